@@ -1,0 +1,29 @@
+"""Gradient compression for stock Horovod: sparsify, compress indices and values apart, send one payload."""
+
+from deepreduce_hvd.codec import Codec, decode, decode_sum, decode_sum_sparse, inspect
+from deepreduce_hvd.errors import (
+    CorruptPayload,
+    DeepReduceError,
+    InvalidArgument,
+    NativeMissing,
+    PeerFailed,
+    UnknownCodec,
+)
+from deepreduce_hvd.index import *  # noqa: F403
+from deepreduce_hvd.index import __all__ as _index
+from deepreduce_hvd.memory import *  # noqa: F403
+from deepreduce_hvd.memory import __all__ as _memory
+from deepreduce_hvd.sparsifiers import *  # noqa: F403
+from deepreduce_hvd.sparsifiers import __all__ as _sparsifiers
+from deepreduce_hvd.stage import IndexCodec, Memory, Sparsifier, ValueCodec, register
+from deepreduce_hvd.value import *  # noqa: F403
+from deepreduce_hvd.value import __all__ as _value
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
+    "CorruptPayload", "DeepReduceError", "InvalidArgument", "NativeMissing", "PeerFailed", "UnknownCodec",
+    "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
+    *_index, *_memory, *_sparsifiers, *_value,
+]  # fmt: skip

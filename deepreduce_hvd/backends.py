@@ -1,0 +1,50 @@
+"""The kinds of arrays that the package takes: NumPy always, torch and TensorFlow when the user already imported them.
+
+The rule: nothing here imports a framework; an array's type names its module, and only then the adapter is loaded.
+An adapter's ``backend`` object has encode, decode, decode_sum and to_numpy_bytes, as :class:`_NumPy` has.
+"""
+
+import importlib
+
+import numpy as np
+
+from deepreduce_hvd.errors import InvalidArgument
+
+#: the top module of an array's type -> the module of this package with its ``backend``
+_ADAPTERS = {"torch": "deepreduce_hvd.torch"}
+
+
+class _NumPy:
+    def encode(self, *arguments):
+        from deepreduce_hvd.codec import encode_numpy
+
+        return encode_numpy(*arguments)
+
+    def decode(self, payload, max_elements):
+        from deepreduce_hvd.codec import decode_numpy
+
+        return decode_numpy(payload, max_elements)
+
+    def decode_sum(self, payloads, out, scale):
+        from deepreduce_hvd.codec import decode_sum_numpy
+
+        return decode_sum_numpy(payloads, out, scale)
+
+    def to_numpy_bytes(self, payload):
+        from deepreduce_hvd.codec import check_bytes
+
+        return check_bytes(payload)
+
+
+_numpy = _NumPy()
+
+
+def of(array):
+    """The backend of an array; InvalidArgument when there is none."""
+    if isinstance(array, np.ndarray):
+        return _numpy
+    for kind in type(array).__mro__:
+        adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])
+        if adapter is not None:
+            return importlib.import_module(adapter).backend
+    raise InvalidArgument(f"expected a NumPy array or a tensor of {', '.join(_ADAPTERS)}, got {type(array).__name__}")

@@ -1,0 +1,89 @@
+// The C ABI: failures become a status and a message, the floating-point environment is the default one.
+#include <cstdio>
+
+#include "encode.h"
+#include "payload.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace deepreduce {
+namespace {
+
+Simd best_simd() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
+    return Simd::avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return Simd::avx2;
+#endif
+  return Simd::scalar;
+}
+
+Simd allowed_simd(int32_t wanted) {
+  const Simd best = best_simd();
+  return wanted < 0 || wanted >= static_cast<int>(best) ? best : static_cast<Simd>(wanted);
+}
+
+// Frameworks run their threads with denormals flushed to zero; the bytes must not depend on it.
+class DefaultFloatingPoint {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+template <class Work>
+int guarded(dr_context* context, Work work) {
+  const DefaultFloatingPoint guard;
+  context->message[0] = '\0';
+  try {
+    Arena arena(context);
+    Context inner{arena, allowed_simd(context->simd)};
+    work(inner);
+    return DR_OK;
+  } catch (const Failure& failure) {
+    std::snprintf(context->message, sizeof(context->message), "%s", failure.message);
+    return failure.status;
+  }
+}
+
+}  // namespace
+}  // namespace deepreduce
+
+using namespace deepreduce;
+
+extern "C" {
+
+int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding) {
+  return guarded(context, [&](Context& inner) { encode(context, inner, *codec, *encoding); });
+}
+
+int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
+                  float* out, uint64_t d, float scale) {
+  return guarded(context, [&](Context& inner) {
+    for (uint64_t p = 0; p < payload_count; ++p) decode_sum(inner, payloads[p], sizes[p], out, d, scale);
+  });
+}
+
+int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
+                     uint64_t d, float scale) {
+  return guarded(context, [&](Context& inner) { decode_sparse(context, inner, payloads, sizes, payload_count, d, scale); });
+}
+
+int dr_inspect(dr_context* context, const uint8_t* data, uint64_t size, dr_header* header) {
+  return guarded(context, [&](Context&) {
+    const Payload payload = read_payload(data, size);
+    *header = {1, payload.flags, payload.index_id, payload.value_id, payload.dtype, payload.order, payload.d, payload.count,
+               payload.index_bytes, payload.value_bytes, payload.order_bytes, payload.total_bytes()};
+  });
+}
+
+int dr_simd_level(void) { return static_cast<int>(best_simd()); }
+
+}  // extern "C"

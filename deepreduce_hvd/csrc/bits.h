@@ -1,0 +1,75 @@
+// Fields of 0 to 32 bits, least significant bit first within little-endian bytes.
+#ifndef DEEPREDUCE_BITS_H
+#define DEEPREDUCE_BITS_H
+
+#include "base.h"
+
+namespace deepreduce {
+
+inline uint64_t packed_bytes(uint64_t count, unsigned width) { return (count * width + 7) / 8; }
+
+// The number of bits that tell `count` things apart: ceil(log2(count)), 0 for one or none.
+inline unsigned bit_width_of(uint32_t count) {
+  unsigned width = 0;
+  while (width < 32 && (uint64_t{1} << width) < count) ++width;
+  return width;
+}
+
+// Appends fields to memory that the caller has made large enough (a multiple of 8 bytes above the last bit is safe).
+class BitWriter {
+ public:
+  explicit BitWriter(uint8_t* out) : start_(out), out_(out) {}
+  void put(uint32_t value, unsigned width) {  // width <= 32, value < 2^width
+    pending_ |= static_cast<uint64_t>(value) << filled_;
+    filled_ += width;
+    while (filled_ >= 8) {
+      *out_++ = static_cast<uint8_t>(pending_);
+      pending_ >>= 8;
+      filled_ -= 8;
+    }
+  }
+  // Ends on a byte boundary with zero bits; returns the bytes written.
+  uint64_t finish() {
+    if (filled_ > 0) *out_++ = static_cast<uint8_t>(pending_);
+    pending_ = 0;
+    filled_ = 0;
+    return static_cast<uint64_t>(out_ - start_);
+  }
+
+ private:
+  uint8_t* start_;
+  uint8_t* out_;
+  uint64_t pending_ = 0;
+  unsigned filled_ = 0;
+};
+
+// Reads fields; reading past the end is a CorruptPayload.
+class BitReader {
+ public:
+  BitReader(const uint8_t* data, uint64_t bytes, const char* section) : at_(data), end_(data + bytes), section_(section) {}
+  uint32_t get(unsigned width) {
+    while (filled_ < width) {
+      if (at_ == end_) corrupt_payload("%s: expected %u more bits, got %u", section_, width, filled_);
+      pending_ |= static_cast<uint64_t>(*at_++) << filled_;
+      filled_ += 8;
+    }
+    const uint32_t value = static_cast<uint32_t>(pending_ & ((uint64_t{1} << width) - 1));
+    pending_ >>= width;
+    filled_ -= width;
+    return value;
+  }
+  // The rest of the last byte must be zero and nothing may follow.
+  void expect_end() const {
+    if (at_ != end_ || pending_ != 0) corrupt_payload("%s: expected zero padding and the end of the bits", section_);
+  }
+
+ private:
+  const uint8_t* at_;
+  const uint8_t* end_;
+  const char* section_;
+  uint64_t pending_ = 0;
+  unsigned filled_ = 0;
+};
+
+}  // namespace deepreduce
+#endif

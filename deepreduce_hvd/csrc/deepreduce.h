@@ -1,0 +1,87 @@
+// The C ABI of the native core: raw pointers, sizes, a caller's allocator and a status.
+//
+// Nothing here throws, keeps global state or allocates behind the caller's back: scratch memory and
+// the result come from the callbacks in dr_context. Every call may run on any thread, concurrently.
+#ifndef DEEPREDUCE_H
+#define DEEPREDUCE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DR_ABI_VERSION 1
+
+enum dr_status {
+  DR_OK = 0,
+  DR_CORRUPT_PAYLOAD = 1,   // the bytes are not a payload that an encoder of this format writes
+  DR_INVALID_ARGUMENT = 2,  // the caller asked for something that cannot be done
+  DR_UNKNOWN_CODEC = 3,     // a codec id that this build does not have
+  DR_OUT_OF_MEMORY = 4,     // the caller's allocator returned null
+};
+
+enum dr_dtype { DR_FLOAT32 = 0, DR_FLOAT16 = 1, DR_BFLOAT16 = 2, DR_FLOAT64 = 3 };
+
+typedef struct dr_context {
+  void* (*allocate)(void* user, size_t bytes);  // scratch, 64-byte aligned; the caller frees all of it after the call
+  void* (*output)(void* user, size_t bytes);    // memory of the result; asked for at most once a call
+  void* user;
+  int32_t simd;       // -1: the best this processor has; 0 scalar, 1 AVX2, 2 AVX-512
+  char message[256];  // what went wrong, zero-terminated, when the status is not DR_OK
+} dr_context;
+
+#define DR_STAGE_PARAMETERS 4
+typedef struct dr_stage {
+  int32_t id;  // the method's id in docs/format.md
+  double parameters[DR_STAGE_PARAMETERS];
+} dr_stage;
+
+typedef struct dr_codec {
+  dr_stage sparsifier, index, value, memory;
+} dr_codec;
+
+// Keys of the counter-based generator: equal keys give equal bytes on every rank, machine and device.
+typedef struct dr_position {
+  uint64_t seed, step, tensor;
+  uint64_t rank;  // keys only choices that should differ between ranks (rounding), never the selection
+} dr_position;
+
+typedef struct dr_encoding {
+  const void* gradient;  // (d,) of dtype
+  int32_t dtype;         // enum dr_dtype
+  uint64_t d;
+  float* residual;       // (d,) or null: added to the gradient first, left as what the payload does not carry
+  float* velocity;       // (d,) or null: the momentum buffer of MomentumCorrection
+  float threshold;       // in: |value| expected of the k-th largest element, 0 unknown; out: what it was. Never changes the bytes
+  dr_position position;
+  uint32_t count;        // out: values in the payload
+} dr_encoding;
+
+// Encodes one tensor; the payload goes to context->output.
+int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding);
+
+// out (d,) += scale * the dense tensor of each payload, in the order given.
+int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
+                  float* out, uint64_t d, float scale);
+
+// The sum of the payloads as (count,) uint32 ascending distinct indices followed by (count,) float32 values in one output
+// of 8 * count bytes. Fails with DR_INVALID_ARGUMENT when a payload is non-finite: such a sum has no sparse form.
+int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
+                     uint64_t d, float scale);
+
+// What a payload's header says, after the checks that need no decoding.
+typedef struct dr_header {
+  int32_t version, flags, index_id, value_id, dtype, order;
+  uint64_t d, count, index_bytes, value_bytes, order_bytes, total_bytes;
+} dr_header;
+int dr_inspect(dr_context* context, const uint8_t* payload, uint64_t size, dr_header* header);
+
+// The best SIMD level of this processor and build: 0 scalar, 1 AVX2, 2 AVX-512.
+int dr_simd_level(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,15 @@
+// The order mapping: where in ascending index order each value sent belongs, at ceil(log2 k) bits an entry.
+#ifndef DEEPREDUCE_ORDER_H
+#define DEEPREDUCE_ORDER_H
+
+#include "base.h"
+
+namespace deepreduce {
+
+void write_order(const uint32_t* order, uint32_t count, ByteWriter& section);
+
+// Fills order (count,); anything but a permutation of 0..count-1 is a CorruptPayload.
+void read_order(Context& context, ByteReader& section, uint32_t count, uint32_t* order);
+
+}  // namespace deepreduce
+#endif

@@ -1,0 +1,177 @@
+// The NumPy binding: arrays in, arrays out, one function an entry of the C ABI.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "deepreduce.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
+using Floats = py::array_t<float, py::array::c_style>;
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Scratch and result of one call, freed with it.
+class Call {
+ public:
+  explicit Call(int simd) {
+    context.allocate = [](void* user, size_t bytes) -> void* {
+      void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+      if (memory != nullptr) static_cast<Call*>(user)->scratch_.emplace_back(memory);
+      return memory;
+    };
+    context.output = [](void* user, size_t bytes) -> void* {
+      Call* call = static_cast<Call*>(user);
+      call->result_.reset(std::malloc(bytes == 0 ? 1 : bytes));
+      call->result_bytes_ = bytes;
+      return call->result_.get();
+    };
+    context.user = this;
+    context.simd = simd;
+  }
+
+  void check(int status) const {
+    if (status == DR_OK) return;
+    static const char* const names[] = {"", "CorruptPayload", "InvalidArgument", "UnknownCodec", ""};
+    if (status == DR_OUT_OF_MEMORY) throw std::bad_alloc();
+    const py::object error = py::module_::import("deepreduce_hvd.errors").attr(names[status]);
+    PyErr_SetString(error.ptr(), context.message);
+    throw py::error_already_set();
+  }
+
+  // The result as an array that owns its memory.
+  Bytes result() {
+    uint8_t* data = static_cast<uint8_t*>(result_.release());
+    return Bytes(static_cast<py::ssize_t>(result_bytes_), data, py::capsule(data, [](void* memory) { std::free(memory); }));
+  }
+
+  dr_context context{};
+
+ private:
+  std::vector<std::unique_ptr<void, Free>> scratch_;
+  std::unique_ptr<void, Free> result_;
+  size_t result_bytes_ = 0;
+};
+
+dr_codec codec_from(const std::vector<double>& fields) {
+  if (fields.size() != 4 * (1 + DR_STAGE_PARAMETERS)) throw py::value_error("codec: expected 20 numbers, got " + std::to_string(fields.size()));
+  dr_codec codec;
+  dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
+  size_t at = 0;
+  for (dr_stage* stage : stages) {
+    stage->id = static_cast<int32_t>(fields[at++]);
+    for (double& parameter : stage->parameters) parameter = fields[at++];
+  }
+  return codec;
+}
+
+float* writable(py::object array, uint64_t d, const char* name) {
+  if (array.is_none()) return nullptr;
+  if (!py::isinstance<Floats>(array) || static_cast<uint64_t>(Floats(py::reinterpret_borrow<Floats>(array)).size()) != d)
+    throw py::value_error(std::string(name) + ": expected a contiguous float32 array of the gradient's size");
+  return py::reinterpret_borrow<Floats>(array).mutable_data();
+}
+
+py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, int dtype, py::object residual, py::object velocity,
+                 float threshold, uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+  if (!(gradient.flags() & py::array::c_style)) throw py::value_error("gradient: expected a contiguous array");
+  const dr_codec codec = codec_from(codec_fields);
+  dr_encoding encoding{};
+  encoding.gradient = gradient.data();
+  encoding.dtype = dtype;
+  encoding.d = static_cast<uint64_t>(gradient.size());
+  encoding.residual = writable(residual, encoding.d, "residual");
+  encoding.velocity = writable(velocity, encoding.d, "velocity");
+  encoding.threshold = threshold;
+  encoding.position = {seed, step, tensor, rank};
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_encode(&call.context, &codec, &encoding);
+  }
+  call.check(status);
+  return py::make_tuple(call.result(), encoding.threshold, encoding.count);
+}
+
+struct PayloadList {
+  std::vector<const uint8_t*> data;
+  std::vector<uint64_t> sizes;
+  explicit PayloadList(const std::vector<Bytes>& payloads) {
+    for (const Bytes& payload : payloads) {
+      data.push_back(payload.data());
+      sizes.push_back(static_cast<uint64_t>(payload.size()));
+    }
+  }
+};
+
+void decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale, int simd) {
+  const PayloadList list(payloads);
+  const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(out).size());
+  float* sum = writable(out, d, "out");
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(), sum, d, scale);
+  }
+  call.check(status);
+}
+
+py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float scale, int simd) {
+  const PayloadList list(payloads);
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_decode_sparse(&call.context, list.data.data(), list.sizes.data(), list.data.size(), d, scale);
+  }
+  call.check(status);
+  Bytes both = call.result();
+  const py::ssize_t count = both.size() / 8;
+  return py::make_tuple(py::array_t<uint32_t>(count, reinterpret_cast<const uint32_t*>(both.data()), both),
+                        py::array_t<float>(count, reinterpret_cast<const float*>(both.data() + 4 * count), both));
+}
+
+py::dict inspect(const Bytes& payload) {
+  Call call(-1);
+  dr_header header;
+  call.check(dr_inspect(&call.context, payload.data(), static_cast<uint64_t>(payload.size()), &header));
+  py::dict result;
+  result["version"] = header.version;
+  result["flags"] = header.flags;
+  result["index_id"] = header.index_id;
+  result["value_id"] = header.value_id;
+  result["dtype"] = header.dtype;
+  result["order"] = header.order;
+  result["d"] = header.d;
+  result["count"] = header.count;
+  result["index_bytes"] = header.index_bytes;
+  result["value_bytes"] = header.value_bytes;
+  result["order_bytes"] = header.order_bytes;
+  result["total_bytes"] = header.total_bytes;
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "The native core of deepreduce_hvd, for NumPy arrays.";
+  module.def("encode", &encode, py::arg("codec"), py::arg("gradient"), py::arg("dtype"), py::arg("residual") = py::none(),
+             py::arg("velocity") = py::none(), py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
+             py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("simd") = -1);
+  module.def("decode_sum", &decode_sum, py::arg("payloads"), py::arg("out"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("inspect", &inspect, py::arg("payload"));
+  module.def("simd_level", &dr_simd_level);
+  module.attr("abi_version") = DR_ABI_VERSION;
+}

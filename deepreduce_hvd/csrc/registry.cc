@@ -1,0 +1,28 @@
+// The tables of codecs: one row each, one .cc file each.
+#include "codecs.h"
+
+namespace deepreduce {
+
+extern const IndexCodec raw_index_codec;
+extern const ValueCodec raw_value_codec;
+
+namespace {
+const IndexCodec* const index_codecs[] = {
+    &raw_index_codec,
+};
+const ValueCodec* const value_codecs[] = {
+    &raw_value_codec,
+};
+
+template <class Codec, size_t count>
+const Codec* find(const Codec* const (&codecs)[count], int id) {
+  for (const Codec* codec : codecs)
+    if (codec->id == id) return codec;
+  return nullptr;
+}
+}  // namespace
+
+const IndexCodec* find_index_codec(int id) { return find(index_codecs, id); }
+const ValueCodec* find_value_codec(int id) { return find(value_codecs, id); }
+
+}  // namespace deepreduce

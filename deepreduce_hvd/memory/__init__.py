@@ -1,0 +1,6 @@
+"""Memories: what becomes of the part of a gradient that was not sent, one file each."""
+
+from deepreduce_hvd.memory.none import NoMemory
+from deepreduce_hvd.memory.residual import Residual
+
+__all__ = ["NoMemory", "Residual"]

@@ -1,0 +1,26 @@
+"""Residual: error feedback."""
+
+import numpy as np
+
+from deepreduce_hvd.stage import Memory
+
+
+class Residual(Memory):
+    """Adds what earlier payloads did not carry to the gradient, and keeps what this one does not (Karimireddy et al. 2019).
+
+    The residual covers everything lost: elements not selected, rounding, fits and Bloom errors.
+    """
+
+    wire_id = 1
+    state = ("residual",)
+
+    def accumulate(self, gradient, state):
+        largest = np.finfo(np.float32).max
+        with np.errstate(over="ignore"):
+            accumulated = np.clip(state[0] + gradient, -largest, largest)
+        return accumulated, (accumulated,)
+
+    def update(self, gradient, accumulated, state, indices, decoded):
+        residual = accumulated.copy()
+        residual[indices] -= decoded
+        return (residual,)

@@ -1,0 +1,98 @@
+"""The whole encoder and decoder in NumPy: the oracle of the native core, and what runs codecs of the user's own.
+
+The native core makes the same bytes (tests/test_conformance.py), some hundred times faster.
+"""
+
+import numpy as np
+
+from deepreduce_hvd import bits, payload as container
+from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd.random import Purpose, random_key
+from deepreduce_hvd.stage import IndexCodec, ValueCodec, find
+
+
+def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
+    """Encodes one tensor.
+
+    ``stages`` is (sparsifier, index codec, value codec, memory); ``gradient`` (d,) float32, what the ``dtype`` code's
+    numbers convert to; ``state`` the memory's arrays (d,) float32. Returns (payload as uint8 array, new state).
+    """
+    sparsifier, index_codec, value_codec, memory = stages
+    d = gradient.size
+    if d > container.MAX_ELEMENTS:
+        raise InvalidArgument(f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; split the tensor")
+    if not np.isfinite(gradient).all():
+        return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), state
+    accumulated, state = memory.accumulate(gradient, state)
+
+    # the selection is the same on every rank when it does not look at the data: no rank in its key
+    selected = sparsifier.select(accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step)
+    policy_key = random_key(seed, step, tensor, rank, Purpose.BLOOM_POLICY)
+    rounding_key = random_key(seed, step, tensor, rank, Purpose.ROUNDING)
+    result = container.Payload(d, selected.size, dtype, value_id=value_codec.wire_id)
+    sent, values = selected, accumulated[selected]
+    everything = selected.size == d
+    reorder_indices = not everything and value_codec.sorts and index_codec.any_order
+    if not everything:
+        result.index_id = index_codec.wire_id
+        if not reorder_indices:
+            result.index, sent, values_stay = index_codec.encode(selected, d, policy_key, value_codec.bits_a_value())
+            if not values_stay:
+                values = accumulated[sent]
+            result.count = sent.size
+    result.values, decoded, order = value_codec.encode(values, rounding_key)
+    if reorder_indices:
+        result.index, _, _ = index_codec.encode(selected[order], d, policy_key, value_codec.bits_a_value())
+        result.order = container.INDICES_IN_VALUE_ORDER
+    elif value_codec.sorts:
+        result.order_map = bits.pack_fields(order, bits.bit_width_of(order.size))
+        result.order = container.PERMUTATION
+
+    if result.total_bytes() > container.HEADER.size + d * (2 if dtype in (1, 2) else 4):
+        dense_codec = find(ValueCodec, {0: 1, 1: 2, 2: 3, 3: 1}[dtype])()
+        result = container.Payload(d, d, dtype, value_id=dense_codec.wire_id)
+        sent = np.arange(d, dtype=np.uint32)
+        result.values, decoded, _ = dense_codec.encode(accumulated, rounding_key)
+    return container.write(result), memory.update(gradient, accumulated, state, sent, decoded)
+
+
+def decode_sparse(data, d=None):
+    """uint8 array -> ((k,) uint32 indices, (k,) float32 values), ascending; None in place of both when non-finite."""
+    parts = container.read(data)
+    if d is not None and parts.d != d:
+        raise InvalidArgument(f"payload: expected d = {d} elements, got {parts.d}")
+    if parts.flags & container.NON_FINITE:
+        return None
+    value_codec = find(ValueCodec, parts.value_id)
+    if (parts.order != container.ASCENDING) != value_codec.sorts:
+        expected = "1 or 2" if value_codec.sorts else "0"
+        raise CorruptPayload(f"payload order: expected {expected} for {value_codec.__name__} values, got {parts.order}")
+    indices = np.arange(parts.d, dtype=np.uint32)
+    if parts.index_id:
+        index_codec = find(IndexCodec, parts.index_id)
+        if parts.order == container.INDICES_IN_VALUE_ORDER and not index_codec.any_order:
+            raise CorruptPayload(f"payload order: expected 0 or 1 for {index_codec.__name__} indices, got 2")
+        indices = index_codec.decode(parts.index, parts.d, parts.count)
+    values = value_codec.decode(parts.values, parts.count)
+    if parts.order == container.PERMUTATION:
+        order = bits.unpack_fields(parts.order_map, parts.count, bits.bit_width_of(parts.count), "order section")
+        if not np.array_equal(np.sort(order), np.arange(parts.count)):
+            raise CorruptPayload(f"order section: expected a permutation of {parts.count} positions")
+        ordered = np.empty_like(values)
+        ordered[order] = values
+        values = ordered
+    if parts.order == container.INDICES_IN_VALUE_ORDER:
+        ascending = np.argsort(indices)
+        indices, values = indices[ascending], values[ascending]
+    return indices, values
+
+
+def decode_sum(payloads, out, scale=1.0):
+    """``out`` (d,) float32 += ``scale`` * each payload, in the order given; a non-finite payload makes it all NaN."""
+    for data in payloads:
+        sent = decode_sparse(data, out.size)
+        if sent is None:
+            out[:] = np.nan
+        else:
+            indices, values = sent
+            out[indices] += np.float32(scale) * values

@@ -1,0 +1,140 @@
+"""What every stage is: a small immutable object with a wire id and at most four numeric parameters.
+
+A stage's class holds its NumPy implementation, which is both its specification in code and the oracle that the
+native core is tested against. A codec of the user's own subclasses :class:`IndexCodec` or :class:`ValueCodec`,
+takes a wire id of 128 to 255 and registers itself; nothing else changes (docs/add-a-codec.md).
+"""
+
+from deepreduce_hvd.errors import InvalidArgument, UnknownCodec
+
+#: Built-in stages take ids below this one and have a native implementation; the rest are the users'.
+FIRST_USER_ID = 128
+
+
+class Stage:
+    """The part that all stages share: identity by parameters."""
+
+    #: the id in docs/format.md
+    wire_id = None
+
+    def parameters(self, step=0):
+        """At most four floats, in the order that the native core knows. ``step`` matters to schedules only."""
+        return ()
+
+    def fields(self, step=0):
+        """[wire id, four parameters], as the native core takes a stage."""
+        parameters = [float(value) for value in self.parameters(step)]
+        return [float(self.wire_id), *parameters, *[0.0] * (4 - len(parameters))]
+
+    def __eq__(self, other):
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self):
+        return hash((type(self), tuple(sorted(vars(self).items()))))
+
+    def __repr__(self):
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({arguments})"
+
+
+class Sparsifier(Stage):
+    """Chooses which elements are sent."""
+
+    def select(self, accumulated, key, step=0):
+        """Ascending uint32 indices of what to send from ``accumulated`` (d,) float32; ``key`` is equal on all ranks."""
+        raise NotImplementedError
+
+
+class IndexCodec(Stage):
+    """Turns a set of indices into bytes and back."""
+
+    #: the codec carries indices in any order, so that values that travel sorted need no order mapping
+    any_order = False
+
+    def encode(self, indices, d, key, value_bits=32.0):
+        """``indices`` (k,) uint32, ascending, distinct, below ``d`` -> (section bytes, decoded indices, values_stay).
+
+        A lossless codec returns ``(section, indices, False)``. A lossy one returns the ascending indices that the
+        receiver will derive; values are then taken there, unless ``values_stay`` says that the original values stay.
+        ``value_bits`` is what one more value costs; ``key`` seeds random choices and is not known to the receiver.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def decode(cls, section, d, count):
+        """bytes -> (count,) uint32, distinct, below ``d``, ascending unless ``any_order``; raises CorruptPayload."""
+        raise NotImplementedError
+
+
+class ValueCodec(Stage):
+    """Turns values into bytes and back."""
+
+    #: the codec sends values in an order of its own
+    sorts = False
+
+    def bits_a_value(self):
+        """An estimate of the payload's bits for one more value."""
+        return 32.0
+
+    def encode(self, values, key):
+        """``values`` (k,) finite float32 -> (section bytes, decoded (k,) float32, order).
+
+        ``decoded[i]`` is what ``values[i]`` decodes to. ``order`` is None, or when the codec ``sorts`` a (k,) uint32
+        array: ``order[j]`` is the position in ``values`` of the j-th value sent. ``key`` seeds stochastic rounding.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def decode(cls, section, count):
+        """bytes -> (count,) float32 in the order sent; raises CorruptPayload."""
+        raise NotImplementedError
+
+
+class Memory(Stage):
+    """What becomes of the part of a gradient that was not sent."""
+
+    #: names of the float32 state arrays (d,) that it keeps for each parameter, in the order of docs/format.md
+    state = ()
+
+    def accumulate(self, gradient, state):
+        """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select from, new state)."""
+        raise NotImplementedError
+
+    def update(self, gradient, accumulated, state, indices, decoded):
+        """The state once a payload that decodes to ``decoded`` (k,) at ``indices`` (k,) was sent; gets accumulate's state."""
+        raise NotImplementedError
+
+
+_registry = {IndexCodec: {}, ValueCodec: {}}
+
+
+def register(codec_class):
+    """Makes a codec decodable by its wire id; use as a class decorator. An id or name that is taken raises."""
+    for kind, table in _registry.items():
+        if issubclass(codec_class, kind):
+            break
+    else:
+        raise InvalidArgument(f"register: expected an IndexCodec or a ValueCodec, got {codec_class!r}")
+    wire_id = codec_class.wire_id
+    if not isinstance(wire_id, int) or not 1 <= wire_id <= 255:
+        raise InvalidArgument(f"{codec_class.__name__}.wire_id: expected an integer of 1 to 255, got {wire_id!r}")
+    for taken in table.values():
+        if taken.wire_id == wire_id or taken.__name__ == codec_class.__name__:
+            raise InvalidArgument(
+                f"{codec_class.__name__} (id {wire_id}): expected a free name and id, got those of {taken.__name__} (id {taken.wire_id})"
+            )
+    table[wire_id] = codec_class
+    return codec_class
+
+
+def registered(kind):
+    """{wire id: class} of ``kind``, IndexCodec or ValueCodec."""
+    return dict(_registry[kind])
+
+
+def find(kind, wire_id):
+    """The class of ``kind`` with ``wire_id``; UnknownCodec when there is none."""
+    try:
+        return _registry[kind][wire_id]
+    except KeyError:
+        raise UnknownCodec(f"{kind.__name__}: got the unknown id {wire_id}; known: {sorted(_registry[kind])}") from None
