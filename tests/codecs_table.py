@@ -1,0 +1,53 @@
+"""The table of what the conformance suite tests: adding a codec adds its row here and its golden file."""
+
+import numpy as np
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.random import random32, random_uniform
+
+#: name -> an index codec; every parameter setting worth a golden file is a row
+INDEX = {
+    "raw_index": dr.RawIndex(),
+}
+
+#: name -> a value codec
+VALUE = {
+    "raw_value": dr.RawValue(),
+}
+
+#: name -> a sparsifier that fits the small inputs below
+SPARSIFIERS = {
+    "topk": dr.TopK(0.05),
+    "topk_k": dr.TopK(k=3),
+    "none": dr.NoneSparsifier(),
+}
+
+MEMORIES = {
+    "no_memory": dr.NoMemory(),
+    "residual": dr.Residual(),
+}
+
+
+def gradient(d, key=7):
+    """A heavy-tailed test gradient (d,) float32, the same everywhere."""
+    counters = np.arange(d)
+    sign = np.where(random32(key, counters) & 1, np.float32(1), np.float32(-1))
+    uniform = random_uniform(key + 1, counters)
+    return (sign * uniform * uniform * uniform * uniform).astype(np.float32)
+
+
+def inputs():
+    """name -> (d,) float32: sizes around every block and word boundary, and the degenerate ones."""
+    cases = {f"d{d}": gradient(d) for d in (1, 2, 3, 7, 8, 9, 63, 64, 65, 1000, 4096, 20011)}
+    cases["empty"] = np.zeros(0, dtype=np.float32)
+    cases["zeros"] = np.zeros(100, dtype=np.float32)
+    cases["all_equal"] = np.full(300, 0.25, dtype=np.float32)
+    cases["all_positive"] = np.abs(gradient(500))
+    cases["all_negative"] = -np.abs(gradient(500))
+    cases["one_nonzero"] = np.eye(1, 400, 399, dtype=np.float32)[0]
+    cases["sparse"] = np.where(np.arange(3000) % 37 == 0, gradient(3000), np.float32(0))
+    cases["clustered"] = np.where(np.abs(np.arange(5000) - 2500) < 130, gradient(5000) + 1, gradient(5000) * np.float32(1e-3))
+    cases["huge_and_tiny"] = (gradient(700) * np.float32(1e38) * np.where(np.arange(700) % 2, 1, 1e-70)).astype(np.float32)
+    cases["denormal"] = gradient(256) * np.float32(1e-41)
+    cases["ties"] = np.round(gradient(2000) * 4).astype(np.float32)
+    return cases

@@ -1,0 +1,22 @@
+"""Writes the golden files that are missing; existing ones are never rewritten, they are the format."""
+
+import pathlib
+import sys
+import textwrap
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+from codecs_table import INDEX, VALUE, gradient  # noqa: E402
+
+import deepreduce_hvd as dr  # noqa: E402
+from deepreduce_hvd.codec import encode_numpy  # noqa: E402
+
+directory = pathlib.Path(__file__).parent / "golden" / "v1"
+for name in [*INDEX, *VALUE]:
+    path = directory / f"{name}.hex"
+    if path.exists():
+        continue
+    codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
+    data, _ = encode_numpy(codec, dr.NoMemory(), gradient(300), (), 0.0, 1, 2, 3, 4)
+    path.write_text("\n".join(textwrap.wrap(data.tobytes().hex(), 64)) + "\n")
+    print(f"wrote {path}")

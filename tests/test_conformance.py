@@ -1,0 +1,164 @@
+"""What every codec must do, for every row of tests/codecs_table.py: the native core against the NumPy oracle, and both against the contract."""
+
+import pathlib
+
+import numpy as np
+import pytest
+from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import _native, payload as container
+from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+
+GOLDEN = pathlib.Path(__file__).parent / "golden" / "v1"
+INPUTS = inputs()
+SIMD_LEVELS = range(_native.simd_level() + 1)
+
+
+def both(codec, memory, values, state, **position):
+    """Encodes with the native core and the oracle, asserts that bytes and state agree, and returns the native ones."""
+    position = {"seed": 1, "step": 2, "tensor": 3, "rank": 4, **position}
+    results = []
+    for native in (True, False):
+        copies = tuple(array.copy() for array in state)
+        data, _ = encode_numpy(codec, memory, values, copies, 0.0, native=native, **position)
+        results.append((data, copies))
+    (native_data, native_state), (oracle_data, oracle_state) = results
+    assert native_data.tobytes() == oracle_data.tobytes()
+    for native_array, oracle_array in zip(native_state, oracle_state):
+        np.testing.assert_array_equal(native_array.view(np.uint32), oracle_array.view(np.uint32))
+    return native_data, native_state
+
+
+def dense(data, d, native=True, simd=-1):
+    return decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0, native=native, simd=simd)
+
+
+@pytest.mark.parametrize("case", INPUTS)
+@pytest.mark.parametrize("value", VALUE)
+@pytest.mark.parametrize("index", INDEX)
+def test_native_equals_oracle(index, value, case):
+    codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
+    values = INPUTS[case]
+    data, (residual,) = both(codec, dr.Residual(), values, (gradient(values.size, key=11) * np.float32(0.1),))
+    decoded = dense(data, values.size)
+    np.testing.assert_array_equal(decoded.view(np.uint32), dense(data, values.size, native=False).view(np.uint32))
+    for simd in SIMD_LEVELS:
+        again, _ = encode_numpy(
+            codec, dr.Residual(), values, (gradient(values.size, key=11) * np.float32(0.1),), 0.0, 1, 2, 3, 4, simd=simd
+        )
+        assert again.tobytes() == data.tobytes(), f"SIMD level {simd} makes other bytes"
+        np.testing.assert_array_equal(dense(data, values.size, simd=simd), decoded)
+    info = dr.inspect(data)
+    assert info["total_bytes"] == data.size
+    assert data.size <= container.HEADER.size + 4 * values.size, "a payload larger than dense must go dense"
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("sparsifier", SPARSIFIERS)
+@pytest.mark.parametrize("case", INPUTS)
+def test_sparsifier_and_memory(sparsifier, memory, case):
+    codec = dr.Codec(SPARSIFIERS[sparsifier])
+    memory = MEMORIES[memory]
+    values = INPUTS[case]
+    state = tuple(np.zeros_like(values) for _ in memory.state)
+    for step in range(3):
+        data, state = both(codec, memory, values, state, step=step)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("index", INDEX)
+def test_gradient_dtypes(index, dtype):
+    codec = dr.Codec(dr.TopK(0.05), index=INDEX[index])
+    data, _ = both(codec, dr.Residual(), gradient(1000).astype(dtype), (np.zeros(1000, dtype=np.float32),))
+    assert dr.inspect(data)["dtype"] == dtype
+
+
+@pytest.mark.parametrize("value", VALUE)
+@pytest.mark.parametrize("index", INDEX)
+def test_mass_balance(index, value):
+    """What was sent plus what is kept is what came in, for every codec, lossy ones too."""
+    codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
+    values = gradient(5000)
+    residual = np.zeros_like(values)
+    sent = np.zeros(5000)
+    for step in range(5):
+        data = codec.encode(values, residual, step=step)
+        sent += dr.decode(data)
+    np.testing.assert_allclose(sent + residual, 5.0 * values, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", [*INDEX, *VALUE])
+def test_golden(name):
+    """The bytes never change: golden files are written once a version and never again."""
+    codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
+    data, _ = both(codec, dr.NoMemory(), gradient(300), ())
+    path = GOLDEN / f"{name}.hex"
+    assert path.exists(), f"no golden file {path}; make it with `python tests/make_golden.py`"
+    assert data.tobytes().hex() == "".join(path.read_text().split())
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_non_finite_reaches_everyone_and_leaves_the_residual(bad):
+    values = gradient(1000)
+    values[371] = bad
+    before = gradient(1000, key=5)
+    codec = dr.Codec(dr.TopK(0.01))
+    data, (residual,) = both(codec, dr.Residual(), values, (before,))
+    np.testing.assert_array_equal(residual, before)
+    assert np.isnan(dr.decode(data)).all()
+
+
+def outcome(data, d, native):
+    try:
+        return dense(data, d, native=native)
+    except dr.DeepReduceError as error:
+        return type(error)
+
+
+def agree(data, d):
+    """Hostile bytes: an error or a result, the same from the native decoder and the oracle."""
+    native, oracle = outcome(data, d, True), outcome(data, d, False)
+    if isinstance(native, type) or isinstance(oracle, type):
+        assert native is oracle, (native, oracle)
+    else:
+        np.testing.assert_array_equal(native.view(np.uint32), oracle.view(np.uint32))
+
+
+def resealed(data):
+    """The same bytes with a checksum that fits them: an attacker's payload, not a broken link's."""
+    data = data.copy()
+    data[32:40] = np.frombuffer(container.checksum(data).to_bytes(8, "little"), dtype=np.uint8)
+    return data
+
+
+@pytest.mark.parametrize("name", [*INDEX, *VALUE])
+def test_corruption(name):
+    codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
+    data = codec.encode(gradient(300))
+    for length in range(data.size):
+        with pytest.raises(dr.CorruptPayload):
+            dense(data[:length], 300)
+    for bit in range(data.size * 8):
+        flipped = data.copy()
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(dr.CorruptPayload):
+            dense(flipped, 300)
+        agree(resealed(flipped), 300)
+
+
+@pytest.mark.parametrize("name", [*INDEX, *VALUE])
+def test_hostile_sections(name):
+    """Sections cut short, lengthened and overwritten behind a valid header and checksum."""
+    codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
+    parts = container.read(codec.encode(gradient(300)))
+    for field in ("index", "values", "order_map"):
+        original = getattr(parts, field)
+        for changed in (b"", original[:-1], original + b"\0", original + original, b"\xff" * len(original), b"\0" * len(original)):
+            setattr(parts, field, changed)
+            agree(container.write(parts), 300)
+        setattr(parts, field, original)
+    for count in (0, 1, 29, 31, 299, 300):
+        hostile = container.write(parts)
+        hostile[16:20] = np.frombuffer(count.to_bytes(4, "little"), dtype=np.uint8)
+        agree(resealed(hostile), 300)
