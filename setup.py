@@ -1,0 +1,243 @@
+"""Builds the native core once, as a static library, and links it into the bindings of this machine.
+
+The NumPy binding (``deepreduce_hvd._native``) is always built. The frameworks' op libraries are optional, with the
+switches that Horovod's own build taught its users: ``DEEPREDUCE_WITH_PYTORCH=1`` makes a missing torch an error,
+``DEEPREDUCE_WITHOUT_PYTORCH=1`` leaves its ops out, and with neither, torch is looked for and a missing one is a
+printed skip. The same two for TENSORFLOW. ``CXX``, ``CXXFLAGS``, ``LDFLAGS`` and ``MAX_JOBS`` are honoured.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+CORE = Path("deepreduce_hvd/csrc")
+BINDING = CORE / "python.cc"
+TORCH_OPS = Path("torch_ops")
+TENSORFLOW_OPS = Path("tf_ops")
+
+# Contraction and fast-math would let the bytes of a payload depend on the compiler and the processor, which is also
+# why nothing here asks for -march=native: the core chooses its SIMD level when it runs.
+COMMON_FLAGS = "-O3 -g1 -fPIC -ffp-contract=off -fno-fast-math -fvisibility=hidden -Wall -Wextra".split()
+
+# Prints what a torch op library needs; does not import torch.utils.cpp_extension, which needs setuptools to be there.
+ASK_TORCH = """
+import importlib.util, json, os
+if importlib.util.find_spec("torch") is None: raise SystemExit("No module named 'torch'")
+import torch
+root = os.path.dirname(torch.__file__)
+print(json.dumps({"version": torch.__version__, "root": root, "cxx11_abi": int(torch.compiled_with_cxx11_abi())}))
+"""
+ASK_TENSORFLOW = """
+import importlib.util
+if importlib.util.find_spec("tensorflow") is None: raise SystemExit("No module named 'tensorflow'")
+print("{}")
+"""
+
+
+class BuildError(SystemExit):
+    """Ends the build with one readable message in place of a traceback."""
+
+    def __init__(self, message):
+        super().__init__(f"deepreduce_hvd: {message}")
+
+
+def say(message):
+    print(f"deepreduce_hvd: {message}", flush=True)
+
+
+def switch(name):
+    """Whether an environment variable is set to 1."""
+    value = os.environ.get(name, "")
+    if value not in ("", "0", "1"):
+        raise BuildError(f"{name}: expected 1, 0 or nothing, got {value!r}")
+    return value == "1"
+
+
+def ask(question):
+    """What the target interpreter answers to a question asked in a process of its own, and why when it does not.
+
+    Under pip's build isolation this process cannot see the packages of the environment that it builds for: pip hides
+    them through PYTHONPATH and PYTHONNOUSERSITE. So the same interpreter is asked without those two first, and as it
+    is second (a framework may have been put on PYTHONPATH by the user).
+    """
+    hidden_by_pip = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
+    clean = {name: value for name, value in os.environ.items() if name not in hidden_by_pip}
+    reasons = []
+    for environment in (clean, dict(os.environ)):
+        # a neutral directory: -c puts the current one first on the module path
+        answer = subprocess.run([sys.executable, "-c", question], env=environment, cwd="/", capture_output=True, text=True)
+        if answer.returncode == 0:
+            return json.loads(answer.stdout.splitlines()[-1]), None
+        reasons.append((answer.stderr.strip() or f"exit status {answer.returncode}").splitlines()[-1])
+    return None, reasons[0]
+
+
+def find_framework(name, question, sources):
+    """The framework's answer, or None when its ops are not to be built; says why not."""
+    wanted, unwanted = switch(f"DEEPREDUCE_WITH_{name.upper()}"), switch(f"DEEPREDUCE_WITHOUT_{name.upper()}")
+    if wanted and unwanted:
+        raise BuildError(f"DEEPREDUCE_WITH_{name.upper()} and DEEPREDUCE_WITHOUT_{name.upper()}: expected one of them, got both")
+    if unwanted:
+        say(f"skipping the {name} ops: DEEPREDUCE_WITHOUT_{name.upper()}=1")
+        return None
+    if not sources:
+        if wanted:
+            raise BuildError(f"DEEPREDUCE_WITH_{name.upper()}=1: no {name} ops in this version")
+        say(f"skipping the {name} ops: no {name} ops in this version")
+        return None
+    answer, reason = ask(question)
+    if answer is None and wanted:
+        raise BuildError(f"DEEPREDUCE_WITH_{name.upper()}=1: expected {name} in {sys.executable}, got: {reason}")
+    if answer is None:
+        say(f"skipping the {name} ops: {sys.executable} has no usable {name} ({reason})")
+        return None
+    say(f"building the {name} ops for {name} {answer['version']}")
+    return answer
+
+
+def compiler():
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if shutil.which(command[0]) is None:
+        raise BuildError(f"expected a C++ compiler, got no {command[0]} on PATH; Debian package: g++")
+    return command
+
+
+def jobs():
+    asked = os.environ.get("MAX_JOBS", "")
+    if asked and not (asked.isdigit() and int(asked) > 0):
+        raise BuildError(f"MAX_JOBS: expected a positive number, got {asked!r}")
+    return int(asked) if asked else len(os.sched_getaffinity(0))
+
+
+def is_current(output, command, inputs):
+    """Whether output is newer than all inputs and was made by this very command (kept beside it)."""
+    record = Path(f"{output}.command")
+    if not output.exists() or not record.exists() or record.read_text() != shlex.join(command):
+        return False
+    made = output.stat().st_mtime_ns
+    return all(Path(name).exists() and Path(name).stat().st_mtime_ns <= made for name in inputs)
+
+
+def run(command, output):
+    """Runs a compiler or linker that makes output. The output appears whole or not at all, its record after it."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    record = Path(f"{output}.command")
+    record.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+        made = Path(scratch) / output.name
+        done = subprocess.run([str(made) if word == str(output) else word for word in command], capture_output=True, text=True)
+        if done.stdout or done.stderr:
+            print(done.stdout + done.stderr, file=sys.stderr, flush=True)
+        if done.returncode != 0:
+            raise BuildError(f"expected exit status 0, got {done.returncode} from: {shlex.join(command)}")
+        made.replace(output)
+    record.write_text(shlex.join(command))
+
+
+def headers_of(dependencies):
+    """The files named in a compiler's -MD output (system headers too, so that another torch or Python is noticed), or none when there is no such output yet."""
+    if not dependencies.exists():
+        return []
+    text = dependencies.read_text().replace("\\\n", " ").replace("\\ ", "\0")
+    return [word.replace("\0", " ") for word in text.partition(": ")[2].split()]
+
+
+def compile_all(sources, folder, flags):
+    """Compiles what changed, on all cores; returns the objects, in the order of the sources."""
+    objects, pending = [], []
+    for source in sources:
+        target = folder / f"{source}.o"
+        dependencies = target.with_suffix(".d")
+        command = [*compiler(), *flags, *shlex.split(os.environ.get("CXXFLAGS", "")), "-MD", "-MF", str(dependencies),
+                   "-c", str(source), "-o", str(target)]  # fmt: skip
+        objects.append(target)
+        if not dependencies.exists() or not is_current(target, command, [source, *headers_of(dependencies)]):
+            pending.append((command, target))
+    if pending:
+        say(f"compiling {len(pending)} of {len(sources)} files of {folder.name} on {jobs()} cores")
+    with ThreadPoolExecutor(jobs()) as pool:
+        for result in [pool.submit(run, command, target) for command, target in pending]:
+            result.result()
+    return objects
+
+
+def core_library(folder):
+    sources = sorted(path for path in CORE.rglob("*.cc") if path != BINDING)
+    objects = compile_all(sources, folder / "core", [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}"])
+    library = folder / "libdeepreduce_core.a"
+    # "s" writes the index that linkers look symbols up in; a fresh archive each time, so that no removed file lingers
+    command = ["ar", "rcs", str(library), *map(str, objects)]
+    if not is_current(library, command, objects):
+        run(command, library)
+    return library
+
+
+class BuildBindings(build_ext):
+    """Compiles and links by the rules above in place of setuptools' own, which rebuild everything or nothing."""
+
+    def finalize_options(self):
+        if not hasattr(self.distribution, "deepreduce_torch"):
+            sources = sorted(map(str, TORCH_OPS.glob("*.cc")))
+            self.distribution.deepreduce_torch = find_framework("PyTorch", ASK_TORCH, sources)
+            find_framework("TensorFlow", ASK_TENSORFLOW, sorted(map(str, TENSORFLOW_OPS.glob("*.cc"))))
+            if self.distribution.deepreduce_torch is not None:
+                self.distribution.ext_modules.append(Extension("deepreduce_hvd._torch_ops", sources))
+        super().finalize_options()
+
+    def get_ext_filename(self, fullname):
+        # torch.ops.load_library opens it, not Python's import: its name carries no Python version
+        if fullname.endswith("_torch_ops"):
+            return os.path.join(*fullname.split(".")) + ".so"
+        return super().get_ext_filename(fullname)
+
+    def run(self):
+        if self.distribution.deepreduce_torch is None:
+            # a library of an earlier build must not ride along in what is installed now
+            for stale in (Path(self.build_lib, "deepreduce_hvd/_torch_ops.so"), Path("deepreduce_hvd/_torch_ops.so")):
+                stale.unlink(missing_ok=True)
+        super().run()
+
+    def build_extension(self, extension):
+        folder = Path("build/native")
+        core = core_library(folder)
+        if extension.name.endswith("_torch_ops"):
+            torch = self.distribution.deepreduce_torch
+            include, libraries = f"{torch['root']}/include", f"{torch['root']}/lib"
+            flags = [*COMMON_FLAGS, "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={torch['cxx11_abi']}", f"-I{CORE}",
+                     "-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]  # fmt: skip
+            objects = compile_all(list(map(Path, extension.sources)), folder / "torch_ops", flags)
+            # no run path: torch is in the process already when this is loaded, wherever it lives there
+            links = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
+        else:
+            import pybind11
+
+            flags = [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}", "-isystem", pybind11.get_include(),
+                     "-isystem", sysconfig.get_path("include")]  # fmt: skip
+            objects = compile_all([BINDING], folder / f"python-{sysconfig.get_config_var('SOABI')}", flags)
+            links = []
+        target = Path(self.get_ext_fullpath(extension.name))
+        # each binding has a copy of the core of its own; exporting it would let one bind to another's at run time
+        command = [*compiler(), "-shared", *map(str, objects), str(core), "-Wl,--exclude-libs,ALL", *links, "-lz",
+                   *shlex.split(os.environ.get("LDFLAGS", "")), "-o", str(target)]  # fmt: skip
+        record = folder / f"{target.name}.linked"
+        if not is_current(record, command, [*objects, core]) or not target.exists():
+            run(command, target)
+            Path(f"{target}.command").unlink()  # beside the library it would be installed with it
+            record.touch()
+            Path(f"{record}.command").write_text(shlex.join(command))
+            say(f"linked {extension.name}")
+
+
+os.chdir(ROOT)
+setup(ext_modules=[Extension("deepreduce_hvd._native", [str(BINDING)])], cmdclass={"build_ext": BuildBindings})
