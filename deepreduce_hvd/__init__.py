@@ -1,6 +1,8 @@
 """Gradient compression for stock Horovod: sparsify, compress indices and values apart, send one payload."""
 
 from deepreduce_hvd.codec import Codec, decode, decode_sum, decode_sum_sparse, inspect
+from deepreduce_hvd.communicators import Allgather, Communicator, Transport
+from deepreduce_hvd.compressor import Compressor, recommended_codec
 from deepreduce_hvd.errors import (
     CorruptPayload,
     DeepReduceError,
@@ -23,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
+    "Allgather", "Communicator", "Compressor", "Transport", "recommended_codec",
     "CorruptPayload", "DeepReduceError", "InvalidArgument", "NativeMissing", "PeerFailed", "UnknownCodec",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
     *_index, *_memory, *_sparsifiers, *_value,

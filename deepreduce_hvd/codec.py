@@ -71,8 +71,11 @@ class Codec:
         return payload
 
 
-def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, rank, native=True, simd=-1):
-    """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next threshold)."""
+def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, rank, native=True, simd=-1, dtype=None):
+    """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next threshold).
+
+    ``dtype`` overrides the gradient's own dtype code, for bfloat16 numbers that come as float32.
+    """
     if not isinstance(gradient, np.ndarray) or gradient.ndim != 1 or gradient.dtype.name not in container.DTYPES:
         got = f"{gradient.dtype} of shape {gradient.shape}" if isinstance(gradient, np.ndarray) else type(gradient).__name__
         raise InvalidArgument(f"gradient: expected a 1-D array of {', '.join(container.DTYPES)}, got {got}")
@@ -82,7 +85,7 @@ def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, 
             got = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise InvalidArgument(f"{name}: expected a writable contiguous float32 array of shape {gradient.shape}, got {got}")
     gradient = np.ascontiguousarray(gradient)
-    dtype = container.DTYPES[gradient.dtype.name]
+    dtype = container.DTYPES[gradient.dtype.name] if dtype is None else dtype
     if native and codec.native:
         payload, threshold, _ = _native.encode(
             codec.fields(memory, step), gradient, dtype, *state, *[None] * (2 - len(state)), threshold=threshold,
@@ -98,7 +101,7 @@ def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, 
     return payload, 0.0
 
 
-def _all_native(payloads):
+def all_native(payloads):
     """Whether the native core knows every codec of the payloads (bytes 6 and 7 are the ids)."""
     return all(data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads)
 
@@ -126,7 +129,7 @@ def decode_sum_sparse(payloads, d, scale=1.0):
     Raises InvalidArgument when a payload is non-finite: such a sum has no sparse form.
     """
     payloads = [check_bytes(data) for data in payloads]
-    if _all_native(payloads):
+    if all_native(payloads):
         return _native.decode_sparse(payloads, d, scale)
     dense = np.zeros(d, dtype=np.float32)
     support = np.zeros(d, dtype=bool)
@@ -162,7 +165,7 @@ def decode_sum_numpy(payloads, out, scale, native=True, simd=-1):
         got = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
         raise InvalidArgument(f"out: expected a contiguous 1-D float32 array, got {got}")
     payloads = [check_bytes(data) for data in payloads]
-    if native and _all_native(payloads):
+    if native and all_native(payloads):
         _native.decode_sum(payloads, out, scale, simd)
     else:
         reference.decode_sum(payloads, out, scale)

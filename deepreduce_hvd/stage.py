@@ -95,6 +95,8 @@ class Memory(Stage):
 
     #: names of the float32 state arrays (d,) that it keeps for each parameter, in the order of docs/format.md
     state = ()
+    #: the first state array is exactly what payloads have not carried so far
+    keeps_everything = False
 
     def accumulate(self, gradient, state):
         """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select from, new state)."""

@@ -13,6 +13,7 @@ class Residual(Memory):
 
     wire_id = 1
     state = ("residual",)
+    keeps_everything = True
 
     def accumulate(self, gradient, state):
         largest = np.finfo(np.float32).max

@@ -1,0 +1,138 @@
+"""Compressor: Horovod's compression interface over the stages, framework-neutral.
+
+Horovod calls ``compress`` when a gradient is ready and ``decompress`` when its own reduction is done. Between the two,
+the payload travels through a collective of ours that ``compress`` starts; what ``compress`` returns to Horovod is a probe
+of three numbers, whose reduction tells ``decompress`` the scale in force.
+"""
+
+import importlib
+import zlib
+
+from deepreduce_hvd import payload as container
+from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.communicators import Allgather, Communicator
+from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.index import RawIndex as Rice
+from deepreduce_hvd.memory import Residual
+from deepreduce_hvd.sparsifiers import TopK
+from deepreduce_hvd.stage import Memory
+from deepreduce_hvd.statistics import summary_table
+from deepreduce_hvd.value import RawValue as QSGD
+
+#: the top module of a parameter's type -> the module of this package with its ``Session``
+_SESSIONS = {"torch": "deepreduce_hvd._torch_session"}
+
+
+def recommended_codec():
+    """The codec of ``Compressor(parameters=...)`` with nothing else said; README tells why."""
+    return Codec(TopK(0.01), index=Rice(), value=QSGD())
+
+
+class Compressor:
+    """What ``hvd.DistributedOptimizer(..., compression=)`` takes.
+
+    >>> # comp = dr.Compressor(parameters=model.named_parameters())
+    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
+
+    Args:
+        codec: a :class:`Codec`; by default the recommended one, top 1 %, Rice and 4-bit QSGD.
+        memory: what becomes of what is not sent; :class:`Residual` by default.
+        communicator: how payloads meet; :class:`Allgather` by default.
+        parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives; state belongs to a named parameter.
+        dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
+        seed: of all random choices; equal on all ranks.
+        process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.
+        loss_scale: with loss scaling, a function that returns the scale now (``scaler.get_scale``): residuals follow the
+            scale, and a step that overflows on any rank leaves them everywhere as they were, for a second copy of them.
+        writer: a TensorBoard ``SummaryWriter``: gets scalars every ``writer_interval`` steps.
+
+    Raises:
+        InvalidArgument: unnamed parameters, duplicate names or a wrong type.
+    """
+
+    def __init__(
+        self, codec=None, memory=None, communicator=None, parameters=None, *,
+        dense_below=1024, seed=0, process_set=None, loss_scale=None, writer=None, writer_interval=100,
+    ):  # fmt: skip
+        self.codec = recommended_codec() if codec is None else codec
+        self.memory = Residual() if memory is None else memory
+        self.communicator = Allgather() if communicator is None else communicator
+        for value, kind, what in (
+            (self.codec, Codec, "codec"), (self.memory, Memory, "memory"), (self.communicator, Communicator, "communicator"),
+        ):  # fmt: skip
+            if not isinstance(value, kind):
+                raise InvalidArgument(f"Compressor {what}: expected a {kind.__name__}, got {value!r}")
+        if not isinstance(dense_below, int) or dense_below < 0:
+            raise InvalidArgument(f"Compressor dense_below: expected an integer of at least 0, got {dense_below!r}")
+        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+            raise InvalidArgument(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
+        if loss_scale is not None and not callable(loss_scale):
+            raise InvalidArgument(f"Compressor loss_scale: expected a function such as scaler.get_scale, got {loss_scale!r}")
+        self.dense_below = dense_below
+        self.seed = seed
+        self.process_set = process_set
+        self.loss_scale = loss_scale
+        self.writer = writer
+        self.writer_interval = writer_interval
+        named = self._named(parameters)
+        names = sorted((name, tuple(parameter.shape)) for name, parameter in named)
+        description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), dense_below, seed, names)
+        #: 32 bits that ranks compare at every step
+        self.fingerprint = zlib.crc32(repr(description).encode())
+        self._session = self._open_session(named)
+
+    @staticmethod
+    def _named(parameters):
+        if parameters is None:
+            raise InvalidArgument("Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter")
+        named = list(parameters)
+        for entry in named:
+            if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
+                raise InvalidArgument(f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}")
+        if not named:
+            raise InvalidArgument("Compressor parameters: expected at least one (name, parameter) pair, got none")
+        names = [name for name, _ in named]
+        repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if repeated:
+            raise InvalidArgument(f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once")
+        return named
+
+    def _open_session(self, named):
+        for kind in type(named[0][1]).__mro__:
+            module = _SESSIONS.get(kind.__module__.partition(".")[0])
+            if module is not None:
+                return importlib.import_module(module).Session(self, named)
+        raise InvalidArgument(f"Compressor parameters: expected parameters of {', '.join(_SESSIONS)}, got {type(named[0][1]).__name__}")
+
+    def compress(self, tensor):
+        """Called by Horovod: starts the exchange of one gradient; returns (what Horovod reduces, context)."""
+        return self._session.compress(tensor)
+
+    def decompress(self, tensor, context):
+        """Called by Horovod: the reduced gradient, in the gradient's own dtype, shape and layout."""
+        return self._session.decompress(tensor, context)
+
+    def state_dict(self):
+        """This rank's residuals and step counters; save one a rank. Training resumed from it continues bit for bit."""
+        return self._session.state_dict()
+
+    def load_state_dict(self, state):
+        """Takes what :meth:`state_dict` returned.
+
+        Args:
+            state: this rank's own state, or the list of all ranks' states in rank order. With the list the number of
+                ranks may have changed: of P ranks now, rank r takes the sum of the old ranks r, r + P, r + 2P, …, so that the
+                residuals' sum over all ranks is conserved; ranks without an old one start from zero.
+
+        Raises:
+            InvalidArgument: another codec's or model's state, or a single state of another rank or number of ranks.
+        """
+        self._session.load_state_dict(state)
+
+    def stats(self):
+        """{parameter name: {...}} of the last step: dense and sent bytes by section, relative error, seconds."""
+        return self._session.stats()
+
+    def summary(self):
+        """Prints :meth:`stats` as a table."""
+        print(summary_table(self.stats()))

@@ -1,0 +1,130 @@
+"""PyTorch tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to.
+
+``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for tracing.
+"""
+
+import pathlib
+import re
+
+import numpy as np
+import torch
+
+from deepreduce_hvd import codec as neutral, errors, payload as container
+
+_LIBRARY = pathlib.Path(__file__).with_name("_torch_ops.so")
+if not _LIBRARY.exists():
+    raise errors.NativeMissing(
+        f"deepreduce_hvd: expected the PyTorch operators at {_LIBRARY.name}, got none; "
+        "install the package again with PyTorch present and DEEPREDUCE_WITH_PYTORCH=1"
+    )
+torch.ops.load_library(str(_LIBRARY))
+
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+_STATUS = re.compile(r"deepreduce status (\d+): (.*)")
+_ERRORS = {1: errors.CorruptPayload, 2: errors.InvalidArgument, 3: errors.UnknownCodec, 4: MemoryError}
+
+
+@torch.library.register_fake("deepreduce::encode")
+def _encode_fake(gradient, residual, velocity, threshold, codec, seed, step, tensor, rank):
+    size = torch.library.get_ctx().new_dynamic_size(min=container.HEADER.size)
+    return gradient.new_empty([size], dtype=torch.uint8)
+
+
+@torch.library.register_fake("deepreduce::decode_sum_")
+def _decode_sum_fake(out, payloads, scale):
+    return None
+
+
+@torch.library.register_fake("deepreduce::decode")
+def _decode_fake(payload, d):
+    return payload.new_empty([d], dtype=torch.float32)
+
+
+@torch.library.register_fake("deepreduce::decode_sparse")
+def _decode_sparse_fake(payloads, d, scale):
+    size = torch.library.get_ctx().new_dynamic_size(min=0)
+    values = torch.empty([size], dtype=torch.float32, device="cpu" if not payloads else payloads[0].device)
+    return values.new_empty([size], dtype=torch.int64), values
+
+
+def checked(operator, *arguments):
+    """Calls an operator; its failure is raised by cause, as the package's own errors."""
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        found = _STATUS.search(str(error))
+        if found is None:
+            raise
+        raise _ERRORS[int(found[1])](found[2]) from None
+
+
+def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):
+    """One contiguous (d,) CPU gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are updated in place."""
+    if codec.native:
+        padded = (*state, *[None] * (2 - len(state)))
+        return checked(
+            torch.ops.deepreduce.encode, gradient, *padded, threshold, codec.fields(memory, step), seed, step, tensor, rank
+        )
+    dtype = _DTYPES.get(gradient.dtype)
+    if dtype is None:
+        raise errors.InvalidArgument(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
+    array = gradient.float().numpy() if dtype == 2 else gradient.numpy()
+    data, _ = neutral.encode_numpy(
+        codec, memory, array, tuple(part.numpy() for part in state), 0.0, seed, step, tensor, rank, dtype=dtype
+    )
+    return torch.from_numpy(data)
+
+
+def decode_sum_flat(payloads, out, scale):
+    """``out`` (d,) contiguous float32 CPU tensor += ``scale`` * each payload."""
+    if neutral.all_native([data.numpy() for data in payloads]):
+        checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
+    else:
+        neutral.decode_sum_numpy([data.numpy() for data in payloads], out.numpy(), scale)
+    return out
+
+
+class _Torch:
+    """The backend behind Codec.encode, decode, decode_sum and inspect for torch tensors."""
+
+    def encode(self, codec, memory, gradient, state, threshold, seed, step, tensor, rank):
+        for name, part in (("gradient", gradient), *zip(memory.state, state)):
+            if not isinstance(part, torch.Tensor) or part.dim() != 1 or part.layout != torch.strided:
+                raise errors.InvalidArgument(f"{name}: expected a dense 1-D torch tensor, got {_describe(part)}")
+        if any(part.device != gradient.device for part in state):
+            raise errors.InvalidArgument(f"residual: expected it on the gradient's device {gradient.device}, got {state[0].device}")
+        on_host = tuple(part.cpu() for part in state)
+        payload = encode_flat(codec, memory, gradient.detach().cpu().contiguous(), on_host, None, seed, step, tensor, rank)
+        for part, host in zip(state, on_host):
+            if part.device.type != "cpu":
+                part.copy_(host)
+        return payload.to(gradient.device), 0.0
+
+    def decode(self, payload, max_elements):
+        host = payload.cpu()
+        d = neutral.inspect(self.to_numpy_bytes(host))["d"]
+        if d > max_elements:
+            raise errors.InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
+        return decode_sum_flat([host], torch.zeros(d), 1.0).to(payload.device)
+
+    def decode_sum(self, payloads, out, scale):
+        if out.dim() != 1 or out.dtype != torch.float32 or not out.is_contiguous():
+            raise errors.InvalidArgument(f"out: expected a contiguous 1-D float32 tensor, got {_describe(out)}")
+        for payload in payloads:
+            self.to_numpy_bytes(payload)
+        host = decode_sum_flat([payload.cpu().contiguous() for payload in payloads], out.cpu(), scale)
+        return out if host is out or host.data_ptr() == out.data_ptr() else out.copy_(host)
+
+    def to_numpy_bytes(self, payload):
+        if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8 or payload.dim() != 1:
+            raise errors.InvalidArgument(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+        return np.ascontiguousarray(payload.cpu().numpy())
+
+
+def _describe(value):
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} of shape {tuple(value.shape)}, {value.layout}, on {value.device}"
+
+
+backend = _Torch()
