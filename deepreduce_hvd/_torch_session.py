@@ -96,8 +96,10 @@ class Session:
             )
         slot.steps += 1
         if slot.dense:
-            slot.count_dense(tensor)
-            return tensor, _Pending(slot, tensor, None)
+            # Horovod's allreduce has no bfloat16 on the host
+            reduced = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            slot.count_dense(tensor, reduced)
+            return reduced, _Pending(slot, tensor, None)
         started = time.perf_counter()
         try:
             message = self._encode(slot, tensor)
@@ -150,7 +152,7 @@ class Session:
         if pending.handle is None:
             if self.compressor.loss_scale is not None and not bool(torch.isfinite(tensor).all()):
                 self._round_void = True
-            return tensor
+            return tensor.to(pending.gradient.dtype)
         gathered = self.compressor.communicator.finish(self.transport, pending.handle)
         bytes_of_all = gathered.numpy()
         spans = wire.split(bytes_of_all)

@@ -41,8 +41,9 @@ class Slot:
         for kept, part in zip(self.backup, self.state):
             part.copy_(kept)
 
-    def count_dense(self, tensor):
-        self.dense_bytes = self.sent_bytes = tensor.numel() * tensor.element_size()
+    def count_dense(self, tensor, reduced):
+        self.dense_bytes = tensor.numel() * tensor.element_size()
+        self.sent_bytes = reduced.numel() * reduced.element_size()
 
     def count_payload(self, payload, tensor):
         self.payload = payload

@@ -12,12 +12,10 @@ from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.index import RawIndex as Rice
 from deepreduce_hvd.memory import Residual
 from deepreduce_hvd.sparsifiers import TopK
 from deepreduce_hvd.stage import Memory
 from deepreduce_hvd.statistics import summary_table
-from deepreduce_hvd.value import RawValue as QSGD
 
 #: the top module of a parameter's type -> the module of this package with its ``Session``
 _SESSIONS = {"torch": "deepreduce_hvd._torch_session"}
@@ -25,7 +23,7 @@ _SESSIONS = {"torch": "deepreduce_hvd._torch_session"}
 
 def recommended_codec():
     """The codec of ``Compressor(parameters=...)`` with nothing else said; README tells why."""
-    return Codec(TopK(0.01), index=Rice(), value=QSGD())
+    return Codec(TopK(0.01))
 
 
 class Compressor:

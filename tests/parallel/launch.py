@@ -1,0 +1,42 @@
+"""Starts a worker script under the real horovodrun and collects what its ranks report."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).parent
+
+
+def horovodrun(processes, script, *arguments, timeout=300):
+    """Runs ``script`` on ``processes`` ranks of this machine; returns the finished process, output as text."""
+    root = HERE.parent.parent
+    environment = dict(
+        os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent)]), TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1",
+        HOROVOD_DYNAMIC_PROCESS_SETS="1",
+    )  # fmt: skip
+    launcher = pathlib.Path(sys.executable).with_name("horovodrun")
+    command = [str(launcher), "-np", str(processes), sys.executable, str(HERE / script), *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, cwd=root, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False
+    )
+
+
+def scenarios(module):
+    """The names of a worker's scenarios without importing its frameworks: top-level functions called scenario_*."""
+    source = (HERE / module).read_text()
+    return [line.split("(")[0][len("def scenario_") :] for line in source.splitlines() if line.startswith("def scenario_")]
+
+
+def report_of(processes, script, directory):
+    """{scenario: {rank: None or traceback}} of a worker that runs all its scenarios."""
+    finished = horovodrun(processes, script, directory)
+    reports = {}
+    for rank in range(processes):
+        path = pathlib.Path(directory) / f"report.{processes}.{rank}.json"
+        if not path.exists():
+            raise AssertionError(f"rank {rank} of {processes} left no report; horovodrun said:\n{finished.stdout[-6000:]}")
+        for name, outcome in json.loads(path.read_text()).items():
+            reports.setdefault(name, {})[rank] = outcome
+    return reports

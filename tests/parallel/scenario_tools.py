@@ -1,0 +1,68 @@
+"""What the scenarios share: a small model, its distributed optimizer, and what every rank must agree on."""
+
+import json
+import pathlib
+import traceback
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+import deepreduce_hvd as dr
+
+
+def model(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    layers = torch.nn.Sequential(torch.nn.Linear(48, 64), torch.nn.Tanh(), torch.nn.Linear(64, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    return layers.to(dtype)
+
+
+def distributed(network, codec=None, memory=None, optimizer=None, compressor_options=None, **options):
+    """(optimizer, compressor) of stock Horovod over ``network``."""
+    named = list(network.named_parameters())
+    compressor = dr.Compressor(codec or dr.Codec(dr.TopK(0.05)), memory, parameters=named, dense_below=50, **(compressor_options or {}))
+    optimizer = optimizer or torch.optim.SGD(network.parameters(), lr=0.1)
+    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor, **options), compressor
+
+
+def batch(step, rank=None, size=16, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1000 * step + (hvd.rank() if rank is None else rank))
+    return torch.randn(size, 48, generator=generator, dtype=torch.float32).to(dtype)
+
+
+def backward(network, step, rank=None):
+    parameter = next(network.parameters())
+    network(batch(step, rank, dtype=parameter.dtype)).pow(2).mean().backward()
+
+
+def assert_equal_everywhere(tensors, what, process_set=hvd.global_process_set):
+    """Bit equality of (name, tensor) pairs on all ranks of the set."""
+    own = np.concatenate([tensor.detach().double().reshape(-1).numpy() for _, tensor in tensors])
+    gathered = hvd.allgather(torch.from_numpy(own).view(1, -1), name=f"check.{what}", process_set=process_set)
+    for rank, other in enumerate(gathered):
+        assert torch.equal(other, gathered[0]), f"{what}: rank {rank} differs from rank 0"
+
+
+def gradients(network):
+    return [(name, parameter.grad.clone()) for name, parameter in network.named_parameters()]
+
+
+def sum_over_ranks(tensor, name):
+    return hvd.allreduce(tensor.double(), op=hvd.Sum, name=name)
+
+
+def run_all(namespace, directory):
+    """Runs every scenario_* of a module on this rank and writes what happened."""
+    outcomes = {}
+    for name, scenario in list(namespace.items()):
+        if not name.startswith("scenario_"):
+            continue
+        try:
+            scenario(pathlib.Path(directory))
+            outcomes[name[len("scenario_") :]] = None
+        except Exception:
+            outcomes[name[len("scenario_") :]] = traceback.format_exc()
+        # the next scenario starts together on all ranks, whatever happened in this one
+        hvd.barrier()
+    path = pathlib.Path(directory) / f"report.{hvd.size()}.{hvd.rank()}.json"
+    path.write_text(json.dumps(outcomes))

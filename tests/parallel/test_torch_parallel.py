@@ -1,0 +1,46 @@
+"""Stock Horovod and PyTorch on 2 and 3 ranks, under the real horovodrun."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from launch import horovodrun, report_of, scenarios  # noqa: E402
+
+
+
+@pytest.fixture(scope="session")
+def reports(tmp_path_factory):
+    """Both jobs in one directory, so that each finds the states that the other saved."""
+    directory = tmp_path_factory.mktemp("ranks")
+    return {processes: report_of(processes, "torch_scenarios.py", directory) for processes in (2, 3)}
+
+
+@pytest.mark.parametrize("scenario", scenarios("torch_scenarios.py"))
+@pytest.mark.parametrize("processes", [2, 3])
+def test_scenario(reports, processes, scenario):
+    failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
+    assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("bad_gradient_type_on_one_rank", r"rank 1: InvalidArgument: gradient: expected .*Float.*, got .*[Cc]omplex"),
+        ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
+        ("adasum", r"expected a gradient, got a parameter, as op=Adasum"),
+        ("other_process_set", r"expected DistributedOptimizer to sum or average over the compressor's process set"),
+        ("min_as_the_operation", r"expected DistributedOptimizer to sum or average"),
+        ("unnamed_gradient", r"expected the gradient of one of the 6 named parameters"),
+    ],
+)
+def test_failure_ends_the_job_with_a_message_on_every_rank(failure, message):
+    finished = horovodrun(2, "torch_failures.py", failure, timeout=120)
+    assert finished.returncode != 0, finished.stdout[-3000:]
+    assert "went on silently" not in finished.stdout
+    for rank in range(2):
+        lines = "\n".join(re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE))
+        assert re.search(message, lines), f"rank {rank} said:\n{lines[-3000:]}"

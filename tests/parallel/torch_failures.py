@@ -1,0 +1,62 @@
+"""Errors that one rank meets, or all do: the job must end with a message on every rank. Started under horovodrun."""
+
+import sys
+
+import horovod.torch as hvd
+import torch
+from scenario_tools import backward, distributed, model
+
+import deepreduce_hvd as dr
+
+
+def bad_gradient_type_on_one_rank():
+    dtype = torch.complex64 if hvd.rank() == 1 else torch.float32
+    network = torch.nn.ParameterDict({"weight": torch.nn.Parameter(torch.ones(200, dtype=dtype))})
+    optimizer, _ = distributed(network)
+    network["weight"].abs().sum().backward()
+    optimizer.step()
+
+
+def other_codec_on_one_rank():
+    network = model()
+    optimizer, _ = distributed(network, dr.Codec(dr.TopK(0.02 if hvd.rank() == 1 else 0.05)))
+    backward(network, 0)
+    optimizer.step()
+
+
+def adasum():
+    network = model()
+    optimizer, _ = distributed(network, op=hvd.Adasum)
+    backward(network, 0)
+    optimizer.step()
+
+
+def other_process_set():
+    network = model()
+    alone = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    optimizer, _ = distributed(network, compressor_options={"process_set": alone[hvd.rank()]})
+    backward(network, 0)
+    optimizer.step()
+
+
+def min_as_the_operation():
+    network = model()
+    optimizer, _ = distributed(network, op=hvd.Min)
+    backward(network, 0)
+    optimizer.step()
+
+
+def unnamed_gradient():
+    network, other = model(), model()
+    _, compressor = distributed(other)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1), named_parameters=network.named_parameters(), compression=compressor
+    )
+    backward(network, 0)
+    optimizer.step()
+
+
+if __name__ == "__main__":
+    hvd.init()
+    globals()[sys.argv[1]]()
+    print("went on silently")
