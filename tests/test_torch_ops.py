@@ -1,0 +1,98 @@
+"""The PyTorch operators: schemas, fake kernels, errors, and the same bytes as NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from codecs_table import INDEX, VALUE, gradient
+
+import deepreduce_hvd as dr
+import deepreduce_hvd.torch  # noqa: F401  loads the operators
+from deepreduce_hvd.codec import encode_numpy
+
+FIELDS = dr.Codec(dr.TopK(0.1)).fields(dr.Residual())
+NO_MEMORY = dr.Codec(dr.TopK(0.1)).fields(dr.NoMemory())
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def arguments(fields, residual):
+    values = torch.from_numpy(gradient(500))
+    return (values, torch.zeros(500) if residual else None, None, torch.zeros(1) if residual else None, fields, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+def test_opcheck_encode(residual):
+    torch.library.opcheck(torch.ops.deepreduce.encode.default, arguments(FIELDS if residual else NO_MEMORY, residual), test_utils=CHECKS)
+
+
+def test_opcheck_decoders():
+    payload = torch.ops.deepreduce.encode(*arguments(NO_MEMORY, False))
+    torch.library.opcheck(torch.ops.deepreduce.decode.default, (payload, 500), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.deepreduce.decode_sum_.default, (torch.zeros(500), [payload, payload], 0.5), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.deepreduce.decode_sparse.default, ([payload], 500, 1.0), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(("index", "value"), [(index, value) for index in INDEX for value in VALUE])
+def test_same_bytes_as_numpy(index, value, dtype):
+    codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
+    values = torch.from_numpy(gradient(2000)).to(dtype)
+    residual = torch.from_numpy(gradient(2000, key=3))
+    expected_residual = residual.numpy().copy()
+    payload = codec.encode(values, residual, step=2, seed=1, tensor=5, rank=6)
+    assert payload.dtype == torch.uint8
+    code = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}[dtype]
+    array = values.float().numpy() if dtype == torch.bfloat16 else values.numpy()
+    expected, _ = encode_numpy(codec, dr.Residual(), array, (expected_residual,), 0.0, 1, 2, 5, 6, native=False, dtype=code)
+    assert payload.numpy().tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(residual.numpy(), expected_residual)
+    assert torch.equal(dr.decode(payload), torch.from_numpy(dr.decode(expected)))
+    out = torch.ones(2000)
+    assert dr.decode_sum([payload, payload], out, scale=0.5) is out
+    np.testing.assert_array_equal(out.numpy(), dr.decode_sum([expected, expected], np.ones(2000, dtype=np.float32), scale=0.5))
+    assert dr.inspect(payload)["dtype"] == str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.zeros(3, 3), r"expected a dense 1-D torch tensor, got torch.float32 of shape \(3, 3\)"),
+        (torch.zeros(3, dtype=torch.int32), "expected contiguous 1-D Float, Half, BFloat16 or Double, got Int"),
+        (torch.zeros(3, dtype=torch.complex64), "got ComplexFloat"),
+        (torch.zeros(3).to_sparse(), "expected a dense 1-D torch tensor"),
+    ],
+)
+def test_bad_gradients(values, message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        dr.Codec(dr.TopK(0.5)).encode(values)
+
+
+def test_bad_residual_and_payloads():
+    codec = dr.Codec(dr.TopK(0.5))
+    with pytest.raises(dr.InvalidArgument, match=r"residual: expected contiguous Float of shape \[10\], got Double of shape \[10\]"):
+        codec.encode(torch.zeros(10), torch.zeros(10, dtype=torch.float64))
+    with pytest.raises(dr.InvalidArgument, match=r"residual: expected contiguous Float of shape \[10\], got Float of shape \[11\]"):
+        codec.encode(torch.zeros(10), torch.zeros(11))
+    payload = codec.encode(torch.ones(10))
+    with pytest.raises(dr.CorruptPayload, match="payload length: expected"):
+        dr.decode_sum([payload[:-1]], torch.zeros(10))
+    with pytest.raises(dr.InvalidArgument, match="expected d = 11 elements, got 10"):
+        dr.decode_sum([payload], torch.zeros(11))
+    with pytest.raises(dr.InvalidArgument, match="expected a 1-D uint8 tensor, got torch.float32"):
+        dr.decode(torch.zeros(50))
+    with pytest.raises(dr.InvalidArgument, match="at most max_elements = 5 elements, got 10"):
+        dr.decode(payload, max_elements=5)
+
+
+def test_operators_trace():
+    """The fake kernels let a graph be captured with the payload's size unknown."""
+
+    def there_and_back(values, residual):
+        payload = torch.ops.deepreduce.encode(values, residual, None, None, FIELDS, 0, 0, 0, 0)
+        return torch.ops.deepreduce.decode(payload, values.numel())
+
+    values = torch.from_numpy(gradient(500))
+    residual = torch.zeros(500)
+    eager = there_and_back(values, torch.zeros(500))
+    traced = torch.compile(there_and_back, backend="aot_eager", fullgraph=True)
+    assert torch.equal(traced(values, residual), eager)
+    assert torch.equal(residual + eager, values)
