@@ -8,6 +8,7 @@ from deepreduce_hvd.random import random32, random_uniform
 #: name -> an index codec; every parameter setting worth a golden file is a row
 INDEX = {
     "raw_index": dr.RawIndex(),
+    "rice": dr.Rice(),
 }
 
 #: name -> a value codec

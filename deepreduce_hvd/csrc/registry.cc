@@ -4,11 +4,13 @@
 namespace deepreduce {
 
 extern const IndexCodec raw_index_codec;
+extern const IndexCodec rice_codec;
 extern const ValueCodec raw_value_codec;
 
 namespace {
 const IndexCodec* const index_codecs[] = {
     &raw_index_codec,
+    &rice_codec,
 };
 const ValueCodec* const value_codecs[] = {
     &raw_value_codec,
