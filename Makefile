@@ -1,0 +1,88 @@
+# Thin: the work is done by scripts/set_up.py, setup.py, pytest and the scripts of examples/ and benchmarks/.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# the first of these that runs (a name on PATH may be a version manager's that has no such version)
+PYTHON ?= $(shell for name in python3.11 python3; do $$name -c '' 2>/dev/null && { command -v $$name; break; }; done)
+WITH_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PYTHONPATH=
+
+# the tests marked slow run where nobody waits for them
+ifeq ($(CI),true)
+SLOW := -m ''
+endif
+PYTEST_OPTIONS ?=
+
+.PHONY: help setup data demo test bench asan fuzz clean distclean python
+
+help:
+	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
+	@echo 'make data       the two public data sets into the cache, checked      10 s'
+	@echo 'make demo       set-up, then the main job under horovodrun -np 2      10 min after set-up'
+	@echo 'make test       set-up, then all tests (the slow ones if CI=true)     a few minutes after set-up'
+	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
+	@echo 'make asan       corruption tests under Address- and UBSanitizer       2 min'
+	@echo 'make fuzz       libFuzzer on the decoder for FUZZ_SECONDS=60          2 min, needs clang'
+	@echo 'make clean      removes what was built here; distclean removes .venv too (the cache stays)'
+
+python:
+	@test -n '$(PYTHON)' || { echo 'set-up stops before building anything: expected Python 3.11, got no python3 that runs;' \
+	  'Debian packages: python3.11 python3.11-venv libpython3.11-dev' >&2; exit 1; }
+
+setup: python
+	@$(PYTHON) scripts/set_up.py
+
+data: python
+	@$(PYTHON) scripts/set_up.py --data
+
+demo: setup
+	$(WITH_VENV) python examples/demo.py
+
+test: setup
+	$(WITH_VENV) python -m pytest $(SLOW) $(PYTEST_OPTIONS)
+
+bench: setup
+	$(WITH_VENV) python benchmarks/run.py
+
+# The native harnesses: a main() in tests/native/corruption.cc that takes no arguments and exits 0 when all is well, and
+# LLVMFuzzerTestOneInput in tests/native/fuzz_decode.cc. Both include "deepreduce.h" and are linked with the whole core.
+CORE := $(shell find deepreduce_hvd/csrc -name '*.cc' ! -path deepreduce_hvd/csrc/python.cc | sort)
+JOBS := $(shell nproc)
+CXX ?= g++
+CLANG ?= clang++
+FUZZ_SECONDS ?= 60
+HARNESS_FLAGS := -std=c++17 -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all -ffp-contract=off -Wall -Wextra -Ideepreduce_hvd/csrc -MMD -MP
+ASAN_FLAGS := $(HARNESS_FLAGS) -fsanitize=address,undefined
+FUZZ_FLAGS := $(HARNESS_FLAGS) -fsanitize=address,undefined,fuzzer-no-link
+ASAN_OBJECTS := $(CORE:%.cc=build/asan/%.o) build/asan/tests/native/corruption.o
+FUZZ_OBJECTS := $(CORE:%.cc=build/fuzz/%.o) build/fuzz/tests/native/fuzz_decode.o
+
+build/asan/%.o: %.cc Makefile
+	@mkdir -p $(@D)
+	@$(CXX) $(ASAN_FLAGS) -c $< -o $@
+build/asan/corruption: $(ASAN_OBJECTS)
+	$(CXX) -fsanitize=address,undefined $^ -lz -o $@
+build/fuzz/%.o: %.cc Makefile
+	@mkdir -p $(@D)
+	@$(CLANG) $(FUZZ_FLAGS) -c $< -o $@
+build/fuzz/fuzz_decode: $(FUZZ_OBJECTS)
+	$(CLANG) -fsanitize=address,undefined,fuzzer $^ -lz -o $@
+
+asan:
+	@$(MAKE) --no-print-directory -j$(JOBS) build/asan/corruption
+	UBSAN_OPTIONS=print_stacktrace=1 build/asan/corruption
+
+fuzz:
+	@command -v $(CLANG) >/dev/null || { echo 'make fuzz: expected $(CLANG) on PATH, got none; Debian packages: clang libclang-rt-14-dev' >&2; exit 1; }
+	@$(MAKE) --no-print-directory -j$(JOBS) build/fuzz/fuzz_decode
+	@mkdir -p build/fuzz/corpus
+	build/fuzz/fuzz_decode -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
+-include $(ASAN_OBJECTS:.o=.d) $(FUZZ_OBJECTS:.o=.d)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis deepreduce_hvd/*.so
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,137 @@
+"""What must be on the machine before anything is built, each missing thing with the Debian package that brings it.
+
+Written for old Pythons as well (3.6 and later), since naming the wrong Python is one of its tasks. Standard library only.
+"""
+
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+
+PYTHON = (3, 11)  # the pinned TensorFlow, and Horovod built against it, are for this one
+OLDEST_COMPILER = 11  # torch's headers want C++20
+FREE_BYTES_CLONE = 4 * 1024**3  # .venv takes about 2.5 GiB, pip's unpacking comes on top
+FREE_BYTES_CACHE = 1024**3  # Horovod's build and wheel, the data
+
+HEADERS = {
+    "Python.h": ("libpython{}.{}-dev".format(*PYTHON), "the Python headers"),
+    "zlib.h": ("zlib1g-dev", "zlib"),
+}
+
+
+def python_problems():
+    """The wrong Python, or one without what a virtual environment needs."""
+    have = sys.version_info[:2]
+    if have != PYTHON:
+        return [
+            "Python: the pinned versions of TensorFlow and Horovod expect {}.{}, got {}.{} ({}); Debian packages: "
+            "python{v} python{v}-venv libpython{v}-dev, or name another with make PYTHON=/path/to/python{v}".format(
+                PYTHON[0], PYTHON[1], have[0], have[1], sys.executable, v="{}.{}".format(*PYTHON)
+            )
+        ]
+    for module in ("venv", "ensurepip"):
+        try:
+            __import__(module)
+        except ImportError:
+            return ["Python: expected the module {}, got none in {}; Debian package: python{}.{}-venv".format(module, sys.executable, *PYTHON)]
+    return []
+
+
+def platform_problems():
+    found = (platform.system(), platform.machine())
+    if found != ("Linux", "x86_64"):
+        return ["platform: the pinned wheels expect Linux on x86_64, got {} on {}".format(*found)]
+    return []
+
+
+def tool_problems():
+    """make and a compiler that is new enough."""
+    problems = []
+    if shutil.which("make") is None:
+        problems.append("make: expected on PATH, got none; Debian package: make")
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if shutil.which(command[0]) is None:
+        return problems + ["C++ compiler: expected {} on PATH, got none; Debian package: g++".format(command[0])]
+    answer = subprocess.run(command + ["-dumpfullversion", "-dumpversion"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    text = answer.stdout.decode(errors="replace").strip()
+    version = re.match(r"(\d+)[.\d]*$", text)
+    if answer.returncode != 0 or version is None:
+        problems.append("C++ compiler: expected a version from {}, got: {}".format(command[0], text))
+    elif int(version.group(1)) < OLDEST_COMPILER and "clang" not in command[0]:
+        problems.append("C++ compiler: expected g++ {} or newer, got {}; Debian package: g++".format(OLDEST_COMPILER, text))
+    return problems
+
+
+def header_problems(with_python=True):
+    """Headers and libraries, by compiling and linking against them: what the build itself will do."""
+    command = shlex.split(os.environ.get("CXX", "g++"))
+    if shutil.which(command[0]) is None:
+        return []
+    problems = []
+    for header, (package, what) in sorted(HEADERS.items()):
+        if header == "Python.h" and not with_python:
+            continue
+        include = sysconfig.get_path("include") if header == "Python.h" else None
+        with tempfile.TemporaryDirectory() as scratch:
+            source = os.path.join(scratch, "trial.cc")
+            with open(source, "w") as file:
+                if header == "zlib.h":
+                    file.write("#include <zlib.h>\nint main() { return zlibVersion() == nullptr; }\n")
+                else:
+                    file.write("#include <{}>\nint main() {{ return 0; }}\n".format(header))
+            trial = command + ["-I" + include] if include else command[:]
+            trial += [source, "-o", os.path.join(scratch, "trial")] + (["-lz"] if header == "zlib.h" else [])
+            done = subprocess.run(trial, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            if done.returncode != 0:
+                errors = [line for line in done.stdout.decode(errors="replace").splitlines() if "error" in line or "cannot find" in line]
+                where = " in " + include if include else ""
+                problems.append(
+                    "{}: expected {}{} to compile and link, got: {}; Debian package: {}".format(
+                        what, header, where, errors[0] if errors else "exit status {}".format(done.returncode), package
+                    )
+                )
+    return problems
+
+
+def disk_problems(places):
+    """Too little room at a place; places are (what, path, bytes). Two on one file system need their sum."""
+    problems = []
+    needs = {}
+    for what, path, size in places:
+        while not os.path.exists(path):
+            path = os.path.dirname(path)
+        device = os.stat(path).st_dev
+        names, _, total = needs.get(device, ([], path, 0))
+        needs[device] = (names + [what], path, total + size)
+    for names, path, total in needs.values():
+        free = shutil.disk_usage(path).free
+        if free < total:
+            problems.append("disk: expected {:.1f} GB free at {} for {}, got {:.1f} GB".format(total / 1e9, path, " and ".join(names), free / 1e9))
+    return problems
+
+
+def problems(places=()):
+    """Everything that is missing, one sentence each."""
+    python = python_problems()
+    # the headers of a Python that will not be used would only confuse
+    return python + platform_problems() + tool_problems() + header_problems(with_python=not python) + disk_problems(places)
+
+
+def stop_on(found):
+    """Ends the program, naming everything at once, when something is missing."""
+    if found:
+        lines = ["set-up stops before building anything:"] + ["  - " + problem for problem in found]
+        packages = sorted({name for problem in found for name in problem.partition("Debian package")[2].partition(":")[2].partition(",")[0].split()})
+        if packages:
+            lines.append("On Debian or Ubuntu: apt-get install " + " ".join(packages))
+        sys.exit("\n".join(lines))
+
+
+if __name__ == "__main__":
+    stop_on(problems())
+    print("nothing is missing")
