@@ -21,8 +21,8 @@ import time
 import venv
 from pathlib import Path
 
-import data
-import horovod
+import build_horovod
+import fetch_data
 from console import LOGS, ROOT, SetUpError, cache_directory, clean_environment, locked, run, say
 
 VENV = ROOT / ".venv"
@@ -104,14 +104,14 @@ def main(arguments):
         sys.exit(f"set_up.py: expected nothing or --data, got {' '.join(arguments)}")
     start = time.monotonic()
     data_only = arguments == ["--data"]
-    preflight.stop_on(data.fashion_mnist_problems() + ([] if data_only else preflight.problems(places())))
+    preflight.stop_on(fetch_data.fashion_mnist_problems() + ([] if data_only else preflight.problems(places())))
     try:
         with locked(ROOT / "build" / "set-up.lock", "at work in this clone"):
             make_venv()
-            data.fetch(PYTHON)
+            fetch_data.fetch(PYTHON)
             if not data_only:
                 install_pins()
-                horovod.install(PYTHON, stamp)
+                build_horovod.install(PYTHON, stamp)
                 install_package()
     except SetUpError as error:
         sys.exit(f"[set-up] {error}")

@@ -1,0 +1,67 @@
+"""Everything below the adapters imports, and works on NumPy arrays, where no framework can be imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import deepreduce_hvd
+
+ROOT = Path(deepreduce_hvd.__file__).parent
+FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "tf_keras")
+#: the only files that may import a framework
+ADAPTERS = ("torch", "_torch", "tensorflow", "_tensorflow", "keras", "_keras")
+
+BLOCK = f"""
+import sys
+
+class Blocked(ImportError):
+    pass
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {FRAMEWORKS!r}:
+            raise Blocked(f"blocked: {{name}}")
+
+sys.meta_path.insert(0, Blocker())
+"""
+USE = """
+import numpy as np
+import deepreduce_hvd as dr
+gradient = np.arange(-50, 50, dtype=np.float32)
+dense = dr.decode(dr.Codec(dr.TopK(0.1)).encode(gradient))
+assert np.count_nonzero(dense) == 10 and dense[0] == -50, dense
+"""
+
+
+def is_adapter(path):
+    """Whether a file is a framework's own: torch.py, _torch_state.py, …"""
+    return path.parent == ROOT and any(path.stem == name or path.stem.startswith(f"{name}_") for name in ADAPTERS)
+
+
+def modules(adapters):
+    for path in sorted(ROOT.rglob("*.py")):
+        if is_adapter(path) == adapters:
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            yield ".".join(("deepreduce_hvd", *(part for part in parts if part != "__init__")))
+
+
+def run_blocked(code):
+    return subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, cwd=ROOT.parent)
+
+
+def test_neutral_modules_import_and_work():
+    names = list(modules(adapters=False))
+    assert "deepreduce_hvd" in names and "deepreduce_hvd.compressor" in names and len(names) > 15
+    imports = "".join(f"import {name}\n" for name in names)
+    loaded = f"found = [name for name in {FRAMEWORKS!r} if name in sys.modules]\nassert not found, found\n"
+    done = run_blocked(imports + USE + loaded)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", list(modules(adapters=True)))
+def test_adapters_do_import_a_framework(name):
+    """Proves the block: an adapter cannot be imported behind it, and one that could belongs among the neutral modules."""
+    done = run_blocked(f"import {name}")
+    assert done.returncode != 0 and "Blocked: blocked: " in done.stderr, done.stderr
