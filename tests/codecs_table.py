@@ -14,6 +14,13 @@ INDEX = {
 #: name -> a value codec
 VALUE = {
     "raw_value": dr.RawValue(),
+    "float16": dr.Float16(),
+    "bfloat16": dr.BFloat16(),
+    "qsgd_1": dr.QSGD(bits=1),
+    "qsgd_2": dr.QSGD(bits=2, bucket=64),
+    "qsgd_4": dr.QSGD(bits=4),
+    "qsgd_5_l2": dr.QSGD(bits=5, bucket=16, norm="l2"),
+    "qsgd_8": dr.QSGD(bits=8),
 }
 
 #: name -> a sparsifier that fits the small inputs below

@@ -6,6 +6,9 @@ namespace deepreduce {
 extern const IndexCodec raw_index_codec;
 extern const IndexCodec rice_codec;
 extern const ValueCodec raw_value_codec;
+extern const ValueCodec float16_codec;
+extern const ValueCodec bfloat16_codec;
+extern const ValueCodec qsgd_codec;
 
 namespace {
 const IndexCodec* const index_codecs[] = {
@@ -14,6 +17,9 @@ const IndexCodec* const index_codecs[] = {
 };
 const ValueCodec* const value_codecs[] = {
     &raw_value_codec,
+    &float16_codec,
+    &bfloat16_codec,
+    &qsgd_codec,
 };
 
 template <class Codec, size_t count>
