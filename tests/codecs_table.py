@@ -8,7 +8,10 @@ from deepreduce_hvd.random import random32, random_uniform
 #: name -> an index codec; every parameter setting worth a golden file is a row
 INDEX = {
     "raw_index": dr.RawIndex(),
+    "bitmap": dr.Bitmap(),
+    "rle": dr.RLE(),
     "rice": dr.Rice(),
+    "elias_fano": dr.EliasFano(),
 }
 
 #: name -> a value codec

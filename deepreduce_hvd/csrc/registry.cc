@@ -4,7 +4,10 @@
 namespace deepreduce {
 
 extern const IndexCodec raw_index_codec;
+extern const IndexCodec bitmap_codec;
+extern const IndexCodec rle_codec;
 extern const IndexCodec rice_codec;
+extern const IndexCodec elias_fano_codec;
 extern const ValueCodec raw_value_codec;
 extern const ValueCodec float16_codec;
 extern const ValueCodec bfloat16_codec;
@@ -13,7 +16,10 @@ extern const ValueCodec qsgd_codec;
 namespace {
 const IndexCodec* const index_codecs[] = {
     &raw_index_codec,
+    &bitmap_codec,
+    &rle_codec,
     &rice_codec,
+    &elias_fano_codec,
 };
 const ValueCodec* const value_codecs[] = {
     &raw_value_codec,

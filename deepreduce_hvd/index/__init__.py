@@ -1,6 +1,9 @@
 """Index codecs, one file each."""
 
+from deepreduce_hvd.index.bitmap import Bitmap
+from deepreduce_hvd.index.elias_fano import EliasFano
 from deepreduce_hvd.index.raw_index import RawIndex
 from deepreduce_hvd.index.rice import Rice
+from deepreduce_hvd.index.rle import RLE
 
-__all__ = ["RawIndex", "Rice"]
+__all__ = ["RLE", "Bitmap", "EliasFano", "RawIndex", "Rice"]
