@@ -1,0 +1,112 @@
+"""The set-up's own machinery: logs, locks, stamps, and a Horovod build that fails leaves nothing behind."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import build_horovod  # noqa: E402
+import console  # noqa: E402
+import set_up  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(build_horovod, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(set_up, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(set_up, "PYTHON", tmp_path / ".venv/bin/python")
+    monkeypatch.setattr(set_up, "STAMPS", tmp_path / "set-up.json")
+    monkeypatch.setenv("DEEPREDUCE_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_a_failing_step_shows_the_end_of_its_log():
+    with pytest.raises(console.SetUpError) as caught:
+        console.run([sys.executable, "-c", "print(*range(1000), sep='\\n'); raise SystemExit(3)"], "counting", "no time")
+    words = str(caught.value)
+    assert "counting: expected exit status 0, got 3" in words and words.endswith("\n999") and "\n5\n" not in words
+
+
+def test_progress_is_the_last_percentage_or_the_last_line(own_place):
+    log = own_place / "log"
+    log.write_text("[  3%] Building\n[ 42%] Building\nwarning: x\n\n")
+    assert console._progress(log, r"\[ *(\d+)%\]") == "42 %"
+    assert console._progress(log, None) == "warning: x"
+    log.write_text("")
+    assert (console._progress(log, r"\[ *(\d+)%\]"), console._progress(log, None)) == ("preparing", "")
+
+
+def test_a_second_set_up_waits_for_the_first(own_place, capsys):
+    path = own_place / "some.lock"
+    code = f"import sys; sys.path.insert(0, {str(Path(console.__file__).parent)!r})\nimport console, pathlib\n"
+    code += f"with console.locked(pathlib.Path({str(path)!r}), 'building'):\n    print('held', flush=True); input()"
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert first.stdout.readline() == "held\n"
+    second = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert "waiting for another set-up that is building" in second.stdout.readline()
+    time.sleep(0.2)
+    assert second.poll() is None
+    first.communicate("\n")
+    assert second.communicate("\n")[0] == "held\n" and second.returncode == 0
+
+
+def test_stamps_are_kept_by_step():
+    assert set_up.stamp("pins") is None
+    set_up.stamp("pins", "a")
+    set_up.stamp("horovod", "b")
+    assert (set_up.stamp("pins"), set_up.stamp("horovod"), set_up.stamp("package")) == ("a", "b", None)
+
+
+def test_an_environment_from_another_place_is_refused(own_place):
+    (own_place / ".venv/bin").mkdir(parents=True)
+    with pytest.raises(console.SetUpError, match="got no interpreter; remove it .make distclean."):
+        set_up.make_venv()
+    (own_place / ".venv/bin/python").symlink_to("/usr/bin/env")
+    with pytest.raises(console.SetUpError, match=r"\.venv: expected an environment of \(3, 11\)"):
+        set_up.make_venv()
+
+
+def test_a_failed_horovod_build_leaves_no_wheel(own_place, monkeypatch):
+    bad = own_place / "bin" / "python"
+    bad.parent.mkdir()
+    bad.write_text("#!/bin/sh\necho \"$CXX: C++14 refused\"\nexit 1\n")
+    bad.chmod(0o755)
+    folder = own_place / "cache" / "key"
+    with pytest.raises(console.SetUpError, match=r"C\+\+14 refused"):
+        build_horovod.build(bad, folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_the_compiler_wrapper_puts_the_standard_last(own_place):
+    """What the build is given as CXX, tried on a source that only C++17 accepts."""
+    fake = own_place / "bin" / "python"
+    fake.parent.mkdir()
+    fake.write_text(
+        "#!/bin/sh\n"
+        "for out; do case $previous in -w) folder=$out;; esac; previous=$out; done\n"
+        "echo 'static_assert(__cplusplus == 201703L);' > $folder/a.cc\n"
+        "$CXX -std=c++14 -c $folder/a.cc -o $folder/a.o && touch $folder/horovod-0.whl\n"
+    )
+    fake.chmod(0o755)
+    build_horovod.build(fake, own_place / "key")
+    assert [path.name for path in (own_place / "key").iterdir()] == ["horovod-0.whl"]
+
+
+def test_the_cache_key_names_what_the_binary_depends_on():
+    key = build_horovod.cache_key(sys.executable)
+    for part in ("horovod-0.28.1-cp311-", "-gcc", "-torch2.", "-tensorflow2."):
+        assert part in key
+
+
+def test_a_check_build_without_a_framework_is_refused(own_place):
+    (own_place / "bin").mkdir()
+    horovodrun = own_place / "bin/horovodrun"
+    horovodrun.write_text("#!/bin/sh\necho '[X] PyTorch'; echo '[ ] TensorFlow'; echo '[X] Gloo'\n")
+    horovodrun.chmod(0o755)
+    with pytest.raises(console.SetUpError, match=r"got no \[X\] TensorFlow"):
+        build_horovod.check(own_place / "bin/python")
