@@ -10,6 +10,8 @@ INDEX = {
     "raw_index": dr.RawIndex(),
     "bitmap": dr.Bitmap(),
     "rle": dr.RLE(),
+    "huffman": dr.Huffman(),
+    "huffman_delta": dr.Huffman(delta=True),
     "rice": dr.Rice(),
     "elias_fano": dr.EliasFano(),
 }

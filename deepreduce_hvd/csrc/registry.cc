@@ -6,6 +6,7 @@ namespace deepreduce {
 extern const IndexCodec raw_index_codec;
 extern const IndexCodec bitmap_codec;
 extern const IndexCodec rle_codec;
+extern const IndexCodec huffman_codec;
 extern const IndexCodec rice_codec;
 extern const IndexCodec elias_fano_codec;
 extern const ValueCodec raw_value_codec;
@@ -18,6 +19,7 @@ const IndexCodec* const index_codecs[] = {
     &raw_index_codec,
     &bitmap_codec,
     &rle_codec,
+    &huffman_codec,
     &rice_codec,
     &elias_fano_codec,
 };
