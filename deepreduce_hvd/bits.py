@@ -35,3 +35,31 @@ def unpack_fields(data, count, width, section="section"):
         raise CorruptPayload(f"{section}: expected zero padding and the end of the bits")
     fields = bits[: count * width].reshape(count, width).astype(np.uint64)
     return (fields << np.arange(width, dtype=np.uint64)).sum(axis=1, dtype=np.uint64).astype(np.uint32)
+
+
+def pack_varied(values, widths):
+    """``values`` (n,), each below 2 to the power of its own of ``widths`` (n,) <= 32, as bytes, zero-padded.
+
+    >>> pack_varied([1, 3, 1], [1, 4, 4]).hex()
+    '2700'
+    """
+    values = np.asarray(values, dtype=np.uint64).reshape(-1, 1)
+    places = np.arange(32, dtype=np.uint64)
+    used = places < np.asarray(widths, dtype=np.uint64).reshape(-1, 1)
+    bits = (values >> places) & np.uint64(1)
+    return np.packbits(bits[used].astype(np.uint8), bitorder="little").tobytes()
+
+
+def unpack_varied(data, widths, section="section"):
+    """The fields of ``widths`` (n,) bits in ``data`` (bytes) as (n,) int64; they must fill it exactly, padding zero."""
+    widths = np.asarray(widths, dtype=np.uint64).reshape(-1, 1)
+    filled = int(widths.sum())
+    if len(data) != (filled + 7) // 8:
+        raise CorruptPayload(f"{section}: expected {(filled + 7) // 8} bytes of fields, got {len(data)}")
+    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
+    if bits[filled:].any():
+        raise CorruptPayload(f"{section}: expected zero padding and the end of the bits")
+    places = np.arange(32, dtype=np.int64)
+    fields = np.zeros((widths.shape[0], 32), dtype=np.int64)
+    fields[places < widths.astype(np.int64)] = bits[:filled]
+    return (fields << places).sum(axis=1)

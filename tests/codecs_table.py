@@ -26,6 +26,11 @@ VALUE = {
     "qsgd_4": dr.QSGD(bits=4),
     "qsgd_5_l2": dr.QSGD(bits=5, bucket=16, norm="l2"),
     "qsgd_8": dr.QSGD(bits=8),
+    "fit_poly": dr.FitPoly(),
+    "fit_poly_degree1": dr.FitPoly(degree=1),
+    "fit_poly_degree7": dr.FitPoly(degree=7),
+    "fit_poly_segments4": dr.FitPoly(segments=4),
+    "fit_dexp": dr.FitDExp(),
 }
 
 #: name -> a sparsifier that fits the small inputs below

@@ -3,29 +3,66 @@
 #include "bits.h"
 
 namespace deepreduce {
+namespace {
+
+// Fields of a fixed width, 8 bytes of memory at a time; the words are little-endian as the format is.
+void pack(const uint32_t* fields, uint32_t count, unsigned width, uint8_t* out, uint64_t bytes) {
+  uint64_t pending = 0;
+  unsigned filled = 0;
+  uint8_t* const end = out + bytes;
+  for (uint32_t j = 0; j < count; ++j) {
+    const uint64_t field = fields[j];
+    pending |= field << filled;
+    filled += width;
+    if (filled >= 64) {
+      std::memcpy(out, &pending, sizeof(pending));
+      out += sizeof(pending);
+      filled -= 64;
+      pending = filled == 0 ? 0 : field >> (width - filled);
+    }
+  }
+  if (end > out) std::memcpy(out, &pending, static_cast<size_t>(end - out));
+}
+
+}  // namespace
 
 void write_order(const uint32_t* order, uint32_t count, ByteWriter& section) {
   const unsigned width = bit_width_of(count);
-  BitWriter bits(section.extend(packed_bytes(count, width)));
-  for (uint32_t j = 0; j < count; ++j) bits.put(order[j], width);
-  bits.finish();
+  const uint64_t bytes = packed_bytes(count, width);
+  pack(order, count, width, section.extend(bytes), bytes);
 }
 
 void read_order(Context& context, ByteReader& section, uint32_t count, uint32_t* order) {
   const unsigned width = bit_width_of(count);
   const uint64_t bytes = packed_bytes(count, width);
-  BitReader bits(section.take(bytes), bytes, section.section());
+  const uint8_t* data = section.take(bytes);
   section.expect_end();
-  uint64_t* seen = context.arena.zeros<uint64_t>((uint64_t{count} + 63) / 64);
-  for (uint32_t j = 0; j < count; ++j) {
-    const uint32_t position = bits.get(width);
-    if (position >= count) corrupt_payload("%s: expected a position below %u, got %u", section.section(), count, position);
-    const uint64_t bit = uint64_t{1} << (position & 63);
-    if (seen[position >> 6] & bit) corrupt_payload("%s: expected distinct positions, got %u twice", section.section(), position);
-    seen[position >> 6] |= bit;
-    order[j] = position;
+  // count entries below count that hit each position are a permutation: no test within the loops
+  uint8_t* seen = context.arena.zeros<uint8_t>(uint64_t{1} << width);
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  uint32_t whole = 0;  // entries whose 8 bytes lie within the section
+  if (bytes >= 8) {
+    const uint64_t last = (bytes - 8) * 8 + 7;  // the last bit at which 8 bytes may be read
+    whole = width == 0 || last / width + 1 >= count ? count : static_cast<uint32_t>(last / width + 1);
   }
-  bits.expect_end();
+  for (uint32_t j = 0; j < whole; ++j) {
+    const uint64_t bit = uint64_t{j} * width;
+    uint64_t word;
+    std::memcpy(&word, data + bit / 8, sizeof(word));
+    order[j] = static_cast<uint32_t>((word >> (bit % 8)) & mask);
+    seen[order[j]] = 1;
+  }
+  const uint64_t at = uint64_t{whole} * width;
+  BitReader rest(data + at / 8, bytes - at / 8, section.section());
+  rest.get(static_cast<unsigned>(at % 8));
+  for (uint32_t j = whole; j < count; ++j) {
+    order[j] = rest.get(width);
+    seen[order[j]] = 1;
+  }
+  rest.expect_end();
+  uint32_t positions = 0;
+  for (uint32_t i = 0; i < count; ++i) positions += seen[i];
+  if (positions != count) corrupt_payload("%s: expected a permutation of %u positions, got %u of them", section.section(), count, positions);
 }
 
 }  // namespace deepreduce

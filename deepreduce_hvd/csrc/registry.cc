@@ -13,6 +13,8 @@ extern const ValueCodec raw_value_codec;
 extern const ValueCodec float16_codec;
 extern const ValueCodec bfloat16_codec;
 extern const ValueCodec qsgd_codec;
+extern const ValueCodec fit_poly_codec;
+extern const ValueCodec fit_dexp_codec;
 
 namespace {
 const IndexCodec* const index_codecs[] = {
@@ -28,6 +30,8 @@ const ValueCodec* const value_codecs[] = {
     &float16_codec,
     &bfloat16_codec,
     &qsgd_codec,
+    &fit_poly_codec,
+    &fit_dexp_codec,
 };
 
 template <class Codec, size_t count>

@@ -1,0 +1,239 @@
+// FitPoly: sorted values as piecewise least-squares polynomials.
+#include <cmath>
+
+#include "../bits.h"
+#include "fit_curve.h"
+
+namespace deepreduce {
+namespace {
+
+constexpr uint32_t kMaxSegments = 1024;
+constexpr int kLowestExponent = -152, kHighestExponent = 160;
+constexpr unsigned kMaxWidth = 32;
+
+struct Segment {
+  uint32_t start, length;
+  Farthest farthest;
+};
+
+struct Side {
+  uint32_t count, segment_count;
+  Segment* segments;
+  int64_t* coefficients;  // (segment_count, degree + 1) multiples of 2^exponent, orthonormal basis
+  int exponent;
+};
+
+double bits_a_value(const double*) { return 16; }
+
+// The paper's p = ceil(2 sqrt(M)) with M in units of the mean gap, at most sqrt(n).
+uint32_t choose_segments(const float* y, uint32_t n, int degree) {
+  if (n < 2 * static_cast<uint32_t>(degree + 1) || y[0] == y[n - 1]) return 1;
+  const double first = y[0], second = y[1], before_last = y[n - 2], last = y[n - 1];
+  const double mean_gap = (first - last) / (n - 1);
+  const double m = std::fabs((first - second) - (before_last - last)) / mean_gap;
+  const double p = std::fmin(std::fmin(std::ceil(2.0 * std::sqrt(m)), std::floor(std::sqrt(static_cast<double>(n)))), kMaxSegments);
+  return p < 1.0 ? 1 : static_cast<uint32_t>(p);
+}
+
+void find_segments(Simd simd, const float* y, uint32_t wanted, int degree, Side& side) {
+  const uint32_t fewest = static_cast<uint32_t>(degree) + 1;
+  const auto segment = [&](uint32_t start, uint32_t length) {
+    return Segment{start, length, farthest_from_chord(simd, y + start, length, fewest)};
+  };
+  side.segments[0] = segment(0, side.count);
+  side.segment_count = 1;
+  while (side.segment_count < wanted) {
+    uint32_t widest = 0;
+    for (uint32_t i = 1; i < side.segment_count; ++i)
+      if (side.segments[i].farthest.distance > side.segments[widest].farthest.distance) widest = i;
+    const Segment split = side.segments[widest];
+    if (split.farthest.distance == 0.0) break;
+    std::memmove(side.segments + widest + 2, side.segments + widest + 1, (side.segment_count - widest - 1) * sizeof(Segment));
+    side.segments[widest] = segment(split.start, split.farthest.position);
+    side.segments[widest + 1] = segment(split.start + split.farthest.position, split.length - split.farthest.position);
+    ++side.segment_count;
+  }
+}
+
+// floor(log2(sqrt(x))) of x > 0.
+int half_exponent(double x) {
+  int exponent;
+  std::frexp(x, &exponent);
+  return (exponent - 1) >> 1;
+}
+
+void fit_side(Context& context, const float* y, int degree, Side& side) {
+  const uint32_t terms = static_cast<uint32_t>(degree) + 1, total_terms = side.segment_count * terms;
+  double* fits = context.arena.zeros<double>(total_terms);
+  side.coefficients = context.arena.array<int64_t>(total_terms);
+  double total = 0.0, fitted = 0.0;
+  for (uint32_t s = 0; s < side.segment_count; ++s) {
+    const Segment& segment = side.segments[s];
+    const Recurrence recurrence = recurrence_of(segment.length, degree);
+    double* fit = fits + s * terms;
+    total += fit_moments(context.simd, y + segment.start, segment.length, recurrence, fit);
+    for (int j = 0; j <= recurrence.degree; ++j) {
+      fit[j] = fit[j] / recurrence.norm[j];
+      fitted += fit[j] * fit[j];
+    }
+  }
+  side.exponent = 0;
+  if (total > 0.0) {
+    // rounding adds at most terms * step^2 / 4 to the squared error, in an orthonormal basis: within 0.1 % of the best error
+    const int finest = half_exponent(total) - 26;
+    side.exponent = finest > kLowestExponent ? finest : kLowestExponent;
+    const double rest = 0.008 * (total - fitted) / total_terms;
+    if (rest > 0.0 && half_exponent(rest) > side.exponent) side.exponent = half_exponent(rest);
+  }
+  for (uint32_t i = 0; i < total_terms; ++i)
+    side.coefficients[i] = static_cast<int64_t>(std::nearbyint(std::ldexp(fits[i], -side.exponent)));
+}
+
+void evaluate_side(Simd simd, const Side& side, int degree, float sign, float* out) {
+  for (uint32_t s = 0; s < side.segment_count; ++s) {
+    const Segment& segment = side.segments[s];
+    const Recurrence recurrence = recurrence_of(segment.length, degree);
+    double monic[kMaxDegree + 1];
+    for (int j = 0; j <= recurrence.degree; ++j)
+      monic[j] = std::ldexp(static_cast<double>(side.coefficients[s * (degree + 1) + j]), side.exponent) / recurrence.norm[j];
+    double powers[kMaxDegree + 1];
+    expand_in_powers(monic, recurrence, powers);
+    evaluate_polynomial(simd, powers, recurrence.degree, segment.length, sign, out + segment.start);
+  }
+}
+
+unsigned bit_length(uint64_t x) { return x == 0 ? 0 : 64 - static_cast<unsigned>(__builtin_clzll(x)); }
+
+void write(const Side (&sides)[2], int degree, ByteWriter& section) {
+  const int terms = degree + 1;
+  uint64_t magnitudes[kMaxDegree + 1] = {};
+  bool used[kMaxDegree + 1] = {};
+  uint64_t longest = 0, fields = 0, segment_count = 0;
+  for (const Side& side : sides) {
+    for (uint32_t s = 0; s < side.segment_count; ++s) {
+      if (s + 1 < side.segment_count) {
+        longest |= side.segments[s].length;
+        ++fields;
+      }
+      for (int j = 0; j < terms; ++j) {
+        const int64_t q = side.coefficients[s * terms + j];
+        magnitudes[j] |= static_cast<uint64_t>(q < 0 ? ~q : q);
+        used[j] |= q != 0;
+      }
+    }
+    segment_count += side.segment_count;
+  }
+  const unsigned length_width = bit_length(longest);
+  unsigned widths[kMaxDegree + 1];
+  uint64_t bits = fields * length_width;
+  section.put(sides[0].count);
+  for (const Side& side : sides) section.put(static_cast<uint16_t>(side.segment_count));
+  for (const Side& side : sides) section.put(static_cast<int16_t>(side.exponent));
+  section.put(static_cast<uint8_t>(degree));
+  section.put(static_cast<uint8_t>(length_width));
+  for (int j = 0; j < terms; ++j) {
+    widths[j] = used[j] ? bit_length(magnitudes[j]) + 1 : 0;
+    bits += segment_count * widths[j];
+    section.put(static_cast<uint8_t>(widths[j]));
+  }
+  BitWriter writer(section.extend((bits + 7) / 8));
+  for (const Side& side : sides)
+    for (uint32_t s = 0; s + 1 < side.segment_count; ++s) writer.put(side.segments[s].length, length_width);
+  for (const Side& side : sides)
+    for (uint32_t i = 0; i < side.segment_count * static_cast<uint32_t>(terms); ++i) {
+      const unsigned width = widths[i % static_cast<uint32_t>(terms)];
+      writer.put(static_cast<uint32_t>(static_cast<uint64_t>(side.coefficients[i]) & ((uint64_t{1} << width) - 1)), width);
+    }
+  writer.finish();
+}
+
+void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
+  const int degree = static_cast<int>(encoding.parameters[0]);
+  const double segments = encoding.parameters[1];
+  if (!(encoding.parameters[0] >= 1 && encoding.parameters[0] <= kMaxDegree) || encoding.parameters[0] != degree)
+    invalid_argument("FitPoly degree: expected 1 to %d, got %g", kMaxDegree, encoding.parameters[0]);
+  if (!(segments >= 0 && segments <= kMaxSegments) || segments != std::floor(segments))
+    invalid_argument("FitPoly segments: expected 0 (by the values) to %u, got %g", kMaxSegments, segments);
+  if (encoding.count == 0) return;
+  const SortedSides sorted = sort_sides(context, encoding.values, encoding.count, encoding.order);
+  Side sides[2];
+  for (int s = 0; s < 2; ++s) {
+    Side& side = sides[s];
+    side = {sorted.counts[s], 0, nullptr, nullptr, 0};
+    if (side.count == 0) continue;
+    float* y = sorted.side(s);
+    const uint32_t wanted = segments > 0 ? static_cast<uint32_t>(segments) : choose_segments(y, side.count, degree);
+    side.segments = context.arena.array<Segment>(wanted);
+    find_segments(context.simd, y, wanted, degree, side);
+    fit_side(context, y, degree, side);
+    evaluate_side(context.simd, side, degree, s == 0 ? 1.0f : -1.0f, y);  // in place: the fit has all it needs of y
+  }
+  write(sides, degree, section);
+  restore_order(sorted.magnitudes, encoding.order, encoding.count, encoding.decoded);
+}
+
+void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
+  if (count == 0) return section.expect_end();
+  Side sides[2];
+  const uint32_t positives = section.get<uint32_t>();
+  if (positives > count) corrupt_payload("%s: expected at most %u positive values, got %u", section.section(), count, positives);
+  sides[0].count = positives;
+  sides[1].count = count - positives;
+  for (Side& side : sides) side.segment_count = section.get<uint16_t>();
+  for (Side& side : sides) side.exponent = section.get<int16_t>();
+  const int degree = section.get<uint8_t>();
+  if (degree < 1 || degree > kMaxDegree) corrupt_payload("%s: expected a degree of 1 to %d, got %d", section.section(), kMaxDegree, degree);
+  const uint32_t terms = static_cast<uint32_t>(degree) + 1;
+  unsigned widths[kMaxDegree + 1];
+  const unsigned length_width = section.get<uint8_t>();
+  unsigned widest = length_width;
+  for (uint32_t j = 0; j < terms; ++j) {
+    widths[j] = section.get<uint8_t>();
+    widest = widths[j] > widest ? widths[j] : widest;
+  }
+  if (widest > kMaxWidth) corrupt_payload("%s: expected fields of at most %u bits, got %u", section.section(), kMaxWidth, widest);
+  for (const Side& side : sides) {
+    const uint32_t most = side.count < kMaxSegments ? side.count : kMaxSegments;
+    if (side.segment_count > most || (side.segment_count == 0) != (side.count == 0))
+      corrupt_payload("%s: expected 1 to %u segments for %u values, got %u", section.section(), kMaxSegments, side.count, side.segment_count);
+    if (side.exponent < kLowestExponent || side.exponent > kHighestExponent || (side.count == 0 && side.exponent != 0))
+      corrupt_payload("%s: expected an exponent of %d to %d, got %d", section.section(), kLowestExponent, kHighestExponent, side.exponent);
+  }
+
+  const uint64_t bytes = section.remaining();
+  BitReader reader(section.take(bytes), bytes, section.section());
+  for (Side& side : sides) {
+    side.segments = context.arena.array<Segment>(side.segment_count);
+    uint32_t start = 0;
+    for (uint32_t s = 0; s < side.segment_count; ++s) {
+      const uint32_t rest = side.count - start;
+      const bool last = s + 1 == side.segment_count;
+      const uint32_t length = last ? rest : reader.get(length_width);
+      if (length == 0 || (!last && length >= rest))
+        corrupt_payload("%s: expected segments that fill %u values, got one of %u with %u left", section.section(), side.count, length, rest);
+      side.segments[s] = {start, length, {}};
+      start += length;
+    }
+  }
+  for (Side& side : sides) {
+    side.coefficients = context.arena.array<int64_t>(uint64_t{side.segment_count} * terms);
+    for (uint32_t i = 0; i < side.segment_count * terms; ++i) {
+      const uint32_t j = i % terms;
+      const int64_t field = reader.get(widths[j]);
+      const int64_t sign = (int64_t{1} << widths[j]) >> 1;
+      side.coefficients[i] = (field ^ sign) - sign;
+      if (j >= side.segments[i / terms].length && side.coefficients[i] != 0)
+        corrupt_payload("%s: expected coefficients of 0 above degree %u", section.section(), side.segments[i / terms].length - 1);
+    }
+  }
+  reader.expect_end();
+  evaluate_side(context.simd, sides[0], degree, 1.0f, values);
+  evaluate_side(context.simd, sides[1], degree, -1.0f, values + positives);
+}
+
+}  // namespace
+
+extern const ValueCodec fit_poly_codec;
+const ValueCodec fit_poly_codec = {kFitPoly, "FitPoly", true, bits_a_value, encode, decode};
+
+}  // namespace deepreduce

@@ -1,0 +1,86 @@
+// Sorting for the curve fits: a stable radix sort of (key, position) by those bits alone that tell the keys apart.
+#include "fit_sides.h"
+
+#include <utility>
+
+namespace deepreduce {
+namespace {
+
+constexpr unsigned kMostDigitBits = 11;  // more buckets would not stay in the first cache
+constexpr uint32_t kMostBuckets = 1u << kMostDigitBits;
+static_assert(3 * kMostDigitBits >= 32, "three digits hold any key");
+
+// Positives (0 and up) before negatives, larger magnitudes before smaller ones.
+inline uint32_t key_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits ^ 0x7FFFFFFFu;
+}
+
+inline float magnitude_of(uint32_t key) {
+  const uint32_t bits = ~key & 0x7FFFFFFFu;
+  float magnitude;
+  std::memcpy(&magnitude, &bits, sizeof(magnitude));
+  return magnitude;
+}
+
+}  // namespace
+
+SortedSides sort_sides(Context& context, const float* values, uint32_t count, uint32_t* order) {
+  uint32_t least = UINT32_MAX, most = 0, negatives = 0;
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t key = key_of(values[i]);
+    const uint32_t within = key & 0x7FFFFFFFu;
+    least = within < least ? within : least;
+    most = within > most ? within : most;
+    negatives += key >> 31;
+  }
+  // The bits that tell the keys apart: the side, then as many as the span of the magnitudes takes.
+  unsigned span = 0;
+  while (span < 31 && ((most - least) >> span) != 0) ++span;
+
+  // Up to five of the last bits (2^-18 of a value) are dropped where that saves a digit.
+  constexpr unsigned kTwoDigits = 2 * kMostDigitBits, kMostDropped = 5;
+  const unsigned surplus = span + 1 > kTwoDigits ? span + 1 - kTwoDigits : 0;
+  const unsigned dropped = surplus < kMostDropped ? surplus : kMostDropped;
+  const unsigned key_bits = span + 1 - dropped;
+  const unsigned digits = (key_bits + kMostDigitBits - 1) / kMostDigitBits, digit_bits = (key_bits + digits - 1) / digits;
+  const uint32_t buckets = 1u << digit_bits, mask = buckets - 1;
+
+  uint64_t* entries = context.arena.array<uint64_t>(count);
+  uint64_t* other = context.arena.array<uint64_t>(count);
+  uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);  // of each digit: counts, then places
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t key = key_of(values[i]);
+    uint32_t compact = ((key & 0x7FFFFFFFu) - least) | (key >> 31) << span;
+    entries[i] = uint64_t{compact} << 32 | i;
+    compact >>= dropped;
+    ++next[compact & mask];
+    ++next[kMostBuckets + ((compact >> digit_bits) & mask)];
+    if (digits == 3) ++next[2 * kMostBuckets + (compact >> (2 * digit_bits))];
+  }
+  for (unsigned digit = 0; digit < digits; ++digit, next += kMostBuckets) {
+    uint32_t start = 0;
+    for (uint32_t bucket = 0; bucket < buckets; ++bucket) start += std::exchange(next[bucket], start);
+    const unsigned shift = 32 + dropped + digit * digit_bits;
+    for (uint32_t i = 0; i < count; ++i) other[next[(entries[i] >> shift) & mask]++] = entries[i];
+    std::swap(entries, other);
+  }
+  float* magnitudes = reinterpret_cast<float*>(other);
+  for (uint32_t j = 0; j < count; ++j) {
+    order[j] = static_cast<uint32_t>(entries[j]);
+    const uint32_t compact = static_cast<uint32_t>(entries[j] >> 32) & ((1u << span) - 1);
+    magnitudes[j] = magnitude_of(compact + least);
+  }
+  return {{count - negatives, negatives}, magnitudes};
+}
+
+void restore_order(const float* sent, const uint32_t* order, uint32_t count, float* decoded) {
+  constexpr uint32_t kAhead = 16;
+  for (uint32_t j = 0; j < count; ++j) {
+    if (j + kAhead < count) __builtin_prefetch(decoded + order[j + kAhead], 1);
+    decoded[order[j]] = sent[j];
+  }
+}
+
+}  // namespace deepreduce

@@ -1,0 +1,335 @@
+"""The curve-fitting value codecs and the order mapping, against independent fits and the pitfalls of published code."""
+
+import numpy as np
+import pytest
+from codecs_table import gradient
+from hypothesis import given, settings, strategies
+from hypothesis.extra import numpy as numpy_strategies
+from numpy.polynomial import chebyshev
+from scipy.optimize import curve_fit
+from scipy.special import eval_legendre
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import bits, exact_math, payload as container, reference
+from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.value import fit_dexp, fit_poly
+from deepreduce_hvd.value.fit_sides import sort_sides
+
+FITS = [dr.FitPoly(), dr.FitPoly(degree=1), dr.FitPoly(degree=7), dr.FitPoly(segments=3), dr.FitDExp()]
+LARGEST = np.finfo(np.float32).max
+
+
+def heavy_tailed(name, count, seed=0):
+    """The largest 1 % of ``100 count`` samples, (count,) float32."""
+    random = np.random.default_rng(seed)
+    samples = {
+        "laplace": lambda n: random.laplace(size=n),
+        "student": lambda n: random.standard_t(3, n),
+        "normal": lambda n: random.standard_normal(n),
+        "lognormal": lambda n: np.exp(2 * random.standard_normal(n)) * random.choice([-1, 1], n),
+    }[name](100 * count)
+    largest = np.argpartition(np.abs(samples), samples.size - count)[samples.size - count :]
+    return (1e-3 * samples[np.sort(largest)]).astype(np.float32)
+
+
+def relative_error(decoded, values):
+    return np.linalg.norm(decoded.astype(np.float64) - values) / np.linalg.norm(values.astype(np.float64))
+
+
+def native_and_oracle(value, values):
+    """The payload of all of ``values``, asserted equal from both, and what it decodes to, asserted equal from both."""
+    codec = dr.Codec(dr.NoneSparsifier(), value=value)
+    native, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4)
+    oracle, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, native=False)
+    assert native.tobytes() == oracle.tobytes()
+    decoded = dr.decode(native)
+    from_oracle = decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, native=False)
+    np.testing.assert_array_equal(decoded.view(np.uint32), from_oracle.view(np.uint32))
+    return native, decoded
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    numpy_strategies.arrays(
+        np.float32, strategies.integers(0, 200), elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False)
+    ),
+    strategies.sampled_from(FITS),
+)
+def test_any_finite_values(values, value):
+    """Whatever the floats, both implementations agree, and what is decoded is finite and of its value's sign."""
+    _, decoded = native_and_oracle(value, values)
+    assert np.isfinite(decoded).all()
+    assert not (np.signbit(decoded) != np.signbit(values))[(decoded != 0) & (values != 0)].any()
+
+
+@pytest.mark.parametrize("simd", [0, 1, 2])
+@pytest.mark.parametrize("value", FITS, ids=repr)
+@pytest.mark.parametrize("name", ["laplace", "lognormal"])
+def test_large_inputs_agree_at_every_simd_level(name, value, simd):
+    values = heavy_tailed(name, 30011)
+    codec = dr.Codec(dr.NoneSparsifier(), value=value)
+    native, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, simd=simd)
+    oracle, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, native=False)
+    assert native.tobytes() == oracle.tobytes()
+    decoded = decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, simd=simd)
+    np.testing.assert_array_equal(decoded, decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, native=False))
+
+
+@pytest.mark.parametrize("degree", [1, 2, 5, 7])
+@pytest.mark.parametrize("name", ["laplace", "student", "normal", "lognormal"])
+def test_error_is_that_of_independent_least_squares(name, degree):
+    """At most 1.001 times the error of NumPy's Chebyshev least squares on the same knots."""
+    values = heavy_tailed(name, 5000)
+    _, sides = sort_sides(values)
+    squared = 0.0
+    for y in sides:
+        for start, end in fit_poly.find_segments(y, fit_poly.choose_segments(y, degree), degree):
+            x = np.linspace(-1, 1, end - start)
+            best = chebyshev.chebval(x, chebyshev.chebfit(x, y[start:end], degree))
+            squared += ((best - y[start:end]) ** 2).sum()
+    _, decoded = native_and_oracle(dr.FitPoly(degree=degree), values)
+    ours = np.linalg.norm(decoded.astype(np.float64) - values)
+    rounding = np.linalg.norm(values.astype(np.float64)) * 2.0**-24
+    assert ours <= 1.001 * np.sqrt(squared) + rounding
+
+
+def test_gram_basis_is_orthonormal_and_tends_to_legendre():
+    for n in (8, 9, 100, 4096):
+        identity = np.array([fit_poly.fit_segment(fit_poly.evaluate(row, n), 7) for row in np.eye(8)])
+        np.testing.assert_allclose(identity, np.eye(8), atol=1e-9)
+    shape = fit_poly.evaluate(np.eye(6)[5], 20000) * np.sqrt(20000 / 11)
+    np.testing.assert_allclose(shape, eval_legendre(5, np.linspace(-1, 1, 20000)), atol=1e-3)
+
+
+def test_knots_lie_at_the_kinks():
+    """Straight pieces that meet at 300 and 700: the chord rule finds both, in one step each, and then has no work left."""
+    y = np.interp(np.arange(1000), [0, 300, 700, 999], [100.0, 10.0, 5.0, 0.0])
+    assert fit_poly.find_segments(y, 3, 1) == [(0, 300), (300, 700), (700, 1000)]
+    assert fit_poly.find_segments(np.linspace(9, 1, 500), 4, 5)[0][0] == 0
+    assert fit_poly.find_segments(np.full(500, 2.0), 4, 5) == [(0, 500)]
+
+
+@pytest.mark.parametrize("degree", [1, 5, 7])
+def test_no_segment_holds_fewer_points_than_coefficients(degree):
+    y = np.sort(np.abs(heavy_tailed("lognormal", 400)))[::-1].astype(np.float64)
+    segments = fit_poly.find_segments(y, 1024, degree)
+    assert len(segments) > 5
+    assert min(end - start for start, end in segments) >= degree + 1
+    assert [start for start, _ in segments[1:]] == [end for _, end in segments[:-1]]
+
+
+def test_scale_changes_nothing():
+    """The number of segments does not depend on the unit of the gradient, as the published M does."""
+    values = heavy_tailed("student", 2000)
+    data, decoded = native_and_oracle(dr.FitPoly(), values)
+    scaled, decoded_scaled = native_and_oracle(dr.FitPoly(), values * np.float32(2.0**40))
+    assert data.size == scaled.size
+    np.testing.assert_array_equal(decoded * np.float32(2.0**40), decoded_scaled)
+
+
+def test_segments_and_degree_are_obeyed():
+    values = np.abs(heavy_tailed("laplace", 3000))
+    errors = []
+    for segments in (1, 4, 16):
+        section, decoded, _ = dr.FitPoly(segments=segments).encode(values, key=0)
+        assert int.from_bytes(section[4:6], "little") == segments
+        errors.append(relative_error(decoded, values))
+    assert errors[0] > 1.5 * errors[1] > 1.5 * errors[2]
+
+
+@pytest.mark.parametrize("bad", [0, 8, -1, 2.5, True, "5"])
+def test_bad_degree(bad):
+    with pytest.raises(dr.InvalidArgument, match="degree: expected an integer of 1 to 7, got"):
+        dr.FitPoly(degree=bad)
+
+
+@pytest.mark.parametrize("bad", [0, 1025, 1.5])
+def test_bad_segments(bad):
+    with pytest.raises(dr.InvalidArgument, match="segments: expected an integer of 1 to 1024, got"):
+        dr.FitPoly(segments=bad)
+
+
+@pytest.mark.parametrize("name,most_bytes,most_error", [("laplace", 250, 0.01), ("student", 250, 0.03), ("normal", 250, 0.005)])
+def test_volume_of_the_published_layer(name, most_bytes, most_error):
+    """d = 36,864 at 1 %: the paper reports 1.17 % of dense, so some 250 bytes of values beside 1.0 % of raw indices."""
+    values = heavy_tailed(name, 368, seed=3)
+    section, decoded, _ = dr.FitPoly().encode(values, key=0)
+    assert len(section) <= most_bytes
+    assert relative_error(decoded, values) <= most_error
+    assert len(dr.FitDExp().encode(values, key=0)[0]) == 36
+
+
+@pytest.mark.parametrize(
+    "coefficients", [(3.0, -20.0, 1.0, -1.0), (5.0, -50.0, 2.0, -0.5), (10.0, -8.0, 1.0, -0.2), (1.0, -3.0, 1.0, -2.0)]
+)
+def test_double_exponential_is_as_good_as_scipy(coefficients):
+    def curve(x, a, b, c, d):
+        return a * np.exp(b * x) + c * np.exp(d * x)
+
+    x = np.linspace(0, 1, 2000)
+    noise = 1 + 0.003 * np.random.default_rng(5).standard_normal(x.size)
+    y = np.sort(curve(x, *coefficients) * noise)[::-1].astype(np.float32)
+    best, _ = curve_fit(curve, x, y.astype(np.float64), p0=coefficients, maxfev=20000)
+    _, decoded = native_and_oracle(dr.FitDExp(), y)
+    assert relative_error(decoded, y) <= 1.01 * relative_error(curve(x, *best), y)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([1, 1, 1, 1, 1], dtype=np.float32),  # singular: nothing varies
+        np.array([5, 4], dtype=np.float32),  # too few points for four coefficients
+        np.cos(np.linspace(0, 3, 50)).astype(np.float32),  # complex roots
+        np.array([3e38, 1e-45, 1e-45, 1e-45, 1e-45], dtype=np.float32),  # a step, from the largest to the smallest
+        np.zeros(9, dtype=np.float32),
+    ],
+    ids=["equal", "few", "complex", "step", "zeros"],
+)
+def test_degenerate_double_exponentials_are_finite_and_no_worse_than_a_constant(values):
+    _, decoded = native_and_oracle(dr.FitDExp(), values)
+    assert np.isfinite(decoded).all()
+    error = np.abs(decoded.astype(np.float64) - values)
+    constant = np.concatenate([side - side.mean() for side in sort_sides(values)[1] if side.size])
+    assert np.linalg.norm(error) <= 1.0001 * np.linalg.norm(constant) + 2.0**-23 * np.linalg.norm(values.astype(np.float64))
+
+
+@pytest.mark.parametrize("value", FITS, ids=repr)
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 6, 7, 11, 12, 13, 300])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_sign_only(sign, count, value):
+    """All-positive and all-negative inputs crash published code."""
+    values = np.float32(sign) * (np.abs(gradient(count)) + np.float32(0.5))
+    _, decoded = native_and_oracle(value, values)
+    assert (np.sign(decoded) == sign).all()
+    if count:
+        assert relative_error(decoded, values) < 0.5
+
+
+@pytest.mark.parametrize("value", [dr.FitPoly(), dr.FitPoly(degree=1)], ids=repr)
+@pytest.mark.parametrize("count", [1, 2, 7, 1000])
+def test_equal_values_are_exact(count, value):
+    values = np.full(count, 0.1, dtype=np.float32)
+    _, decoded, _ = value.encode(values, key=0)
+    np.testing.assert_array_equal(decoded, values)
+
+
+@pytest.mark.parametrize("n", range(5, 13))
+@pytest.mark.parametrize("off", [-1, 0, 1])
+def test_order_width_at_powers_of_two(n, off):
+    """ceil(log2 k) bits an entry hold 0 … k - 1; a width from log2(k - 1) rounded down is one short."""
+    count = 2**n + off
+    values = gradient(count)
+    data, decoded = native_and_oracle(dr.FitPoly(segments=1), values)
+    width = n if off <= 0 else n + 1
+    parts = container.read(data)
+    assert parts.order == container.PERMUTATION
+    assert len(parts.order_map) == (count * width + 7) // 8
+    order = bits.unpack_fields(parts.order_map, count, width)
+    assert sorted(order.tolist()) == list(range(count))
+    assert (np.diff(values[order[: int((values >= 0).sum())]]) <= 0).all()
+    assert relative_error(decoded, values) < 0.2
+
+
+@pytest.mark.parametrize("value", FITS, ids=repr)
+def test_values_find_their_indices_in_both_mode(value):
+    """Published code leaves values in the sparsifier's order while indices decode ascending: a relative error of 1.41."""
+    dense = gradient(20000)
+    free = dr.Codec(dr.TopK(0.02), index=dr.RawIndex(), value=value).encode(dense)
+    everything = np.zeros(20000, dtype=np.float32)
+    everything[reference.decode_sparse(free)[0]] = dense[reference.decode_sparse(free)[0]]
+    assert dr.inspect(free)["order"] == "indices in value order" and dr.inspect(free)["order_bytes"] == 0
+    mapped = dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=value).encode(dense)
+    assert dr.inspect(mapped)["order"] == "permutation" and dr.inspect(mapped)["order_bytes"] == 450
+    np.testing.assert_array_equal(dr.decode(free), dr.decode(mapped))
+    assert relative_error(dr.decode(mapped), everything) < 0.06
+
+
+def test_payload_sizes_differ_by_rank():
+    """Ranks' payloads of one tensor have sizes of their own, each its own header's, and their sum is right."""
+    codec = dr.Codec(dr.TopK(0.05), value=dr.FitPoly())
+    gradients = [gradient(10000, key=rank) ** (2 * rank + 1) for rank in range(3)]
+    payloads = [codec.encode(each, rank=rank) for rank, each in enumerate(gradients)]
+    assert len({data.size for data in payloads}) > 1
+    assert [dr.inspect(data)["total_bytes"] for data in payloads] == [data.size for data in payloads]
+    total = dr.decode_sum(payloads, np.zeros(10000, dtype=np.float32))
+    np.testing.assert_array_equal(total, sum(dr.decode(data) for data in payloads))
+
+
+@pytest.mark.parametrize("change", ["repeat", "beyond", "short", "long", "padding"])
+def test_order_section_must_be_a_permutation(change):
+    values = gradient(37)
+    parts = container.read(native_and_oracle(dr.FitPoly(segments=1), values)[0])
+    order = bits.unpack_fields(parts.order_map, 37, 6)
+    if change == "repeat":
+        order[3] = order[30]
+    if change == "beyond":
+        order[36] = 37
+    parts.order_map = bits.pack_fields(order, 6)
+    if change == "padding":
+        parts.order_map = parts.order_map[:-1] + bytes([parts.order_map[-1] | 0x80])
+    parts.order_map = {"short": parts.order_map[:-1], "long": parts.order_map + b"\0"}.get(change, parts.order_map)
+    hostile = container.write(parts)
+    for native in (True, False):
+        with pytest.raises(dr.CorruptPayload, match="order section"):
+            decode_sum_numpy([hostile], np.zeros(37, dtype=np.float32), 1.0, native=native)
+
+
+def hostile_values(values, section):
+    """A payload of ``values``' shape with another value section."""
+    parts = container.read(dr.Codec(dr.NoneSparsifier(), value=values[1]).encode(values[0]))
+    parts.values = section(parts.values)
+    data = container.write(parts)
+    results = [decode_sum_numpy([data], np.zeros(values[0].size, dtype=np.float32), 1.0, native=native) for native in (True, False)]
+    np.testing.assert_array_equal(results[0].view(np.uint32), results[1].view(np.uint32))
+    return results[0]
+
+
+def test_hostile_polynomials_saturate():
+    decoded = hostile_values((gradient(300), dr.FitPoly()), lambda old: old[:8] + b"\xa0\x00\xa0\x00" + old[12:])
+    assert np.isfinite(decoded).all() and np.abs(decoded).max() == LARGEST
+
+
+def test_hostile_exponentials_saturate_or_are_refused():
+    def with_coefficients(*coefficients):
+        return lambda old: old[:4] + np.array(coefficients, dtype="<f4").tobytes()
+
+    values = gradient(300)
+    for extreme in (LARGEST, -LARGEST):
+        rates = [LARGEST, extreme, -LARGEST, extreme] * 2
+        assert np.isfinite(hostile_values((values, dr.FitDExp()), with_coefficients(*rates))).all()
+    for bad in (np.nan, np.inf, -np.inf):
+        with pytest.raises(dr.CorruptPayload, match="finite"):
+            hostile_values((values, dr.FitDExp()), with_coefficients(*[1.0] * 7, bad))
+
+
+def test_exp_is_accurate():
+    x = np.concatenate([np.random.default_rng(1).uniform(-700, 700, 100000), [0.0, -0.0, 1e-300, 0.5 * np.log(2)]])
+    np.testing.assert_allclose(exact_math.exp(x), np.exp(x), rtol=4e-16)
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (8,), (9,), (100003,), (6, 4099)])
+def test_lane_sum_is_sequential_in_each_lane(shape):
+    """What NumPy's sum over an outer axis does is no promise of its documentation: checked against an explicit order."""
+    terms = np.random.default_rng(2).standard_normal(shape) * 10.0 ** np.random.default_rng(3).integers(-8, 8, shape)
+    rows = np.zeros((*shape[:-1], -(-shape[-1] // 8) * 8))
+    rows[..., : shape[-1]] = terms
+    rows = rows.reshape(*shape[:-1], -1, 8)
+    lanes = np.zeros((*shape[:-1], 8))
+    for row in np.moveaxis(rows, -2, 0):
+        lanes = lanes + row
+    a, b, c, d, e, f, g, h = np.moveaxis(lanes, -1, 0)
+    np.testing.assert_array_equal(exact_math.lane_sum(terms), ((a + e) + (c + g)) + ((b + f) + (d + h)))
+
+
+@given(strategies.lists(strategies.integers(0, 32).flatmap(lambda w: strategies.tuples(strategies.integers(0, 2**w - 1), strategies.just(w)))))
+def test_varied_fields_round_trip(fields):
+    values, widths = [value for value, _ in fields], [width for _, width in fields]
+    data = bits.pack_varied(values, widths)
+    assert len(data) == (sum(widths) + 7) // 8
+    assert bits.unpack_varied(data, widths).tolist() == values
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00\x00\x00", b"\x00\x80"])
+def test_varied_fields_must_fill_the_bytes(data):
+    with pytest.raises(dr.CorruptPayload):
+        bits.unpack_varied(data, [5, 6])
