@@ -19,17 +19,19 @@ _MAX_WIDTH = 32
 
 
 def choose_segments(y, degree):
-    """How many segments magnitudes ``y`` (n,), largest first, get: p = ceil(2 sqrt(M)), at most sqrt(n).
+    """How many segments magnitudes ``y`` (n,), largest first, get: p = ceil(2 sqrt(M)) within bounds.
 
     The paper's M = |(y1 - y2) - (y[n-1] - y[n])| depends on the unit of the values; here it is in units of the mean gap,
-    so that a scaled gradient is cut alike. One outlier alone can make M close to n: sqrt(n) bounds what that costs.
+    so that a scaled gradient is cut alike. One outlier alone can make M close to n: at most sqrt(n) segments, and at least
+    four values for each coefficient on average, bound what that costs.
     """
     n = y.size
-    if n < 2 * (degree + 1) or y[0] == y[-1]:
+    most = min(math.floor(math.sqrt(n)), n // (4 * (degree + 1)), MAX_SEGMENTS)
+    if most < 2 or y[0] == y[-1]:
         return 1
     mean_gap = (y[0] - y[-1]) / (n - 1)
     m = abs((y[0] - y[1]) - (y[-2] - y[-1])) / mean_gap
-    return int(max(1, min(math.ceil(2 * math.sqrt(m)), math.floor(math.sqrt(n)), MAX_SEGMENTS)))
+    return max(1, min(math.ceil(2 * math.sqrt(m)), most))
 
 
 def _farthest(y, start, end, fewest):

@@ -25,13 +25,14 @@ struct Side {
 
 double bits_a_value(const double*) { return 16; }
 
-// The paper's p = ceil(2 sqrt(M)) with M in units of the mean gap, at most sqrt(n).
+// The paper's p = ceil(2 sqrt(M)) with M in units of the mean gap, at most sqrt(n) and n / 4 for each coefficient.
 uint32_t choose_segments(const float* y, uint32_t n, int degree) {
-  if (n < 2 * static_cast<uint32_t>(degree + 1) || y[0] == y[n - 1]) return 1;
+  const double root = std::floor(std::sqrt(static_cast<double>(n)));
+  const double most = std::fmin(std::fmin(root, n / (4 * static_cast<uint32_t>(degree + 1))), kMaxSegments);
+  if (most < 2.0 || y[0] == y[n - 1]) return 1;
   const double first = y[0], second = y[1], before_last = y[n - 2], last = y[n - 1];
   const double mean_gap = (first - last) / (n - 1);
-  const double m = std::fabs((first - second) - (before_last - last)) / mean_gap;
-  const double p = std::fmin(std::fmin(std::ceil(2.0 * std::sqrt(m)), std::floor(std::sqrt(static_cast<double>(n)))), kMaxSegments);
+  const double p = std::fmin(std::ceil(2.0 * std::sqrt(std::fabs((first - second) - (before_last - last)) / mean_gap)), most);
   return p < 1.0 ? 1 : static_cast<uint32_t>(p);
 }
 

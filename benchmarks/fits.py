@@ -1,0 +1,113 @@
+"""FitPoly and FitDExp: time against the NumPy oracle, error against independent least squares, bytes of the published layer.
+
+    taskset -c 1 python benchmarks/fits.py [--elements 25557032] [--json results/fits.json]
+
+Times are medians of one thread in one run. The native figure includes what the benchmark has to go through to reach the codec
+(a payload of the values, in order); the time of the same with RawValue is shown, not subtracted.
+"""
+
+import argparse
+import json
+import pathlib
+import time
+
+import numpy as np
+from numpy.polynomial import chebyshev
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.value import fit_poly
+from deepreduce_hvd.value.fit_sides import sort_sides
+
+SAMPLES = {
+    "laplace": lambda random, n: random.laplace(size=n),
+    "student t3": lambda random, n: random.standard_t(3, n),
+    "normal": lambda random, n: random.standard_normal(n),
+}
+
+
+def largest_percent(sample, elements):
+    """The largest 1 % of ``elements`` samples, in index order, float32."""
+    values = SAMPLES[sample](np.random.default_rng(0), elements) * 1e-3
+    count = elements // 100
+    chosen = np.argpartition(np.abs(values), elements - count)[elements - count :]
+    return values[np.sort(chosen)].astype(np.float32)
+
+
+def seconds(work, repeats):
+    work()
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return float(np.median(taken))
+
+
+def relative_error(decoded, values):
+    return float(np.linalg.norm(decoded.astype(np.float64) - values) / np.linalg.norm(values.astype(np.float64)))
+
+
+def least_squares_error(values, degree):
+    """The relative error of NumPy's Chebyshev least squares on FitPoly's knots."""
+    squared = 0.0
+    for y in sort_sides(values)[1]:
+        for start, end in fit_poly.find_segments(y, fit_poly.choose_segments(y, degree), degree):
+            x = np.linspace(-1, 1, end - start)
+            squared += ((chebyshev.chebval(x, chebyshev.chebfit(x, y[start:end], degree)) - y[start:end]) ** 2).sum()
+    return float(np.sqrt(squared) / np.linalg.norm(values.astype(np.float64)))
+
+
+def rows(elements):
+    for sample in SAMPLES:
+        values = largest_percent(sample, elements)
+        for name, value in (("FitPoly", dr.FitPoly()), ("FitDExp", dr.FitDExp())):
+            codec = dr.Codec(dr.NoneSparsifier(), value=value)
+            raw = dr.Codec(dr.NoneSparsifier())
+            out = np.zeros_like(values)
+            payload, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0)
+            native = seconds(lambda: encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0), 15)
+            around = seconds(lambda: encode_numpy(raw, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0), 15)
+            oracle = seconds(lambda: value.encode(values, 0), 3)
+            decode = seconds(lambda: decode_sum_numpy([payload], out, 1.0), 15)
+            what = f"{name} encode / oracle, {sample}, k = {values.size}"
+            info = dr.inspect(payload)
+            yield {
+                "what": what, "value": native / oracle, "target": 0.02 if name == "FitPoly" else None, "unit": "ratio",
+                "native_ms": 1e3 * native, "raw_value_ms": 1e3 * around, "oracle_ms": 1e3 * oracle, "decode_ms": 1e3 * decode,
+                "value_bytes": info["value_bytes"], "order_bytes": info["order_bytes"],
+            }  # fmt: skip
+            error = relative_error(dr.decode(payload), values)
+            yield {"what": f"{name} relative error, {sample}", "value": error, "target": None, "unit": "|x - v| / |v|"}
+            if name == "FitPoly":
+                ratio = error / least_squares_error(values, value.degree)
+                yield {"what": f"{name} error / least squares, {sample}", "value": ratio, "target": 1.001, "unit": "ratio"}
+        layer = np.zeros(36864, dtype=np.float32)
+        layer[np.linspace(0, 36863, 368).astype(int)] = largest_percent(sample, 36800)
+        for name, value in (("FitPoly", dr.FitPoly()), ("FitDExp", dr.FitDExp())):
+            payload = dr.Codec(dr.TopK(0.01), value=value).encode(layer)
+            share = payload.size / (4 * layer.size)
+            target = {"FitPoly": 0.0117, "FitDExp": 0.0102}[name]
+            yield {"what": f"{name} volume, d = 36,864 at 1 %, {sample}", "value": share, "target": target, "unit": "of dense"}
+            error = relative_error(dr.decode(payload), layer)
+            yield {"what": f"{name} relative error there, {sample}", "value": error, "target": None, "unit": "|x - v| / |v|"}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--elements", type=int, default=25_557_032, help="of the gradient whose largest 1 %% are fitted")
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    results = []
+    for row in rows(arguments.elements):
+        results.append(row)
+        details = "".join(f"  {key} {row[key]:.4g}" for key in row if key.endswith(("_ms", "_bytes")))
+        target = "" if row["target"] is None else f"  (target {row['target']:g})"
+        print(f"{row['what']:58} {row['value']:.6f} {row['unit']}{target}{details}", flush=True)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
