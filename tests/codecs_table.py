@@ -21,6 +21,8 @@ VALUE = {
     "raw_value": dr.RawValue(),
     "float16": dr.Float16(),
     "bfloat16": dr.BFloat16(),
+    "deflate": dr.Deflate(),
+    "deflate_plain": dr.Deflate(level=6, shuffle=False),
     "qsgd_1": dr.QSGD(bits=1),
     "qsgd_2": dr.QSGD(bits=2, bucket=64),
     "qsgd_4": dr.QSGD(bits=4),
@@ -31,6 +33,8 @@ VALUE = {
     "fit_poly_degree7": dr.FitPoly(degree=7),
     "fit_poly_segments4": dr.FitPoly(segments=4),
     "fit_dexp": dr.FitDExp(),
+    "quantile": dr.Quantile(),
+    "quantile_16": dr.Quantile(buckets=16),
 }
 
 #: name -> a sparsifier that fits the small inputs below

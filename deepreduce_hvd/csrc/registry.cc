@@ -12,9 +12,11 @@ extern const IndexCodec elias_fano_codec;
 extern const ValueCodec raw_value_codec;
 extern const ValueCodec float16_codec;
 extern const ValueCodec bfloat16_codec;
+extern const ValueCodec deflate_codec;
 extern const ValueCodec qsgd_codec;
 extern const ValueCodec fit_poly_codec;
 extern const ValueCodec fit_dexp_codec;
+extern const ValueCodec quantile_codec;
 
 namespace {
 const IndexCodec* const index_codecs[] = {
@@ -29,9 +31,11 @@ const ValueCodec* const value_codecs[] = {
     &raw_value_codec,
     &float16_codec,
     &bfloat16_codec,
+    &deflate_codec,
     &qsgd_codec,
     &fit_poly_codec,
     &fit_dexp_codec,
+    &quantile_codec,
 };
 
 template <class Codec, size_t count>

@@ -1,0 +1,110 @@
+// Deflate: float32 bytes through zlib, in blocks.
+#include <zlib.h>
+
+#include "codecs.h"
+
+namespace deepreduce {
+namespace {
+
+constexpr uint32_t kBlock = 65536;
+
+double bits_a_value(const double*) { return 28; }
+
+// zlib's memory comes from the caller too.
+voidpf allocate(voidpf arena, uInt items, uInt size) { return static_cast<Arena*>(arena)->zeros<uint8_t>(uint64_t{items} * size); }
+void release(voidpf, voidpf) {}
+
+z_stream stream_in(Arena& arena) {
+  z_stream stream{};
+  stream.zalloc = allocate;
+  stream.zfree = release;
+  stream.opaque = &arena;
+  return stream;
+}
+
+void shuffle(const uint8_t* values, uint32_t n, uint8_t* planes) {
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t byte = 0; byte < 4; ++byte) planes[byte * uint64_t{n} + i] = values[4 * uint64_t{i} + byte];
+}
+
+void unshuffle(const uint8_t* planes, uint32_t n, uint8_t* values) {
+  for (uint32_t i = 0; i < n; ++i)
+    for (uint32_t byte = 0; byte < 4; ++byte) values[4 * uint64_t{i} + byte] = planes[byte * uint64_t{n} + i];
+}
+
+void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
+  const int level = static_cast<int>(encoding.parameters[0]);
+  const bool shuffled = encoding.parameters[1] != 0;
+  if (level < 1 || level > 9) invalid_argument("Deflate level: expected 1 to 9, got %d", level);
+  const uint32_t count = encoding.count;
+  const uint32_t blocks = (count + kBlock - 1) / kBlock;
+  section.put<uint8_t>(shuffled);
+  if (blocks == 0) return;
+  section.extend(uint64_t{4} * (blocks - 1));
+  uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
+  z_stream stream = stream_in(context.arena);
+  if (deflateInit(&stream, level) != Z_OK) invalid_argument("Deflate: zlib did not start");
+  for (uint32_t block = 0; block < blocks; ++block) {
+    const uint32_t first = block * kBlock;
+    const uint32_t n = count - first < kBlock ? count - first : kBlock;
+    std::memcpy(planes, encoding.values + first, uint64_t{4} * n);
+    if (shuffled) shuffle(reinterpret_cast<const uint8_t*>(encoding.values + first), n, planes);
+    const uint64_t start = section.size();
+    const uint64_t bound = deflateBound(&stream, 4 * n);
+    stream.next_in = planes;
+    stream.avail_in = 4 * n;
+    stream.next_out = section.extend(bound);
+    stream.avail_out = static_cast<uInt>(bound);
+    if (deflate(&stream, Z_FINISH) != Z_STREAM_END) invalid_argument("Deflate: zlib did not finish a block of %u values", n);
+    const uint32_t length = static_cast<uint32_t>(stream.total_out);
+    section.shrink_to(start + length);
+    if (block + 1 < blocks) std::memcpy(section.data() + 1 + uint64_t{4} * block, &length, 4);
+    deflateReset(&stream);
+  }
+  deflateEnd(&stream);
+  std::memcpy(encoding.decoded, encoding.values, uint64_t{4} * count);
+}
+
+void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
+  const uint8_t shuffled = section.get<uint8_t>();
+  if (shuffled > 1) corrupt_payload("%s: expected a shuffle byte of 0 or 1, got %u", section.section(), shuffled);
+  const uint32_t blocks = (count + kBlock - 1) / kBlock;
+  if (blocks == 0) return section.expect_end();
+  const uint8_t* lengths = section.take(uint64_t{4} * (blocks - 1));
+  uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
+  z_stream stream = stream_in(context.arena);
+  if (inflateInit(&stream) != Z_OK) invalid_argument("Deflate: zlib did not start");
+  for (uint32_t block = 0; block < blocks; ++block) {
+    const uint32_t first = block * kBlock;
+    const uint32_t n = count - first < kBlock ? count - first : kBlock;
+    uint64_t length = section.remaining();
+    if (block + 1 < blocks) {
+      uint32_t field;
+      std::memcpy(&field, lengths + uint64_t{4} * block, 4);
+      length = field;
+    }
+    if (length > UINT32_MAX) corrupt_payload("%s: expected a zlib stream below 4 GiB", section.section());
+    stream.next_in = const_cast<uint8_t*>(section.take(length));
+    stream.avail_in = static_cast<uInt>(length);
+    stream.next_out = planes;
+    stream.avail_out = 4 * n;
+    const int status = inflate(&stream, Z_FINISH);
+    if (status != Z_STREAM_END || stream.avail_out != 0 || stream.avail_in != 0)
+      corrupt_payload("%s: expected a zlib stream of %u bytes, got %s", section.section(), 4 * n, stream.msg != nullptr ? stream.msg : "another length");
+    uint8_t* out = reinterpret_cast<uint8_t*>(values + first);
+    if (shuffled) {
+      unshuffle(planes, n, out);
+    } else {
+      std::memcpy(out, planes, uint64_t{4} * n);
+    }
+    inflateReset(&stream);
+  }
+  inflateEnd(&stream);
+}
+
+}  // namespace
+
+extern const ValueCodec deflate_codec;
+const ValueCodec deflate_codec = {kDeflate, "Deflate", false, bits_a_value, encode, decode};
+
+}  // namespace deepreduce

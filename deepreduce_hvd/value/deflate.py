@@ -1,0 +1,79 @@
+"""Deflate: float32 bytes through zlib."""
+
+import zlib
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd.stage import ValueCodec, register
+
+BLOCK = 65536
+
+
+@register
+class Deflate(ValueCodec):
+    """Lossless: the values' bytes in zlib streams of 65536 values each (DeepReduce's Deflate instance).
+
+    Args:
+        level: zlib's, 1 (fast) to 9.
+        shuffle: put all first bytes before all second bytes and so on: sign and exponent bytes are alike, and alike bytes
+            side by side compress. Without it mantissas hide them.
+
+    >>> Deflate().encode(np.ones(1000, dtype=np.float32), key=0)[0].__len__() < 50
+    True
+    """
+
+    wire_id = 4
+
+    def __init__(self, level=1, shuffle=True):
+        if level not in range(1, 10):
+            raise InvalidArgument(f"Deflate level: expected an integer of 1 to 9, got {level!r}")
+        if shuffle not in (False, True):
+            raise InvalidArgument(f"Deflate shuffle: expected True or False, got {shuffle!r}")
+        self.level = int(level)
+        self.shuffle = bool(shuffle)
+
+    def parameters(self, step=0):
+        return (self.level, float(self.shuffle))
+
+    def bits_a_value(self):
+        return 28.0
+
+    def encode(self, values, key):
+        streams = []
+        for at in range(0, values.size, BLOCK):
+            raw = values[at : at + BLOCK].astype("<f4").view(np.uint8)
+            if self.shuffle:
+                raw = np.ascontiguousarray(raw.reshape(-1, 4).T)
+            streams.append(zlib.compress(raw.tobytes(), self.level))
+        lengths = np.array([len(stream) for stream in streams[:-1]], dtype="<u4")
+        return bytes([self.shuffle]) + lengths.tobytes() + b"".join(streams), values, None
+
+    @classmethod
+    def decode(cls, section, count):
+        blocks = -(-count // BLOCK)
+        head = 1 + 4 * max(blocks - 1, 0)
+        if len(section) < head or section[0] > 1 or (count == 0 and len(section) != 1):
+            raise CorruptPayload(f"value section: expected a shuffle byte of 0 or 1 and {blocks} zlib streams, got {section[:1].hex()}")
+        shuffle = section[0]
+        lengths = np.frombuffer(section[1:head], dtype="<u4").tolist()
+        pieces = [np.zeros(0, dtype=np.float32)]
+        at = head
+        for block in range(blocks):
+            n = min(BLOCK, count - block * BLOCK)
+            end = at + lengths[block] if block < blocks - 1 else len(section)
+            if end > len(section):
+                raise CorruptPayload(f"value section: expected stream {block} within {len(section)} bytes, got its end at {end}")
+            inflate = zlib.decompressobj()
+            try:
+                raw = inflate.decompress(section[at:end], 4 * n + 1)
+            except zlib.error as error:
+                raise CorruptPayload(f"value section: expected a zlib stream, got {error}") from None
+            if len(raw) != 4 * n or not inflate.eof or inflate.unused_data:
+                raise CorruptPayload(f"value section: expected a zlib stream of {4 * n} bytes, got another length")
+            raw = np.frombuffer(raw, dtype=np.uint8)
+            if shuffle:
+                raw = np.ascontiguousarray(raw.reshape(4, n).T).ravel()
+            pieces.append(raw.view("<f4").astype(np.float32))
+            at = end
+        return np.concatenate(pieces)
