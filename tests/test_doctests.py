@@ -10,7 +10,7 @@ import pytest
 import deepreduce_hvd
 
 ROOT = Path(deepreduce_hvd.__file__).parent
-WITH_EXAMPLES = [path for path in sorted(ROOT.rglob("*.py")) if re.search(r"^ *>>> ", path.read_text(), re.M)]
+WITH_EXAMPLES = [path for path in sorted(ROOT.rglob("*.py")) if re.search(r"^ *>>> [^#]", path.read_text(), re.M)]
 
 
 @pytest.mark.parametrize("path", WITH_EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
