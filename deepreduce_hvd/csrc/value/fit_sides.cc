@@ -24,6 +24,12 @@ inline float magnitude_of(uint32_t key) {
   return magnitude;
 }
 
+// Starts of the buckets from their counts.
+void counts_to_starts(uint32_t* next) {
+  uint32_t start = 0;
+  for (uint32_t bucket = 0; bucket < kMostBuckets; ++bucket) start += std::exchange(next[bucket], start);
+}
+
 }  // namespace
 
 SortedSides sort_sides(Context& context, const float* values, uint32_t count, uint32_t* order) {
@@ -45,32 +51,45 @@ SortedSides sort_sides(Context& context, const float* values, uint32_t count, ui
   const unsigned dropped = surplus < kMostDropped ? surplus : kMostDropped;
   const unsigned key_bits = span + 1 - dropped;
   const unsigned digits = (key_bits + kMostDigitBits - 1) / kMostDigitBits, digit_bits = (key_bits + digits - 1) / digits;
-  const uint32_t buckets = 1u << digit_bits, mask = buckets - 1;
+  const uint32_t mask = (1u << digit_bits) - 1;
 
-  uint64_t* entries = context.arena.array<uint64_t>(count);
-  uint64_t* other = context.arena.array<uint64_t>(count);
   uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);  // of each digit: counts, then places
-  for (uint32_t i = 0; i < count; ++i) {
+  const auto compact = [=](uint32_t i) {
     const uint32_t key = key_of(values[i]);
-    uint32_t compact = ((key & 0x7FFFFFFFu) - least) | (key >> 31) << span;
-    entries[i] = uint64_t{compact} << 32 | i;
-    compact >>= dropped;
-    ++next[compact & mask];
-    ++next[kMostBuckets + ((compact >> digit_bits) & mask)];
-    if (digits == 3) ++next[2 * kMostBuckets + (compact >> (2 * digit_bits))];
+    return ((key & 0x7FFFFFFFu) - least) | (key >> 31) << span;
+  };
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t key = compact(i) >> dropped;
+    ++next[key & mask];
+    ++next[kMostBuckets + ((key >> digit_bits) & mask)];
+    if (digits == 3) ++next[2 * kMostBuckets + (key >> (2 * digit_bits))];
   }
-  for (unsigned digit = 0; digit < digits; ++digit, next += kMostBuckets) {
-    uint32_t start = 0;
-    for (uint32_t bucket = 0; bucket < buckets; ++bucket) start += std::exchange(next[bucket], start);
+  // The first pass reads the values, the last one writes the result; (key, position) pairs lie between them.
+  uint64_t* entries[2] = {digits > 1 ? context.arena.array<uint64_t>(count) : nullptr,
+                          digits > 2 ? context.arena.array<uint64_t>(count) : nullptr};
+  float* magnitudes = context.arena.array<float>(count);
+  const auto pass = [&](unsigned digit, auto read, auto write) {
+    uint32_t* place = next + digit * kMostBuckets;
+    counts_to_starts(place);
     const unsigned shift = 32 + dropped + digit * digit_bits;
-    for (uint32_t i = 0; i < count; ++i) other[next[(entries[i] >> shift) & mask]++] = entries[i];
-    std::swap(entries, other);
-  }
-  float* magnitudes = reinterpret_cast<float*>(other);
-  for (uint32_t j = 0; j < count; ++j) {
-    order[j] = static_cast<uint32_t>(entries[j]);
-    const uint32_t compact = static_cast<uint32_t>(entries[j] >> 32) & ((1u << span) - 1);
-    magnitudes[j] = magnitude_of(compact + least);
+    for (uint32_t i = 0; i < count; ++i) {
+      const uint64_t entry = read(i);
+      write(place[(entry >> shift) & mask]++, entry);
+    }
+  };
+  const auto read_value = [=](uint32_t i) { return uint64_t{compact(i)} << 32 | i; };
+  const auto read = [=](unsigned from) { return [array = entries[from]](uint32_t i) { return array[i]; }; };
+  const auto write = [=](unsigned to) { return [array = entries[to]](uint32_t at, uint64_t entry) { array[at] = entry; }; };
+  const auto write_result = [=](uint32_t at, uint64_t entry) {
+    order[at] = static_cast<uint32_t>(entry);
+    magnitudes[at] = magnitude_of((static_cast<uint32_t>(entry >> 32) & ((1u << span) - 1)) + least);
+  };
+  if (digits == 1) {
+    pass(0, read_value, write_result);
+  } else {
+    pass(0, read_value, write(0));
+    if (digits == 3) pass(1, read(0), write(1));
+    pass(digits - 1, read(digits - 2), write_result);
   }
   return {{count - negatives, negatives}, magnitudes};
 }
