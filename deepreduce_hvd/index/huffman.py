@@ -35,7 +35,7 @@ class Huffman(IndexCodec):
     (SKCompress, delta-binary keys): the gaps as numbers of 7 bits a byte, in a code that travels in the section.
 
     >>> Huffman().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
-    '001d7f'
+    '008103'
     """
 
     wire_id = 4
