@@ -19,7 +19,7 @@ help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
 	@echo 'make data       the two public data sets into the cache, checked      10 s'
 	@echo 'make demo       set-up, then the main job under horovodrun -np 2      10 min after set-up'
-	@echo 'make test       set-up, then all tests (the slow ones if CI=true)     3 min after set-up'
+	@echo 'make test       set-up, then all tests (the slow ones if CI=true)     5 to 10 min after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make asan       corruption tests under Address- and UBSanitizer       2 min'
 	@echo 'make fuzz       libFuzzer on the decoder for FUZZ_SECONDS=60          2 min, needs clang'
