@@ -12,10 +12,12 @@ from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
 from deepreduce_hvd.sparsifiers import TopK
 from deepreduce_hvd.stage import Memory
 from deepreduce_hvd.statistics import summary_table
+from deepreduce_hvd.value import QSGD
 
 #: the top module of a parameter's type -> the module of this package with its ``Session``
 _SESSIONS = {"torch": "deepreduce_hvd._torch_session"}
@@ -23,7 +25,7 @@ _SESSIONS = {"torch": "deepreduce_hvd._torch_session"}
 
 def recommended_codec():
     """The codec of ``Compressor(parameters=...)`` with nothing else said; README tells why."""
-    return Codec(TopK(0.01))
+    return Codec(TopK(0.01), index=Rice(), value=QSGD(bits=4))
 
 
 class Compressor:
