@@ -14,6 +14,13 @@ INDEX = {
     "huffman_delta": dr.Huffman(delta=True),
     "rice": dr.Rice(),
     "elias_fano": dr.EliasFano(),
+    "bloom_naive": dr.Bloom(fpr=0.02, policy="naive"),
+    "bloom_p0": dr.Bloom(fpr=1e-3, policy="p0"),
+    "bloom_p0_auto": dr.Bloom(fpr="auto", policy="p0"),
+    "bloom_p1": dr.Bloom(fpr=0.02, policy="p1"),
+    "bloom_leftmost": dr.Bloom(fpr=0.02, policy="leftmost"),
+    "bloom_p2": dr.Bloom(fpr=0.02),
+    "bloom_p2_default": dr.Bloom(),
 }
 
 #: name -> a value codec

@@ -9,6 +9,7 @@ extern const IndexCodec rle_codec;
 extern const IndexCodec huffman_codec;
 extern const IndexCodec rice_codec;
 extern const IndexCodec elias_fano_codec;
+extern const IndexCodec bloom_codec;
 extern const ValueCodec raw_value_codec;
 extern const ValueCodec float16_codec;
 extern const ValueCodec bfloat16_codec;
@@ -26,6 +27,7 @@ const IndexCodec* const index_codecs[] = {
     &huffman_codec,
     &rice_codec,
     &elias_fano_codec,
+    &bloom_codec,
 };
 const ValueCodec* const value_codecs[] = {
     &raw_value_codec,

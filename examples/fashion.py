@@ -1,0 +1,112 @@
+"""The small convolutional network and the training loop that the demo and the benchmarks share."""
+
+import time
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from datasets import fashion_mnist
+
+import deepreduce_hvd as dr
+
+BATCH = 64  # images a rank and step
+
+
+class Network(torch.nn.Module):
+    """Two convolutions and two linear layers, 421,642 parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution1 = torch.nn.Conv2d(1, 32, 3, padding=1)
+        self.convolution2 = torch.nn.Conv2d(32, 64, 3, padding=1)
+        self.hidden = torch.nn.Linear(64 * 7 * 7, 128)
+        self.output = torch.nn.Linear(128, 10)
+
+    def forward(self, images):
+        features = torch.nn.functional.max_pool2d(torch.relu(self.convolution1(images)), 2)
+        features = torch.nn.functional.max_pool2d(torch.relu(self.convolution2(features)), 2)
+        return self.output(torch.relu(self.hidden(features.flatten(1))))
+
+
+def load():
+    """(train images, train labels, test images, test labels) as tensors, images scaled to mean 0 and deviation 1."""
+    train_images, train_labels, test_images, test_labels = fashion_mnist()
+
+    def scaled(images):
+        return (torch.from_numpy(images).float().unsqueeze(1) / 255 - 0.286) / 0.353
+
+    def labels(values):
+        return torch.from_numpy(values).long()
+
+    return scaled(train_images), labels(train_labels), scaled(test_images), labels(test_labels)
+
+
+def accuracy(network, images, labels):
+    """The share of right answers over all ranks' parts of the test images."""
+    network.eval()
+    own = slice(hvd.rank(), None, hvd.size())
+    right = 0
+    with torch.no_grad():
+        for part, truth in zip(images[own].split(500), labels[own].split(500)):
+            right += int((network(part).argmax(1) == truth).sum())
+    network.train()
+    return float(hvd.allreduce(torch.tensor(float(right)), op=hvd.Sum, name="right")) / len(images)
+
+
+def dense_bytes(network, element_size=4):
+    """What one rank hands to allreduce in a step without compression of ours."""
+    return element_size * sum(parameter.numel() for parameter in network.parameters())
+
+
+def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
+    """Trains a fresh network; every call with the same seed sees the same images in the same order.
+
+    ``compression`` is None, or a function of the network that returns what DistributedOptimizer takes.
+    Returns (network, compression object, seconds a step, accuracy).
+    """
+    train_images, train_labels, test_images, test_labels = data
+    torch.manual_seed(seed)
+    network = Network()
+    chosen = hvd.Compression.none if compression is None else compression(network)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4),
+        named_parameters=network.named_parameters(), compression=chosen,
+    )  # fmt: skip
+    hvd.broadcast_parameters(network.state_dict(), root_rank=0)
+    order = np.random.default_rng(seed)
+    steps = len(train_images) // (BATCH * hvd.size())
+    total = epochs * steps
+    decay = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=total, pct_start=0.1)
+    seconds = []
+    done = 0
+    for epoch in range(epochs):
+        shuffled = torch.from_numpy(order.permutation(len(train_images)))
+        for step in range(steps):
+            first = (step * hvd.size() + hvd.rank()) * BATCH
+            batch = shuffled[first : first + BATCH]
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(network(train_images[batch]), train_labels[batch])
+            loss.backward()
+            optimizer.step()
+            seconds.append(time.perf_counter() - started)
+            decay.step()
+            done += 1
+            if done % 50 == 0 or done == total:
+                on_progress(done, total, float(loss))
+    return network, chosen, float(np.median(seconds)), accuracy(network, test_images, test_labels)
+
+
+def instances():
+    """name -> a codec, the instances of DeepReduce that the demo compares; all on top of Top-r at 1 %."""
+    top = dr.TopK(0.01)
+    return {
+        "Top-r pairs": dr.Codec(top),
+        "Bloom P0": dr.Codec(top, index=dr.Bloom(fpr=1e-3, policy="p0")),
+        "Bloom P2": dr.Codec(top, index=dr.Bloom(fpr=1e-3, policy="p2")),
+        "Rice": dr.Codec(top, index=dr.Rice()),
+        "FitPoly": dr.Codec(top, index=dr.RawIndex(), value=dr.FitPoly()),
+        "FitPoly + Rice": dr.Codec(top, index=dr.Rice(), value=dr.FitPoly()),
+        "QSGD + Bloom P0": dr.Codec(top, index=dr.Bloom(fpr="auto", policy="p0"), value=dr.QSGD(bits=4)),
+        "QSGD + Rice": dr.Codec(top, index=dr.Rice(), value=dr.QSGD(bits=4)),
+    }
