@@ -73,6 +73,8 @@ def decode_sparse(data, d=None):
         if parts.order == container.INDICES_IN_VALUE_ORDER and not index_codec.any_order:
             raise CorruptPayload(f"payload order: expected 0 or 1 for {index_codec.__name__} indices, got 2")
         indices = index_codec.decode(parts.index, parts.d, parts.count)
+        if index_codec.any_order and parts.order != container.INDICES_IN_VALUE_ORDER and (indices[1:] <= indices[:-1]).any():
+            raise CorruptPayload(f"index section: expected ascending indices for payload order {parts.order}")
     values = value_codec.decode(parts.values, parts.count)
     if parts.order == container.PERMUTATION:
         order = bits.unpack_fields(parts.order_map, parts.count, bits.bit_width_of(parts.count), "order section")

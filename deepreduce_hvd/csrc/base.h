@@ -36,9 +36,9 @@ class Arena {
     std::memset(static_cast<void*>(memory), 0, static_cast<size_t>(count) * sizeof(T));
     return memory;
   }
+  [[noreturn]] static void out_of_memory(uint64_t count, size_t size);
 
  private:
-  [[noreturn]] static void out_of_memory(uint64_t count, size_t size);
   dr_context* context_;
 };
 

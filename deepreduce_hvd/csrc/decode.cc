@@ -9,6 +9,12 @@
 namespace deepreduce {
 namespace {
 
+void expect_ascending(const uint32_t* indices, uint32_t count, unsigned order) {
+  for (uint32_t i = 1; i < count; ++i)
+    if (indices[i] <= indices[i - 1])
+      corrupt_payload("index section: expected ascending indices for payload order %u, got %u after %u", order, indices[i], indices[i - 1]);
+}
+
 // Indices (null: all, in order) and values in the order of the indices, unless both travel in value order.
 Selection decode(Context& context, const Payload& payload) {
   const ValueCodec* value_codec = find_value_codec(payload.value_id);
@@ -28,6 +34,7 @@ Selection decode(Context& context, const Payload& payload) {
     uint32_t* indices = context.arena.array<uint32_t>(payload.count);
     ByteReader section(payload.index, payload.index_bytes, "index section");
     index_codec->decode(context, section, payload.d, payload.count, indices);
+    if (index_codec->any_order && payload.order != kIndicesInValueOrder) expect_ascending(indices, payload.count, payload.order);
     result.indices = indices;
   }
   float* values = context.arena.array<float>(payload.count);
@@ -131,7 +138,7 @@ void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* p
   }
   uint8_t* out = static_cast<uint8_t*>(caller->output(caller->user, size_t{8} * sum.count));
   if (sum.count == 0) return;
-  if (out == nullptr) invalid_argument("output: expected %llu bytes of memory, got none", static_cast<unsigned long long>(uint64_t{8} * sum.count));
+  if (out == nullptr) Arena::out_of_memory(sum.count, 8);
   std::memcpy(out, sum.indices, size_t{4} * sum.count);
   std::memcpy(out + size_t{4} * sum.count, sum.values, size_t{4} * sum.count);
 }

@@ -10,9 +10,19 @@ constexpr uint32_t kBlock = 65536;
 
 double bits_a_value(const double*) { return 28; }
 
-// zlib's memory comes from the caller too.
-voidpf allocate(voidpf arena, uInt items, uInt size) { return static_cast<Arena*>(arena)->zeros<uint8_t>(uint64_t{items} * size); }
+// zlib's memory comes from the caller too. No exception may pass through zlib's C code: it is told, and tells us.
+voidpf allocate(voidpf arena, uInt items, uInt size) {
+  try {
+    return static_cast<Arena*>(arena)->zeros<uint8_t>(uint64_t{items} * size);
+  } catch (const Failure&) {
+    return nullptr;
+  }
+}
 void release(voidpf, voidpf) {}
+
+void expect_memory(int status) {
+  if (status == Z_MEM_ERROR) Arena::out_of_memory(1, sizeof(z_stream));
+}
 
 z_stream stream_in(Arena& arena) {
   z_stream stream{};
@@ -43,7 +53,9 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   section.extend(uint64_t{4} * (blocks - 1));
   uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
   z_stream stream = stream_in(context.arena);
-  if (deflateInit(&stream, level) != Z_OK) invalid_argument("Deflate: zlib did not start");
+  const int started = deflateInit(&stream, level);
+  expect_memory(started);
+  if (started != Z_OK) invalid_argument("Deflate: zlib did not start");
   for (uint32_t block = 0; block < blocks; ++block) {
     const uint32_t first = block * kBlock;
     const uint32_t n = count - first < kBlock ? count - first : kBlock;
@@ -73,7 +85,9 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   const uint8_t* lengths = section.take(uint64_t{4} * (blocks - 1));
   uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
   z_stream stream = stream_in(context.arena);
-  if (inflateInit(&stream) != Z_OK) invalid_argument("Deflate: zlib did not start");
+  const int started = inflateInit(&stream);
+  expect_memory(started);
+  if (started != Z_OK) invalid_argument("Deflate: zlib did not start");
   for (uint32_t block = 0; block < blocks; ++block) {
     const uint32_t first = block * kBlock;
     const uint32_t n = count - first < kBlock ? count - first : kBlock;
@@ -89,6 +103,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     stream.next_out = planes;
     stream.avail_out = 4 * n;
     const int status = inflate(&stream, Z_FINISH);
+    expect_memory(status);
     if (status != Z_STREAM_END || stream.avail_out != 0 || stream.avail_in != 0)
       corrupt_payload("%s: expected a zlib stream of %u bytes, got %s", section.section(), 4 * n, stream.msg != nullptr ? stream.msg : "another length");
     uint8_t* out = reinterpret_cast<uint8_t*>(values + first);
