@@ -24,7 +24,10 @@ def local_gradients(network, step, rank=None):
 
 def scenario_every_codec_and_memory(directory):
     """Equal parameters after every step, and for memories that keep everything: sent + kept = what came in."""
-    for number, ((index, value), memory) in enumerate(itertools.product(itertools.product(INDEX, VALUE), MEMORIES)):
+    # every codec of either kind beside a plain one, and lossy ones together
+    codecs = [(index, "raw_value") for index in INDEX] + [("raw_index", value) for value in VALUE]
+    codecs += [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
+    for number, ((index, value), memory) in enumerate(itertools.product(codecs, MEMORIES)):
         network = model()
         codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
         optimizer, compressor = distributed(network, codec, MEMORIES[memory])
