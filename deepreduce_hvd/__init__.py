@@ -15,6 +15,7 @@ from deepreduce_hvd.index import *  # noqa: F403
 from deepreduce_hvd.index import __all__ as _index
 from deepreduce_hvd.memory import *  # noqa: F403
 from deepreduce_hvd.memory import __all__ as _memory
+from deepreduce_hvd.params import from_params
 from deepreduce_hvd.sparsifiers import *  # noqa: F403
 from deepreduce_hvd.sparsifiers import __all__ as _sparsifiers
 from deepreduce_hvd.stage import IndexCodec, Memory, Sparsifier, ValueCodec, register
@@ -25,7 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
-    "Allgather", "Communicator", "Compressor", "Transport", "recommended_codec",
+    "Allgather", "Communicator", "Compressor", "Transport", "from_params", "recommended_codec",
     "CorruptPayload", "DeepReduceError", "InvalidArgument", "NativeMissing", "PeerFailed", "UnknownCodec",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
     *_index, *_memory, *_sparsifiers, *_value,

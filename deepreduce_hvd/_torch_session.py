@@ -36,6 +36,10 @@ class Session:
         for name, parameter in named:
             if not isinstance(parameter, torch.Tensor):
                 raise InvalidArgument(f"Compressor parameter {name}: expected a torch parameter, got {type(parameter).__name__}")
+            if parameter.numel() > container.MAX_ELEMENTS:
+                raise InvalidArgument(
+                    f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {parameter.numel()}; split the tensor"
+                )
             self.slots[name] = Slot(name, parameter, zlib.crc32(name.encode()), memory, compressor.dense_below, keep_backup)
         self._slot_of = {id(slot.parameter): slot for slot in self.slots.values()}
         self._last_ready = None
@@ -113,10 +117,6 @@ class Session:
         return probe, _Pending(slot, tensor, handle)
 
     def _encode(self, slot, tensor):
-        if tensor.numel() > container.MAX_ELEMENTS:
-            raise InvalidArgument(
-                f"parameter {slot.name}: expected at most {container.MAX_ELEMENTS} elements, got {tensor.numel()}; split the tensor"
-            )
         self._follow_loss_scale(slot)
         slot.back_up()
         compressor = self.compressor

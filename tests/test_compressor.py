@@ -1,0 +1,134 @@
+"""Construction of compressors: what is taken, what is refused with which words, and the settings dictionary."""
+
+import numpy as np
+import pytest
+import torch
+
+import deepreduce_hvd as dr
+
+
+def named():
+    return torch.nn.Linear(40, 50).named_parameters()
+
+
+@pytest.fixture(autouse=True)
+def initialised_horovod():
+    import horovod.torch as hvd
+
+    hvd.init()
+
+
+def test_the_recommended_instance():
+    compressor = dr.Compressor(parameters=named())
+    assert repr(compressor.codec) == repr(dr.recommended_codec())
+    assert compressor.memory == dr.Residual()
+
+
+def test_settings_of_the_published_kind():
+    compressor = dr.from_params(
+        {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather", "deepreduce": "both",
+         "index": "bloom", "policy": "p2", "fpr": 1e-3, "value": "polyfit"},
+        parameters=named(),
+    )  # fmt: skip
+    assert compressor.codec.sparsifier == dr.TopK(0.01)
+    assert compressor.codec.index == dr.Bloom(fpr=1e-3, policy="p2")
+    assert compressor.codec.value == dr.FitPoly(degree=5)
+    assert dr.from_params({"deepreduce": "index", "index": "bloom", "policy": "conflict_sets"}, named()).codec.index == dr.Bloom()
+    assert dr.from_params({"deepreduce": "value", "value": "qsgd", "quantum_bits": 2}, named()).codec.value == dr.QSGD(bits=2)
+    plain = dr.from_params({"compressor": "threshold", "threshold": 0.5, "memory": "none"}, named())
+    assert plain.codec.sparsifier == dr.Threshold(0.5) and plain.memory == dr.NoMemory()
+    assert plain.codec.index == dr.RawIndex() and plain.codec.value == dr.RawValue()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"compressor": "topq"}, "compressor: expected one of topk, .*, got 'topq'"),
+        ({"deepreduce": "all"}, "deepreduce: expected index, value, both or None, got 'all'"),
+        ({"deepreduce": "index", "index": "bloom", "policy": "p9"}, "policy: expected one of .*, got 'p9'"),
+        ({"compressor": "topk", "treshold": 0.5}, "got also treshold"),
+        ({"index": "rice"}, "got also index"),
+    ],
+)
+def test_settings_that_are_refused(settings, message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        dr.from_params(settings, parameters=named())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, r"parameters: expected model.named_parameters\(\), got None"),
+        ({"parameters": []}, "expected at least one"),
+        ({"parameters": [torch.zeros(3)]}, r"expected \(name, parameter\) pairs, got Tensor"),
+        ({"parameters": [("a", torch.zeros(3)), ("a", torch.zeros(3))]}, "expected unique names, got a more than once"),
+        ({"parameters": [("a", np.zeros(3))]}, "expected parameters of torch, got ndarray"),
+        ({"parameters": [("a", torch.zeros(3))], "codec": dr.Rice()}, "codec: expected a Codec, got Rice"),
+        ({"parameters": [("a", torch.zeros(3))], "memory": dr.Residual}, "memory: expected a Memory"),
+        ({"parameters": [("a", torch.zeros(3))], "dense_below": -1}, "dense_below: expected an integer of at least 0, got -1"),
+        ({"parameters": [("a", torch.zeros(3))], "loss_scale": 2.0}, "loss_scale: expected a function"),
+    ],
+)
+def test_construction_that_is_refused(arguments, message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        dr.Compressor(**arguments)
+
+
+def test_codec_arguments_that_are_refused():
+    with pytest.raises(dr.InvalidArgument, match="Codec sparsifier: expected a Sparsifier, got Rice"):
+        dr.Codec(dr.Rice())
+    with pytest.raises(dr.InvalidArgument, match="Codec index: expected a IndexCodec, got QSGD"):
+        dr.Codec(dr.TopK(0.1), index=dr.QSGD())
+    with pytest.raises(dr.InvalidArgument, match="expected one of ratio and k"):
+        dr.TopK()
+
+
+def test_fingerprint_tells_configurations_apart():
+    network = torch.nn.Linear(40, 50)
+    base = dr.Compressor(parameters=network.named_parameters())
+    assert base.fingerprint == dr.Compressor(parameters=reversed(list(network.named_parameters()))).fingerprint
+    others = [
+        dr.Compressor(dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=dr.QSGD(bits=4)), parameters=network.named_parameters()),
+        dr.Compressor(memory=dr.NoMemory(), parameters=network.named_parameters()),
+        dr.Compressor(parameters=network.named_parameters(), seed=1),
+        dr.Compressor(parameters=network.named_parameters(), dense_below=10),
+        dr.Compressor(parameters=torch.nn.Linear(50, 40).named_parameters()),
+    ]
+    assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 6
+
+
+def test_no_more_than_2_to_the_31_minus_1_elements():
+    """Refused by name before any work; a meta tensor has the size without the memory."""
+    big = torch.empty(2**31, device="meta")
+    with pytest.raises(dr.InvalidArgument, match=r"huge: expected at most 2147483647 elements, got 2147483648; split the tensor"):
+        dr.Compressor(parameters=[("huge", big)])
+
+
+def test_writer_gets_scalars(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    network = torch.nn.Linear(40, 50)
+    with SummaryWriter(str(tmp_path)) as writer:
+        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=100, writer=writer, writer_interval=2)
+        for _ in range(5):
+            network(torch.ones(3, 40)).sum().backward()
+            pending = [compressor.compress(parameter.grad) for parameter in network.parameters()]
+            for reduced, context in pending:
+                compressor.decompress(reduced, context)
+            network.zero_grad()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    sent = events.Scalars("deepreduce/sent_bytes")
+    assert [event.step for event in sent] == [2, 4]
+    assert 0 < sent[0].value < 4 * (2000 + 50)
+    assert {"deepreduce/dense_bytes", "deepreduce/relative_error", "deepreduce/encode_seconds"} <= set(events.Tags()["scalars"])
+
+
+def test_summary_is_a_table(capsys):
+    network = torch.nn.Linear(40, 50)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    compressor.summary()
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].split()[:2] == ["parameter", "elements"]
+    assert "weight" in printed and "total" in printed
