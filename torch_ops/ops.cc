@@ -2,12 +2,11 @@
 #include <torch/library.h>
 #include <torch/torch.h>
 
-#include <cstdlib>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "deepreduce.h"
+#include "host_scratch.h"
 
 namespace {
 
@@ -15,11 +14,7 @@ namespace {
 class Call {
  public:
   Call() {
-    context.allocate = [](void* user, size_t bytes) -> void* {
-      void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-      if (memory != nullptr) static_cast<Call*>(user)->scratch_.emplace_back(memory, &std::free);
-      return memory;
-    };
+    context.allocate = [](void* user, size_t bytes) { return static_cast<Call*>(user)->scratch_.allocate(bytes); };
     context.output = [](void* user, size_t bytes) -> void* {
       Call* call = static_cast<Call*>(user);
       call->result = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
@@ -37,7 +32,7 @@ class Call {
   at::Tensor result;
 
  private:
-  std::vector<std::unique_ptr<void, decltype(&std::free)>> scratch_;
+  deepreduce::HostScratch scratch_;
 };
 
 #define DR_EXPECT(condition, ...) TORCH_CHECK(condition, "deepreduce status ", int{DR_INVALID_ARGUMENT}, ": ", __VA_ARGS__)

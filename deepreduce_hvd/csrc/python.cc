@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "deepreduce.h"
+#include "host_scratch.h"
 
 namespace py = pybind11;
 
@@ -24,11 +25,7 @@ struct Free {
 class Call {
  public:
   explicit Call(int simd) {
-    context.allocate = [](void* user, size_t bytes) -> void* {
-      void* memory = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
-      if (memory != nullptr) static_cast<Call*>(user)->scratch_.emplace_back(memory);
-      return memory;
-    };
+    context.allocate = [](void* user, size_t bytes) { return static_cast<Call*>(user)->scratch_.allocate(bytes); };
     context.output = [](void* user, size_t bytes) -> void* {
       Call* call = static_cast<Call*>(user);
       call->result_.reset(std::malloc(bytes == 0 ? 1 : bytes));
@@ -57,7 +54,7 @@ class Call {
   dr_context context{};
 
  private:
-  std::vector<std::unique_ptr<void, Free>> scratch_;
+  deepreduce::HostScratch scratch_;
   std::unique_ptr<void, Free> result_;
   size_t result_bytes_ = 0;
 };
