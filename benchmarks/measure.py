@@ -1,0 +1,49 @@
+"""Timing that the benchmarks share: ratios within one run, medians, one thread."""
+
+import time
+
+import numpy as np
+
+#: parameters of ResNet-50: the gradient that speeds are measured on
+RESNET50 = 25_557_032
+
+
+def seconds(work, repeats=7):
+    """The median time of ``work()`` after one call that is not counted."""
+    work()
+    taken = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return float(np.median(taken))
+
+
+def paired_ratio(work, unit, repeats=9):
+    """(median of work/unit pair by pair, median seconds of work, of unit): a drift of the machine's speed cancels."""
+    work()
+    unit()
+    pairs = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        unit()
+        between = time.perf_counter()
+        work()
+        pairs.append((time.perf_counter() - between, between - started))
+    pairs = np.array(pairs)
+    return float(np.median(pairs[:, 0] / pairs[:, 1])), float(np.median(pairs[:, 0])), float(np.median(pairs[:, 1]))
+
+
+def row(what, value, target=None, unit="ratio", at_most=True, **details):
+    """One line of results/bench.json; ``met`` is None where there is no target."""
+    met = None if target is None else bool(value <= target if at_most else value >= target)
+    return {"what": what, "value": value, "target": target, "unit": unit, "at_most": at_most, "met": met, **details}
+
+
+def heavy_tailed(d, seed):
+    """(d,) float32 like a network's gradient: normal times log-normal."""
+    random = np.random.default_rng(seed)
+    values = random.standard_normal(d, dtype=np.float32)
+    values *= np.exp(random.standard_normal(d, dtype=np.float32))
+    values *= np.float32(1e-3)
+    return values

@@ -1,0 +1,64 @@
+"""Gradients that the demo's network really produces, dumped while it trains.
+
+    python benchmarks/real_gradients.py            writes build/gradients.npz
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FILE = ROOT / "build" / "gradients.npz"
+STEPS = (20, 100, 300)
+
+
+def dump():
+    """Trains the demo's network, with one more convolution of 36,864 weights, and keeps its larger gradients at STEPS."""
+    sys.path.insert(0, str(ROOT / "examples"))
+    import torch
+    from fashion import BATCH, Network, load
+
+    class Deeper(Network):
+        def __init__(self):
+            super().__init__()
+            self.convolution3 = torch.nn.Conv2d(64, 64, 3, padding=1)
+
+        def forward(self, images):
+            features = torch.nn.functional.max_pool2d(torch.relu(self.convolution1(images)), 2)
+            features = torch.relu(self.convolution3(torch.relu(self.convolution2(features))))
+            features = torch.nn.functional.max_pool2d(features, 2)
+            return self.output(torch.relu(self.hidden(features.flatten(1))))
+
+    torch.manual_seed(0)
+    network = Deeper()
+    images, labels, _, _ = load()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+    order = torch.randperm(len(images))
+    arrays = {}
+    for step in range(max(STEPS) + 1):
+        batch = order[step * BATCH : (step + 1) * BATCH]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(images[batch]), labels[batch]).backward()
+        if step in STEPS:
+            for name, parameter in network.named_parameters():
+                if parameter.numel() >= 10_000:
+                    arrays[f"{name}@{step}"] = parameter.grad.detach().numpy().ravel().copy()
+        optimizer.step()
+        if step % 100 == 0:
+            print(f"gradients: step {step} of {max(STEPS)}", flush=True)
+    FILE.parent.mkdir(exist_ok=True)
+    np.savez(FILE, **arrays)
+
+
+def load_gradients():
+    """{"parameter@step": (d,) float32}; dumps them first when they are not there."""
+    if not FILE.exists():
+        dump()
+    with np.load(FILE) as arrays:
+        return {name: arrays[name] for name in arrays}
+
+
+if __name__ == "__main__":
+    dump()
+    print(f"wrote {FILE}")

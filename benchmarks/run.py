@@ -1,0 +1,114 @@
+"""All benchmarks: a table, results/bench.json, results/combinations.json, results/figure8.png and results/accuracy.json.
+
+    python benchmarks/run.py [--quick] [--only targets,combinations,figure8,accuracy]
+
+``--quick`` leaves out the accuracy over three seeds, which trains for some minutes.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+# one thread: what is compared is work, not how many cores share it
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+PARTS = ("targets", "combinations", "figure8", "accuracy")
+
+
+def show(row):
+    verdict = "" if row["met"] is None else "met" if row["met"] else "MISSED"
+    bound = "" if row["target"] is None else f"{'≤' if row['at_most'] else '≥'} {row['target']:g}"
+    print(f"{row['what']:<62}{row['value']:>10.4f}  {bound:<10}{row['unit']:<26}{verdict}", flush=True)
+
+
+def targets():
+    import targets as module
+
+    rows = []
+
+    def report(row):
+        rows.append(row)
+        show(row)
+
+    for measurement in module.MEASUREMENTS:
+        measurement(report)
+    return rows
+
+
+def combinations():
+    import combinations as module
+
+    rows = module.all_combinations()
+    (RESULTS / "combinations.json").write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"\nevery index × value combination on the gradient of the demo's largest layer ({RESULTS.name}/combinations.json has the others)")
+    print(module.combination_table(rows, "hidden.weight@100"))
+
+
+def figure8():
+    import combinations as module
+
+    rows = module.figure_8()
+    (RESULTS / "figure8.json").write_text(json.dumps(rows, indent=1) + "\n")
+    module.draw_figure_8(rows, RESULTS / "figure8.png")
+    print("\nDeepReduce's Figure 8 with ours: % of dense, d = 36,864, Top-r 1 %")
+    for row in rows:
+        published = "      -" if row["published_percent"] is None else f"{row['published_percent']:>7.2f}"
+        micro = 1e6 * (row["encode_seconds"] + row["decode_seconds"])
+        print(f"{row['name']:<22}published{published}  ours {100 * row['share_of_dense']:>6.2f}  error to Top-r {row['error_to_top_r']:.4f}  {micro:>7.0f} µs")
+
+
+def accuracy():
+    """The best instance against no compression and Top-r pairs over three seeds, on the demo's network."""
+    output = RESULTS / "accuracy.json"
+    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--seeds", "3", "--only", "none,Top-r pairs,QSGD + Rice", "--output", str(output)]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    subprocess.run(command, check=True, env=environment)
+    from measure import row
+
+    by_name = {entry["name"]: entry for entry in json.loads(output.read_text())["rows"]}
+    best, pairs = by_name["QSGD + Rice"], by_name["Top-r pairs"]
+    spread = max(max(entry["accuracies"]) - min(entry["accuracies"]) for entry in (best, pairs))
+    difference = statistics.mean(pairs["accuracies"]) - statistics.mean(best["accuracies"])
+    rows = [
+        row("best instance, share of Top-r pairs' bytes", best["share_of_top_r_pairs"], 0.25, "of bytes"),
+        row("its accuracy below Top-r pairs', against the spread over 3 seeds", difference, spread, "accuracy"),
+    ]
+    for entry in rows:
+        show(entry)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="without the accuracy over three seeds")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"comma-separated parts, of {', '.join(PARTS)}")
+    arguments = parser.parse_args()
+    parts = arguments.only.split(",")
+    unknown = set(parts) - set(PARTS)
+    if unknown:
+        parser.error(f"--only: expected parts of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+    RESULTS.mkdir(exist_ok=True)
+    started = time.perf_counter()
+    rows = []
+    for part in parts:
+        if part == "accuracy" and arguments.quick:
+            continue
+        rows += globals()[part]() or []
+    if rows:
+        path = RESULTS / "bench.json"
+        measured = {row["what"] for row in rows}
+        kept = [row for row in json.loads(path.read_text()) if row["what"] not in measured] if path.exists() and len(parts) < len(PARTS) else []
+        path.write_text(json.dumps(kept + rows, indent=1) + "\n")
+    print(f"\n{sum(row['met'] is False for row in rows)} of {sum(row['met'] is not None for row in rows)} targets missed; {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What the package promises of its speed and size, each measured against something in the same run.
+
+One thread, d = 25,557,032 float32 elements (ResNet-50).
+"""
+
+import math
+import pathlib
+import subprocess
+import sys
+
+import fits
+import numpy as np
+from measure import RESNET50, heavy_tailed, paired_ratio, row, seconds
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+
+COMPRESS = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.RawValue())
+
+
+def _encode(codec, memory, gradient, state, threshold=0.0, step=0):
+    return encode_numpy(codec, memory, gradient, state, threshold, 0, step, 0, 0)
+
+
+def compress(report):
+    """Error feedback, exact top-k and encoding, in a run of steps with a new gradient each."""
+    import torch
+
+    torch.set_num_threads(1)
+    gradients = [heavy_tailed(RESNET50, seed) for seed in range(3)]
+    residual = np.zeros(RESNET50, dtype=np.float32)
+    plain = np.zeros(RESNET50, dtype=np.float32)
+    step, threshold = 0, 0.0
+
+    def add():
+        np.add(plain, gradients[step % 3], out=plain)
+
+    def first():
+        nonlocal step
+        step += 1
+        _encode(COMPRESS, dr.Residual(), gradients[step % 3], (residual,), 0.0, step)
+
+    ratio, work, unit = paired_ratio(first, add)
+    report(row("compress, threshold unknown / r += g", ratio, 5, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+
+    def steady():
+        nonlocal step, threshold
+        step += 1
+        _, threshold = _encode(COMPRESS, dr.Residual(), gradients[step % 3], (residual,), threshold, step)
+
+    for _ in range(5):
+        steady()
+    ratio, work, unit = paired_ratio(steady, add)
+    report(row("compress, steady state / r += g", ratio, 3, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+    default = dr.recommended_codec()
+
+    def recommended():
+        nonlocal step, threshold
+        step += 1
+        _, threshold = _encode(default, dr.Residual(), gradients[step % 3], (residual,), threshold, step)
+
+    recommended()
+    ratio, work, unit = paired_ratio(recommended, add)
+    report(row("compress, recommended instance, steady state / r += g", ratio, milliseconds=1e3 * work))
+
+    tensor = torch.from_numpy(gradients[0])
+    ratio, work, unit = paired_ratio(lambda: torch.topk(tensor.abs(), RESNET50 // 100), add, 3)
+    report(row("torch.topk(|g|, 1 %) alone / r += g", ratio, milliseconds=1e3 * work))
+
+    payload, _ = _encode(COMPRESS, dr.Residual(), gradients[0], (residual,), threshold, step)
+    ratio, work, unit = paired_ratio(lambda: dr.decode_sum([payload], plain), add)
+    report(row("decode-and-sum of that payload / r += g", ratio, 1, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+
+
+def rice(report):
+    """Bits an index against the information bound, on uniform supports."""
+    for density in (0.001, 0.01, 0.1):
+        k = int(RESNET50 * density)
+        support = np.sort(np.random.default_rng(0).choice(RESNET50, k, replace=False)).astype(np.uint32)
+        section = dr.Rice().encode(support, RESNET50, 0)[0]
+        bound = (math.lgamma(RESNET50 + 1) - math.lgamma(k + 1) - math.lgamma(RESNET50 - k + 1)) / math.log(2) / k
+        report(row(f"Rice bits an index / information bound, density {density:.1%}", 8 * len(section) / k / bound, 1.02, bits=8 * len(section) / k))
+
+
+def bloom(report):
+    """The filter's size and false positives against the formula, and the scan of the universe."""
+    k, rate = RESNET50 // 100, 1e-3
+    gradient = np.zeros(RESNET50, dtype=np.float32)
+    gradient[np.random.default_rng(0).choice(RESNET50, k, replace=False)] = 1
+    codec = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0"))
+    payload, _ = _encode(codec, dr.NoMemory(), gradient, ())
+    info = dr.inspect(payload)
+    formula = k * math.log(1 / rate) / math.log(2) ** 2
+    report(row("Bloom section bits / formula", 8 * info["index_bytes"] / formula, 1.01))
+    measured = (info["k"] - k) / (RESNET50 - k)
+    report(row("Bloom |measured false-positive rate / epsilon - 1|", abs(measured / rate - 1), 0.10, unit="relative"))
+    scan = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="leftmost"))
+    payload, _ = _encode(scan, dr.NoMemory(), gradient, ())
+    plain = np.zeros(RESNET50, dtype=np.float32)
+    ratio, work, unit = paired_ratio(lambda: dr.decode_sum_sparse([payload], RESNET50), lambda: np.add(plain, gradient, out=plain))
+    report(row("Bloom universe scan, epsilon 1e-3, 1 % / r += g", ratio, 10, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+
+
+def fit_poly(report):
+    """Encoding the 1 % of values: the native codec against the NumPy oracle, and its error against NumPy's least squares."""
+    values = heavy_tailed(RESNET50, 0)
+    values = values[np.abs(values) >= np.partition(np.abs(values), -(RESNET50 // 100))[-(RESNET50 // 100)]]
+    value = dr.FitPoly()
+    fitted, raw = dr.Codec(dr.NoneSparsifier(), value=value), dr.Codec(dr.NoneSparsifier())
+    native = seconds(lambda: _encode(fitted, dr.NoMemory(), values, ()), 15) - seconds(lambda: _encode(raw, dr.NoMemory(), values, ()), 15)
+    oracle = seconds(lambda: value.encode(values, 0), 3)
+    report(row("FitPoly encode of the 1 % values / the NumPy oracle", native / oracle, 0.02, milliseconds=1e3 * native, oracle_milliseconds=1e3 * oracle))
+    payload, _ = _encode(fitted, dr.NoMemory(), values, ())
+    error = fits.relative_error(dr.decode(payload), values)
+    report(row("FitPoly error / least squares on the same knots", error / fits.least_squares_error(values, value.degree), 1.001, relative_error=error))
+
+
+def qsgd(report):
+    """Encode and decode of 4-bit values, the payload's other work subtracted."""
+    values = heavy_tailed(4_000_000, 0)
+    out = np.zeros_like(values)
+    total = 0.0
+    for codec, sign in ((dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=4)), 1), (dr.Codec(dr.NoneSparsifier()), 0)):
+        payload, _ = _encode(codec, dr.NoMemory(), values, ())
+        spent = seconds(lambda: _encode(codec, dr.NoMemory(), values, ())) + seconds(lambda: decode_sum_numpy([payload], out, 1.0))
+        total += sign * spent
+    report(row("QSGD 4-bit encode + decode, whole payloads", values.size / total / 1e6, 200, "M values a second", at_most=False))
+
+
+_PEAK = """
+import sys
+import numpy as np
+import deepreduce_hvd as dr
+from deepreduce_hvd.codec import encode_numpy
+sys.path.insert(0, {here!r})
+from measure import RESNET50, heavy_tailed
+
+def status(field):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(field))
+
+codec = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.RawValue())
+gradient, residual = heavy_tailed(RESNET50, 0), np.zeros(RESNET50, dtype=np.float32)
+residual += gradient
+encode_numpy(dr.Codec(dr.TopK(0.01), index=dr.Rice()), dr.NoMemory(), gradient[:10000], (), 0.0, 0, 0, 0, 0)
+open("/proc/self/clear_refs", "w").write("5")
+before = status("VmRSS")
+payload, _ = encode_numpy(codec, dr.Residual(), gradient, (residual,), {threshold}, 0, 0, 0, 0)
+print((status("VmHWM") - before - payload.size) / gradient.nbytes)
+"""
+
+
+def peak_memory(report):
+    """What a first compress touches beyond gradient, residual and payload, as the operating system counts it."""
+    script = _PEAK.format(here=str(pathlib.Path(__file__).parent), threshold=0.0)
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    report(row("peak extra memory of compress / gradient", float(finished.stdout), 0.10, unit="of the gradient's bytes"))
+
+
+MEASUREMENTS = (compress, rice, bloom, fit_poly, qsgd, peak_memory)
