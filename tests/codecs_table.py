@@ -48,12 +48,26 @@ VALUE = {
 SPARSIFIERS = {
     "topk": dr.TopK(0.05),
     "topk_k": dr.TopK(k=3),
+    "topk_half": dr.TopK(0.5),
+    "topk_warm": dr.TopK(0.01, warmup_steps=2),
+    "random_k": dr.RandomK(0.05),
+    "random_k_3": dr.RandomK(k=3),
+    "random_k_all": dr.RandomK(1.0),
+    "threshold": dr.Threshold(0.1),
+    "threshold_0": dr.Threshold(0),
+    "chunk_topk": dr.ChunkTopK(0.02),
+    "chunk_topk_1": dr.ChunkTopK(chunk=1),
+    "chunk_topk_3000": dr.ChunkTopK(chunk=3000),
     "none": dr.NoneSparsifier(),
 }
 
 MEMORIES = {
     "no_memory": dr.NoMemory(),
     "residual": dr.Residual(),
+    "low_pass": dr.LowPass(0.1),
+    "low_pass_1": dr.LowPass(1),
+    "momentum_correction": dr.MomentumCorrection(),
+    "momentum_correction_0": dr.MomentumCorrection(0),
 }
 
 

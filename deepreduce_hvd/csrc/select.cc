@@ -1,30 +1,117 @@
 #include "select.h"
 
-#include <algorithm>
 #include <cfloat>
 #include <cmath>
 
 #include "half.h"
 #include "random.h"
+#include "select_largest.h"
+#include "select_random.h"
+#include "select_sum.h"
 
 namespace deepreduce {
 namespace {
 
-float load(const dr_encoding& encoding, uint64_t i) {
-  switch (encoding.dtype) {
-    case DR_FLOAT16: return float16_to_float(static_cast<const uint16_t*>(encoding.gradient)[i]);
-    case DR_BFLOAT16: return bfloat16_to_float(static_cast<const uint16_t*>(encoding.gradient)[i]);
-    case DR_FLOAT64: return static_cast<float>(static_cast<const double*>(encoding.gradient)[i]);
-    default: return static_cast<const float*>(encoding.gradient)[i];
-  }
-}
+constexpr uint32_t kPrefetchAhead = 32;
 
-float saturate(float value) { return std::min(std::max(value, -FLT_MAX), FLT_MAX); }
+void check(const dr_codec& codec) {
+  const double* given = codec.sparsifier.parameters;
+  switch (codec.sparsifier.id) {
+    case kNoneSparsifier: break;
+    case kTopK:
+    case kRandomK:
+      if (!(given[1] == 0 ? given[0] > 0 && given[0] <= 1 : given[0] == 0 && given[1] >= 1))
+        invalid_argument("sparsifier %d: expected a ratio in (0, 1] or a k of at least 1, got ratio %g and k %g", codec.sparsifier.id,
+                         given[0], given[1]);
+      break;
+    case kThreshold:
+      if (!(given[0] >= 0 && given[0] <= FLT_MAX)) invalid_argument("Threshold: expected a finite float32 of at least 0, got %g", given[0]);
+      break;
+    case kChunkTopK:
+      if (!(given[0] >= 1 && given[0] <= INT32_MAX)) invalid_argument("ChunkTopK chunk: expected 1 to 2147483647, got %g", given[0]);
+      break;
+    default: unknown_codec("sparsifier id: expected 0 to 4, got %d", codec.sparsifier.id);
+  }
+  const double parameter = codec.memory.parameters[0];
+  if (codec.memory.id == kLowPass && !(parameter > 0 && parameter <= 1))
+    invalid_argument("LowPass beta: expected a number in (0, 1], got %g", parameter);
+  if (codec.memory.id == kMomentumCorrection && !(parameter >= 0 && parameter < 1))
+    invalid_argument("MomentumCorrection momentum: expected a number in [0, 1), got %g", parameter);
+}
 
 uint32_t kept_count(const dr_stage& sparsifier, uint64_t d) {
   const double ratio = sparsifier.parameters[0], fixed = sparsifier.parameters[1];
-  const double wanted = fixed > 0 ? fixed : std::floor(ratio * static_cast<double>(d));
+  const double wanted = fixed > 0 ? std::floor(fixed) : std::floor(ratio * static_cast<double>(d));
   return static_cast<uint32_t>(std::min(std::max(wanted, 1.0), static_cast<double>(d)));
+}
+
+Selection select_all(Arena& arena, Sum& sum) {
+  sum.accumulate();
+  const float* values = sum.whole();
+  if (values == nullptr) {
+    float* converted = arena.array<float>(sum.d);
+    sum.read([=](const float* block, uint32_t n, uint32_t start) { std::memcpy(converted + start, block, uint64_t{4} * n); });
+    values = converted;
+  }
+  return {static_cast<uint32_t>(sum.d), nullptr, values};
+}
+
+Selection select_random(Arena& arena, Sum& sum, uint32_t k, uint64_t key) {
+  sum.accumulate();
+  const uint32_t d = static_cast<uint32_t>(sum.d), words = (d + 63) / 64;
+  uint64_t* chosen = arena.zeros<uint64_t>(words);
+  const RandomPermutation permutation(key, d);
+  for (uint32_t i = 0; i < k; ++i) {
+    const uint32_t at = permutation(i);
+    chosen[at / 64] |= uint64_t{1} << at % 64;
+  }
+  uint32_t* indices = arena.array<uint32_t>(k);
+  float* values = arena.array<float>(k);
+  uint32_t count = 0;
+  for (uint32_t word = 0; word < words; ++word)
+    for (uint64_t bits = chosen[word]; bits != 0; bits &= bits - 1) indices[count++] = 64 * word + static_cast<uint32_t>(__builtin_ctzll(bits));
+  for (uint32_t i = 0; i < k; ++i) values[i] = sum.at(indices[i]);
+  return {k, indices, values};
+}
+
+Selection select_above(Arena& arena, Sum& sum, float threshold) {
+  const uint32_t limit = float_bits(std::fabs(threshold)) + 1;
+  uint32_t count = 0, found = 0;
+  sum.accumulate([&](const float* values, uint32_t n, uint32_t) { count += sum.kernels.count(values, n, limit); });
+  uint32_t* indices = arena.array<uint32_t>(uint64_t{count} + kCollectSlack);
+  float* kept = arena.array<float>(uint64_t{count} + kCollectSlack);
+  sum.read([&](const float* values, uint32_t n, uint32_t start) {
+    found += sum.kernels.collect(values, n, start, limit, indices + found, kept + found);
+  });
+  return {count, indices, kept};
+}
+
+Selection select_largest_of_chunks(Arena& arena, Sum& sum, uint32_t chunk) {
+  const uint64_t most = (sum.d + chunk - 1) / chunk;
+  uint32_t* indices = arena.array<uint32_t>(most);
+  float* kept = arena.array<float>(most);
+  uint32_t count = 0, best = 0, left = chunk;  // best: magnitude of indices[count], 0 when the chunk has shown zeros only
+  sum.accumulate([&](const float* values, uint32_t n, uint32_t start) {
+    for (uint32_t i = 0; i < n;) {
+      const uint32_t end = i + std::min(left, n - i);  // a chunk may begin in an earlier block
+      const uint32_t largest = sum.kernels.largest(values + i, end - i);
+      if (largest > best) {
+        uint32_t at = i;
+        while ((float_bits(values[at]) & 0x7FFFFFFFu) != largest) ++at;
+        best = largest;
+        indices[count] = start + at;
+        kept[count] = values[at];
+      }
+      left -= end - i;
+      i = end;
+      if (left == 0 || start + i == sum.d) {
+        count += best != 0;
+        best = 0;
+        left = chunk;
+      }
+    }
+  });
+  return {count, indices, kept};
 }
 
 }  // namespace
@@ -32,58 +119,53 @@ uint32_t kept_count(const dr_stage& sparsifier, uint64_t d) {
 void gather_accumulated(const dr_encoding& encoding, const uint32_t* indices, uint32_t count, float* values) {
   for (uint32_t i = 0; i < count; ++i) {
     const uint64_t at = indices == nullptr ? i : indices[i];
-    values[i] = encoding.residual != nullptr ? encoding.residual[at] : saturate(load(encoding, at));
+    values[i] = encoding.residual != nullptr ? encoding.residual[at] : Sum::gradient_at(encoding, at);
   }
 }
 
 bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding& encoding, Selection& selection) {
-  const uint64_t d = encoding.d;
-  for (uint64_t i = 0; i < d; ++i)
-    if (!std::isfinite(load(encoding, i))) return false;
-  const float momentum = static_cast<float>(codec.memory.parameters[0]);
-  for (uint64_t i = 0; encoding.residual != nullptr && i < d; ++i) {
-    float addend = load(encoding, i);
-    if (codec.memory.id == kMomentumCorrection) {
-      addend = saturate(momentum * encoding.velocity[i] + addend);
-      encoding.velocity[i] = addend;
-    }
-    encoding.residual[i] = saturate(encoding.residual[i] + addend);
+  check(codec);
+  Sum sum(context, codec, encoding);
+  if (!sum.finite()) return false;
+  const dr_stage& sparsifier = codec.sparsifier;
+  const dr_position& at = encoding.position;
+  switch (sparsifier.id) {
+    case kTopK: selection = select_largest(context, sum, kept_count(sparsifier, sum.d), encoding.threshold); break;
+    case kRandomK:  // rank 0 on all ranks: they choose the same indices
+      selection = select_random(context.arena, sum, kept_count(sparsifier, sum.d),
+                                random_key(at.seed, at.step, at.tensor, 0, Purpose::selection));
+      break;
+    case kThreshold: selection = select_above(context.arena, sum, static_cast<float>(sparsifier.parameters[0])); break;
+    case kChunkTopK: selection = select_largest_of_chunks(context.arena, sum, static_cast<uint32_t>(sparsifier.parameters[0])); break;
+    default: selection = select_all(context.arena, sum);
   }
-  float* all = context.arena.array<float>(d);
-  gather_accumulated(encoding, nullptr, static_cast<uint32_t>(d), all);
-  if (codec.sparsifier.id == kNoneSparsifier) {
-    selection = {static_cast<uint32_t>(d), nullptr, all};
-    return true;
-  }
-  if (codec.sparsifier.id != kTopK) invalid_argument("sparsifier %d is not there yet", codec.sparsifier.id);
-  uint32_t* indices = context.arena.array<uint32_t>(d);
-  uint32_t count = 0;
-  for (uint64_t i = 0; i < d; ++i)
-    if (all[i] != 0) indices[count++] = static_cast<uint32_t>(i);
-  const uint32_t k = std::min(kept_count(codec.sparsifier, d), count);
-  std::nth_element(indices, indices + k, indices + count, [all](uint32_t a, uint32_t b) {
-    const float x = std::fabs(all[a]), y = std::fabs(all[b]);
-    return x != y ? x > y : a < b;
-  });
-  std::sort(indices, indices + k);
-  float* values = context.arena.array<float>(k);
-  for (uint32_t i = 0; i < k; ++i) values[i] = all[indices[i]];
-  selection = {k, indices, values};
   return true;
 }
 
-void remember_rest(Context&, const dr_codec& codec, dr_encoding& encoding, const Selection& sent) {
-  if (encoding.residual == nullptr) return;
+void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encoding, const Selection& sent) {
+  float* residual = encoding.residual;
+  float* velocity = encoding.velocity;
+  if (residual == nullptr) return;
+  const SelectKernels& kernels = select_kernels(context.simd);
   float weight = 1.0f;
   if (codec.memory.id == kLowPass) {
     weight = static_cast<float>(codec.memory.parameters[0]);
-    const float rest = 1.0f - weight;
-    for (uint64_t i = 0; i < encoding.d; ++i) encoding.residual[i] -= rest * load(encoding, i);
+    const Sum sum(context, codec, encoding);
+    for (uint64_t start = 0; weight != 1 && start < encoding.d; start += kSelectBlock) {
+      const uint32_t n = static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, encoding.d - start));
+      kernels.subtract(residual + start, sum.gradient(start, n), 1.0f - weight, n);
+    }
+  }
+  if (sent.indices == nullptr) {
+    kernels.subtract(residual, sent.values, weight, sent.count);
+    if (velocity != nullptr) std::memset(velocity, 0, uint64_t{4} * sent.count);
+    return;
   }
   for (uint32_t j = 0; j < sent.count; ++j) {
-    const uint32_t i = sent.indices == nullptr ? j : sent.indices[j];
-    encoding.residual[i] -= weight * sent.values[j];
-    if (codec.memory.id == kMomentumCorrection) encoding.velocity[i] = 0.0f;
+    if (j + kPrefetchAhead < sent.count) __builtin_prefetch(residual + sent.indices[j + kPrefetchAhead], 1);
+    const uint32_t i = sent.indices[j];
+    residual[i] -= weight * sent.values[j];
+    if (velocity != nullptr) velocity[i] = 0.0f;
   }
 }
 

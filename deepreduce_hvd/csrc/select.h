@@ -8,6 +8,7 @@ namespace deepreduce {
 
 // Adds the gradient to what the memory keeps (encoding.residual, encoding.velocity) and selects from the sum.
 // A sum beyond float32 saturates at its largest finite value. Zeros are never selected, except by NoneSparsifier and RandomK.
+// encoding.threshold comes out as the k-th magnitude of TopK; other sparsifiers leave it alone.
 // Returns false, with the memory untouched, when the gradient holds NaN or Inf.
 bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding& encoding, Selection& selection);
 

@@ -1,7 +1,6 @@
 """Residual: error feedback."""
 
-import numpy as np
-
+from deepreduce_hvd.memory.saturated import saturated_sum
 from deepreduce_hvd.stage import Memory
 
 
@@ -16,9 +15,7 @@ class Residual(Memory):
     keeps_everything = True
 
     def accumulate(self, gradient, state):
-        largest = np.finfo(np.float32).max
-        with np.errstate(over="ignore"):
-            accumulated = np.clip(state[0] + gradient, -largest, largest)
+        accumulated = saturated_sum(state[0], gradient)
         return accumulated, (accumulated,)
 
     def update(self, gradient, accumulated, state, indices, decoded):

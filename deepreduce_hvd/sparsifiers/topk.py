@@ -3,6 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.sparsifiers.amount import check_amount, kept_count
 from deepreduce_hvd.stage import Sparsifier
 
 
@@ -10,27 +11,37 @@ class TopK(Sparsifier):
     """The ``k`` elements largest by (|value|, smaller index first), exactly; zeros are never sent.
 
     ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements (the paper's Top-r); ``k`` keeps that many.
+    ``warmup_steps`` lets the ratio fall exponentially from ``warmup_ratio`` to ``ratio`` over so many steps, as Deep
+    Gradient Compression does in its first epochs (Lin et al. 2018, section 3.3).
+
+    >>> TopK(k=2).select(np.array([1, -3, 0, 3, 2], dtype=np.float32), key=0)
+    array([1, 3], dtype=uint32)
+    >>> TopK(0.01, warmup_steps=2).parameters(step=1)[0]
+    0.05
     """
 
     wire_id = 1
 
-    def __init__(self, ratio=None, k=None):
-        if (ratio is None) == (k is None):
-            raise InvalidArgument(f"TopK: expected one of ratio and k, got ratio={ratio!r} and k={k!r}")
-        if ratio is not None and not 0 < ratio <= 1:
-            raise InvalidArgument(f"TopK ratio: expected a number in (0, 1], got {ratio!r}")
-        if k is not None and (int(k) != k or k < 1):
-            raise InvalidArgument(f"TopK k: expected an integer of at least 1, got {k!r}")
+    def __init__(self, ratio=None, k=None, warmup_steps=0, warmup_ratio=0.25):
+        check_amount("TopK", ratio, k)
+        if not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise InvalidArgument(f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}")
+        if not 0 < warmup_ratio <= 1:
+            raise InvalidArgument(f"TopK warmup_ratio: expected a number in (0, 1], got {warmup_ratio!r}")
+        if warmup_steps and ratio is None:
+            raise InvalidArgument(f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}")
         self.ratio = ratio
         self.k = k
+        self.warmup_steps = warmup_steps
+        self.warmup_ratio = warmup_ratio
 
     def parameters(self, step=0):
+        if step < self.warmup_steps:
+            return (self.warmup_ratio * (self.ratio / self.warmup_ratio) ** (step / self.warmup_steps), 0)
         return (self.ratio or 0.0, self.k or 0)
 
     def select(self, accumulated, key, step=0):
-        d = accumulated.size
-        ratio, k = self.parameters(step)
-        k = int(min(max(k or np.floor(ratio * d), 1), d))
+        k = kept_count(self.parameters(step), accumulated.size)
         candidates = np.flatnonzero(accumulated)
         # a stable sort keeps the smaller index first among equals
         largest = np.argsort(-np.abs(accumulated[candidates]), kind="stable")[:k]

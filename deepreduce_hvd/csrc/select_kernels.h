@@ -1,0 +1,38 @@
+// The inner loops of selection, one table of them a SIMD level. All levels compute the same bits.
+#ifndef DEEPREDUCE_SELECT_KERNELS_H
+#define DEEPREDUCE_SELECT_KERNELS_H
+
+#include "base.h"
+
+namespace deepreduce {
+
+// Elements that the passes take at a time: gradient, state and what is made of them stay in the first-level cache.
+constexpr uint32_t kSelectBlock = 2048;
+// `collect` may write this far past the last entry that counts.
+constexpr uint32_t kCollectSlack = 16;
+
+// Magnitudes compare as the integers that their bits are, the sign taken off: "bits" below.
+struct SelectKernels {
+  // No NaN and no infinity; for double: also none once it is a float.
+  bool (*finite_float)(const uint32_t* numbers, uint32_t n);
+  bool (*finite_half)(const uint16_t* numbers, uint32_t n, uint16_t exponent);
+  bool (*finite_double)(const double* numbers, uint32_t n);
+  void (*from_float16)(const uint16_t* numbers, uint32_t n, float* out);
+  void (*from_bfloat16)(const uint16_t* numbers, uint32_t n, float* out);
+  void (*from_double)(const double* numbers, uint32_t n, float* out);
+  // sum = saturate(sum + addend)
+  void (*add)(float* sum, const float* addend, uint32_t n);
+  // velocity = saturate(momentum * velocity + addend); sum = saturate(sum + velocity)
+  void (*add_momentum)(float* sum, float* velocity, const float* addend, float momentum, uint32_t n);
+  // sum = sum - weight * addend
+  void (*subtract)(float* sum, const float* addend, float weight, uint32_t n);
+  // Elements with bits >= limit, in order: base + position and value. Returns how many.
+  uint32_t (*collect)(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept);
+  uint32_t (*count)(const float* values, uint32_t n, uint32_t limit);
+  uint32_t (*largest)(const float* values, uint32_t n);
+};
+
+const SelectKernels& select_kernels(Simd simd);
+
+}  // namespace deepreduce
+#endif

@@ -1,0 +1,39 @@
+"""LowPass: error feedback through a low-pass filter."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.memory.saturated import saturated_sum
+from deepreduce_hvd.stage import Memory
+
+
+class LowPass(Memory):
+    """ScaleCom's memory (Chen et al. 2020, algorithm 1): of what is new and not sent, it keeps the part ``beta``.
+
+    With m the residual, g the gradient, p = m + g and s what the payload decodes to, the residual becomes
+    (1 - beta) m + beta (p - s), computed as p - (1 - beta) g - beta s from left to right in float32. ``beta`` in (0, 1];
+    1 is plain error feedback, 0.1 to 0.3 is for large batches. Below 1, mass is lost by design.
+    """
+
+    wire_id = 2
+    state = ("residual",)
+
+    def __init__(self, beta=0.1):
+        if not 0 < beta <= 1:
+            raise InvalidArgument(f"LowPass beta: expected a number in (0, 1], got {beta!r}")
+        self.beta = beta
+
+    def parameters(self, step=0):
+        return (self.beta,)
+
+    def accumulate(self, gradient, state):
+        accumulated = saturated_sum(state[0], gradient)
+        return accumulated, (accumulated,)
+
+    def update(self, gradient, accumulated, state, indices, decoded):
+        beta = np.float32(self.beta)
+        residual = accumulated.copy()
+        if beta != 1:
+            residual -= (np.float32(1) - beta) * gradient
+        residual[indices] -= beta * decoded
+        return (residual,)

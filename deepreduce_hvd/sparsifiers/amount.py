@@ -1,0 +1,21 @@
+"""How many elements a sparsifier keeps, said as a ratio or as a number."""
+
+import math
+
+from deepreduce_hvd.errors import InvalidArgument
+
+
+def check_amount(name, ratio, k):
+    """Raises InvalidArgument unless exactly one of ``ratio`` in (0, 1] and ``k`` of at least 1 is given."""
+    if (ratio is None) == (k is None):
+        raise InvalidArgument(f"{name}: expected one of ratio and k, got ratio={ratio!r} and k={k!r}")
+    if ratio is not None and not 0 < ratio <= 1:
+        raise InvalidArgument(f"{name} ratio: expected a number in (0, 1], got {ratio!r}")
+    if k is not None and not (1 <= k < 2**31 and int(k) == k):
+        raise InvalidArgument(f"{name} k: expected an integer in [1, 2^31), got {k!r}")
+
+
+def kept_count(parameters, d):
+    """Of ``d`` elements, by the native core's parameters (ratio, k), of which one is 0."""
+    ratio, k = parameters
+    return int(min(max(k or math.floor(ratio * d), 1), d))
