@@ -43,6 +43,12 @@ float Sum::gradient_at(const dr_encoding& encoding, uint64_t i) {
   }
 }
 
+float Sum::preview(uint64_t i) const {
+  const float number = gradient_at(encoding_, i);
+  if (encoding_.residual == nullptr) return number;
+  return encoding_.residual[i] + number + (has_momentum_ ? momentum_ * encoding_.velocity[i] : 0.0f);
+}
+
 const float* Sum::whole() const {
   if (encoding_.residual != nullptr) return encoding_.residual;
   return encoding_.dtype == DR_FLOAT32 ? static_cast<const float*>(encoding_.gradient) : nullptr;

@@ -36,7 +36,9 @@ class Sum {
     }
   }
 
-  // One element of it.
+  // Before accumulate: what one element will be, saturation aside.
+  float preview(uint64_t i) const;
+  // What one element is, after it.
   float at(uint64_t i) const { return encoding_.residual != nullptr ? encoding_.residual[i] : gradient_at(encoding_, i); }
   // All of it where it lies as (d,) float32, else null.
   const float* whole() const;
