@@ -87,6 +87,9 @@ void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_enco
   ByteWriter index_section(arena), value_section(arena), order_section(arena);
   const bool all = selected.indices == nullptr || selected.count == payload.d;
   const bool reorder_indices = !all && value_codec->sorts && index_codec->any_order;
+  // raw indices and values are sections as they lie in memory: copying them would cost more than the rest of their coding
+  const bool raw_index = !all && !reorder_indices && index_codec->id == kRawIndex;
+  const bool raw_values = !all && value_codec->id == kRawValue;
   Selection sent = selected;
   if (all) {
     sent.indices = nullptr;
@@ -97,7 +100,7 @@ void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_enco
   IndexEncoding index{payload.d, selected.count, selected.indices, codec.index.parameters,
                       value_codec->bits_a_value(codec.value.parameters), key_of(encoding, Purpose::bloom_policy),
                       selected.count, selected.indices, false};
-  if (!all && !reorder_indices) {
+  if (!all && !reorder_indices && !raw_index) {
     index_codec->encode(context, index, index_section);
     if (index.decoded != selected.indices) {
       sent.count = index.decoded_count;
@@ -111,11 +114,18 @@ void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_enco
   }
   payload.count = sent.count;
 
-  float* decoded = arena.array<float>(sent.count);
   uint32_t* order = value_codec->sorts ? arena.array<uint32_t>(sent.count) : nullptr;
-  ValueEncoding value{sent.count, sent.values, codec.value.parameters, key_of(encoding, Purpose::rounding), decoded, order};
-  value_codec->encode(context, value, value_section);
-  put_values(payload, *value_codec, value_section);
+  if (raw_values) {
+    payload.value_id = kRawValue;
+    payload.values = reinterpret_cast<const uint8_t*>(sent.values);
+    payload.value_bytes = uint64_t{4} * sent.count;
+  } else {
+    float* decoded = arena.array<float>(sent.count);
+    ValueEncoding value{sent.count, sent.values, codec.value.parameters, key_of(encoding, Purpose::rounding), decoded, order};
+    value_codec->encode(context, value, value_section);
+    put_values(payload, *value_codec, value_section);
+    sent.values = decoded;
+  }
   if (reorder_indices) {
     uint32_t* reordered = arena.array<uint32_t>(sent.count);
     for (uint32_t j = 0; j < sent.count; ++j) reordered[j] = sent.indices[order[j]];
@@ -126,11 +136,10 @@ void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_enco
     write_order(order, sent.count, order_section);
     payload.order = kPermutation;
   }
-  payload.index = index_section.data();
-  payload.index_bytes = index_section.size();
+  payload.index = raw_index ? reinterpret_cast<const uint8_t*>(sent.indices) : index_section.data();
+  payload.index_bytes = raw_index ? uint64_t{4} * sent.count : index_section.size();
   payload.order_map = order_section.data();
   payload.order_bytes = order_section.size();
-  sent.values = decoded;
 
   if (payload.total_bytes() > dense_bytes(encoding)) {
     value_section.shrink_to(0);

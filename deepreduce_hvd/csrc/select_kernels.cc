@@ -163,8 +163,7 @@ DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base
   for (; i + 16 <= n; i += 16) {
     const __m512i number = _mm512_loadu_si512(values + i);
     const __mmask16 mask = _mm512_cmpge_epi32_mask(_mm512_and_si512(number, magnitude_mask), lowest);
-    if (mask == 0) continue;
-    // compressed in the register: compressing straight to memory is slow on some processors
+    // without a branch, and compressed in the register: compressing straight to memory is slow on some processors
     const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(base + i)));
     _mm512_storeu_si512(indices + count, _mm512_maskz_compress_epi32(mask, at));
     _mm512_storeu_si512(kept + count, _mm512_maskz_compress_epi32(mask, number));

@@ -12,6 +12,7 @@ namespace deepreduce {
 namespace {
 
 constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 13, kElementsASample = 16;
+constexpr unsigned kDigitBits = 11;
 constexpr uint32_t kSpareCandidates = 1u << 14;
 constexpr uint32_t kSmallestNonZero = 1;
 constexpr float kBelowRemembered = 0.97f;  // thresholds seldom fall by more from one step to the next
@@ -23,43 +24,52 @@ struct Kth {
   uint32_t ties;  // how many of that magnitude are among the k
 };
 
-Kth find_kth(const float* values, uint32_t count, uint32_t k, uint32_t* histogram) {
-  uint32_t prefix = 0, decided = 0, rest = k;
-  for (const unsigned shift : {20u, 10u, 0u}) {
-    const uint32_t digits = shift == 20 ? 0x7FF : 0x3FF;
-    std::fill(histogram, histogram + 2048, 0u);
+// Of `count` magnitudes, none of them below `low`.
+Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, uint32_t k, uint32_t low, uint32_t* histogram) {
+  if (count < k || k == 0) return {0, 0};
+  // the range that holds the k-th magnitude, [low, low + 2^width), is cut into 2^kDigitBits parts until it is one number
+  const uint32_t range = kernels.largest(values, count) - low;
+  unsigned width = 0;
+  while ((uint64_t{1} << width) <= range) ++width;
+  uint32_t rest = k;
+  while (width > 0) {
+    const unsigned shift = width > kDigitBits ? width - kDigitBits : 0;
+    std::fill(histogram, histogram + (1u << kDigitBits), 0u);
     for (uint32_t i = 0; i < count; ++i) {
-      const uint32_t bits = magnitude(values[i]);
-      if ((bits & decided) == prefix) ++histogram[(bits >> shift) & digits];
+      const uint32_t offset = magnitude(values[i]) - low;
+      if (offset >> width == 0) ++histogram[offset >> shift];
     }
-    uint32_t digit = digits;
-    for (; digit > 0 && histogram[digit] < rest; --digit) rest -= histogram[digit];
-    prefix |= digit << shift;
-    decided |= digits << shift;
+    uint32_t digit = (1u << (width - shift)) - 1;
+    for (; histogram[digit] < rest; --digit) rest -= histogram[digit];
+    low += digit << shift;
+    width = shift;
   }
-  return {prefix, prefix == 0 ? 0 : rest};
+  return {low, rest};
 }
 
 class Candidates {
  public:
   Candidates(Arena& arena, const SelectKernels& kernels, uint32_t k, uint32_t capacity)
-      : k_(k), capacity_(capacity), kernels_(kernels), histogram_(arena.array<uint32_t>(2048)),
+      : k_(k), capacity_(capacity), kernels_(kernels), histogram_(arena.array<uint32_t>(1u << kDigitBits)),
         indices_(arena.array<uint32_t>(uint64_t{capacity} + kSelectBlock + kCollectSlack)),
         values_(arena.array<float>(uint64_t{capacity} + kSelectBlock + kCollectSlack)) {}
 
   void start(uint32_t limit) {
-    limit_ = limit;
+    limit_ = lowest_ = limit;
     count_ = 0;
   }
   void collect(const float* values, uint32_t n, uint32_t start) {
     count_ += kernels_.collect(values, n, start, limit_, indices_ + count_, values_ + count_);
-    if (count_ > capacity_) limit_ = keep_largest() + 1;  // later elements lose ties
+    if (count_ > capacity_) {
+      lowest_ = keep_largest();
+      limit_ = lowest_ + 1;  // later elements lose ties
+    }
   }
   // Whether the k largest are among the candidates.
   bool enough() const { return count_ >= k_ || limit_ <= kSmallestNonZero; }
   // Drops all but the k largest; returns the k-th magnitude, 0 when there are fewer than k.
   uint32_t keep_largest() {
-    const Kth kth = find_kth(values_, count_, k_, histogram_);
+    const Kth kth = find_kth(kernels_, values_, count_, k_, lowest_, histogram_);
     uint32_t kept = 0, ties = kth.ties;
     for (uint32_t i = 0; i < count_; ++i) {  // writes always, moves on when it stays: nothing to mispredict
       const uint32_t one = magnitude(values_[i]);
@@ -80,7 +90,7 @@ class Candidates {
   uint32_t* histogram_;
   uint32_t* indices_;
   float* values_;
-  uint32_t count_ = 0, limit_ = kSmallestNonZero;
+  uint32_t count_ = 0, limit_ = kSmallestNonZero, lowest_ = kSmallestNonZero;  // lowest: below it there is no candidate
 };
 
 // Limits for which a sample of what the sum will be promises surely enough and surely too few candidates.
