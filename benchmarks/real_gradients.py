@@ -14,7 +14,7 @@ STEPS = (20, 100, 300)
 
 
 def dump():
-    """Trains the demo's network, with one more convolution of 36,864 weights, and keeps its larger gradients at STEPS."""
+    """Trains the demo's network, widened for one more convolution of 36,864 weights, and keeps its larger gradients at STEPS."""
     sys.path.insert(0, str(ROOT / "examples"))
     import torch
     from fashion import BATCH, Network, load
@@ -22,7 +22,10 @@ def dump():
     class Deeper(Network):
         def __init__(self):
             super().__init__()
+            self.convolution2 = torch.nn.Conv2d(16, 64, 3, padding=1)
             self.convolution3 = torch.nn.Conv2d(64, 64, 3, padding=1)
+            self.hidden = torch.nn.Linear(64 * 7 * 7, 128)
+            self.output = torch.nn.Linear(128, 10)
 
         def forward(self, images):
             features = torch.nn.functional.max_pool2d(torch.relu(self.convolution1(images)), 2)
