@@ -1,0 +1,42 @@
+"""Puts the tables that the demo and the benchmarks left in results/ into the README, between their markers."""
+
+import json
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def demo_table(rows):
+    lines = ["| compression | test accuracy | bytes a step | share of dense | share of Top-r pairs | ms a step |", "|---|---:|---:|---:|---:|---:|"]
+    for row in rows:
+        of_pairs = row["share_of_top_r_pairs"]
+        lines.append(
+            f"| {row['name']} | {row['accuracy']:.4f} | {row['bytes_a_step']:,.0f} | {row['share_of_dense']:.4f} | "
+            f"{'–' if of_pairs is None else f'{of_pairs:.3f}'} | {1e3 * row['seconds_a_step']:.1f} |"
+        )
+    return lines
+
+
+def bench_table(rows):
+    lines = ["| what | measured | target |", "|---|---:|---|"]
+    for row in rows:
+        target = "" if row["target"] is None else f"{'≤' if row['at_most'] else '≥'} {row['target']:.4g}" + ("" if row["met"] else ", missed")
+        unit = "" if row["unit"] == "ratio" else f" {row['unit']}"
+        lines.append(f"| {row['what']} | {row['value']:.4g}{unit} | {target} |")
+    return lines
+
+
+def main():
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    for name, source, table in (("demo", "demo.json", demo_table), ("bench", "bench.json", bench_table)):
+        content = json.loads((ROOT / "results" / source).read_text())
+        lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))
+        begin, end = f"<!-- {name} table: begin -->", f"<!-- {name} table: end -->"
+        text = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{lines}\n{end}", text, flags=re.DOTALL)
+    readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
