@@ -2,6 +2,7 @@
 
 import time
 import warnings
+import weakref
 import zlib
 
 import horovod.torch as hvd
@@ -55,12 +56,15 @@ class Session:
 
     def _register_hooks(self):
         """Remembers the parameter whose gradient has just become ready: Horovod's own hook runs right after."""
+        session = weakref.ref(self)  # a parameter outlives its compressor, whose residuals it must not keep
+
+        def remember_ready(parameter):
+            if session() is not None:
+                session()._last_ready = session()._slot_of[id(parameter)]
+
         for slot in self.slots.values():
             if slot.parameter.requires_grad and slot.parameter.is_leaf:
-                slot.parameter.register_post_accumulate_grad_hook(self._remember_ready)
-
-    def _remember_ready(self, parameter):
-        self._last_ready = self._slot_of[id(parameter)]
+                slot.parameter.register_post_accumulate_grad_hook(remember_ready)
 
     def _slot_for(self, tensor):
         last, self._last_ready = self._last_ready, None

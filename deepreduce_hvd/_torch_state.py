@@ -38,6 +38,8 @@ class Slot:
             kept.copy_(part)
 
     def restore(self):
+        """Undoes the last step."""
+        self.payload = None
         for kept, part in zip(self.backup, self.state):
             part.copy_(kept)
 

@@ -132,3 +132,54 @@ def test_summary_is_a_table(capsys):
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].split()[:2] == ["parameter", "elements"]
     assert "weight" in printed and "total" in printed
+
+
+def test_parameters_do_not_keep_a_dropped_compressor():
+    import gc
+    import weakref
+
+    network = torch.nn.Linear(40, 50)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    session = weakref.ref(compressor._session)
+    del compressor
+    gc.collect()
+    assert session() is None
+    network(torch.ones(3, 40)).sum().backward()
+
+
+def test_a_codec_of_the_users_own_trains():
+    """Pure Python, an id of 128 or more: the pipeline runs it in NumPy, nothing of the core is touched."""
+    from deepreduce_hvd.stage import ValueCodec, _registry
+
+    class Signs(dr.ValueCodec):
+        wire_id = 200
+
+        def encode(self, values, key):
+            scale = np.float32(np.abs(values).mean()) if values.size else np.float32(0)
+            signs = np.signbit(values)
+            decoded = np.where(signs, -scale, scale).astype(np.float32)
+            return scale.tobytes() + np.packbits(signs).tobytes(), decoded, None
+
+        @classmethod
+        def decode(cls, section, count):
+            scale = np.frombuffer(section[:4], dtype=np.float32)[0]
+            signs = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), count=count).astype(bool)
+            return np.where(signs, -scale, scale).astype(np.float32)
+
+    dr.register(Signs)
+    try:
+        network = torch.nn.Linear(40, 50)
+        codec = dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=Signs())
+        assert not codec.native
+        compressor = dr.Compressor(codec, parameters=network.named_parameters())
+        network(torch.ones(3, 40)).sum().backward()
+        gradient = network.weight.grad.clone()
+        reduced, context = compressor.compress(network.weight.grad)
+        received = compressor.decompress(reduced, context)
+        residual = compressor.state_dict()["parameters"]["weight"]["memory"]["residual"].view(50, 40)
+        assert int((received != 0).sum()) == 200
+        assert torch.allclose(received + residual, gradient, rtol=1e-6, atol=1e-6)
+        with pytest.raises(dr.InvalidArgument, match="expected a free name and id, got those of Signs"):
+            dr.register(Signs)
+    finally:
+        del _registry[ValueCodec][200]
