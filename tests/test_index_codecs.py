@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, gradient
 from hypothesis import assume, given, settings, strategies
-from test_conformance import both
+from test_conformance import SIMD_LEVELS, both
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import huffman_code, payload as container, reference
+from deepreduce_hvd.codec import decode_sum_numpy
 from deepreduce_hvd.index.huffman import static_lengths
 
 LOSSLESS = ("raw_index", "bitmap", "rle", "huffman", "huffman_delta", "rice", "elias_fano")
@@ -37,13 +38,18 @@ def index_section(name, indices, d):
     return container.read(data).index
 
 
+def by_hand(name, section, count, d):
+    """A payload of this index section and the values 1, 2, 3, …"""
+    values = (1 + np.arange(count, dtype=np.float32)).tobytes()
+    return container.write(container.Payload(d, count, index_id=INDEX[name].wire_id, value_id=1, index=section, values=values))
+
+
 def decoded_natively(name, indices, d):
     """The oracle's section in a payload made by hand -> what the native decoder finds in it, with no dense array anywhere."""
     indices = np.asarray(indices, dtype=np.uint32)
     section, _, _ = INDEX[name].encode(indices, d, key=0)
     np.testing.assert_array_equal(type(INDEX[name]).decode(section, d, indices.size), indices)
-    values = (1 + np.arange(indices.size, dtype=np.float32)).tobytes()
-    data = container.write(container.Payload(d, indices.size, index_id=INDEX[name].wire_id, value_id=1, index=section, values=values))
+    data = by_hand(name, section, indices.size, d)
     sent, numbers = dr.decode_sum_sparse([data], d)
     np.testing.assert_array_equal(numbers, 1 + np.arange(indices.size))
     return sent
@@ -83,6 +89,40 @@ def test_block_of_neighbours_then_a_far_one(name):
     d = 300_000
     indices = np.array([*range(4096), d - 2, d - 1], dtype=np.uint32)
     index_section(name, indices, d)
+
+
+@pytest.mark.parametrize("simd", SIMD_LEVELS)
+@pytest.mark.parametrize("name", ["bitmap", "elias_fano", "rice"])
+@pytest.mark.parametrize("density", [0.02, 0.3, 0.97])
+def test_every_simd_level_decodes(density, name, simd):
+    """Whole words of set bits, empty ones, and the last 64 bits, which are not decoded in whole words."""
+    for d in (64, 127, 128, 129, 6000):
+        indices = np.flatnonzero(np.random.default_rng(d).random(d) < density).astype(np.uint32)
+        section, _, _ = INDEX[name].encode(indices, d, key=0)
+        data = by_hand(name, section, indices.size, d)
+        np.testing.assert_array_equal(decode_sum_numpy([data], np.zeros(d, np.float32), 1.0, simd=simd)[indices], 1 + np.arange(indices.size))
+
+
+@pytest.mark.parametrize("simd", SIMD_LEVELS)
+@pytest.mark.parametrize("change", [-1, 1, 64])
+@pytest.mark.parametrize("name", ["bitmap", "elias_fano", "rice"])
+def test_other_number_of_set_bits_is_refused(name, change, simd):
+    """A section whose bitmap has more or fewer set bits than the payload's count, all other lengths as they should be."""
+    d, count = 1024, 300
+    if name == "bitmap":
+        low, bits = b"", d
+    elif name == "elias_fano":
+        low, bits = bytes((count + 7) // 8), count + ((d - 1) >> 1) + 1
+    else:  # one block of parameter 0, whose last code ends in the last byte
+        low, bits = b"\0", d - 100
+    bitmap = np.zeros(bits, dtype=np.uint8)
+    bitmap[: count + change - 1] = 1
+    bitmap[bits - 1] = 1
+    data = by_hand(name, low + np.packbits(bitmap, bitorder="little").tobytes(), count, d)
+    with pytest.raises(dr.CorruptPayload, match=f"{count} (set bits|unary codes)"):
+        decode_sum_numpy([data], np.zeros(d, np.float32), 1.0, simd=simd)
+    with pytest.raises(dr.CorruptPayload, match=f"{count} (set bits|unary codes)"):
+        decode_sum_numpy([data], np.zeros(d, np.float32), 1.0, native=False)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,13 @@ namespace {
 
 Simd best_simd() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
+  // each level has all that the functions made for it are compiled with; a virtual machine may hide any of them
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
+                    __builtin_cpu_supports("popcnt");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
     return Simd::avx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return Simd::avx2;
+  if (avx2) return Simd::avx2;
 #endif
   return Simd::scalar;
 }

@@ -15,22 +15,37 @@ inline unsigned bit_width_of(uint32_t count) {
   return width;
 }
 
-// Appends fields to memory that the caller has made large enough (a multiple of 8 bytes above the last bit is safe).
+// 64 bits from `bit` on, bits past the end zero; the low 57 are those of the data.
+inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, uint64_t bit) {
+  const uint64_t byte = bit >> 3;
+  uint64_t word = 0;
+  if (byte + 8 <= bytes) {
+    std::memcpy(&word, data + byte, 8);
+  } else if (byte < bytes) {
+    std::memcpy(&word, data + byte, bytes - byte);
+  }
+  return word >> (bit & 7);
+}
+
+// Appends fields to memory that the caller has made large enough; 8 bytes at a time, never beyond the last field's byte.
 class BitWriter {
  public:
   explicit BitWriter(uint8_t* out) : start_(out), out_(out) {}
   void put(uint32_t value, unsigned width) {  // width <= 32, value < 2^width
     pending_ |= static_cast<uint64_t>(value) << filled_;
     filled_ += width;
-    while (filled_ >= 8) {
-      *out_++ = static_cast<uint8_t>(pending_);
-      pending_ >>= 8;
-      filled_ -= 8;
+    if (filled_ >= 64) {
+      std::memcpy(out_, &pending_, 8);
+      out_ += 8;
+      filled_ -= 64;
+      pending_ = static_cast<uint64_t>(value) >> (width - filled_);
     }
   }
   // Ends on a byte boundary with zero bits; returns the bytes written.
   uint64_t finish() {
-    if (filled_ > 0) *out_++ = static_cast<uint8_t>(pending_);
+    const unsigned bytes = (filled_ + 7) / 8;
+    std::memcpy(out_, &pending_, bytes);
+    out_ += bytes;
     pending_ = 0;
     filled_ = 0;
     return static_cast<uint64_t>(out_ - start_);
@@ -40,7 +55,7 @@ class BitWriter {
   uint8_t* start_;
   uint8_t* out_;
   uint64_t pending_ = 0;
-  unsigned filled_ = 0;
+  unsigned filled_ = 0;  // below 64
 };
 
 // Reads fields; reading past the end is a CorruptPayload.

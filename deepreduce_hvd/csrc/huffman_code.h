@@ -37,10 +37,7 @@ class HuffmanReader {
   static uint16_t* make_table(Arena& arena, const HuffmanCode& code);
 
   uint8_t next() {
-    while (filled_ <= 56 && at_ < bytes_) {
-      pending_ |= static_cast<uint64_t>(data_[at_++]) << filled_;
-      filled_ += 8;
-    }
+    if (filled_ < kHuffmanLongest) refill();
     const uint16_t entry = table_[pending_ & ((1u << kHuffmanLongest) - 1)];
     const unsigned length = entry >> 8;
     if (length == 0 || length > filled_) corrupt_payload("%s: expected a Huffman code, got none that starts with its bits", section_);
@@ -54,6 +51,23 @@ class HuffmanReader {
   }
 
  private:
+  // Whole bytes up to 56 bits or the end. Bits above `filled_` that a wide load leaves are those that the next one brings again.
+  void refill() {
+    if (bytes_ - at_ >= 8) {
+      uint64_t word;
+      std::memcpy(&word, data_ + at_, 8);
+      pending_ |= word << filled_;
+      const unsigned bytes = (63 - filled_) / 8;
+      at_ += bytes;
+      filled_ += 8 * bytes;
+    } else {
+      while (filled_ <= 56 && at_ < bytes_) {
+        pending_ |= static_cast<uint64_t>(data_[at_++]) << filled_;
+        filled_ += 8;
+      }
+    }
+  }
+
   const uint16_t* table_;
   const uint8_t* data_;
   uint64_t bytes_;

@@ -1,5 +1,6 @@
 // Bitmap: one bit an element.
 #include "codecs.h"
+#include "set_bits.h"
 
 namespace deepreduce {
 namespace {
@@ -14,22 +15,14 @@ void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
   }
 }
 
-void decode(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
+void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
   const uint64_t bytes = (uint64_t{d} + 7) / 8;
   const uint8_t* bits = section.take(bytes);
   section.expect_end();
-  uint32_t found = 0;
-  for (uint64_t byte = 0; byte < bytes; byte += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, bits + byte, bytes - byte < 8 ? bytes - byte : 8);
-    for (; word != 0; word &= word - 1) {
-      const uint64_t index = byte * 8 + static_cast<uint64_t>(__builtin_ctzll(word));
-      if (index >= d || found == count)
-        corrupt_payload("%s: expected %u set bits below d = %u, got more", section.section(), count, d);
-      indices[found++] = static_cast<uint32_t>(index);
-    }
-  }
-  if (found != count) corrupt_payload("%s: expected %u set bits below d = %u, got %u", section.section(), count, d, found);
+  const uint64_t found = set_bit_positions(context.simd, bits, bytes, indices, count);
+  if (found != count || (found > 0 && indices[found - 1] >= d))
+    corrupt_payload("%s: expected %u set bits below d = %u, got %llu or one at d or above", section.section(), count, d,
+                    static_cast<unsigned long long>(found));
 }
 
 }  // namespace

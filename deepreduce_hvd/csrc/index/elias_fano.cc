@@ -1,6 +1,7 @@
 // EliasFano: low bits as they are, high bits as a bitmap.
 #include "bits.h"
 #include "codecs.h"
+#include "set_bits.h"
 
 namespace deepreduce {
 namespace {
@@ -31,34 +32,32 @@ void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
   low.finish();
 }
 
-void decode(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
+void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
   if (count == 0) return section.expect_end();
   const unsigned width = low_width(d, count);
   const uint64_t high_bits = high_bits_of(d, count, width);
   const uint64_t low_bytes = packed_bytes(count, width), high_bytes = (high_bits + 7) / 8;
-  const uint8_t* low_data = section.take(low_bytes);
+  const uint8_t* low = section.take(low_bytes);
   const uint8_t* high = section.take(high_bytes);
   section.expect_end();
-  BitReader low(low_data, low_bytes, section.section());
-  uint32_t found = 0;
+  const uint64_t low_bits = uint64_t{count} * width;
+  if (low_bits % 8 != 0 && (low[low_bytes - 1] >> (low_bits % 8)) != 0)
+    corrupt_payload("%s: expected zero padding and the end of the bits", section.section());
+  const uint64_t found = set_bit_positions(context.simd, high, high_bytes, indices, count);
+  if (found != count || indices[count - 1] >= high_bits)
+    corrupt_payload("%s: expected %u set bits in %llu, got %llu or one in the padding", section.section(), count,
+                    static_cast<unsigned long long>(high_bits), static_cast<unsigned long long>(found));
+  // all of them in 64 bits, then one look at whether they are good
+  const uint64_t mask = (uint64_t{1} << width) - 1, bytes = low_bytes + high_bytes;
   int64_t previous = -1;
-  for (uint64_t byte = 0; byte < high_bytes; byte += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, high + byte, high_bytes - byte < 8 ? high_bytes - byte : 8);
-    for (; word != 0; word &= word - 1) {
-      const uint64_t bit = byte * 8 + static_cast<uint64_t>(__builtin_ctzll(word));
-      if (found == count || bit >= high_bits)
-        corrupt_payload("%s: expected %u set bits in %llu, got more", section.section(), count, static_cast<unsigned long long>(high_bits));
-      const int64_t index = static_cast<int64_t>(((bit - found) << width) | low.get(width));
-      if (index <= previous || index >= static_cast<int64_t>(d))
-        corrupt_payload("%s: expected ascending indices below d = %u", section.section(), d);
-      indices[found++] = static_cast<uint32_t>(index);
-      previous = index;
-    }
+  bool ascending = true;
+  for (uint32_t i = 0; i < count; ++i) {
+    const int64_t index = static_cast<int64_t>((uint64_t{indices[i] - i} << width) | (load_bits(low, bytes, uint64_t{i} * width) & mask));
+    ascending &= index > previous;
+    indices[i] = static_cast<uint32_t>(index);
+    previous = index;
   }
-  if (found != count)
-    corrupt_payload("%s: expected %u set bits in %llu, got %u", section.section(), count, static_cast<unsigned long long>(high_bits), found);
-  low.expect_end();
+  if (!ascending || previous >= static_cast<int64_t>(d)) corrupt_payload("%s: expected ascending indices below d = %u", section.section(), d);
 }
 
 }  // namespace

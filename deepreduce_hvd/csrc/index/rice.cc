@@ -1,6 +1,7 @@
 // Rice: gaps between indices, adaptive Golomb-Rice codes in blocks that can be coded in parallel.
 #include "bits.h"
 #include "codecs.h"
+#include "set_bits.h"
 
 namespace deepreduce {
 namespace {
@@ -11,58 +12,55 @@ constexpr uint64_t kEntryBytes = 8;
 
 unsigned bit_length(uint32_t value) { return value == 0 ? 0 : 32 - static_cast<unsigned>(__builtin_clz(value)); }
 
-uint64_t cost(const uint32_t* gaps, uint32_t n, unsigned b) {
-  uint64_t quotients = 0;
-  for (uint32_t i = 0; i < n; ++i) quotients += gaps[i] >> b;
-  return quotients + uint64_t{n} * (b + 1);
-}
+struct Parameter {
+  unsigned b;
+  uint64_t bits;  // that the block takes with it
+};
 
 // The number of low bits that costs least: of floor(log2(mean gap)) and its neighbours, the smaller one on ties.
-unsigned choose_parameter(const uint32_t* gaps, uint32_t n, uint64_t sum, uint64_t* bits) {
+// The gaps sum to less than d, so the sums of quotients fit 32 bits.
+Parameter choose_parameter(const uint32_t* gaps, uint32_t n, uint64_t sum) {
   const unsigned length = bit_length(static_cast<uint32_t>(sum / n));
   const unsigned guess = length == 0 ? 0 : length - 1;
-  unsigned best = guess == 0 ? 0 : guess - 1;
-  *bits = cost(gaps, n, best);
-  for (unsigned b = best + 1; b <= guess + 1 && b <= kLargestParameter; ++b) {
-    const uint64_t other = cost(gaps, n, b);
-    if (other < *bits) {
-      *bits = other;
-      best = b;
-    }
+  const unsigned first = guess == 0 ? 0 : guess - 1;
+  const unsigned last = guess + 1 < kLargestParameter ? guess + 1 : kLargestParameter;
+  uint32_t quotients[3] = {};
+  for (uint32_t i = 0; i < n; ++i) {
+    const uint32_t gap = gaps[i] >> first;
+    quotients[0] += gap;
+    quotients[1] += gap >> 1;
+    quotients[2] += gap >> 2;
+  }
+  Parameter best{first, quotients[0] + uint64_t{n} * (first + 1)};
+  for (unsigned b = first + 1; b <= last; ++b) {
+    const uint64_t bits = quotients[b - first] + uint64_t{n} * (b + 1);
+    if (bits < best.bits) best = {b, bits};
   }
   return best;
 }
 
-// 64 bits from `bit` on; bits past the end are zero.
-uint64_t load_bits(const uint8_t* data, uint64_t bytes, uint64_t bit) {
-  const uint64_t byte = bit >> 3;
-  uint64_t word = 0;
-  if (byte + 8 <= bytes) {
-    std::memcpy(&word, data + byte, 8);
-  } else if (byte < bytes) {
-    std::memcpy(&word, data + byte, bytes - byte);
-  }
-  return word >> (bit & 7);
-}
-
-void encode_block(const uint32_t* gaps, uint32_t n, unsigned b, uint64_t bits, ByteWriter& section) {
+void encode_block(const uint32_t* gaps, uint32_t n, Parameter parameter, ByteWriter& section) {
+  const unsigned b = parameter.b;
   const uint64_t low_bytes = packed_bytes(n, b);
-  const uint64_t unary_bytes = (bits - uint64_t{n} * b + 7) / 8;
+  const uint64_t unary_bytes = (parameter.bits - uint64_t{n} * b + 7) / 8;
   uint8_t* out = section.extend(low_bytes + unary_bytes);
-  if (b > 0) {
-    BitWriter low(out);
-    const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << b) - 1);
-    for (uint32_t i = 0; i < n; ++i) low.put(gaps[i] & mask, b);
-    low.finish();
-  }
+  const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << b) - 1);
+  BitWriter low(out);
+  for (uint32_t i = 0; i < n; ++i) low.put(gaps[i] & mask, b);
+  low.finish();
   uint8_t* unary = out + low_bytes;
   std::memset(unary, 0, unary_bytes);
-  uint64_t bit = 0;
-  for (uint32_t i = 0; i < n; ++i) {
+  uint64_t word = 0, word_at = 0, bit = 0;
+  for (uint32_t i = 0; i < n; ++i, ++bit) {
     bit += gaps[i] >> b;
-    unary[bit >> 3] = static_cast<uint8_t>(unary[bit >> 3] | (1u << (bit & 7)));
-    ++bit;
+    if (bit >> 6 != word_at) {
+      std::memcpy(unary + 8 * word_at, &word, 8);
+      word = 0;
+      word_at = bit >> 6;
+    }
+    word |= uint64_t{1} << (bit & 63);
   }
+  std::memcpy(unary + 8 * word_at, &word, unary_bytes - 8 * word_at);
 }
 
 void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
@@ -85,57 +83,41 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
     gaps[0] = indices[0] - next;
     for (uint32_t i = 1; i < n; ++i) gaps[i] = indices[i] - indices[i - 1] - 1;
     const uint64_t sum = uint64_t{indices[n - 1]} + 1 - next - n;
-    uint64_t bits;
-    const unsigned b = choose_parameter(gaps, n, sum, &bits);
-    section.data()[block] = static_cast<uint8_t>(b);
-    encode_block(gaps, n, b, bits, section);
+    const Parameter parameter = choose_parameter(gaps, n, sum);
+    section.data()[block] = static_cast<uint8_t>(parameter.b);
+    encode_block(gaps, n, parameter, section);
     next = indices[n - 1] + 1;
   }
 }
 
 // Returns the smallest index that may follow the block.
-uint32_t decode_block(const uint8_t* data, uint64_t bytes, uint32_t n, unsigned b, uint32_t next, uint32_t d, uint32_t* indices,
+uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n, unsigned b, uint32_t next, uint32_t d, uint32_t* indices,
                       const char* section) {
   const uint64_t low_bytes = packed_bytes(n, b);
-  const uint8_t* unary = data + low_bytes;
   const uint64_t unary_bytes = bytes - low_bytes;
-  const uint64_t mask = (uint64_t{1} << b) - 1;
-  const uint64_t largest_quotient = d >> b;
   if ((n * uint64_t{b}) % 8 != 0 && (data[low_bytes - 1] >> ((n * uint64_t{b}) % 8)) != 0)
     corrupt_payload("%s: expected zero padding and the end of the bits", section);
-  uint64_t window = 0, unary_bit = 0, low_bit = 0, value = next;
-  unsigned available = 0;
+  // gaps below d in all: more bits than this cannot be, and fewer have positions of 32 bits
+  if (8 * unary_bytes > n + uint64_t{d >> b} + 7)
+    corrupt_payload("%s: expected an index below d = %u, got %llu bytes of unary codes", section, d, static_cast<unsigned long long>(unary_bytes));
+  const uint64_t found = set_bit_positions(simd, data + low_bytes, unary_bytes, indices, n);
+  if (found != n || indices[n - 1] / 8 + 1 != unary_bytes)
+    corrupt_payload("%s: expected %u unary codes that end in the block's last byte, got %llu in %llu bytes", section, n,
+                    static_cast<unsigned long long>(found), static_cast<unsigned long long>(unary_bytes));
+  const uint64_t mask = (uint64_t{1} << b) - 1;
+  uint64_t base = next;  // the smallest index that could come, were all quotients 0
   for (uint32_t i = 0; i < n; ++i) {
-    uint64_t quotient = 0;
-    while (window == 0) {
-      quotient += available;
-      if (unary_bit >= unary_bytes * 8) corrupt_payload("%s: expected %u unary codes, got %u", section, n, i);
-      window = load_bits(unary, unary_bytes, unary_bit);
-      available = 64 - static_cast<unsigned>(unary_bit & 7);
-      unary_bit += available;
-    }
-    const unsigned zeros = static_cast<unsigned>(__builtin_ctzll(window));
-    quotient += zeros;
-    available -= zeros + 1;
-    window = zeros == 63 ? 0 : window >> (zeros + 1);
-    if (quotient > largest_quotient)
-      corrupt_payload("%s: expected an index below d = %u, got a gap of at least %llu", section, d, static_cast<unsigned long long>(quotient << b));
-    const uint64_t gap = (quotient << b) | (load_bits(data, bytes, low_bit) & mask);
-    low_bit += b;
-    value += gap;
-    if (value >= d) corrupt_payload("%s: expected an index below d = %u, got %llu", section, d, static_cast<unsigned long long>(value));
-    indices[i] = static_cast<uint32_t>(value);
-    ++value;
+    base += load_bits(data, bytes, uint64_t{i} * b) & mask;
+    const uint64_t index = base + (uint64_t{indices[i] - i} << b);
+    indices[i] = static_cast<uint32_t>(index);
+    ++base;
+    if (i + 1 == n && index >= d)  // indices only grow, in 64 bits
+      corrupt_payload("%s: expected an index below d = %u, got %llu", section, d, static_cast<unsigned long long>(index));
   }
-  // the last one lies in the last byte, and nothing follows it
-  const uint64_t used_bits = unary_bit - available;
-  if (window != 0 || (used_bits + 7) / 8 != unary_bytes)
-    corrupt_payload("%s: expected %u unary codes that end in the block's last byte, got %llu bytes", section, n,
-                    static_cast<unsigned long long>(unary_bytes));
-  return static_cast<uint32_t>(value);
+  return indices[n - 1] + 1;
 }
 
-void decode(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
+void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
   const uint32_t blocks = (count + kBlock - 1) / kBlock;
   if (blocks == 0) return section.expect_end();
   const uint8_t* parameters = section.take(blocks);
@@ -160,7 +142,7 @@ void decode(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t*
     if (end > data_bytes || end <= start + packed_bytes(n, b))
       corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu", section.section(), block,
                       static_cast<unsigned long long>(data_bytes), static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
-    next = decode_block(data + start, end - start, n, b, next, d, indices + first, section.section());
+    next = decode_block(context.simd, data + start, end - start, n, b, next, d, indices + first, section.section());
     if (block + 1 < blocks && before_following != next)
       corrupt_payload("%s: expected block %u to start at %u, got %u", section.section(), block + 1, next, before_following);
     start = end;

@@ -9,15 +9,20 @@ void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
   const uint32_t* indices = encoding.indices;
   const uint32_t count = encoding.count;
   uint32_t next = 0;  // the first position that no run covers yet
+  uint8_t pairs[1024];
+  uint8_t* end = pairs;
   for (uint32_t i = 0; i < count;) {
     uint32_t run = 1;
     while (i + run < count && indices[i + run] == indices[i] + run) ++run;
-    uint8_t pair[2 * kLongestVarint];
-    uint8_t* end = put_varint(put_varint(pair, indices[i] - next - (i > 0)), run - 1);
-    section.put_bytes(pair, static_cast<uint64_t>(end - pair));
+    end = put_varint(put_varint(end, indices[i] - next - (i > 0)), run - 1);
+    if (end > pairs + sizeof(pairs) - 2 * kLongestVarint) {
+      section.put_bytes(pairs, static_cast<uint64_t>(end - pairs));
+      end = pairs;
+    }
     next = indices[i] + run;
     i += run;
   }
+  section.put_bytes(pairs, static_cast<uint64_t>(end - pairs));
 }
 
 void decode(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
