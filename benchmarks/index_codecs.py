@@ -1,0 +1,104 @@
+"""The index codecs: bits an index against the information bound and DeepReduce's volumes, and time against `r += g`.
+
+    taskset -c 1 python benchmarks/index_codecs.py [--json results/index_codecs.json]
+
+Times are of the native codec alone on one thread, d = 25,557,032, medians of one run: index_codecs.cc, which this compiles.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import shlex
+import subprocess
+import tempfile
+
+import numpy as np
+from measure import RESNET50, heavy_tailed, row
+
+import deepreduce_hvd as dr
+
+HERE = pathlib.Path(__file__).resolve().parent
+CORE = HERE.parent / "deepreduce_hvd" / "csrc"
+SOURCES = ["base.cc", "huffman_code.cc", "set_bits.cc", *(f"index/{name}.cc" for name in ("bitmap", "rle", "huffman", "rice", "elias_fano"))]
+CODECS = {
+    "Bitmap": dr.Bitmap(),
+    "RLE": dr.RLE(),
+    "Huffman": dr.Huffman(),
+    "Huffman(delta=True)": dr.Huffman(delta=True),
+    "Rice": dr.Rice(),
+    "EliasFano": dr.EliasFano(),
+}
+#: % of dense for indices and raw values of a layer of d = 36,864 at 1 %
+PUBLISHED = {"RLE": 1.59, "Huffman": 1.62}
+RICE_MILLISECONDS = 1.0
+
+
+def bound(d, count):
+    """Bits an index that any lossless code needs for uniform supports."""
+    return (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1)) / math.log(2) / count
+
+
+def uniform(d, count):
+    """(d,) float32 that is not zero at ``count`` places."""
+    gradient = np.zeros(d, dtype=np.float32)
+    gradient[np.random.default_rng(0).choice(d, count, replace=False)] = 1
+    return gradient
+
+
+def sizes():
+    for d, density in ((RESNET50, 0.001), (RESNET50, 0.01), (RESNET50, 0.1), (36_864, 0.01)):
+        count = int(d * density)
+        gradient = uniform(d, count)
+        for name, index in CODECS.items():
+            info = dr.inspect(dr.Codec(dr.TopK(k=count), index=index, value=dr.QSGD(bits=1)).encode(gradient))
+            if info["index"] == "all":
+                continue  # larger than dense
+            bits = 8 * info["index_bytes"] / count
+            target = 1.02 if name == "Rice" and d == RESNET50 else None
+            yield row(f"{name} bits / bound, d = {d:,}, {density:.1%}", bits / bound(d, count), target, bits_an_index=bits)
+
+
+def published_volumes():
+    gradient = heavy_tailed(36_864, 0)
+    for name, index in CODECS.items():
+        info = dr.inspect(dr.Codec(dr.TopK(0.01), index=index).encode(gradient))
+        volume = 100 * (info["index_bytes"] + info["value_bytes"]) / gradient.nbytes
+        yield row(f"{name} + raw values, d = 36,864 at 1 %", round(volume, 2), PUBLISHED.get(name), "% of dense")
+
+
+def times():
+    with tempfile.TemporaryDirectory() as folder:
+        program = pathlib.Path(folder) / "index_codecs"
+        sources = [HERE / "index_codecs.cc", *(CORE / name for name in SOURCES)]
+        compiler = shlex.split(os.environ.get("CXX", "c++"))
+        subprocess.run([*compiler, "-std=c++17", "-O3", "-ffp-contract=off", f"-I{CORE}", *sources, "-o", program], check=True)
+        for density in (0.001, 0.01, 0.1):
+            lines = subprocess.run([program, str(RESNET50), str(density)], check=True, stdout=subprocess.PIPE, text=True).stdout
+            for line in lines.splitlines():
+                name, *numbers = line.split("\t")
+                encode, decode, add = map(float, numbers)
+                target = RICE_MILLISECONDS if name == "Rice" and density == 0.01 else None
+                for what, spent in (("encode", encode), ("decode", decode)):
+                    yield row(f"{name} {what}, {density:.1%} of {RESNET50:,}", spent, target, "milliseconds", over_add=spent / add)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=pathlib.Path)
+    arguments = parser.parse_args()
+    rows = []
+    for part in (sizes, published_volumes, times):
+        for result in part():
+            rows.append(result)
+            target = "" if result["target"] is None else f"  (target {result['target']:g}: {'met' if result['met'] else 'MISSED'})"
+            details = "".join(f"  {key} {result[key]:.3f}" for key in ("bits_an_index", "over_add") if key in result)
+            print(f"{result['what']:<56}{result['value']:>10.4f} {result['unit']}{details}{target}", flush=True)
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
