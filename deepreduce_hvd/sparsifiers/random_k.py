@@ -12,10 +12,10 @@ _ROUNDS = 8
 def permuted(key, d, numbers):
     """Where a keyed permutation of [0, d) takes ``numbers`` (k,) uint32 below ``d``, as (k,) uint32.
 
-    An alternating Feistel network permutes the smallest power of two that holds ``d``; what falls outside is permuted again
-    until it falls inside ("cycle walking", Black and Rogaway 2002, section 3).
+    An alternating Feistel network permutes the smallest power of two that holds ``d``, and at least 2^8, since it mixes fewer
+    bits badly; what falls outside is permuted again until it falls inside ("cycle walking", Black and Rogaway 2002).
     """
-    bits = max(d - 1, 0).bit_length()
+    bits = max((d - 1).bit_length(), 8)
     low_bits = np.uint32(bits - bits // 2)
     low_mask, high_mask = np.uint32((1 << int(low_bits)) - 1), np.uint32((1 << bits // 2) - 1)
     keys = [mix64(key ^ number) for number in range(_ROUNDS)]
