@@ -1,0 +1,176 @@
+"""The Bloom index codec: size, false positives against the formula and an independent filter, policies, hostile filters."""
+
+import math
+import struct
+
+import numpy as np
+import pybloom_live
+import pytest
+from codecs_table import gradient
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import _native, payload as container
+from deepreduce_hvd.exact_log import exact_log
+from deepreduce_hvd.index.bloom import POLICIES, murmur3, scan
+
+
+def support(d, k, seed=0):
+    return np.sort(np.random.default_rng(seed).choice(d, k, replace=False)).astype(np.uint32)
+
+
+def on_support(d, indices):
+    values = np.zeros(d, dtype=np.float32)
+    values[indices] = 1 + np.arange(indices.size, dtype=np.float32) / max(indices.size, 1)
+    return values
+
+
+@pytest.mark.parametrize(
+    ("key", "seed", "expected"),
+    # MurmurHash3_x86_32 of four zero bytes and of 21 43 65 87, from the reference implementation's test vectors
+    [(0, 0, 0x2362F9DE), (0x87654321, 0, 0xF55B516B)],
+)
+def test_murmur3_is_the_published_hash(key, seed, expected):
+    assert int(murmur3(np.array([key], dtype=np.uint32), seed)[0]) == expected
+
+
+def test_exact_log_is_a_logarithm():
+    for x in (1e-9, 1e-3, 0.1, 0.5, 0.7071, 0.999, 1.0, 2.0, 1e6):
+        assert math.isclose(exact_log(x), math.log(x), rel_tol=1e-14, abs_tol=1e-15)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1e-2, 1e-3, 1e-4])
+def test_size_and_false_positives_follow_the_formula(rate):
+    d, k = 4_000_000, 40_000
+    data = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0")).encode(on_support(d, support(d, k)))
+    info = dr.inspect(data)
+    assert 8 * info["index_bytes"] <= 1.01 * k * math.log(1 / rate) / math.log(2) ** 2
+    measured = (info["k"] - k) / (d - k)
+    # within 10 %, and within four standard deviations where there are few false positives to count
+    assert abs(measured / rate - 1) <= max(0.10, 4 / math.sqrt(rate * (d - k)))
+
+
+def test_false_positives_like_an_independent_filter():
+    d, k, rate = 200_000, 2_000, 0.01
+    indices = support(d, k)
+    theirs = pybloom_live.BloomFilter(capacity=k, error_rate=rate)
+    for index in indices.tolist():
+        theirs.add(index)
+    others = np.setdiff1d(np.arange(d), indices)
+    their_rate = sum(int(index) in theirs for index in others) / others.size
+    ours = dr.inspect(dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0")).encode(on_support(d, indices)))
+    our_rate = (ours["k"] - k) / others.size
+    assert our_rate <= 1.15 * max(their_rate, rate) and our_rate >= 0.85 * min(their_rate, rate)
+    # theirs rounds its bits up to whole slices; ours is not larger
+    assert 8 * ours["index_bytes"] <= theirs.num_bits + 64
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 100, 5000])
+@pytest.mark.parametrize("rate", [0.5, 0.05, 1e-3, None])
+def test_no_false_negatives(k, rate):
+    d = 50_000
+    indices = support(d, k, seed=k)
+    section, positives, _ = dr.Bloom(fpr=rate, policy="p0").encode(indices, d, key=0)
+    assert np.isin(indices, positives).all()
+    np.testing.assert_array_equal(dr.Bloom.decode(section, d, positives.size), positives)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_count_of_each_policy(policy):
+    d, k = 20_000, 400
+    indices = support(d, k)
+    section, decoded, values_stay = dr.Bloom(fpr=0.05, policy=policy).encode(indices, d, key=77)
+    assert values_stay == (policy == "naive")
+    assert (np.diff(decoded.astype(np.int64)) > 0).all()
+    assert decoded.size > k if policy == "p0" else decoded.size == k
+    np.testing.assert_array_equal(dr.Bloom.decode(section, d, decoded.size), decoded)
+
+
+def test_conflict_sets_find_more_true_positives_than_chance():
+    """What P2 is for: of k choices among the positives, more are right than the random ones of P1."""
+    d, k = 40_000, 400
+    indices = support(d, k)
+    right = {
+        policy: np.mean([np.isin(dr.Bloom(fpr=0.01, policy=policy).encode(indices, d, key)[1], indices).mean() for key in range(5)])
+        for policy in ("p1", "p2")
+    }
+    assert right["p2"] > right["p1"] + 0.1
+
+
+def test_pitfall_p2_ends_even_when_every_set_is_used_up():
+    """A filter so full that one pass over the sets cannot choose enough."""
+    for d, k, rate in ((50, 40, 0.9), (1000, 999, 0.99), (300, 1, 0.999), (5, 4, 0.5)):
+        indices = support(d, k)
+        section, decoded, _ = dr.Bloom(fpr=rate, policy="p2").encode(indices, d, key=1)
+        assert decoded.size == k
+        np.testing.assert_array_equal(dr.Bloom.decode(section, d, k), decoded)
+
+
+def test_pitfall_p0_count_does_not_pass_through_the_value_type():
+    """More than 65,504 positives with float16 values: the count is an integer of the header."""
+    d, k = 300_000, 70_000
+    codec = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=1e-3, policy="p0"), value=dr.Float16())
+    info = dr.inspect(codec.encode(on_support(d, support(d, k))))
+    assert info["k"] >= k and info["value"] == "Float16" and info["index"] == "Bloom"
+
+
+def test_pitfall_values_stay_with_their_indices():
+    """In 'both' mode: with lossless values, what arrives is the gradient at the positives, whatever the order inside."""
+    values = gradient(30_000)
+    codec = dr.Codec(dr.TopK(0.01), index=dr.Bloom(fpr=1e-3, policy="p2"), value=dr.FitPoly())
+    decoded = dr.decode(codec.encode(values))
+    sent = decoded != 0
+    assert np.linalg.norm(decoded[sent] - values[sent]) < 0.1 * np.linalg.norm(values[sent])
+
+
+def test_pitfall_seed_travels_and_is_keyed():
+    """Ranks draw differently, receivers agree: the seed is in the section and follows from the position."""
+    values = gradient(5_000)
+    codec = dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.05, policy="p1"))
+    one, again, other = (codec.encode(values, rank=rank) for rank in (0, 0, 1))
+    assert one.tobytes() == again.tobytes() != other.tobytes()
+
+
+def test_auto_rate_is_where_p0_is_smallest():
+    d, k = 1_000_000, 10_000
+    values = on_support(d, support(d, k))
+
+    def size(rate):
+        return dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0")).encode(values).size
+
+    auto = size("auto")
+    assert all(auto <= 1.002 * size(rate) for rate in (1e-2, 3e-3, 1e-3, 5e-4, 2e-4, 1e-4))
+
+
+@pytest.mark.parametrize("arguments", [{"fpr": 0}, {"fpr": 1}, {"fpr": -0.1}, {"fpr": "best"}, {"fpr": True}, {"policy": "p3"}])
+def test_bad_settings_are_refused(arguments):
+    with pytest.raises(dr.InvalidArgument, match=r"expected .*, got"):
+        dr.Bloom(**arguments)
+
+
+def hostile(d, count, policy, hashes, bits, filter_bytes, seed=b""):
+    section = struct.pack("<BBI", policy, hashes, bits) + seed + filter_bytes
+    return container.write(container.Payload(d, count, index_id=7, value_id=1, index=section, values=bytes(4 * count)))
+
+
+@pytest.mark.parametrize("policy", range(5))
+def test_hostile_full_filter_is_refused_without_memory(policy):
+    """All bits set: every index is a positive. Small counts must not cost memory or time that grows with the hashes."""
+    seed = bytes(4) if policy in (2, 4) else b""
+    data = hostile(2**22, 3, policy, 32, 64, b"\xff" * 8, seed)
+    if policy in (0, 3):
+        indices, _ = dr.decode_sum_sparse([data], 2**22)
+        np.testing.assert_array_equal(indices, [0, 1, 2])
+    else:
+        with pytest.raises(dr.CorruptPayload, match="expected a Bloom filter"):
+            dr.decode_sum_sparse([data], 2**22)
+
+
+def test_scan_is_the_same_at_every_simd_level():
+    d, k = 100_003, 3_000
+    data = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=0.02, policy="p0")).encode(on_support(d, support(d, k)))
+    section = container.read(data).index
+    hashes, bits = section[1], struct.unpack_from("<I", section, 2)[0]
+    bitmap = np.unpackbits(np.frombuffer(section[6:], dtype=np.uint8), bitorder="little")[:bits].astype(bool)
+    expected = scan(bitmap, hashes, d)
+    for simd in range(_native.simd_level() + 1):
+        np.testing.assert_array_equal(_native.decode_sparse([data], d, 1.0, simd)[0], expected)

@@ -1,0 +1,57 @@
+"""The documents' code runs, and what they point to exists."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "parallel"))
+
+from launch import horovodrun  # noqa: E402
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+
+
+def python_blocks(name):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
+
+
+def test_a_codec_of_your_own():
+    finished = subprocess.run([sys.executable, "-c", "\n".join(python_blocks("docs/add-a-codec.md"))], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert "'value': 'MeanSign'" in finished.stdout
+
+
+@pytest.mark.parametrize(("document", "expected"), [("docs/tutorial-torch.md", r"total .*"), ("README.md", None)])
+def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
+    (script,) = python_blocks(document)
+    if expected is None:  # the README shows everything but the training loop
+        script += (
+            "\nloss = model(torch.randn(8, 784)).pow(2).mean()\nloss.backward()\nopt.step()\n"
+            "assert comp.stats()['0.weight']['sent_bytes'] > 0\n"
+        )
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    finished = horovodrun(2, path)
+    assert finished.returncode == 0, finished.stdout[-3000:]
+    if expected is not None:
+        losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]
+        assert losses[-1] < losses[0]
+        assert re.search(expected, finished.stdout)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        if "://" not in target:
+            assert (document.parent / target).exists(), f"{document.name} points to {target}, which is not there"
+
+
+def test_every_make_target_is_in_the_help():
+    text = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
+    shown = re.findall(r"make (\w+)", text.split("help:")[1].split("\n\n")[0])
+    assert set(phony.split()) - {"help", "python", "distclean"} <= set(shown)
