@@ -7,15 +7,12 @@ import argparse
 import json
 import os
 import pathlib
-import re
-import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from ranks import ROOT, launch
+
 RESULTS = ROOT / "results"
-#: what TensorFlow, which horovodrun imports, logs about absent GPUs
-_FRAMEWORK_NOISE = re.compile(r"[EWI]0000 |WARNING: All log messages before absl")
 
 
 def parse():
@@ -27,29 +24,6 @@ def parse():
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "demo.json", help="where the figures go (default results/demo.json)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
-
-
-def launch(options):
-    """Starts this script on all ranks and shows rank 0's progress; returns the exit status."""
-    command = [
-        str(pathlib.Path(sys.executable).with_name("horovodrun")), "-np", str(options.processes),
-        sys.executable, str(pathlib.Path(__file__).resolve()), "--worker", *sys.argv[1:],
-    ]  # fmt: skip
-    environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1")
-    # keep freed memory: fresh pages for every step's activations cost as much as the arithmetic on them
-    environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**30))
-    environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**30))
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // options.processes)))
-    print(f"training with {options.processes} ranks; about 30 s a row on 2 cores\n", flush=True)
-    with subprocess.Popen(command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
-        for line in job.stdout:
-            rank, mark, text = line.partition("<stdout>:")
-            if mark and rank.endswith("]"):
-                sys.stdout.write(text.removeprefix(" "))
-            elif not _FRAMEWORK_NOISE.match(line):
-                sys.stderr.write(line)
-            sys.stdout.flush()
-    return job.returncode
 
 
 def worker(options):
@@ -163,13 +137,12 @@ def draw(figures, path):
 def main():
     options = parse()
     if options.worker:
-        sys.path.insert(0, str(ROOT / "examples"))
         worker(options)
         return 0
     started = time.perf_counter()
-    status = launch(options)
+    print(f"training with {options.processes} ranks; about 45 s a row on 2 cores\n", flush=True)
+    status = launch(__file__, options.processes, sys.argv[1:])
     if status != 0:
-        print(f"the job failed with status {status}; its messages are above", file=sys.stderr)
         return status
     figures = json.loads(options.output.read_text())
     picture = options.output.with_suffix(".png")

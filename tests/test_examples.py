@@ -1,0 +1,51 @@
+"""The examples run as a user starts them, on fewer epochs."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def run(example, *arguments):
+    environment = dict(os.environ, PYTHONPATH=str(ROOT))
+    command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
+    finished = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return finished.stdout
+
+
+@pytest.mark.slow
+def test_demo_trains_and_draws(tmp_path):
+    output = tmp_path / "demo.json"
+    printed = run("demo.py", "--epochs", 1, "--only", "none,Top-r pairs,QSGD + Rice", "--output", output)
+    rows = {row["name"]: row for row in json.loads(output.read_text())["rows"]}
+    assert all(row["accuracy"] > 0.8 for row in rows.values()), rows
+    assert rows["QSGD + Rice"]["share_of_top_r_pairs"] < 0.25
+    assert rows["none"]["share_of_dense"] == 1
+    assert output.with_suffix(".png").stat().st_size > 10_000
+    assert "of Top-r pairs" in printed and "[3/3] QSGD + Rice" in printed
+
+
+@pytest.mark.slow
+def test_recommender_sends_only_what_is_not_zero(tmp_path):
+    output = tmp_path / "recommender.json"
+    run("recommender.py", "--epochs", 1, "--output", output)
+    rows = {row["name"]: row for row in json.loads(output.read_text())["rows"]}
+    lossless = rows["lossless: Bitmap"]
+    assert lossless["share_of_dense"] < 0.9
+    assert abs(lossless["hit_rate_at_10"] - rows["none"]["hit_rate_at_10"]) < 0.03
+    assert rows["QSGD 7 + Bitmap"]["share_of_dense"] < 0.4 * lossless["share_of_dense"]
+
+
+def test_unknown_rows_are_named():
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "demo.py"), "--only", "nonesuch"], cwd=ROOT, capture_output=True, text=True,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)), timeout=120,
+    )  # fmt: skip
+    assert finished.returncode != 0
+    assert "expected some of none, fp16, Top-r pairs" in finished.stdout + finished.stderr
