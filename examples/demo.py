@@ -121,7 +121,7 @@ def draw(figures, path):
     low, high = axes.get_ylim()
     for row in sorted(figures["rows"], key=lambda row: row["accuracy"]):
         height = 100 * row["accuracy"]
-        while any(abs(height - other) < 0.045 * (high - low) and 0.3 < row["bytes_a_step"] / x < 3.3 for x, other in placed):
+        while any(abs(height - other) < 0.045 * (high - low) and 0.4 < row["bytes_a_step"] / x < 2.5 for x, other in placed):
             height += 0.01 * (high - low)
         placed.append((row["bytes_a_step"], height))
         axes.annotate(row["name"], (row["bytes_a_step"], 100 * row["accuracy"]), (row["bytes_a_step"] * 1.08, height), fontsize=9, va="center")

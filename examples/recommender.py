@@ -122,7 +122,8 @@ def worker(options):
         for epoch in range(options.epochs):
             order = random.permutation(len(train))
             wrong = random.integers(0, item_count, (len(train), NEGATIVES))
-            for first in range(hvd.rank() * BATCH, len(train) - hvd.size() * BATCH, hvd.size() * BATCH):
+            for step in range(len(train) // (hvd.size() * BATCH)):  # as many on every rank
+                first = (step * hvd.size() + hvd.rank()) * BATCH
                 batch = train[order[first : first + BATCH]]
                 pair_users = torch.from_numpy(np.repeat(batch[:, 0], 1 + NEGATIVES))
                 pair_items = torch.from_numpy(np.concatenate([batch[:, 1:], wrong[order[first : first + BATCH]]], axis=1).ravel())

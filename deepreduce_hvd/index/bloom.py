@@ -101,7 +101,7 @@ class Bloom(IndexCodec):
             them by conflict sets, "p1" at random, "leftmost" the first k; values are then taken where they were chosen.
             "naive" hands the k values to the first k positives, wrong after the first false one: the paper's control.
 
-    >>> Bloom(fpr=0.01, policy="p0").encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[1]
+    >>> Bloom(fpr=0.001, policy="p0").encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[1]
     array([1, 7], dtype=uint32)
     """
 
