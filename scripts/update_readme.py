@@ -23,7 +23,8 @@ def bench_table(rows):
     for row in rows:
         target = "" if row["target"] is None else f"{'≤' if row['at_most'] else '≥'} {row['target']:.4g}" + ("" if row["met"] else ", missed")
         unit = "" if row["unit"] == "ratio" else f" {row['unit']}"
-        lines.append(f"| {row['what']} | {row['value']:.4g}{unit} | {target} |")
+        what = row["what"].replace("|", "\\|")
+        lines.append(f"| {what} | {row['value']:.4g}{unit} | {target} |")
     return lines
 
 
