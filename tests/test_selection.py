@@ -203,6 +203,30 @@ def test_sums_saturate(memory, simd):
         assert np.isfinite(array).all()
 
 
+@pytest.mark.parametrize("simd", SIMD_LEVELS)
+@pytest.mark.parametrize("memory", [name for name in MEMORIES if name != "no_memory"])
+@pytest.mark.parametrize("codec", [
+    dr.Codec(dr.TopK(0.3), index=dr.Bloom(fpr=0.1, policy="naive")),
+    dr.Codec(dr.TopK(0.3), value=dr.QSGD(bits=1)),
+    dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=1)),
+], ids=["bloom_naive", "qsgd", "all_qsgd"])  # fmt: skip
+def test_what_a_lossy_codec_leaves_saturates(codec, memory, simd):
+    """A huge value that decodes to one of the other sign must not leave infinity in the memory."""
+    memory = MEMORIES[memory]
+    values = gradient(3000) * np.float32(3.4e38)
+    state = expected = tuple(np.zeros_like(values) for _ in memory.state)
+    reached = False
+    for step in range(4):
+        payload, state, _ = sent(codec, values, state, memory, simd=simd, step=step)
+        oracle, expected, _ = sent(codec, values, expected, memory, native=False, step=step)
+        assert payload == oracle
+        for array, other in zip(state, expected):
+            np.testing.assert_array_equal(array.view(np.uint32), other.view(np.uint32))
+            assert np.isfinite(array).all()
+        reached |= bool((np.abs(state[0]) == np.finfo(np.float32).max).any())
+    assert reached or isinstance(memory, dr.LowPass)  # which damps what it keeps
+
+
 def test_low_pass_by_its_formula():
     m, g = gradient(3000, key=3), gradient(3000)
     payload, (after,), _ = sent(dr.Codec(dr.TopK(0.1)), g, (m,), dr.LowPass(0.3))

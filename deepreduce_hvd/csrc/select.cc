@@ -164,7 +164,7 @@ void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encodin
   for (uint32_t j = 0; j < sent.count; ++j) {
     if (j + kPrefetchAhead < sent.count) __builtin_prefetch(residual + sent.indices[j + kPrefetchAhead], 1);
     const uint32_t i = sent.indices[j];
-    residual[i] -= weight * sent.values[j];
+    residual[i] = std::min(std::max(residual[i] - weight * sent.values[j], -FLT_MAX), FLT_MAX);
     if (velocity != nullptr) velocity[i] = 0.0f;
   }
 }

@@ -75,7 +75,7 @@ DR_INLINE void add_momentum_loop(float* __restrict sum, float* __restrict veloci
 }
 
 DR_INLINE void subtract_loop(float* __restrict sum, const float* __restrict addend, float weight, uint32_t n) {
-  for (uint32_t i = 0; i < n; ++i) sum[i] = sum[i] - weight * addend[i];
+  for (uint32_t i = 0; i < n; ++i) sum[i] = saturate(sum[i] - weight * addend[i]);
 }
 
 DR_INLINE uint32_t count_loop(const float* values, uint32_t n, uint32_t limit) {
@@ -139,35 +139,51 @@ DR_SELECT_LEVEL(scalar, );
 #define DR_AVX2 __attribute__((target("avx2,bmi2")))
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
 
+// Appends the members of `set`, whose bit i stands for values[i]; returns the new count.
+DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, uint32_t* indices, float* kept, uint32_t count) {
+  const uint32_t end = count + static_cast<uint32_t>(__builtin_popcountll(set));
+  for (int j = 0; j < 2; ++j) {  // seldom are there more: two are written whether there or not, without a branch to mispredict
+    const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(set | uint64_t{1} << 63));
+    indices[count] = base + at;
+    kept[count++] = values[at];
+    set &= set - 1;
+  }
+  for (; set != 0; set &= set - 1) {
+    const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(set));
+    indices[count] = base + at;
+    kept[count++] = values[at];
+  }
+  return end;
+}
+
 DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
   const __m256i below = _mm256_set1_epi32(least - 1), magnitude_mask = _mm256_set1_epi32(0x7FFFFFFF);
   uint32_t count = 0, i = 0;
-  for (; i + 8 <= n; i += 8) {
-    const __m256i bits = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i)), magnitude_mask);
-    uint32_t mask = static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, below))));
-    for (; mask != 0; mask &= mask - 1) {
-      const uint32_t at = i + static_cast<uint32_t>(__builtin_ctz(mask));
-      indices[count] = base + at;
-      kept[count++] = values[at];
+  for (; i + 64 <= n; i += 64) {
+    uint64_t set = 0;
+    for (uint32_t j = 0; j < 64; j += 8) {
+      const __m256i bits = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i + j)), magnitude_mask);
+      const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, below)));
+      set |= static_cast<uint64_t>(mask) << j;
     }
+    count = append_set(set, values + i, base + i, indices, kept, count);
   }
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
 
+// Not by compress instructions: at the usual densities, storing for every 16 elements costs more than looking at 64 bits.
 DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
   const __m512i lowest = _mm512_set1_epi32(least), magnitude_mask = _mm512_set1_epi32(0x7FFFFFFF);
-  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   uint32_t count = 0, i = 0;
-  for (; i + 16 <= n; i += 16) {
-    const __m512i number = _mm512_loadu_si512(values + i);
-    const __mmask16 mask = _mm512_cmpge_epi32_mask(_mm512_and_si512(number, magnitude_mask), lowest);
-    // without a branch, and compressed in the register: compressing straight to memory is slow on some processors
-    const __m512i at = _mm512_add_epi32(lanes, _mm512_set1_epi32(static_cast<int32_t>(base + i)));
-    _mm512_storeu_si512(indices + count, _mm512_maskz_compress_epi32(mask, at));
-    _mm512_storeu_si512(kept + count, _mm512_maskz_compress_epi32(mask, number));
-    count += static_cast<uint32_t>(__builtin_popcount(mask));
+  for (; i + 64 <= n; i += 64) {
+    uint64_t set = 0;
+    for (uint32_t j = 0; j < 64; j += 16) {
+      const __m512i bits = _mm512_and_si512(_mm512_loadu_si512(values + i + j), magnitude_mask);
+      set |= static_cast<uint64_t>(_mm512_cmpge_epi32_mask(bits, lowest)) << j;
+    }
+    count = append_set(set, values + i, base + i, indices, kept, count);
   }
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }

@@ -24,7 +24,7 @@ struct SelectKernels {
   void (*add)(float* sum, const float* addend, uint32_t n);
   // velocity = saturate(momentum * velocity + addend); sum = saturate(sum + velocity)
   void (*add_momentum)(float* sum, float* velocity, const float* addend, float momentum, uint32_t n);
-  // sum = sum - weight * addend
+  // sum = saturate(sum - weight * addend)
   void (*subtract)(float* sum, const float* addend, float weight, uint32_t n);
   // Elements with bits >= limit, in order: base + position and value. Returns how many.
   uint32_t (*collect)(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept);

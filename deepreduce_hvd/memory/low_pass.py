@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.memory.saturated import saturated_sum
+from deepreduce_hvd.memory.saturated import saturated_difference, saturated_sum
 from deepreduce_hvd.stage import Memory
 
 
@@ -34,6 +34,6 @@ class LowPass(Memory):
         beta = np.float32(self.beta)
         residual = accumulated.copy()
         if beta != 1:
-            residual -= (np.float32(1) - beta) * gradient
-        residual[indices] -= beta * decoded
+            residual = saturated_difference(residual, (np.float32(1) - beta) * gradient)
+        residual[indices] = saturated_difference(residual[indices], beta * decoded)
         return (residual,)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.memory.saturated import saturated_sum
+from deepreduce_hvd.memory.saturated import saturated_difference, saturated_sum
 from deepreduce_hvd.stage import Memory
 
 
@@ -33,6 +33,6 @@ class MomentumCorrection(Memory):
 
     def update(self, gradient, accumulated, state, indices, decoded):
         residual, velocity = accumulated.copy(), state[1].copy()
-        residual[indices] -= decoded
+        residual[indices] = saturated_difference(residual[indices], decoded)
         velocity[indices] = 0
         return residual, velocity

@@ -1,6 +1,6 @@
 """Residual: error feedback."""
 
-from deepreduce_hvd.memory.saturated import saturated_sum
+from deepreduce_hvd.memory.saturated import saturated_difference, saturated_sum
 from deepreduce_hvd.stage import Memory
 
 
@@ -20,5 +20,5 @@ class Residual(Memory):
 
     def update(self, gradient, accumulated, state, indices, decoded):
         residual = accumulated.copy()
-        residual[indices] -= decoded
+        residual[indices] = saturated_difference(residual[indices], decoded)
         return (residual,)
