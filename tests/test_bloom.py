@@ -10,6 +10,7 @@ from codecs_table import gradient
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, payload as container
+from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.exact_log import exact_log
 from deepreduce_hvd.index.bloom import POLICIES, murmur3, scan
 
@@ -105,6 +106,98 @@ def test_pitfall_p2_ends_even_when_every_set_is_used_up():
         np.testing.assert_array_equal(dr.Bloom.decode(section, d, k), decoded)
 
 
+def hostile(d, count, policy, hashes, bits, filter_bytes, seed=b""):
+    section = struct.pack("<BBI", policy, hashes, bits) + seed + filter_bytes
+    return container.write(container.Payload(d, count, index_id=7, value_id=1, index=section, values=bytes(4 * count)))
+
+
+def native_indices(data, d, simd=-1):
+    """The indices that the native decoder finds, or None when it refuses them."""
+    try:
+        return _native.decode_sparse([data], d, 1.0, simd)[0]
+    except dr.CorruptPayload:
+        return None
+
+
+def oracle_indices(data, d):
+    parts = container.read(data)
+    try:
+        return dr.Bloom.decode(parts.index, d, parts.count)
+    except dr.CorruptPayload:
+        return None
+
+
+@pytest.mark.parametrize("hashes", [1, 2, 3])
+def test_pitfall_p2_is_linear_when_all_share_one_set(hashes):
+    """One bit holds everything: a draw that walked over the set would take 10^12 steps here."""
+    d = 1 << 20
+    np.testing.assert_array_equal(native_indices(hostile(d, d, 4, hashes, 1, b"\x01", bytes(4)), d), np.arange(d))
+
+
+@pytest.mark.parametrize(("d", "k", "rate"), [(3000, 2900, 0.999), (3000, 700, 0.97), (3000, 2000, 0.6), (5000, 4000, 0.3)])
+def test_p2_in_many_passes_is_the_same_at_every_simd_level(d, k, rate):
+    section, decoded, _ = dr.Bloom(fpr=rate, policy="p2").encode(support(d, k), d, key=5)
+    data = container.write(container.Payload(d, k, index_id=7, value_id=1, index=section, values=bytes(4 * k)))
+    for simd in range(_native.simd_level() + 1):
+        np.testing.assert_array_equal(native_indices(data, d, simd), decoded)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("rate", [0.999, 0.49, 0.24, 0.124, 0.0624, 1e-9])
+def test_few_indices_in_a_filter_that_happens_to_be_full(rate, k, policy):
+    """With few bits a filter may hold far more than its rate says; the encoder must not refuse its own."""
+    d = 10_000
+    codec = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy=policy))
+    for seed in range(20):
+        values = on_support(d, support(d, k, seed))
+        data, oracle_data = (encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, seed, 0, 0, native=native)[0] for native in (True, False))
+        assert data.tobytes() == oracle_data.tobytes()
+        decoded, oracle = (decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0, native=native) for native in (True, False))
+        np.testing.assert_array_equal(decoded, oracle)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("fpr", [None, "auto", 0.01])
+@pytest.mark.parametrize("d", [1, 2, 300])
+def test_all_elements_are_kept(d, fpr, policy):
+    """k = d, where the rate of "auto" divides by d - k = 0."""
+    _, decoded, _ = dr.Bloom(fpr=fpr, policy=policy).encode(np.arange(d, dtype=np.uint32), d, key=0)
+    np.testing.assert_array_equal(decoded, np.arange(d))
+    data = dr.Codec(dr.TopK(k=d), index=dr.Bloom(fpr=fpr, policy=policy)).encode(np.ones(d, dtype=np.float32))
+    np.testing.assert_array_equal(dr.decode(data), np.ones(d, dtype=np.float32))
+
+
+def test_hostile_more_sets_of_one_than_indices():
+    """A bit that only one positive meets was set for it; a filter with more of these than `count` is nobody's."""
+    d, k = 2_000, 40
+    section, _, _ = dr.Bloom(fpr=1e-3, policy="p2").encode(support(d, k), d, key=0)
+    data = container.write(container.Payload(d, k - 5, index_id=7, value_id=1, index=section, values=bytes(4 * (k - 5))))
+    with pytest.raises(dr.CorruptPayload, match="alone in a conflict set, got 4"):
+        dr.decode(data)
+    assert oracle_indices(data, d) is None
+
+
+@pytest.mark.parametrize("policy", range(5))
+def test_hostile_filters_native_agrees_with_oracle(policy):
+    """Random filters of every fill and any count: refused by both or the same indices."""
+    random = np.random.default_rng(policy)
+    accepted = 0
+    for _ in range(80):
+        d, bits, hashes = int(random.integers(1, 3000)), int(random.integers(1, 200)), int(random.integers(1, 8))
+        filled = (random.random(bits) < random.choice([0.1, 0.5, 0.9, 1.0])).astype(np.uint8)
+        seed = random.bytes(4) if policy in (2, 4) else b""
+        positives = scan(filled.astype(bool), hashes, d).size
+        count = min(max(positives + int(random.choice([0, 0, 1, -1, -positives // 2])), 1), d)
+        data = hostile(d, count, policy, hashes, bits, np.packbits(filled, bitorder="little").tobytes(), seed)
+        native, oracle = native_indices(data, d), oracle_indices(data, d)
+        assert (native is None) == (oracle is None)
+        if native is not None:
+            np.testing.assert_array_equal(native, oracle)
+            accepted += 1
+    assert 10 < accepted < 75
+
+
 def test_pitfall_p0_count_does_not_pass_through_the_value_type():
     """More than 65,504 positives with float16 values: the count is an integer of the header."""
     d, k = 300_000, 70_000
@@ -145,11 +238,6 @@ def test_auto_rate_is_where_p0_is_smallest():
 def test_bad_settings_are_refused(arguments):
     with pytest.raises(dr.InvalidArgument, match=r"expected .*, got"):
         dr.Bloom(**arguments)
-
-
-def hostile(d, count, policy, hashes, bits, filter_bytes, seed=b""):
-    section = struct.pack("<BBI", policy, hashes, bits) + seed + filter_bytes
-    return container.write(container.Payload(d, count, index_id=7, value_id=1, index=section, values=bytes(4 * count)))
 
 
 @pytest.mark.parametrize("policy", range(5))

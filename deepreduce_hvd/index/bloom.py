@@ -60,32 +60,50 @@ def choose_random(positives, k, key):
     return np.sort(positives[chosen.astype(np.int64)])
 
 
+def most_positives(hashes, d, count):
+    """The most positives that P1 and P2 choose from.
+
+    Our filters are filled to at most h ln 2 / (h − 1), so that positives times hashes stay below 3 d, whatever the hashes are; more
+    would make decoding cost memory that nothing earned.
+    """
+    return min(3 * d + 2 * count * hashes + 4096, 0xFFFFFFFF) // hashes
+
+
 def choose_by_conflict_sets(positives, k, key, hashes, bits):
     """Policy P2 (DeepReduce, Algorithm 1), made deterministic.
 
     Every positive is put into the set of each bit that one of its hashes meets. Sets are visited by ascending
     (size, bit): a set of one is a true positive and is taken; from a larger one, what was taken already is dropped and
-    one of the rest is drawn. Passes over the sets are repeated until k are chosen.
+    one of the rest is drawn. Passes over the sets are repeated until k are chosen; in these a draw of what was taken is
+    repeated. What is drawn leaves its set and the last member takes its place, so that all passes together are linear.
     """
     entries = np.stack([positions(positives, i, bits) for i in range(hashes)], axis=1).ravel()
     order = np.argsort(entries, kind="stable")
     bit_of_set, starts, sizes = np.unique(entries[order], return_index=True, return_counts=True)
-    members = (order // hashes).tolist()
-    taken = set()
+    members = order // hashes
+    taken = set(members[starts[sizes == 1]].tolist())
+    if len(taken) > k:
+        raise CorruptPayload(f"index section: expected at most {k} positives that are alone in a conflict set, got {len(taken)}")
+    visits = np.lexsort((bit_of_set, sizes))
+    sets = [members[starts[s] : starts[s] + sizes[s]].tolist() for s in visits[sizes[visits] > 1]]
     draws = 0
-    visits = np.lexsort((bit_of_set, sizes)).tolist()
+    first_pass = True
     while len(taken) < k:
-        for visit in visits:
+        for i, left in enumerate(sets):
             if len(taken) == k:
                 break
-            left = [j for j in members[starts[visit] : starts[visit] + sizes[visit]] if j not in taken]
-            if not left:
-                continue
-            pick = 0
-            if sizes[visit] > 1:
-                pick = int(random_below(key, np.array([draws]), len(left))[0])
+            if first_pass:
+                sets[i] = left = [j for j in left if j not in taken]
+            while left:
+                at = int(random_below(key, np.array([draws]), len(left))[0])
                 draws += 1
-            taken.add(left[pick])
+                drawn, left[at] = left[at], left[-1]
+                left.pop()
+                if drawn not in taken:
+                    taken.add(drawn)
+                    break
+        sets = [left for left in sets if left]
+        first_pass = False
     return positives[np.sort(np.fromiter(taken, dtype=np.int64, count=len(taken)))]
 
 
@@ -124,7 +142,8 @@ class Bloom(IndexCodec):
         if self.fpr is None or (self.fpr == "auto" and self.policy != "p0"):
             rate = 0.1 * k / d
         elif self.fpr == "auto":
-            rate = k / (value_bits * (LN2 * LN2) * (d - k))
+            cost = value_bits * (LN2 * LN2) * (d - k)
+            rate = k / cost if cost > 0 else math.inf
         return min(max(rate, _SMALLEST_RATE), _LARGEST_RATE)
 
     def encode(self, indices, d, key, value_bits=32.0):
@@ -157,10 +176,12 @@ class Bloom(IndexCodec):
             return positives
         if policy not in _RANDOM:
             return positives[:count]
-        # what an honest filter stays below by far; more would make decoding cost memory that nothing earned
-        if positives.size * hashes > 2 * d + 2 * count * hashes + 4096:
+        most = most_positives(hashes, d, count)
+        if positives.size > most:
+            if not decoding:
+                raise InvalidArgument(f"Bloom filter: expected at most {most} positives, got {positives.size}; use policy p0 or split the tensor")
             raise CorruptPayload(
-                f"index section: expected a Bloom filter for {count} of {d} indices, got one with {positives.size} positives of {hashes} hashes"
+                f"index section: expected a Bloom filter for {count} of {d} indices with at most {most} positives, got {positives.size}"
             )
         key = mix64(seed)
         if policy == _P1:

@@ -27,9 +27,23 @@ uint32_t sieve_scalar(const BloomFilter& filter, uint32_t hash_number, uint32_t*
   return kept;
 }
 
+inline __attribute__((always_inline)) void positions(const BloomFilter& filter, uint32_t hash_number, const uint32_t* indices, uint32_t n,
+                                                     uint32_t* bits) {
+  const BloomFilter copy = filter;  // whatever `bits` points to, it is not this
+  for (uint32_t i = 0; i < n; ++i) bits[i] = copy.position(murmur_block(indices[i]), hash_number);
+}
+
 #if defined(__x86_64__)
 #define DR_AVX2 __attribute__((target("avx2,bmi2")))
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
+
+DR_AVX2 void positions_avx2(const BloomFilter& filter, uint32_t hash_number, const uint32_t* indices, uint32_t n, uint32_t* bits) {
+  positions(filter, hash_number, indices, n, bits);
+}
+
+DR_AVX512 void positions_avx512(const BloomFilter& filter, uint32_t hash_number, const uint32_t* indices, uint32_t n, uint32_t* bits) {
+  positions(filter, hash_number, indices, n, bits);
+}
 
 template <unsigned bits>
 DR_AVX2 inline __m256i rotate(__m256i x) { return _mm256_or_si256(_mm256_slli_epi32(x, bits), _mm256_srli_epi32(x, 32 - bits)); }
@@ -113,6 +127,26 @@ Sieve sieve_for(Simd simd) {
 
 }  // namespace
 
+void filter_positions(Simd simd, const BloomFilter& filter, uint32_t hash_number, const uint32_t* indices, uint32_t n, uint32_t* bits) {
+#if defined(__x86_64__)
+  if (simd == Simd::avx512) return positions_avx512(filter, hash_number, indices, n, bits);
+  if (simd == Simd::avx2) return positions_avx2(filter, hash_number, indices, n, bits);
+#endif
+  static_cast<void>(simd);
+  positions(filter, hash_number, indices, n, bits);
+}
+
+void filter_insert(Simd simd, BloomFilter& filter, const uint32_t* indices, uint32_t n) {
+  uint32_t bits[kScanBlock];
+  for (uint32_t first = 0; first < n; first += kScanBlock) {
+    const uint32_t block = n - first < kScanBlock ? n - first : kScanBlock;
+    for (uint32_t hash_number = 0; hash_number < filter.hashes; ++hash_number) {
+      filter_positions(simd, filter, hash_number, indices + first, block, bits);
+      for (uint32_t i = 0; i < block; ++i) filter.words[bits[i] >> 5] |= 1u << (bits[i] & 31);
+    }
+  }
+}
+
 Positives::Positives(Arena& arena, uint64_t expected) : arena_(arena), data_(arena.array<uint32_t>(expected)), capacity_(expected) {}
 
 void Positives::append(const uint32_t* indices, uint32_t n) {
@@ -127,10 +161,10 @@ void Positives::append(const uint32_t* indices, uint32_t n) {
   size_ += n;
 }
 
-void scan_universe(Simd simd, const BloomFilter& filter, uint32_t d, uint64_t limit, Positives& positives) {
+void scan_universe(Simd simd, const BloomFilter& filter, uint32_t d, uint64_t enough, Positives& positives) {
   const Sieve sieve = sieve_for(simd);
   uint32_t block[kScanBlock + kVector];
-  for (uint32_t first = 0; first < d && positives.size() <= limit;) {
+  for (uint32_t first = 0; first < d && positives.size() < enough;) {
     const uint32_t n = d - first < kScanBlock ? d - first : kScanBlock;
     for (uint32_t i = 0; i < n; ++i) block[i] = first + i;
     uint32_t kept = n;

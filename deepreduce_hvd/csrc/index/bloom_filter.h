@@ -34,23 +34,20 @@ struct BloomFilter {
   uint32_t position(uint32_t block, uint32_t hash_number) const {
     return static_cast<uint32_t>((uint64_t{murmur_finish(block, murmur_seed(hash_number))} * bits) >> 32);
   }
-  void insert(uint32_t index) {
-    const uint32_t block = murmur_block(index);
-    for (uint32_t i = 0; i < hashes; ++i) {
-      const uint32_t bit = position(block, i);
-      words[bit >> 5] |= 1u << (bit & 31);
-    }
-  }
 };
 
-// Ascending indices of [0, d) that the filter holds, at most `limit` of them.
+// bits[j] = the bit of indices[j] (n,) under one hash.
+void filter_positions(Simd simd, const BloomFilter& filter, uint32_t hash_number, const uint32_t* indices, uint32_t n, uint32_t* bits);
+
+void filter_insert(Simd simd, BloomFilter& filter, const uint32_t* indices, uint32_t n);
+
+// Ascending indices of [0, d) that the filter holds.
 class Positives {
  public:
   Positives(Arena& arena, uint64_t expected);
   void append(const uint32_t* indices, uint32_t n);
   const uint32_t* data() const { return data_; }
   uint64_t size() const { return size_; }
-  void shrink_to(uint64_t size) { size_ = size; }
 
  private:
   Arena& arena_;
@@ -58,8 +55,16 @@ class Positives {
   uint64_t size_ = 0, capacity_;
 };
 
-// Scans [0, d); stops early once more than `limit` are found.
-void scan_universe(Simd simd, const BloomFilter& filter, uint32_t d, uint64_t limit, Positives& positives);
+// Scans [0, d); stops early once `enough` or more are found.
+void scan_universe(Simd simd, const BloomFilter& filter, uint32_t d, uint64_t enough, Positives& positives);
+
+// P1: the k positives with the smallest random numbers, ascending. Needs at least k positives.
+const uint32_t* choose_random(Arena& arena, const Positives& positives, uint32_t k, uint64_t key);
+
+// P2: k positives by DeepReduce's conflict sets, ascending: smaller sets are likelier to hold a true positive, a set of one holds
+// nothing else. Needs at least k positives; positives times hashes are below 2^32.
+const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& filter, const Positives& positives, uint32_t k, uint64_t key,
+                                        const char* section);
 
 }  // namespace deepreduce
 #endif
