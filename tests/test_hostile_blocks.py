@@ -34,7 +34,7 @@ def mutations(section, seed, directory=range(0)):
 
 #: where a section of three blocks has its directory
 INDEX_DIRECTORIES = {"rice": range(3, 19, 4), "huffman": range(1, 9, 4), "huffman_delta": range(129, 145, 4)}
-VALUE_DIRECTORIES = {"deflate": range(1, 9, 4), "deflate_plain": range(1, 9, 4), "quantile_6": range(157, 165, 4)}
+VALUE_DIRECTORIES = {"deflate": range(1, 9, 4), "deflate_rle": range(1, 9, 4), "deflate_plain": range(1, 9, 4), "quantile_6": range(157, 165, 4)}
 VALUES = {**VALUE, "quantile_6": dr.Quantile(buckets=6)}
 #: a Bloom filter has no blocks, and the oracle takes its time for one
 BLOCKED = [name for name in INDEX if not name.startswith("bloom")]

@@ -32,28 +32,31 @@ DR_HOST_DEVICE inline uint16_t float_to_bfloat16(float value) {
   return static_cast<uint16_t>(sign | (magnitude > 0x7F7Fu ? 0x7F7Fu : magnitude));
 }
 
+// Selection by bits: with ?: compilers put the arithmetic of one case behind a branch, and loops no longer vectorise.
+DR_HOST_DEVICE inline uint32_t select_bits(bool first, uint32_t if_first, uint32_t otherwise) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(first);
+  return (if_first & mask) | (otherwise & ~mask);
+}
+
 DR_HOST_DEVICE inline float float16_to_float(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
-  const uint32_t exponent = (half >> 10) & 0x1Fu;
-  const uint32_t mantissa = half & 0x3FFu;
-  if (exponent == 0x1Fu) return bits_float(sign | 0x7F800000u | (mantissa << 13));
-  if (exponent != 0) return bits_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-  const float magnitude = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // mantissa * 2^-24
-  return bits_float(sign | float_bits(magnitude));
+  const uint32_t magnitude = half & 0x7FFFu;
+  // the mantissa as an integer times 2^-24; signed, since few processors convert unsigned integers
+  const float small = static_cast<float>(static_cast<int32_t>(magnitude & 0x3FFu)) * 5.9604644775390625e-8f;
+  const uint32_t normal = (magnitude << 13) + (magnitude >= 0x7C00u ? 0x70000000u : 0x38000000u);  // the exponent's bias; NaN and Inf
+  return bits_float(sign | select_bits(magnitude < 0x400u, float_bits(small), normal));
 }
 
 // Finite input; saturates at +-65504.
 DR_HOST_DEVICE inline uint16_t float_to_float16(float value) {
   const uint32_t bits = float_bits(value);
-  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude >= 0x477FF000u) return static_cast<uint16_t>(sign | 0x7BFFu);  // rounds to 65504 or would overflow
-  if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 leaves round(|value| * 2^24) in the low bits
-    const float shifted = bits_float(magnitude) + 0.5f;
-    return static_cast<uint16_t>(sign | (float_bits(shifted) - 0x3F000000u));
-  }
-  const uint32_t rounded = magnitude + 0xFFFu + ((magnitude >> 13) & 1u);
-  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+  // subnormal: adding 0.5 leaves round(|value| * 2^24) in the low bits
+  const uint32_t small = float_bits(bits_float(magnitude) + 0.5f) - 0x3F000000u;
+  const uint32_t normal = (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  const uint32_t unbounded = select_bits(magnitude < 0x38800000u, small, normal);
+  return static_cast<uint16_t>(sign | select_bits(magnitude >= 0x477FF000u, 0x7BFFu, unbounded));  // what would round beyond 65504
 }
 
 }  // namespace deepreduce

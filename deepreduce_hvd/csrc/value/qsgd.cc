@@ -4,8 +4,8 @@
 
 #include "bits.h"
 #include "codecs.h"
-#include "half.h"
-#include "random.h"
+#include "qsgd_element.h"
+#include "simd.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,16 +15,12 @@ namespace deepreduce {
 namespace {
 
 constexpr uint32_t kLargestBucket = 32768;
-constexpr unsigned kCodes = 256;
 
 struct Settings {
   unsigned bits;
   uint32_t bucket;
   bool l2;
-  float levels;  // s of the paper
 };
-
-float levels_of(unsigned bits) { return bits == 1 ? 1.0f : static_cast<float>((1u << (bits - 1)) - 1); }
 
 double bits_a_value(const double* parameters) { return parameters[0] + 32.0 / parameters[1]; }
 
@@ -34,10 +30,10 @@ Settings settings_from(const double* parameters) {
   const unsigned bits = static_cast<unsigned>(parameters[0]);
   const uint32_t bucket = static_cast<uint32_t>(parameters[1]);
   if (bucket % 8 != 0) invalid_argument("QSGD bucket: expected a multiple of 8, got %u", bucket);
-  return {bits, bucket, parameters[2] != 0, levels_of(bits)};
+  return {bits, bucket, parameters[2] != 0};
 }
 
-float largest_magnitude(const float* values, uint32_t n) {
+float largest_scalar(const float* values, uint32_t n) {
   uint32_t largest = 0;  // magnitudes compare as their bits do
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t magnitude = float_bits(values[i]) & 0x7FFFFFFFu;
@@ -59,28 +55,12 @@ float euclidean_norm(const float* values, uint32_t n) {
   return norm > FLT_MAX ? FLT_MAX : static_cast<float>(norm);
 }
 
-// One element's code; the GPU runs the same function.
-DR_HOST_DEVICE inline uint8_t quantise(float value, float norm, float levels, unsigned sign_shift, float uniform) {
-  const float magnitude = bits_float(float_bits(value) & 0x7FFFFFFFu);
-  const int level = static_cast<int>((magnitude / norm) * levels + uniform);  // not negative: truncation is floor
-  const int largest = static_cast<int>(levels);
-  const uint32_t sign = float_bits(value) >> 31;
-  return static_cast<uint8_t>((level < largest ? level : largest) | static_cast<int>(sign << sign_shift));
-}
-
-DR_HOST_DEVICE inline uint8_t quantise_sign(float value, float norm, float uniform) {
-  const int code = static_cast<int>((value / norm + 1.0f) * 0.5f + uniform);
-  return static_cast<uint8_t>(code < 1 ? code : 1);
-}
-
-inline __attribute__((always_inline)) void quantise_all(const float* values, uint32_t n, float norm, const Settings& settings,
-                                                        uint64_t key, uint32_t first, uint8_t* codes) {
-  const float levels = settings.levels;
-  const unsigned shift = settings.bits - 1;
-  if (settings.bits == 1) {
-    for (uint32_t i = 0; i < n; ++i) codes[i] = quantise_sign(values[i], norm, random_uniform(key, first + i));
+DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigned bits, uint64_t key, uint32_t first, uint8_t* codes) {
+  const float levels = qsgd_levels(bits);
+  if (bits == 1) {
+    for (uint32_t i = 0; i < n; ++i) codes[i] = qsgd_sign_code(values[i], norm, random_uniform(key, first + i));
   } else {
-    for (uint32_t i = 0; i < n; ++i) codes[i] = quantise(values[i], norm, levels, shift, random_uniform(key, first + i));
+    for (uint32_t i = 0; i < n; ++i) codes[i] = qsgd_code(values[i], norm, levels, bits - 1, random_uniform(key, first + i));
   }
 }
 
@@ -93,28 +73,38 @@ inline void pack_scalar(const uint8_t* codes, uint32_t n, unsigned bits, uint8_t
   }
 }
 
-inline void expand_scalar(const uint8_t* packed, uint32_t n, unsigned bits, const float* table, float* values) {
+// The inverse of pack_scalar.
+inline void unpack_scalar(const uint8_t* packed, uint32_t n, unsigned bits, uint8_t* codes) {
   const uint64_t mask = (1u << bits) - 1;
   for (uint32_t i = 0; i < n; i += 8, packed += bits) {
     uint64_t word;
     std::memcpy(&word, packed, 8);
-    for (unsigned j = 0; j < 8; ++j) values[i + j] = table[(word >> (j * bits)) & mask];
+    for (unsigned j = 0; j < 8; ++j) codes[i + j] = static_cast<uint8_t>((word >> (j * bits)) & mask);
   }
 }
 
-struct Kernels {
-  float (*largest)(const float*, uint32_t);
-  void (*quantise)(const float*, uint32_t, float, const Settings&, uint64_t, uint32_t, uint8_t*);
-  void (*pack)(const uint8_t*, uint32_t, unsigned, uint8_t*);
-};
-
-void quantise_plain(const float* values, uint32_t n, float norm, const Settings& settings, uint64_t key, uint32_t first, uint8_t* codes) {
-  quantise_all(values, n, norm, settings, key, first, codes);
+DR_INLINE void dequantise_all(const uint8_t* __restrict codes, uint32_t n, float norm, unsigned bits, float* __restrict values) {
+  const float levels = qsgd_levels(bits);
+  if (bits == 1) {
+    for (uint32_t i = 0; i < n; ++i) values[i] = qsgd_sign_value(codes[i], norm);
+  } else {
+    for (uint32_t i = 0; i < n; ++i) values[i] = qsgd_value(codes[i], norm, levels, bits - 1);
+  }
 }
 
+#define DR_KERNELS(level, attribute)                                                                                                  \
+  attribute void quantise_##level(const float* values, uint32_t n, float norm, unsigned bits, uint64_t key, uint32_t first,           \
+                                  uint8_t* codes) {                                                                                   \
+    quantise_all(values, n, norm, bits, key, first, codes);                                                                           \
+  }                                                                                                                                   \
+  attribute void dequantise_##level(const uint8_t* codes, uint32_t n, float norm, unsigned bits, float* values) {                     \
+    dequantise_all(codes, n, norm, bits, values);                                                                                     \
+  }
+
+DR_KERNELS(scalar, )
 #if defined(__x86_64__)
-#define DR_AVX2 __attribute__((target("avx2,bmi2")))
-#define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
+DR_KERNELS(avx2, DR_AVX2)
+DR_KERNELS(avx512, DR_AVX512)
 
 DR_AVX2 float largest_avx2(const float* values, uint32_t n) {
   const __m256i mask = _mm256_set1_epi32(0x7FFFFFFF);
@@ -124,17 +114,9 @@ DR_AVX2 float largest_avx2(const float* values, uint32_t n) {
     largest = _mm256_max_epu32(largest, _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i))));
   uint32_t lanes[8];
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), largest);
-  uint32_t result = float_bits(largest_magnitude(values + i, n - i));
+  uint32_t result = float_bits(largest_scalar(values + i, n - i));
   for (const uint32_t lane : lanes) result = lane > result ? lane : result;
   return bits_float(result);
-}
-
-DR_AVX2 void quantise_avx2(const float* values, uint32_t n, float norm, const Settings& settings, uint64_t key, uint32_t first, uint8_t* codes) {
-  quantise_all(values, n, norm, settings, key, first, codes);
-}
-
-DR_AVX512 void quantise_avx512(const float* values, uint32_t n, float norm, const Settings& settings, uint64_t key, uint32_t first, uint8_t* codes) {
-  quantise_all(values, n, norm, settings, key, first, codes);
 }
 
 DR_AVX2 void pack_avx2(const uint8_t* codes, uint32_t n, unsigned bits, uint8_t* out) {
@@ -146,53 +128,28 @@ DR_AVX2 void pack_avx2(const uint8_t* codes, uint32_t n, unsigned bits, uint8_t*
     std::memcpy(out, &word, 8);
   }
 }
+
+DR_AVX2 void unpack_avx2(const uint8_t* packed, uint32_t n, unsigned bits, uint8_t* codes) {
+  const uint64_t mask = 0x0101010101010101ull * ((1u << bits) - 1);
+  for (uint32_t i = 0; i < n; i += 8, packed += bits) {
+    uint64_t word;
+    std::memcpy(&word, packed, 8);
+    const uint64_t eight = _pdep_u64(word, mask);
+    std::memcpy(codes + i, &eight, 8);
+  }
+}
+
+constexpr auto largest_avx512 = largest_avx2;
+constexpr auto unpack_avx512 = unpack_avx2;
+constexpr auto pack_avx512 = pack_avx2;
 #endif
-
-Kernels kernels_for(Simd simd) {
-#if defined(__x86_64__)
-  if (simd == Simd::avx512) return {largest_avx2, quantise_avx512, pack_avx2};
-  if (simd == Simd::avx2) return {largest_avx2, quantise_avx2, pack_avx2};
-#endif
-  static_cast<void>(simd);
-  return {largest_magnitude, quantise_plain, pack_scalar};
-}
-
-// code -> value for a norm; the multiple of the norm is rounded to float32 first.
-void fill_table(float norm, unsigned bits, float* table) {
-  const float levels = levels_of(bits);
-  if (bits == 1) {
-    table[0] = -1.0f * norm;
-    table[1] = norm;
-    return;
-  }
-  const unsigned half = 1u << (bits - 1);
-  for (unsigned level = 0; level < half; ++level) {
-    const float multiple = static_cast<float>(level) / levels;
-    table[level] = multiple * norm;
-    table[half + level] = -multiple * norm;
-  }
-}
-
-// Whole groups of 8 straight, the rest through a padded copy.
-void expand(const uint8_t* packed, uint32_t n, unsigned bits, const float* table, float* values) {
-  const uint64_t bytes = packed_bytes(n, bits);
-  // a group reads 8 bytes though it owns `bits` of them
-  const uint32_t whole = bytes < 8 ? 0 : static_cast<uint32_t>((bytes - 8) / bits + 1);
-  const uint32_t straight = (whole < n / 8 ? whole : n / 8) * 8;
-  expand_scalar(packed, straight, bits, table, values);
-  for (uint32_t i = straight; i < n; i += 8) {
-    uint8_t padded[8] = {};
-    float eight[8];
-    const uint64_t at = uint64_t{i} / 8 * bits;
-    std::memcpy(padded, packed + at, bytes - at < 8 ? bytes - at : 8);
-    expand_scalar(padded, 8, bits, table, eight);
-    std::memcpy(values + i, eight, sizeof(float) * (n - i < 8 ? n - i : 8));
-  }
-}
 
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const Settings settings = settings_from(encoding.parameters);
-  const Kernels kernels = kernels_for(context.simd);
+  const auto largest = DR_CHOOSE(context.simd, largest);
+  const auto quantise = DR_CHOOSE(context.simd, quantise);
+  const auto dequantise = DR_CHOOSE(context.simd, dequantise);
+  const auto pack = DR_CHOOSE(context.simd, pack);
   const uint32_t count = encoding.count;
   const uint32_t buckets = (count + settings.bucket - 1) / settings.bucket;
   const uint64_t code_bytes = packed_bytes(count, settings.bits);
@@ -203,28 +160,26 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   std::memcpy(out + 1, &bucket_field, 2);
   uint8_t* packed = out + head;
   uint8_t* codes = context.arena.array<uint8_t>(settings.bucket + 8);
-  float table[kCodes];
   for (uint32_t b = 0; b < buckets; ++b) {
     const uint32_t first = b * settings.bucket;
     const uint32_t n = count - first < settings.bucket ? count - first : settings.bucket;
     const float* values = encoding.values + first;
-    const float norm = settings.l2 ? euclidean_norm(values, n) : kernels.largest(values, n);
+    const float norm = settings.l2 ? euclidean_norm(values, n) : largest(values, n);
     std::memcpy(out + 3 + uint64_t{4} * b, &norm, 4);
     if (norm > 0) {
-      kernels.quantise(values, n, norm, settings, encoding.key, first, codes);
+      quantise(values, n, norm, settings.bits, encoding.key, first, codes);
     } else {
       std::memset(codes, 0, n);
     }
     std::memset(codes + n, 0, 8);
-    kernels.pack(codes, (n + 7) / 8 * 8, settings.bits, packed);
-    fill_table(norm, settings.bits, table);
-    for (uint32_t i = 0; i < n; ++i) encoding.decoded[first + i] = table[codes[i]];
+    pack(codes, (n + 7) / 8 * 8, settings.bits, packed);
+    dequantise(codes, n, norm, settings.bits, encoding.decoded + first);
     packed += packed_bytes(n, settings.bits);
   }
   section.shrink_to(head + code_bytes);
 }
 
-void decode(Context&, ByteReader& section, uint32_t count, float* values) {
+void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
   const unsigned bits = section.get<uint8_t>();
   const uint32_t bucket = section.get<uint16_t>();
   if (bits < 1 || bits > 8 || bucket < 8 || bucket > kLargestBucket || bucket % 8 != 0)
@@ -236,15 +191,28 @@ void decode(Context&, ByteReader& section, uint32_t count, float* values) {
   const unsigned last_bits = static_cast<unsigned>(uint64_t{count} * bits % 8);
   if (last_bits != 0 && (packed[packed_bytes(count, bits) - 1] >> last_bits) != 0)
     corrupt_payload("%s: expected zero padding and the end of the bits", section.section());
-  float table[kCodes];
+  const auto unpack = DR_CHOOSE(context.simd, unpack);
+  const auto dequantise = DR_CHOOSE(context.simd, dequantise);
+  uint8_t* codes = context.arena.array<uint8_t>(bucket);
+  const uint8_t* end = packed + packed_bytes(count, bits);
   for (uint32_t b = 0; b < buckets; ++b) {
     float norm;
     std::memcpy(&norm, norms + uint64_t{4} * b, 4);
     if (float_bits(norm) >= 0x7F800000u) corrupt_payload("%s: expected finite norms of at least 0", section.section());
-    fill_table(norm, bits, table);
     const uint32_t first = b * bucket;
     const uint32_t n = count - first < bucket ? count - first : bucket;
-    expand(packed, n, bits, table, values + first);
+    // a group of 8 reads 8 bytes though it owns `bits` of them: those at the end of the section from a padded copy
+    const uint64_t readable = static_cast<uint64_t>(end - packed);
+    const uint32_t groups = (n + 7) / 8, safe = readable < 8 ? 0 : static_cast<uint32_t>((readable - 8) / bits + 1);
+    const uint32_t straight = safe < groups ? safe : groups;
+    unpack(packed, 8 * straight, bits, codes);
+    for (uint32_t group = straight; group < groups; ++group) {
+      const uint8_t* at = packed + uint64_t{group} * bits;
+      uint8_t padded[8] = {};
+      std::memcpy(padded, at, static_cast<size_t>(end - at < 8 ? end - at : 8));
+      unpack(padded, 8, bits, codes + 8 * group);
+    }
+    dequantise(codes, n, norm, bits, values + first);
     packed += packed_bytes(n, bits);
   }
 }

@@ -1,9 +1,11 @@
 // Quantile: SketchML's quantile buckets.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "bits.h"
 #include "codecs.h"
+#include "half.h"
 #include "huffman_code.h"
 
 namespace deepreduce {
@@ -32,18 +34,46 @@ Sides buckets_of_sides(uint64_t count, uint64_t negatives, uint64_t wanted) {
   return {static_cast<uint32_t>(negative), static_cast<uint32_t>(std::min(total - negative, others))};
 }
 
+// Orders as the values do, -0 and 0 alike.
+inline uint32_t sort_key(float value) {
+  const uint32_t bits = float_bits(value + 0.0f);
+  return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u);
+}
+
+// The positions of the values in ascending order, equal ones by position: a radix sort by those digits that differ.
+const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t count) {
+  constexpr unsigned kDigits = 3, kDigitBits = 11;
+  constexpr uint32_t kPlaces = 1u << kDigitBits;
+  uint32_t* next = arena.zeros<uint32_t>(kDigits * kPlaces);  // of each digit: counts, then places
+  uint64_t* entries = arena.array<uint64_t>(count);           // key and position
+  uint64_t* spare = arena.array<uint64_t>(count);
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t key = sort_key(values[i]);
+    for (unsigned digit = 0; digit < kDigits; ++digit) ++next[digit * kPlaces + ((key >> (digit * kDigitBits)) & (kPlaces - 1))];
+    entries[i] = uint64_t{key} << 32 | i;
+  }
+  for (unsigned digit = 0; digit < kDigits; ++digit) {
+    uint32_t* places = next + digit * kPlaces;
+    if (std::find(places, places + kPlaces, count) != places + kPlaces) continue;  // all alike
+    uint32_t start = 0;
+    for (uint32_t place = 0; place < kPlaces; ++place) start += std::exchange(places[place], start);
+    const unsigned shift = 32 + digit * kDigitBits;
+    for (uint32_t i = 0; i < count; ++i) spare[places[(entries[i] >> shift) & (kPlaces - 1)]++] = entries[i];
+    std::swap(entries, spare);
+  }
+  uint32_t* positions = arena.array<uint32_t>(count);
+  for (uint32_t i = 0; i < count; ++i) positions[i] = static_cast<uint32_t>(entries[i]);
+  return positions;
+}
+
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const double wanted = encoding.parameters[0];
   if (!(wanted >= 2 && wanted <= kMostBuckets)) invalid_argument("Quantile buckets: expected 2 to 256, got %g", wanted);
   const uint32_t count = encoding.count;
   const float* values = encoding.values;
-  uint32_t* ascending = context.arena.array<uint32_t>(count);
+  const uint32_t* ascending = sorted_positions(context.arena, values, count);
   uint32_t negatives = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    ascending[i] = i;
-    negatives += values[i] < 0;
-  }
-  std::sort(ascending, ascending + count, [values](uint32_t a, uint32_t b) { return values[a] != values[b] ? values[a] < values[b] : a < b; });
+  for (uint32_t i = 0; i < count; ++i) negatives += values[i] < 0;
 
   const Sides sides = buckets_of_sides(count, negatives, static_cast<uint64_t>(wanted));
   float means[kMostBuckets];
@@ -53,11 +83,13 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const auto fill_side = [&](uint64_t first, uint64_t n, uint64_t buckets) {
     for (uint64_t j = 0; j < buckets; ++j, ++bucket) {
       const uint64_t start = first + j * n / buckets, end = first + (j + 1) * n / buckets;
-      double sum = values[ascending[start]];
-      for (uint64_t i = start + 1; i < end; ++i) sum += values[ascending[i]];
+      double sum = -0.0;  // adds nothing, not even to -0
+      for (uint64_t i = start; i < end; ++i) {
+        sum += values[ascending[i]];
+        symbols[ascending[i]] = static_cast<uint8_t>(bucket);
+      }
       means[bucket] = static_cast<float>(sum / static_cast<double>(end - start));
       frequencies[bucket] = end - start;
-      for (uint64_t i = start; i < end; ++i) symbols[ascending[i]] = static_cast<uint8_t>(bucket);
     }
   };
   fill_side(0, negatives, sides.negative);

@@ -1,0 +1,122 @@
+// Times one value codec alone: no selection, no indices. Built and run by value_codecs.py.
+//
+//     value_codecs FILE ID SIMD REPEATS [PARAMETERS]   ->   bytes, nanoseconds to encode, to decode, relative error
+//
+// FILE holds float32 values; SIMD is 0 scalar, 1 AVX2, 2 AVX-512, -1 the best of this processor.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "codecs.h"
+
+namespace deepreduce {
+extern const ValueCodec raw_value_codec, float16_codec, bfloat16_codec, deflate_codec, qsgd_codec, quantile_codec;
+}
+
+namespace {
+
+using namespace deepreduce;
+
+// One block of memory that every call starts anew, touched beforehand: a training step finds its scratch memory so.
+struct Pool {
+  explicit Pool(size_t size) : memory(size, 1) {}
+  std::vector<char> memory;
+  size_t used = 0;
+};
+
+void* allocate(void* user, size_t bytes) {
+  Pool& pool = *static_cast<Pool*>(user);
+  const size_t at = (pool.used + 63) / 64 * 64;
+  if (at + bytes > pool.memory.size()) return nullptr;
+  pool.used = at + bytes;
+  return pool.memory.data() + at;
+}
+
+template <class Work>
+double nanoseconds(Work work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> times) {
+  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
+  return times[times.size() / 2];
+}
+
+Simd best_simd() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) return Simd::avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return Simd::avx2;
+#endif
+  return Simd::scalar;
+}
+
+std::vector<float> read_values(const char* path) {
+  std::FILE* file = std::fopen(path, "rb");
+  if (file == nullptr) return {};
+  std::vector<float> values;
+  float block[4096];
+  for (size_t n; (n = std::fread(block, sizeof(float), 4096, file)) > 0;) values.insert(values.end(), block, block + n);
+  std::fclose(file);
+  return values;
+}
+
+double relative_error(const std::vector<float>& got, const std::vector<float>& values) {
+  double lost = 0, all = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double difference = static_cast<double>(got[i]) - values[i];
+    lost += difference * difference;
+    all += static_cast<double>(values[i]) * values[i];
+  }
+  return std::sqrt(lost / all);
+}
+
+}  // namespace
+
+int main(int arguments, char** words) {
+  if (arguments < 5 || arguments > 5 + DR_STAGE_PARAMETERS) return 2;
+  const std::vector<float> values = read_values(words[1]);
+  const uint32_t count = static_cast<uint32_t>(values.size());
+  const ValueCodec* codec = nullptr;
+  for (const ValueCodec* known : {&raw_value_codec, &float16_codec, &bfloat16_codec, &deflate_codec, &qsgd_codec, &quantile_codec})
+    if (known->id == std::atoi(words[2])) codec = known;
+  if (count == 0 || codec == nullptr) return 2;
+  const int wanted = std::atoi(words[3]), best = static_cast<int>(best_simd());
+  const Simd simd = static_cast<Simd>(wanted < 0 ? best : std::min(wanted, best));
+  double parameters[DR_STAGE_PARAMETERS] = {};
+  for (int i = 5; i < arguments; ++i) parameters[i - 5] = std::atof(words[i]);
+
+  Pool pool(size_t{64} * count + (1 << 22));
+  dr_context caller{};
+  caller.allocate = allocate;
+  caller.user = &pool;
+  std::vector<float> kept(count, 1.0f), decoded(count, 1.0f);
+  std::vector<double> encode, decode;
+  uint64_t bytes = 0;
+  try {
+    for (int repeat = 0; repeat < std::max(std::atoi(words[4]), 1); ++repeat) {
+      pool.used = 0;
+      Arena arena(&caller);
+      Context context{arena, simd};
+      ByteWriter section(arena);
+      ValueEncoding encoding{count, values.data(), parameters, 1, kept.data(), nullptr};
+      encode.push_back(nanoseconds([&] { codec->encode(context, encoding, section); }));
+      bytes = section.size();
+      ByteReader reader(section.data(), bytes, "value section");
+      decode.push_back(nanoseconds([&] { codec->decode(context, reader, count, decoded.data()); }));
+      if (std::memcmp(kept.data(), decoded.data(), sizeof(float) * count) != 0) {
+        std::fprintf(stderr, "%s: expected to decode what the encoder said, got other values\n", codec->name);
+        return 1;
+      }
+    }
+  } catch (const Failure& failure) {
+    std::fprintf(stderr, "%s: %s\n", codec->name, failure.message);
+    return 1;
+  }
+  std::printf("%llu %.0f %.0f %.9g\n", static_cast<unsigned long long>(bytes), median(encode), median(decode), relative_error(decoded, values));
+  return 0;
+}
