@@ -39,6 +39,7 @@ const Setting kValueSettings[] = {
     {"Float16", {deepreduce::kFloat16, {}}},
     {"BFloat16", {deepreduce::kBFloat16, {}}},
     {"Deflate", {deepreduce::kDeflate, {1, 1}}},
+    {"Deflate plane by plane", {deepreduce::kDeflate, {1, 1, 1}}},
     {"Deflate unshuffled", {deepreduce::kDeflate, {6, 0}}},
     {"QSGD 4 bits", {deepreduce::kQSGD, {4, 512, 0}}},
     {"QSGD 1 bit", {deepreduce::kQSGD, {1, 8, 1}}},
