@@ -5,22 +5,24 @@
 namespace deepreduce {
 namespace {
 
-// Fields of a fixed width, 8 bytes of memory at a time; the words are little-endian as the format is.
+// Fields of a fixed width of at most 32 bits, two at a time, 8 bytes of memory at a time; the words are little-endian as the format is.
 void pack(const uint32_t* fields, uint32_t count, unsigned width, uint8_t* out, uint64_t bytes) {
   uint64_t pending = 0;
   unsigned filled = 0;
   uint8_t* const end = out + bytes;
-  for (uint32_t j = 0; j < count; ++j) {
-    const uint64_t field = fields[j];
-    pending |= field << filled;
-    filled += width;
+  const auto put = [&](uint64_t bits, unsigned n) {
+    pending |= bits << filled;
+    filled += n;
     if (filled >= 64) {
       std::memcpy(out, &pending, sizeof(pending));
       out += sizeof(pending);
       filled -= 64;
-      pending = filled == 0 ? 0 : field >> (width - filled);
+      pending = filled == 0 ? 0 : bits >> (n - filled);
     }
-  }
+  };
+  uint32_t j = 0;
+  for (; j + 2 <= count; j += 2) put(fields[j] | uint64_t{fields[j + 1]} << width, 2 * width);
+  if (j < count) put(fields[j], width);
   if (end > out) std::memcpy(out, &pending, static_cast<size_t>(end - out));
 }
 

@@ -1,4 +1,5 @@
 // FitPoly: sorted values as piecewise least-squares polynomials.
+#include <algorithm>
 #include <cmath>
 
 #include "../bits.h"
@@ -36,24 +37,28 @@ uint32_t choose_segments(const float* y, uint32_t n, int degree) {
   return p < 1.0 ? 1 : static_cast<uint32_t>(p);
 }
 
+// Of two segments, the one that is not the next to be split.
+bool splits_later(const Segment& a, const Segment& b) {
+  return a.farthest.distance != b.farthest.distance ? a.farthest.distance < b.farthest.distance : a.start > b.start;
+}
+
 void find_segments(Simd simd, const float* y, uint32_t wanted, int degree, Side& side) {
   const uint32_t fewest = static_cast<uint32_t>(degree) + 1;
-  const auto segment = [&](uint32_t start, uint32_t length) {
-    return Segment{start, length, farthest_from_chord(simd, y + start, length, fewest)};
+  Segment* const heap = side.segments;
+  uint32_t& size = side.segment_count;
+  size = 0;
+  const auto add = [&](uint32_t start, uint32_t length) {
+    heap[size++] = {start, length, farthest_from_chord(simd, y + start, length, fewest)};
+    std::push_heap(heap, heap + size, splits_later);
   };
-  side.segments[0] = segment(0, side.count);
-  side.segment_count = 1;
-  while (side.segment_count < wanted) {
-    uint32_t widest = 0;
-    for (uint32_t i = 1; i < side.segment_count; ++i)
-      if (side.segments[i].farthest.distance > side.segments[widest].farthest.distance) widest = i;
-    const Segment split = side.segments[widest];
-    if (split.farthest.distance == 0.0) break;
-    std::memmove(side.segments + widest + 2, side.segments + widest + 1, (side.segment_count - widest - 1) * sizeof(Segment));
-    side.segments[widest] = segment(split.start, split.farthest.position);
-    side.segments[widest + 1] = segment(split.start + split.farthest.position, split.length - split.farthest.position);
-    ++side.segment_count;
+  add(0, side.count);
+  while (size < wanted && heap[0].farthest.distance > 0.0) {
+    std::pop_heap(heap, heap + size, splits_later);
+    const Segment split = heap[--size];
+    add(split.start, split.farthest.position);
+    add(split.start + split.farthest.position, split.length - split.farthest.position);
   }
+  std::sort(heap, heap + size, [](const Segment& a, const Segment& b) { return a.start < b.start; });
 }
 
 // floor(log2(sqrt(x))) of x > 0.

@@ -30,9 +30,7 @@ void counts_to_starts(uint32_t* next) {
   for (uint32_t bucket = 0; bucket < kMostBuckets; ++bucket) start += std::exchange(next[bucket], start);
 }
 
-}  // namespace
-
-SortedSides sort_sides(Context& context, const float* values, uint32_t count, uint32_t* order) {
+DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count, uint32_t* order) {
   uint32_t least = UINT32_MAX, most = 0, negatives = 0;
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t key = key_of(values[i]);
@@ -54,17 +52,18 @@ SortedSides sort_sides(Context& context, const float* values, uint32_t count, ui
   const uint32_t mask = (1u << digit_bits) - 1;
 
   uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);  // of each digit: counts, then places
-  const auto compact = [=](uint32_t i) {
-    const uint32_t key = key_of(values[i]);
-    return ((key & 0x7FFFFFFFu) - least) | (key >> 31) << span;
-  };
+  uint32_t* keys = context.arena.array<uint32_t>(count);
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t key = compact(i) >> dropped;
+    const uint32_t key = key_of(values[i]);
+    keys[i] = ((key & 0x7FFFFFFFu) - least) | (key >> 31) << span;
+  }
+  for (uint32_t i = 0; i < count; ++i) {
+    const uint32_t key = keys[i] >> dropped;
     ++next[key & mask];
     ++next[kMostBuckets + ((key >> digit_bits) & mask)];
     if (digits == 3) ++next[2 * kMostBuckets + (key >> (2 * digit_bits))];
   }
-  // The first pass reads the values, the last one writes the result; (key, position) pairs lie between them.
+  // The first pass reads the keys, the last one writes the result; (key, position) pairs lie between them.
   uint64_t* entries[2] = {digits > 1 ? context.arena.array<uint64_t>(count) : nullptr,
                           digits > 2 ? context.arena.array<uint64_t>(count) : nullptr};
   float* magnitudes = context.arena.array<float>(count);
@@ -77,7 +76,7 @@ SortedSides sort_sides(Context& context, const float* values, uint32_t count, ui
       write(place[(entry >> shift) & mask]++, entry);
     }
   };
-  const auto read_value = [=](uint32_t i) { return uint64_t{compact(i)} << 32 | i; };
+  const auto read_key = [=](uint32_t i) { return uint64_t{keys[i]} << 32 | i; };
   const auto read = [=](unsigned from) { return [array = entries[from]](uint32_t i) { return array[i]; }; };
   const auto write = [=](unsigned to) { return [array = entries[to]](uint32_t at, uint64_t entry) { array[at] = entry; }; };
   const auto write_result = [=](uint32_t at, uint64_t entry) {
@@ -85,13 +84,25 @@ SortedSides sort_sides(Context& context, const float* values, uint32_t count, ui
     magnitudes[at] = magnitude_of((static_cast<uint32_t>(entry >> 32) & ((1u << span) - 1)) + least);
   };
   if (digits == 1) {
-    pass(0, read_value, write_result);
+    pass(0, read_key, write_result);
   } else {
-    pass(0, read_value, write(0));
+    pass(0, read_key, write(0));
     if (digits == 3) pass(1, read(0), write(1));
     pass(digits - 1, read(digits - 2), write_result);
   }
   return {{count - negatives, negatives}, magnitudes};
+}
+
+SortedSides sort_scalar(Context& context, const float* values, uint32_t count, uint32_t* order) { return sort(context, values, count, order); }
+#if defined(__x86_64__)
+DR_AVX2 SortedSides sort_avx2(Context& context, const float* values, uint32_t count, uint32_t* order) { return sort(context, values, count, order); }
+DR_AVX512 SortedSides sort_avx512(Context& context, const float* values, uint32_t count, uint32_t* order) { return sort(context, values, count, order); }
+#endif
+
+}  // namespace
+
+SortedSides sort_sides(Context& context, const float* values, uint32_t count, uint32_t* order) {
+  return DR_CHOOSE(context.simd, sort)(context, values, count, order);
 }
 
 void restore_order(const float* sent, const uint32_t* order, uint32_t count, float* decoded) {
