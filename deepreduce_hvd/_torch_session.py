@@ -112,7 +112,7 @@ class Session:
         try:
             message = self._encode(slot, tensor)
         except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
-            message = torch.frombuffer(bytearray(wire.notice(error)), dtype=torch.uint8)
+            message = torch.from_numpy(wire.notice(error))
             slot.failure = error
         slot.encode_seconds += time.perf_counter() - started
         slot.count_payload(message, tensor)
@@ -158,16 +158,15 @@ class Session:
                 self._round_void = True
             return tensor.to(pending.gradient.dtype)
         gathered = self.compressor.communicator.finish(self.transport, pending.handle)
-        bytes_of_all = gathered.numpy()
-        spans = wire.split(bytes_of_all)
+        messages = wire.split(gathered.numpy())
         try:
-            wire.raise_notices(slot.name, bytes_of_all, spans)
+            wire.raise_notices(slot.name, messages)
         except Exception as error:
             raise error from slot.failure
         scale = wire.scale_of(slot.name, tensor.tolist(), self.transport.ranks, self.compressor.fingerprint)
         started = time.perf_counter()
-        payloads = [gathered[start:end] for start, end in spans]
-        if wire.any_non_finite(bytes_of_all, spans):
+        payloads = [gathered[message.start : message.end] for message in messages]
+        if any(message.non_finite for message in messages):
             self._meet_non_finite(slot)
         result = self._decode(slot, pending.gradient, payloads, scale)
         slot.decode_seconds += time.perf_counter() - started

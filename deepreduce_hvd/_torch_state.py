@@ -6,7 +6,6 @@ from deepreduce_hvd import payload as container, wire
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.torch import decode_sum_flat
 
-_PROBE_BYTES = 8 * wire.PROBE_LENGTH
 _STATE_VERSION = 1
 
 
@@ -50,7 +49,7 @@ class Slot:
     def count_payload(self, payload, tensor):
         self.payload = payload
         self.dense_bytes = tensor.numel() * tensor.element_size()
-        self.sent_bytes = payload.numel() + _PROBE_BYTES
+        self.sent_bytes = payload.numel() + wire.PROBE_BYTES
 
     def statistics(self, memory):
         """One row of Compressor.stats()."""

@@ -3,6 +3,7 @@
 
 #include "encode.h"
 #include "payload.h"
+#include "wire.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -85,6 +86,20 @@ int dr_inspect(dr_context* context, const uint8_t* data, uint64_t size, dr_heade
     *header = {1, payload.flags, payload.index_id, payload.value_id, payload.dtype, payload.order, payload.d, payload.count,
                payload.index_bytes, payload.value_bytes, payload.order_bytes, payload.total_bytes()};
   });
+}
+
+int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size, dr_message* message) {
+  return guarded(context, [&](Context&) { *message = read_message(messages, size); });
+}
+
+int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
+  return guarded(context, [&](Context&) { write_notice(context, text, text_bytes); });
+}
+
+void dr_make_probe(uint64_t rank, uint32_t fingerprint, double* probe) { make_probe(rank, fingerprint, probe); }
+
+int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint, double* scale) {
+  return guarded(context, [&](Context&) { *scale = scale_of(reduced_probe, rank_count, rank_sum, fingerprint); });
 }
 
 int dr_simd_level(void) { return static_cast<int>(best_simd()); }

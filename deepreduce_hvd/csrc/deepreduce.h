@@ -29,7 +29,7 @@ typedef struct dr_context {
   void* (*output)(void* user, size_t bytes);    // memory of the result; asked for at most once a call
   void* user;
   int32_t simd;       // -1: the best this processor has; 0 scalar, 1 AVX2, 2 AVX-512
-  char message[256];  // what went wrong, zero-terminated, when the status is not DR_OK
+  char message[512];  // what went wrong, zero-terminated, when the status is not DR_OK
 } dr_context;
 
 #define DR_STAGE_PARAMETERS 4
@@ -77,6 +77,29 @@ typedef struct dr_header {
   uint64_t d, count, index_bytes, value_bytes, order_bytes, total_bytes;
 } dr_header;
 int dr_inspect(dr_context* context, const uint8_t* payload, uint64_t size, dr_header* header);
+
+// Messages between ranks: payloads, and the notice that a rank sends in a payload's place when it cannot encode.
+typedef struct dr_message {
+  uint64_t bytes;        // of the whole message
+  int32_t non_finite;    // a payload whose gradient had NaN or Inf
+  const uint8_t* text;   // of a notice, not zero-terminated; null for a payload
+  uint64_t text_bytes;
+} dr_message;
+
+// The first of the messages that lie one after another in `messages`, as a gather leaves them.
+int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size, dr_message* message);
+
+// A notice; its bytes go to context->output.
+int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes);
+
+// What compress hands to Horovod's reduction: one, the rank plus one, the fingerprint of the compressor's configuration.
+#define DR_PROBE_LENGTH 3
+void dr_make_probe(uint64_t rank, uint32_t fingerprint, double* probe);
+
+// The factor that the reduction in force applies to each rank's gradient, from the reduced probe (1 / size under an average). rank_sum: of
+// the ranks that exchange, each plus one. DR_INVALID_ARGUMENT when it is no sum or average over these ranks, or another rank is configured
+// differently.
+int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint, double* scale);
 
 // The best SIMD level of this processor and build: 0 scalar, 1 AVX2, 2 AVX-512.
 int dr_simd_level(void);

@@ -34,6 +34,14 @@ uint32_t section_length(uint64_t bytes, const char* section) {
   return static_cast<uint32_t>(bytes);
 }
 
+void check_magic(const uint8_t* data, uint64_t size) {
+  if (size < kHeaderBytes)
+    corrupt_payload("payload: expected at least %llu bytes, got %llu", static_cast<unsigned long long>(kHeaderBytes),
+                    static_cast<unsigned long long>(size));
+  if (std::memcmp(data, kMagic, 4) != 0)
+    corrupt_payload("payload magic: expected 44 52 48 56, got %02x %02x %02x %02x", data[0], data[1], data[2], data[3]);
+}
+
 }  // namespace
 
 void write_payload(const Payload& payload, uint8_t* out) {
@@ -62,12 +70,19 @@ void write_payload(const Payload& payload, uint8_t* out) {
   std::memcpy(out + kChecksumOffset, &sum, 8);
 }
 
-Payload read_payload(const uint8_t* data, uint64_t size) {
-  if (size < kHeaderBytes)
-    corrupt_payload("payload: expected at least %llu bytes, got %llu", static_cast<unsigned long long>(kHeaderBytes),
+PayloadStart read_start(const uint8_t* data, uint64_t size) {
+  check_magic(data, size);
+  uint32_t lengths[3];
+  std::memcpy(lengths, data + 20, 12);
+  const uint64_t total = kHeaderBytes + uint64_t{lengths[0]} + lengths[1] + lengths[2];
+  if (total > size)
+    corrupt_payload("payload length: expected %llu bytes from the header, got %llu", static_cast<unsigned long long>(total),
                     static_cast<unsigned long long>(size));
-  if (std::memcmp(data, kMagic, 4) != 0)
-    corrupt_payload("payload magic: expected 44 52 48 56, got %02x %02x %02x %02x", data[0], data[1], data[2], data[3]);
+  return {total, (data[5] & kNonFinite) != 0};
+}
+
+Payload read_payload(const uint8_t* data, uint64_t size) {
+  check_magic(data, size);
   if (data[4] != kVersion) corrupt_payload("payload version: expected %u, got %u", kVersion, data[4]);
   Payload payload;
   payload.flags = data[5];

@@ -23,6 +23,13 @@ struct Payload {
 // Writes header, sections and checksum to `out` (total_bytes() of it).
 void write_payload(const Payload& payload, uint8_t* out);
 
+// What the start of a payload says, before anything in it is checked: enough to cut it from what follows.
+struct PayloadStart {
+  uint64_t total_bytes;
+  bool non_finite;
+};
+PayloadStart read_start(const uint8_t* data, uint64_t size);
+
 // Checks everything that needs no decoding. The sections point into `data`.
 Payload read_payload(const uint8_t* data, uint64_t size);
 

@@ -159,6 +159,42 @@ py::dict inspect(const Bytes& payload) {
   return result;
 }
 
+// [(start, end, non-finite, the text of a notice or None)] of messages that lie one after another.
+py::list read_messages(const Bytes& messages) {
+  const uint64_t size = static_cast<uint64_t>(messages.size());
+  Call call(-1);
+  py::list result;
+  for (uint64_t at = 0; at < size;) {
+    dr_message message;
+    call.check(dr_read_message(&call.context, messages.data() + at, size - at, &message));
+    py::object text = py::none();
+    if (message.text != nullptr) text = py::bytes(reinterpret_cast<const char*>(message.text), message.text_bytes);
+    result.append(py::make_tuple(at, at + message.bytes, message.non_finite != 0, text));
+    at += message.bytes;
+  }
+  return result;
+}
+
+Bytes write_notice(const std::string& text) {
+  Call call(-1);
+  call.check(dr_write_notice(&call.context, text.data(), text.size()));
+  return call.result();
+}
+
+std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint) {
+  std::vector<double> probe(DR_PROBE_LENGTH);
+  dr_make_probe(rank, fingerprint, probe.data());
+  return probe;
+}
+
+double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint) {
+  if (reduced_probe.size() != DR_PROBE_LENGTH) throw py::value_error("probe: expected 3 numbers, got " + std::to_string(reduced_probe.size()));
+  Call call(-1);
+  double result;
+  call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, &result));
+  return result;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, module) {
@@ -169,6 +205,11 @@ PYBIND11_MODULE(_native, module) {
   module.def("decode_sum", &decode_sum, py::arg("payloads"), py::arg("out"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
   module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
   module.def("inspect", &inspect, py::arg("payload"));
+  module.def("read_messages", &read_messages, py::arg("messages"));
+  module.def("write_notice", &write_notice, py::arg("text"));
+  module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"));
+  module.def("scale", &scale, py::arg("reduced_probe"), py::arg("rank_count"), py::arg("rank_sum"), py::arg("fingerprint"));
+  module.attr("probe_length") = DR_PROBE_LENGTH;
   module.def("simd_level", &dr_simd_level);
   module.attr("abi_version") = DR_ABI_VERSION;
 }

@@ -1,0 +1,15 @@
+// What travels beside payloads: notices of failure, and the probe that rides on Horovod's own allreduce.
+#ifndef DEEPREDUCE_WIRE_H
+#define DEEPREDUCE_WIRE_H
+
+#include "base.h"
+
+namespace deepreduce {
+
+dr_message read_message(const uint8_t* messages, uint64_t size);
+void write_notice(dr_context* context, const char* text, uint64_t text_bytes);
+void make_probe(uint64_t rank, uint32_t fingerprint, double* probe);
+double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint);
+
+}  // namespace deepreduce
+#endif
