@@ -70,6 +70,81 @@ class Codec:
         payload, _ = backends.of(gradient).encode(self, memory, gradient, state, 0.0, seed, step, tensor, rank)
         return payload
 
+    def encode_sparse(self, indices, values, d, step=0, seed=0, tensor=0, rank=0, dtype="float32"):
+        """Encodes a tensor of ``d`` elements that is 0 except where given, with the index and value codecs; nothing is selected.
+
+        Work and memory are in proportion to the elements given, unless the index codec itself needs more (Bitmap, Bloom).
+
+        Args:
+            indices: (k,) uint32 NumPy array, ascending, distinct, below ``d``.
+            values: (k,) float32 NumPy array; left in place as what the payload lacks of each.
+            step, seed, tensor, rank, dtype: as for :meth:`encode`.
+
+        Returns:
+            (payload, added indices, added values): what a lossy index codec adds is reported as what the payload lacks there, minus
+            the number that it decodes to; usually empty. A NaN or Inf makes a non-finite payload and leaves ``values`` as they were.
+
+        Raises:
+            InvalidArgument: wrong dtypes, shapes or indices.
+        """
+        return encode_sparse_numpy(self, indices, values, d, step, seed, tensor, rank, dtype)
+
+
+def _expect_array(name, array, dtype, shape=None):
+    """A contiguous 1-D array of ``dtype``, or InvalidArgument."""
+    good = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype == dtype and array.flags.c_contiguous
+    if not good or (shape is not None and array.shape != shape):
+        got = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+        raise InvalidArgument(f"{name}: expected a contiguous 1-D {np.dtype(dtype).name} array{'' if shape is None else f' of shape {shape}'}, got {got}")
+
+
+def _expect_indices(indices, d):
+    _expect_array("indices", indices, np.uint32)
+    if not 0 <= d <= container.MAX_ELEMENTS:
+        raise InvalidArgument(f"d: expected at most {container.MAX_ELEMENTS}, got {d}")
+    if indices.size and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= d):
+        raise InvalidArgument(f"indices: expected ascending distinct ones below d = {d}")
+
+
+def encode_sparse_numpy(codec, indices, values, d, step=0, seed=0, tensor=0, rank=0, dtype="float32", native=True, simd=-1):
+    """The NumPy backend of encode_sparse."""
+    _expect_array("indices", indices, np.uint32)
+    _expect_array("values", values, np.float32, indices.shape)
+    dtype = container.DTYPES[dtype]
+    if native and codec.native:
+        return _native.encode_sparse(codec.fields(NoMemory()), indices, values, d, dtype, True, seed, step, tensor, rank, simd)
+    _expect_indices(indices, d)
+    stages = (codec.index, codec.value)
+    payload, values[...], added = reference.encode_sparse(stages, indices, values, d, dtype, seed, step, tensor, rank)
+    return payload, *added
+
+
+def select_numpy(codec, memory, gradient, state, threshold=0.0, seed=0, step=0, tensor=0, given=None, native=True, simd=-1, dtype=None):
+    """Error feedback and selection without coding; ``state`` is left without what was selected.
+
+    ``given`` (k,) uint32 ascending: what to take instead of the sparsifier's choice. Returns (indices (k,) uint32, values (k,) float32,
+    next threshold); indices and values are None when the gradient is not finite, and the state is then as it was.
+    """
+    gradient = np.ascontiguousarray(gradient)
+    if given is not None:
+        _expect_indices(given, gradient.size)
+    if native and codec.sparsifier.wire_id < FIRST_USER_ID:
+        fields = [*codec.sparsifier.fields(step), *RawIndex().fields(), *RawValue().fields(), *memory.fields()]
+        dtype = container.DTYPES[gradient.dtype.name] if dtype is None else dtype
+        return _native.select(
+            fields, gradient, dtype, *state, *[None] * (2 - len(state)), threshold=threshold, seed=seed, step=step, tensor=tensor,
+            given=given, simd=simd,
+        )  # fmt: skip
+    with np.errstate(over="ignore"):
+        as_float32 = gradient.astype(np.float32)
+    selected = reference.select((codec.sparsifier, memory), as_float32, state, given, seed, step, tensor)
+    if selected is None:
+        return None, None, threshold
+    indices, values, new_state = selected
+    for array, new in zip(state, new_state):
+        array[...] = new
+    return indices, values, threshold
+
 
 def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, rank, native=True, simd=-1, dtype=None):
     """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next threshold).

@@ -7,6 +7,7 @@ import numpy as np
 
 from deepreduce_hvd import bits, payload as container
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd.memory.saturated import saturated_difference
 from deepreduce_hvd.random import Purpose, random_key
 from deepreduce_hvd.stage import IndexCodec, ValueCodec, find
 
@@ -27,10 +28,19 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
 
     # the selection is the same on every rank when it does not look at the data: no rank in its key
     selected = sparsifier.select(accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step)
-    policy_key = random_key(seed, step, tensor, rank, Purpose.BLOOM_POLICY)
-    rounding_key = random_key(seed, step, tensor, rank, Purpose.ROUNDING)
+    result, sent, decoded = pack(index_codec, value_codec, selected, lambda at: accumulated[at], d, dtype, (seed, step, tensor, rank))
+    return container.write(result), memory.update(gradient, accumulated, state, sent, decoded)
+
+
+def pack(index_codec, value_codec, selected, elements, d, dtype, position):
+    """Codes the ``selected`` (k,) indices of a tensor whose elements ``elements(indices)`` gives.
+
+    ``position`` is (seed, step, tensor, rank). Returns (Payload, indices (n,), values (n,) that it decodes to there).
+    """
+    policy_key = random_key(*position, Purpose.BLOOM_POLICY)
+    rounding_key = random_key(*position, Purpose.ROUNDING)
     result = container.Payload(d, selected.size, dtype, value_id=value_codec.wire_id)
-    sent, values = selected, accumulated[selected]
+    sent, values = selected, elements(selected)
     everything = selected.size == d
     reorder_indices = not everything and value_codec.sorts and index_codec.any_order
     if not everything:
@@ -38,7 +48,7 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
         if not reorder_indices:
             result.index, sent, values_stay = index_codec.encode(selected, d, policy_key, value_codec.bits_a_value())
             if not values_stay:
-                values = accumulated[sent]
+                values = elements(sent)
             result.count = sent.size
     result.values, decoded, order = value_codec.encode(values, rounding_key)
     if reorder_indices:
@@ -52,8 +62,42 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
         dense_codec = find(ValueCodec, {0: 1, 1: 2, 2: 3, 3: 1}[dtype])()
         result = container.Payload(d, d, dtype, value_id=dense_codec.wire_id)
         sent = np.arange(d, dtype=np.uint32)
-        result.values, decoded, _ = dense_codec.encode(accumulated, rounding_key)
-    return container.write(result), memory.update(gradient, accumulated, state, sent, decoded)
+        result.values, decoded, _ = dense_codec.encode(elements(sent), rounding_key)
+    return result, sent, decoded
+
+
+def select(stages, gradient, state, given=None, seed=0, step=0, tensor=0):
+    """Error feedback and selection without coding, of (sparsifier, memory) ``stages``; arguments as for :func:`encode`.
+
+    ``given``: ascending distinct indices to take instead of the sparsifier's choice. Returns (indices, values, new state), or None
+    when the gradient is not finite.
+    """
+    sparsifier, memory = stages
+    if not np.isfinite(gradient).all():
+        return None
+    accumulated, state = memory.accumulate(gradient, state)
+    indices = sparsifier.select(accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step) if given is None else given
+    values = accumulated[indices]
+    return indices, values, memory.update(gradient, accumulated, state, indices, values)
+
+
+def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0, rank=0):
+    """Encodes a tensor (d,) that is 0 except for ``values`` (k,) at ``indices`` (k,); ``stages`` is (index codec, value codec).
+
+    Returns (payload, what it lacks of each value, (indices, values) that it lacks where nothing was given).
+    """
+    nothing = np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.float32)
+    if not np.isfinite(values).all():
+        return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), values, nothing
+    dense = np.zeros(d, dtype=np.float32)
+    dense[indices] = values
+    result, sent, decoded = pack(*stages, indices, lambda at: dense[at], d, dtype, (seed, step, tensor, rank))
+    lacks = dense.copy()
+    lacks[sent] = saturated_difference(dense[sent], decoded)
+    given = np.zeros(d, dtype=bool)
+    given[indices] = True
+    added = ~given[sent] & (decoded != 0)
+    return container.write(result), lacks[indices], (sent[added].astype(np.uint32), lacks[sent[added]])
 
 
 def decode_sparse(data, d=None):

@@ -68,6 +68,15 @@ int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding)
   return guarded(context, [&](Context& inner) { encode(context, inner, *codec, *encoding); });
 }
 
+int dr_select(dr_context* context, const dr_codec* codec, dr_encoding* encoding, const uint32_t* given, uint64_t given_count,
+              int32_t* non_finite) {
+  return guarded(context, [&](Context& inner) { *non_finite = !select_elements(context, inner, *codec, *encoding, given, given_count); });
+}
+
+int dr_encode_sparse(dr_context* context, const dr_codec* codec, dr_sparse_encoding* encoding) {
+  return guarded(context, [&](Context& inner) { encode_sparse(context, inner, *codec, *encoding); });
+}
+
 int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
                   float* out, uint64_t d, float scale) {
   return guarded(context, [&](Context& inner) {

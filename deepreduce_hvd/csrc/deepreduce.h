@@ -62,6 +62,31 @@ typedef struct dr_encoding {
 // Encodes one tensor; the payload goes to context->output.
 int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding);
 
+// Error feedback and selection without coding: the output is (count,) uint32 ascending indices followed by (count,) float32 values, 8 * count
+// bytes, and the memory is left without them. `given`: (given_count,) ascending distinct indices to take instead of the sparsifier's choice, or
+// null. A gradient with NaN or Inf sets *non_finite, selects nothing and leaves the memory as it was.
+int dr_select(dr_context* context, const dr_codec* codec, dr_encoding* encoding, const uint32_t* given, uint64_t given_count,
+              int32_t* non_finite);
+
+typedef struct dr_sparse_encoding {
+  const uint32_t* indices;  // (count,) ascending, distinct, below d
+  float* values;            // (count,); with write_back left as what the payload lacks of each
+  uint64_t count, d;
+  int32_t dtype;            // enum dr_dtype, for the header and for payloads that carry all elements
+  int32_t write_back;
+  dr_position position;
+  // Out: elements that were not given and that the payload decodes to a number other than 0 (a lossy index codec adds them), ascending,
+  // with what the payload lacks there: minus that number. In scratch memory.
+  const uint32_t* added_indices;
+  const float* added_values;
+  uint64_t added_count;
+} dr_sparse_encoding;
+
+// Encodes a tensor of d elements that is 0 except where given, with the codec's index and value stages; its sparsifier and memory play no
+// part. Work and memory are in proportion to count, unless the index codec or a payload of all elements needs d. A NaN or Inf among the
+// values makes a non-finite payload and leaves the values as they were.
+int dr_encode_sparse(dr_context* context, const dr_codec* codec, dr_sparse_encoding* encoding);
+
 // out (d,) += scale * the dense tensor of each payload, in the order given.
 int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
                   float* out, uint64_t d, float scale);

@@ -7,6 +7,9 @@
 namespace deepreduce {
 
 void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding);
+void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec, dr_sparse_encoding& encoding);
+// False when the gradient is not finite.
+bool select_elements(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint64_t given_count);
 void decode_sum(Context& context, const uint8_t* payload, uint64_t size, float* out, uint64_t d, float scale);
 void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* payloads, const uint64_t* sizes,
                    uint64_t payload_count, uint64_t d, float scale);

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "deepreduce.h"
@@ -15,6 +16,7 @@ namespace py = pybind11;
 namespace {
 
 using Bytes = py::array_t<uint8_t, py::array::c_style>;
+using Indices = py::array_t<uint32_t, py::array::c_style>;
 using Floats = py::array_t<float, py::array::c_style>;
 
 struct Free {
@@ -78,10 +80,10 @@ float* writable(py::object array, uint64_t d, const char* name) {
   return py::reinterpret_borrow<Floats>(array).mutable_data();
 }
 
-py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, int dtype, py::object residual, py::object velocity,
-                 float threshold, uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+// What encode and select share of their arguments.
+dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& residual, const py::object& velocity, float threshold,
+                        const dr_position& position) {
   if (!(gradient.flags() & py::array::c_style)) throw py::value_error("gradient: expected a contiguous array");
-  const dr_codec codec = codec_from(codec_fields);
   dr_encoding encoding{};
   encoding.gradient = gradient.data();
   encoding.dtype = dtype;
@@ -89,7 +91,14 @@ py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, in
   encoding.residual = writable(residual, encoding.d, "residual");
   encoding.velocity = writable(velocity, encoding.d, "velocity");
   encoding.threshold = threshold;
-  encoding.position = {seed, step, tensor, rank};
+  encoding.position = position;
+  return encoding;
+}
+
+py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, int dtype, py::object residual, py::object velocity,
+                 float threshold, uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+  const dr_codec codec = codec_from(codec_fields);
+  dr_encoding encoding = encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
   Call call(simd);
   int status;
   {
@@ -98,6 +107,54 @@ py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, in
   }
   call.check(status);
   return py::make_tuple(call.result(), encoding.threshold, encoding.count);
+}
+
+// (count,) indices and (count,) values that lie one after another in `both`.
+py::tuple indices_and_values(Bytes both) {
+  const py::ssize_t count = both.size() / 8;
+  return py::make_tuple(py::array_t<uint32_t>(count, reinterpret_cast<const uint32_t*>(both.data()), both),
+                        py::array_t<float>(count, reinterpret_cast<const float*>(both.data() + 4 * count), both));
+}
+
+py::tuple select_elements(const std::vector<double>& codec_fields, py::array gradient, int dtype, py::object residual, py::object velocity, float threshold,
+                 uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, std::optional<Indices> given, int simd) {
+  const dr_codec codec = codec_from(codec_fields);
+  dr_encoding encoding = encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
+  static const uint32_t none = 0;
+  const uint32_t* taken = !given ? nullptr : given->size() == 0 ? &none : given->data();
+  Call call(simd);
+  int32_t non_finite = 0;
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_select(&call.context, &codec, &encoding, taken, given ? static_cast<uint64_t>(given->size()) : 0, &non_finite);
+  }
+  call.check(status);
+  if (non_finite != 0) return py::make_tuple(py::none(), py::none(), threshold);
+  const py::tuple both = indices_and_values(call.result());
+  return py::make_tuple(both[0], both[1], encoding.threshold);
+}
+
+py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& indices, py::object values, uint64_t d, int dtype, bool write_back,
+                        uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+  const dr_codec codec = codec_from(codec_fields);
+  dr_sparse_encoding encoding{};
+  encoding.indices = indices.data();
+  encoding.count = static_cast<uint64_t>(indices.size());
+  encoding.values = writable(values, encoding.count, "values");
+  encoding.d = d;
+  encoding.dtype = dtype;
+  encoding.write_back = write_back;
+  encoding.position = {seed, step, tensor, rank};
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_encode_sparse(&call.context, &codec, &encoding);
+  }
+  call.check(status);
+  const py::ssize_t added = static_cast<py::ssize_t>(encoding.added_count);
+  return py::make_tuple(call.result(), py::array_t<uint32_t>(added, encoding.added_indices), py::array_t<float>(added, encoding.added_values));
 }
 
 struct PayloadList {
@@ -133,10 +190,7 @@ py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float sc
     status = dr_decode_sparse(&call.context, list.data.data(), list.sizes.data(), list.data.size(), d, scale);
   }
   call.check(status);
-  Bytes both = call.result();
-  const py::ssize_t count = both.size() / 8;
-  return py::make_tuple(py::array_t<uint32_t>(count, reinterpret_cast<const uint32_t*>(both.data()), both),
-                        py::array_t<float>(count, reinterpret_cast<const float*>(both.data() + 4 * count), both));
+  return indices_and_values(call.result());
 }
 
 py::dict inspect(const Bytes& payload) {
@@ -202,6 +256,12 @@ PYBIND11_MODULE(_native, module) {
   module.def("encode", &encode, py::arg("codec"), py::arg("gradient"), py::arg("dtype"), py::arg("residual") = py::none(),
              py::arg("velocity") = py::none(), py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
              py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("simd") = -1);
+  module.def("select", &select_elements, py::arg("codec"), py::arg("gradient"), py::arg("dtype"), py::arg("residual") = py::none(),
+             py::arg("velocity") = py::none(), py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
+             py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("given") = py::none(), py::arg("simd") = -1);
+  module.def("encode_sparse", &encode_sparse, py::arg("codec"), py::arg("indices"), py::arg("values"), py::arg("d"), py::arg("dtype") = 0,
+             py::arg("write_back") = true, py::arg("seed") = 0, py::arg("step") = 0, py::arg("tensor") = 0, py::arg("rank") = 0,
+             py::arg("simd") = -1);
   module.def("decode_sum", &decode_sum, py::arg("payloads"), py::arg("out"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
   module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
   module.def("inspect", &inspect, py::arg("payload"));

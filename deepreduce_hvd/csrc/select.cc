@@ -142,6 +142,27 @@ bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding&
   return true;
 }
 
+void check_given(const uint32_t* indices, uint64_t count, uint64_t d) {
+  if (count > d) invalid_argument("indices: expected at most d = %llu, got %llu", static_cast<unsigned long long>(d), static_cast<unsigned long long>(count));
+  if (count == 0) return;
+  bool ascending = true;
+  for (uint64_t i = 1; i < count; ++i) ascending &= indices[i] > indices[i - 1];
+  if (!ascending) invalid_argument("indices: expected ascending distinct ones");
+  if (indices[count - 1] >= d)
+    invalid_argument("indices: expected less than d = %llu, got %u", static_cast<unsigned long long>(d), indices[count - 1]);
+}
+
+bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint32_t count, Selection& selection) {
+  check(codec);
+  Sum sum(context, codec, encoding);
+  if (!sum.finite()) return false;
+  sum.accumulate();
+  float* values = context.arena.array<float>(count);
+  for (uint32_t i = 0; i < count; ++i) values[i] = sum.at(given[i]);
+  selection = {count, given, values};
+  return true;
+}
+
 void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encoding, const Selection& sent) {
   float* residual = encoding.residual;
   float* velocity = encoding.velocity;

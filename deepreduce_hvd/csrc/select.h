@@ -12,6 +12,12 @@ namespace deepreduce {
 // Returns false, with the memory untouched, when the gradient holds NaN or Inf.
 bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding& encoding, Selection& selection);
 
+// The same for (count,) given ascending distinct indices in place of the sparsifier's choice.
+bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint32_t count, Selection& selection);
+
+// Throws unless the indices are ascending, distinct and below d.
+void check_given(const uint32_t* indices, uint64_t count, uint64_t d);
+
 // values[i] = the accumulated gradient at indices[i] (null: at i).
 void gather_accumulated(const dr_encoding& encoding, const uint32_t* indices, uint32_t count, float* values);
 
