@@ -39,10 +39,16 @@ root = os.path.dirname(torch.__file__)
 print(json.dumps({"version": torch.__version__, "root": root, "cxx11_abi": int(torch.compiled_with_cxx11_abi())}))
 """
 ASK_TENSORFLOW = """
-import importlib.util
+import importlib.util, json, os
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 if importlib.util.find_spec("tensorflow") is None: raise SystemExit("No module named 'tensorflow'")
-print("{}")
+import tensorflow
+print(json.dumps({"version": tensorflow.__version__, "compile": tensorflow.sysconfig.get_compile_flags(), "link": tensorflow.sysconfig.get_link_flags()}))
 """
+
+
+TORCH_EXTENSION, TENSORFLOW_EXTENSION = "deepreduce_hvd._torch_ops", "deepreduce_hvd._tf_ops"
+FRAMEWORKS = ((TORCH_EXTENSION, "PyTorch", ASK_TORCH, TORCH_OPS), (TENSORFLOW_EXTENSION, "TensorFlow", ASK_TENSORFLOW, TENSORFLOW_OPS))
 
 
 class BuildError(SystemExit):
@@ -187,32 +193,45 @@ class BuildBindings(build_ext):
     """Compiles and links by the rules above in place of setuptools' own, which rebuild everything or nothing."""
 
     def finalize_options(self):
-        if not hasattr(self.distribution, "deepreduce_torch"):
-            sources = sorted(map(str, TORCH_OPS.glob("*.cc")))
-            self.distribution.deepreduce_torch = find_framework("PyTorch", ASK_TORCH, sources)
-            find_framework("TensorFlow", ASK_TENSORFLOW, sorted(map(str, TENSORFLOW_OPS.glob("*.cc"))))
-            if self.distribution.deepreduce_torch is not None:
-                self.distribution.ext_modules.append(Extension("deepreduce_hvd._torch_ops", sources))
+        if not hasattr(self.distribution, "deepreduce_frameworks"):
+            self.distribution.deepreduce_frameworks = {}
+            for extension, name, question, folder in FRAMEWORKS:
+                sources = sorted(map(str, folder.glob("*.cc")))
+                answer = find_framework(name, question, sources)
+                if answer is not None:
+                    self.distribution.deepreduce_frameworks[extension] = answer
+                    self.distribution.ext_modules.append(Extension(extension, sources))
         super().finalize_options()
 
     def get_ext_filename(self, fullname):
-        # torch.ops.load_library opens it, not Python's import: its name carries no Python version
-        if fullname.endswith("_torch_ops"):
-            return os.path.join(*fullname.split(".")) + ".so"
-        return super().get_ext_filename(fullname)
+        # the frameworks open these, not Python's import: their names carry no Python version, TensorFlow's its own, whose ABI it is bound to
+        frameworks = self.distribution.deepreduce_frameworks
+        if fullname not in frameworks:
+            return super().get_ext_filename(fullname)
+        version = f"-{frameworks[fullname]['version']}" if fullname == TENSORFLOW_EXTENSION else ""
+        return os.path.join(*fullname.split(".")) + version + ".so"
 
     def run(self):
-        if self.distribution.deepreduce_torch is None:
-            # a library of an earlier build must not ride along in what is installed now
-            for stale in (Path(self.build_lib, "deepreduce_hvd/_torch_ops.so"), Path("deepreduce_hvd/_torch_ops.so")):
-                stale.unlink(missing_ok=True)
+        # a library of an earlier build must not ride along in what is installed now
+        current = {Path(self.get_ext_filename(name)).name for name in self.distribution.deepreduce_frameworks}
+        for folder in (Path(self.build_lib, "deepreduce_hvd"), Path("deepreduce_hvd")):
+            for stale in (*folder.glob("_torch_ops*.so"), *folder.glob("_tf_ops*.so")):
+                if stale.name not in current:
+                    stale.unlink()
         super().run()
 
     def build_extension(self, extension):
         folder = Path("build/native")
         core = core_library(folder)
-        if extension.name.endswith("_torch_ops"):
-            torch = self.distribution.deepreduce_torch
+        if extension.name == TENSORFLOW_EXTENSION:
+            tensorflow = self.distribution.deepreduce_frameworks[extension.name]
+            # its headers are the system's here: their warnings are not ours
+            includes = [word for flag in tensorflow["compile"] for word in (("-isystem", flag[2:]) if flag.startswith("-I") else (flag,))]
+            flags = [*COMMON_FLAGS, f"-I{CORE}", *includes]
+            objects = compile_all(list(map(Path, extension.sources)), folder / "tf_ops", flags)
+            links = tensorflow["link"]
+        elif extension.name == TORCH_EXTENSION:
+            torch = self.distribution.deepreduce_frameworks[extension.name]
             include, libraries = f"{torch['root']}/include", f"{torch['root']}/lib"
             flags = [*COMMON_FLAGS, "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={torch['cxx11_abi']}", f"-I{CORE}",
                      "-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]  # fmt: skip

@@ -8,8 +8,8 @@ import zlib
 import horovod.torch as hvd
 import torch
 
-from deepreduce_hvd import payload as container, wire
-from deepreduce_hvd._torch_state import Slot, dump, load
+from deepreduce_hvd import payload as container, state as saved_state, wire
+from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.statistics import totals
@@ -117,7 +117,7 @@ class Session:
         slot.encode_seconds += time.perf_counter() - started
         slot.count_payload(message, tensor)
         handle = self.compressor.communicator.start(self.transport, message, f"deepreduce.{slot.name}")
-        probe = torch.tensor(wire.probe(hvd.rank(), self.compressor.fingerprint), dtype=torch.float64)
+        probe = torch.tensor(wire.probe(hvd.rank(), self.compressor.fingerprint), dtype=torch.float32)
         return probe, _Pending(slot, tensor, handle)
 
     def _encode(self, slot, tensor):
@@ -231,11 +231,11 @@ class Session:
 
     def state_dict(self):
         self._close_round()
-        return dump(self.slots, self.compressor.fingerprint, self.transport)
+        return saved_state.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
 
     def load_state_dict(self, state):
         self._close_round()
-        load(self.slots, state, self.compressor.fingerprint, self.transport)
+        saved_state.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size)
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:

@@ -11,7 +11,7 @@ import numpy as np
 from deepreduce_hvd.errors import InvalidArgument
 
 #: the top module of an array's type -> the module of this package with its ``backend``
-_ADAPTERS = {"torch": "deepreduce_hvd.torch"}
+_ADAPTERS = {"torch": "deepreduce_hvd.torch", "tensorflow": "deepreduce_hvd.tensorflow"}
 
 
 class _NumPy:

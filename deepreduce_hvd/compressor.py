@@ -2,7 +2,7 @@
 
 Horovod calls ``compress`` when a gradient is ready and ``decompress`` when its own reduction is done. Between the two,
 the payload travels through a collective of ours that ``compress`` starts; what ``compress`` returns to Horovod is a probe
-of three numbers, whose reduction tells ``decompress`` the scale in force.
+of four numbers, whose reduction tells ``decompress`` the scale in force.
 """
 
 import importlib
@@ -20,7 +20,11 @@ from deepreduce_hvd.statistics import summary_table
 from deepreduce_hvd.value import QSGD
 
 #: the top module of a parameter's type -> the module of this package with its ``Session``
-_SESSIONS = {"torch": "deepreduce_hvd._torch_session"}
+_SESSIONS = {
+    "torch": "deepreduce_hvd._torch_session",
+    "tensorflow": "deepreduce_hvd._tensorflow_session",
+    "keras": "deepreduce_hvd._tensorflow_session",
+}
 
 
 def recommended_codec():
@@ -38,7 +42,8 @@ class Compressor:
         codec: a :class:`Codec`; by default the recommended one, top 1 %, Rice and 4-bit QSGD.
         memory: what becomes of what is not sent; :class:`Residual` by default.
         communicator: how payloads meet; :class:`Allgather` by default.
-        parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives; state belongs to a named parameter.
+        parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives, or TensorFlow variables, as
+            ``model.trainable_variables``; state belongs to a named parameter.
         dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
         seed: of all random choices; equal on all ranks.
         process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.
@@ -84,8 +89,8 @@ class Compressor:
     @staticmethod
     def _named(parameters):
         if parameters is None:
-            raise InvalidArgument("Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter")
-        named = list(parameters)
+            raise InvalidArgument("Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter (on TensorFlow: model.trainable_variables)")
+        named = [entry if isinstance(entry, tuple) else _with_name(entry) for entry in parameters]
         for entry in named:
             if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
                 raise InvalidArgument(f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}")
@@ -129,6 +134,11 @@ class Compressor:
         """
         self._session.load_state_dict(state)
 
+    @property
+    def trackable(self):
+        """On TensorFlow, the state as ``tf.train.Checkpoint(compressor=comp.trackable)`` takes it; one checkpoint a rank."""
+        return self._session.trackable
+
     def stats(self):
         """{parameter name: {...}} of the last step: dense and sent bytes by section, relative error, seconds."""
         return self._session.stats()
@@ -136,3 +146,9 @@ class Compressor:
     def summary(self):
         """Prints :meth:`stats` as a table."""
         print(summary_table(self.stats()))
+
+
+def _with_name(parameter):
+    """A TensorFlow or Keras variable with its own name; anything else as it is, for the caller to refuse."""
+    name = getattr(parameter, "path", None) or getattr(parameter, "name", None)
+    return (name, parameter) if isinstance(name, str) else parameter

@@ -40,6 +40,9 @@ class Stage:
 class Sparsifier(Stage):
     """Chooses which elements are sent."""
 
+    #: from this step on, ``parameters`` stay as they are
+    schedule_steps = 0
+
     def select(self, accumulated, key, step=0):
         """Ascending uint32 indices of what to send from ``accumulated`` (d,) float32; ``key`` is equal on all ranks."""
         raise NotImplementedError

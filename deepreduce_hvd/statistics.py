@@ -1,10 +1,15 @@
 """What a compressor reports: bytes handed to the collective, error and time, for each parameter."""
 
+import numpy as np
+
+from deepreduce_hvd import payload as container
+from deepreduce_hvd.codec import decode_sum_numpy
+
 #: the columns of stats(), in order, with what they mean
 FIELDS = {
     "elements": "elements of the parameter",
     "dense_bytes": "bytes of the gradient uncompressed",
-    "sent_bytes": "bytes that this rank handed to the collectives in the last step, the three-number probe included",
+    "sent_bytes": "bytes that this rank handed to the collectives in the last step, the four-number probe included",
     "header_bytes": "of these, payload header",
     "index_bytes": "of these, index section",
     "value_bytes": "of these, value section",
@@ -16,6 +21,36 @@ FIELDS = {
     "steps": "steps so far",
     "path": "'compressed', or 'dense' through Horovod's own allreduce",
 }
+
+
+def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, dense, payload, kept):
+    """One parameter's figures.
+
+    Args:
+        encode_seconds, decode_seconds: of all ``steps`` together.
+        dense: whether the parameter goes uncompressed.
+        payload: (n,) uint8, the last one of this rank; None when there is none.
+        kept: (d,) float32, what payloads have not carried so far; None where that is not known.
+    """
+    figures = {
+        "elements": elements, "dense_bytes": dense_bytes, "sent_bytes": sent_bytes,
+        "header_bytes": 0, "index_bytes": 0, "value_bytes": 0, "order_bytes": 0, "sent_values": 0,
+        "relative_error": 0.0 if dense else None,
+        "encode_seconds": encode_seconds / max(steps, 1), "decode_seconds": decode_seconds / max(steps, 1),
+        "steps": steps, "path": "dense" if dense else "compressed",
+    }  # fmt: skip
+    if payload is None:
+        return figures
+    parts = container.read(payload)
+    figures.update(
+        header_bytes=container.HEADER.size, index_bytes=len(parts.index), value_bytes=len(parts.values),
+        order_bytes=len(parts.order_map), sent_values=parts.count,
+    )  # fmt: skip
+    if kept is not None and not parts.flags & container.NON_FINITE:
+        accumulated = decode_sum_numpy([payload], kept.copy(), 1.0)
+        norm = float(np.linalg.norm(accumulated))
+        figures["relative_error"] = float(np.linalg.norm(kept)) / norm if norm > 0 else 0.0
+    return figures
 
 
 def totals(stats):

@@ -11,8 +11,8 @@ import numpy as np
 from deepreduce_hvd import _native
 from deepreduce_hvd.errors import InvalidArgument, PeerFailed
 
-#: bytes of a probe: three float64 numbers
-PROBE_BYTES = 8 * _native.probe_length
+#: bytes of a probe: four float32 numbers
+PROBE_BYTES = 4 * _native.probe_length
 
 
 class Message(NamedTuple):
@@ -42,7 +42,7 @@ def raise_notices(name, messages):
 
 
 def probe(rank, fingerprint):
-    """What compress hands to Horovod's reduction, as a list of three numbers."""
+    """What compress hands to Horovod's reduction, as a list of four numbers that float32 holds."""
     return _native.make_probe(rank, fingerprint)
 
 
@@ -50,7 +50,7 @@ def scale_of(name, reduced, ranks, fingerprint):
     """The factor that Horovod's reduction applies to each rank's gradient: 1/size under Average, 1 under Sum.
 
     Args:
-        reduced: the probe after Horovod's reduction, three floats.
+        reduced: the probe after Horovod's reduction, four floats.
         ranks: the global ranks that this compressor exchanges with.
         fingerprint: of this rank's configuration.
 

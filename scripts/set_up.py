@@ -77,7 +77,7 @@ def install_pins():
 
 def install_package():
     """This package, editable: Python edits are live, and native sources are compiled again when they changed."""
-    environment = clean_environment(DEEPREDUCE_WITH_PYTORCH="1", PATH=f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}")
+    environment = clean_environment(DEEPREDUCE_WITH_PYTORCH="1", DEEPREDUCE_WITH_TENSORFLOW="1", PATH=f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}")
     say("this package: building what changed; usually 1 to 2 min the first time, 2 s after")
     built = subprocess.run([PYTHON, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, env=environment)
     if built.returncode != 0:

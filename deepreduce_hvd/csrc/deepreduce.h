@@ -117,8 +117,9 @@ int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
 // A notice; its bytes go to context->output.
 int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes);
 
-// What compress hands to Horovod's reduction: one, the rank plus one, the fingerprint of the compressor's configuration.
-#define DR_PROBE_LENGTH 3
+// What compress hands to Horovod's reduction, small enough for float32: one, the rank plus one, and the low and the high 16 bits of the
+// fingerprint of the compressor's configuration.
+#define DR_PROBE_LENGTH 4
 void dr_make_probe(uint64_t rank, uint32_t fingerprint, double* probe);
 
 // The factor that the reduction in force applies to each rank's gradient, from the reduced probe (1 / size under an average). rank_sum: of

@@ -242,7 +242,7 @@ std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint) {
 }
 
 double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint) {
-  if (reduced_probe.size() != DR_PROBE_LENGTH) throw py::value_error("probe: expected 3 numbers, got " + std::to_string(reduced_probe.size()));
+  if (reduced_probe.size() != DR_PROBE_LENGTH) throw py::value_error("probe: expected 4 numbers, got " + std::to_string(reduced_probe.size()));
   Call call(-1);
   double result;
   call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, &result));

@@ -35,6 +35,10 @@ class TopK(Sparsifier):
         self.warmup_steps = warmup_steps
         self.warmup_ratio = warmup_ratio
 
+    @property
+    def schedule_steps(self):
+        return self.warmup_steps
+
     def parameters(self, step=0):
         if step < self.warmup_steps:
             return (self.warmup_ratio * (self.ratio / self.warmup_ratio) ** (step / self.warmup_steps), 0)

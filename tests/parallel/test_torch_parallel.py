@@ -32,7 +32,7 @@ def test_scenario(reports, processes, scenario):
         ("bad_gradient_type_on_one_rank", r"rank 1: InvalidArgument: gradient: expected .*Float.*, got .*[Cc]omplex"),
         ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
         ("adasum", r"expected a gradient, got a parameter, as op=Adasum"),
-        ("other_process_set", r"expected Horovod to sum or average over the compressor's process set"),
+        ("other_process_set", r"expected Horovod to sum or average over the"),
         ("min_as_the_operation", r"expected Horovod to sum or average"),
         ("unnamed_gradient", r"expected the gradient of one of the 6 named parameters"),
     ],

@@ -1,0 +1,247 @@
+"""The compressor's work on TensorFlow: which variable a gradient belongs to, its state, and the way there and back.
+
+Horovod calls compress and decompress while a graph is traced, or eagerly; what they do then is build operators. The state is in
+tf.Variables, which the operators update in place whenever the graph runs.
+"""
+
+import os
+import re
+import weakref
+import zlib
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from deepreduce_hvd import codec as neutral, payload as container, state as saved_state, wire
+from deepreduce_hvd._tensorflow_state import Slot, reduced_dtype
+from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.tensorflow import DTYPES, checked, operators
+
+
+class _Group:
+    """The gradients of one message: all that Horovod has compressed before it decompresses the first of them."""
+
+    def __init__(self, graph):
+        self.graph = graph
+        self.payloads = []
+        self.names = []
+        self.gathered = None
+
+
+class _Pending:
+    """One gradient between compress and decompress."""
+
+    def __init__(self, slot, tensor, group, member):
+        self.slot = slot
+        self.dtype = tensor.dtype
+        self.shape = tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
+        self.group = group
+        self.member = member
+
+
+class Session:
+    """The TensorFlow side of one Compressor."""
+
+    def __init__(self, compressor, named):
+        if compressor.loss_scale is not None:
+            raise InvalidArgument("Compressor loss_scale: expected None on TensorFlow, where residuals do not follow a loss scale, got a function")
+        if compressor.writer is not None:
+            raise InvalidArgument("Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary")
+        if not isinstance(compressor.communicator, Allgather):
+            raise InvalidArgument(f"Compressor communicator: expected Allgather on TensorFlow, got {compressor.communicator!r}")
+        self.compressor = compressor
+        self.process_set = hvd.global_process_set if compressor.process_set is None else compressor.process_set
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
+            sparsifier_steps = compressor.codec.sparsifier.schedule_steps
+            self._codec_table = np.array([compressor.codec.fields(compressor.memory, step) for step in range(sparsifier_steps + 1)])
+        #: what tf.train.Checkpoint keeps
+        self.trackable = tf.Module()
+        self.trackable.slots = self.slots
+        self._taken = weakref.WeakKeyDictionary()
+        self._group = None
+
+    def _make_slot(self, name, parameter):
+        shape = tf.TensorShape(getattr(parameter, "shape", None))
+        if not shape.is_fully_defined() or not hasattr(parameter, "dtype"):
+            raise InvalidArgument(f"Compressor parameter {name}: expected a variable of known shape, got {type(parameter).__name__} of shape {shape}")
+        if shape.num_elements() > container.MAX_ELEMENTS:
+            raise InvalidArgument(
+                f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {shape.num_elements()}; split the variable"
+            )
+        return Slot(name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below)
+
+    # --- which variable ---
+
+    def _slot_for(self, tensor):
+        """Horovod names no variable: a step's gradients of equal shape are told apart by their order, which is that of its sources."""
+        taken = self._taken.setdefault(_outermost_graph(), set())
+        alike = [slot for slot in self.slots.values() if slot.shape == tensor.shape]
+        if not alike:
+            alike = [slot for slot in self.slots.values() if slot.shape.is_compatible_with(tensor.shape)]
+        if not alike:
+            raise InvalidArgument(
+                f"compress: expected the gradient of one of the {len(self.slots)} named parameters, got a tensor of shape {tensor.shape}; "
+                "give Compressor all the variables that Horovod reduces gradients of"
+            )
+        if len({tuple(slot.shape) for slot in alike}) > 1:
+            raise InvalidArgument(
+                f"compress: expected a gradient of known shape, got one of shape {tensor.shape}, which could be that of "
+                f"{', '.join(slot.label for slot in alike)}; tf.ensure_shape tells it"
+            )
+        free = [slot for slot in alike if slot.label not in taken]
+        if not free:  # the next step in the same graph
+            taken.clear()
+            free = alike
+        taken.add(free[0].label)
+        return free[0]
+
+    # --- there ---
+
+    @tf.autograph.experimental.do_not_convert
+    def compress(self, tensor):
+        if tensor.dtype not in DTYPES:
+            raise InvalidArgument(f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}")
+        _refuse_xla()
+        slot = self._slot_for(tensor)
+        slot.dtype = tensor.dtype
+        if slot.dense:
+            return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
+        graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+        group = self._group
+        if group is None or group.gathered is not None or group.graph is not graph:
+            group = self._group = _Group(graph)
+        with tf.device("CPU:0"):
+            payload = self._encode(slot, tensor)
+            probe = tf.identity(self._probe(reduced_dtype(tensor.dtype)), name=f"deepreduce_probe_{_operation_name(slot.label)}")
+        group.payloads.append(payload)
+        group.names.append(slot.label)
+        return probe, _Pending(slot, tensor, group, len(group.payloads) - 1)
+
+    def _encode(self, slot, tensor):
+        compressor = self.compressor
+        position = [compressor.seed, 0, slot.key, _rank()]
+        if compressor.codec.native:
+            handles = [part.handle for part in slot.state]
+            return checked(operators.deepreduce_encode, tensor, self._codec_table, _stack(position, tf.int64), handles, slot.records)
+
+        def encode(gradient, steps, rank, *state):
+            state = [part.copy() for part in state]
+            try:
+                payload, _ = neutral.encode_numpy(
+                    compressor.codec, compressor.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
+                    dtype=DTYPES[tensor.dtype],
+                )  # fmt: skip
+            except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+                payload = wire.notice(error)
+            return [payload, *state]
+
+        gradient = tf.reshape(tf.cast(tensor, reduced_dtype(tensor.dtype)), [-1])
+        kinds = [tf.uint8, *[tf.float32] * len(slot.state)]
+        payload, *state = tf.numpy_function(encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds)
+        payload = tf.ensure_shape(payload, [None])
+        updates = [variable.assign(new) for variable, new in zip(slot.state, state)]
+        updates += [slot.steps_taken.assign_add(1), slot.payload.variable.assign(payload)]
+        with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
+            return tf.identity(payload)
+
+    def _probe(self, dtype):
+        one, first_rank, *fingerprint = wire.probe(0, self.compressor.fingerprint)
+        rank = _rank()
+        return _stack([one, (tf.cast(rank, dtype) if tf.is_tensor(rank) else rank) + first_rank, *fingerprint], dtype)
+
+    # --- and back ---
+
+    @tf.autograph.experimental.do_not_convert
+    def decompress(self, tensor, pending):
+        if pending.group is None:
+            return tf.cast(tensor, pending.dtype)
+        slot, group = pending.slot, pending.group
+        with tf.device("CPU:0"):
+            if group.gathered is None:
+                message = group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0)
+                name = f"deepreduce_{_operation_name(group.names[0])}"
+                group.gathered = hvd.allgather(message, name=name, ignore_name_scope=True, process_set=self.process_set)
+            scale = checked(
+                operators.deepreduce_scale, tensor, _size(self.process_set), ranks=_ranks(self.process_set),
+                fingerprint=self.compressor.fingerprint, variable=slot.label,
+            )  # fmt: skip
+            result = self._decode(slot, group, pending, scale)
+            return tf.ensure_shape(result, slot.shape)
+
+    def _decode(self, slot, group, pending, scale):
+        shape = [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
+        if self.compressor.codec.native:
+            return checked(
+                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), [], [slot.seconds.variable.handle],
+                member=pending.member, members=len(group.payloads), variable=slot.label, T=pending.dtype,
+            )  # fmt: skip
+
+        def decode(gathered, factor):
+            messages = wire.split(gathered)
+            wire.raise_notices(slot.label, messages)
+            payloads = [gathered[one.start : one.end] for one in messages[pending.member :: len(group.payloads)]]
+            return neutral.decode_sum_numpy(payloads, np.zeros(slot.elements, np.float32), float(factor))
+
+        total = tf.numpy_function(decode, [group.gathered, scale], tf.float32)
+        return tf.cast(tf.reshape(total, shape), pending.dtype)
+
+    # --- what the compressor tells ---
+
+    def stats(self):
+        return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
+
+    def state_dict(self):
+        return saved_state.dump(self.slots, self.compressor.fingerprint, self.process_set.rank(), self.process_set.size())
+
+    def load_state_dict(self, state):
+        saved_state.load(self.slots, state, self.compressor.fingerprint, self.process_set.rank(), self.process_set.size())
+
+
+def _elastic():
+    """Whether ranks may change under a traced graph."""
+    return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
+
+
+def _rank():
+    return hvd.rank_op() if _elastic() else hvd.rank()
+
+
+def _size(process_set):
+    return hvd.size_op(process_set.process_set_id) if _elastic() else process_set.size()
+
+
+def _ranks(process_set):
+    """The global ranks of a process set; none stands for all of them."""
+    return [] if process_set.ranks is None or process_set.process_set_id == 0 else list(process_set.ranks)
+
+
+def _stack(parts, dtype):
+    """Python numbers, or numbers of the graph among them, as one tensor."""
+    if any(tf.is_tensor(part) for part in parts):
+        return tf.stack([tf.cast(part, dtype) for part in parts])
+    return tf.constant(parts, dtype)
+
+
+def _operation_name(label):
+    return re.sub("[^a-zA-Z0-9_]", "_", label)
+
+
+def _outermost_graph():
+    """The graph of the whole step: Horovod traces each reduction in a branch of its own. An object that lives while the graph does."""
+    if tf.executing_eagerly():
+        return tf.Module  # any one object: eager steps follow each other
+    graph = tf.compat.v1.get_default_graph()
+    in_function = tf.compat.v1.executing_eagerly_outside_functions()
+    while graph.building_function and (graph.outer_graph.building_function or not in_function):
+        graph = graph.outer_graph
+    return graph
+
+
+def _refuse_xla():
+    from tensorflow.python.ops import control_flow_util
+
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise InvalidArgument("compress: expected a function without XLA, got one with jit_compile=True; payload sizes are not known when XLA compiles")

@@ -1,0 +1,99 @@
+"""What the compressor keeps of each TensorFlow variable: tf.Variables made once, so that retracing a function keeps them."""
+
+import numpy as np
+import tensorflow as tf
+
+from deepreduce_hvd import statistics, wire
+from deepreduce_hvd.errors import InvalidArgument
+
+
+def _session():
+    session = tf.compat.v1.get_default_session()
+    if session is None:
+        raise InvalidArgument("compressor state: expected eager execution or a default session (`with session.as_default()`), got neither")
+    return session
+
+
+def read(variable):
+    """A variable's value as a NumPy array, eagerly or in the default session."""
+    return np.array(variable.numpy() if tf.executing_eagerly() else _session().run(variable))
+
+
+def write(variable, value):
+    if tf.executing_eagerly():
+        variable.assign(value)
+    else:
+        variable.load(value, _session())
+
+
+class Slot(tf.Module):
+    """State and figures of one named variable; a checkpoint keeps ``steps_taken`` and the memory."""
+
+    def __init__(self, name, parameter, key, memory, dense_below):
+        super().__init__()
+        self.label = name
+        self.key = key
+        self.shape = tf.TensorShape(parameter.shape)
+        self.elements = self.shape.num_elements()
+        self.dense = self.elements < dense_below
+        # of the last gradient traced
+        self.dtype = tf.as_dtype(parameter.dtype)
+        self.loss_scale = None
+        self.state_names = () if self.dense else memory.state
+        self.state = [tf.Variable(tf.zeros(self.elements), trainable=False, name=f"deepreduce_{kind}") for kind in self.state_names]
+        self.steps_taken = tf.Variable(np.int64(0), trainable=False, name="deepreduce_steps")
+
+        def untracked(value, **options):  # of no use to a checkpoint
+            return _Untracked(tf.Variable(value, trainable=False, **options))
+
+        # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
+        self.threshold = untracked(np.float32(0))
+        self.seconds = untracked(np.zeros(2))
+        self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
+
+    @property
+    def records(self):
+        """The handles that the encode operator calls records."""
+        return [self.steps_taken.handle, *(part.variable.handle for part in (self.threshold, self.seconds, self.payload))]
+
+    @property
+    def steps(self):
+        return int(read(self.steps_taken))
+
+    @steps.setter
+    def steps(self, value):
+        write(self.steps_taken, value)
+
+    def memory(self):
+        return {kind: read(part) for kind, part in zip(self.state_names, self.state)}
+
+    def set_memory(self, arrays):
+        write(self.threshold.variable, np.float32(0))
+        for kind, part in zip(self.state_names, self.state):
+            write(part, arrays[kind])
+
+    def statistics(self, memory):
+        """One row of Compressor.stats()."""
+        dense_bytes = self.elements * self.dtype.size
+        payload = read(self.payload.variable)
+        sent_bytes = payload.size + wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
+        if self.dense:
+            sent_bytes = self.elements * reduced_dtype(self.dtype).size
+        seconds = read(self.seconds.variable)
+        return statistics.row(
+            self.elements, dense_bytes, sent_bytes, self.steps, float(seconds[0]), float(seconds[1]),
+            dense=self.dense, payload=None if self.dense or payload.size == 0 else payload,
+            kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None,
+        )  # fmt: skip
+
+
+class _Untracked:
+    """Hides a variable from checkpoints."""
+
+    def __init__(self, variable):
+        self.variable = variable
+
+
+def reduced_dtype(dtype):
+    """What Horovod reduces for gradients of ``dtype``: its allreduce has no bfloat16 on the host, and the probe needs 24 bits."""
+    return tf.float64 if dtype == tf.float64 else tf.float32

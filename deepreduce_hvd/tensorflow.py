@@ -1,0 +1,114 @@
+"""TensorFlow tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to."""
+
+import pathlib
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from deepreduce_hvd import _native, codec as neutral, errors
+
+
+def _load_operators():
+    """The op library, whose name carries the TensorFlow version that it was built for: another version's ABI is not the same."""
+    directory = pathlib.Path(__file__).parent
+    library = directory / f"_tf_ops-{tf.__version__}.so"
+    if not library.exists():
+        built_for = ", ".join(sorted(path.stem.removeprefix("_tf_ops-") for path in directory.glob("_tf_ops-*.so"))) or "none"
+        raise errors.NativeMissing(
+            f"deepreduce_hvd: expected the TensorFlow operators for version {tf.__version__}, got those for {built_for}; "
+            "install the package again with this TensorFlow present and DEEPREDUCE_WITH_TENSORFLOW=1"
+        )
+    return tf.load_op_library(str(library))
+
+
+operators = _load_operators()
+
+DTYPES = {tf.float32: 0, tf.float16: 1, tf.bfloat16: 2, tf.float64: 3}
+_ERRORS = {
+    tf.errors.DataLossError: errors.CorruptPayload,
+    tf.errors.InvalidArgumentError: errors.InvalidArgument,
+    tf.errors.UnimplementedError: errors.UnknownCodec,
+    tf.errors.AbortedError: errors.PeerFailed,
+    tf.errors.ResourceExhaustedError: MemoryError,
+}
+#: what the runtime puts around a kernel's message
+_DECORATION = re.compile(r"^(\{\{.*?\}\} )+|( \[Op:\w+\] name: .*| \[Op:\w+\].*)$", re.DOTALL)
+
+
+def checked(operator, *arguments, **attributes):
+    """Calls an operator eagerly; its failure is raised by cause, as the package's own errors."""
+    try:
+        return operator(*arguments, **attributes)
+    except tuple(_ERRORS) as error:
+        raise _ERRORS[type(error)](_DECORATION.sub("", error.message)) from None
+
+
+def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
+    """One gradient -> (n,) uint8 payload; the ``state`` variables are updated in place."""
+    if codec.native:
+        position = [seed, step, tensor, rank]
+        return checked(
+            operators.deepreduce_encode, gradient, [codec.fields(memory, step)], position, [part.handle for part in state], []
+        )
+    array = gradient.numpy()
+    bfloat16 = gradient.dtype == tf.bfloat16
+    arrays = tuple(part.numpy() for part in state)
+    data, _ = neutral.encode_numpy(
+        codec, memory, array.astype(np.float32) if bfloat16 else array, arrays, 0.0, seed, step, tensor, rank, dtype=2 if bfloat16 else None
+    )
+    for part, new in zip(state, arrays):
+        part.assign(new)
+    return tf.constant(data)
+
+
+class _TensorFlow:
+    """The backend behind Codec.encode, decode, decode_sum and inspect for TensorFlow tensors."""
+
+    def encode(self, codec, memory, gradient, state, threshold, seed, step, tensor, rank):
+        if isinstance(gradient, tf.Variable):
+            gradient = tf.convert_to_tensor(gradient)
+        if not tf.is_tensor(gradient) or gradient.shape.rank != 1 or gradient.dtype not in DTYPES:
+            names = ", ".join(dtype.name for dtype in DTYPES)
+            raise errors.InvalidArgument(f"gradient: expected a dense 1-D TensorFlow tensor of {names}, got {_describe(gradient)}")
+        for name, part in zip(memory.state, state):
+            if not isinstance(part, tf.Variable) or part.dtype != tf.float32 or part.shape != gradient.shape:
+                raise errors.InvalidArgument(f"{name}: expected a float32 tf.Variable of shape {gradient.shape}, got {_describe(part)}")
+        return encode_flat(codec, memory, gradient, state, seed, step, tensor, rank), 0.0
+
+    def decode(self, payload, max_elements):
+        data = self.to_numpy_bytes(payload)
+        d = neutral.inspect(data)["d"]
+        if d > max_elements:
+            raise errors.InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
+        if not neutral.all_native([data]):
+            return tf.constant(neutral.decode_numpy(data, max_elements))
+        return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], [], [], T=tf.float32)
+
+    def decode_sum(self, payloads, out, scale):
+        if not isinstance(out, tf.Variable) or out.dtype != tf.float32 or out.shape.rank != 1:
+            raise errors.InvalidArgument(f"out: expected a 1-D float32 tf.Variable, got {_describe(out)}")
+        arrays = [self.to_numpy_bytes(payload) for payload in payloads]
+        if neutral.all_native(arrays):
+            initial = tf.convert_to_tensor(out)
+            for payload, array in zip(payloads, arrays):
+                _native.inspect(array)  # one payload and no more: the operator would take several
+                initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, [initial], [], T=tf.float32)
+            return out.assign(initial)
+        return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
+
+    def to_numpy_bytes(self, payload):
+        if not tf.is_tensor(payload) or payload.dtype != tf.uint8 or payload.shape.rank != 1:
+            raise errors.InvalidArgument(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+        if not hasattr(payload, "numpy"):
+            raise errors.InvalidArgument("payload: expected an eager tensor, got a symbolic one; decode outside of tf.function")
+        return np.ascontiguousarray(payload.numpy())
+
+
+def _describe(value):
+    if not isinstance(value, (tf.Tensor, tf.Variable)):
+        return type(value).__name__
+    return f"{value.dtype.name} of shape {value.shape}"
+
+
+backend = _TensorFlow()

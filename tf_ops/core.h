@@ -1,0 +1,111 @@
+// What the TensorFlow kernels share: the native core's calls with TensorFlow's memory and errors, and variables updated in place.
+#ifndef DEEPREDUCE_TF_OPS_CORE_H
+#define DEEPREDUCE_TF_OPS_CORE_H
+
+#include <chrono>
+#include <string>
+
+#include "deepreduce.h"
+#include "host_scratch.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace deepreduce_tf {
+
+using tensorflow::DataType;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+// A failure by cause: the Python side turns each class of error into the package's own.
+inline absl::Status status_of(int status, const std::string& message) {
+  switch (status) {
+    case DR_OK: return absl::OkStatus();
+    case DR_CORRUPT_PAYLOAD: return absl::DataLossError(message);
+    case DR_INVALID_ARGUMENT: return absl::InvalidArgumentError(message);
+    case DR_UNKNOWN_CODEC: return absl::UnimplementedError(message);
+    default: return absl::ResourceExhaustedError(message);
+  }
+}
+
+// Scratch of one call; its result becomes the kernel's output when there is one.
+class Call {
+ public:
+  explicit Call(OpKernelContext* kernel = nullptr, int output = 0) : kernel_(kernel), output_(output) {
+    context.allocate = [](void* user, size_t bytes) { return static_cast<Call*>(user)->scratch_.allocate(bytes); };
+    context.output = [](void* user, size_t bytes) { return static_cast<Call*>(user)->allocate_result(bytes); };
+    context.user = this;
+    context.simd = -1;
+  }
+
+  dr_context context{};
+  Tensor* result = nullptr;  // uint8
+
+ private:
+  void* allocate_result(size_t bytes) {
+    if (!kernel_->allocate_output(output_, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), &result).ok()) return nullptr;
+    // a null pointer would mean a failed allocation
+    return bytes == 0 ? static_cast<void*>(this) : static_cast<void*>(result->flat<uint8_t>().data());
+  }
+
+  OpKernelContext* kernel_;
+  int output_;
+  deepreduce::HostScratch scratch_;
+};
+
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
+};
+
+// A variable that this kernel alone may write while this lives.
+class LockedVariable {
+ public:
+  LockedVariable() = default;
+  LockedVariable(const LockedVariable&) = delete;
+  LockedVariable& operator=(const LockedVariable&) = delete;
+  ~LockedVariable() {
+    if (variable_ != nullptr) variable_->mu()->unlock();
+  }
+
+  absl::Status lock(OpKernelContext* kernel, const tensorflow::ResourceHandle& handle) {
+    TF_RETURN_IF_ERROR(tensorflow::LookupResource(kernel, handle, &variable_));
+    variable_->mu()->lock();
+    return absl::OkStatus();
+  }
+
+  // Its elements, to be changed in place: what others may still read of it is left as it is.
+  template <class T>
+  absl::Status writable(OpKernelContext* kernel, const char* name, int64_t elements, T** data) {
+    Tensor* tensor = variable_->tensor();
+    const DataType wanted = tensorflow::DataTypeToEnum<T>::value;
+    if (!variable_->is_initialized || tensor->dtype() != wanted || tensor->NumElements() != elements)
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, ": expected an initialized ", tensorflow::DataTypeString(wanted), " variable of ", elements, " elements, got ",
+          variable_->is_initialized ? absl::StrCat(tensorflow::DataTypeString(tensor->dtype()), " of shape ", tensor->shape().DebugString())
+                                    : std::string("an uninitialized one")));
+    if (!tensor->RefCountIsOne()) {
+      Tensor copy;
+      TF_RETURN_IF_ERROR(kernel->allocate_temp(wanted, tensor->shape(), &copy));
+      std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+      *tensor = copy;
+    }
+    *data = tensor->flat<T>().data();
+    return absl::OkStatus();
+  }
+
+  // Makes it refer to another tensor; nothing is copied.
+  void assign(const Tensor& tensor) {
+    *variable_->tensor() = tensor;
+    variable_->is_initialized = true;
+  }
+
+ private:
+  tensorflow::core::RefCountPtr<tensorflow::Var> variable_;
+};
+
+}  // namespace deepreduce_tf
+#endif
