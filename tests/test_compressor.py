@@ -62,7 +62,7 @@ def test_settings_that_are_refused(settings, message):
         ({"parameters": []}, "expected at least one"),
         ({"parameters": [torch.zeros(3)]}, r"expected \(name, parameter\) pairs, got Tensor"),
         ({"parameters": [("a", torch.zeros(3)), ("a", torch.zeros(3))]}, "expected unique names, got a more than once"),
-        ({"parameters": [("a", np.zeros(3))]}, "expected parameters of torch, got ndarray"),
+        ({"parameters": [("a", np.zeros(3))]}, "expected parameters of torch, tensorflow, keras, got ndarray"),
         ({"parameters": [("a", torch.zeros(3))], "codec": dr.Rice()}, "codec: expected a Codec, got Rice"),
         ({"parameters": [("a", torch.zeros(3))], "memory": dr.Residual}, "memory: expected a Memory"),
         ({"parameters": [("a", torch.zeros(3))], "dense_below": -1}, "dense_below: expected an integer of at least 0, got -1"),
