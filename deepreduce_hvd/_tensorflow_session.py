@@ -60,6 +60,7 @@ class Session:
         #: what tf.train.Checkpoint keeps
         self.trackable = tf.Module()
         self.trackable.slots = self.slots
+        self._slot_of = {id(parameter): (parameter, self.slots[name]) for name, parameter in named}
         self._taken = weakref.WeakKeyDictionary()
         self._group = None
 
@@ -164,12 +165,14 @@ class Session:
                 message = group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0)
                 name = f"deepreduce_{_operation_name(group.names[0])}"
                 group.gathered = hvd.allgather(message, name=name, ignore_name_scope=True, process_set=self.process_set)
-            scale = checked(
-                operators.deepreduce_scale, tensor, _size(self.process_set), ranks=_ranks(self.process_set),
-                fingerprint=self.compressor.fingerprint, variable=slot.label,
-            )  # fmt: skip
-            result = self._decode(slot, group, pending, scale)
+            result = self._decode(slot, group, pending, self._scale(slot, tensor))
             return tf.ensure_shape(result, slot.shape)
+
+    def _scale(self, slot, reduced_probe):
+        return checked(
+            operators.deepreduce_scale, reduced_probe, _size(self.process_set), ranks=_ranks(self.process_set),
+            fingerprint=self.compressor.fingerprint, variable=slot.label,
+        )  # fmt: skip
 
     def _decode(self, slot, group, pending, scale):
         shape = [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
@@ -187,6 +190,38 @@ class Session:
 
         total = tf.numpy_function(decode, [group.gathered, scale], tf.float32)
         return tf.cast(tf.reshape(total, shape), pending.dtype)
+
+    # --- slices ---
+
+    def allreduce_slices(self, slices, variable, op):
+        """The reduction of tf.IndexedSlices of ``variable``, which must be one of the compressor's, without a dense tensor."""
+        known, slot = self._slot_of.get(id(variable), (None, None))
+        if known is None:
+            raise InvalidArgument(f"allreduce_gradients: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}")
+        if slot.dense:
+            return hvd.allreduce(tf.convert_to_tensor(slices), op=op, compression=self.compressor, process_set=self.process_set)
+        if not self.compressor.codec.native or slot.state_names not in ((), ("residual",)) or self.compressor.memory.parameters():
+            raise InvalidArgument(
+                f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
+                f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
+            )
+        _refuse_xla()
+        slot.dtype = slices.dtype
+        with tf.device("CPU:0"):
+            position = [self.compressor.seed, 0, slot.key, _rank()]
+            payload = checked(
+                operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._codec_table, _stack(position, tf.int64),
+                [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
+            )  # fmt: skip
+            name = f"deepreduce_{_operation_name(slot.label)}"
+            gathered = hvd.allgather(payload, name=name, ignore_name_scope=True, process_set=self.process_set)
+            probe = self._probe(reduced_dtype(slices.dtype))
+            reduced = hvd.allreduce(probe, op=op, name=f"deepreduce_probe_{_operation_name(slot.label)}", process_set=self.process_set)
+            values, indices = checked(
+                operators.deepreduce_decode_slices, gathered, self._scale(slot, reduced), slot.seconds.variable.handle,
+                T=slices.dtype, shape=slot.shape, variable=slot.label,
+            )  # fmt: skip
+        return tf.IndexedSlices(values, indices, dense_shape=tf.constant(slot.shape.as_list(), tf.int64))
 
     # --- what the compressor tells ---
 

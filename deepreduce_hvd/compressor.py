@@ -84,7 +84,8 @@ class Compressor:
         description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), dense_below, seed, names)
         #: 32 bits that ranks compare at every step
         self.fingerprint = zlib.crc32(repr(description).encode())
-        self._session = self._open_session(named)
+        #: the adapter's side of this compressor
+        self.session = self._open_session(named)
 
     @staticmethod
     def _named(parameters):
@@ -111,15 +112,15 @@ class Compressor:
 
     def compress(self, tensor):
         """Called by Horovod: starts the exchange of one gradient; returns (what Horovod reduces, context)."""
-        return self._session.compress(tensor)
+        return self.session.compress(tensor)
 
     def decompress(self, tensor, context):
         """Called by Horovod: the reduced gradient, in the gradient's own dtype, shape and layout."""
-        return self._session.decompress(tensor, context)
+        return self.session.decompress(tensor, context)
 
     def state_dict(self):
         """This rank's residuals and step counters; save one a rank. Training resumed from it continues bit for bit."""
-        return self._session.state_dict()
+        return self.session.state_dict()
 
     def load_state_dict(self, state):
         """Takes what :meth:`state_dict` returned.
@@ -132,16 +133,16 @@ class Compressor:
         Raises:
             InvalidArgument: another codec's or model's state, or a single state of another rank or number of ranks.
         """
-        self._session.load_state_dict(state)
+        self.session.load_state_dict(state)
 
     @property
     def trackable(self):
         """On TensorFlow, the state as ``tf.train.Checkpoint(compressor=comp.trackable)`` takes it; one checkpoint a rank."""
-        return self._session.trackable
+        return self.session.trackable
 
     def stats(self):
         """{parameter name: {...}} of the last step: dense and sent bytes by section, relative error, seconds."""
-        return self._session.stats()
+        return self.session.stats()
 
     def summary(self):
         """Prints :meth:`stats` as a table."""

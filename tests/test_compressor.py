@@ -140,7 +140,7 @@ def test_parameters_do_not_keep_a_dropped_compressor():
 
     network = torch.nn.Linear(40, 50)
     compressor = dr.Compressor(parameters=network.named_parameters())
-    session = weakref.ref(compressor._session)
+    session = weakref.ref(compressor.session)
     del compressor
     gc.collect()
     assert session() is None

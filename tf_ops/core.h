@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "deepreduce.h"
 #include "host_scratch.h"
@@ -28,7 +29,7 @@ inline absl::Status status_of(int status, const std::string& message) {
   }
 }
 
-// Scratch of one call; its result becomes the kernel's output when there is one.
+// Scratch and result of one call; the result is the kernel's output when one is named, or bytes of the call's own.
 class Call {
  public:
   explicit Call(OpKernelContext* kernel = nullptr, int output = 0) : kernel_(kernel), output_(output) {
@@ -40,9 +41,14 @@ class Call {
 
   dr_context context{};
   Tensor* result = nullptr;  // uint8
+  std::vector<uint8_t> own_result;
 
  private:
   void* allocate_result(size_t bytes) {
+    if (kernel_ == nullptr) {
+      own_result.resize(bytes);
+      return bytes == 0 ? static_cast<void*>(this) : static_cast<void*>(own_result.data());
+    }
     if (!kernel_->allocate_output(output_, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), &result).ok()) return nullptr;
     // a null pointer would mean a failed allocation
     return bytes == 0 ? static_cast<void*>(this) : static_cast<void*>(result->flat<uint8_t>().data());

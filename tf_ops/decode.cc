@@ -1,7 +1,5 @@
 // DeepreduceDecodeSum: the gathered messages of all ranks -> the sum of one variable's gradients. DeepreduceScale: the reduction in force.
-#include <vector>
-
-#include "core.h"
+#include "messages.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -62,12 +60,11 @@ class DecodeSumOp : public tensorflow::OpKernel {
     OP_REQUIRES(kernel, messages.dims() == 1 && kernel->input(1).dims() == 0 && kernel->input(2).dims() <= 1,
                 absl::InvalidArgumentError("DeepreduceDecodeSum: expected a vector of messages, a scalar scale and a shape"));
     Call call;
-    std::vector<const uint8_t*> payloads;
-    std::vector<uint64_t> sizes;
-    OP_REQUIRES_OK(kernel, split(call, messages, &payloads, &sizes));
+    OneVariablesPayloads payloads;
+    OP_REQUIRES_OK(kernel, payloads.split(call, messages, member_, members_, variable_));
 
     tensorflow::TensorShape shape;
-    OP_REQUIRES_OK(kernel, wanted_shape(call, kernel->input(2), payloads, sizes, &shape));
+    OP_REQUIRES_OK(kernel, wanted_shape(call, kernel->input(2), payloads, &shape));
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(kernel, kernel->allocate_output(0, shape, &sum));
     Tensor in_float32;
@@ -82,9 +79,9 @@ class DecodeSumOp : public tensorflow::OpKernel {
       std::fill_n(out, shape.num_elements(), 0.0f);
     }
     const float scale = static_cast<float>(kernel->input(1).scalar<double>()());
-    const int status = dr_decode_sum(&call.context, payloads.data(), sizes.data(), payloads.size(), out,
+    const int status = dr_decode_sum(&call.context, payloads.data.data(), payloads.sizes.data(), payloads.data.size(), out,
                                      static_cast<uint64_t>(shape.num_elements()), scale);
-    OP_REQUIRES_OK(kernel, status_of(status, named(call.context.message)));
+    OP_REQUIRES_OK(kernel, status_of(status, named(variable_, call.context.message)));
     switch (type_) {
       case tensorflow::DT_HALF: cast<Eigen::half>(in_float32, sum); break;
       case tensorflow::DT_BFLOAT16: cast<tensorflow::bfloat16>(in_float32, sum); break;
@@ -101,41 +98,14 @@ class DecodeSumOp : public tensorflow::OpKernel {
   }
 
  private:
-  std::string named(const std::string& message) const { return variable_.empty() ? message : absl::StrCat("parameter ", variable_, ": ", message); }
-
-  // This variable's payloads; a notice among all messages is every rank's failure.
-  absl::Status split(Call& call, const Tensor& messages, std::vector<const uint8_t*>* payloads, std::vector<uint64_t>* sizes) const {
-    const uint8_t* data = messages.flat<uint8_t>().data();
-    const uint64_t size = static_cast<uint64_t>(messages.NumElements());
-    std::string notices;
-    int64_t number = 0;
-    for (uint64_t at = 0; at < size; ++number) {
-      dr_message message;
-      const int status = dr_read_message(&call.context, data + at, size - at, &message);
-      if (status != DR_OK) return status_of(status, named(absl::StrCat("message ", number, ": ", call.context.message)));
-      if (message.text != nullptr) {
-        absl::StrAppend(&notices, notices.empty() ? "" : "; ", "rank ", number / members_, ": ",
-                        absl::string_view(reinterpret_cast<const char*>(message.text), message.text_bytes));
-      } else if (number % members_ == member_) {
-        payloads->push_back(data + at);
-        sizes->push_back(message.bytes);
-      }
-      at += message.bytes;
-    }
-    if (!notices.empty()) return absl::AbortedError(named(notices));
-    if (number % members_ != 0)
-      return absl::DataLossError(named(absl::StrCat("expected ", members_, " messages of each rank, got ", number, " in all")));
-    return absl::OkStatus();
-  }
-
-  absl::Status wanted_shape(Call& call, const Tensor& given, const std::vector<const uint8_t*>& payloads, const std::vector<uint64_t>& sizes,
+  absl::Status wanted_shape(Call& call, const Tensor& given, const OneVariablesPayloads& payloads,
                             tensorflow::TensorShape* shape) const {
     const auto dimensions = given.flat<int64_t>();
     if (given.NumElements() == 1 && dimensions(0) == -1) {
-      if (payloads.empty()) return absl::InvalidArgumentError(named("expected a payload to take the shape from, got none"));
+      if (payloads.data.empty()) return absl::InvalidArgumentError(named(variable_, "expected a payload to take the shape from, got none"));
       dr_header header;
-      const int status = dr_inspect(&call.context, payloads[0], sizes[0], &header);
-      if (status != DR_OK) return status_of(status, named(call.context.message));
+      const int status = dr_inspect(&call.context, payloads.data[0], payloads.sizes[0], &header);
+      if (status != DR_OK) return status_of(status, named(variable_, call.context.message));
       return tensorflow::TensorShape::BuildTensorShape({static_cast<int64_t>(header.d)}, shape);
     }
     return tensorflow::TensorShapeUtils::MakeShape(dimensions.data(), given.NumElements(), shape);

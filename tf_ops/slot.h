@@ -1,0 +1,103 @@
+// What the encoding kernels share: a codec's numbers, and the variables of a gradient's slot.
+#ifndef DEEPREDUCE_TF_OPS_SLOT_H
+#define DEEPREDUCE_TF_OPS_SLOT_H
+
+#include <algorithm>
+#include <vector>
+
+#include "core.h"
+
+namespace deepreduce_tf {
+
+constexpr int kCodecFields = 4 * (1 + DR_STAGE_PARAMETERS);
+
+inline int dtype_code(DataType type) {
+  switch (type) {
+    case tensorflow::DT_HALF: return DR_FLOAT16;
+    case tensorflow::DT_BFLOAT16: return DR_BFLOAT16;
+    case tensorflow::DT_DOUBLE: return DR_FLOAT64;
+    default: return DR_FLOAT32;
+  }
+}
+
+// The codec of one step: a row of its (rows, 20) numbers, the last one from then on.
+inline dr_codec codec_at(const Tensor& table, int64_t step) {
+  const int64_t row = std::min(std::max<int64_t>(step, 0), table.dim_size(0) - 1);
+  const double* field = table.flat<double>().data() + row * kCodecFields;
+  dr_codec codec;
+  dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
+  for (dr_stage* stage : stages) {
+    stage->id = static_cast<int32_t>(*field++);
+    for (double& parameter : stage->parameters) parameter = *field++;
+  }
+  return codec;
+}
+
+// Attributes and inputs of an encoding kernel: codec and position, then the memory's variables, then none or all of the records, locked
+// while this lives.
+class Slot {
+ public:
+  static absl::Status check(int memories, int records) {
+    if (memories <= 2 && (records == 0 || records == kRecords)) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("expected at most 2 memories and 0 or 4 records, got ", memories, " and ", records));
+  }
+
+  // `first`: the number of the codec's input; `d`: elements of the memory.
+  absl::Status open(OpKernelContext* kernel, int first, int memories, int records, int64_t d) {
+    const Tensor& position = kernel->input(first + 1);
+    codec_table_ = &kernel->input(first);
+    if (codec_table_->dims() != 2 || codec_table_->dim_size(0) == 0 || codec_table_->dim_size(1) != kCodecFields)
+      return absl::InvalidArgumentError(absl::StrCat("codec: expected shape [rows, 20], got ", codec_table_->shape().DebugString()));
+    if (position.dims() != 1 || position.dim_size(0) != 4)
+      return absl::InvalidArgumentError(absl::StrCat("position: expected shape [4], got ", position.shape().DebugString()));
+    locked_ = std::vector<LockedVariable>(static_cast<size_t>(memories + records));
+    for (int i = 0; i < memories + records; ++i)
+      TF_RETURN_IF_ERROR(locked_[i].lock(kernel, tensorflow::HandleFromInput(kernel, first + 2 + i)));
+    for (int i = 0; i < memories; ++i) TF_RETURN_IF_ERROR(locked_[i].writable(kernel, i == 0 ? "residual" : "velocity", d, &memory[i]));
+    const auto place = position.flat<int64_t>();
+    int64_t step = place(1);
+    if (records != 0) {
+      record_ = locked_.data() + memories;
+      int64_t* steps;
+      TF_RETURN_IF_ERROR(record_[kSteps].writable(kernel, "steps", 1, &steps));
+      TF_RETURN_IF_ERROR(record_[kThreshold].writable(kernel, "threshold", 1, &threshold_));
+      TF_RETURN_IF_ERROR(record_[kSeconds].writable(kernel, "seconds", 2, &seconds_));
+      step = (*steps)++;
+    }
+    codec = codec_at(*codec_table_, step);
+    this->position = {static_cast<uint64_t>(place(0)), static_cast<uint64_t>(step), static_cast<uint64_t>(place(2)), static_cast<uint64_t>(place(3))};
+    return absl::OkStatus();
+  }
+
+  float threshold() const { return threshold_ == nullptr ? 0.0f : *threshold_; }
+
+  // Ends the call. With records a failure becomes a notice to all ranks in the payload's place.
+  absl::Status close(Call& call, int status, float threshold, const Stopwatch& watch) {
+    if (record_ == nullptr) return status_of(status, call.context.message);
+    if (status != DR_OK) {
+      const std::string text = call.context.message;
+      TF_RETURN_IF_ERROR(status_of(dr_write_notice(&call.context, text.data(), text.size()), call.context.message));
+    }
+    *threshold_ = threshold;
+    record_[kPayload].assign(*call.result);
+    seconds_[0] += watch.seconds();
+    return absl::OkStatus();
+  }
+
+  dr_codec codec;
+  dr_position position;
+  float* memory[2] = {nullptr, nullptr};
+
+ private:
+  // the order of the records among the inputs
+  enum Record { kSteps, kThreshold, kSeconds, kPayload, kRecords };
+
+  const Tensor* codec_table_ = nullptr;
+  std::vector<LockedVariable> locked_;
+  LockedVariable* record_ = nullptr;
+  float* threshold_ = nullptr;
+  double* seconds_ = nullptr;
+};
+
+}  // namespace deepreduce_tf
+#endif
