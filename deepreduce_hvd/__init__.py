@@ -1,7 +1,8 @@
 """Gradient compression for stock Horovod: sparsify, compress indices and values apart, send one payload."""
 
 from deepreduce_hvd.codec import Codec, decode, decode_sum, decode_sum_sparse, inspect
-from deepreduce_hvd.communicators import Allgather, Communicator, Transport
+from deepreduce_hvd.communicators import *  # noqa: F403
+from deepreduce_hvd.communicators import __all__ as _communicators
 from deepreduce_hvd.compressor import Compressor, recommended_codec
 from deepreduce_hvd.errors import (
     CorruptPayload,
@@ -26,8 +27,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
-    "Allgather", "Communicator", "Compressor", "Transport", "from_params", "recommended_codec",
+    "Compressor", "from_params", "recommended_codec",
     "CorruptPayload", "DeepReduceError", "InvalidArgument", "NativeMissing", "PeerFailed", "UnknownCodec",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
-    *_index, *_memory, *_sparsifiers, *_value,
+    *_communicators, *_index, *_memory, *_sparsifiers, *_value,
 ]  # fmt: skip

@@ -6,23 +6,43 @@ import weakref
 import zlib
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 
-from deepreduce_hvd import payload as container, state as saved_state, wire
+from deepreduce_hvd import buckets, payload as container, state as saved_state, wire
 from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
+from deepreduce_hvd.communicators.exchange import Exchange
+from deepreduce_hvd.communicators.job import Job, Member
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.statistics import totals
-from deepreduce_hvd.torch import checked, decode_sum_flat, encode_flat
+from deepreduce_hvd.torch import encode_flat
+
+#: PyTorch's types of gradients -> their codes in docs/format.md
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+
+
+class _Flight:
+    """One bucket in one round: filled by compress, exchanged, emptied by decompress."""
+
+    def __init__(self, slots):
+        self.slots = slots  # of the whole bucket, in the order of their parts in its messages
+        self.members = {}  # slot -> Member
+        self.order = []  # slots of the members once the exchange has started
+        self.exchange = None
+
+    @property
+    def full(self):
+        return len(self.members) == len(self.slots)
 
 
 class _Pending:
-    """One gradient between compress and decompress."""
+    """One gradient between compress and decompress; no flight when it goes dense."""
 
-    def __init__(self, slot, gradient, handle):
+    def __init__(self, slot, gradient, flight=None):
         self.slot = slot
         self.gradient = gradient
-        self.handle = handle
+        self.flight = flight
 
 
 class Session:
@@ -43,14 +63,26 @@ class Session:
                 )
             self.slots[name] = Slot(name, parameter, zlib.crc32(name.encode()), memory, compressor.dense_below, keep_backup)
         self._slot_of = {id(slot.parameter): slot for slot in self.slots.values()}
+        self._bucket_of = self._make_buckets()
+        self._flights = {}  # of the round, by the bucket's number
         self._last_ready = None
         self._register_hooks()
         # a round is one step's compress calls followed by its decompress calls
         self._round = []
+        self._flights = {}
         self._round_decompressing = False
         self._round_void = False
         self._rounds = 0
         self._warned = set()
+
+    def _make_buckets(self):
+        """{slot: (number of its bucket, all slots of it)}; backward makes gradients ready from the last parameter to the first."""
+        compressed = [slot for slot in reversed(self.slots.values()) if not slot.dense]
+        bucket_of = {}
+        for number, positions in enumerate(buckets.assign([slot.parameter.numel() for slot in compressed], self.compressor.bucket_bytes)):
+            slots = [compressed[position] for position in positions]
+            bucket_of.update((slot, (number, slots)) for slot in slots)
+        return bucket_of
 
     # --- which parameter ---
 
@@ -107,28 +139,57 @@ class Session:
             # Horovod's allreduce has no bfloat16 on the host
             reduced = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
             slot.count_dense(tensor, reduced)
-            return reduced, _Pending(slot, tensor, None)
-        started = time.perf_counter()
-        try:
-            message = self._encode(slot, tensor)
-        except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
-            message = torch.from_numpy(wire.notice(error))
-            slot.failure = error
-        slot.encode_seconds += time.perf_counter() - started
-        slot.count_payload(message, tensor)
-        handle = self.compressor.communicator.start(self.transport, message, f"deepreduce.{slot.name}")
+            return reduced, _Pending(slot, tensor)
+        number, slots = self._bucket_of[slot]
+        flight = self._flights.get(number)
+        if flight is None or slot in flight.members:
+            flight = self._flights[number] = _Flight(slots)
+        flight.members[slot] = self._member(slot, tensor)
+        if flight.full:
+            self._start(flight)
+        for other in self._flights.values():
+            if other.exchange is not None:
+                other.exchange.advance()
         probe = torch.tensor(wire.probe(hvd.rank(), self.compressor.fingerprint), dtype=torch.float32)
-        return probe, _Pending(slot, tensor, handle)
+        return probe, _Pending(slot, tensor, flight)
 
-    def _encode(self, slot, tensor):
-        self._follow_loss_scale(slot)
-        slot.back_up()
+    def _member(self, slot, tensor):
+        state = tuple(part.numpy() for part in slot.state)
+        try:
+            self._follow_loss_scale(slot)
+            slot.back_up()
+            gradient = self._on_host(tensor.detach()).contiguous().view(-1)
+            # NumPy has no bfloat16: the numbers go as they lie in memory
+            dtype = _DTYPES.get(gradient.dtype)
+            if dtype is None:
+                raise InvalidArgument(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
+            array = (gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient).numpy()
+            return Member(slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), lambda: self._encode(slot, gradient))
+        except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+            return Member.failed(slot.name, tensor.numel(), error)
+
+    def _encode(self, slot, gradient):
         compressor = self.compressor
-        gradient = self._on_host(tensor.detach()).contiguous().view(-1)
-        return encode_flat(
+        payload = encode_flat(
             compressor.codec, compressor.memory, gradient, slot.state, slot.threshold,
             compressor.seed, slot.steps - 1, slot.key, hvd.rank(),
         )  # fmt: skip
+        slot.payload = payload
+        return payload.numpy()
+
+    def _start(self, flight):
+        """Starts the exchange of what a flight holds: of the whole bucket, unless some gradients did not come."""
+        started = time.perf_counter()
+        flight.order = [slot for slot in flight.slots if slot in flight.members]
+        for slot in flight.order:
+            slot.payload = None
+        compressor, first = self.compressor, flight.order[0]
+        members = [flight.members[slot] for slot in flight.order]
+        job = Job(compressor.codec, compressor.memory, members, compressor.seed, first.steps - 1, hvd.rank())
+        flight.exchange = Exchange(compressor.communicator, job, self.transport, f"deepreduce.{first.name}")
+        spent = time.perf_counter() - started
+        for slot in flight.order:
+            slot.encode_seconds += spent * slot.parameter.numel() / max(job.d, 1)
 
     def _on_host(self, tensor):
         if tensor.device.type == "cpu":
@@ -152,40 +213,42 @@ class Session:
 
     def decompress(self, tensor, pending):
         self._round_decompressing = True
-        slot = pending.slot
-        if pending.handle is None:
+        slot, flight = pending.slot, pending.flight
+        if flight is None:
             if self.compressor.loss_scale is not None and not bool(torch.isfinite(tensor).all()):
                 self._round_void = True
             return tensor.to(pending.gradient.dtype)
-        gathered = self.compressor.communicator.finish(self.transport, pending.handle)
-        messages = wire.split(gathered.numpy())
-        try:
-            wire.raise_notices(slot.name, messages)
-        except Exception as error:
-            raise error from slot.failure
+        # first of all, since ranks that are configured differently may wait for each other in an exchange for ever
         scale = wire.scale_of(slot.name, tensor.tolist(), self.transport.ranks, self.compressor.fingerprint)
+        if flight.exchange is None:  # the round's gradients have all come; some of its bucket's parameters had none
+            for other in self._flights.values():
+                if other.exchange is None:
+                    self._start(other)
+        exchange = flight.exchange
+        total = exchange.finish([other.exchange for other in self._flights.values() if other is not flight])
         started = time.perf_counter()
-        payloads = [gathered[message.start : message.end] for message in messages]
-        if any(message.non_finite for message in messages):
+        number = flight.order.index(slot)
+        slot.count_sent(pending.gradient, exchange)
+        if total.non_finite(number):
             self._meet_non_finite(slot)
-        result = self._decode(slot, pending.gradient, payloads, scale)
+        result = self._decode(slot, pending.gradient, total, number, scale)
         slot.decode_seconds += time.perf_counter() - started
         return result
 
-    def _decode(self, slot, gradient, payloads, scale):
+    def _decode(self, slot, gradient, total, number, scale):
         if _is_sparse(slot.parameter.grad) and not self._round_void:
-            return self._decode_sparse(slot.parameter.grad, gradient, payloads, scale)
+            return self._decode_sparse(slot.parameter.grad, gradient, *total.sparse(number, scale))
         in_place = gradient.device.type == "cpu" and gradient.dtype == torch.float32 and gradient.is_contiguous()
         if in_place:  # the gradient's own memory: it is encoded already, and fresh pages would cost more than the sum
             out = gradient.detach().view(-1).zero_()
         else:
             out = torch.zeros(gradient.numel(), dtype=torch.float32)
-        decode_sum_flat(payloads, out, scale)
+        total.add_to(number, out.numpy(), scale)
         return out.view(gradient.shape).to(device=gradient.device, dtype=gradient.dtype)
 
-    def _decode_sparse(self, like, gradient, payloads, scale):
+    def _decode_sparse(self, like, gradient, indices, values):
         """The sum in the layout of the parameter's own sparse gradient: whole slices of its dense dimensions."""
-        flat, values = checked(torch.ops.deepreduce.decode_sparse, payloads, gradient.numel(), scale)
+        flat, values = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(np.array(values))
         sparse_shape = like.shape[: like.sparse_dim()]
         slice_size = int(torch.Size(like.shape[like.sparse_dim() :]).numel())
         rows, of_row = torch.unique(flat // slice_size, return_inverse=True)
@@ -223,6 +286,7 @@ class Session:
             if errors:
                 writer.add_scalar("deepreduce/relative_error", sum(errors) / len(errors), self._rounds)
         self._round = []
+        self._flights = {}
         self._round_decompressing = False
         self._round_void = False
 

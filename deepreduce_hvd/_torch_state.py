@@ -20,7 +20,7 @@ class Slot:
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
-        self.failure = None
+        self.rounds = 0
         self.steps = 0
         self.encode_seconds = 0.0
         self.decode_seconds = 0.0
@@ -42,10 +42,15 @@ class Slot:
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.sent_bytes = reduced.numel() * reduced.element_size()
 
-    def count_payload(self, payload, tensor):
-        self.payload = payload
+    def count_sent(self, tensor, exchange):
+        """Of an exchange of several parameters each counts its share by elements; a payload of its own it counts itself."""
         self.dense_bytes = tensor.numel() * tensor.element_size()
-        self.sent_bytes = payload.numel() + wire.PROBE_BYTES
+        if self.payload is not None:
+            sent = self.payload.numel()
+        else:
+            sent = round(exchange.channel.sent_bytes * tensor.numel() / max(exchange.job.d, 1))
+        self.sent_bytes = sent + wire.PROBE_BYTES
+        self.rounds = exchange.channel.rounds
 
     def memory(self):
         return {kind: part.clone() for kind, part in zip(self.state_names, self.state)}
@@ -57,9 +62,9 @@ class Slot:
 
     def statistics(self, memory):
         """One row of Compressor.stats()."""
-        compressed = not self.dense and self.payload is not None and self.failure is None
+        compressed = not self.dense and self.payload is not None
         return statistics.row(
             self.parameter.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
-            dense=self.dense, payload=self.payload.numpy() if compressed else None,
+            rounds=self.rounds, dense=self.dense, payload=self.payload.numpy() if compressed else None,
             kept=self.state[0].numpy() if compressed and memory.keeps_everything else None,
         )  # fmt: skip

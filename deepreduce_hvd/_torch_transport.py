@@ -1,12 +1,25 @@
 """The Transport over Horovod's PyTorch collectives."""
 
+import warnings
+
 import horovod.torch as hvd
+import numpy as np
+import torch
 
 from deepreduce_hvd.communicators import Transport
 
+_NOTHING = np.zeros(0, dtype=np.uint8)
+
+
+def _tensor(array):
+    """The array's memory as a tensor; collectives only read it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
 
 class HorovodTransport(Transport):
-    """Exchanges between the ranks of one Horovod process set; uint8 CPU tensors."""
+    """Exchanges between the ranks of one Horovod process set. A handle is (Horovod's handle, what makes its output the result)."""
 
     def __init__(self, process_set=None):
         self.process_set = hvd.global_process_set if process_set is None else process_set
@@ -26,7 +39,27 @@ class HorovodTransport(Transport):
         return list(range(hvd.size())) if own is None else list(own)
 
     def allgather(self, array, name):
-        return hvd.allgather_async(array, name=name, process_set=self.process_set)
+        return hvd.allgather_async(_tensor(array), name=name, process_set=self.process_set), torch.Tensor.numpy
+
+    def alltoall(self, parts, name):
+        splits = torch.tensor([part.size for part in parts], dtype=torch.int32)
+        return hvd.alltoall_async(_tensor(np.concatenate(parts)), splits, name=name, process_set=self.process_set), _split
+
+    def broadcast(self, array, root, name):
+        # Horovod's broadcast needs the size on every rank: here only the root knows it
+        return self.allgather(_NOTHING if array is None else array, name)
+
+    def allreduce(self, array, name):
+        return hvd.allreduce_async(_tensor(array), name=name, op=hvd.Sum, process_set=self.process_set), torch.Tensor.numpy
+
+    def test(self, handle):
+        return hvd.poll(handle[0])
 
     def wait(self, handle):
-        return hvd.synchronize(handle)
+        started, finish = handle
+        return finish(hvd.synchronize(started))
+
+
+def _split(received):
+    output, splits = received
+    return np.split(output.numpy(), np.cumsum(splits.numpy())[:-1])

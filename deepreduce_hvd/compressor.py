@@ -19,6 +19,8 @@ from deepreduce_hvd.stage import Memory
 from deepreduce_hvd.statistics import summary_table
 from deepreduce_hvd.value import QSGD
 
+#: of Compressor(bucket_bytes=)
+DEFAULT_BUCKET_BYTES = 4 << 20
 #: the top module of a parameter's type -> the module of this package with its ``Session``
 _SESSIONS = {
     "torch": "deepreduce_hvd._torch_session",
@@ -44,6 +46,8 @@ class Compressor:
         communicator: how payloads meet; :class:`Allgather` by default.
         parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives, or TensorFlow variables, as
             ``model.trainable_variables``; state belongs to a named parameter.
+        bucket_bytes: gradients are merged into messages of at least so many dense bytes, in the order in which backward makes them ready;
+            a message is sent when the last of its gradients is. 0 sends one message a gradient.
         dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
         seed: of all random choices; equal on all ranks.
         process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.
@@ -57,7 +61,7 @@ class Compressor:
 
     def __init__(
         self, codec=None, memory=None, communicator=None, parameters=None, *,
-        dense_below=1024, seed=0, process_set=None, loss_scale=None, writer=None, writer_interval=100,
+        bucket_bytes=DEFAULT_BUCKET_BYTES, dense_below=1024, seed=0, process_set=None, loss_scale=None, writer=None, writer_interval=100,
     ):  # fmt: skip
         self.codec = recommended_codec() if codec is None else codec
         self.memory = Residual() if memory is None else memory
@@ -67,12 +71,16 @@ class Compressor:
         ):  # fmt: skip
             if not isinstance(value, kind):
                 raise InvalidArgument(f"Compressor {what}: expected a {kind.__name__}, got {value!r}")
+        self.communicator.check(self.codec, self.memory)
+        if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
+            raise InvalidArgument(f"Compressor bucket_bytes: expected an integer of at least 0, got {bucket_bytes!r}")
         if not isinstance(dense_below, int) or dense_below < 0:
             raise InvalidArgument(f"Compressor dense_below: expected an integer of at least 0, got {dense_below!r}")
         if not isinstance(seed, int) or not 0 <= seed < 2**63:
             raise InvalidArgument(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
         if loss_scale is not None and not callable(loss_scale):
             raise InvalidArgument(f"Compressor loss_scale: expected a function such as scaler.get_scale, got {loss_scale!r}")
+        self.bucket_bytes = bucket_bytes
         self.dense_below = dense_below
         self.seed = seed
         self.process_set = process_set
@@ -80,8 +88,8 @@ class Compressor:
         self.writer = writer
         self.writer_interval = writer_interval
         named = self._named(parameters)
-        names = sorted((name, tuple(parameter.shape)) for name, parameter in named)
-        description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), dense_below, seed, names)
+        names = [(name, tuple(parameter.shape)) for name, parameter in named]  # in order, on which buckets depend
+        description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), bucket_bytes, dense_below, seed, names)
         #: 32 bits that ranks compare at every step
         self.fingerprint = zlib.crc32(repr(description).encode())
         #: the adapter's side of this compressor

@@ -109,6 +109,10 @@ class Memory(Stage):
         """The state once a payload that decodes to ``decoded`` (k,) at ``indices`` (k,) was sent; gets accumulate's state."""
         raise NotImplementedError
 
+    def put_back(self, state, indices, values):
+        """Takes back, in place, what was sent and did not reach the sum: ``values`` (k,) at distinct ``indices`` (k,)."""
+        raise NotImplementedError
+
 
 _registry = {IndexCodec: {}, ValueCodec: {}}
 

@@ -19,15 +19,17 @@ FIELDS = {
     "encode_seconds": "mean over all steps",
     "decode_seconds": "mean over all steps, all ranks' payloads",
     "steps": "steps so far",
+    "rounds": "collectives one after another in the last step; 0 of Horovod's own allreduce",
     "path": "'compressed', or 'dense' through Horovod's own allreduce",
 }
 
 
-def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, dense, payload, kept):
+def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, dense, payload, kept, rounds=0):
     """One parameter's figures.
 
     Args:
         encode_seconds, decode_seconds: of all ``steps`` together.
+        rounds: collectives one after another in the last step.
         dense: whether the parameter goes uncompressed.
         payload: (n,) uint8, the last one of this rank; None when there is none.
         kept: (d,) float32, what payloads have not carried so far; None where that is not known.
@@ -37,7 +39,7 @@ def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds
         "header_bytes": 0, "index_bytes": 0, "value_bytes": 0, "order_bytes": 0, "sent_values": 0,
         "relative_error": 0.0 if dense else None,
         "encode_seconds": encode_seconds / max(steps, 1), "decode_seconds": decode_seconds / max(steps, 1),
-        "steps": steps, "path": "dense" if dense else "compressed",
+        "steps": steps, "rounds": rounds, "path": "dense" if dense else "compressed",
     }  # fmt: skip
     if payload is None:
         return figures

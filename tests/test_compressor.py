@@ -86,7 +86,8 @@ def test_codec_arguments_that_are_refused():
 def test_fingerprint_tells_configurations_apart():
     network = torch.nn.Linear(40, 50)
     base = dr.Compressor(parameters=network.named_parameters())
-    assert base.fingerprint == dr.Compressor(parameters=reversed(list(network.named_parameters()))).fingerprint
+    # the order decides which gradients share a message
+    assert base.fingerprint != dr.Compressor(parameters=reversed(list(network.named_parameters()))).fingerprint
     others = [
         dr.Compressor(dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=dr.QSGD(bits=4)), parameters=network.named_parameters()),
         dr.Compressor(memory=dr.NoMemory(), parameters=network.named_parameters()),

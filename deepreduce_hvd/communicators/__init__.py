@@ -1,6 +1,11 @@
-"""Communicators: how the payloads of all ranks meet, one file each."""
+"""Communicators: how what all ranks send becomes their sum, one file each (docs/communicators.md)."""
 
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.base import Communicator, Transport
+from deepreduce_hvd.communicators.cltk import CLTK
+from deepreduce_hvd.communicators.gtopk import GTopK
+from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
+from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
+from deepreduce_hvd.communicators.split_allgather import SplitAllgather
 
-__all__ = ["Allgather", "Communicator", "Transport"]
+__all__ = ["Allgather", "CLTK", "Communicator", "GTopK", "RecursiveDoubling", "SharedRandomK", "SplitAllgather", "Transport"]

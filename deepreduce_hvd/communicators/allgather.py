@@ -1,13 +1,12 @@
 """Allgather: every rank receives every payload."""
 
 from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.sums import PayloadSum
 
 
 class Allgather(Communicator):
-    """One allgather a parameter; bytes received grow with the number of ranks (DeepReduce; GRACE's allgather)."""
+    """One allgather of payloads; bytes received grow with the number of ranks (DeepReduce; GRACE's allgather)."""
 
-    def start(self, transport, payload, name):
-        return transport.allgather(payload, name)
-
-    def finish(self, transport, handle):
-        return transport.wait(handle)
+    def exchange(self, job, channel):
+        gathered = yield channel.allgather(job.encode())
+        return PayloadSum(job, gathered, channel.size)

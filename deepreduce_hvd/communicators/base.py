@@ -1,11 +1,12 @@
-"""What a communicator is written against, so that it knows no framework."""
+"""What a communicator is written against, so that it knows no framework; and what it gives back."""
+
+from deepreduce_hvd.errors import InvalidArgument
 
 
 class Transport:
-    """The collectives of one group of ranks, asynchronous and named; an adapter implements it over Horovod.
+    """The collectives of one group of ranks, asynchronous and named, on NumPy arrays; an adapter implements it over Horovod.
 
-    Arrays are 1-D uint8 of the adapter's framework. Names must be equal on all ranks and unique among the exchanges
-    in flight.
+    Every collective is started by all ranks under the same name, which is unique among those in flight, and returns a handle at once.
     """
 
     #: how many ranks exchange, and which of them this is
@@ -13,24 +14,61 @@ class Transport:
     rank = None
 
     def allgather(self, array, name):
-        """Starts gathering every rank's array, lengths may differ; returns a handle."""
+        """Starts gathering every rank's (n,) uint8 array, lengths may differ; the result is their concatenation in rank order."""
+        raise NotImplementedError
+
+    def alltoall(self, parts, name):
+        """Starts handing ``parts[i]``, (n,) uint8, to rank i, lengths may differ; the result is the list of the parts from every rank."""
+        raise NotImplementedError
+
+    def broadcast(self, array, root, name):
+        """Starts handing rank ``root``'s (n,) uint8 array to all; the others give None. The result is the array."""
+        raise NotImplementedError
+
+    def allreduce(self, array, name):
+        """Starts the sum of every rank's (n,) float32 array, equal lengths; the result is the same on all ranks, bit for bit."""
+        raise NotImplementedError
+
+    def test(self, handle):
+        """Whether :meth:`wait` would return at once."""
         raise NotImplementedError
 
     def wait(self, handle):
-        """The concatenation of all ranks' arrays in rank order."""
+        """The result of a collective."""
         raise NotImplementedError
 
 
 class Communicator:
-    """How the payloads of one parameter meet. Stateless: ``start`` returns what ``finish`` needs."""
+    """How what all ranks send of one bucket becomes their sum. Stateless; a subclass is one file."""
 
-    def start(self, transport, payload, name):
-        """Starts the exchange of this rank's ``payload``; returns a handle at once."""
-        raise NotImplementedError
+    def check(self, codec, memory):
+        """Raises InvalidArgument when the scheme cannot work with these stages."""
 
-    def finish(self, transport, handle):
-        """Waits; returns the payloads to sum, as an array that holds them one after another, in rank order."""
+    def exchange(self, job, channel):
+        """A generator that yields handles of ``channel`` and gets their results; returns the sum over all ranks.
+
+        Args:
+            job: a :class:`~deepreduce_hvd.communicators.job.Job`, this rank's side of one bucket.
+            channel: :class:`~deepreduce_hvd.communicators.exchange.Channel`, the transport with names of this exchange's own.
+
+        All ranks yield the same collectives in the same order. The sum (:mod:`~deepreduce_hvd.communicators.sums`) is bit-identical on
+        all ranks; what a rank drops or loses of a partial sum goes back to that rank's memory, so that nothing is lost.
+        """
         raise NotImplementedError
 
     def __repr__(self):
-        return f"{type(self).__name__}()"
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+    def __eq__(self, other):
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self):
+        return hash(repr(self))
+
+
+def expect_choice(what, value, choices):
+    """``value`` when it is one of ``choices``, or InvalidArgument."""
+    if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
+        raise InvalidArgument(f"{what}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+    return value

@@ -37,3 +37,6 @@ class LowPass(Memory):
             residual = saturated_difference(residual, (np.float32(1) - beta) * gradient)
         residual[indices] = saturated_difference(residual[indices], beta * decoded)
         return (residual,)
+
+    def put_back(self, state, indices, values):
+        state[0][indices] = saturated_sum(state[0][indices], np.float32(self.beta) * values)

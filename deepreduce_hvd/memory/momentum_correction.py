@@ -36,3 +36,6 @@ class MomentumCorrection(Memory):
         residual[indices] = saturated_difference(residual[indices], decoded)
         velocity[indices] = 0
         return residual, velocity
+
+    def put_back(self, state, indices, values):
+        state[0][indices] = saturated_sum(state[0][indices], values)

@@ -13,3 +13,6 @@ class NoMemory(Memory):
 
     def update(self, gradient, accumulated, state, indices, decoded):
         return ()
+
+    def put_back(self, state, indices, values):
+        pass

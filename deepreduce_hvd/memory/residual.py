@@ -22,3 +22,6 @@ class Residual(Memory):
         residual = accumulated.copy()
         residual[indices] = saturated_difference(residual[indices], decoded)
         return (residual,)
+
+    def put_back(self, state, indices, values):
+        state[0][indices] = saturated_sum(state[0][indices], values)

@@ -1,0 +1,27 @@
+"""Values at indices that all ranks know, summed by an allreduce."""
+
+import numpy as np
+
+from deepreduce_hvd.communicators.partial import Partial, merged, notice
+from deepreduce_hvd.communicators.sums import PartialSum
+
+_NOTHING = np.zeros(0, dtype=np.uint8)
+
+
+def sum_values(job, channel, indices, own):
+    """A generator that returns the sum; ``own`` holds this rank's values at ``indices`` (n,), or why there are none.
+
+    Two more numbers are summed: how many ranks failed and how many are not finite. The texts of failures are gathered only then.
+    """
+    numbers = np.zeros(indices.size + 2, dtype=np.float32)
+    if own.valid:
+        numbers[:-2] = own.values
+    numbers[-2] = own.failure is not None
+    numbers[-1] = own.non_finite
+    total = yield channel.allreduce(numbers)
+    if total[-2] > 0:
+        notices = yield channel.allgather(_NOTHING if own.failure is None else notice(own.failure))
+        return PartialSum(job, merged([notices], job.d, channel.rank))
+    if total[-1] > 0 or not np.isfinite(total).all():
+        return PartialSum(job, Partial(non_finite=True))
+    return PartialSum(job, Partial(indices, total[:-2]))

@@ -1,0 +1,95 @@
+"""The pattern of recursive doubling: who meets whom in ceil(log2 P) rounds, for any number of ranks."""
+
+import numpy as np
+
+from deepreduce_hvd.communicators.partial import merged
+from deepreduce_hvd.communicators.sums import PartialSum
+
+_NOTHING = np.zeros(0, dtype=np.uint8)
+
+
+def folded(size):
+    """(largest power of two that is not above ``size``, how many ranks are beyond it)."""
+    power = 1 << (size.bit_length() - 1)
+    return power, size - power
+
+
+def send(channel, message, to):
+    """An alltoall in which this rank sends ``message`` to rank ``to``, or nothing at all when ``to`` is None."""
+    parts = [_NOTHING] * channel.size
+    if to is not None:
+        parts[to] = message
+    return channel.alltoall(parts)
+
+
+def butterfly(job, channel, trim):
+    """The exchange of recursive doubling, a generator that returns the sum.
+
+    Ranks beyond a power of two first hand their part to rank - power, and get the sum last. After a round of distance n all ranks of a
+    block of 2n hold the same partial sum: both sides' messages decoded and added, the lower block first. ``trim(sum)`` returns (what is
+    kept of it, what is dropped). The lowest rank of a block answers for all of it: what its coding loses and what is
+    dropped goes to that rank's memory, once.
+    """
+    rank = channel.rank
+    power, beyond = folded(channel.size)
+    partial = job.select()
+    stage = 0
+
+    def combine(low, high, lowest):
+        total = merged([low, high], job.d, rank).without_zeros()
+        if total.valid:
+            total, dropped = trim(total)
+            if rank == lowest:
+                job.put_back(dropped.indices, dropped.values)
+        return total
+
+    if beyond:
+        if rank >= power or rank < beyond:
+            message = job.code(partial, stage, rank)
+        if rank >= power:
+            yield send(channel, message, rank - power)
+        else:
+            received = yield send(channel, None, None)
+            if rank < beyond:
+                partial = combine(message, received[rank + power], rank)
+    distance = 1
+    while distance < power:
+        stage += 1
+        if rank < power:
+            partner, block = rank ^ distance, rank & -distance
+            message = job.code(partial, stage, block, keep=rank == block)
+            received = yield send(channel, message, partner)
+            low, high = (message, received[partner]) if rank < partner else (received[partner], message)
+            partial = combine(low, high, rank & -(2 * distance))
+        else:
+            yield send(channel, None, None)
+        distance *= 2
+    if beyond:
+        # all code the same sum in the same way, and use what it decodes to
+        message = None if rank >= power else job.code(partial, stage + 1, 0, keep=rank == 0)
+        received = yield send(channel, message, rank + power if rank < beyond else None)
+        partial = merged([message if rank < power else received[rank - power]], job.d, rank)
+    return PartialSum(job, partial)
+
+
+def tree(job, channel, trim):
+    """The same sums up a binomial tree and back by one broadcast, a generator that returns the sum."""
+    rank = channel.rank
+    power, beyond = folded(channel.size)
+    partial = job.select()
+    stage = 0
+    for distance in ([power] if beyond else []) + [1 << level for level in range(power.bit_length() - 1)]:
+        if distance == power:
+            sends, receives = rank >= power, rank < beyond
+        else:
+            stage += 1
+            sends, receives = (rank < power and rank % (2 * distance) == phase for phase in (distance, 0))
+        message = job.code(partial, stage, rank) if sends or receives else None
+        received = yield send(channel, message, rank - distance if sends else None)
+        if receives:
+            partial = merged([message, received[rank + distance]], job.d, rank).without_zeros()
+            if partial.valid:
+                partial, dropped = trim(partial)
+                job.put_back(dropped.indices, dropped.values)
+    message = yield channel.broadcast(job.code(partial, stage + 1, 0) if rank == 0 else None, 0)
+    return PartialSum(job, merged([message], job.d, rank))

@@ -1,0 +1,149 @@
+"""One rank's side of an exchange: the gradients of a bucket, which communicators see as one tensor."""
+
+import numpy as np
+
+from deepreduce_hvd import payload as container, wire
+from deepreduce_hvd.codec import encode_numpy, encode_sparse_numpy, select_numpy
+from deepreduce_hvd.communicators.partial import Partial, failed
+
+#: coding keys of later stages are apart from those of the first; parameters' keys have 32 bits
+_STAGE_BITS = 32
+
+
+class Member:
+    """One gradient: ``gradient`` contiguous (d,), ``state`` the memory's float32 arrays (d,), ``key`` of its random choices.
+
+    ``dtype`` is the gradient's code in docs/format.md, by default that of its NumPy type; numbers of bfloat16 come as uint16.
+    ``threshold`` (1,) float32 is the hint that makes the next selection faster. ``encode`` overrides how its payload is made.
+    """
+
+    def __init__(self, name, gradient, state, key=0, dtype=None, threshold=None, encode=None):
+        self.name = name
+        self.gradient = gradient
+        self.state = state
+        self.key = key
+        self.dtype = container.DTYPES.get(gradient.dtype.name) if dtype is None else dtype
+        self.threshold = np.zeros(1, dtype=np.float32) if threshold is None else threshold
+        self.encode = encode
+        self.failure = None
+
+    @classmethod
+    def failed(cls, name, d, error):
+        """A gradient of ``d`` elements that met ``error`` before it could take part: the other ranks will hear of it."""
+        member = cls(name, np.broadcast_to(np.float32(0), d), ())
+        member.failure = error
+        return member
+
+
+class Job:
+    """A bucket of members in a row, as one tensor of ``d`` elements."""
+
+    def __init__(self, codec, memory, members, seed=0, step=0, rank=0):
+        self.codec = codec
+        self.memory = memory
+        self.members = members
+        self.seed = seed
+        self.step = step
+        self.rank = rank
+        self.offsets = np.concatenate([[0], np.cumsum([member.gradient.size for member in members])]).astype(np.int64)
+        self.d = int(self.offsets[-1])
+
+    @property
+    def name(self):
+        return ", ".join(member.name for member in self.members)
+
+    def encode(self):
+        """The members' payloads one after another, (n,) uint8; a notice in place of one that fails. Memories keep the rest."""
+        messages = []
+        for member in self.members:
+            try:
+                if member.failure is not None:
+                    raise member.failure
+                messages.append(self._encode(member) if member.encode is None else member.encode())
+            except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+                member.failure = error
+                messages.append(wire.notice(error))
+        return messages[0] if len(messages) == 1 else np.concatenate(messages)
+
+    def _encode(self, member):
+        payload, member.threshold[0] = encode_numpy(
+            self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]),
+            self.seed, self.step, member.key, self.rank, dtype=member.dtype,
+        )  # fmt: skip
+        return payload
+
+    def select(self, given=None):
+        """Takes the sparsifier's choice, or ``given`` indices, out of gradient plus memory, as a :class:`Partial`."""
+        indices, values = [], []
+        for number, member in enumerate(self.members):
+            start, end = self.offsets[number : number + 2]
+            taken = None
+            if given is not None:
+                first, last = np.searchsorted(given, (start, end))
+                taken = given[first:last] - np.uint32(start)
+            try:
+                if member.failure is not None:
+                    raise member.failure
+                found, selected, member.threshold[0] = select_numpy(
+                    self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]), self.seed, self.step, member.key,
+                    taken, dtype=member.dtype,
+                )  # fmt: skip
+            except Exception as error:
+                member.failure = error
+                return failed(self.rank, error)
+            if found is None:
+                for done, kept in zip(indices, values):
+                    self.put_back(done, kept)
+                return Partial(non_finite=True)
+            indices.append(found + np.uint32(start))
+            values.append(selected)
+        if len(indices) == 1:
+            return Partial(indices[0], values[0])
+        return Partial(np.concatenate(indices), np.concatenate(values))
+
+    def choose(self):
+        """The sparsifier's choice as a :class:`Partial`, with memories left as they are."""
+        kept = [member.state for member in self.members]
+        try:
+            for member in self.members:
+                member.state = tuple(part.copy() for part in member.state)
+            return self.select()
+        finally:
+            for member, state in zip(self.members, kept):
+                member.state = state
+
+    def put_back(self, indices, values):
+        """Returns to the memories what was taken and did not reach the sum: ``values`` (n,) at ascending ``indices`` (n,)."""
+        lost = values != 0
+        if not lost.any():
+            return
+        indices, values = indices[lost], values[lost]
+        for number, member in enumerate(self.members):
+            start, end = self.offsets[number : number + 2]
+            first, last = np.searchsorted(indices, (start, end))
+            if first < last:
+                self.memory.put_back(member.state, indices[first:last] - np.uint32(start), values[first:last])
+
+    def code(self, partial, stage, group, codec=None, start=0, d=None, keep=True):
+        """``partial`` as a message (n,) uint8.
+
+        Args:
+            stage, group: key the rounding; ranks that code the same sum give the same numbers.
+            codec: of indices and values; the job's own by default.
+            start, d: what slice of the job's tensor it is a partial sum of; all of it by default.
+            keep: whether what the message lacks goes back to this rank's memory; of ranks that code the same sum, one does.
+        """
+        d = self.d if d is None else d
+        if not partial.valid:
+            return partial.message(d)
+        lacks = np.array(partial.values)
+        try:
+            message, added, added_values = encode_sparse_numpy(
+                codec or self.codec, partial.indices, lacks, d, self.step, self.seed, self.members[0].key | stage << _STAGE_BITS, group
+            )
+        except Exception as error:
+            return failed(self.rank, error).message(d)
+        if keep:
+            self.put_back(partial.indices + np.uint32(start), lacks)
+            self.put_back(added + np.uint32(start), added_values)
+        return message

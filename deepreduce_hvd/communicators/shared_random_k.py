@@ -1,0 +1,31 @@
+"""SharedRandomK: indices that all ranks draw alike, so that none travel."""
+
+import numpy as np
+
+from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.common_indices import sum_values
+from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.sparsifiers import NoneSparsifier, RandomK
+from deepreduce_hvd.sparsifiers.amount import kept_count
+
+
+class SharedRandomK(Communicator):
+    """Random indices from the shared seed, values by one allreduce: no index bytes at all, one round, no fill-in.
+
+    The sparsifier is RandomK, or NoneSparsifier. Values travel as float32; the codec's index and value stages play no part.
+    """
+
+    def check(self, codec, memory):
+        if not isinstance(codec.sparsifier, (RandomK, NoneSparsifier)):
+            raise InvalidArgument(f"SharedRandomK: expected the sparsifier RandomK or NoneSparsifier, got {codec.sparsifier!r}")
+
+    def exchange(self, job, channel):
+        own = job.select()
+        indices = own.indices
+        if not own.valid:  # the others expect as many numbers as from everyone
+            indices = np.zeros(sum(self._count(job, member.gradient.size) for member in job.members), dtype=np.uint32)
+        return (yield from sum_values(job, channel, indices, own))
+
+    @staticmethod
+    def _count(job, d):
+        return d if isinstance(job.codec.sparsifier, NoneSparsifier) else kept_count(job.codec.sparsifier.parameters(job.step), d)

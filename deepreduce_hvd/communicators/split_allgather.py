@@ -1,0 +1,99 @@
+"""SplitAllgather: every rank sums one slice, and the slices are gathered."""
+
+import math
+
+import numpy as np
+
+from deepreduce_hvd import wire
+from deepreduce_hvd.codec import Codec, decode_sum_sparse
+from deepreduce_hvd.communicators.base import Communicator, expect_choice
+from deepreduce_hvd.communicators.partial import Partial, failed, merged
+from deepreduce_hvd.communicators.sums import PartialSum
+from deepreduce_hvd.errors import CorruptPayload
+from deepreduce_hvd.index import RawIndex
+from deepreduce_hvd.sparsifiers import NoneSparsifier
+from deepreduce_hvd.value import QSGD, RawValue
+
+_BUCKET = 1024  # of QSGD in dense slices, as in SparCML
+_EXACT = Codec(NoneSparsifier(), RawIndex(), RawValue())
+_NOTHING = np.zeros(0, dtype=np.uint8)
+
+
+class SplitAllgather(Communicator):
+    """SparCML's split allgather (Renggli et al. 2019, SSAR and DSAR): an alltoall of slices to their owners, an allgather of their sums.
+
+    Rank i owns elements i d / P to (i + 1) d / P. What an owner's message lacks of its sum goes to the owner's memory, and the owner too
+    uses what its message decodes to.
+
+    ``dense`` says how a slice travels once its sum has so many elements that indices cost more than sending all: n elements of I index
+    bits and V value bits reach d V. "auto": all elements in the codec's value stage; 2, 4 or 8: QSGD of so many bits; None: never. The
+    owner decides by its own slice, whose payload says what it is, so ranks need not agree beforehand.
+    """
+
+    def __init__(self, dense="auto"):
+        self.dense = expect_choice("SplitAllgather dense", dense, ("auto", None, 2, 4, 8))
+
+    def exchange(self, job, channel):
+        size, rank = channel.size, channel.rank
+        bounds = [owner * job.d // size for owner in range(size + 1)]
+        own = job.select()
+        parts = [self._slice(job, own, bounds, owner, rank) for owner in range(size)]
+        received = yield channel.alltoall(parts)
+        start, d = bounds[rank], bounds[rank + 1] - bounds[rank]
+        total = merged([part for part in received if part.size], d, rank).without_zeros()
+        gathered = yield channel.allgather(self._code_total(job, total, start, d, rank))
+        return PartialSum(job, _joined(gathered, bounds, rank))
+
+    @staticmethod
+    def _slice(job, own, bounds, owner, rank):
+        """The message to an owner; what is empty needs none."""
+        start, end = bounds[owner : owner + 2]
+        if not own.valid:
+            return own.message(end - start)
+        first, last = np.searchsorted(own.indices, (start, end))
+        if first == last:
+            return _NOTHING
+        part = Partial(own.indices[first:last] - np.uint32(start), own.values[first:last])
+        # what stays here need not lose anything
+        return job.code(part, owner, rank, _EXACT if owner == rank else None, start, end - start)
+
+    def _code_total(self, job, total, start, d, rank):
+        stage = 2**31 - 1
+        codec = job.codec
+        dense_value = self._dense_value(codec)
+        if total.valid and dense_value is not None and 0 < total.indices.size < d:
+            count = total.indices.size
+            index_bits = math.log2(d / count) + 1 / math.log(2)  # the information bound, nearly
+            if count * (index_bits + codec.value.bits_a_value()) >= d * dense_value.bits_a_value():
+                values = np.zeros(d, dtype=np.float32)
+                values[total.indices] = total.values
+                total = Partial(np.arange(d, dtype=np.uint32), values)
+                codec = Codec(NoneSparsifier(), RawIndex(), dense_value)
+        return job.code(total, stage, rank, codec, start, d)
+
+    def _dense_value(self, codec):
+        if self.dense is None:
+            return None
+        if self.dense == "auto":  # an order of all elements would cost more than their values
+            return RawValue() if codec.value.sorts else codec.value
+        return QSGD(bits=self.dense, bucket=_BUCKET)
+
+
+def _joined(gathered, bounds, rank):
+    """The slices of all owners as one partial sum."""
+    try:
+        spans = wire.split(gathered)
+        if len(spans) != len(bounds) - 1:
+            raise CorruptPayload(f"slices: expected one of each of {len(bounds) - 1} ranks, got {len(spans)}")
+        failures = [span.notice.decode(errors="replace") for span in spans if span.notice is not None]
+        if failures:
+            return Partial(failure="; ".join(dict.fromkeys(failures)))
+        if any(span.non_finite for span in spans):
+            return Partial(non_finite=True)
+        slices = [
+            decode_sum_sparse([gathered[span.start : span.end]], end - start) for span, start, end in zip(spans, bounds, bounds[1:])
+        ]
+    except Exception as error:
+        return failed(rank, error)
+    indices = np.concatenate([part + np.uint32(start) for (part, _), start in zip(slices, bounds)])
+    return Partial(indices, np.concatenate([values for _, values in slices]))

@@ -1,0 +1,83 @@
+"""What a communicator returns: the sum over all ranks, ready to be added to each member's tensor."""
+
+import numpy as np
+
+from deepreduce_hvd import wire
+from deepreduce_hvd.codec import decode_sum_numpy, decode_sum_sparse
+from deepreduce_hvd.errors import CorruptPayload, PeerFailed
+
+
+class Sum:
+    """The sum of one job over all ranks."""
+
+    def non_finite(self, member):
+        """Whether the sum of this member (a number) is void: some rank's gradient had NaN or Inf."""
+        raise NotImplementedError
+
+    def add_to(self, member, out, scale):
+        """``out`` (d,) float32 NumPy += ``scale`` * the sum of this member; NaN everywhere when it is void."""
+        raise NotImplementedError
+
+    def sparse(self, member, scale):
+        """((n,) ascending indices, (n,) float32 values) of this member, scaled; only of a sum that is not void."""
+        raise NotImplementedError
+
+
+class PayloadSum(Sum):
+    """Payloads of every rank, still to be added."""
+
+    def __init__(self, job, gathered, size):
+        spans = wire.split(gathered)
+        count = len(job.members)
+        if len(spans) != size * count:
+            raise CorruptPayload(f"parameter {job.name}: expected {count} payloads from each of {size} ranks, got {len(spans)} in all")
+        self._offsets = job.offsets
+        self.messages = [spans[number::count] for number in range(count)]
+        self._gathered = gathered
+        for member, messages in zip(job.members, self.messages):
+            try:
+                wire.raise_notices(member.name, messages)
+            except PeerFailed as error:
+                raise error from member.failure
+
+    def payloads(self, member):
+        return [self._gathered[message.start : message.end] for message in self.messages[member]]
+
+    def non_finite(self, member):
+        return any(message.non_finite for message in self.messages[member])
+
+    def add_to(self, member, out, scale):
+        decode_sum_numpy(self.payloads(member), out, scale)
+
+    def sparse(self, member, scale):
+        return decode_sum_sparse(self.payloads(member), int(np.diff(self._offsets)[member]), scale)
+
+
+class PartialSum(Sum):
+    """A partial sum that has met all ranks."""
+
+    def __init__(self, job, partial):
+        if partial.failure is not None:
+            failure = next((member.failure for member in job.members if member.failure is not None), None)
+            raise PeerFailed(f"parameter {job.name}: {partial.failure}") from failure
+        self._offsets = job.offsets
+        self.partial = partial
+
+    def non_finite(self, member):
+        return self.partial.non_finite
+
+    def _cut(self, member):
+        start, end = self._offsets[member : member + 2]
+        first, last = np.searchsorted(self.partial.indices, (start, end))
+        return self.partial.indices[first:last] - np.uint32(start), self.partial.values[first:last]
+
+    def add_to(self, member, out, scale):
+        if self.partial.non_finite:
+            out[:] = np.nan
+            return
+        indices, values = self._cut(member)
+        out[indices] += np.float32(scale) * values
+
+    def sparse(self, member, scale):
+        indices, values = self._cut(member)
+        return indices, np.float32(scale) * values

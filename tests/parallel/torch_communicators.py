@@ -1,0 +1,153 @@
+"""Communicators and buckets on stock Horovod with PyTorch; started by test_torch_communicators.py under horovodrun."""
+
+import itertools
+import sys
+import zlib
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from scenario_tools import assert_equal_everywhere, backward, gradients, model, run_all, sum_over_ranks
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd.communicators.simulator import Simulator
+
+COMMUNICATORS = [
+    dr.Allgather(), dr.SplitAllgather(), dr.SplitAllgather(dense=None), dr.SplitAllgather(dense=2), dr.RecursiveDoubling(),
+    dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(),
+]  # fmt: skip
+BUCKETS = [0, 10_000, 1 << 30]
+BELOW = 50
+
+
+def codec_for(communicator, *stages):
+    return dr.Codec(dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), *stages)
+
+
+def distributed(network, communicator, codec, prefix="", **options):
+    named = [(prefix + name, parameter) for name, parameter in network.named_parameters()]
+    compressor = dr.Compressor(codec, communicator=communicator, parameters=named, dense_below=BELOW, **options)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor), compressor
+
+
+def local_gradients(network, step, rank):
+    copy = model()
+    copy.load_state_dict(network.state_dict())
+    backward(copy, step, rank)
+    return dict(gradients(copy))
+
+
+def scenario_equal_parameters_and_nothing_lost(directory):
+    for number, (communicator, bucket_bytes) in enumerate(itertools.product(COMMUNICATORS, BUCKETS)):
+        network = model()
+        codec = codec_for(communicator, dr.Rice(), dr.QSGD(bits=4))
+        optimizer, compressor = distributed(network, communicator, codec, bucket_bytes=bucket_bytes)
+        came_in, arrived = {}, {}
+        for step in range(3):
+            network.zero_grad()
+            before = local_gradients(network, step, hvd.rank())
+            backward(network, step)
+            optimizer.synchronize()
+            for name, gradient in gradients(network):
+                came_in[name] = came_in.get(name, 0) + before[name].double()
+                arrived[name] = arrived.get(name, 0) + gradient.double()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            assert_equal_everywhere(network.named_parameters(), f"{communicator} {bucket_bytes} step {step}")
+        for name, state in compressor.state_dict()["parameters"].items():
+            kept = state["memory"].get("residual", torch.zeros(came_in[name].numel()))
+            total_in = sum_over_ranks(came_in[name].view(-1), f"in.{number}.{name}")
+            total = arrived[name].view(-1) * hvd.size() + sum_over_ranks(kept, f"kept.{number}.{name}")
+            torch.testing.assert_close(total, total_in, rtol=0, atol=1e-5 * float(total_in.abs().max()), msg=f"{communicator} {name}")
+
+
+def scenario_horovod_does_what_the_simulator_does(directory):
+    """The simulator equals the oracles (tests/test_communicators.py); Horovod's allreduce may sum in another order."""
+    for communicator in COMMUNICATORS:
+        network = model()
+        codec = codec_for(communicator, dr.Rice(), dr.QSGD(bits=4))
+        optimizer, compressor = distributed(network, communicator, codec, bucket_bytes=1 << 30)
+        jobs = []
+        for rank in range(hvd.size()):
+            members = []
+            for name, gradient in reversed(local_gradients(network, 0, rank).items()):
+                if gradient.numel() >= BELOW:
+                    state = (np.zeros(gradient.numel(), dtype=np.float32),)
+                    members.append(Member(name, gradient.reshape(-1).numpy(), state, zlib.crc32(name.encode())))
+            jobs.append(Job(codec, dr.Residual(), members, rank=rank))
+        expected = Simulator(hvd.size()).run(communicator, jobs)[hvd.rank()]
+        backward(network, 0)
+        optimizer.synchronize()
+        states = compressor.state_dict()["parameters"]
+        for number, member in enumerate(jobs[hvd.rank()].members):
+            out = np.zeros(member.gradient.size, dtype=np.float32)
+            expected.add_to(number, out, 1 / hvd.size())
+            got = dict(gradients(network))[member.name].reshape(-1).numpy()
+            tolerance = 1e-6 if communicator in (dr.CLTK(), dr.SharedRandomK()) else 0
+            np.testing.assert_allclose(got, out, rtol=tolerance, atol=tolerance, err_msg=f"{communicator} {member.name}")
+            np.testing.assert_array_equal(states[member.name]["memory"]["residual"].numpy(), member.state[0])
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def scenario_buckets_change_nothing_with_allgather(directory):
+    trained = []
+    for bucket_bytes in BUCKETS:
+        network = model()
+        optimizer, compressor = distributed(network, dr.Allgather(), dr.Codec(dr.TopK(0.1), dr.Rice(), dr.QSGD(bits=4)), bucket_bytes=bucket_bytes)
+        for step in range(3):
+            network.zero_grad()
+            backward(network, step)
+            optimizer.step()
+        trained.append(network)
+    for other in trained[1:]:
+        for (name, one), (_, two) in zip(trained[0].named_parameters(), other.named_parameters()):
+            assert torch.equal(one, two), name
+
+
+def scenario_not_finite_on_one_rank_is_nan_on_all(directory):
+    for communicator in COMMUNICATORS:
+        network = model()
+        optimizer, compressor = distributed(network, communicator, codec_for(communicator), bucket_bytes=10_000)
+        loss = sum(parameter.sum() for parameter in network.parameters())
+        (loss * (float("nan") if hvd.rank() == hvd.size() - 1 else 1.0)).backward()
+        optimizer.synchronize()
+        for name, gradient in gradients(network):
+            assert gradient.isnan().all(), f"{communicator} {name}"
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def scenario_a_frozen_parameter_does_not_hold_up_its_bucket(directory):
+    for communicator in (dr.Allgather(), dr.SplitAllgather()):
+        network = model()
+        network[2].weight.requires_grad_(False)
+        optimizer, _ = distributed(network, communicator, dr.Codec(dr.TopK(0.1)), bucket_bytes=1 << 30)
+        for step in range(2):
+            network.zero_grad()
+            backward(network, step)
+            optimizer.step()
+            assert_equal_everywhere(network.named_parameters(), f"{communicator} step {step}")
+
+
+def scenario_a_rank_that_fails_makes_all_raise(directory):
+    for number, communicator in enumerate(COMMUNICATORS):
+        network = model()
+        optimizer, compressor = distributed(network, communicator, codec_for(communicator), prefix=f"failing{number}.", bucket_bytes=1 << 30)
+        if hvd.rank() == hvd.size() - 1:
+            slot = next(iter(compressor._session.slots.values()))
+            slot.state = (torch.zeros(3),)
+        backward(network, 0)
+        try:
+            optimizer.synchronize()
+        except dr.PeerFailed as error:
+            assert f"rank {hvd.size() - 1}: " in str(error), error
+        else:
+            raise AssertionError(f"{communicator}: went on silently")
+
+
+if __name__ == "__main__":
+    hvd.init()
+    run_all(dict(globals()), sys.argv[1])
