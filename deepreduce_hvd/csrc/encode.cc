@@ -262,7 +262,8 @@ void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec, 
     finish(caller, payload);
     return;
   }
-  const uint32_t count = static_cast<uint32_t>(encoding.count);
+  const uint32_t count = static_cast<uint32_t>(encoding.count), nothing = 0;
+  if (count == 0) encoding.indices = &nothing;  // a selection without indices would be of all elements
   const Selection given{count, encoding.indices, encoding.values};
   const Selection sent =
       pack(context, codec, stages, encoding.position, Given(encoding.indices, encoding.values, count), given, payload);

@@ -1,0 +1,165 @@
+"""The TensorFlow operators: the same bytes as NumPy and PyTorch, errors by cause, state that outlives a trace."""
+
+import os
+
+import numpy as np
+import pytest
+from codecs_table import INDEX, VALUE, gradient
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.codec import encode_numpy
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+tensorflow_adapter = pytest.importorskip("deepreduce_hvd.tensorflow")
+
+CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize(("index", "value"), [(index, value) for index in INDEX for value in VALUE])
+def test_same_bytes_as_numpy_and_torch(index, value, dtype):
+    torch = pytest.importorskip("torch")
+    codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
+    values = tf.cast(gradient(2000), dtype)
+    residual = tf.Variable(gradient(2000, key=3))
+    expected_residual = residual.numpy().copy()
+    torch_residual = torch.from_numpy(residual.numpy().copy())
+    payload = codec.encode(values, residual, step=2, seed=1, tensor=5, rank=6)
+    assert payload.dtype == tf.uint8
+    array = tf.cast(values, tf.float32).numpy() if dtype == "bfloat16" else values.numpy()
+    expected, _ = encode_numpy(codec, dr.Residual(), array, (expected_residual,), 0.0, 1, 2, 5, 6, native=False, dtype=CODES[dtype])
+    assert payload.numpy().tobytes() == expected.tobytes()
+    np.testing.assert_array_equal(residual.numpy(), expected_residual)
+    from_torch = codec.encode(torch.from_numpy(array).to(getattr(torch, dtype)), torch_residual, step=2, seed=1, tensor=5, rank=6)
+    assert payload.numpy().tobytes() == from_torch.numpy().tobytes()
+    np.testing.assert_array_equal(residual.numpy(), torch_residual.numpy())
+    np.testing.assert_array_equal(dr.decode(payload).numpy(), dr.decode(expected))
+    out = tf.Variable(tf.ones(2000))
+    dr.decode_sum([payload, payload], out, scale=0.5)
+    np.testing.assert_array_equal(out.numpy(), dr.decode_sum([expected, expected], np.ones(2000, dtype=np.float32), scale=0.5))
+    assert dr.inspect(payload)["dtype"] == dtype
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda: tf.zeros([3, 3]), r"expected a dense 1-D TensorFlow tensor of .*, got float32 of shape \(3, 3\)"),
+        (lambda: tf.zeros([3], tf.int32), r"got int32 of shape \(3,\)"),
+        (lambda: tf.IndexedSlices(tf.zeros([1]), tf.constant([0])), "got IndexedSlices"),
+    ],
+)
+def test_bad_gradients(values, message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        dr.Codec(dr.TopK(0.5)).encode(values())
+
+
+def test_bad_residuals_and_payloads():
+    codec = dr.Codec(dr.TopK(0.5))
+    for residual in (tf.zeros([10]), tf.Variable(tf.zeros([11])), tf.Variable(tf.zeros([10], tf.float64))):
+        with pytest.raises(dr.InvalidArgument, match=r"residual: expected a float32 tf.Variable of shape \(10,\), got float"):
+            codec.encode(tf.zeros([10]), residual)
+    payload = codec.encode(tf.ones([10]))
+    with pytest.raises(dr.CorruptPayload, match="payload length: expected"):
+        dr.decode_sum([payload[:-1]], tf.Variable(tf.zeros([10])))
+    with pytest.raises(dr.CorruptPayload, match="payload length: expected"):
+        dr.decode_sum([tf.concat([payload, payload], 0)], tf.Variable(tf.zeros([10])))
+    with pytest.raises(dr.InvalidArgument, match="expected d = 11 elements, got 10"):
+        dr.decode_sum([payload], tf.Variable(tf.zeros([11])))
+    with pytest.raises(dr.InvalidArgument, match="expected a 1-D float32 tf.Variable, got float32"):
+        dr.decode_sum([payload], tf.zeros([10]))
+    with pytest.raises(dr.InvalidArgument, match="expected a 1-D uint8 tensor, got float32"):
+        dr.decode(tf.zeros([50]))
+    with pytest.raises(dr.InvalidArgument, match="at most max_elements = 5 elements, got 10"):
+        dr.decode(payload, max_elements=5)
+
+
+def test_operators_validate_what_a_graph_can_hand_them():
+    operators = tensorflow_adapter.operators
+    table = np.array([dr.Codec(dr.TopK(0.5)).fields(dr.NoMemory())])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"codec: expected shape \[rows, 20\], got \[1,19\]"):
+        operators.deepreduce_encode(tf.ones([4]), table[:, :19], [0, 0, 0, 0], [], [])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"position: expected shape \[4\], got \[3\]"):
+        operators.deepreduce_encode(tf.ones([4]), table, [0, 0, 0], [], [])
+    with pytest.raises(ValueError, match="Dimension must be 20 but is 19"):
+        tf.function(lambda: operators.deepreduce_encode(tf.ones([4]), table[:, :19], [0, 0, 0, 0], [], [])).get_concrete_function()
+    payload = operators.deepreduce_encode(tf.ones([4]), table, [0, 0, 0, 0], [], [])
+    with pytest.raises(tf.errors.DataLossError, match="parameter kernel: expected 2 messages of each rank, got 1 in all"):
+        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], member=0, members=2, variable="kernel", T=tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="a member of 2, got 0, 0 and 2"):
+        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], member=2, members=2, T=tf.float32)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices of 0 to 9, got 10"):
+        operators.deepreduce_encode_slices(tf.ones([1, 2]), tf.constant([10], tf.int64), table, [0, 0, 0, 0], [], [], rows=10)
+    for corrupt in range(0, payload.shape[0], 7):
+        bytes_of = payload.numpy().copy()
+        bytes_of[corrupt] ^= 0x10
+        with pytest.raises((tf.errors.DataLossError, tf.errors.UnimplementedError)):
+            operators.deepreduce_decode_sum(tf.constant(bytes_of), np.float64(1), [4], [], [], T=tf.float32)
+
+
+def test_a_graph_takes_the_shape_from_the_payload():
+    codec = dr.Codec(dr.TopK(0.5))
+    payload = codec.encode(tf.constant([1.0, -5.0, 2.0]))
+    decode = tf.function(lambda data: tensorflow_adapter.operators.deepreduce_decode_sum(data, tf.constant(1.0, tf.float64), [-1], [], [], T=tf.float32))
+    np.testing.assert_array_equal(decode(payload).numpy(), [0, -5, 0])
+
+
+def test_readers_of_a_residual_see_no_later_step():
+    """A value read before a step is not changed by the step's update in place."""
+    codec = dr.Codec(dr.TopK(0.1))
+    residual = tf.Variable(tf.zeros([100]))
+    before = residual.read_value()
+    codec.encode(tf.constant(gradient(100)), residual)
+    assert not before.numpy().any() and residual.numpy().any()
+
+
+def test_operators_of_another_tensorflow_are_refused_by_version(monkeypatch, tmp_path):
+    monkeypatch.setattr(tensorflow_adapter, "__file__", str(tmp_path / "tensorflow.py"))
+    with pytest.raises(dr.NativeMissing, match="TensorFlow operators for version .*, got those for none"):
+        tensorflow_adapter._load_operators()
+    (tmp_path / "_tf_ops-2.17.0.so").touch()
+    with pytest.raises(dr.NativeMissing, match=rf"expected the TensorFlow operators for version {tf.__version__}, got those for 2\.17\.0"):
+        tensorflow_adapter._load_operators()
+
+
+def slices(rows, values, *, residual=None, step=0, index=None, value=None, shape=(50, 4)):
+    codec = dr.Codec(dr.NoneSparsifier(), index=index, value=value)
+    memory = dr.NoMemory() if residual is None else dr.Residual()
+    return tensorflow_adapter.operators.deepreduce_encode_slices(
+        values, rows, np.array([codec.fields(memory)]), [0, step, 0, 0], [] if residual is None else [residual.handle], [], rows=shape[0]
+    )
+
+
+@pytest.mark.parametrize("dtype", CODES)
+def test_slices_of_one_row_are_added_up(dtype):
+    rows = tf.constant([9, 3, 9, 0, 9], tf.int64)
+    values = tf.cast(np.random.default_rng(0).standard_normal((5, 4)), dtype)
+    payload = slices(rows, values, index=dr.Rice())
+    dense = np.zeros((50, 4), np.float32)
+    for row, one in zip(rows.numpy(), tf.cast(values, tf.float32).numpy()):
+        dense[row] += one
+    np.testing.assert_array_equal(dr.decode(payload).numpy(), dense.reshape(-1))
+    assert dr.inspect(payload)["k"] == 12 and dr.inspect(payload)["dtype"] == dtype
+
+
+@pytest.mark.parametrize("index", ["rice", "bloom_p0", "bloom_p2", "elias_fano", "bitmap"])
+@pytest.mark.parametrize("value", ["raw_value", "qsgd_4", "fit_poly", "quantile"])
+def test_the_residual_of_slices_keeps_what_the_payload_lacks(index, value):
+    random = np.random.default_rng(1)
+    residual = tf.Variable(tf.zeros([50 * 4]))
+    came_in, arrived = np.zeros(200), np.zeros(200)
+    for step in range(4):
+        rows = tf.constant(random.integers(0, 50, 8), tf.int64)
+        values = random.standard_normal((8, 4)).astype(np.float32)
+        payload = slices(rows, tf.constant(values), residual=residual, step=step, index=INDEX[index], value=VALUE[value])
+        np.add.at(came_in.reshape(50, 4), rows.numpy(), values)
+        arrived += dr.decode(payload).numpy()
+        np.testing.assert_allclose(arrived + residual.numpy(), came_in, rtol=0, atol=4e-6)
+
+
+def test_slices_edge_cases():
+    residual = tf.Variable(tf.ones([200]))
+    nothing = slices(tf.zeros([0], tf.int64), tf.zeros([0, 4]), residual=residual)
+    assert not dr.decode(nothing).numpy().any() and (residual.numpy() == 1).all()
+    slices(tf.constant([5], tf.int64), tf.constant([[1.0, np.nan, 0, 0]]), residual=residual)
+    assert (residual.numpy() == 1).all(), "a non-finite step changed the residual"
