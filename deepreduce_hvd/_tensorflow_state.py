@@ -83,7 +83,7 @@ class Slot(tf.Module):
         return statistics.row(
             self.elements, dense_bytes, sent_bytes, self.steps, float(seconds[0]), float(seconds[1]),
             dense=self.dense, payload=None if self.dense or payload.size == 0 else payload,
-            kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None,
+            kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None, rounds=0 if self.dense else 1,
         )  # fmt: skip
 
 

@@ -47,7 +47,8 @@ class Compressor:
         parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives, or TensorFlow variables, as
             ``model.trainable_variables``; state belongs to a named parameter.
         bucket_bytes: gradients are merged into messages of at least so many dense bytes, in the order in which backward makes them ready;
-            a message is sent when the last of its gradients is. 0 sends one message a gradient.
+            a message is sent when the last of its gradients is. 0 sends one message a gradient. On TensorFlow, where Horovod sends
+            each gradient before it traces the next, its own ``groups=`` makes messages.
         dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
         seed: of all random choices; equal on all ranks.
         process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.

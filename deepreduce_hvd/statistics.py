@@ -18,7 +18,7 @@ FIELDS = {
     "relative_error": "norm of what the payload does not carry / norm of gradient plus residual; None where it is not known",
     "encode_seconds": "mean over all steps",
     "decode_seconds": "mean over all steps, all ranks' payloads",
-    "steps": "steps so far",
+    "steps": "steps so far; TensorFlow counts those of compressed parameters only",
     "rounds": "collectives one after another in the last step; 0 of Horovod's own allreduce",
     "path": "'compressed', or 'dense' through Horovod's own allreduce",
 }

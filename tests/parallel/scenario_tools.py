@@ -1,11 +1,8 @@
 """What the scenarios share: a small model, its distributed optimizer, and what every rank must agree on."""
 
-import json
-import pathlib
-import traceback
-
 import horovod.torch as hvd
 import numpy as np
+import scenario_runner
 import torch
 
 import deepreduce_hvd as dr
@@ -52,17 +49,4 @@ def sum_over_ranks(tensor, name):
 
 
 def run_all(namespace, directory):
-    """Runs every scenario_* of a module on this rank and writes what happened."""
-    outcomes = {}
-    for name, scenario in list(namespace.items()):
-        if not name.startswith("scenario_"):
-            continue
-        try:
-            scenario(pathlib.Path(directory))
-            outcomes[name[len("scenario_") :]] = None
-        except Exception:
-            outcomes[name[len("scenario_") :]] = traceback.format_exc()
-        # the next scenario starts together on all ranks, whatever happened in this one
-        hvd.barrier()
-    path = pathlib.Path(directory) / f"report.{hvd.size()}.{hvd.rank()}.json"
-    path.write_text(json.dumps(outcomes))
+    scenario_runner.run_all(namespace, directory, hvd, hvd.barrier)

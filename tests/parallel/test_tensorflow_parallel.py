@@ -1,0 +1,51 @@
+"""Stock Horovod and TensorFlow on 2 and 3 ranks, under the real horovodrun."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from launch import horovodrun, report_of, scenarios  # noqa: E402
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+
+
+@pytest.fixture(scope="session")
+def reports(tmp_path_factory):
+    """Both jobs in one directory, so that each finds the states that the other saved."""
+    directory = tmp_path_factory.mktemp("tensorflow_ranks")
+    return {processes: report_of(processes, "tensorflow_scenarios.py", directory) for processes in (2, 3)}
+
+
+@pytest.mark.parametrize("scenario", scenarios("tensorflow_scenarios.py"))
+@pytest.mark.parametrize("processes", [2, 3])
+def test_scenario(reports, processes, scenario):
+    failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
+    assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("a_codec_fails_on_one_rank", r"parameter kernel0: rank 1: InvalidArgument: values: expected good ones, got others"),
+        ("slices_out_of_range_on_one_rank", r"parameter table: rank 1: slices: expected indices of 0 to 999, got 1000"),
+        ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
+        ("other_process_set", r"expected Horovod to sum or average over the"),
+        ("min_as_the_operation", r"expected Horovod to sum or average"),
+        ("adasum", r"[Aa]dasum|expected Horovod to sum or average"),
+        ("xla", r"expected a function without XLA, got one with jit_compile=True"),
+        ("unnamed_gradient", r"expected the gradient of one of the 4 named parameters, got a tensor of shape \(40, 3\)"),
+        ("unknown_shape", r"expected a gradient of known shape, got one of shape \(None, 16\), which could be that of a, b"),
+    ],
+)
+def test_failure_ends_the_job_with_a_message_on_every_rank(failure, message):
+    finished = horovodrun(2, "tensorflow_failures.py", failure, timeout=120)
+    assert finished.returncode != 0, finished.stdout[-3000:]
+    assert "went on silently" not in finished.stdout
+    for rank in range(2):
+        lines = "\n".join(re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE))
+        assert re.search(message, lines), f"rank {rank} said:\n{lines[-3000:]}"
