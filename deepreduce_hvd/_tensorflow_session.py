@@ -35,6 +35,7 @@ class _Pending:
 
     def __init__(self, slot, tensor, group, member):
         self.slot = slot
+        self.gradient = tensor
         self.dtype = tensor.dtype
         self.shape = tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
         self.group = group
@@ -178,7 +179,7 @@ class Session:
         shape = [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
         if self.compressor.codec.native:
             return checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), [], [slot.seconds.variable.handle],
+                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), [], [pending.gradient], [slot.seconds.variable.handle],
                 member=pending.member, members=len(group.payloads), variable=slot.label, T=pending.dtype,
             )  # fmt: skip
 

@@ -44,6 +44,7 @@ def checked(operator, *arguments, **attributes):
         raise _ERRORS[type(error)](_DECORATION.sub("", error.message)) from None
 
 
+@tf.autograph.experimental.do_not_convert
 def allreduce_gradients(gradients, variables, compression, op=None):
     """The ranks' gradients reduced, tf.IndexedSlices of embeddings as slices: stock Horovod would send those uncompressed.
 
@@ -116,7 +117,7 @@ class _TensorFlow:
             raise errors.InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
         if not neutral.all_native([data]):
             return tf.constant(neutral.decode_numpy(data, max_elements))
-        return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], [], [], T=tf.float32)
+        return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], [], [], [], T=tf.float32)
 
     def decode_sum(self, payloads, out, scale):
         if not isinstance(out, tf.Variable) or out.dtype != tf.float32 or out.shape.rank != 1:
@@ -126,7 +127,7 @@ class _TensorFlow:
             initial = tf.convert_to_tensor(out)
             for payload, array in zip(payloads, arrays):
                 _native.inspect(array)  # one payload and no more: the operator would take several
-                initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, [initial], [], T=tf.float32)
+                initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, [initial], [], [], T=tf.float32)
             return out.assign(initial)
         return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
 

@@ -13,10 +13,12 @@ REGISTER_OP("DeepreduceDecodeSum")
     .Input("scale: double")
     .Input("shape: int64")
     .Input("initial: initials * float")
+    .Input("spent: spent_types")
     .Input("seconds: records * resource")
     .Output("sum: T")
     .Attr("T: {float, half, bfloat16, double}")
     .Attr("initials: int >= 0 = 0")
+    .Attr("spent_types: list({float, half, bfloat16, double}) >= 0 = []")
     .Attr("records: int >= 0 = 0")
     .Attr("member: int >= 0 = 0")
     .Attr("members: int >= 1 = 1")
@@ -37,6 +39,7 @@ messages: the ranks' messages one after another; each rank sends `members` of th
 scale: each payload's factor.
 shape: of the sum; [-1] takes the number of elements from the first payload.
 initial: none, or one tensor to add to.
+spent: none, or the gradient that was encoded, whose memory the sum takes when nobody else needs it: fresh memory costs more than the sum.
 seconds: none, or the variable (2 double) in whose second element the time spent is counted.
 )doc");
 
@@ -45,13 +48,16 @@ class DecodeSumOp : public tensorflow::OpKernel {
   explicit DecodeSumOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
     OP_REQUIRES_OK(construction, construction->GetAttr("initials", &initials_));
+    std::vector<DataType> spent_types;
+    OP_REQUIRES_OK(construction, construction->GetAttr("spent_types", &spent_types));
+    spents_ = static_cast<int>(spent_types.size());
     OP_REQUIRES_OK(construction, construction->GetAttr("records", &records_));
     OP_REQUIRES_OK(construction, construction->GetAttr("member", &member_));
     OP_REQUIRES_OK(construction, construction->GetAttr("members", &members_));
     OP_REQUIRES_OK(construction, construction->GetAttr("variable", &variable_));
-    OP_REQUIRES(construction, initials_ <= 1 && records_ <= 1 && member_ < members_,
-                absl::InvalidArgumentError(absl::StrCat("DeepreduceDecodeSum: expected at most one initial and one record and a member of ", members_,
-                                                        ", got ", initials_, ", ", records_, " and ", member_)));
+    OP_REQUIRES(construction, initials_ <= 1 && spents_ <= 1 && records_ <= 1 && member_ < members_,
+                absl::InvalidArgumentError(absl::StrCat("DeepreduceDecodeSum: expected at most one initial, spent and record and a member of ", members_, ", got ",
+                                                        initials_, ", ", spents_, ", ", records_, " and ", member_)));
   }
 
   void Compute(OpKernelContext* kernel) override {
@@ -66,7 +72,9 @@ class DecodeSumOp : public tensorflow::OpKernel {
     tensorflow::TensorShape shape;
     OP_REQUIRES_OK(kernel, wanted_shape(call, kernel->input(2), payloads, &shape));
     Tensor* sum = nullptr;
-    OP_REQUIRES_OK(kernel, kernel->allocate_output(0, shape, &sum));
+    std::vector<int> reusable;
+    if (spents_ == 1) reusable.push_back(3 + initials_);
+    OP_REQUIRES_OK(kernel, kernel->forward_input_or_allocate_output(reusable, 0, shape, &sum));
     Tensor in_float32;
     if (type_ != tensorflow::DT_FLOAT) OP_REQUIRES_OK(kernel, kernel->allocate_temp(tensorflow::DT_FLOAT, shape, &in_float32));
     float* out = (type_ == tensorflow::DT_FLOAT ? *sum : in_float32).flat<float>().data();
@@ -91,7 +99,7 @@ class DecodeSumOp : public tensorflow::OpKernel {
     if (records_ == 1) {
       LockedVariable record;
       double* seconds;
-      OP_REQUIRES_OK(kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, 3 + initials_)));
+      OP_REQUIRES_OK(kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, 3 + initials_ + spents_)));
       OP_REQUIRES_OK(kernel, record.writable(kernel, "seconds", 2, &seconds));
       seconds[1] += watch.seconds();
     }
@@ -119,7 +127,7 @@ class DecodeSumOp : public tensorflow::OpKernel {
   }
 
   DataType type_;
-  int initials_, records_;
+  int initials_, spents_, records_;
   int64_t member_, members_;
   std::string variable_;
 };

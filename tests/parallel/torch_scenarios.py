@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from codecs_table import INDEX, MEMORIES, VALUE
 from scenario_tools import (
-    assert_equal_everywhere, backward, batch, distributed, gradients, model, run_all, sum_over_ranks,
+    ALL_COMPRESSED, assert_equal_everywhere, backward, batch, distributed, gradients, model, run_all, sum_over_ranks,
 )  # fmt: skip
 
 import deepreduce_hvd as dr
@@ -187,7 +187,7 @@ def scenario_zero_grad_both_ways_train_alike(directory):
     trained = []
     for set_to_none in (True, False):
         network = model()
-        optimizer, _ = distributed(network)
+        optimizer, _ = distributed(network, compressor_options=ALL_COMPRESSED)
         for step in range(3):
             network.zero_grad(set_to_none=set_to_none)
             backward(network, step)
@@ -231,7 +231,7 @@ def scenario_residuals_follow_the_loss_scale(directory):
     for scales in ((1.0, 1.0, 1.0, 1.0), (1.0, 4.0, 2.0, 16.0)):
         network = model()
         current = [1.0]
-        optimizer, _ = distributed(network, compressor_options={"loss_scale": lambda current=current: current[0]})
+        optimizer, _ = distributed(network, compressor_options={"loss_scale": lambda current=current: current[0], **ALL_COMPRESSED})
         for step, scale in enumerate(scales):
             current[0] = scale
             network.zero_grad()
@@ -320,7 +320,7 @@ def scenario_resumed_equals_uninterrupted(directory):
 
         codec = dr.Codec(dr.TopK(0.05), value=list(VALUE.values())[-1])
         whole = model()
-        optimizer, compressor = distributed(whole, codec, memory)
+        optimizer, compressor = distributed(whole, codec, memory, compressor_options=ALL_COMPRESSED)
         run(whole, optimizer, range(3))
         saved = directory / f"state.{hvd.size()}.{hvd.rank()}.pt"
         torch.save({"model": whole.state_dict(), "compressor": compressor.state_dict()}, saved)
@@ -329,7 +329,7 @@ def scenario_resumed_equals_uninterrupted(directory):
         resumed = model(seed=9)
         checkpoint = torch.load(saved, weights_only=True)
         resumed.load_state_dict(checkpoint["model"])
-        optimizer, other = distributed(resumed, codec, memory)
+        optimizer, other = distributed(resumed, codec, memory, compressor_options=ALL_COMPRESSED)
         other.load_state_dict(checkpoint["compressor"])
         run(resumed, optimizer, range(3, 6))
         for (name, one), (_, two) in zip(whole.named_parameters(), resumed.named_parameters()):

@@ -1,0 +1,134 @@
+"""What TensorFlow adds to the bare core: ResNet-50's 161 gradients in one tf.function step; results/bench-tensorflow.json.
+
+    python benchmarks/tensorflow_overhead.py            one process: the step against the core's own encode and decode, one thread
+    python benchmarks/tensorflow_overhead.py --ranks 2  under horovodrun: the step against Horovod's none and fp16
+
+The step multiplies prepared gradients (log-normal magnitudes) by one and reduces them; the multiplication alone is timed and subtracted.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULT = ROOT / "results" / "bench-tensorflow.json"
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1, help="1 (default) compares with the core, more with Horovod's none and fp16")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each kind (default 15)")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def measure(options):
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import horovod.tensorflow as hvd
+    import numpy as np
+    import resnet50
+    import tensorflow as tf
+    from measure import heavy_tailed, row
+
+    import deepreduce_hvd as dr
+    from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+
+    hvd.init()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    shapes = resnet50.shapes()
+    arrays = [heavy_tailed(int(np.prod(shape)), number + 1000 * hvd.rank()).reshape(shape) for number, (_, shape) in enumerate(shapes)]
+    variables = [tf.Variable(tf.zeros(shape), name=name) for name, shape in shapes]
+    gradients = [tf.constant(array) for array in arrays]
+    codecs = {"Rice, 32-bit values": dr.Codec(dr.TopK(0.01), index=dr.Rice()), "Rice + QSGD (default)": dr.recommended_codec()}
+
+    def step_of(compression, groups):
+        @tf.function
+        def step(one):
+            scaled = [gradient * one for gradient in gradients]
+            if compression is not None and groups:
+                scaled = hvd.grouped_allreduce(scaled, compression=compression, op=hvd.Average)
+            elif compression is not None:
+                scaled = [hvd.allreduce(gradient, compression=compression, op=hvd.Average) for gradient in scaled]
+            with tf.control_dependencies(scaled):
+                return tf.constant(0)
+
+        return step
+
+    def core_of(codec):
+        states = [np.zeros(array.size, np.float32) for array in arrays]
+        out = np.zeros(max(array.size for array in arrays), np.float32)
+        thresholds = [0.0] * len(arrays)
+        count = 0
+
+        def step(one):
+            nonlocal count
+            for number, array in enumerate(arrays):
+                if array.size >= 1024:
+                    payload, thresholds[number] = encode_numpy(codec, dr.Residual(), array.reshape(-1), (states[number],), thresholds[number], 0, count, number, 0)
+                    decode_sum_numpy([payload], out[: array.size], 1.0)
+            count += 1
+
+        return step
+
+    steps = {"nothing": step_of(None, False)}
+    if options.ranks > 1:
+        steps["Horovod none"] = step_of(hvd.Compression.none, False)
+        steps["Horovod fp16"] = step_of(hvd.Compression.fp16, False)
+    for name, codec in codecs.items():
+        if options.ranks == 1:
+            steps[f"core: {name}"] = core_of(codec)
+        for groups in (False, True):
+            compressor = dr.Compressor(codec, parameters=[(f"{groups}{name}", variable) for (name, _), variable in zip(shapes, variables)])
+            steps[f"{name}{', one group' if groups else ''}"] = step_of(compressor, groups)
+    one = tf.constant(1.0)
+    taken = {name: [] for name in steps}
+    for turn in range(options.steps + 3):
+        for name, step in steps.items():
+            if options.ranks > 1:
+                hvd.allreduce(one, name="together")
+            started = time.perf_counter()
+            step(one)
+            if turn >= 3:
+                taken[name].append(time.perf_counter() - started)
+        if hvd.rank() == 0:
+            print(f"turn {turn + 1} of {options.steps + 3}", flush=True)
+    seconds = {name: float(np.median(times)) for name, times in taken.items()}
+    exchange = {name: value - seconds["nothing"] for name, value in seconds.items() if name != "nothing" and not name.startswith("core")}
+    rows = []
+    for name in codecs:
+        for suffix in ("", ", one group"):
+            spent = exchange[name + suffix]
+            if options.ranks == 1:
+                rows.append(row(f"TensorFlow step / bare core, {name}{suffix}", spent / seconds[f"core: {name}"], 1.3,
+                                milliseconds=1e3 * spent, core_milliseconds=1e3 * seconds[f"core: {name}"]))  # fmt: skip
+            else:
+                for plain in ("Horovod none", "Horovod fp16"):
+                    rows.append(row(f"TensorFlow step / {plain}, {options.ranks} ranks of one machine, {name}{suffix}", spent / exchange[plain],
+                                    milliseconds=1e3 * spent, plain_milliseconds=1e3 * exchange[plain]))  # fmt: skip
+    if hvd.rank() == 0:
+        kept = json.loads(RESULT.read_text()) if RESULT.exists() else []
+        measured = {entry["what"] for entry in rows}
+        RESULT.write_text(json.dumps([entry for entry in kept if entry["what"] not in measured] + rows, indent=1) + "\n")
+        from run import show
+
+        for entry in rows:
+            show(entry)
+
+
+def main():
+    options = parse()
+    if options.ranks == 1 or options.worker:
+        measure(options)
+        return 0
+    from ranks import launch
+
+    return launch(__file__, options.ranks, sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
