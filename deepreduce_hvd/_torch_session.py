@@ -186,6 +186,7 @@ class Session:
         compressor, first = self.compressor, flight.order[0]
         members = [flight.members[slot] for slot in flight.order]
         job = Job(compressor.codec, compressor.memory, members, compressor.seed, first.steps - 1, hvd.rank())
+        compressor.communicator.prepare(self.transport)
         flight.exchange = Exchange(compressor.communicator, job, self.transport, f"deepreduce.{first.name}")
         spent = time.perf_counter() - started
         for slot in flight.order:

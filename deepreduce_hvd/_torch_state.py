@@ -21,6 +21,7 @@ class Slot:
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
         self.rounds = 0
+        self.communicator = None
         self.steps = 0
         self.encode_seconds = 0.0
         self.decode_seconds = 0.0
@@ -51,6 +52,7 @@ class Slot:
             sent = round(exchange.channel.sent_bytes * tensor.numel() / max(exchange.job.d, 1))
         self.sent_bytes = sent + wire.PROBE_BYTES
         self.rounds = exchange.channel.rounds
+        self.communicator = exchange.job.scheme
 
     def memory(self):
         return {kind: part.clone() for kind, part in zip(self.state_names, self.state)}
@@ -65,6 +67,6 @@ class Slot:
         compressed = not self.dense and self.payload is not None
         return statistics.row(
             self.parameter.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
-            rounds=self.rounds, dense=self.dense, payload=self.payload.numpy() if compressed else None,
+            rounds=self.rounds, communicator=self.communicator, dense=self.dense, payload=self.payload.numpy() if compressed else None,
             kept=self.state[0].numpy() if compressed and memory.keeps_everything else None,
         )  # fmt: skip

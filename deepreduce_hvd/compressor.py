@@ -10,7 +10,7 @@ import zlib
 
 from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
-from deepreduce_hvd.communicators import Allgather, Communicator
+from deepreduce_hvd.communicators import Allgather, Auto, Communicator
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
@@ -43,7 +43,7 @@ class Compressor:
     Args:
         codec: a :class:`Codec`; by default the recommended one, top 1 %, Rice and 4-bit QSGD.
         memory: what becomes of what is not sent; :class:`Residual` by default.
-        communicator: how payloads meet; :class:`Allgather` by default.
+        communicator: how payloads meet; :class:`Allgather` by default; "auto" picks bucket by bucket (:class:`Auto`).
         parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives, or TensorFlow variables, as
             ``model.trainable_variables``; state belongs to a named parameter.
         bucket_bytes: gradients are merged into messages of at least so many dense bytes, in the order in which backward makes them ready;
@@ -66,7 +66,7 @@ class Compressor:
     ):  # fmt: skip
         self.codec = recommended_codec() if codec is None else codec
         self.memory = Residual() if memory is None else memory
-        self.communicator = Allgather() if communicator is None else communicator
+        self.communicator = Allgather() if communicator is None else Auto() if communicator == "auto" else communicator
         for value, kind, what in (
             (self.codec, Codec, "codec"), (self.memory, Memory, "memory"), (self.communicator, Communicator, "communicator"),
         ):  # fmt: skip

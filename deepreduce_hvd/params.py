@@ -24,7 +24,15 @@ _CHOICES = {
         "low_pass": lambda get: memory.LowPass(get("beta", 0.1)),
         "dgc": lambda get: memory.MomentumCorrection(get("momentum", 0.9)),
     },
-    "communicator": {"allgather": lambda get: communicators.Allgather()},
+    "communicator": {
+        "allgather": lambda get: communicators.Allgather(),
+        "split_allgather": lambda get: communicators.SplitAllgather(get("dense", "auto")),
+        "recursive_doubling": lambda get: communicators.RecursiveDoubling(),
+        "gtopk": lambda get: communicators.GTopK(get("form", "butterfly")),
+        "cltk": lambda get: communicators.CLTK(),
+        "shared_random_k": lambda get: communicators.SharedRandomK(),
+        "auto": lambda get: communicators.Auto(),
+    },
     "index": {
         "bloom": lambda get: index.Bloom(fpr=get("fpr", None), policy=_policy(get("policy", "p2"))),
         "rle": lambda get: index.RLE(),
@@ -62,10 +70,11 @@ def from_params(params, parameters, **options):
 
     Args:
         params: settings by name. "compressor" (topk, randomk, chunktopk, threshold, none) with "compress_ratio" or "threshold";
-            "memory" (residual, none, low_pass with "beta", dgc with "momentum"); "communicator" (allgather); "deepreduce":
-            "index", "value", "both" or None says which of the following apply; "index" (bloom with "fpr" and "policy", rle,
-            huffman, huffman_delta, bitmap, rice, elias_fano, none); "value" (polyfit with "poly_degree", doubleexp, qsgd with
-            "quantum_bits" and "bucket_size", gzip or deflate, fp16, bf16, quantile with "buckets", none).
+            "memory" (residual, none, low_pass with "beta", dgc with "momentum"); "communicator" (allgather, split_allgather with "dense",
+            recursive_doubling, gtopk with "form", cltk, shared_random_k, auto); "deepreduce": "index", "value", "both" or None says
+            which of the following apply; "index" (bloom with "fpr" and "policy", rle, huffman, huffman_delta, bitmap, rice,
+            elias_fano, none); "value" (polyfit with "poly_degree", doubleexp, qsgd with "quantum_bits" and "bucket_size", gzip or
+            deflate, fp16, bf16, quantile with "buckets", none).
         parameters: (name, parameter) pairs.
         options: further keyword arguments of :class:`Compressor`.
 

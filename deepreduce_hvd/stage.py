@@ -47,6 +47,10 @@ class Sparsifier(Stage):
         """Ascending uint32 indices of what to send from ``accumulated`` (d,) float32; ``key`` is equal on all ranks."""
         raise NotImplementedError
 
+    def most_selected(self, d, step=0):
+        """The most elements that are selected of any ``d``, or None when that depends on the gradient."""
+        return None
+
 
 class IndexCodec(Stage):
     """Turns a set of indices into bytes and back."""

@@ -20,16 +20,18 @@ FIELDS = {
     "decode_seconds": "mean over all steps, all ranks' payloads",
     "steps": "steps so far; TensorFlow counts those of compressed parameters only",
     "rounds": "collectives one after another in the last step; 0 of Horovod's own allreduce",
+    "communicator": "how it was exchanged, and why when that was chosen; None of what was not",
     "path": "'compressed', or 'dense' through Horovod's own allreduce",
 }
 
 
-def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, dense, payload, kept, rounds=0):
+def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, dense, payload, kept, rounds=0, communicator=None):
     """One parameter's figures.
 
     Args:
         encode_seconds, decode_seconds: of all ``steps`` together.
         rounds: collectives one after another in the last step.
+        communicator: how it was exchanged.
         dense: whether the parameter goes uncompressed.
         payload: (n,) uint8, the last one of this rank; None when there is none.
         kept: (d,) float32, what payloads have not carried so far; None where that is not known.
@@ -39,7 +41,7 @@ def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds
         "header_bytes": 0, "index_bytes": 0, "value_bytes": 0, "order_bytes": 0, "sent_values": 0,
         "relative_error": 0.0 if dense else None,
         "encode_seconds": encode_seconds / max(steps, 1), "decode_seconds": decode_seconds / max(steps, 1),
-        "steps": steps, "rounds": rounds, "path": "dense" if dense else "compressed",
+        "steps": steps, "rounds": rounds, "communicator": communicator, "path": "dense" if dense else "compressed",
     }  # fmt: skip
     if payload is None:
         return figures

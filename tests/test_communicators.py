@@ -6,10 +6,11 @@ from codecs_table import INDEX, VALUE, gradient
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import reference
+from deepreduce_hvd.communicators.auto import costs, message_bytes
 from deepreduce_hvd.communicators.gtopk import keep_largest
 from deepreduce_hvd.communicators.job import Job, Member
 from deepreduce_hvd.communicators.partial import Partial
-from deepreduce_hvd.communicators.simulator import PeerGone, Simulator
+from deepreduce_hvd.communicators.simulator import PeerGone, SimulatedTransport, Simulator
 
 RAW = (dr.RawIndex(), dr.RawValue())
 LOSSY = (dr.Rice(), dr.QSGD(bits=4))
@@ -344,8 +345,8 @@ def test_a_corrupt_message_is_named(scheme):
     """A message broken on its way to one rank: that rank raises, and so do those that it sends to in later rounds."""
 
     class Breaking(Simulator):
-        def _alltoall(self, calls):
-            received = super()._alltoall(calls)
+        def _alltoall(self, group, calls):
+            received = super()._alltoall(group, calls)
             if self.rounds == 1:
                 part = received[2][3].copy()
                 assert part.size
@@ -395,3 +396,115 @@ def test_gtopk_and_cltk_do_not_fill_in():
 def test_settings_that_cannot_be(make, message):
     with pytest.raises(dr.InvalidArgument, match=message):
         make()
+
+
+# --- auto ---
+
+
+def test_costs_follow_the_formulas():
+    few, many = (costs(1000, 100_000, size, 1e-3, 1e-9, 32) for size in (2, 1024))
+    assert min(few, key=few.get) == "Allgather"  # one round instead of two
+    assert many["Allgather"] > many["SplitAllgather"]
+    slow = costs(100_000, 10_000_000, 64, 1e-3, 1e-7, 32)  # bytes count: slices are received once, not by everyone
+    assert min(slow, key=slow.get) == "SplitAllgather"
+    alike = costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32, union=1000)  # all ranks send the same elements: no fill-in
+    assert alike["RecursiveDoubling"] < costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32)["RecursiveDoubling"]
+    assert costs(100, 1000, 8, 1.0, 0.0, 32) == {"Allgather": 1, "SplitAllgather": 2, "RecursiveDoubling": 3}
+    assert costs(100, 1000, 9, 1.0, 0.0, 32)["RecursiveDoubling"] == 5
+
+
+def test_message_bytes_are_close_to_real_ones():
+    d = 100_000
+    for k in (100, 1000, 10_000):
+        payload = dr.Codec(dr.TopK(k=k), dr.Rice(), dr.RawValue()).encode(gradient(d))
+        assert abs(payload.size / message_bytes(k, d, 32) - 1) < 0.03
+
+
+@pytest.mark.parametrize("sparsifier", [dr.TopK(0.1), dr.Threshold(0.5)], ids=repr)
+def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
+    codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
+    communicators = [dr.Auto() for _ in range(8)]
+    for one in communicators:
+        one._latency, one._seconds_a_byte = 1e-6, 1e-6
+    chosen = []
+    for step in range(3):
+        jobs = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)
+
+        class Each(dr.Communicator):
+            def exchange(self, job, channel):
+                return (yield from communicators[job.rank].exchange(job, channel))
+
+        totals = [dense_of(outcome, jobs) for outcome in Simulator(8).run(Each(), jobs)]
+        for total in totals:
+            same_bits(total, totals[0])
+        schemes = {job.scheme for job in jobs}
+        assert len(schemes) == 1
+        chosen.append(schemes.pop())
+    if isinstance(sparsifier, dr.Threshold):
+        assert chosen[0].startswith("Allgather: k is not known")
+    assert chosen[1].startswith("SplitAllgather: ") and "union" in chosen[1] and "P = 8" in chosen[1]
+
+
+def test_auto_measures_once_and_takes_what_rank_0_says():
+    class Recording(SimulatedTransport):
+        calls = 0
+
+        def wait(self, handle):
+            Recording.calls += 1
+            if handle.kind == "broadcast":
+                return np.array([2e-3, 3e-9]).view(np.uint8)
+            return handle.data
+
+    auto = dr.Auto()
+    for _ in range(2):
+        auto.prepare(Recording(range(4), 1))
+    assert (auto._latency, auto._seconds_a_byte) == (2e-3, 3e-9)
+    assert Recording.calls == 15
+
+
+# --- hierarchical ---
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 5])
+@pytest.mark.parametrize("per_host", [1, 2, 4])
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "split_dense_4"])
+def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts):
+    codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
+    gradients = gradients_of(hosts * per_host, 300)
+    sums = []
+    for host in range(hosts):
+        sums.append(np.add.accumulate(gradients[host * per_host : (host + 1) * per_host])[-1])
+    expected_jobs = jobs_of(codec, dr.Residual(), sums, step=1)
+    for host, job in enumerate(expected_jobs):
+        job.rank = host * per_host  # keys the rounding
+    expected = Simulator(hosts).run(SCHEMES[scheme], expected_jobs)
+    jobs = jobs_of(codec, dr.Residual(), gradients, step=1)
+    outcomes = Simulator(len(jobs)).run(dr.Hierarchical(SCHEMES[scheme], per_host), jobs)
+    for outcome in outcomes:
+        same_bits(dense_of(outcome, jobs), dense_of(expected[0], expected_jobs) + np.float32(0))
+    for rank, job in enumerate(jobs):
+        kept = np.zeros(300, dtype=np.float32) if rank % per_host else kept_of(expected_jobs[rank // per_host])
+        same_bits(kept_of(job), kept)
+    assert_mass_balance(gradients, None, dense_of(outcomes[0], jobs), jobs, terms=12 * len(jobs))
+
+
+@pytest.mark.parametrize("who", [0, 1, 5])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_hierarchical_failures_and_nan(scheme, who):
+    codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
+    jobs = jobs_of(codec, dr.Residual(), gradients_of(6, 200), shapes=[80, 120])
+    jobs[who].members[1] = Member.failed("tensor1", 120, OSError("no memory left"))
+    for outcome in Simulator(6).run(dr.Hierarchical(SCHEMES[scheme], 2), jobs):
+        assert isinstance(outcome, dr.PeerFailed)
+        assert f"rank {who}: OSError: no memory left" in str(outcome)
+    gradients = gradients_of(6, 200)
+    gradients[who][150] = np.inf
+    jobs = jobs_of(codec, dr.Residual(), gradients, shapes=[80, 120])
+    for outcome in Simulator(6).run(dr.Hierarchical(SCHEMES[scheme], 2), jobs):
+        assert np.isnan(dense_of(outcome, jobs)).all()
+
+
+@pytest.mark.parametrize(("arguments", "message"), [((3,), "got 3"), ((dr.Hierarchical(dr.Allgather()),), "another communicator"), ((dr.Allgather(), 0), "got 0")])
+def test_hierarchical_settings(arguments, message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        dr.Hierarchical(*arguments)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
+from deepreduce_hvd import buckets
 
 
 def named():
@@ -41,6 +42,33 @@ def test_settings_of_the_published_kind():
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"communicator": "split_allgather", "dense": 4}, dr.SplitAllgather(dense=4)),
+        ({"communicator": "recursive_doubling"}, dr.RecursiveDoubling()),
+        ({"communicator": "gtopk", "form": "tree"}, dr.GTopK(form="tree")),
+        ({"communicator": "cltk", "compressor": "chunktopk", "memory": "low_pass"}, dr.CLTK()),
+        ({"communicator": "shared_random_k", "compressor": "randomk"}, dr.SharedRandomK()),
+    ],
+)
+def test_communicators_by_name(settings, expected):
+    assert dr.from_params(settings, named()).communicator == expected
+
+
+def test_auto_by_name():
+    assert isinstance(dr.from_params({"communicator": "auto"}, named()).communicator, dr.Auto)
+    assert isinstance(dr.Compressor(communicator="auto", parameters=named()).communicator, dr.Auto)
+
+
+def test_buckets_close_once_they_hold_enough():
+    assert buckets.assign([10, 10, 10, 10], 0) == [[0], [1], [2], [3]]
+    assert buckets.assign([10, 10, 10, 10], 80) == [[0, 1], [2, 3]]
+    assert buckets.assign([10, 1000, 10], 41) == [[0, 1], [2]]
+    assert buckets.assign([10, 10], 1 << 30) == [[0, 1]]
+    assert buckets.assign([], 5) == []
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"compressor": "topq"}, "compressor: expected one of topk, .*, got 'topq'"),
@@ -48,6 +76,8 @@ def test_settings_of_the_published_kind():
         ({"deepreduce": "index", "index": "bloom", "policy": "p9"}, "policy: expected one of .*, got 'p9'"),
         ({"compressor": "topk", "treshold": 0.5}, "got also treshold"),
         ({"index": "rice"}, "got also index"),
+        ({"communicator": "gtopk", "dense": 4}, "got also dense"),
+        ({"communicator": "shared_random_k"}, "SharedRandomK: expected the sparsifier RandomK"),
     ],
 )
 def test_settings_that_are_refused(settings, message):

@@ -25,6 +25,12 @@ def test_a_codec_of_your_own():
     assert "'value': 'MeanSign'" in finished.stdout
 
 
+def test_a_communicator_of_your_own():
+    finished = subprocess.run([sys.executable, "-c", "\n".join(python_blocks("docs/communicators.md"))], cwd=ROOT, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.strip() == "(array([0, 1, 2], dtype=uint32), array([4., 2., 5.], dtype=float32))"
+
+
 @pytest.mark.parametrize(("document", "expected"), [("docs/tutorial-torch.md", r"total .*"), ("README.md", None)])
 def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
     (script,) = python_blocks(document)

@@ -1,11 +1,13 @@
 """Communicators: how what all ranks send becomes their sum, one file each (docs/communicators.md)."""
 
 from deepreduce_hvd.communicators.allgather import Allgather
+from deepreduce_hvd.communicators.auto import Auto
 from deepreduce_hvd.communicators.base import Communicator, Transport
 from deepreduce_hvd.communicators.cltk import CLTK
 from deepreduce_hvd.communicators.gtopk import GTopK
+from deepreduce_hvd.communicators.hierarchical import Hierarchical
 from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
 from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.split_allgather import SplitAllgather
 
-__all__ = ["Allgather", "CLTK", "Communicator", "GTopK", "RecursiveDoubling", "SharedRandomK", "SplitAllgather", "Transport"]
+__all__ = ["Allgather", "Auto", "CLTK", "Communicator", "GTopK", "Hierarchical", "RecursiveDoubling", "SharedRandomK", "SplitAllgather", "Transport"]

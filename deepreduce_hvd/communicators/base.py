@@ -29,6 +29,13 @@ class Transport:
         """Starts the sum of every rank's (n,) float32 array, equal lengths; the result is the same on all ranks, bit for bit."""
         raise NotImplementedError
 
+    def by_host(self, ranks_per_host):
+        """(transport of this rank's host, transport of the hosts' first ranks or None on the others).
+
+        Hosts hold ``ranks_per_host`` consecutive ranks; None leaves it to the adapter. All ranks call it before any of them exchanges.
+        """
+        raise NotImplementedError
+
     def test(self, handle):
         """Whether :meth:`wait` would return at once."""
         raise NotImplementedError
@@ -43,6 +50,9 @@ class Communicator:
 
     def check(self, codec, memory):
         """Raises InvalidArgument when the scheme cannot work with these stages."""
+
+    def prepare(self, transport):
+        """Called on all ranks before an exchange is started; may measure the transport."""
 
     def exchange(self, job, channel):
         """A generator that yields handles of ``channel`` and gets their results; returns the sum over all ranks.

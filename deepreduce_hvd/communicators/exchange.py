@@ -4,33 +4,41 @@
 class Channel:
     """A transport as one exchange sees it: names made of the exchange's own, bytes counted."""
 
-    def __init__(self, transport, name):
+    def __init__(self, transport, name, parent=None):
         self.size = transport.size
         self.rank = transport.rank
         self.sent_bytes = 0
         self.rounds = 0
         self._transport = transport
         self._name = name
+        self._parent = parent
 
-    def _next(self):
-        self.rounds += 1
+    def by_host(self, ranks_per_host):
+        """(channel of this rank's host, channel of the hosts' first ranks or None on the others)."""
+        within, across = self._transport.by_host(ranks_per_host)
+        return Channel(within, f"{self._name}.within", self), None if across is None else Channel(across, f"{self._name}.across", self)
+
+    def _next(self, sent):
+        self._count(sent)
         return f"{self._name}.{self.rounds}"
 
+    def _count(self, sent):
+        self.sent_bytes += sent
+        self.rounds += 1
+        if self._parent is not None:
+            self._parent._count(sent)
+
     def allgather(self, array):
-        self.sent_bytes += array.nbytes
-        return self._transport.allgather(array, self._next())
+        return self._transport.allgather(array, self._next(array.nbytes))
 
     def alltoall(self, parts):
-        self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
-        return self._transport.alltoall(parts, self._next())
+        return self._transport.alltoall(parts, self._next(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)))
 
     def broadcast(self, array, root):
-        self.sent_bytes += 0 if array is None else array.nbytes
-        return self._transport.broadcast(array, root, self._next())
+        return self._transport.broadcast(array, root, self._next(0 if array is None else array.nbytes))
 
     def allreduce(self, array):
-        self.sent_bytes += array.nbytes
-        return self._transport.allreduce(array, self._next())
+        return self._transport.allreduce(array, self._next(array.nbytes))
 
 
 class Exchange:
@@ -38,6 +46,7 @@ class Exchange:
 
     def __init__(self, communicator, job, transport, name):
         self.job = job
+        job.scheme = repr(communicator)
         self.channel = Channel(transport, name)
         self.done = False
         self.result = None

@@ -6,8 +6,6 @@ from deepreduce_hvd.communicators.base import Communicator, expect_choice
 from deepreduce_hvd.communicators.doubling import butterfly, tree
 from deepreduce_hvd.communicators.partial import Partial
 from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.sparsifiers import ChunkTopK, RandomK, TopK
-from deepreduce_hvd.sparsifiers.amount import kept_count
 
 
 def keep_largest(total, k):
@@ -31,16 +29,10 @@ class GTopK(Communicator):
         self.form = expect_choice("GTopK form", form, ("butterfly", "tree"))
 
     def check(self, codec, memory):
-        if not isinstance(codec.sparsifier, (TopK, ChunkTopK, RandomK)):
-            raise InvalidArgument(f"GTopK: expected a sparsifier with a fixed k (TopK, ChunkTopK or RandomK), got {codec.sparsifier!r}")
+        if codec.sparsifier.most_selected(1) is None:
+            raise InvalidArgument(f"GTopK: expected a sparsifier with a fixed k such as TopK, ChunkTopK or RandomK, got {codec.sparsifier!r}")
 
     def exchange(self, job, channel):
-        k = sum(_kept_by(job.codec.sparsifier, job.step, member.gradient.size) for member in job.members)
+        k = sum(job.codec.sparsifier.most_selected(member.gradient.size, job.step) for member in job.members)
         form = {"butterfly": butterfly, "tree": tree}[self.form]
         return (yield from form(job, channel, lambda total: keep_largest(total, k)))
-
-
-def _kept_by(sparsifier, step, d):
-    if isinstance(sparsifier, ChunkTopK):
-        return -(-d // int(sparsifier.parameters()[0]))
-    return kept_count(sparsifier.parameters(step), d)

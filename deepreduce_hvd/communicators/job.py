@@ -27,6 +27,13 @@ class Member:
         self.encode = encode
         self.failure = None
 
+    def as_float32(self):
+        """The gradient as (d,) float32."""
+        if self.dtype == container.DTYPES["bfloat16"]:
+            return (self.gradient.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+        with np.errstate(over="ignore"):
+            return self.gradient.astype(np.float32)
+
     @classmethod
     def failed(cls, name, d, error):
         """A gradient of ``d`` elements that met ``error`` before it could take part: the other ranks will hear of it."""
@@ -45,8 +52,13 @@ class Job:
         self.seed = seed
         self.step = step
         self.rank = rank
+        self.scheme = None  # what the communicator says that it does, and why
         self.offsets = np.concatenate([[0], np.cumsum([member.gradient.size for member in members])]).astype(np.int64)
         self.d = int(self.offsets[-1])
+
+    def of(self, members):
+        """The same job of other members."""
+        return Job(self.codec, self.memory, members, self.seed, self.step, self.rank)
 
     @property
     def name(self):

@@ -6,7 +6,6 @@ from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.common_indices import sum_values
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.sparsifiers import NoneSparsifier, RandomK
-from deepreduce_hvd.sparsifiers.amount import kept_count
 
 
 class SharedRandomK(Communicator):
@@ -23,9 +22,5 @@ class SharedRandomK(Communicator):
         own = job.select()
         indices = own.indices
         if not own.valid:  # the others expect as many numbers as from everyone
-            indices = np.zeros(sum(self._count(job, member.gradient.size) for member in job.members), dtype=np.uint32)
+            indices = np.zeros(sum(job.codec.sparsifier.most_selected(member.gradient.size, job.step) for member in job.members), dtype=np.uint32)
         return (yield from sum_values(job, channel, indices, own))
-
-    @staticmethod
-    def _count(job, d):
-        return d if isinstance(job.codec.sparsifier, NoneSparsifier) else kept_count(job.codec.sparsifier.parameters(job.step), d)

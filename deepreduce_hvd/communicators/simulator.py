@@ -6,39 +6,51 @@ import numpy as np
 
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.communicators.exchange import Channel
+from deepreduce_hvd.errors import InvalidArgument
 
 
 class _Call:
     """A collective that one rank has started."""
 
-    def __init__(self, kind, name, data, root=None):
+    def __init__(self, group, kind, name, data, root=None):
+        self.group = group
         self.kind = kind
         self.name = name
         self.data = data
         self.root = root
 
     def signature(self):
-        return self.kind, self.name, self.root
+        return self.group, self.kind, self.name, self.root
 
 
 class SimulatedTransport(Transport):
-    """One rank's transport: its handles are what the simulator works on."""
+    """One rank's transport among the ranks of ``group``: its handles are what the simulator works on."""
 
-    def __init__(self, size, rank):
-        self.size = size
-        self.rank = rank
+    def __init__(self, group, rank):
+        self.group = tuple(group)
+        self.size = len(self.group)
+        self.rank = self.group.index(rank)
+
+    def by_host(self, ranks_per_host):
+        if ranks_per_host is None or self.size % ranks_per_host:
+            raise InvalidArgument(f"ranks_per_host: expected a divisor of {self.size}, got {ranks_per_host}")
+        own = self.group[self.rank]
+        first = self.rank // ranks_per_host * ranks_per_host
+        leaders = self.group[::ranks_per_host]
+        within = SimulatedTransport(self.group[first : first + ranks_per_host], own)
+        return within, SimulatedTransport(leaders, own) if own in leaders else None
 
     def allgather(self, array, name):
-        return _Call("allgather", name, array)
+        return _Call(self.group, "allgather", name, array)
 
     def alltoall(self, parts, name):
-        return _Call("alltoall", name, parts)
+        return _Call(self.group, "alltoall", name, parts)
 
     def broadcast(self, array, root, name):
-        return _Call("broadcast", name, array, root)
+        return _Call(self.group, "broadcast", name, array, root)
 
     def allreduce(self, array, name):
-        return _Call("allreduce", name, array)
+        return _Call(self.group, "allreduce", name, array)
 
 
 class PeerGone(RuntimeError):
@@ -62,61 +74,68 @@ class Simulator:
 
     def run(self, communicator, jobs, name="exchange"):
         """Exchanges one job a rank; returns, rank by rank, the sum or the exception that the rank met."""
-        generators = [communicator.exchange(job, Channel(SimulatedTransport(self.size, rank), name)) for rank, job in enumerate(jobs)]
+        ranks = range(self.size)
+        generators = [communicator.exchange(job, Channel(SimulatedTransport(ranks, rank), name)) for rank, job in enumerate(jobs)]
         outcomes = [None] * self.size
-        results = [None] * self.size
-        running = set(range(self.size))
-        while running:
-            calls = {}
-            for rank in sorted(running):
+        calls = {}
+        results = dict.fromkeys(ranks)  # rank -> what its generator gets next
+        while results or calls:
+            for rank in sorted(results):
                 try:
                     calls[rank] = generators[rank].send(results[rank])
                 except StopIteration as stop:
                     outcomes[rank] = stop.value
                 except Exception as error:
                     outcomes[rank] = error
-            running = set(calls)
-            if not running:
+            results = {}
+            for group in sorted({call.group for call in calls.values()}):
+                together = [calls.get(rank) for rank in group]
+                if all(call is not None and call.group == group for call in together):
+                    results.update(zip(group, self._perform(group, together)))
+            if calls and not results:
+                for rank, call in calls.items():
+                    outcomes[rank] = PeerGone(f"rank {rank} waits in {call.name} for ranks that have ended or wait elsewhere")
                 break
-            if len(running) < self.size:
-                for rank in running:
-                    outcomes[rank] = PeerGone(f"rank {rank} waits in {calls[rank].name} for ranks that have ended")
-                break
-            if len({call.signature() for call in calls.values()}) > 1:
-                raise AssertionError(f"ranks call different collectives: {sorted({str(call.signature()) for call in calls.values()})}")
-            self.rounds += 1
-            results = getattr(self, f"_{calls[0].kind}")([calls[rank] for rank in range(self.size)])
+            for rank in results:
+                del calls[rank]
         return outcomes
 
-    def _levels(self):
-        return math.ceil(math.log2(self.size)) if self.size > 1 else 0
+    def _perform(self, group, calls):
+        if len({call.signature() for call in calls}) > 1:
+            raise AssertionError(f"ranks call different collectives: {sorted({str(call.signature()) for call in calls})}")
+        self.rounds += 1
+        return getattr(self, f"_{calls[0].kind}")(list(group), calls)
 
-    def _allgather(self, calls):
+    def _allgather(self, group, calls):
         lengths = np.array([call.data.nbytes for call in calls])
-        self.received_bytes += lengths.sum() - lengths
-        self.messages += self._levels()
-        return [np.concatenate([call.data for call in calls])] * self.size
+        self.received_bytes[group] += lengths.sum() - lengths
+        self.messages[group] += _levels(calls)
+        return [np.concatenate([call.data for call in calls])] * len(calls)
 
-    def _alltoall(self, calls):
+    def _alltoall(self, group, calls):
         for sender, call in enumerate(calls):
             for receiver, part in enumerate(call.data):
                 if part.size and sender != receiver:
-                    self.received_bytes[receiver] += part.nbytes
-                    self.messages[receiver] += 1
-        return [[call.data[rank] for call in calls] for rank in range(self.size)]
+                    self.received_bytes[group[receiver]] += part.nbytes
+                    self.messages[group[receiver]] += 1
+        return [[call.data[rank] for call in calls] for rank in range(len(calls))]
 
-    def _broadcast(self, calls):
+    def _broadcast(self, group, calls):
         root = calls[0].root
         data = calls[root].data
-        self.received_bytes += data.nbytes * (np.arange(self.size) != root)
-        self.messages += self._levels()
-        return [data] * self.size
+        self.received_bytes[group] += data.nbytes * (np.arange(len(calls)) != root)
+        self.messages[group] += _levels(calls)
+        return [data] * len(calls)
 
-    def _allreduce(self, calls):
+    def _allreduce(self, group, calls):
         total = calls[0].data.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             for call in calls[1:]:
                 total += call.data
-        self.received_bytes += round(2 * (self.size - 1) / self.size * total.nbytes)
-        self.messages += 2 * self._levels()
-        return [total] * self.size
+        self.received_bytes[group] += round(2 * (len(calls) - 1) / len(calls) * total.nbytes)
+        self.messages[group] += 2 * _levels(calls)
+        return [total] * len(calls)
+
+
+def _levels(calls):
+    return math.ceil(math.log2(len(calls)))

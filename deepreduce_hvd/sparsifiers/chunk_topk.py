@@ -39,3 +39,6 @@ class ChunkTopK(Sparsifier):
         # argmax takes the first of equals
         largest = np.arange(0, magnitudes.size, chunk) + magnitudes.reshape(-1, chunk).argmax(axis=1)
         return largest[magnitudes[largest] > 0].astype(np.uint32)
+
+    def most_selected(self, d, step=0):
+        return -(-d // int(self.parameters()[0]))

@@ -54,3 +54,6 @@ class RandomK(Sparsifier):
     def select(self, accumulated, key, step=0):
         d = accumulated.size
         return np.sort(permuted(key, d, np.arange(kept_count(self.parameters(), d), dtype=np.uint32)))
+
+    def most_selected(self, d, step=0):
+        return kept_count(self.parameters(step), d) if d else 0

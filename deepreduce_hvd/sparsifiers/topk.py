@@ -50,3 +50,6 @@ class TopK(Sparsifier):
         # a stable sort keeps the smaller index first among equals
         largest = np.argsort(-np.abs(accumulated[candidates]), kind="stable")[:k]
         return np.sort(candidates[largest]).astype(np.uint32)
+
+    def most_selected(self, d, step=0):
+        return kept_count(self.parameters(step), d) if d else 0

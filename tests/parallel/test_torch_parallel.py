@@ -31,6 +31,9 @@ def test_scenario(reports, processes, scenario):
     [
         ("bad_gradient_type_on_one_rank", r"rank 1: InvalidArgument: gradient: expected torch\.float32, .*, got torch\.complex64"),
         ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
+        ("other_k_in_rounds", r"expected the same compressor configuration on every rank"),
+        ("other_communicator_on_one_rank", r"expected the same compressor configuration on every rank"),
+        ("other_order_on_one_rank", r"expected the same compressor configuration on every rank"),
         ("adasum", r"expected a gradient, got a parameter, as op=Adasum"),
         ("other_process_set", r"expected Horovod to sum or average over the 1 ranks of the compressor's process set"),
         ("min_as_the_operation", r"expected Horovod to sum or average"),

@@ -13,10 +13,13 @@ import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.job import Job, Member
 from deepreduce_hvd.communicators.simulator import Simulator
 
+hvd.init()  # the schemes below depend on the number of ranks
 COMMUNICATORS = [
     dr.Allgather(), dr.SplitAllgather(), dr.SplitAllgather(dense=None), dr.SplitAllgather(dense=2), dr.RecursiveDoubling(),
-    dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(),
+    dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(), dr.Auto(),
 ]  # fmt: skip
+#: of two ranks each; on three ranks, all are one host
+HIERARCHICAL = [dr.Hierarchical(dr.Allgather(), 3 if hvd.size() == 3 else 2), dr.Hierarchical(dr.RecursiveDoubling(), 1)]
 BUCKETS = [0, 10_000, 1 << 30]
 BELOW = 50
 
@@ -25,9 +28,9 @@ def codec_for(communicator, *stages):
     return dr.Codec(dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), *stages)
 
 
-def distributed(network, communicator, codec, prefix="", **options):
+def distributed(network, communicator, codec, prefix="", dense_below=BELOW, **options):
     named = [(prefix + name, parameter) for name, parameter in network.named_parameters()]
-    compressor = dr.Compressor(codec, communicator=communicator, parameters=named, dense_below=BELOW, **options)
+    compressor = dr.Compressor(codec, communicator=communicator, parameters=named, dense_below=dense_below, **options)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor), compressor
 
@@ -40,12 +43,12 @@ def local_gradients(network, step, rank):
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):
-    for number, (communicator, bucket_bytes) in enumerate(itertools.product(COMMUNICATORS, BUCKETS)):
+    for number, (communicator, bucket_bytes) in enumerate(itertools.product(COMMUNICATORS + HIERARCHICAL, BUCKETS[:2])):
         network = model()
         codec = codec_for(communicator, dr.Rice(), dr.QSGD(bits=4))
         optimizer, compressor = distributed(network, communicator, codec, bucket_bytes=bucket_bytes)
         came_in, arrived = {}, {}
-        for step in range(3):
+        for step in range(2):
             network.zero_grad()
             before = local_gradients(network, step, hvd.rank())
             backward(network, step)
@@ -66,6 +69,8 @@ def scenario_equal_parameters_and_nothing_lost(directory):
 def scenario_horovod_does_what_the_simulator_does(directory):
     """The simulator equals the oracles (tests/test_communicators.py); Horovod's allreduce may sum in another order."""
     for communicator in COMMUNICATORS:
+        if isinstance(communicator, dr.Auto):  # it measures, and is one of the others
+            continue
         network = model()
         codec = codec_for(communicator, dr.Rice(), dr.QSGD(bits=4))
         optimizer, compressor = distributed(network, communicator, codec, bucket_bytes=1 << 30)
@@ -96,7 +101,9 @@ def scenario_buckets_change_nothing_with_allgather(directory):
     trained = []
     for bucket_bytes in BUCKETS:
         network = model()
-        optimizer, compressor = distributed(network, dr.Allgather(), dr.Codec(dr.TopK(0.1), dr.Rice(), dr.QSGD(bits=4)), bucket_bytes=bucket_bytes)
+        # nothing goes dense: the order in which Horovod sums three ranks depends on what it happens to fuse
+        codec = dr.Codec(dr.TopK(0.1), dr.Rice(), dr.QSGD(bits=4))
+        optimizer, _ = distributed(network, dr.Allgather(), codec, dense_below=0, bucket_bytes=bucket_bytes)
         for step in range(3):
             network.zero_grad()
             backward(network, step)
@@ -108,7 +115,7 @@ def scenario_buckets_change_nothing_with_allgather(directory):
 
 
 def scenario_not_finite_on_one_rank_is_nan_on_all(directory):
-    for communicator in COMMUNICATORS:
+    for communicator in COMMUNICATORS + HIERARCHICAL:
         network = model()
         optimizer, compressor = distributed(network, communicator, codec_for(communicator), bucket_bytes=10_000)
         loss = sum(parameter.sum() for parameter in network.parameters())
@@ -132,22 +139,24 @@ def scenario_a_frozen_parameter_does_not_hold_up_its_bucket(directory):
             assert_equal_everywhere(network.named_parameters(), f"{communicator} step {step}")
 
 
+def no_memory(tensor):
+    raise MemoryError("none left")
+
+
 def scenario_a_rank_that_fails_makes_all_raise(directory):
-    for number, communicator in enumerate(COMMUNICATORS):
+    for number, communicator in enumerate(COMMUNICATORS + HIERARCHICAL):
         network = model()
         optimizer, compressor = distributed(network, communicator, codec_for(communicator), prefix=f"failing{number}.", bucket_bytes=1 << 30)
         if hvd.rank() == hvd.size() - 1:
-            slot = next(iter(compressor._session.slots.values()))
-            slot.state = (torch.zeros(3),)
+            compressor.session._on_host = no_memory
         backward(network, 0)
         try:
             optimizer.synchronize()
         except dr.PeerFailed as error:
-            assert f"rank {hvd.size() - 1}: " in str(error), error
+            assert f"rank {hvd.size() - 1}: MemoryError: none left" in str(error), error
         else:
             raise AssertionError(f"{communicator}: went on silently")
 
 
 if __name__ == "__main__":
-    hvd.init()
     run_all(dict(globals()), sys.argv[1])

@@ -24,6 +24,33 @@ def other_codec_on_one_rank():
     optimizer.step()
 
 
+def other_k_in_rounds():
+    network = model()
+    codec = dr.Codec(dr.TopK(0.02 if hvd.rank() == 1 else 0.05))
+    optimizer, _ = distributed(network, codec, compressor_options={"communicator": dr.CLTK()})
+    backward(network, 0)
+    optimizer.step()
+
+
+def other_communicator_on_one_rank():
+    network = model()
+    communicator = dr.SplitAllgather() if hvd.rank() == 1 else dr.GTopK()
+    optimizer, _ = distributed(network, compressor_options={"communicator": communicator})
+    backward(network, 0)
+    optimizer.step()
+
+
+def other_order_on_one_rank():
+    network = model()
+    named = list(network.named_parameters())
+    ordered = named[::-1] if hvd.rank() == 1 else named
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=ordered, dense_below=50)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor)
+    backward(network, 0)
+    optimizer.step()
+
+
 def adasum():
     network = model()
     optimizer, _ = distributed(network, op=hvd.Adasum)

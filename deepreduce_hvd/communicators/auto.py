@@ -1,0 +1,138 @@
+"""Auto: for every bucket the scheme that the cost formulas predict to be the fastest."""
+
+import math
+import time
+
+import numpy as np
+
+from deepreduce_hvd import _native, payload as container
+from deepreduce_hvd.communicators.allgather import Allgather
+from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.doubling import folded
+from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
+from deepreduce_hvd.communicators.split_allgather import SplitAllgather
+from deepreduce_hvd.communicators.sums import PayloadSum
+
+_PROBE_BYTES = 1 << 20
+_REPEATS = 7
+#: how often the union is counted where the scheme does not know it by itself
+_COUNT_UNION_EVERY = 100
+
+
+def message_bytes(count, d, value_bits):
+    """Bytes of a payload of ``count`` of ``d`` elements: header, indices near the information bound, values; at most all elements."""
+    if count <= 0 or d <= 0:
+        return container.HEADER.size
+    index_bits = math.log2(d / count) + 1 / math.log(2) if count < d else 0
+    return container.HEADER.size + min(count * (index_bits + value_bits), d * value_bits) / 8
+
+
+def union_of(k, d, sets):
+    """How many of ``d`` elements are in at least one of ``sets`` random sets of ``k`` (SparCML: d (1 - (1 - k / d)^P))."""
+    return d * -math.expm1(sets * math.log1p(-k / d)) if k < d else d
+
+
+def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
+    """{scheme: predicted seconds} of those that sum exactly what each rank sends.
+
+    Args:
+        k, d: elements that a rank sends, of how many.
+        size: ranks.
+        latency, seconds_a_byte: of one collective, and of a byte that a rank receives.
+        value_bits: of one value.
+        union: elements of the sum, when that is known from the last step; otherwise as of random choices.
+    """
+    k = max(min(k, d), 1)
+    union = union_of(k, d, size) if union is None else min(max(union, k), d)
+    # how many independent choices make this union: 1 when all ranks send the same elements, P when they choose at random
+    independent = math.log1p(-union / d) / math.log1p(-k / d) if k < union < d else (1.0 if union == k else size)
+    power, beyond = folded(size)
+    levels = power.bit_length() - 1
+    doubling_bytes, rounds = 0.0, levels
+    for level in range(levels):
+        met = independent ** (level / max(math.log2(size), 1))
+        doubling_bytes += message_bytes(union_of(k, d, met), d, value_bits)
+    if beyond:
+        doubling_bytes += message_bytes(k, d, value_bits) + message_bytes(union, d, value_bits)
+        rounds += 2
+    split_bytes = (size - 1) * (message_bytes(k / size, d / size, value_bits) + message_bytes(union / size, d / size, value_bits))
+    return {
+        "Allgather": latency + seconds_a_byte * (size - 1) * message_bytes(k, d, value_bits),
+        "SplitAllgather": 2 * latency + seconds_a_byte * split_bytes,
+        "RecursiveDoubling": rounds * latency + seconds_a_byte * doubling_bytes,
+    }
+
+
+class Auto(Communicator):
+    """``communicator="auto"``: Allgather, SplitAllgather or RecursiveDoubling, bucket by bucket, whichever should be fastest.
+
+    All three sum what every rank sends, so that the choice does not change what is learnt, but for rounding. It follows from what all ranks
+    know: how many elements are sent, the number of ranks, the last sum's size, and latency and bandwidth as rank 0 measured them before
+    the first exchange. ``stats()`` says why. GTopK, CLTK and SharedRandomK select differently and are for the user to choose.
+    """
+
+    _SCHEMES = {"Allgather": Allgather(), "SplitAllgather": SplitAllgather(), "RecursiveDoubling": RecursiveDoubling()}
+
+    def __init__(self):
+        self._measured_size = None
+        self._latency = None
+        self._seconds_a_byte = None
+        self._unions = {}
+        self._counts = {}
+
+    def __repr__(self):
+        return "Auto()"
+
+    def prepare(self, transport):
+        if self._measured_size == transport.size:
+            return
+        small = [self._seconds(transport, 1, f"deepreduce.measure.small.{number}") for number in range(_REPEATS)]
+        large = [self._seconds(transport, _PROBE_BYTES, f"deepreduce.measure.large.{number}") for number in range(_REPEATS)]
+        latency = float(np.median(small))
+        per_byte = max(float(np.median(large)) - latency, 0.0) / (_PROBE_BYTES * max(transport.size - 1, 1))
+        # rank 0's figures, so that all ranks choose alike
+        own = np.array([latency, per_byte]).view(np.uint8) if transport.rank == 0 else None
+        agreed = transport.wait(transport.broadcast(own, 0, "deepreduce.measure.result"))
+        self._latency, self._seconds_a_byte = np.array(agreed).view(np.float64).tolist()
+        self._measured_size = transport.size
+        self._unions, self._counts = {}, {}
+
+    @staticmethod
+    def _seconds(transport, size, name):
+        started = time.perf_counter()
+        transport.wait(transport.allgather(np.zeros(size, dtype=np.uint8), name))
+        return time.perf_counter() - started
+
+    def choose(self, job, size):
+        """(the scheme for a job, why)."""
+        key = job.members[0].key
+        counts = [job.codec.sparsifier.most_selected(member.gradient.size, job.step) for member in job.members]
+        k = self._counts.get(key) if None in counts else sum(counts)
+        if k is None:
+            return "Allgather", "k is not known before the first exchange"
+        predicted = costs(k, job.d, size, self._latency, self._seconds_a_byte, job.codec.value.bits_a_value(), self._unions.get(key))
+        best = min(predicted, key=predicted.get)
+        union = self._unions.get(key)
+        times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
+        return best, (
+            f"{times} predicted for k = {k:.0f} of d = {job.d}, P = {size}, {1e3 * self._latency:.3f} ms a collective, "
+            f"{1e9 * self._seconds_a_byte:.3f} ns a byte, union {'not known yet' if union is None else union}"
+        )
+
+    def exchange(self, job, channel):
+        best, why = self.choose(job, channel.size)
+        job.scheme = f"{best}: {why}"
+        total = yield from self._SCHEMES[best].exchange(job, channel)
+        self._remember(job, total, channel.size)
+        return total
+
+    def _remember(self, job, total, size):
+        key = job.members[0].key
+        if any(total.non_finite(number) for number in range(len(job.members))):
+            return
+        if not isinstance(total, PayloadSum):
+            self._unions[key] = total.partial.indices.size
+        elif key not in self._unions or job.step % _COUNT_UNION_EVERY == 0:
+            self._unions[key] = sum(total.sparse(number, 1.0)[0].size for number in range(len(job.members)))
+            sent = sum(_native.inspect(payload)["count"] for number in range(len(job.members)) for payload in total.payloads(number))
+            self._counts[key] = sent / size
