@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import time
 import traceback
 
 
@@ -11,6 +12,7 @@ def run_all(namespace, directory, hvd, barrier):
     for name, scenario in list(namespace.items()):
         if not name.startswith("scenario_"):
             continue
+        print(f"{time.strftime('%X')} {name}", flush=True)  # shown when a job ends without its report
         try:
             scenario(pathlib.Path(directory))
             outcomes[name[len("scenario_") :]] = None
