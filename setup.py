@@ -205,11 +205,12 @@ class BuildBindings(build_ext):
 
     def get_ext_filename(self, fullname):
         # the frameworks open these, not Python's import: their names carry no Python version, TensorFlow's its own, whose ABI it is bound to
-        frameworks = self.distribution.deepreduce_frameworks
-        if fullname not in frameworks:
-            return super().get_ext_filename(fullname)
-        version = f"-{frameworks[fullname]['version']}" if fullname == TENSORFLOW_EXTENSION else ""
-        return os.path.join(*fullname.split(".")) + version + ".so"
+        # (setuptools asks for a module's last name alone, too)
+        for name, answer in self.distribution.deepreduce_frameworks.items():
+            if fullname in (name, name.rpartition(".")[2]):
+                version = f"-{answer['version']}" if name == TENSORFLOW_EXTENSION else ""
+                return os.path.join(*fullname.split(".")) + version + ".so"
+        return super().get_ext_filename(fullname)
 
     def run(self):
         # a library of an earlier build must not ride along in what is installed now
