@@ -13,12 +13,13 @@ SLOW := -m ''
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo recommender test bench asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test bench asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
 	@echo 'make data       the two public data sets into the cache, checked      10 s'
 	@echo 'make demo       set-up, then the main job under horovodrun -np 2      10 min after set-up'
+	@echo 'make demo-tf    the same job in Keras on TensorFlow                   10 min after set-up'
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
 	@echo 'make test       set-up, then all tests (the slow ones if CI=true)     5 to 10 min after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
@@ -38,6 +39,9 @@ data: python
 
 demo: setup
 	$(WITH_VENV) python examples/demo.py
+
+demo-tf: setup
+	$(WITH_VENV) python examples/demo_tensorflow.py
 
 recommender: setup
 	$(WITH_VENV) python examples/recommender.py

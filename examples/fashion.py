@@ -7,8 +7,6 @@ import numpy as np
 import torch
 from datasets import fashion_mnist
 
-import deepreduce_hvd as dr
-
 BATCH = 64  # images a rank and step
 
 
@@ -53,9 +51,9 @@ def accuracy(network, images, labels):
     return float(hvd.allreduce(torch.tensor(float(right)), op=hvd.Sum, name="right")) / len(images)
 
 
-def dense_bytes(network, element_size=4):
+def dense_bytes(network):
     """What one rank hands to allreduce in a step without compression of ours."""
-    return element_size * sum(parameter.numel() for parameter in network.parameters())
+    return 4 * sum(parameter.numel() for parameter in network.parameters())
 
 
 def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
@@ -95,18 +93,3 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
             if done % 50 == 0 or done == total:
                 on_progress(done, total, loss.item())
     return network, chosen, float(np.median(seconds)), accuracy(network, test_images, test_labels)
-
-
-def instances():
-    """name -> a codec, the instances of DeepReduce that the demo compares; all on top of Top-r at 1 %."""
-    top = dr.TopK(0.01)
-    return {
-        "Top-r pairs": dr.Codec(top),
-        "Bloom P0": dr.Codec(top, index=dr.Bloom(fpr=1e-3, policy="p0")),
-        "Bloom P2": dr.Codec(top, index=dr.Bloom(fpr=1e-3, policy="p2")),
-        "Rice": dr.Codec(top, index=dr.Rice()),
-        "FitPoly": dr.Codec(top, index=dr.RawIndex(), value=dr.FitPoly()),
-        "FitPoly + Rice": dr.Codec(top, index=dr.Rice(), value=dr.FitPoly()),
-        "QSGD + Bloom P0": dr.Codec(top, index=dr.Bloom(fpr="auto", policy="p0"), value=dr.QSGD(bits=4)),
-        "QSGD + Rice": dr.Codec(top, index=dr.Rice(), value=dr.QSGD(bits=4)),
-    }

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-#: what TensorFlow, which horovodrun imports, logs about absent GPUs
-_FRAMEWORK_NOISE = re.compile(r"[EWI]0000 |WARNING: All log messages before absl")
+#: what TensorFlow, which horovodrun imports, logs about absent GPUs and graphs that it cannot optimise
+_FRAMEWORK_NOISE = re.compile(r"(\[\d+\]<stderr>:)?([EWI]0000 |WARNING: All log messages before absl)")
 
 
 def launch(script, processes, arguments):

@@ -20,9 +20,10 @@ def run(example, *arguments):
 
 
 @pytest.mark.slow
-def test_demo_trains_and_draws(tmp_path):
+@pytest.mark.parametrize("demo", ["demo.py", "demo_tensorflow.py"])
+def test_demo_trains_and_draws(demo, tmp_path):
     output = tmp_path / "demo.json"
-    printed = run("demo.py", "--epochs", 1, "--only", "none,Top-r pairs,QSGD + Rice", "--output", output)
+    printed = run(demo, "--epochs", 1, "--only", "none,Top-r pairs,QSGD + Rice", "--output", output)
     rows = {row["name"]: row for row in json.loads(output.read_text())["rows"]}
     assert all(row["accuracy"] > 0.8 for row in rows.values()), rows
     assert rows["QSGD + Rice"]["share_of_top_r_pairs"] < 0.25
@@ -42,9 +43,10 @@ def test_recommender_sends_only_what_is_not_zero(tmp_path):
     assert rows["QSGD 7 + Bitmap"]["share_of_dense"] < 0.4 * lossless["share_of_dense"]
 
 
-def test_unknown_rows_are_named():
+@pytest.mark.parametrize("demo", ["demo.py", "demo_tensorflow.py"])
+def test_unknown_rows_are_named(demo):
     finished = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "demo.py"), "--only", "nonesuch"], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, str(ROOT / "examples" / demo), "--only", "nonesuch"], cwd=ROOT, capture_output=True, text=True,
         env=dict(os.environ, PYTHONPATH=str(ROOT)), timeout=120,
     )  # fmt: skip
     assert finished.returncode != 0

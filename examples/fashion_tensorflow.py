@@ -1,0 +1,129 @@
+"""The demo's network and its training in Keras (tf-keras), through Horovod's DistributedOptimizer and model.fit."""
+
+import math
+import time
+
+import horovod.tensorflow.keras as hvd
+import numpy as np
+import tensorflow as tf
+from datasets import fashion_mnist
+
+BATCH = 64  # images a rank and step
+
+
+def make_network():
+    """Two convolutions and two linear layers, 409,034 parameters, as in PyTorch's demo."""
+    layers = tf.keras.layers
+    return tf.keras.Sequential([
+        layers.Input((28, 28, 1)),
+        layers.Conv2D(16, 3, padding="same", activation="relu"),
+        layers.MaxPool2D(2),
+        layers.Conv2D(32, 3, padding="same", activation="relu"),
+        layers.MaxPool2D(2),
+        layers.Flatten(),
+        layers.Dense(256, activation="relu"),
+        layers.Dense(10),
+    ])  # fmt: skip
+
+
+def load():
+    """(train images, train labels, test images, test labels), images scaled to mean 0 and deviation 1."""
+    train_images, train_labels, test_images, test_labels = fashion_mnist()
+
+    def scaled(images):
+        return tf.constant(((images.astype(np.float32) / 255 - 0.286) / 0.353)[..., np.newaxis])
+
+    return scaled(train_images), tf.constant(train_labels), scaled(test_images), tf.constant(test_labels)
+
+
+@tf.keras.utils.register_keras_serializable()  # Horovod makes the optimizer again from its configuration
+class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
+    """PyTorch's OneCycleLR: half a cosine up in the first tenth of all steps, half a cosine down in the rest."""
+
+    def __init__(self, highest, steps):
+        super().__init__()
+        self.highest = highest
+        self.steps = steps
+
+    def __call__(self, step):
+        done = tf.cast(step, tf.float32)
+        top = 0.1 * self.steps - 1
+
+        def between(first, last, share):
+            return last + (first - last) / 2 * (1 + tf.cos(math.pi * tf.clip_by_value(share, 0, 1)))
+
+        low = self.highest / 25
+        return tf.where(
+            done <= top, between(low, self.highest, done / top), between(self.highest, low / 1e4, (done - top) / (self.steps - 1 - top))
+        )
+
+    def get_config(self):
+        return {"highest": self.highest, "steps": self.steps}
+
+
+class Progress(tf.keras.callbacks.Callback):
+    """Reports the loss, the mean so far, every 50 steps; keeps every step's seconds."""
+
+    def __init__(self, total, report):
+        super().__init__()
+        self.total = total
+        self.report = report
+        self.seconds = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.started = time.perf_counter()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seconds.append(time.perf_counter() - self.started)
+        done = batch + 1
+        if done % 50 == 0 or done == self.total:
+            self.report(done, self.total, logs["loss"])
+
+
+def batches(images, labels, order):
+    """This rank's batches of all epochs: every hvd.size()-th, so that each step's images are the same as on one rank."""
+    order = order.reshape(-1, hvd.size(), BATCH)[:, hvd.rank()]
+    data = tf.data.Dataset.from_tensor_slices(order)
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    return data.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch))).prefetch(2).with_options(options)
+
+
+def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
+    """Trains a fresh network; every call with the same seed starts from the same weights and sees the same images in the same order.
+
+    ``compression`` is a function of the network that returns what DistributedOptimizer takes.
+    Returns (network, compression object, seconds a step, accuracy).
+    """
+    train_images, train_labels, test_images, test_labels = data
+    tf.keras.backend.clear_session()  # variables get the same names in every row
+    tf.keras.utils.set_random_seed(seed)
+    network = make_network()
+    chosen = compression(network)
+    step_images = BATCH * hvd.size()
+    steps = len(train_images) // step_images
+    random = np.random.default_rng(seed)
+    order = np.concatenate([random.permutation(len(train_images))[: steps * step_images] for _ in range(epochs)])
+    total = epochs * steps
+    # weight decay of Keras does not go through the momentum, which makes PyTorch's 1e-4 ten times as strong
+    optimizer = tf.keras.optimizers.SGD(OneCycle(learning_rate, total), momentum=0.9, weight_decay=1e-3)
+    network.compile(hvd.DistributedOptimizer(optimizer, compression=chosen), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    progress = Progress(total, on_progress)
+    network.fit(
+        batches(train_images, train_labels, order), verbose=0,
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), progress],
+    )  # fmt: skip
+    return network, chosen, float(np.median(progress.seconds)), accuracy(network, test_images, test_labels)
+
+
+def accuracy(network, images, labels):
+    """The share of right answers over all ranks' parts of the test images."""
+    own = slice(hvd.rank(), None, hvd.size())
+    answers = tf.argmax(network.predict(images[own], batch_size=500, verbose=0), 1)
+    right = tf.reduce_sum(tf.cast(answers == tf.cast(labels[own], tf.int64), tf.float32))
+    return float(hvd.allreduce(right, name="right", op=hvd.Sum)) / len(images)
+
+
+def dense_bytes(network):
+    """What one rank hands to allreduce in a step without compression."""
+    return 4 * network.count_params()

@@ -1,0 +1,155 @@
+"""What the demos of all frameworks share: the command line, the rows, the figures, the table and the picture."""
+
+import argparse
+import collections
+import json
+import pathlib
+import sys
+import time
+
+from ranks import ROOT, launch
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.statistics import totals
+
+RESULTS = ROOT / "results"
+
+#: one trained network: its accuracy, the median step's seconds, bytes of its gradients, Compressor.stats() or None
+Trained = collections.namedtuple("Trained", "accuracy seconds_a_step dense_bytes stats")
+
+
+def instances():
+    """name -> a codec, the instances of DeepReduce that the demos compare; all on top of Top-r at 1 %."""
+    top = dr.TopK(0.01)
+    return {
+        "Top-r pairs": dr.Codec(top),
+        "Bloom P0": dr.Codec(top, index=dr.Bloom(fpr=1e-3, policy="p0")),
+        "Bloom P2": dr.Codec(top, index=dr.Bloom(fpr=1e-3, policy="p2")),
+        "Rice": dr.Codec(top, index=dr.Rice()),
+        "FitPoly": dr.Codec(top, index=dr.RawIndex(), value=dr.FitPoly()),
+        "FitPoly + Rice": dr.Codec(top, index=dr.Rice(), value=dr.FitPoly()),
+        "QSGD + Bloom P0": dr.Codec(top, index=dr.Bloom(fpr="auto", policy="p0"), value=dr.QSGD(bits=4)),
+        "QSGD + Rice": dr.Codec(top, index=dr.Rice(), value=dr.QSGD(bits=4)),
+    }
+
+
+def parse(description, output):
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (default 2)")
+    parser.add_argument("--epochs", type=int, default=3, help="passes over the 60,000 images (default 3)")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each row, to see the spread (default 1)")
+    parser.add_argument("--only", help="comma-separated rows to run, of those that the table shows")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / output, help=f"where the figures go (default results/{output})")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def compare(options, hvd, train, mean):
+    """What every rank runs: trains each row with each seed; rank 0 prints and leaves the figures in ``options.output``.
+
+    Args:
+        hvd: the framework's Horovod module, initialised.
+        train: (row's name, its codec or None, seed, progress(step, steps, loss)) -> Trained; "none" and "fp16" have no codec.
+        mean: number -> its mean over all ranks.
+    """
+    rows = {"none": None, "fp16": None, **instances()}
+    if options.only:
+        wanted = [name.strip() for name in options.only.split(",")]
+        unknown = [name for name in wanted if name not in rows]
+        if unknown:
+            raise SystemExit(f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}")
+        rows = {name: rows[name] for name in wanted}
+
+    results = []
+    for number, (name, codec) in enumerate(rows.items(), 1):
+        accuracies, seconds, sent = [], [], 0.0
+        for seed in range(options.seeds):
+            started = time.perf_counter()
+
+            def progress(step, steps, loss):
+                if hvd.rank() == 0 and (step % 200 == 0 or step == steps):
+                    print(f"[{number}/{len(rows)}] {name:<16} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - started:5.1f} s", flush=True)
+
+            trained = train(name, codec, seed, progress)
+            accuracies.append(trained.accuracy)
+            seconds.append(trained.seconds_a_step)
+            own = trained.dense_bytes / (2 if name == "fp16" else 1) if codec is None else totals(trained.stats)["sent_bytes"]
+            sent += mean(float(own)) / options.seeds
+        row = {
+            "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_a_step": sent,
+            "share_of_dense": sent / trained.dense_bytes, "seconds_a_step": sorted(seconds)[len(seconds) // 2],
+        }  # fmt: skip
+        if codec is not None:
+            figures = totals(trained.stats)
+            row["sections"] = {field: figures[field] for field in ("header_bytes", "index_bytes", "value_bytes", "order_bytes")}
+        results.append(row)
+        if hvd.rank() == 0:
+            print(f"[{number}/{len(rows)}] {name:<16} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes a step\n", flush=True)
+    if hvd.rank() == 0:
+        pairs = next((row["bytes_a_step"] for row in results if row["name"] == "Top-r pairs"), None)
+        for row in results:
+            row["share_of_top_r_pairs"] = None if pairs is None else row["bytes_a_step"] / pairs
+        options.output.parent.mkdir(exist_ok=True)
+        figures = {
+            "data": "Fashion-MNIST", "ranks": hvd.size(), "epochs": options.epochs, "seeds": options.seeds,
+            "bytes": "handed to collectives by each rank in the last step, mean over ranks and seeds", "rows": results,
+        }  # fmt: skip
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def table(rows):
+    """The figures as text."""
+    lines = [f"{'compression':<17}{'accuracy':>9}{'bytes a step':>14}{'of dense':>10}{'of Top-r pairs':>16}{'ms a step':>11}"]
+    for row in rows:
+        of_pairs = "-" if row["share_of_top_r_pairs"] is None else f"{row['share_of_top_r_pairs']:.3f}"
+        lines.append(
+            f"{row['name']:<17}{row['accuracy']:>9.4f}{row['bytes_a_step']:>14,.0f}{row['share_of_dense']:>10.4f}{of_pairs:>16}"
+            f"{1e3 * row['seconds_a_step']:>11.1f}"
+        )
+    return "\n".join(lines)
+
+
+def draw(figures, path):
+    """Accuracy against bytes a step."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    for row in figures["rows"]:
+        ours = row["name"] not in ("none", "fp16", "Top-r pairs")
+        axes.plot(row["bytes_a_step"], 100 * row["accuracy"], "o" if ours else "s", color="tab:blue" if ours else "tab:gray", markersize=8)
+        if len(row["accuracies"]) > 1:
+            axes.vlines(row["bytes_a_step"], 100 * min(row["accuracies"]), 100 * max(row["accuracies"]), color="tab:blue" if ours else "tab:gray")
+    # names beside their points, pushed apart where points are close
+    placed = []
+    low, high = axes.get_ylim()
+    for row in sorted(figures["rows"], key=lambda row: row["accuracy"]):
+        height = 100 * row["accuracy"]
+        while any(abs(height - other) < 0.045 * (high - low) and 0.4 < row["bytes_a_step"] / x < 2.5 for x, other in placed):
+            height += 0.01 * (high - low)
+        placed.append((row["bytes_a_step"], height))
+        axes.annotate(row["name"], (row["bytes_a_step"], 100 * row["accuracy"]), (row["bytes_a_step"] * 1.08, height), fontsize=9, va="center")
+    axes.set_xscale("log")
+    axes.set_xlim(right=axes.get_xlim()[1] * 1.5)
+    axes.set_xlabel("bytes a rank hands to the collectives in a step (log scale)")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy against bytes")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def present(options, script, seconds_a_row):
+    """Runs ``script`` on all ranks, then prints the table and draws the picture; returns the exit status."""
+    started = time.perf_counter()
+    print(f"training with {options.processes} ranks; about {seconds_a_row} s a row on 2 cores\n", flush=True)
+    status = launch(script, options.processes, sys.argv[1:])
+    if status != 0:
+        return status
+    figures = json.loads(options.output.read_text())
+    picture = options.output.with_suffix(".png")
+    draw(figures, picture)
+    print(table(figures["rows"]))
+    print(f"\nfigures: {options.output}  picture: {picture}  ({time.perf_counter() - started:.0f} s)")
+    return 0
