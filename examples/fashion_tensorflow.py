@@ -89,7 +89,7 @@ def batches(images, labels, order):
     return data.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch))).prefetch(2).with_options(options)
 
 
-def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
+def train(data, compression, epochs, seed, on_progress, learning_rate=0.05, momentum=0.9):
     """Trains a fresh network; every call with the same seed starts from the same weights and sees the same images in the same order.
 
     ``compression`` is a function of the network that returns what DistributedOptimizer takes.
@@ -106,7 +106,7 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     order = np.concatenate([random.permutation(len(train_images))[: steps * step_images] for _ in range(epochs)])
     total = epochs * steps
     # weight decay of Keras does not go through the momentum, which makes PyTorch's 1e-4 ten times as strong
-    optimizer = tf.keras.optimizers.SGD(OneCycle(learning_rate, total), momentum=0.9, weight_decay=1e-3)
+    optimizer = tf.keras.optimizers.SGD(OneCycle(learning_rate, total), momentum=momentum, weight_decay=1e-3)
     network.compile(hvd.DistributedOptimizer(optimizer, compression=chosen), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     progress = Progress(total, on_progress)
     network.fit(

@@ -1,5 +1,6 @@
 """The documents' code runs, and what they point to exists."""
 
+import importlib.util
 import pathlib
 import re
 import subprocess
@@ -8,8 +9,9 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "parallel"))
+sys.path[:0] = [str(ROOT / "tests" / "parallel"), str(ROOT / "examples")]
 
+from datasets import cache_directory  # noqa: E402
 from launch import horovodrun  # noqa: E402
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -47,6 +49,44 @@ def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
         losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]
         assert losses[-1] < losses[0]
         assert re.search(expected, finished.stdout)
+
+
+#: goes behind a script of the TensorFlow tutorial
+SAME_ON_ALL_RANKS = """
+import horovod.tensorflow as horovod
+
+for variable in model.trainable_variables:
+    everywhere = horovod.allgather(tf.constant(np.array(variable).reshape(1, -1))).numpy()
+    assert everywhere.shape[0] == 2 and (everywhere == everywhere[0]).all(), variable
+print(f"rank {horovod.rank()}: equal parameters, {tf.keras.Model.__module__}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "legacy", "arguments", "loss"),
+    [
+        ("recommender.py", "1", [cache_directory() / "movielens-100k" / "ml-100k.inter", "lossless"], r"loss ([0-9.]+)"),
+        ("fit.py", "1", [], r"loss: ([0-9.]+)"),
+        ("keras3.py", "0", [], r"loss ([0-9.]+)"),
+    ],
+)
+def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_path, monkeypatch):
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("TensorFlow is not installed")
+    (script,) = (block for block in python_blocks("docs/tutorial-tensorflow.md") if block.startswith(f"# {name}\n"))
+    path = tmp_path / name
+    path.write_text(script + SAME_ON_ALL_RANKS)
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
+    finished = horovodrun(2, path, *arguments)
+    assert finished.returncode == 0, finished.stdout[-3000:]
+    losses = [float(one) for one in re.findall(loss, finished.stdout)]
+    assert losses[-1] < 0.95 * losses[0]
+    version = "2" if legacy == "1" else "3"
+    assert len(re.findall(rf"rank [01]: equal parameters, Keras {version}\.", finished.stdout)) == 2
+    assert re.search("total .*", finished.stdout)
+    if name == "recommender.py":
+        assert float(re.search(r"hit rate@10 ([0-9.]+)", finished.stdout)[1]) > 0.5
+        assert float(re.search(r"step, ([0-9.]+) of the dense", finished.stdout)[1]) < 0.5
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
