@@ -21,14 +21,15 @@ def worker(options):
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     data = load()
 
-    def train_row(name, codec, seed, progress):
+    def train_row(name, codec, seed, watch):
         def compression(network):
             if codec is None:
                 return getattr(hvd.Compression, name)
-            return dr.Compressor(codec, parameters=network.named_parameters())
+            watch.compressor = dr.Compressor(codec, parameters=network.named_parameters())
+            return watch.compressor
 
-        network, chosen, seconds, accuracy = train(data, compression, options.epochs, seed, progress)
-        return Trained(accuracy, seconds, dense_bytes(network), None if codec is None else chosen.stats())
+        network, seconds, accuracy = train(data, compression, options.epochs, seed, watch, options.learning_rate)
+        return Trained(accuracy, seconds, dense_bytes(network))
 
     compare(options, hvd, train_row, lambda number: float(hvd.allreduce(torch.tensor([number], dtype=torch.float64), name="mean")))
 

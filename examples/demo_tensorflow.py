@@ -25,14 +25,15 @@ def worker(options):
     hvd.init()
     data = load()
 
-    def train_row(name, codec, seed, progress):
+    def train_row(name, codec, seed, watch):
         def compression(network):
             if codec is None:
                 return getattr(hvd.Compression, name)
-            return dr.Compressor(codec, parameters=network.trainable_variables)
+            watch.compressor = dr.Compressor(codec, parameters=network.trainable_variables)
+            return watch.compressor
 
-        network, chosen, seconds, accuracy = train(data, compression, options.epochs, seed, progress)
-        return Trained(accuracy, seconds, dense_bytes(network), None if codec is None else chosen.stats())
+        network, seconds, accuracy = train(data, compression, options.epochs, seed, watch, options.learning_rate)
+        return Trained(accuracy, seconds, dense_bytes(network))
 
     compare(options, hvd, train_row, lambda number: float(hvd.allreduce(tf.constant(number, tf.float64), name="mean", op=hvd.Average)))
 

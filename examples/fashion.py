@@ -60,7 +60,7 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     """Trains a fresh network; every call with the same seed sees the same images in the same order.
 
     ``compression`` is None, or a function of the network that returns what DistributedOptimizer takes.
-    Returns (network, compression object, seconds a step, accuracy).
+    Returns (network, seconds a step, accuracy).
     """
     train_images, train_labels, test_images, test_labels = data
     torch.manual_seed(seed)
@@ -92,4 +92,4 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
             done += 1
             if done % 50 == 0 or done == total:
                 on_progress(done, total, loss.item())
-    return network, chosen, float(np.median(seconds)), accuracy(network, test_images, test_labels)
+    return network, float(np.median(seconds)), accuracy(network, test_images, test_labels)

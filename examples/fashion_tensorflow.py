@@ -89,31 +89,30 @@ def batches(images, labels, order):
     return data.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch))).prefetch(2).with_options(options)
 
 
-def train(data, compression, epochs, seed, on_progress, learning_rate=0.05, momentum=0.9):
+def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     """Trains a fresh network; every call with the same seed starts from the same weights and sees the same images in the same order.
 
     ``compression`` is a function of the network that returns what DistributedOptimizer takes.
-    Returns (network, compression object, seconds a step, accuracy).
+    Returns (network, seconds a step, accuracy).
     """
     train_images, train_labels, test_images, test_labels = data
     tf.keras.backend.clear_session()  # variables get the same names in every row
     tf.keras.utils.set_random_seed(seed)
     network = make_network()
-    chosen = compression(network)
     step_images = BATCH * hvd.size()
     steps = len(train_images) // step_images
     random = np.random.default_rng(seed)
     order = np.concatenate([random.permutation(len(train_images))[: steps * step_images] for _ in range(epochs)])
     total = epochs * steps
     # weight decay of Keras does not go through the momentum, which makes PyTorch's 1e-4 ten times as strong
-    optimizer = tf.keras.optimizers.SGD(OneCycle(learning_rate, total), momentum=momentum, weight_decay=1e-3)
-    network.compile(hvd.DistributedOptimizer(optimizer, compression=chosen), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    optimizer = tf.keras.optimizers.SGD(OneCycle(learning_rate, total), momentum=0.9, weight_decay=1e-3)
+    network.compile(hvd.DistributedOptimizer(optimizer, compression=compression(network)), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     progress = Progress(total, on_progress)
     network.fit(
         batches(train_images, train_labels, order), verbose=0,
         callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), progress],
     )  # fmt: skip
-    return network, chosen, float(np.median(progress.seconds)), accuracy(network, test_images, test_labels)
+    return network, float(np.median(progress.seconds)), accuracy(network, test_images, test_labels)
 
 
 def accuracy(network, images, labels):

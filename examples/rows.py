@@ -14,13 +14,13 @@ from deepreduce_hvd.statistics import totals
 
 RESULTS = ROOT / "results"
 
-#: one trained network: its accuracy, the median step's seconds, bytes of its gradients, Compressor.stats() or None
-Trained = collections.namedtuple("Trained", "accuracy seconds_a_step dense_bytes stats")
+#: one trained network: its accuracy, the median step's seconds, bytes of its gradients
+Trained = collections.namedtuple("Trained", "accuracy seconds_a_step dense_bytes")
 
 
-def instances():
+def instances(warmup_steps=0):
     """name -> a codec, the instances of DeepReduce that the demos compare; all on top of Top-r at 1 %."""
-    top = dr.TopK(0.01)
+    top = dr.TopK(0.01, warmup_steps=warmup_steps)
     return {
         "Top-r pairs": dr.Codec(top),
         "Bloom P0": dr.Codec(top, index=dr.Bloom(fpr=1e-3, policy="p0")),
@@ -38,10 +38,29 @@ def parse(description, output):
     parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (default 2)")
     parser.add_argument("--epochs", type=int, default=3, help="passes over the 60,000 images (default 3)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each row, to see the spread (default 1)")
+    parser.add_argument("--learning-rate", type=float, default=0.05, help="the highest of the schedule, for every row (default 0.05)")
+    parser.add_argument("--warmup-steps", type=int, default=0, help="steps in which Top-r goes from 25 %% down to 1 %% (default 0)")
     parser.add_argument("--only", help="comma-separated rows to run, of those that the table shows")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / output, help=f"where the figures go (default results/{output})")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
+
+
+class Watch:
+    """Shows a training's progress, and notes what its compressor sends as it goes."""
+
+    def __init__(self, label, shown):
+        self.label = label
+        self.shown = shown
+        self.compressor = None
+        self.sent = []
+        self.started = time.perf_counter()
+
+    def __call__(self, step, steps, loss):
+        if self.compressor is not None:
+            self.sent.append(totals(self.compressor.stats())["sent_bytes"])
+        if self.shown and (step % 200 == 0 or step == steps):
+            print(f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - self.started:5.1f} s", flush=True)
 
 
 def compare(options, hvd, train, mean):
@@ -49,10 +68,11 @@ def compare(options, hvd, train, mean):
 
     Args:
         hvd: the framework's Horovod module, initialised.
-        train: (row's name, its codec or None, seed, progress(step, steps, loss)) -> Trained; "none" and "fp16" have no codec.
+        train: (row's name, its codec or None, seed, watch) -> Trained; "none" and "fp16" have no codec, of another the compressor
+            becomes ``watch.compressor``, and watch(step, steps, loss) is called every 50 steps and after the last.
         mean: number -> its mean over all ranks.
     """
-    rows = {"none": None, "fp16": None, **instances()}
+    rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
     if options.only:
         wanted = [name.strip() for name in options.only.split(",")]
         unknown = [name for name in wanted if name not in rows]
@@ -62,29 +82,27 @@ def compare(options, hvd, train, mean):
 
     results = []
     for number, (name, codec) in enumerate(rows.items(), 1):
-        accuracies, seconds, sent = [], [], 0.0
+        label = f"[{number}/{len(rows)}] {name:<16}"
+        accuracies, seconds, sent, sent_on_the_way = [], [], 0.0, 0.0
         for seed in range(options.seeds):
-            started = time.perf_counter()
-
-            def progress(step, steps, loss):
-                if hvd.rank() == 0 and (step % 200 == 0 or step == steps):
-                    print(f"[{number}/{len(rows)}] {name:<16} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - started:5.1f} s", flush=True)
-
-            trained = train(name, codec, seed, progress)
+            watch = Watch(label, shown=hvd.rank() == 0)
+            trained = train(name, codec, seed, watch)
             accuracies.append(trained.accuracy)
             seconds.append(trained.seconds_a_step)
-            own = trained.dense_bytes / (2 if name == "fp16" else 1) if codec is None else totals(trained.stats)["sent_bytes"]
-            sent += mean(float(own)) / options.seeds
+            every = watch.sent or [trained.dense_bytes / (2 if name == "fp16" else 1)]
+            sent += mean(float(every[-1])) / options.seeds
+            sent_on_the_way += mean(sum(every) / len(every)) / options.seeds
         row = {
             "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_a_step": sent,
+            "bytes_a_step_over_training": sent_on_the_way,
             "share_of_dense": sent / trained.dense_bytes, "seconds_a_step": sorted(seconds)[len(seconds) // 2],
         }  # fmt: skip
         if codec is not None:
-            figures = totals(trained.stats)
+            figures = totals(watch.compressor.stats())
             row["sections"] = {field: figures[field] for field in ("header_bytes", "index_bytes", "value_bytes", "order_bytes")}
         results.append(row)
         if hvd.rank() == 0:
-            print(f"[{number}/{len(rows)}] {name:<16} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes a step\n", flush=True)
+            print(f"{label} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes a step\n", flush=True)
     if hvd.rank() == 0:
         pairs = next((row["bytes_a_step"] for row in results if row["name"] == "Top-r pairs"), None)
         for row in results:
@@ -92,7 +110,8 @@ def compare(options, hvd, train, mean):
         options.output.parent.mkdir(exist_ok=True)
         figures = {
             "data": "Fashion-MNIST", "ranks": hvd.size(), "epochs": options.epochs, "seeds": options.seeds,
-            "bytes": "handed to collectives by each rank in the last step, mean over ranks and seeds", "rows": results,
+            "learning_rate": options.learning_rate, "warmup_steps": options.warmup_steps,
+            "bytes": "handed to collectives by each rank in the last step (over training: in every 50th), mean over ranks and seeds", "rows": results,
         }  # fmt: skip
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
