@@ -13,7 +13,7 @@ SLOW := -m ''
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test bench asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test bench bench-hosts asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
@@ -23,6 +23,7 @@ help:
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
 	@echo 'make test       set-up, then all tests (the slow ones if CI=true)     5 to 10 min after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
+	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
 	@echo 'make asan       corruption tests under Address- and UBSanitizer       2 min'
 	@echo 'make fuzz       libFuzzer on the decoder for FUZZ_SECONDS=60          2 min, needs clang'
 	@echo 'make clean      removes what was built here; distclean removes .venv too (the cache stays)'
@@ -51,6 +52,12 @@ test: setup
 
 bench: setup
 	$(WITH_VENV) python benchmarks/run.py
+
+# BENCH_HOSTS_OPTIONS='--hosts 2 --links 1gbit' runs a part
+bench-hosts: python
+	@$(PYTHON) scripts/preflight.py --hosts
+	@$(MAKE) --no-print-directory setup
+	$(WITH_VENV) python benchmarks/hosts.py $(BENCH_HOSTS_OPTIONS)
 
 # The native harnesses: a main() in tests/native/corruption.cc that takes no arguments and exits 0 when all is well, and
 # LLVMFuzzerTestOneInput in tests/native/fuzz_decode.cc. Both include "deepreduce.h" and are linked with the whole core.

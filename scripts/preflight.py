@@ -18,6 +18,17 @@ OLDEST_COMPILER = 11  # torch's headers want C++20
 FREE_BYTES_CLONE = 4 * 1024**3  # .venv takes about 2.5 GiB, pip's unpacking comes on top
 FREE_BYTES_CACHE = 1024**3  # Horovod's build and wheel, the data
 
+#: what several hosts on one machine need (make bench-hosts), and nothing else does
+HOST_TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "sshd": "openssh-server",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "nsenter": "util-linux",
+    "unshare": "util-linux",
+}
+
 HEADERS = {
     "Python.h": ("libpython{}.{}-dev".format(*PYTHON), "the Python headers"),
     "zlib.h": ("zlib1g-dev", "zlib"),
@@ -98,6 +109,16 @@ def header_problems(with_python=True):
     return problems
 
 
+def host_problems():
+    """What several hosts on one machine need; tools for root, which may not be on a user's PATH."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    return [
+        "hosts: expected {} on PATH, got none; Debian package: {}".format(tool, package)
+        for tool, package in sorted(HOST_TOOLS.items())
+        if shutil.which(tool, path=path) is None
+    ]
+
+
 def disk_problems(places):
     """Too little room at a place; places are (what, path, bytes). Two on one file system need their sum."""
     problems = []
@@ -133,5 +154,5 @@ def stop_on(found):
 
 
 if __name__ == "__main__":
-    stop_on(problems())
+    stop_on(problems() + (host_problems() if sys.argv[1:] == ["--hosts"] else []))
     print("nothing is missing")

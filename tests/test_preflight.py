@@ -13,12 +13,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PREFLIGHT = ROOT / "scripts" / "preflight.py"
 
 
-def run(path=None, python=sys.executable, script=PREFLIGHT, **environment):
+def run(path=None, *, python=sys.executable, script=PREFLIGHT, arguments=(), **environment):
     variables = {name: value for name, value in os.environ.items() if name not in ("CXX", "CPATH", "CPLUS_INCLUDE_PATH")}
     variables.update(environment)
     if path is not None:
         variables["PATH"] = str(path)
-    return subprocess.run([str(python), str(script)], env=variables, capture_output=True, text=True)
+    return subprocess.run([str(python), str(script), *arguments], env=variables, capture_output=True, text=True)
 
 
 def executable(path, text):
@@ -70,6 +70,17 @@ def test_all_missing_things_are_named_at_once(tools):
     (tools / "g++").unlink()
     done = run(tools)
     assert "apt-get install g++ make" in done.stderr, done.stderr
+
+
+def test_what_hosts_need_is_named_only_when_asked_for(tools):
+    """Hides the machine's own by a doctored shutil.which, since /usr/sbin is searched too."""
+    (tools / "sitecustomize.py").write_text(
+        "import shutil\nfound = shutil.which\nshutil.which = lambda name, **more: None if name in ('ip', 'tc', 'sshd') else found(name, **more) or name\n"
+    )
+    without, with_hosts = run(tools, PYTHONPATH=str(tools)), run(tools, arguments=["--hosts"], PYTHONPATH=str(tools))
+    assert without.returncode == 0, without.stderr
+    assert with_hosts.returncode == 1 and "apt-get install iproute2 openssh-server" in with_hosts.stderr, with_hosts.stderr
+    assert "hosts: expected sshd on PATH, got none" in with_hosts.stderr, with_hosts.stderr
 
 
 def test_old_compiler(tools):

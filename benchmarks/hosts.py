@@ -1,0 +1,179 @@
+"""Seconds a step between hosts: ResNet-50's 161 gradients over shaped links, results/bench-hosts.json and .png, and a table.
+
+    python benchmarks/hosts.py [--hosts 2,4] [--links 100mbit,1gbit,10gbit,unshaped] [--rows "none;fp16;Allgather"] [--seconds 8]
+
+Needs root (network namespaces), iproute2 and openssh-server. Every pair of a number of hosts and a link is one job under horovodrun over ssh.
+A run of a part changes only its own lines of results/bench-hosts.json; targets compare what one job measured.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+
+from network import Network, NetworkError, problems
+
+RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
+WORKER = pathlib.Path(__file__).with_name("hosts_worker.py")
+LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshaped": "unshaped"}
+#: (hosts, link) -> how many times faster than Horovod without compression the best compressed row is to be
+TARGETS = {(2, "100mbit"): 40, (2, "1gbit"): 8, (2, "10gbit"): 2, (4, "1gbit"): 8}
+DENSE = ("no exchange", "none", "fp16")
+_LONGEST = 900  # seconds of one job
+
+
+def run_job(network, names, seconds, report):
+    """One job under horovodrun; ``report`` is called with every row as it comes."""
+    cores = os.cpu_count() or 1
+    environment = {
+        "OMP_NUM_THREADS": str(max(1, cores // len(network.names))),
+        # keep freed memory: fresh pages for what Horovod's fp16 allocates in every step cost as much as the arithmetic on them
+        "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "PYTHONPATH": str(RESULTS.parent),
+    }  # fmt: skip
+    job = network.horovodrun([WORKER, ";".join(names), seconds], environment)
+    signal.alarm(_LONGEST)
+    said, count = [], 0
+    for line in job.stdout:
+        _, mark, row = line.partition("<stdout>:")
+        row = row.removeprefix(" ")
+        if mark and row.startswith("ROW "):
+            report(json.loads(row[4:]))
+            count += 1
+        else:
+            said.append(line)
+    signal.alarm(0)
+    if job.wait() != 0 or count != len(names):
+        raise NetworkError(f"horovodrun: expected {len(names)} rows and exit status 0, got {count} and {job.returncode}:\n{''.join(said[-60:])}")
+
+
+def too_long(*_):
+    raise NetworkError(f"a job: expected its end within {_LONGEST} s")
+
+
+def show(row, dense_seconds):
+    factor = f"{dense_seconds / row['seconds']:8.1f}" if dense_seconds else " " * 8
+    mean = {figure: sum(row[figure]) / len(row[figure]) for figure in ("claimed_bytes", "sent_bytes")}
+    print(
+        f"{row['name']:<24}{row['seconds']:>10.4f}{row['fastest']:>10.4f}{row['slowest']:>10.4f}{row['steps']:>6}{factor}"
+        f"{mean['claimed_bytes']:>15,.0f}{mean['sent_bytes']:>15,.0f}",
+        flush=True,
+    )
+
+
+def head(hosts, link):
+    print(f"\n{hosts} hosts, {LINKS[link]}")
+    print(f"{'':<24}{'s a step':>10}{'fastest':>10}{'slowest':>10}{'steps':>6}{'faster':>8}{'claimed B':>15}{'interface B':>15}")
+
+
+def verdicts(measured):
+    """Targets met and missed, by what was measured in one job."""
+    found = []
+    for (hosts, link), factor in TARGETS.items():
+        rows = {row["name"]: row for row in measured if (row["hosts"], row["link"]) == (hosts, link)}
+        compressed = [row for name, row in rows.items() if name not in DENSE]
+        if "none" not in rows or not compressed:
+            continue
+        best = min(compressed, key=lambda row: row["seconds"])
+        value = rows["none"]["seconds"] / best["seconds"]
+        against_fp16 = rows["fp16"]["seconds"] / best["seconds"] if "fp16" in rows else None
+        found.append({
+            "hosts": hosts, "link": link, "best": best["name"], "faster_than_none": value, "faster_than_fp16": against_fp16, "target": factor,
+            "met": value >= factor,
+        })  # fmt: skip
+    return found
+
+
+def draw(measured, path):
+    """Seconds a step by link, a panel for each number of hosts, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels = sorted({row["hosts"] for row in measured})
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels) + 2, 5), sharey=True, squeeze=False)
+    names = list(dict.fromkeys(row["name"] for row in measured))
+    for axis, hosts in zip(axes[0], panels):
+        for name in names:
+            points = sorted((list(LINKS).index(row["link"]), row) for row in measured if (row["hosts"], row["name"]) == (hosts, name))
+            middle = [row["seconds"] for _, row in points]
+            spread = [[row["seconds"] - row["fastest"] for _, row in points], [row["slowest"] - row["seconds"] for _, row in points]]
+            style = {"color": "black", "linestyle": {"none": "-", "fp16": "--", "no exchange": ":"}[name]} if name in DENSE else {"marker": "o"}
+            axis.errorbar([position for position, _ in points], middle, yerr=spread, capsize=3, label=name, **style)
+        axis.set_yscale("log")
+        axis.set_xticks(range(len(LINKS)), LINKS.values())
+        axis.set_title(f"{hosts} hosts")
+        axis.set_xlabel("link")
+        axis.grid(True, which="both", alpha=0.3)
+    axes[0][0].set_ylabel("seconds a step, median; bars: fastest to slowest")
+    axes[0][-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.suptitle("Exchange of ResNet-50's 161 gradients, no forward pass, compressed rows at 1 %")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def arguments_of(names):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", default="2,4", help="numbers of hosts, comma-separated")
+    parser.add_argument("--links", default=",".join(LINKS), help=f"comma-separated, of {', '.join(LINKS)}")
+    parser.add_argument("--rows", default=";".join(names), help=f"semicolon-separated, of: {'; '.join(names)}")
+    parser.add_argument("--seconds", type=float, default=5, help="of measured steps a row; at least 4 steps, at most 15")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "bench-hosts.json", help="the plot goes beside it")
+    arguments = parser.parse_args()
+    arguments.hosts = [int(hosts) for hosts in arguments.hosts.split(",")]
+    for what, known, separator in (("links", list(LINKS), ","), ("rows", names, ";")):
+        chosen = getattr(arguments, what).split(separator)
+        unknown = [word for word in chosen if word not in known]
+        if unknown:
+            parser.error(f"--{what}: expected some of {separator.join(known)}, got {separator.join(unknown)}")
+        setattr(arguments, what, chosen)
+    return arguments
+
+
+def main():
+    found = problems()
+    if found:
+        sys.exit("\n".join(found))
+    from hosts_worker import ROWS  # late: it brings the frameworks
+
+    arguments = arguments_of(list(ROWS))
+    signal.signal(signal.SIGALRM, too_long)
+    started, measured = time.perf_counter(), []
+    for hosts in arguments.hosts:
+        with Network(hosts) as network:
+            for link in arguments.links:
+                head(hosts, link)
+                network.shape(None if link == "unshaped" else link)
+                dense = []
+
+                def report(row):
+                    dense.extend([row["seconds"]] if row["name"] == "none" else [])
+                    show(row, dense[0] if dense else None)
+                    measured.append({"hosts": hosts, "link": link, **row})
+
+                run_job(network, arguments.rows, arguments.seconds, report)
+    kept = json.loads(arguments.output.read_text())["rows"] if arguments.output.exists() else []
+    new = {(row["hosts"], row["link"], row["name"]) for row in measured}
+    everything = [row for row in kept if (row["hosts"], row["link"], row["name"]) not in new] + measured
+    targets = verdicts(measured)
+    arguments.output.parent.mkdir(exist_ok=True)
+    arguments.output.write_text(json.dumps({"targets": targets, "rows": everything}, indent=1) + "\n")
+    draw(everything, arguments.output.with_suffix(".png"))
+    print()
+    for target in targets:
+        fp16 = f", {target['faster_than_fp16']:.1f} times fp16" if target["faster_than_fp16"] else ""
+        print(
+            f"{target['hosts']} hosts, {LINKS[target['link']]}: {target['best']} is {target['faster_than_none']:.1f} times as fast as none{fp16}; "
+            f"target {target['target']} {'met' if target['met'] else 'MISSED'}"
+        )
+    print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NetworkError as error:
+        sys.exit(f"hosts.py: {error}")

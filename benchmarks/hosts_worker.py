@@ -1,0 +1,184 @@
+"""One rank of benchmarks/hosts.py: seconds a step of an exchange of ResNet-50's gradients, and the bytes that crossed its interface.
+
+The gradients are prepared beforehand, fixed by rank and step, and reach the optimizer's hooks through a real backward pass of operations that
+only return them: no forward pass is in the figures.
+"""
+
+import gc
+import itertools
+import json
+import statistics
+import sys
+import time
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from network import interface_counters
+
+import deepreduce_hvd as dr
+
+RATIO = 0.01
+_DISTINCT_STEPS = 3  # gradients of as many steps, over and over
+_WARM_UP = 3  # steps not counted
+_FEWEST, _MOST = 4, 15
+
+
+def resnet50():
+    """[(name, shape)] of the 161 parameters of ResNet-50 (He et al. 2016), 25,557,032 elements."""
+    shapes = []
+
+    def convolution(name, outputs, inputs, size):
+        shapes.append((f"{name}.weight", (outputs, inputs, size, size)))
+
+    def normalisation(name, channels):
+        shapes.extend(((f"{name}.weight", (channels,)), (f"{name}.bias", (channels,))))
+
+    convolution("conv1", 64, 3, 7)
+    normalisation("bn1", 64)
+    inputs = 64
+    for layer, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
+        for block in range(blocks):
+            name = f"layer{layer}.{block}"
+            for number, (outputs, taken, size) in enumerate(((width, inputs, 1), (width, width, 3), (4 * width, width, 1)), 1):
+                convolution(f"{name}.conv{number}", outputs, taken, size)
+                normalisation(f"{name}.bn{number}", outputs)
+            if block == 0:
+                convolution(f"{name}.downsample.0", 4 * width, inputs, 1)
+                normalisation(f"{name}.downsample.1", 4 * width)
+            inputs = 4 * width
+    return [*shapes, ("fc.weight", (1000, inputs)), ("fc.bias", (1000,))]
+
+
+def _instance(codec, communicator=None, memory=None):
+    """What makes a DistributedOptimizer's ``compression`` and its compressor out of named parameters."""
+
+    def make(named):
+        compressor = dr.Compressor(codec, memory, communicator, parameters=named)
+        return compressor, compressor
+
+    return make
+
+
+def _table():
+    """{row: (what makes its compression, None: no Horovod at all)}; communicators as they are in the package."""
+    from deepreduce_hvd import communicators
+
+    recommended = dr.Codec(dr.TopK(RATIO), index=dr.Rice(), value=dr.QSGD(bits=4))
+    chunks = dr.Codec(dr.ChunkTopK(RATIO), index=dr.Rice(), value=dr.QSGD(bits=4))
+    rows = {
+        "no exchange": None,
+        "none": lambda named: (hvd.Compression.none, None),
+        "fp16": lambda named: (hvd.Compression.fp16, None),
+        "Allgather": _instance(recommended),
+        "Allgather, chunks": _instance(chunks),
+        "Allgather, Top-r pairs": _instance(dr.Codec(dr.TopK(RATIO))),
+        "SplitAllgather": _instance(recommended, communicators.SplitAllgather()),
+        "RecursiveDoubling": _instance(recommended, communicators.RecursiveDoubling()),
+        "GTopK": _instance(recommended, communicators.GTopK()),
+        "CLTK": _instance(chunks, communicators.CLTK(), dr.LowPass(0.1)),
+        "SharedRandomK": _instance(dr.Codec(dr.RandomK(RATIO)), communicators.SharedRandomK()),
+    }
+    return rows
+
+
+ROWS = _table()
+
+
+class _Prepared(torch.autograd.Function):
+    """An operation on a parameter whose gradient is given."""
+
+    @staticmethod
+    def forward(context, parameter, gradient):
+        context.gradient = gradient
+        return parameter.new_zeros(())
+
+    @staticmethod
+    def backward(context, _):
+        return context.gradient, None
+
+
+class Exchange:
+    """Parameters of ResNet-50's shapes, their prepared gradients, and a step that consists of nothing else."""
+
+    def __init__(self, gradients, make):
+        self.named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in resnet50()]
+        self.parameters = [parameter for _, parameter in self.named]
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)  # kept: fresh pages every step would cost more than the arithmetic
+        self.gradients = itertools.cycle(gradients)
+        self.optimizer = torch.optim.SGD(self.parameters, lr=1e-3)
+        self.compressor = None
+        if make is not None:
+            compression, self.compressor = make(self.named)
+            self.optimizer = hvd.DistributedOptimizer(self.optimizer, named_parameters=self.named, compression=compression)
+
+    def step(self):
+        """Seconds that this rank took."""
+        gradients = next(self.gradients)
+        hvd.barrier()
+        started = time.perf_counter()
+        torch._foreach_zero_([parameter.grad for parameter in self.parameters])
+        torch.stack([_Prepared.apply(*pair) for pair in zip(self.parameters, gradients)]).sum().backward()
+        self.optimizer.step()
+        return time.perf_counter() - started
+
+
+def prepared_gradients():
+    """For each of a few steps the gradients of all parameters: log-normal magnitudes, random signs."""
+    sizes = [int(np.prod(shape)) for _, shape in resnet50()]
+    steps = []
+    for step in range(_DISTINCT_STEPS):
+        random = np.random.default_rng((hvd.rank(), step))
+        values = random.standard_normal(sum(sizes), dtype=np.float32)
+        magnitudes = np.abs(values, out=np.empty_like(values))
+        # a half normal's logarithm would not be log-normal: magnitude and sign are drawn apart
+        np.exp(random.standard_normal(out=magnitudes, dtype=np.float32), out=magnitudes)
+        flat = torch.from_numpy(np.copysign(1e-3 * magnitudes, values, dtype=np.float32))
+        steps.append([part.view(shape) for part, (_, shape) in zip(flat.split(sizes), resnet50())])
+    return steps
+
+
+def _claimed_bytes(name, exchange):
+    """What this rank says it hands to the collectives in a step."""
+    if exchange.compressor is not None:
+        return sum(row["sent_bytes"] for row in exchange.compressor.stats().values())
+    dense = 4 * sum(parameter.numel() for parameter in exchange.parameters)
+    return {"no exchange": 0, "none": dense, "fp16": dense // 2}[name]
+
+
+def measure(name, gradients, seconds):
+    """One row: a dictionary, the same on all ranks."""
+    exchange = Exchange(gradients, ROWS[name])
+    slow = [exchange.step() for _ in range(_WARM_UP if exchange.compressor is not None else 1)][-1]
+    repeats = hvd.broadcast_object(min(_MOST, max(_FEWEST, round(seconds / slow))))
+    hvd.barrier()
+    before, started = interface_counters(), time.perf_counter()
+    own = [exchange.step() for _ in range(repeats)]
+    after, spent = interface_counters(), time.perf_counter() - started
+    of_ranks = hvd.allgather_object({
+        "times": own, "wall_seconds": spent, "claimed": _claimed_bytes(name, exchange),
+        **{figure: (after[figure] - before[figure]) / repeats for figure in after},
+    })  # fmt: skip
+    times = [max(rank["times"][step] for rank in of_ranks) for step in range(repeats)]  # a step ends when its last rank does
+    row = {"name": name, "seconds": statistics.median(times), "fastest": min(times), "slowest": max(times), "steps": repeats}
+    row["claimed_bytes"] = [rank["claimed"] for rank in of_ranks]
+    for figure in after:
+        row[figure] = [round(rank[figure]) for rank in of_ranks]
+    del exchange
+    gc.collect()
+    return row
+
+
+def main(names, seconds):
+    hvd.init()
+    torch.set_num_threads(1)
+    gradients = prepared_gradients()
+    for name in names:
+        row = measure(name, gradients, seconds)
+        if hvd.rank() == 0:
+            print("ROW " + json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1].split(";"), float(sys.argv[2]))

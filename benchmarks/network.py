@@ -1,0 +1,292 @@
+"""Several hosts on one machine: network namespaces on a bridge, with shaped links and an sshd in each.
+
+A host has its own interface ``eth0``, address, host name, /etc/hosts and ssh keys, so that ``horovodrun -H h1:1,h2:1`` over ssh works as it
+does between machines. Needs root, Debian's iproute2 and openssh-server, and a kernel with the queueing discipline tbf. Everything that is
+made is named after the process that made it, and is removed however it ends; what a killed process left behind, the next one removes.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "scripts"))
+
+import preflight  # noqa: E402
+
+INTERFACE = "eth0"
+_ETC = pathlib.Path("/etc/netns")  # `ip netns exec NAME` shows /etc/netns/NAME/x as /etc/x
+_NAMESPACE = re.compile(r"deepreduce(\d+)-h\d+")
+_SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+_LATENCY = "100ms"  # the longest that tbf lets a packet wait before it drops it
+_READY_SECONDS = 20
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_SSHD = """Port 22
+HostKey /etc/ssh/key
+AuthorizedKeysFile /etc/ssh/key.pub
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+UsePAM no
+StrictModes no
+PidFile none
+MaxStartups 100
+"""
+_SSH = """Host *
+  IdentityFile /etc/ssh/key
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  GlobalKnownHostsFile /dev/null
+  LogLevel ERROR
+"""
+# a host's first process; /run is its own so that sshd's directory there need not be made on the machine
+_START_HOST = """
+echo "$1" >/proc/sys/kernel/hostname
+[ ! -e /proc/sys/net/ipv6 ] || echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6
+mount -t tmpfs tmpfs /run
+mkdir -m 755 /run/sshd
+exec "$2" -D -e -f /etc/ssh/sshd_config
+"""
+
+
+class NetworkError(Exception):
+    """What could not be set up, and what is missing."""
+
+
+def problems():
+    """What this machine lacks to be several hosts, one sentence each."""
+    found = preflight.host_problems()
+    if os.geteuid() != 0:
+        found.insert(0, f"hosts: expected root, which network namespaces need, got user {os.geteuid()}")
+    return found
+
+
+def _run(*command, check=True):
+    done = subprocess.run([str(word) for word in command], text=True, capture_output=True, env=dict(os.environ, PATH=_SBIN))
+    if check and done.returncode != 0:
+        raise NetworkError(f"{' '.join(map(str, command))}: expected exit status 0, got {done.returncode}: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+def _birth(pid):
+    """When a process started, in the kernel's ticks; None when there is none. With it a process id is unique."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
+def _namespaces(pid=None):
+    """{namespace: process id of its maker} of all there are, or of one maker."""
+    names = {word for line in _run("ip", "netns", "list").splitlines() for word in line.split()[:1]} | {path.name for path in _ETC.glob("deepreduce*")}
+    makers = {name: int(match[1]) for name in names if (match := _NAMESPACE.fullmatch(name))}
+    return {name: maker for name, maker in sorted(makers.items()) if pid in (None, maker)}
+
+
+def _remove(pid):
+    """Everything that process ``pid`` made, with all processes in it."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for namespace in _namespaces(pid):
+            for process in _run("ip", "netns", "pids", namespace, check=False).split():
+                try:
+                    os.kill(int(process), number)
+                except ProcessLookupError:
+                    pass
+        deadline = time.monotonic() + 3
+        while time.monotonic() < deadline and any(_run("ip", "netns", "pids", name, check=False).strip() for name in _namespaces(pid)):
+            time.sleep(0.05)
+    for namespace in _namespaces(pid):
+        _run("ip", "netns", "delete", namespace, check=False)
+        shutil.rmtree(_ETC / namespace, ignore_errors=True)
+    for link in json.loads(_run("ip", "-j", "link", "show")):
+        if re.fullmatch(rf"dr{pid}(b|h\d+)", link["ifname"]):
+            _run("ip", "link", "delete", link["ifname"], check=False)
+
+
+def remove_leftovers():
+    """Removes what killed processes left behind, and nothing of a process that lives."""
+    for namespace, maker in _namespaces().items():
+        owner = _ETC / namespace / "ssh" / "maker"
+        birth = _birth(maker)
+        if birth is None or (owner.exists() and owner.read_text() != birth):
+            _remove(maker)
+
+
+def interface_counters():
+    """{"sent_bytes", "sent_packets", "received_bytes", "received_packets"} of the host that calls."""
+    for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
+        name, _, figures = line.partition(":")
+        if name.strip() == INTERFACE:
+            figures = [int(figure) for figure in figures.split()]
+            return {"received_bytes": figures[0], "received_packets": figures[1], "sent_bytes": figures[8], "sent_packets": figures[9]}
+    raise NetworkError(f"/proc/net/dev: expected the interface {INTERFACE}, got none")
+
+
+class Network:
+    """``hosts`` hosts h1, h2, ... in a row, while the ``with`` block lasts. One at a time in a process.
+
+    >>> # with Network(2, rate="1gbit") as network:
+    >>> #     network.horovodrun(["train.py"])
+
+    Args:
+        hosts: how many, 2 to 200.
+        rate: of every link, each way, as tbf takes it ("100mbit", "1gbit"); None for no limit.
+
+    Raises:
+        NetworkError: the machine lacks something, named with its Debian package.
+    """
+
+    def __init__(self, hosts, rate=None):
+        if not 2 <= hosts <= 200:
+            raise NetworkError(f"hosts: expected 2 to 200, got {hosts}")
+        self.names = [f"h{number}" for number in range(1, hosts + 1)]
+        self._rate = rate
+        self._processes = {}
+        self._handlers = {}
+        self._prefix = f"dr{os.getpid()}"  # of interfaces, whose names have 15 characters at most
+
+    def _namespace(self, host):
+        return f"deepreduce{os.getpid()}-{host}"
+
+    def _outer(self, host):
+        """The bridge's end of a host's link."""
+        return self._prefix + host
+
+    # --- making and removing ---
+
+    def __enter__(self):
+        found = problems()
+        if found:
+            raise NetworkError("\n".join(found))
+        remove_leftovers()
+        if _namespaces(os.getpid()):
+            raise NetworkError("hosts: expected one network at a time in a process, got a second")
+        for number in _SIGNALS:
+            self._handlers[number] = signal.signal(number, _leave)
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        for number in _SIGNALS:  # cleaning up is short and must not be cut
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            _remove(os.getpid())
+            for process in self._processes.values():
+                process.wait()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def _make(self):
+        key = None
+        hosts_file = "127.0.0.1 localhost\n" + "".join(f"{self._address(host)} {host}\n" for host in self.names)
+        bridge = self._prefix + "b"
+        _run("ip", "link", "add", bridge, "type", "bridge")
+        _run("ip", "link", "set", bridge, "addrgenmode", "none", "up")
+        for host in self.names:
+            namespace, outer = self._namespace(host), self._outer(host)
+            ssh = _ETC / namespace / "ssh"
+            ssh.mkdir(parents=True)
+            (ssh / "maker").write_text(_birth(os.getpid()))
+            (ssh.parent / "hosts").write_text(hosts_file)
+            (ssh / "sshd_config").write_text(_SSHD)
+            (ssh / "ssh_config").write_text(_SSH)
+            if key is None:
+                key = ssh / "key"
+                _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "deepreduce", "-f", key)
+            else:
+                for name in ("key", "key.pub"):
+                    shutil.copy(key.with_name(name), ssh / name)  # with its mode
+            _run("ip", "netns", "add", namespace)
+            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", INTERFACE, "netns", namespace)
+            _run("ip", "link", "set", outer, "addrgenmode", "none", "master", bridge, "up")
+            _run("ip", "-n", namespace, "address", "add", f"{self._address(host)}/24", "dev", INTERFACE)
+            for interface in ("lo", INTERFACE):
+                _run("ip", "-n", namespace, "link", "set", interface, "up")
+        self.shape(self._rate)
+        for host in self.names:
+            command = ["ip", "netns", "exec", self._namespace(host), "unshare", "--uts", "sh", "-e", "-c", _START_HOST, "sh", host]
+            with open(self._log(host), "w") as log:
+                self._processes[host] = subprocess.Popen(
+                    [*command, shutil.which("sshd", path=_SBIN)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    env=dict(os.environ, PATH=_SBIN),
+                )  # fmt: skip
+        self._wait_for_sshd()
+
+    def _address(self, host):
+        return f"10.213.0.{host[1:]}"  # nothing outside the bridge has a route to it
+
+    def _log(self, host):
+        return _ETC / self._namespace(host) / "ssh" / "log"
+
+    def _wait_for_sshd(self):
+        deadline = time.monotonic() + _READY_SECONDS
+        for host in self.names:
+            while True:
+                tried = self.start(self.names[0], ["ssh", "-o", "ConnectTimeout=2", host, "true"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                said = tried.communicate()[0]
+                if tried.returncode == 0:
+                    break
+                if time.monotonic() > deadline or self._processes[host].poll() is not None:
+                    raise NetworkError(f"ssh to {host}: expected a connection within {_READY_SECONDS} s, got: {said.strip()}\n{self._log(host).read_text().strip()}")
+                time.sleep(0.1)
+
+    # --- what hosts do ---
+
+    def shape(self, rate):
+        """Limits every link to ``rate`` each way; None lifts the limit."""
+        for host in self.names:
+            for command in (["tc"], ["tc", "-n", self._namespace(host)]):
+                device = self._outer(host) if len(command) == 1 else INTERFACE
+                _run(*command, "qdisc", "delete", "dev", device, "root", check=False)
+                if rate is None:
+                    continue
+                try:
+                    _run(*command, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "512kb", "latency", _LATENCY)
+                except NetworkError as error:
+                    raise NetworkError(f"{error}\nexpected a kernel with the queueing discipline tbf (module sch_tbf, CONFIG_NET_SCH_TBF)") from None
+
+    def set_link(self, host, up):
+        """Takes a host's interface down, as a pulled cable does, or up again."""
+        _run("ip", "link", "set", self._outer(host), "up" if up else "down")
+
+    def counters(self, host):
+        """The figures of :func:`interface_counters`, read from outside."""
+        (link,) = json.loads(_run("ip", "-n", self._namespace(host), "-s", "-j", "link", "show", INTERFACE))
+        return {
+            f"{way}_{unit}": link["stats64"][short][unit] for way, short in (("received", "rx"), ("sent", "tx")) for unit in ("bytes", "packets")
+        }  # fmt: skip
+
+    def start(self, host, command, cwd=None, **options):
+        """A ``subprocess.Popen`` of ``command`` on a host, a process group of its own."""
+        inside = ["nsenter", "--target", str(self._processes[host].pid), "--net", "--uts", "--mount", "sh", "-c", 'cd "$0" && exec "$@"']
+        return subprocess.Popen([*inside, str(cwd or os.getcwd()), *map(str, command)], start_new_session=True, **options)
+
+    def horovodrun(self, command, environment=None, **options):
+        """``horovodrun`` on the first host, a rank a host, as a ``subprocess.Popen``; its output is one text stream.
+
+        Args:
+            command: words after the interpreter's own name, such as ``["train.py", "--epochs", "3"]``.
+            environment: variables besides this process's own.
+        """
+        launcher = pathlib.Path(sys.executable).with_name("horovodrun")
+        places = ",".join(f"{host}:1" for host in self.names)
+        words = [launcher, "--disable-cache", "-np", len(self.names), "-H", places, "--network-interfaces", INTERFACE, sys.executable, *command]
+        variables = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1", **(environment or {}))
+        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
+        return self.start(self.names[0], words, env=variables, **options)
+
+
+def _leave(number, _):
+    sys.exit(128 + number)
