@@ -115,6 +115,17 @@ def draw(measured, path):
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
+def save(measured, path):
+    """Puts rows into a file of results, in place of those of the same hosts, link and name, and draws them all."""
+    kept = json.loads(path.read_text())["rows"] if path.exists() else []
+    new = {(row["hosts"], row["link"], row["name"]) for row in measured}
+    rows = [row for row in kept if (row["hosts"], row["link"], row["name"]) not in new] + measured
+    rows.sort(key=lambda row: (row["hosts"], list(LINKS).index(row["link"])))
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"targets": verdicts(rows), "rows": rows}, indent=1) + "\n")
+    draw(rows, path.with_suffix(".png"))
+
+
 def arguments_of(names):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", default="2,4", help="numbers of hosts, comma-separated")
@@ -155,13 +166,8 @@ def main():
                     measured.append({"hosts": hosts, "link": link, **row})
 
                 run_job(network, arguments.rows, arguments.seconds, report)
-    kept = json.loads(arguments.output.read_text())["rows"] if arguments.output.exists() else []
-    new = {(row["hosts"], row["link"], row["name"]) for row in measured}
-    everything = [row for row in kept if (row["hosts"], row["link"], row["name"]) not in new] + measured
+                save(measured, arguments.output)  # after every job: one that fails takes nothing from the others
     targets = verdicts(measured)
-    arguments.output.parent.mkdir(exist_ok=True)
-    arguments.output.write_text(json.dumps({"targets": targets, "rows": everything}, indent=1) + "\n")
-    draw(everything, arguments.output.with_suffix(".png"))
     print()
     for target in targets:
         fp16 = f", {target['faster_than_fp16']:.1f} times fp16" if target["faster_than_fp16"] else ""

@@ -66,7 +66,7 @@ def _table():
 
     recommended = dr.Codec(dr.TopK(RATIO), index=dr.Rice(), value=dr.QSGD(bits=4))
     chunks = dr.Codec(dr.ChunkTopK(RATIO), index=dr.Rice(), value=dr.QSGD(bits=4))
-    rows = {
+    return {
         "no exchange": None,
         "none": lambda named: (hvd.Compression.none, None),
         "fp16": lambda named: (hvd.Compression.fp16, None),
@@ -75,11 +75,11 @@ def _table():
         "Allgather, Top-r pairs": _instance(dr.Codec(dr.TopK(RATIO))),
         "SplitAllgather": _instance(recommended, communicators.SplitAllgather()),
         "RecursiveDoubling": _instance(recommended, communicators.RecursiveDoubling()),
+        "Auto": _instance(recommended, communicators.Auto()),
         "GTopK": _instance(recommended, communicators.GTopK()),
         "CLTK": _instance(chunks, communicators.CLTK(), dr.LowPass(0.1)),
         "SharedRandomK": _instance(dr.Codec(dr.RandomK(RATIO)), communicators.SharedRandomK()),
     }
-    return rows
 
 
 ROWS = _table()

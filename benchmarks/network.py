@@ -23,6 +23,7 @@ import preflight  # noqa: E402
 INTERFACE = "eth0"
 _ETC = pathlib.Path("/etc/netns")  # `ip netns exec NAME` shows /etc/netns/NAME/x as /etc/x
 _NAMESPACE = re.compile(r"deepreduce(\d+)-h\d+")
+_LINK = re.compile(r"dr(\d+)(?:b|h\d+)")
 _SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 _LATENCY = "100ms"  # the longest that tbf lets a packet wait before it drops it
 _READY_SECONDS = 20
@@ -90,6 +91,12 @@ def _namespaces(pid=None):
     return {name: maker for name, maker in sorted(makers.items()) if pid in (None, maker)}
 
 
+def _links():
+    """{interface outside namespaces: process id of its maker}."""
+    names = (link["ifname"] for link in json.loads(_run("ip", "-j", "link", "show")))
+    return {name: int(match[1]) for name in names if (match := _LINK.fullmatch(name))}
+
+
 def _remove(pid):
     """Everything that process ``pid`` made, with all processes in it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -105,15 +112,15 @@ def _remove(pid):
     for namespace in _namespaces(pid):
         _run("ip", "netns", "delete", namespace, check=False)
         shutil.rmtree(_ETC / namespace, ignore_errors=True)
-    for link in json.loads(_run("ip", "-j", "link", "show")):
-        if re.fullmatch(rf"dr{pid}(b|h\d+)", link["ifname"]):
-            _run("ip", "link", "delete", link["ifname"], check=False)
+    for link, maker in _links().items():
+        if maker == pid:
+            _run("ip", "link", "delete", link, check=False)
 
 
 def remove_leftovers():
     """Removes what killed processes left behind, and nothing of a process that lives."""
-    for namespace, maker in _namespaces().items():
-        owner = _ETC / namespace / "ssh" / "maker"
+    for maker in {*_namespaces().values(), *_links().values()}:
+        owner = _ETC / f"deepreduce{maker}-h1" / "ssh" / "maker"
         birth = _birth(maker)
         if birth is None or (owner.exists() and owner.read_text() != birth):
             _remove(maker)
@@ -289,4 +296,5 @@ class Network:
 
 
 def _leave(number, _):
+    print(f"ended by {signal.Signals(number).name}; hosts are removed", file=sys.stderr)
     sys.exit(128 + number)

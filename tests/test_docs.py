@@ -33,7 +33,7 @@ def test_a_communicator_of_your_own():
     assert finished.stdout.strip() == "(array([0, 1, 2], dtype=uint32), array([4., 2., 5.], dtype=float32))"
 
 
-@pytest.mark.parametrize(("document", "expected"), [("docs/tutorial-torch.md", r"total .*"), ("README.md", None)])
+@pytest.mark.parametrize(("document", "expected"), [("docs/tutorial-torch.md", r"total .*"), ("docs/tutorial-multi-node.md", r"total .*"), ("README.md", None)])
 def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
     (script,) = python_blocks(document)
     if expected is None:  # the README shows everything but the training loop

@@ -1,7 +1,6 @@
 """Training between hosts that are network namespaces of this machine, under the real horovodrun over ssh."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -18,11 +17,77 @@ import network  # noqa: E402
 
 _MISSING = network.problems()
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
-_WITHOUT_A_MESSAGE = 60  # seconds in which Horovod is to notice; its own time-out for Gloo is 30
+_GLOO_SECONDS = 15  # Horovod's own time-out, by default 30
+_START_SECONDS = 120
 
 
 def start(hosts, what, directory):
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_SECONDS)}
     return hosts.horovodrun([HERE / "worker.py", what, directory], environment)
 
 
+def said_by(job, seconds):
+    """What a job said until its end, which must come in time."""
+    try:
+        return job.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"horovodrun: expected its end within {seconds} s")
+
+
+def wait_for(what, seconds):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, f"expected within {seconds} s, and it did not come"
+        time.sleep(0.05)
+
+
+def alive(directory, rank):
+    return pathlib.Path("/proc", (directory / f"process.{rank}").read_text()).exists()
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_training(count, tmp_path):
+    """Replicas are bit-identical (the worker asserts it), and the interfaces carried what stats() claims."""
+    with network.Network(count, "1gbit") as hosts:
+        job = start(hosts, "train", tmp_path)
+        said = said_by(job, _START_SECONDS)
+    assert job.returncode == 0, said[-4000:]
+    reports = [json.loads((tmp_path / f"report.{rank}.json").read_text()) for rank in range(count)]
+    assert [report["host"] for report in reports] == [f"h{number}" for number in range(1, count + 1)]
+
+    def totals(codec, figure):
+        return [sum(steps) for steps in zip(*(report[codec][figure] for report in reports))]
+
+    # the quietest of a few steps: Horovod's background threads talk for as long as a step lasts
+    protocol = min(sent - expected for sent, expected in zip(totals("nothing", "sent"), totals("nothing", "expected")))
+    for codec in ("recommended", "pairs"):
+        shares = [(sent - protocol) / expected for sent, expected in zip(totals(codec, "sent"), totals(codec, "expected"))]
+        assert abs(min(shares) - 1) < 0.05, f"{codec}: bytes on the wire over claimed ones: {shares}; protocol {protocol:.0f} B a step"
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_the_job(count, tmp_path):
+    with network.Network(count, "1gbit") as hosts:
+        job = start(hosts, "killed_in_a_step", tmp_path)
+        said = said_by(job, _START_SECONDS)
+        assert job.returncode != 0 and "ended as it should" not in said
+        assert f"Process {count - 1} exit with status code" in said, said[-4000:]
+        wait_for(lambda: not any(alive(tmp_path, rank) for rank in range(count)), _GLOO_SECONDS)
+    # horovodrun ends ranks as soon as one is gone; before that, rank 0 has met the closed connection
+    assert re.search(r"Connection (closed|reset) by peer", (tmp_path / "said.0").read_text()), (tmp_path / "said.0").read_text()[-4000:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_an_interface_that_goes_down_ends_every_rank(count, tmp_path):
+    """Nothing closes a connection here: only Gloo's time-out tells, on both sides of the cut."""
+    with network.Network(count, "1gbit") as hosts:
+        job = start(hosts, "train_on", tmp_path)
+        wait_for(lambda: all((tmp_path / f"training.{rank}").exists() for rank in range(count)), _START_SECONDS)
+        hosts.set_link(hosts.names[-1], False)
+        said = said_by(job, 3 * _GLOO_SECONDS)
+        assert job.returncode != 0 and "ended as it should" not in said
+        wait_for(lambda: not any(alive(tmp_path, rank) for rank in range(count)), 3 * _GLOO_SECONDS)
+    for rank in (0, count - 1):
+        own = (tmp_path / f"said.{rank}").read_text()
+        assert re.search(rf"Timed out waiting {_GLOO_SECONDS}000ms|Connection (closed|reset) by peer|Connection timed out", own), f"rank {rank}: {own[-4000:]}"
