@@ -19,6 +19,8 @@ _MISSING = network.problems()
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 _GLOO_SECONDS = 15  # Horovod's own time-out, by default 30
 _START_SECONDS = 120
+#: what Gloo says of a connection that is gone: the killed rank's neighbours at once, the others when these have ended or the time is over
+CAUSES = rf"Connection (closed|reset) by peer|Connection timed out|Timed out waiting {_GLOO_SECONDS}000ms"
 
 
 def start(hosts, what, directory):
@@ -72,9 +74,11 @@ def test_a_killed_rank_ends_the_job(count, tmp_path):
         said = said_by(job, _START_SECONDS)
         assert job.returncode != 0 and "ended as it should" not in said
         assert f"Process {count - 1} exit with status code" in said, said[-4000:]
-        wait_for(lambda: not any(alive(tmp_path, rank) for rank in range(count)), _GLOO_SECONDS)
-    # horovodrun ends ranks as soon as one is gone; before that, rank 0 has met the closed connection
-    assert re.search(r"Connection (closed|reset) by peer", (tmp_path / "said.0").read_text()), (tmp_path / "said.0").read_text()[-4000:]
+        wait_for(lambda: not any(alive(tmp_path, rank) for rank in range(count)), 3 * _GLOO_SECONDS)
+    # horovodrun ends rank 0, on its own host, as soon as it hears of the killed one; the others end by themselves and say why
+    for rank in range(1, count - 1) or [0]:
+        own = (tmp_path / f"said.{rank}").read_text()
+        assert re.search(CAUSES, own), f"rank {rank}: {own[-4000:]}"
 
 
 @pytest.mark.slow
@@ -90,4 +94,4 @@ def test_an_interface_that_goes_down_ends_every_rank(count, tmp_path):
         wait_for(lambda: not any(alive(tmp_path, rank) for rank in range(count)), 3 * _GLOO_SECONDS)
     for rank in (0, count - 1):
         own = (tmp_path / f"said.{rank}").read_text()
-        assert re.search(rf"Timed out waiting {_GLOO_SECONDS}000ms|Connection (closed|reset) by peer|Connection timed out", own), f"rank {rank}: {own[-4000:]}"
+        assert re.search(CAUSES, own), f"rank {rank}: {own[-4000:]}"
