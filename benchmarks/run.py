@@ -1,11 +1,12 @@
-"""All benchmarks: a table, results/bench.json, results/combinations.json, results/figure8.png and results/accuracy.json.
+"""All benchmarks: a table, results/bench.json, bench-tensorflow.json, combinations.json, figure8.png and accuracy.json.
 
-    python benchmarks/run.py [--quick] [--only targets,combinations,figure8,accuracy]
+    python benchmarks/run.py [--quick] [--only targets,combinations,figure8,tensorflow,accuracy]
 
 ``--quick`` leaves out the accuracy over three seeds, which trains for some minutes.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
@@ -20,7 +21,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-PARTS = ("targets", "combinations", "figure8", "accuracy")
+PARTS = ("targets", "combinations", "figure8", "tensorflow", "accuracy")
 
 
 def show(row):
@@ -63,6 +64,16 @@ def figure8():
         published = "      -" if row["published_percent"] is None else f"{row['published_percent']:>7.2f}"
         micro = 1e6 * (row["encode_seconds"] + row["decode_seconds"])
         print(f"{row['name']:<22}published{published}  ours {100 * row['share_of_dense']:>6.2f}  error to Top-r {row['error_to_top_r']:.4f}  {micro:>7.0f} µs")
+
+
+def tensorflow():
+    """What TensorFlow adds to the core, alone and beside Horovod's own reductions (results/bench-tensorflow.json)."""
+    if importlib.util.find_spec("tensorflow") is None:
+        print("\nskipped: TensorFlow is not installed")
+        return
+    print()
+    for ranks in ("1", "2"):
+        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tensorflow_overhead.py"), "--ranks", ranks], check=True)
 
 
 def accuracy():
