@@ -26,6 +26,14 @@ def write(variable, value):
         variable.load(value, _session())
 
 
+def _variable(value, **options):
+    """A variable of this rank alone: in a graph of tf.compat.v1 a local one, which broadcast_global_variables leaves as it is."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return tf.Variable(value, trainable=False, **options)
+    local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
+    return tf.compat.v1.Variable(value, trainable=False, collections=local, use_resource=True, **options)
+
+
 class Slot(tf.Module):
     """State and figures of one named variable; a checkpoint keeps ``steps_taken`` and the memory."""
 
@@ -40,11 +48,11 @@ class Slot(tf.Module):
         self.dtype = tf.as_dtype(parameter.dtype)
         self.loss_scale = None
         self.state_names = () if self.dense else memory.state
-        self.state = [tf.Variable(tf.zeros(self.elements), trainable=False, name=f"deepreduce_{kind}") for kind in self.state_names]
-        self.steps_taken = tf.Variable(np.int64(0), trainable=False, name="deepreduce_steps")
+        self.state = [_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
+        self.steps_taken = _variable(np.int64(0), name="deepreduce_steps")
 
         def untracked(value, **options):  # of no use to a checkpoint
-            return _Untracked(tf.Variable(value, trainable=False, **options))
+            return _Untracked(_variable(value, **options))
 
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = untracked(np.float32(0))

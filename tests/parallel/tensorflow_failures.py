@@ -60,7 +60,7 @@ def adasum():
         optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), compression=compressor_of(named), op=hvd.Adasum)
         training = optimizer.minimize(loss_of(named, batch(0)), var_list=variables(named))
         with tf.compat.v1.Session() as session:
-            session.run(tf.compat.v1.global_variables_initializer())
+            session.run([tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()])
             session.run(training)
 
 

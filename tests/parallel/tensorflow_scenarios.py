@@ -230,12 +230,14 @@ def scenario_version_1_optimizer(directory):
         images = tf.compat.v1.placeholder(tf.float32, [16, 48])
         optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(RATE), compression=compressor)
         training = optimizer.minimize(loss_of(named, images), var_list=variables(named))
-        start = tf.compat.v1.global_variables_initializer()
+        start = [tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()]
+        broadcast = hvd.broadcast_global_variables(0)
     batches = [batch(step).numpy() for step in range(3)]
     with tf.compat.v1.Session(graph=graph) as session:
         session.run(start)
         for one in batches:
             session.run(training, {images: one})
+            session.run(broadcast)  # must leave each rank its own residuals
         values = session.run(variables(named))
         steps = compressor.stats()["kernel0"]["steps"]
         state = compressor.state_dict()
