@@ -14,7 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from deepreduce_hvd import codec as neutral, payload as container, state as saved_state, wire
-from deepreduce_hvd._tensorflow_state import Slot, reduced_dtype
+from deepreduce_hvd._tensorflow_exchange import GroupExchange, HorovodTransport
+from deepreduce_hvd._tensorflow_state import Slot, local_variable, reduced_dtype
 from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.tensorflow import DTYPES, checked, operators
@@ -23,11 +24,13 @@ from deepreduce_hvd.tensorflow import DTYPES, checked, operators
 class _Group:
     """The gradients of one message: all that Horovod has compressed before it decompresses the first of them."""
 
-    def __init__(self, graph):
+    def __init__(self, graph, exchange):
         self.graph = graph
         self.payloads = []
         self.names = []
         self.gathered = None
+        self.exchange = exchange  # with any communicator but Allgather
+        self.closed = False
 
 
 class _Pending:
@@ -50,11 +53,12 @@ class Session:
             raise InvalidArgument("Compressor loss_scale: expected None on TensorFlow, where residuals do not follow a loss scale, got a function")
         if compressor.writer is not None:
             raise InvalidArgument("Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary")
-        if not isinstance(compressor.communicator, Allgather):
-            raise InvalidArgument(f"Compressor communicator: expected Allgather on TensorFlow, got {compressor.communicator!r}")
         self.compressor = compressor
-        self.process_set = hvd.global_process_set if compressor.process_set is None else compressor.process_set
+        self.transport = HorovodTransport(compressor.process_set)
+        self.process_set = self.transport.process_set
         with tf.init_scope(), tf.device("CPU:0"):
+            #: how many exchanges of communicators other than Allgather there were
+            self.exchanges = local_variable(np.int64(0), name="deepreduce_exchanges")
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
             sparsifier_steps = compressor.codec.sparsifier.schedule_steps
             self._codec_table = np.array([compressor.codec.fields(compressor.memory, step) for step in range(sparsifier_steps + 1)])
@@ -113,11 +117,14 @@ class Session:
             return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         group = self._group
-        if group is None or group.gathered is not None or group.graph is not graph:
-            group = self._group = _Group(graph)
+        if group is None or group.closed or group.graph is not graph:
+            in_graph = isinstance(self.compressor.communicator, Allgather)
+            group = self._group = _Group(graph, None if in_graph else GroupExchange(self))
         with tf.device("CPU:0"):
-            payload = self._encode(slot, tensor)
             probe = tf.identity(self._probe(reduced_dtype(tensor.dtype)), name=f"deepreduce_probe_{_operation_name(slot.label)}")
+            if group.exchange is not None:
+                return probe, _Pending(slot, tensor, group, group.exchange.add(slot, tensor))
+            payload = self._encode(slot, tensor)
         group.payloads.append(payload)
         group.names.append(slot.label)
         return probe, _Pending(slot, tensor, group, len(group.payloads) - 1)
@@ -161,7 +168,11 @@ class Session:
         if pending.group is None:
             return tf.cast(tensor, pending.dtype)
         slot, group = pending.slot, pending.group
+        group.closed = True
         with tf.device("CPU:0"):
+            if group.exchange is not None:
+                total = group.exchange.sum_of(pending.member, self._scale(slot, tensor))
+                return tf.ensure_shape(tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape)
             if group.gathered is None:
                 message = group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0)
                 name = f"deepreduce_{_operation_name(group.names[0])}"
@@ -175,8 +186,12 @@ class Session:
             fingerprint=self.compressor.fingerprint, variable=slot.label,
         )  # fmt: skip
 
+    @staticmethod
+    def _shape_of(pending):
+        return [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
+
     def _decode(self, slot, group, pending, scale):
-        shape = [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
+        shape = self._shape_of(pending)
         if self.compressor.codec.native:
             return checked(
                 operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), [], [pending.gradient], [slot.seconds.variable.handle],
@@ -201,6 +216,8 @@ class Session:
             raise InvalidArgument(f"allreduce_gradients: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}")
         if slot.dense:
             return hvd.allreduce(tf.convert_to_tensor(slices), op=op, compression=self.compressor, process_set=self.process_set)
+        if not isinstance(self.compressor.communicator, Allgather):
+            raise InvalidArgument(f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; sparse_as_dense=True works with all")
         if not self.compressor.codec.native or slot.state_names not in ((), ("residual",)) or self.compressor.memory.parameters():
             raise InvalidArgument(
                 f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "

@@ -26,7 +26,7 @@ def write(variable, value):
         variable.load(value, _session())
 
 
-def _variable(value, **options):
+def local_variable(value, **options):
     """A variable of this rank alone: in a graph of tf.compat.v1 a local one, which broadcast_global_variables leaves as it is."""
     if tf.compat.v1.executing_eagerly_outside_functions():
         return tf.Variable(value, trainable=False, **options)
@@ -48,16 +48,18 @@ class Slot(tf.Module):
         self.dtype = tf.as_dtype(parameter.dtype)
         self.loss_scale = None
         self.state_names = () if self.dense else memory.state
-        self.state = [_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
-        self.steps_taken = _variable(np.int64(0), name="deepreduce_steps")
+        self.state = [local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
+        self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
 
         def untracked(value, **options):  # of no use to a checkpoint
-            return _Untracked(_variable(value, **options))
+            return _Untracked(local_variable(value, **options))
 
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = untracked(np.float32(0))
         self.seconds = untracked(np.zeros(2))
         self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
+        self.selected = np.zeros(1, np.float32)  # the same as threshold, where exchanges select in Python
+        self._exchanged = _Exchanged()
 
     @property
     def records(self):
@@ -80,19 +82,41 @@ class Slot(tf.Module):
         for kind, part in zip(self.state_names, self.state):
             write(part, arrays[kind])
 
+    def count_exchange(self, exchange, encode_seconds, decode_seconds):
+        """Of an exchange of several parameters each counts its share by elements."""
+        last = self._exchanged
+        last.share = self.elements / max(exchange.job.d, 1)
+        last.exchange = exchange
+        last.encode_seconds += encode_seconds * last.share
+        last.decode_seconds += decode_seconds * last.share
+
     def statistics(self, memory):
         """One row of Compressor.stats()."""
-        dense_bytes = self.elements * self.dtype.size
+        last = self._exchanged
         payload = read(self.payload.variable)
-        sent_bytes = payload.size + wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
+        sent_bytes, rounds, communicator = payload.size, 1, "Allgather()"
+        if last.exchange is not None:
+            sent_bytes = round(last.exchange.channel.sent_bytes * last.share)
+            rounds, communicator = last.exchange.channel.rounds, last.exchange.job.scheme
+        sent_bytes += wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
         if self.dense:
-            sent_bytes = self.elements * reduced_dtype(self.dtype).size
+            sent_bytes, rounds, communicator = self.elements * reduced_dtype(self.dtype).size, 0, None
         seconds = read(self.seconds.variable)
         return statistics.row(
-            self.elements, dense_bytes, sent_bytes, self.steps, float(seconds[0]), float(seconds[1]),
+            self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
+            float(seconds[0]) + last.encode_seconds, float(seconds[1]) + last.decode_seconds,
             dense=self.dense, payload=None if self.dense or payload.size == 0 else payload,
-            kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None, rounds=0 if self.dense else 1,
+            kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None, rounds=rounds, communicator=communicator,
         )  # fmt: skip
+
+
+class _Exchanged:
+    """Of the exchanges in Python that a variable was in: the last one, its share of it, and seconds spent in all."""
+
+    exchange = None
+    share = 0.0
+    encode_seconds = 0.0
+    decode_seconds = 0.0
 
 
 class _Untracked:

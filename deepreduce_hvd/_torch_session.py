@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from deepreduce_hvd import buckets, payload as container, state as saved_state, wire
+from deepreduce_hvd import _torch_elastic, buckets, payload as container, state as saved_state, wire
 from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
 from deepreduce_hvd.communicators.exchange import Exchange
@@ -49,6 +49,7 @@ class Session:
     """The PyTorch side of one Compressor."""
 
     def __init__(self, compressor, named):
+        _torch_elastic.register()
         self.compressor = compressor
         self.transport = HorovodTransport(compressor.process_set)
         memory = compressor.memory
@@ -64,15 +65,13 @@ class Session:
             self.slots[name] = Slot(name, parameter, zlib.crc32(name.encode()), memory, compressor.dense_below, keep_backup)
         self._slot_of = {id(slot.parameter): slot for slot in self.slots.values()}
         self._bucket_of = self._make_buckets()
-        self._flights = {}  # of the round, by the bucket's number
         self._last_ready = None
+        #: the handler of hvd.elastic.TorchState that this compressor was given to
+        self.elastic = None
         self._register_hooks()
         # a round is one step's compress calls followed by its decompress calls
-        self._round = []
-        self._flights = {}
-        self._round_decompressing = False
-        self._round_void = False
         self._rounds = 0
+        self._forget_round()
         self._warned = set()
 
     def _make_buckets(self):
@@ -128,7 +127,9 @@ class Session:
     def compress(self, tensor):
         slot = self._slot_for(tensor)
         if self._round_decompressing:
-            self._close_round()
+            self.close_round()
+        if self.elastic is not None and not self._round:
+            self.elastic.follow()
         self._round.append(slot)
         if tensor.layout == torch.sparse_coo:
             raise InvalidArgument(
@@ -270,7 +271,19 @@ class Session:
 
     # --- rounds ---
 
-    def _close_round(self):
+    def _forget_round(self):
+        self._round = []
+        self._flights = {}  # by the bucket's number
+        self._round_decompressing = False
+        self._round_void = False
+
+    def abandon(self):
+        """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
+        self._forget_round()
+        self.transport.reset()
+        self.compressor.communicator.reset()
+
+    def close_round(self):
         """Before anything reads or changes state after a round: undoes a void one, writes scalars."""
         if not self._round_decompressing:
             return
@@ -286,20 +299,17 @@ class Session:
             errors = [row["relative_error"] for row in stats.values() if row["relative_error"] is not None]
             if errors:
                 writer.add_scalar("deepreduce/relative_error", sum(errors) / len(errors), self._rounds)
-        self._round = []
-        self._flights = {}
-        self._round_decompressing = False
-        self._round_void = False
+        self._forget_round()
 
     def stats(self):
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
 
     def state_dict(self):
-        self._close_round()
+        self.close_round()
         return saved_state.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
 
     def load_state_dict(self, state):
-        self._close_round()
+        self.close_round()
         saved_state.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size)
 
     def _warn_once(self, topic, message):

@@ -342,7 +342,7 @@ def test_a_rank_that_fails_makes_all_raise(scheme, who):
 
 @pytest.mark.parametrize("scheme", ["split", "recursive_doubling", "gtopk"])
 def test_a_corrupt_message_is_named(scheme):
-    """A message broken on its way to one rank: that rank raises, and so do those that it sends to in later rounds."""
+    """A message broken on its way to one rank: the others hear of it in a later round."""
 
     class Breaking(Simulator):
         def _alltoall(self, group, calls):
@@ -356,10 +356,51 @@ def test_a_corrupt_message_is_named(scheme):
 
     jobs = jobs_of(dr.Codec(dr.TopK(0.1), dr.Rice(), dr.RawValue()), dr.Residual(), gradients_of(4, 200))
     outcomes = Breaking(4).run(SCHEMES[scheme], jobs)
-    for rank in range(4) if scheme == "split" else (0, 2):
-        outcome = outcomes[rank]
+    for outcome in outcomes:
         assert isinstance(outcome, dr.PeerFailed), outcome
         assert "rank 2: CorruptPayload" in str(outcome)
+
+
+@pytest.mark.parametrize("who", [0, 3])
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
+    """A rank that sends a payload broken in its last byte, in any round: every rank raises, with the cause and who met it."""
+    who = min(who, size - 1)
+
+    class Breaking(Simulator):
+        def __init__(self, broken_round):
+            super().__init__(size)
+            self.broken_round = broken_round
+            self.broke = False
+
+        def _broken(self, data):
+            if data is None or data.dtype != np.uint8 or not data.size or self.rounds != self.broken_round:
+                return data
+            self.broke = True
+            return np.concatenate([data[:-1], data[-1:] ^ 1])
+
+        def _perform(self, group, calls):
+            calls[who].data = [self._broken(part) for part in calls[who].data] if calls[who].kind == "alltoall" else self._broken(calls[who].data)
+            return super()._perform(group, calls)
+
+    codec = dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue())
+    broken = 0
+    for broken_round in range(10):
+        jobs = jobs_of(codec, dr.Residual(), gradients_of(size, 200), step=who)  # which makes it CLTK's leader
+        simulator = Breaking(broken_round)
+        outcomes = simulator.run(SCHEMES[scheme], jobs)
+        broken += simulator.broke
+        for rank, outcome in enumerate(outcomes):
+            if not simulator.broke:
+                assert not isinstance(outcome, Exception)
+                continue
+            if not isinstance(outcome, Exception):
+                with pytest.raises(dr.CorruptPayload) as raised:
+                    dense_of(outcome, jobs)
+                outcome = raised.value
+            assert "payload checksum: expected" in str(outcome) and "rank " in str(outcome), (rank, outcome)
+    assert broken >= (scheme != "shared_random_k") and broken <= simulator.rounds
 
 
 def test_a_rank_that_dies_does_not_leave_the_others_in_silence():
@@ -409,8 +450,8 @@ def test_costs_follow_the_formulas():
     assert min(slow, key=slow.get) == "SplitAllgather"
     alike = costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32, union=1000)  # all ranks send the same elements: no fill-in
     assert alike["RecursiveDoubling"] < costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32)["RecursiveDoubling"]
-    assert costs(100, 1000, 8, 1.0, 0.0, 32) == {"Allgather": 1, "SplitAllgather": 2, "RecursiveDoubling": 3}
-    assert costs(100, 1000, 9, 1.0, 0.0, 32)["RecursiveDoubling"] == 5
+    assert costs(100, 1000, 8, 1.0, 0.0, 32) == {"Allgather": 1, "SplitAllgather": 2, "RecursiveDoubling": 4}
+    assert costs(100, 1000, 9, 1.0, 0.0, 32)["RecursiveDoubling"] == 6
 
 
 def test_message_bytes_are_close_to_real_ones():

@@ -48,7 +48,7 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
     independent = math.log1p(-union / d) / math.log1p(-k / d) if k < union < d else (1.0 if union == k else size)
     power, beyond = folded(size)
     levels = power.bit_length() - 1
-    doubling_bytes, rounds = 0.0, levels
+    doubling_bytes, rounds = 0.0, levels + (1 if size > 1 else 0)  # the last one tells of failures
     for level in range(levels):
         met = independent ** (level / max(math.log2(size), 1))
         doubling_bytes += message_bytes(union_of(k, d, met), d, value_bits)
@@ -82,6 +82,9 @@ class Auto(Communicator):
 
     def __repr__(self):
         return "Auto()"
+
+    def reset(self):
+        self._measured_size = None
 
     def prepare(self, transport):
         if self._measured_size == transport.size:

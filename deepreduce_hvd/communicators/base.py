@@ -54,6 +54,9 @@ class Communicator:
     def prepare(self, transport):
         """Called on all ranks before an exchange is started; may measure the transport."""
 
+    def reset(self):
+        """Called on all ranks when ranks have come or gone: forgets what was found out about them."""
+
     def exchange(self, job, channel):
         """A generator that yields handles of ``channel`` and gets their results; returns the sum over all ranks.
 

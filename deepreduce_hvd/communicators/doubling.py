@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from deepreduce_hvd.communicators.common_indices import notices_of
 from deepreduce_hvd.communicators.partial import merged
 from deepreduce_hvd.communicators.sums import PartialSum
 
@@ -28,7 +29,7 @@ def butterfly(job, channel, trim):
     Ranks beyond a power of two first hand their part to rank - power, and get the sum last. After a round of distance n all ranks of a
     block of 2n hold the same partial sum: both sides' messages decoded and added, the lower block first. ``trim(sum)`` returns (what is
     kept of it, what is dropped). The lowest rank of a block answers for all of it: what its coding loses and what is
-    dropped goes to that rank's memory, once.
+    dropped goes to that rank's memory, once. A last round tells all ranks of failures that only the receiver of a message has seen.
     """
     rank = channel.rank
     power, beyond = folded(channel.size)
@@ -69,6 +70,10 @@ def butterfly(job, channel, trim):
         message = None if rank >= power else job.code(partial, stage + 1, 0, keep=rank == 0)
         received = yield send(channel, message, rank + power if rank < beyond else None)
         partial = merged([message if rank < power else received[rank - power]], job.d, rank)
+    if channel.size > 1:
+        notices = yield channel.allgather(notices_of(partial))
+        if notices.size:
+            partial = merged([notices], job.d, rank)
     return PartialSum(job, partial)
 
 

@@ -35,6 +35,9 @@ class Hierarchical(Communicator):
     def check(self, codec, memory):
         self.across.check(codec, memory)
 
+    def reset(self):
+        self.across.reset()
+
     def prepare(self, transport):
         _, across = transport.by_host(self.ranks_per_host)
         if across is not None:

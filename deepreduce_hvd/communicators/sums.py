@@ -31,6 +31,7 @@ class PayloadSum(Sum):
         count = len(job.members)
         if len(spans) != size * count:
             raise CorruptPayload(f"parameter {job.name}: expected {count} payloads from each of {size} ranks, got {len(spans)} in all")
+        self._names = [member.name for member in job.members]
         self._offsets = job.offsets
         self.messages = [spans[number::count] for number in range(count)]
         self._gathered = gathered
@@ -47,10 +48,29 @@ class PayloadSum(Sum):
         return any(message.non_finite for message in self.messages[member])
 
     def add_to(self, member, out, scale):
-        decode_sum_numpy(self.payloads(member), out, scale)
+        try:
+            decode_sum_numpy(self.payloads(member), out, scale)
+        except CorruptPayload:
+            self._raise_culprit(member)
+            raise
 
     def sparse(self, member, scale):
-        return decode_sum_sparse(self.payloads(member), int(np.diff(self._offsets)[member]), scale)
+        try:
+            return decode_sum_sparse(self.payloads(member), self._size_of(member), scale)
+        except CorruptPayload:
+            self._raise_culprit(member)
+            raise
+
+    def _size_of(self, member):
+        return int(self._offsets[member + 1] - self._offsets[member])
+
+    def _raise_culprit(self, member):
+        """Says which rank's payload it is that cannot be decoded."""
+        for rank, payload in enumerate(self.payloads(member)):
+            try:
+                decode_sum_sparse([payload], self._size_of(member))
+            except CorruptPayload as error:
+                raise CorruptPayload(f"parameter {self._names[member]}: rank {rank}: {error}") from None
 
 
 class PartialSum(Sum):

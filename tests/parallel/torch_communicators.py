@@ -158,5 +158,48 @@ def scenario_a_rank_that_fails_makes_all_raise(directory):
             raise AssertionError(f"{communicator}: went on silently")
 
 
+class BreakingTransport:
+    """Breaks the last byte of the first payload that this rank sends."""
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.broke = False
+
+    def __getattr__(self, name):
+        return getattr(self.transport, name)
+
+    def _broken(self, data):
+        if self.broke or data is None or not data.size:
+            return data
+        self.broke = True
+        return np.concatenate([data[:-1], data[-1:] ^ 1])
+
+    def allgather(self, array, name):
+        return self.transport.allgather(self._broken(array), name)
+
+    def alltoall(self, parts, name):
+        return self.transport.alltoall([self._broken(part) if rank != self.rank else part for rank, part in enumerate(parts)], name)
+
+    def broadcast(self, array, root, name):
+        return self.transport.broadcast(self._broken(array), root, name)
+
+
+def scenario_what_one_rank_breaks_is_an_error_on_all(directory):
+    for number, communicator in enumerate(COMMUNICATORS):
+        if isinstance(communicator, (dr.Auto, dr.SharedRandomK)):  # Auto is one of the others; nothing but numbers travels in SharedRandomK
+            continue
+        network = model()
+        optimizer, compressor = distributed(network, communicator, codec_for(communicator), prefix=f"broken{number}.", bucket_bytes=1 << 30)
+        if hvd.rank() == 0:  # CLTK's first leader
+            compressor.session.transport = BreakingTransport(compressor.session.transport)
+        backward(network, 0)
+        try:
+            optimizer.synchronize()
+        except (dr.PeerFailed, dr.CorruptPayload) as error:
+            assert "payload checksum: expected" in str(error) and "rank " in str(error), error
+        else:
+            raise AssertionError(f"{communicator}: went on silently")
+
+
 if __name__ == "__main__":
     run_all(dict(globals()), sys.argv[1])
