@@ -17,22 +17,10 @@ import subprocess
 import sys
 import time
 
+import resnet50
+
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKETS = [0, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
-
-
-def resnet50_shapes():
-    """The 161 parameters' shapes, in the order of torchvision's resnet50."""
-    shapes = [(64, 3, 7, 7), (64,), (64,)]
-    inputs = 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            for shape in ((width, inputs, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)):
-                shapes += [shape, shape[:1], shape[:1]]
-            if block == 0:
-                shapes += [(4 * width, inputs, 1, 1), (4 * width,), (4 * width,)]
-            inputs = 4 * width
-    return [*shapes, (1000, 2048), (1000,)]
 
 
 def worker(steps):
@@ -45,7 +33,7 @@ def worker(steps):
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(hvd.rank())
     parameters = []
-    for number, shape in enumerate(resnet50_shapes()):
+    for number, (_, shape) in enumerate(resnet50.shapes()):
         parameter = torch.nn.Parameter(torch.zeros(shape))
         sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
         parameter.grad = sign * torch.exp(2 * torch.randn(shape, generator=generator))

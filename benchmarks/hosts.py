@@ -31,7 +31,7 @@ def run_job(network, names, seconds, report):
     environment = {
         "OMP_NUM_THREADS": str(max(1, cores // len(network.names))),
         # keep freed memory: fresh pages for what Horovod's fp16 allocates in every step cost as much as the arithmetic on them
-        "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25),
         "PYTHONPATH": str(RESULTS.parent),
     }  # fmt: skip
     job = network.horovodrun([WORKER, ";".join(names), seconds], environment)

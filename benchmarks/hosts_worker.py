@@ -13,6 +13,7 @@ import time
 
 import horovod.torch as hvd
 import numpy as np
+import resnet50
 import torch
 from network import interface_counters
 
@@ -22,32 +23,6 @@ RATIO = 0.01
 _DISTINCT_STEPS = 3  # gradients of as many steps, over and over
 _WARM_UP = 3  # steps not counted
 _FEWEST, _MOST = 4, 15
-
-
-def resnet50():
-    """[(name, shape)] of the 161 parameters of ResNet-50 (He et al. 2016), 25,557,032 elements."""
-    shapes = []
-
-    def convolution(name, outputs, inputs, size):
-        shapes.append((f"{name}.weight", (outputs, inputs, size, size)))
-
-    def normalisation(name, channels):
-        shapes.extend(((f"{name}.weight", (channels,)), (f"{name}.bias", (channels,))))
-
-    convolution("conv1", 64, 3, 7)
-    normalisation("bn1", 64)
-    inputs = 64
-    for layer, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
-        for block in range(blocks):
-            name = f"layer{layer}.{block}"
-            for number, (outputs, taken, size) in enumerate(((width, inputs, 1), (width, width, 3), (4 * width, width, 1)), 1):
-                convolution(f"{name}.conv{number}", outputs, taken, size)
-                normalisation(f"{name}.bn{number}", outputs)
-            if block == 0:
-                convolution(f"{name}.downsample.0", 4 * width, inputs, 1)
-                normalisation(f"{name}.downsample.1", 4 * width)
-            inputs = 4 * width
-    return [*shapes, ("fc.weight", (1000, inputs)), ("fc.bias", (1000,))]
 
 
 def _instance(codec, communicator=None, memory=None):
@@ -98,14 +73,20 @@ class _Prepared(torch.autograd.Function):
         return context.gradient, None
 
 
+def _start_together():
+    """A barrier whose waiting ranks sleep: Horovod's own would take the processors from the ranks that are waited for."""
+    handle = hvd.allreduce_async(torch.zeros(1), name="start")
+    while not hvd.poll(handle):
+        time.sleep(1e-4)
+    hvd.synchronize(handle)
+
+
 class Exchange:
     """Parameters of ResNet-50's shapes, their prepared gradients, and a step that consists of nothing else."""
 
     def __init__(self, gradients, make):
-        self.named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in resnet50()]
+        self.named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in resnet50.shapes()]
         self.parameters = [parameter for _, parameter in self.named]
-        for parameter in self.parameters:
-            parameter.grad = torch.zeros_like(parameter)  # kept: fresh pages every step would cost more than the arithmetic
         self.gradients = itertools.cycle(gradients)
         self.optimizer = torch.optim.SGD(self.parameters, lr=1e-3)
         self.compressor = None
@@ -116,9 +97,9 @@ class Exchange:
     def step(self):
         """Seconds that this rank took."""
         gradients = next(self.gradients)
-        hvd.barrier()
+        _start_together()
         started = time.perf_counter()
-        torch._foreach_zero_([parameter.grad for parameter in self.parameters])
+        self.optimizer.zero_grad()
         torch.stack([_Prepared.apply(*pair) for pair in zip(self.parameters, gradients)]).sum().backward()
         self.optimizer.step()
         return time.perf_counter() - started
@@ -126,7 +107,7 @@ class Exchange:
 
 def prepared_gradients():
     """For each of a few steps the gradients of all parameters: log-normal magnitudes, random signs."""
-    sizes = [int(np.prod(shape)) for _, shape in resnet50()]
+    sizes = [int(np.prod(shape)) for _, shape in resnet50.shapes()]
     steps = []
     for step in range(_DISTINCT_STEPS):
         random = np.random.default_rng((hvd.rank(), step))
@@ -135,7 +116,7 @@ def prepared_gradients():
         # a half normal's logarithm would not be log-normal: magnitude and sign are drawn apart
         np.exp(random.standard_normal(out=magnitudes, dtype=np.float32), out=magnitudes)
         flat = torch.from_numpy(np.copysign(1e-3 * magnitudes, values, dtype=np.float32))
-        steps.append([part.view(shape) for part, (_, shape) in zip(flat.split(sizes), resnet50())])
+        steps.append([part.view(shape) for part, (_, shape) in zip(flat.split(sizes), resnet50.shapes())])
     return steps
 
 

@@ -128,8 +128,10 @@ class Session:
         slot = self._slot_for(tensor)
         if self._round_decompressing:
             self.close_round()
-        if self.elastic is not None and not self._round:
-            self.elastic.follow()
+        if not self._round:
+            if self.elastic is not None:
+                self.elastic.follow()
+            self._probe = torch.tensor(wire.probe(hvd.rank(), self.compressor.fingerprint), dtype=torch.float32)
         self._round.append(slot)
         if tensor.layout == torch.sparse_coo:
             raise InvalidArgument(
@@ -148,11 +150,13 @@ class Session:
         flight.members[slot] = self._member(slot, tensor)
         if flight.full:
             self._start(flight)
-        for other in self._flights.values():
-            if other.exchange is not None:
-                other.exchange.advance()
-        probe = torch.tensor(wire.probe(hvd.rank(), self.compressor.fingerprint), dtype=torch.float32)
-        return probe, _Pending(slot, tensor, flight)
+        self._advance()
+        return self._probe.clone(), _Pending(slot, tensor, flight)
+
+    def _advance(self):
+        for exchange in self._moving:
+            exchange.advance()
+        self._moving = [exchange for exchange in self._moving if not exchange.done]
 
     def _member(self, slot, tensor):
         state = tuple(part.numpy() for part in slot.state)
@@ -190,6 +194,7 @@ class Session:
         compressor.communicator.prepare(self.transport)
         flight.exchange = Exchange(compressor.communicator, job, self.transport, f"deepreduce.{first.name}")
         spent = time.perf_counter() - started
+        self._moving.append(flight.exchange)
         for slot in flight.order:
             slot.encode_seconds += spent * slot.parameter.numel() / max(job.d, 1)
 
@@ -227,7 +232,9 @@ class Session:
                 if other.exchange is None:
                     self._start(other)
         exchange = flight.exchange
-        total = exchange.finish([other.exchange for other in self._flights.values() if other is not flight])
+        for moving in list(self._moving):
+            moving.wait(self._moving)
+        total = exchange.finish()
         started = time.perf_counter()
         number = flight.order.index(slot)
         slot.count_sent(pending.gradient, exchange)
@@ -274,6 +281,7 @@ class Session:
     def _forget_round(self):
         self._round = []
         self._flights = {}  # by the bucket's number
+        self._moving = []  # their exchanges that are not done
         self._round_decompressing = False
         self._round_void = False
 

@@ -1,6 +1,10 @@
 """What a communicator is written against, so that it knows no framework; and what it gives back."""
 
+import time
+
 from deepreduce_hvd.errors import InvalidArgument
+
+_PAUSE_SECONDS = 5e-5
 
 
 class Transport:
@@ -43,6 +47,10 @@ class Transport:
     def wait(self, handle):
         """The result of a collective."""
         raise NotImplementedError
+
+    def pause(self):
+        """Sleeps for a moment between two tests: a rank that spins takes the processor from those that it waits for."""
+        time.sleep(_PAUSE_SECONDS)
 
 
 class Communicator:

@@ -67,17 +67,22 @@ class Exchange:
             self.done = True
 
     def advance(self):
-        """As far as it goes without waiting."""
+        """As far as it goes without waiting; says whether it went on."""
+        moved = False
         while not self.done and self._transport.test(self._handle):
             self._send(self._transport.wait(self._handle))
+            moved = True
+        return moved
 
-    def finish(self, pending=()):
-        """Waits for the sum, while the exchanges of ``pending`` advance too; raises what the exchange raised."""
-        self.advance()
+    def wait(self, pending=()):
+        """Until it is done, while the exchanges of ``pending`` advance too."""
         while not self.done:
-            self._send(self._transport.wait(self._handle))
-            for other in pending:
-                other.advance()
+            if not any([exchange.advance() for exchange in (self, *pending)]):
+                self._transport.pause()
+
+    def finish(self):
+        """Waits for the sum; raises what the exchange raised."""
+        self.wait()
         if self.error is not None:
             raise self.error
         return self.result
