@@ -20,7 +20,7 @@ from deepreduce_hvd.statistics import summary_table
 from deepreduce_hvd.value import QSGD
 
 #: of Compressor(bucket_bytes=)
-DEFAULT_BUCKET_BYTES = 4 << 20
+DEFAULT_BUCKET_BYTES = 64 << 20
 #: the top module of a parameter's type -> the module of this package with its ``Session``
 _SESSIONS = {
     "torch": "deepreduce_hvd._torch_session",
