@@ -3,26 +3,27 @@
 #define DEEPREDUCE_BITS_H
 
 #include "base.h"
+#include "host_device.h"
 
 namespace deepreduce {
 
-inline uint64_t packed_bytes(uint64_t count, unsigned width) { return (count * width + 7) / 8; }
+DR_HOST_DEVICE inline uint64_t packed_bytes(uint64_t count, unsigned width) { return (count * width + 7) / 8; }
 
 // The number of bits that tell `count` things apart: ceil(log2(count)), 0 for one or none.
-inline unsigned bit_width_of(uint32_t count) {
+DR_HOST_DEVICE inline unsigned bit_width_of(uint32_t count) {
   unsigned width = 0;
   while (width < 32 && (uint64_t{1} << width) < count) ++width;
   return width;
 }
 
 // 64 bits from `bit` on, bits past the end zero; the low 57 are those of the data.
-inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, uint64_t bit) {
+DR_HOST_DEVICE inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, uint64_t bit) {
   const uint64_t byte = bit >> 3;
   uint64_t word = 0;
   if (byte + 8 <= bytes) {
-    std::memcpy(&word, data + byte, 8);
+    memcpy(&word, data + byte, 8);
   } else if (byte < bytes) {
-    std::memcpy(&word, data + byte, bytes - byte);
+    memcpy(&word, data + byte, bytes - byte);
   }
   return word >> (bit & 7);
 }

@@ -1,0 +1,75 @@
+// Device-wide algorithms: CUB under nvcc, plain loops under the emulator (algorithms.cu holds both; CUB is included nowhere else). And sums
+// within warps and blocks. All take scratch from the workspace and give it back.
+//
+// `capacity` is known on the host and at least the number of elements that count. Elements beyond those that count are scanned, summed and
+// sorted too: for scans they may be anything, for sums give them 0, for sorts the largest key, so that they end up last.
+#ifndef DEEPREDUCE_CUDA_ALGORITHMS_CUH
+#define DEEPREDUCE_CUDA_ALGORITHMS_CUH
+
+#include "device.cuh"
+
+namespace deepreduce {
+namespace cuda {
+
+// out[i] = in[0] + ... + in[i - 1]; out may be in. Sums wrap.
+void exclusive_sum(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
+void exclusive_sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity);
+// out[i] = in[0] + ... + in[i]
+void inclusive_sum(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
+void inclusive_sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity);
+// out[i] = max(in[0] ... in[i])
+void inclusive_max(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
+
+// *out = sum or largest of all
+void sum(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
+void sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity);
+void largest(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
+
+// Stable ascending radix sorts by the key bits [first_bit, last_bit) ; in and out must not overlap.
+void sort(Device&, const uint32_t* keys, uint32_t* sorted_keys, uint64_t capacity, int first_bit = 0, int last_bit = 32);
+void sort(Device&, const uint64_t* keys, uint64_t* sorted_keys, uint64_t capacity, int first_bit = 0, int last_bit = 64);
+void sort_pairs(Device&, const uint32_t* keys, uint32_t* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t capacity,
+                int first_bit = 0, int last_bit = 32);
+void sort_pairs(Device&, const uint64_t* keys, uint64_t* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t capacity,
+                int first_bit = 0, int last_bit = 64);
+
+// value of this lane and of those before it; all 32 lanes call.
+template <class T>
+__device__ inline T warp_inclusive_sum(T value) {
+  const uint32_t lane = threadIdx.x % 32;
+  for (uint32_t delta = 1; delta < 32; delta *= 2) {
+    const T before = __shfl_up_sync(0xFFFFFFFFu, value, delta);
+    if (lane >= delta) value += before;
+  }
+  return value;
+}
+
+template <class T>
+__device__ inline T warp_sum(T value) {
+  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, lanes);
+  return value;
+}
+
+// The sum over the threads before this one; *total: of the block. All threads call, whole warps. `shared`: 33 elements of the block's shared
+// memory, free again once the block has met at another barrier.
+template <class T>
+__device__ inline T block_exclusive_sum(T value, T* shared, T* total) {
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+  const T inclusive = warp_inclusive_sum(value);
+  if (lane == 31) shared[warp] = inclusive;
+  __syncthreads();
+  if (warp == 0) {
+    const T mine = lane < warps ? shared[lane] : T(0);
+    const T upto = warp_inclusive_sum(mine);
+    __syncwarp();
+    shared[lane] = upto - mine;
+    if (lane == 31) shared[32] = upto;
+  }
+  __syncthreads();
+  *total = shared[32];
+  return shared[warp] + inclusive - value;
+}
+
+}  // namespace cuda
+}  // namespace deepreduce
+#endif

@@ -1,0 +1,83 @@
+#include "device.cuh"
+
+#include <cstdio>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace deepreduce {
+namespace cuda {
+
+namespace {
+// In the emulator arrays keep a distance, which AddressSanitizer guards.
+#ifdef __CUDACC__
+constexpr uint64_t kDistance = 0;
+#else
+constexpr uint64_t kDistance = kAlignment;
+#endif
+
+uint64_t rounded(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+}  // namespace
+
+Device::Device(void* workspace, uint64_t workspace_bytes, cudaStream_t stream, dr_cuda_result* result)
+    : measuring_(false), capacity_(workspace_bytes), stream_(stream), result_(result) {
+  if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0)
+    invalid_argument("workspace: expected memory aligned to %llu bytes, got %p", static_cast<unsigned long long>(kAlignment), workspace);
+  memory_ = static_cast<uint8_t*>(workspace);
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_poison_memory_region(workspace, workspace_bytes);
+#endif
+}
+
+Device::~Device() {
+#if defined(__SANITIZE_ADDRESS__)
+  if (!measuring_) __asan_unpoison_memory_region(memory_, capacity_);
+#endif
+}
+
+void* Device::take(uint64_t bytes) {
+  const uint64_t start = used_;
+  used_ = start + rounded(bytes) + kDistance;
+  most_used_ = std::max(most_used_, used_);
+  if (measuring_) return nullptr;
+  if (used_ > capacity_)
+    invalid_argument("workspace: expected at least %llu bytes, got %llu", static_cast<unsigned long long>(used_),
+                     static_cast<unsigned long long>(capacity_));
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(memory_ + start, bytes);
+#endif
+#ifndef __CUDACC__
+  std::memset(memory_ + start, emulation::options().poison, bytes);
+#endif
+  return memory_ + start;
+}
+
+void Device::release(uint64_t mark) {
+#if defined(__SANITIZE_ADDRESS__)
+  if (!measuring_) __asan_poison_memory_region(memory_ + mark, used_ - mark);
+#endif
+  used_ = mark;
+}
+
+void Device::fill(void* memory, uint8_t byte, uint64_t bytes) {
+  if (measuring_ || bytes == 0) return;
+  if (cudaMemsetAsync(memory, byte, bytes, stream_) != cudaSuccess) check("filling memory");
+}
+
+void Device::copy(void* to, const void* from, uint64_t bytes) {
+  if (measuring_ || bytes == 0) return;
+  if (cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_) != cudaSuccess) check("copying memory");
+}
+
+void Device::check(const char* what) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return;
+  Failure failure;
+  failure.status = DR_CUDA_ERROR;
+  std::snprintf(failure.message, sizeof(failure.message), "CUDA, %s: %s", what, cudaGetErrorString(error));
+  throw failure;
+}
+
+}  // namespace cuda
+}  // namespace deepreduce

@@ -1,0 +1,213 @@
+#include "scheduler.h"
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "fiber.h"
+
+// Where __shared__ arrays lie; weak, since a program without them has no such section.
+extern "C" {
+extern uint8_t __start_dr_shared[] __attribute__((weak, visibility("hidden")));
+extern uint8_t __stop_dr_shared[] __attribute__((weak, visibility("hidden")));
+}
+
+namespace deepreduce {
+namespace emulation {
+namespace {
+
+constexpr uint32_t kWarp = 32, kMostThreads = 1024, kMostShared = 227 * 1024;
+
+enum class Waits : uint8_t { no, at_block, at_vote, at_exchange, done };
+
+struct Thread {
+  Waits waits = Waits::no;
+  uint32_t mask = 0, from_lane = 0;
+  uint64_t value = 0;  // in: what it brings; out: what it gets
+};
+
+struct Block {
+  std::vector<Thread> threads;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  uint32_t current = 0;
+};
+
+Options the_options;
+Block block;
+const std::function<void()>* the_kernel = nullptr;
+bool with_fibers = false;
+alignas(64) uint8_t shared_memory[kMostShared];
+
+void fiber_main() {
+  for (;;) {  // a fiber serves one thread after another
+    (*the_kernel)();
+    block.threads[block.current].waits = Waits::done;
+    block.fibers[block.current]->leave();
+  }
+}
+
+// Positions 0..n-1 in the order that the options ask for.
+std::vector<uint32_t> order_of(uint32_t n, uint64_t salt) {
+  std::vector<uint32_t> order(n);
+  for (uint32_t i = 0; i < n; ++i) order[i] = the_options.schedule == Schedule::reverse ? n - 1 - i : i;
+  if (the_options.schedule != Schedule::shuffled) return order;
+  uint64_t state = the_options.seed * 0x9E3779B97F4A7C15ull + salt;
+  for (uint32_t i = n; i > 1; --i) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    std::swap(order[i - 1], order[static_cast<uint32_t>(state >> 33) % i]);
+  }
+  return order;
+}
+
+[[noreturn]] void fail(const std::string& what) {
+  throw std::runtime_error("block " + std::to_string(blockIdx.x) + " of " + std::to_string(gridDim.x) + ": " + what);
+}
+
+Thread& wait(Waits how) {
+  if (!with_fibers) fail("thread " + std::to_string(threadIdx.x) + " waits in a kernel launched as one whose threads never do");
+  const uint32_t at = block.current;
+  block.threads[at].waits = how;
+  block.fibers[at]->leave();
+  threadIdx.x = at;
+  return block.threads[at];
+}
+
+// Lets the lanes of one warp go on whose partners are all there; whether there were any.
+bool resolve_warp(uint32_t first, uint32_t lanes) {
+  Thread* warp = block.threads.data() + first;
+  bool any = false;
+  for (uint32_t lane = 0; lane < lanes; ++lane) {
+    const Waits how = warp[lane].waits;
+    if (how != Waits::at_vote && how != Waits::at_exchange) continue;
+    const uint32_t mask = warp[lane].mask;
+    if ((mask >> lane & 1u) == 0) fail("thread " + std::to_string(first + lane) + " is not in its own mask");
+    bool all = true;
+    for (uint32_t other = 0; other < kWarp && all; ++other) {
+      if ((mask >> other & 1u) == 0) continue;
+      if (other >= lanes || warp[other].waits == Waits::done)
+        fail("thread " + std::to_string(first + lane) + " waits for lane " + std::to_string(other) + ", which is not there");
+      all = warp[other].waits == how && warp[other].mask == mask;
+    }
+    if (!all) continue;
+    any = true;
+    uint64_t values[kWarp] = {};
+    uint32_t votes = 0;
+    for (uint32_t other = 0; other < lanes; ++other) {
+      values[other] = warp[other].value;
+      if (mask >> other & 1u) votes |= static_cast<uint32_t>(warp[other].value & 1u) << other;
+    }
+    for (uint32_t other = 0; other < lanes; ++other) {
+      if ((mask >> other & 1u) == 0) continue;
+      if (how == Waits::at_vote) {
+        warp[other].value = votes;
+      } else {
+        const uint32_t from = warp[other].from_lane;
+        if (from >= kWarp || (mask >> from & 1u) == 0)
+          fail("thread " + std::to_string(first + other) + " reads lane " + std::to_string(from) + ", which is not in the mask");
+        warp[other].value = values[from];
+      }
+      warp[other].waits = Waits::no;
+    }
+  }
+  return any;
+}
+
+void run_fibers(uint32_t threads, uint64_t salt) {
+  block.threads.assign(threads, Thread());
+  const std::vector<uint32_t> order = order_of(threads, salt);
+  const uint32_t warps = (threads + kWarp - 1) / kWarp;
+  std::vector<std::vector<uint32_t>> lanes_of(warps);  // the order of each warp's threads, the warps in the order of their first
+  std::vector<uint32_t> warp_order;
+  for (const uint32_t t : order) {
+    if (lanes_of[t / kWarp].empty()) warp_order.push_back(t / kWarp);
+    lanes_of[t / kWarp].push_back(t);
+  }
+  for (;;) {
+    for (const uint32_t warp : warp_order) {
+      const uint32_t first = warp * kWarp, lanes = threads - first < kWarp ? threads - first : kWarp;
+      do {
+        for (const uint32_t t : lanes_of[warp]) {
+          if (block.threads[t].waits != Waits::no) continue;
+          block.current = t;
+          threadIdx.x = t;
+          block.fibers[t]->enter();
+        }
+      } while (resolve_warp(first, lanes));
+    }
+    uint32_t done = 0, at_barrier = 0, votes = 0, straggler = 0;
+    for (uint32_t t = 0; t < threads; ++t) {
+      const Thread& thread = block.threads[t];
+      done += thread.waits == Waits::done;
+      at_barrier += thread.waits == Waits::at_block;
+      if (thread.waits == Waits::at_block) votes += thread.value != 0;
+      if (thread.waits != Waits::at_block) straggler = t;
+    }
+    if (done == threads) return;
+    if (at_barrier != threads)
+      fail(std::to_string(at_barrier) + " of " + std::to_string(threads) + " threads wait at a barrier, " + std::to_string(done) +
+           " have returned, the others wait for lanes of their warps; thread " + std::to_string(straggler) + " is not at the barrier");
+    for (Thread& thread : block.threads) {
+      thread.value = votes;
+      thread.waits = Waits::no;
+    }
+  }
+}
+
+}  // namespace
+
+Options& options() { return the_options; }
+void* dynamic_shared() { return shared_memory; }
+
+uint32_t block_barrier(bool predicate) {
+  block.threads[block.current].value = predicate;
+  return static_cast<uint32_t>(wait(Waits::at_block).value);
+}
+
+uint32_t warp_vote(uint32_t mask, bool predicate) {
+  Thread& mine = block.threads[block.current];
+  mine.value = predicate;
+  mine.mask = mask;
+  return static_cast<uint32_t>(wait(Waits::at_vote).value);
+}
+
+uint64_t warp_exchange(uint32_t mask, uint64_t value, uint32_t from_lane) {
+  Thread& mine = block.threads[block.current];
+  mine.value = value;
+  mine.mask = mask;
+  mine.from_lane = from_lane;
+  return wait(Waits::at_exchange).value;
+}
+
+void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, const std::function<void()>& kernel) {
+  gridDim.x = blocks;
+  blockDim.x = threads;
+  if (blocks == 0 || threads == 0 || threads > kMostThreads || shared_bytes > kMostShared)
+    throw std::runtime_error("launch of " + std::to_string(blocks) + " blocks of " + std::to_string(threads) + " threads with " +
+                             std::to_string(shared_bytes) + " bytes of shared memory");
+  the_kernel = &kernel;
+  with_fibers = fibers;
+  while (fibers && block.fibers.size() < threads) block.fibers.emplace_back(new Fiber(fiber_main));
+  if (!fibers && block.threads.empty()) block.threads.resize(1);
+  block.current = 0;
+  uint64_t salt = blocks * uint64_t{31} + threads;
+  const std::vector<uint32_t> elementwise = fibers ? std::vector<uint32_t>() : order_of(threads, salt);
+  for (const uint32_t b : order_of(blocks, salt)) {
+    blockIdx.x = b;
+    if (!fibers) {
+      for (const uint32_t t : elementwise) {
+        threadIdx.x = t;
+        kernel();
+      }
+      continue;
+    }
+    if (__start_dr_shared != nullptr)
+      std::memset(__start_dr_shared, the_options.poison, static_cast<size_t>(__stop_dr_shared - __start_dr_shared));
+    std::memset(shared_memory, the_options.poison, shared_bytes);
+    run_fibers(threads, salt + b);
+  }
+}
+
+}  // namespace emulation
+}  // namespace deepreduce

@@ -1,0 +1,37 @@
+// The tables of codecs on the device. Those that stay on the host, and why: Deflate (zlib's streams are sequential), Huffman (codes of one stream,
+// small sections), Quantile and RLE (sequential by their format).
+#include "codecs.cuh"
+
+namespace deepreduce {
+namespace cuda {
+
+extern const DeviceIndexCodec raw_index_device_codec;
+extern const DeviceIndexCodec bitmap_device_codec;
+extern const DeviceValueCodec raw_value_device_codec;
+extern const DeviceValueCodec float16_device_codec;
+extern const DeviceValueCodec bfloat16_device_codec;
+
+namespace {
+const DeviceIndexCodec* const index_codecs[] = {
+    &raw_index_device_codec,
+    &bitmap_device_codec,
+};
+const DeviceValueCodec* const value_codecs[] = {
+    &raw_value_device_codec,
+    &float16_device_codec,
+    &bfloat16_device_codec,
+};
+
+template <class Codec, size_t count>
+const Codec* find(const Codec* const (&codecs)[count], int id) {
+  for (const Codec* codec : codecs)
+    if (codec->id == id) return codec;
+  return nullptr;
+}
+}  // namespace
+
+const DeviceIndexCodec* find_device_index_codec(int id) { return find(index_codecs, id); }
+const DeviceValueCodec* find_device_value_codec(int id) { return find(value_codecs, id); }
+
+}  // namespace cuda
+}  // namespace deepreduce

@@ -1,0 +1,167 @@
+"""The device codecs under the host's emulator of CUDA: builds the library on first use, and calls it with NumPy arrays.
+
+The same .cu files that nvcc compiles are compiled by g++ with csrc/cuda/emulation on the include path. A codec's stage can be driven alone
+(:func:`encode_index`, :func:`decode_index`, :func:`encode_value`, :func:`decode_value`).
+"""
+
+import ctypes
+import functools
+import os
+import pathlib
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import deepreduce_hvd as dr
+
+ROOT = pathlib.Path(__file__).parents[2]
+CORE = ROOT / "deepreduce_hvd" / "csrc"
+#: sections are decoded from addresses of any alignment
+MISALIGNMENTS = (0, 1, 7)
+#: (schedule, seed): forward, reverse, shuffled
+SCHEDULES = ((0, 0), (1, 0), (2, 1), (2, 2))
+
+_ERRORS = {1: dr.CorruptPayload, 2: dr.InvalidArgument, 3: dr.UnknownCodec}
+
+
+class Result(ctypes.Structure):
+    """dr_cuda_result."""
+
+    _fields_ = [
+        ("status", ctypes.c_int32), ("code", ctypes.c_int32), ("expected", ctypes.c_uint64), ("got", ctypes.c_uint64),
+        ("payload", ctypes.c_uint64), ("payload_bytes", ctypes.c_uint64), ("count", ctypes.c_uint32), ("non_finite", ctypes.c_int32),
+        ("threshold", ctypes.c_float), ("unused", ctypes.c_uint32),
+    ]  # fmt: skip
+
+
+def sources():
+    """What the library is made of; of the CPU core only what raises errors."""
+    return [
+        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "cuda" / "emulation" / "scheduler.cc", CORE / "base.cc",
+        *sorted(pathlib.Path(__file__).parent.glob("*.cc")),
+    ]  # fmt: skip
+
+
+def build(sanitize=False):
+    """Compiles what changed and returns the library's path. ``sanitize``: with AddressSanitizer and UBSan, for a process that preloads them."""
+    folder = ROOT / "build" / ("cuda_emulation_sanitized" if sanitize else "cuda_emulation")
+    folder.mkdir(parents=True, exist_ok=True)
+    headers = [path for pattern in ("*.h", "*.cuh") for path in CORE.rglob(pattern)]
+    newest_header = max(path.stat().st_mtime for path in headers)
+    options = ["-std=c++17", "-O1" if sanitize else "-O2", "-g1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    options += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if sanitize else []
+    options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{CORE / 'cuda' / 'emulation'}"]
+    compiler = os.environ.get("CXX", "g++")
+
+    def compile_one(source):
+        made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
+        if not made.exists() or made.stat().st_mtime < max(newest_header, source.stat().st_mtime):
+            subprocess.run([compiler, *options, "-x", "c++", "-c", str(source), "-o", str(made)], check=True)
+            return made, True
+        return made, False
+
+    with ThreadPoolExecutor(2) as pool:
+        compiled = list(pool.map(compile_one, sources()))
+    library = folder / "library.so"
+    if not library.exists() or any(new for _, new in compiled):
+        extra = ["-fsanitize=address,undefined"] if sanitize else []
+        subprocess.run([compiler, "-shared", *extra, "-Wl,-Bsymbolic,-z,defs", *map(str, (made for made, _ in compiled)), "-o", str(library)], check=True)
+    return library
+
+
+@functools.lru_cache(maxsize=1)
+def library():
+    return ctypes.CDLL(str(build(sanitize=os.environ.get("DEEPREDUCE_CUDA_SANITIZE") == "1")))
+
+
+def set_schedule(schedule=0, seed=1, poison=0xA5):
+    """The order of blocks and threads from now on, and what memory holds before it is written."""
+    library().dr_test_schedule(ctypes.c_int(schedule), ctypes.c_uint64(seed), ctypes.c_int(poison))
+
+
+def _pointer(array):
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def call(name, *arguments, result=None):
+    """Calls the library's function; a status that is not 0 becomes the package's error."""
+    message = ctypes.create_string_buffer(512)
+    status = getattr(library(), name)(*arguments, message)
+    text = message.value.decode()
+    if status == 0 and result is not None and result.status != 0:
+        status, text = result.status, f"code {result.code}: expected {result.expected}, got {result.got}"
+    if status != 0:
+        raise _ERRORS.get(status, RuntimeError)(text)
+
+
+def _parameters(stage):
+    return np.array(stage.fields()[1:], dtype=np.float64)
+
+
+def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
+    """As :meth:`IndexCodec.encode`, by the device codec. ``spare``: how much the host's bound of the count exceeds the count."""
+    indices = np.ascontiguousarray(indices, dtype=np.uint32)
+    parameters, capacity = _parameters(stage), indices.size + spare
+    most_bytes, most_decoded = ctypes.c_uint64(), ctypes.c_uint32()
+    call("dr_test_index_capacity", stage.wire_id, ctypes.c_uint32(d), ctypes.c_uint32(capacity), _pointer(parameters), ctypes.byref(most_bytes),
+         ctypes.byref(most_decoded))  # fmt: skip
+    section, decoded = np.zeros(most_bytes.value + 1, dtype=np.uint8), np.zeros(most_decoded.value + 1, dtype=np.uint32)
+    section_bytes, decoded_count, stay, result = ctypes.c_uint64(), ctypes.c_uint32(), ctypes.c_int(), Result()
+    call(
+        "dr_test_index_encode", stage.wire_id, ctypes.c_uint32(d), ctypes.c_uint32(indices.size), ctypes.c_uint32(capacity), _pointer(indices),
+        _pointer(parameters), ctypes.c_double(value_bits), ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded),
+        ctypes.byref(decoded_count), ctypes.byref(stay), ctypes.byref(result), result=result,
+    )  # fmt: skip
+    return section[: section_bytes.value].tobytes(), decoded[: decoded_count.value], bool(stay.value)
+
+
+def _decode(name, wire_id, section, d, count, dtype, misalignment, spare, active):
+    section_array, out, result = np.frombuffer(section, dtype=np.uint8), np.zeros(count + 1, dtype=dtype), Result()
+    call(
+        name, wire_id, _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
+        ctypes.c_uint32(count + spare), ctypes.c_int(active), _pointer(out), ctypes.byref(result), result=result,
+    )  # fmt: skip
+    return out[:count]
+
+
+def decode_index(stage, section, d, count, misalignment=0, spare=0, active=True):
+    """As :meth:`IndexCodec.decode`, by the device codec."""
+    return _decode("dr_test_index_decode", stage.wire_id, section, d, count, np.uint32, misalignment, spare, active)
+
+
+def encode_value(stage, values, key, spare=0):
+    """As :meth:`ValueCodec.encode`, by the device codec."""
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    parameters, count = _parameters(stage), values.size
+    most_bytes = ctypes.c_uint64()
+    call("dr_test_value_capacity", stage.wire_id, ctypes.c_uint32(count + spare), _pointer(parameters), ctypes.byref(most_bytes))
+    section, decoded, order = np.zeros(most_bytes.value + 1, dtype=np.uint8), np.zeros(count + 1, dtype=np.float32), np.zeros(count + 1, dtype=np.uint32)
+    section_bytes, result = ctypes.c_uint64(), Result()
+    call(
+        "dr_test_value_encode", stage.wire_id, ctypes.c_uint32(count), ctypes.c_uint32(count + spare), _pointer(values), _pointer(parameters),
+        ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded), _pointer(order), ctypes.byref(result), result=result,
+    )  # fmt: skip
+    return section[: section_bytes.value].tobytes(), decoded[:count], order[:count] if stage.sorts else None
+
+
+def decode_value(stage, section, count, misalignment=0, spare=0, active=True):
+    """As :meth:`ValueCodec.decode`, by the device codec."""
+    return _decode("dr_test_value_decode", stage.wire_id, section, max(count, 1), count, np.float32, misalignment, spare, active)
+
+
+def encode_order(order, spare=0):
+    """The order section of ``order`` (k,) uint32."""
+    order = np.ascontiguousarray(order, dtype=np.uint32)
+    section, section_bytes, result = np.zeros(4 * (order.size + spare) + 8, dtype=np.uint8), ctypes.c_uint64(), Result()
+    call("dr_test_order_encode", _pointer(order), ctypes.c_uint32(order.size), ctypes.c_uint32(order.size + spare), _pointer(section),
+         ctypes.byref(section_bytes), ctypes.byref(result), result=result)  # fmt: skip
+    return section[: section_bytes.value].tobytes()
+
+
+def decode_order(section, count, spare=0):
+    """(count,) uint32, or CorruptPayload."""
+    section_array, order, result = np.frombuffer(section, dtype=np.uint8), np.zeros(count + 1, dtype=np.uint32), Result()
+    call("dr_test_order_decode", _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_uint32(count), ctypes.c_uint32(count + spare),
+         _pointer(order), ctypes.byref(result), result=result)  # fmt: skip
+    return order[:count]

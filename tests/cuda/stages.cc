@@ -1,0 +1,217 @@
+// For tests: one stage of a device codec alone, under the emulator. All memory is the caller's, all functions return a status; message holds
+// what went wrong. Arrays given to a codec are copied into memory of exactly their size, so that AddressSanitizer sees what lies outside.
+#include <cstdio>
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/algorithms.cuh"
+#include "cuda/codecs.cuh"
+
+using namespace deepreduce;
+using namespace deepreduce::cuda;
+
+namespace {
+
+constexpr int kEmulatorError = 100;
+
+template <class Work>
+int guarded(char* message, Work work) {
+  message[0] = '\0';
+  try {
+    work();
+    return DR_OK;
+  } catch (const Failure& failure) {
+    std::snprintf(message, 512, "%s", failure.message);
+    return failure.status;
+  } catch (const std::exception& error) {
+    std::snprintf(message, 512, "%s", error.what());
+    return kEmulatorError;
+  }
+}
+
+// Runs work(device) twice: for the size, and with a workspace of that size.
+template <class Work>
+int32_t with_device(dr_cuda_result* result, Work work) {
+  *result = dr_cuda_result{};
+  Device measure;
+  work(measure, true);
+  std::vector<uint8_t> memory(measure.most_used() + kAlignment);
+  uint8_t* aligned = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + kAlignment - 1) / kAlignment * kAlignment);
+  Device device(aligned, measure.most_used(), nullptr, result);
+  work(device, false);
+  if (device.most_used() != measure.most_used()) throw std::runtime_error("the size query and the call take different amounts of workspace");
+  return result->status;
+}
+
+template <class Codec>
+const Codec& expect(const Codec* codec, int id) {
+  if (codec == nullptr) unknown_codec("device codec: got the unknown id %d", id);
+  return *codec;
+}
+
+DeviceSection* put_section(Device& device, const std::vector<uint8_t>& bytes, uint32_t d, uint32_t count, uint32_t active) {
+  DeviceSection* section = device.array<DeviceSection>(1);
+  const DeviceSection contents{bytes.data(), bytes.size(), d, count, active};
+  device.copy(section, &contents, sizeof(contents));
+  return section;
+}
+
+SectionOut section_out(Device& device, uint64_t capacity) {
+  uint8_t* data = device.array<uint8_t>(capacity + kSectionSlack);
+  return {data, capacity, device.array<uint64_t>(1)};
+}
+
+void take_section(bool measuring, const SectionOut& out, uint8_t* section, uint64_t* section_bytes) {
+  if (measuring) return;
+  *section_bytes = *out.bytes;
+  if (*out.bytes > out.capacity) throw std::runtime_error("the section is longer than its capacity");
+  std::memcpy(section, out.data, *out.bytes);
+}
+
+}  // namespace
+
+extern "C" {
+
+void dr_test_schedule(int schedule, uint64_t seed, int poison) {
+  emulation::options().schedule = static_cast<emulation::Schedule>(schedule);
+  emulation::options().seed = seed;
+  emulation::options().poison = static_cast<uint8_t>(poison);
+}
+
+// The most bytes and decoded indices; `indices` (count,), capacity >= count.
+int dr_test_index_capacity(int id, uint32_t d, uint32_t capacity, const double* parameters, uint64_t* bytes, uint32_t* decoded, char* message) {
+  return guarded(message, [&] {
+    const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
+    *bytes = codec.section_capacity(d, capacity, parameters);
+    *decoded = codec.decoded_capacity == nullptr ? capacity : codec.decoded_capacity(d, capacity, parameters);
+  });
+}
+
+int dr_test_index_encode(int id, uint32_t d, uint32_t count, uint32_t capacity, const uint32_t* indices, const double* parameters, double value_bits,
+                         uint64_t key, uint8_t* section, uint64_t* section_bytes, uint32_t* decoded, uint32_t* decoded_count, int* values_stay,
+                         dr_cuda_result* result, char* message) {
+  return guarded(message, [&] {
+    const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
+    with_device(result, [&](Device& device, bool measuring) {
+      const SectionOut out = section_out(device, codec.section_capacity(d, capacity, parameters));
+      uint32_t* on_device = device.array<uint32_t>(capacity);
+      device.copy(on_device, indices, uint64_t{4} * count);
+      uint32_t* device_count = device.array<uint32_t>(1);
+      device.copy(device_count, &count, 4);
+      const uint32_t most = codec.decoded_capacity == nullptr ? capacity : codec.decoded_capacity(d, capacity, parameters);
+      DeviceIndexEncoding encoding{d, capacity, device_count, on_device, parameters, value_bits, key, out, most, device_count, on_device, false};
+      codec.encode(device, encoding);
+      take_section(measuring, out, section, section_bytes);
+      if (measuring) return;
+      *decoded_count = *encoding.decoded_count;
+      if (*decoded_count > most) throw std::runtime_error("more indices are decoded than the capacity");
+      if (*decoded_count != 0) std::memcpy(decoded, encoding.decoded, uint64_t{4} * *decoded_count);
+      *values_stay = encoding.values_stay;
+    });
+  });
+}
+
+// capacity: at least count. The section lies at an address that is `misalignment` beyond a multiple of 16.
+int dr_test_index_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint32_t capacity, int active,
+                         uint32_t* indices, dr_cuda_result* result, char* message) {
+  return guarded(message, [&] {
+    const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
+    const uint32_t most = codec.most_count(bytes, d);
+    if (count > most) {  // who calls decode refuses this first
+      *result = dr_cuda_result{};
+      result->status = DR_CORRUPT_PAYLOAD;
+      return;
+    }
+    std::vector<uint8_t> padded(misalignment, 0xEE);
+    padded.insert(padded.end(), section, section + bytes);
+    padded.shrink_to_fit();
+    with_device(result, [&](Device& device, bool measuring) {
+      DeviceSection* on_device = device.array<DeviceSection>(1);
+      const DeviceSection contents{padded.data() + misalignment, bytes, d, count, active != 0};
+      device.copy(on_device, &contents, sizeof(contents));
+      uint32_t* decoded = device.array<uint32_t>(capacity);
+      codec.decode(device, on_device, d, capacity, bytes + 100, decoded);
+      if (!measuring && result->status == DR_OK && active && count != 0) std::memcpy(indices, decoded, uint64_t{4} * count);
+    });
+  });
+}
+
+int dr_test_value_capacity(int id, uint32_t capacity, const double* parameters, uint64_t* bytes, char* message) {
+  return guarded(message, [&] { *bytes = expect(find_device_value_codec(id), id).section_capacity(capacity, parameters); });
+}
+
+int dr_test_value_encode(int id, uint32_t count, uint32_t capacity, const float* values, const double* parameters, uint64_t key, uint8_t* section,
+                         uint64_t* section_bytes, float* decoded, uint32_t* order, dr_cuda_result* result, char* message) {
+  return guarded(message, [&] {
+    const DeviceValueCodec& codec = expect(find_device_value_codec(id), id);
+    with_device(result, [&](Device& device, bool measuring) {
+      const SectionOut out = section_out(device, codec.section_capacity(capacity, parameters));
+      float* on_device = device.array<float>(capacity);
+      device.copy(on_device, values, uint64_t{4} * count);
+      uint32_t* device_count = device.array<uint32_t>(1);
+      device.copy(device_count, &count, 4);
+      float* device_decoded = device.array<float>(capacity);
+      uint32_t* device_order = codec.sorts ? device.array<uint32_t>(capacity) : nullptr;
+      DeviceValueEncoding encoding{capacity, device_count, on_device, parameters, key, out, device_decoded, device_order};
+      codec.encode(device, encoding);
+      take_section(measuring, out, section, section_bytes);
+      if (measuring || count == 0) return;
+      std::memcpy(decoded, device_decoded, uint64_t{4} * count);
+      if (codec.sorts) std::memcpy(order, device_order, uint64_t{4} * count);
+    });
+  });
+}
+
+int dr_test_value_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint32_t capacity, int active,
+                         float* values, dr_cuda_result* result, char* message) {
+  return guarded(message, [&] {
+    const DeviceValueCodec& codec = expect(find_device_value_codec(id), id);
+    if (count > codec.most_count(bytes)) {
+      *result = dr_cuda_result{};
+      result->status = DR_CORRUPT_PAYLOAD;
+      return;
+    }
+    std::vector<uint8_t> padded(misalignment, 0xEE);
+    padded.insert(padded.end(), section, section + bytes);
+    padded.shrink_to_fit();
+    with_device(result, [&](Device& device, bool measuring) {
+      DeviceSection* on_device = device.array<DeviceSection>(1);
+      const DeviceSection contents{padded.data() + misalignment, bytes, d, count, active != 0};
+      device.copy(on_device, &contents, sizeof(contents));
+      float* decoded = device.array<float>(capacity);
+      codec.decode(device, on_device, capacity, bytes + 100, decoded);
+      if (!measuring && result->status == DR_OK && active && count != 0) std::memcpy(values, decoded, uint64_t{4} * count);
+    });
+  });
+}
+
+// The order section alone.
+int dr_test_order_encode(const uint32_t* order, uint32_t count, uint32_t capacity, uint8_t* section, uint64_t* section_bytes, dr_cuda_result* result,
+                         char* message) {
+  return guarded(message, [&] {
+    with_device(result, [&](Device& device, bool measuring) {
+      const SectionOut out = section_out(device, order_capacity(capacity));
+      uint32_t* on_device = device.array<uint32_t>(capacity);
+      device.copy(on_device, order, uint64_t{4} * count);
+      uint32_t* device_count = device.array<uint32_t>(1);
+      device.copy(device_count, &count, 4);
+      write_order(device, on_device, device_count, capacity, out);
+      take_section(measuring, out, section, section_bytes);
+    });
+  });
+}
+
+int dr_test_order_decode(const uint8_t* section, uint64_t bytes, uint32_t count, uint32_t capacity, uint32_t* order, dr_cuda_result* result,
+                         char* message) {
+  return guarded(message, [&] {
+    const std::vector<uint8_t> exact(section, section + bytes);
+    with_device(result, [&](Device& device, bool measuring) {
+      const DeviceSection* on_device = put_section(device, exact, count, count, 1);
+      uint32_t* decoded = device.array<uint32_t>(capacity);
+      read_order(device, on_device, capacity, decoded);
+      if (!measuring && result->status == DR_OK && count != 0) std::memcpy(order, decoded, uint64_t{4} * count);
+    });
+  });
+}
+
+}  // extern "C"

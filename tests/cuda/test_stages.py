@@ -1,0 +1,163 @@
+"""Each stage of the device codecs alone, under the emulator, against the NumPy oracle: sections, what they decode to, and what is refused."""
+
+import emulation
+import numpy as np
+import pytest
+from codecs_table import INDEX, VALUE, gradient, inputs
+
+import deepreduce_hvd as dr
+
+#: rows of tests/codecs_table.py that have a device codec
+DEVICE_INDEX = ["raw_index", "bitmap"]
+DEVICE_VALUE = ["raw_value", "float16", "bfloat16"]
+
+INPUTS = inputs()
+KEY = 0x0123456789ABCDEF
+
+
+@pytest.fixture(params=emulation.SCHEDULES, ids=lambda schedule: f"schedule{schedule[0]}-{schedule[1]}")
+def schedule(request):
+    emulation.set_schedule(*request.param)
+    yield request.param
+    emulation.set_schedule()
+
+
+def selected(values):
+    """Ascending indices of about one element in 10, as a sparsifier may choose them."""
+    k = max(1, values.size // 10) if values.size else 0
+    return np.sort(np.argsort(-np.abs(values), kind="stable")[:k]).astype(np.uint32)
+
+
+@pytest.mark.parametrize("spare", [0, 1000])
+@pytest.mark.parametrize("case", INPUTS)
+@pytest.mark.parametrize("name", DEVICE_INDEX)
+def test_index(name, case, spare):
+    stage, d = INDEX[name], INPUTS[case].size
+    indices = selected(INPUTS[case])
+    expected, expected_decoded, expected_stay = stage.encode(indices, d, KEY, 20.0)
+    section, decoded, stay = emulation.encode_index(stage, indices, d, KEY, 20.0, spare=spare)
+    assert section == expected
+    np.testing.assert_array_equal(decoded, expected_decoded)
+    assert stay == expected_stay
+    for misalignment in emulation.MISALIGNMENTS:
+        back = emulation.decode_index(stage, section, d, decoded.size, misalignment=misalignment, spare=spare)
+        np.testing.assert_array_equal(back, decoded)
+
+
+@pytest.mark.parametrize("name", DEVICE_INDEX)
+def test_index_in_any_schedule(name, schedule):
+    stage, values = INDEX[name], gradient(9000)
+    indices = selected(values)
+    section, decoded, _ = emulation.encode_index(stage, indices, values.size, KEY)
+    assert section == stage.encode(indices, values.size, KEY)[0]
+    np.testing.assert_array_equal(emulation.decode_index(stage, section, values.size, decoded.size), decoded)
+
+
+@pytest.mark.parametrize("spare", [0, 1000])
+@pytest.mark.parametrize("case", INPUTS)
+@pytest.mark.parametrize("name", DEVICE_VALUE)
+def test_value(name, case, spare):
+    stage, values = VALUE[name], INPUTS[case]
+    expected, expected_decoded, expected_order = stage.encode(values, KEY)
+    section, decoded, order = emulation.encode_value(stage, values, KEY, spare=spare)
+    assert section == expected
+    np.testing.assert_array_equal(decoded.view(np.uint32), expected_decoded.view(np.uint32))
+    if stage.sorts:
+        np.testing.assert_array_equal(order, expected_order)
+    sent = stage.decode(section, values.size)
+    for misalignment in emulation.MISALIGNMENTS:
+        back = emulation.decode_value(stage, section, values.size, misalignment=misalignment, spare=spare)
+        np.testing.assert_array_equal(back.view(np.uint32), sent.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", DEVICE_VALUE)
+def test_value_in_any_schedule(name, schedule):
+    stage, values = VALUE[name], gradient(9000)
+    section, decoded, _ = emulation.encode_value(stage, values, KEY)
+    expected, expected_decoded, _ = stage.encode(values, KEY)
+    assert section == expected
+    np.testing.assert_array_equal(decoded.view(np.uint32), expected_decoded.view(np.uint32))
+    back = emulation.decode_value(stage, section, values.size)
+    np.testing.assert_array_equal(back.view(np.uint32), stage.decode(section, values.size).view(np.uint32))
+
+
+def outcome(decode):
+    try:
+        return decode()
+    except dr.DeepReduceError as error:
+        return type(error)
+
+
+def agree(on_device, oracle):
+    """Accepted with the same result by both, or refused by both."""
+    mine, expected = outcome(on_device), outcome(oracle)
+    if isinstance(mine, type) or isinstance(expected, type):
+        assert mine is expected, (mine, expected)
+    else:
+        np.testing.assert_array_equal(mine.view(np.uint32), expected.view(np.uint32))
+
+
+def hostile(section):
+    """The section with every bit flipped in turn, cut short, lengthened and overwritten."""
+    for bit in range(8 * len(section)):
+        flipped = bytearray(section)
+        flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+    yield from (section[:length] for length in range(len(section)))
+    yield from (section + b"\0", section + section, b"\xff" * len(section), b"\0" * len(section))
+
+
+@pytest.mark.parametrize("name", DEVICE_INDEX)
+def test_hostile_index_sections(name):
+    stage, d = INDEX[name], 300
+    section, decoded, _ = stage.encode(selected(gradient(d)), d, KEY)
+
+    def oracle(changed, count):
+        indices = stage.decode(changed, d, count)
+        return indices
+
+    for changed in hostile(section):
+        agree(lambda: emulation.decode_index(stage, changed, d, decoded.size), lambda: oracle(changed, decoded.size))
+    for count in (0, 1, decoded.size - 1, decoded.size + 1, d - 1, d):
+        agree(lambda: emulation.decode_index(stage, section, d, count), lambda: oracle(section, count))
+        agree(lambda: emulation.decode_index(stage, b"", d, count), lambda: oracle(b"", count))
+
+
+@pytest.mark.parametrize("name", DEVICE_VALUE)
+def test_hostile_value_sections(name):
+    stage, values = VALUE[name], gradient(30)
+    section = stage.encode(values, KEY)[0]
+    for changed in hostile(section):
+        agree(lambda: emulation.decode_value(stage, changed, values.size), lambda: stage.decode(changed, values.size))
+    for count in (0, 1, values.size - 1, values.size + 1, 300):
+        agree(lambda: emulation.decode_value(stage, section, count), lambda: stage.decode(section, count))
+        agree(lambda: emulation.decode_value(stage, b"", count), lambda: stage.decode(b"", count))
+
+
+@pytest.mark.parametrize("name", DEVICE_INDEX + DEVICE_VALUE)
+def test_inactive_sections_are_not_looked_at(name):
+    if name in INDEX:
+        emulation.decode_index(INDEX[name], b"\xff" * 50, 300, 10, active=False)
+    else:
+        emulation.decode_value(VALUE[name], b"\xff" * 50, 10, active=False)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 9, 255, 256, 257, 5000])
+def test_order(count):
+    order = np.random.default_rng(count).permutation(count).astype(np.uint32)
+    width = (count - 1).bit_length() if count > 1 else 0
+    bits = (order[:, None] >> np.arange(width, dtype=np.uint32) & 1).astype(np.uint8)
+    section = np.packbits(bits.ravel(), bitorder="little").tobytes()
+    for spare in (0, 100):
+        assert emulation.encode_order(order, spare=spare) == section
+        np.testing.assert_array_equal(emulation.decode_order(section, count, spare=spare), order)
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_hostile_order(count):
+    order = np.random.default_rng(count).permutation(count).astype(np.uint32)
+    section = emulation.encode_order(order)
+    for changed in hostile(section):
+        if changed != section:
+            with pytest.raises(dr.CorruptPayload):
+                emulation.decode_order(changed, count)
