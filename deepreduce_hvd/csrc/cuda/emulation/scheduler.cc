@@ -205,7 +205,12 @@ void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, 
     if (__start_dr_shared != nullptr)
       std::memset(__start_dr_shared, the_options.poison, static_cast<size_t>(__stop_dr_shared - __start_dr_shared));
     std::memset(shared_memory, the_options.poison, shared_bytes);
-    run_fibers(threads, salt + b);
+    try {
+      run_fibers(threads, salt + b);
+    } catch (...) {
+      block.fibers.clear();  // they are still within the kernel
+      throw;
+    }
   }
 }
 
