@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cfloat>
 
+#include "arguments.h"
 #include "half.h"
 #include "order.h"
 #include "payload.h"
@@ -12,20 +13,6 @@
 
 namespace deepreduce {
 namespace {
-
-void check(const dr_codec& codec, const dr_encoding& encoding) {
-  if (encoding.d > kMaxElements)
-    invalid_argument("gradient: expected at most %llu elements, got %llu; split the tensor",
-                     static_cast<unsigned long long>(kMaxElements), static_cast<unsigned long long>(encoding.d));
-  if (encoding.dtype < DR_FLOAT32 || encoding.dtype > DR_FLOAT64)
-    invalid_argument("gradient dtype: expected 0 to 3, got %d", encoding.dtype);
-  if (codec.memory.id < kNoMemory || codec.memory.id > kMomentumCorrection)
-    unknown_codec("memory id: expected 0 to 3, got %d", codec.memory.id);
-  if ((encoding.residual != nullptr) != (codec.memory.id != kNoMemory))
-    invalid_argument("memory %d: expected %s residual", codec.memory.id, codec.memory.id == kNoMemory ? "no" : "a");
-  if ((encoding.velocity != nullptr) != (codec.memory.id == kMomentumCorrection))
-    invalid_argument("memory %d: expected %s velocity", codec.memory.id, codec.memory.id == kMomentumCorrection ? "a" : "no");
-}
 
 uint64_t key_of(const dr_position& at, Purpose purpose) { return random_key(at.seed, at.step, at.tensor, at.rank, purpose); }
 
@@ -100,10 +87,7 @@ void pack_dense(Context& context, const Source& source, Payload& payload, ByteWr
   sent = {d, nullptr, decoded};
 }
 
-uint64_t dense_bytes(const Payload& payload) {
-  const bool half = payload.dtype == DR_FLOAT16 || payload.dtype == DR_BFLOAT16;
-  return kHeaderBytes + uint64_t{payload.d} * (half ? 2 : 4);
-}
+uint64_t dense_bytes(const Payload& payload) { return kHeaderBytes + payload.d * dense_element_bytes(payload.dtype); }
 
 struct Stages {
   const IndexCodec* index;
@@ -228,7 +212,7 @@ void write_back(Arena& arena, const Selection& sent, dr_sparse_encoding& encodin
 }  // namespace
 
 void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding) {
-  check(codec, encoding);
+  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr, encoding.velocity != nullptr);
   const Stages stages = stages_of(codec);
   Payload payload;
   payload.d = static_cast<uint32_t>(encoding.d);
@@ -272,7 +256,7 @@ void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec, 
 }
 
 bool select_elements(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint64_t given_count) {
-  check(codec, encoding);
+  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr, encoding.velocity != nullptr);
   Selection selected;
   if (given != nullptr) check_given(given, given_count, encoding.d);
   encoding.count = 0;

@@ -1,18 +1,11 @@
 #include "payload.h"
 
-#include "random.h"
-
 namespace deepreduce {
 namespace {
 
-constexpr uint8_t kMagic[4] = {'D', 'R', 'H', 'V'};
-constexpr uint8_t kVersion = 1;
-constexpr uint64_t kChecksumOffset = 32;
-
-// A multilinear hash of the 64-bit words: a change in one word always changes it, and blocks can be summed in any order.
 uint64_t checksum(const uint8_t* data, uint64_t size) {
   uint64_t sum = 0, word_index = 0;
-  const auto add = [&](uint64_t word) { sum += (word + 1) * (mix64(word_index) | 1), ++word_index; };
+  const auto add = [&](uint64_t word) { sum += checksum_term(word, word_index++); };
   uint64_t at = 0;
   for (; at + 8 <= size; at += 8) {
     uint64_t word;

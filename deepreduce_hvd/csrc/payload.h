@@ -3,11 +3,21 @@
 #define DEEPREDUCE_PAYLOAD_H
 
 #include "base.h"
+#include "random.h"
 
 namespace deepreduce {
 
 constexpr uint64_t kHeaderBytes = 40;
 constexpr uint64_t kMaxElements = (uint64_t{1} << 31) - 1;
+constexpr uint8_t kMagic[4] = {'D', 'R', 'H', 'V'};
+constexpr uint8_t kVersion = 1;
+constexpr uint64_t kChecksumOffset = 32;
+
+// What one 64-bit word adds to the checksum, a multilinear hash: a change in one word always changes it, and words can be summed in any order.
+DR_HOST_DEVICE inline uint64_t checksum_term(uint64_t word, uint64_t word_index) { return (word + 1) * (mix64(word_index) | 1); }
+
+// The bytes of the tensor itself, which no payload's sections exceed.
+DR_HOST_DEVICE inline uint64_t dense_element_bytes(int dtype) { return dtype == DR_FLOAT16 || dtype == DR_BFLOAT16 ? 2 : 4; }
 
 enum Flags : uint8_t { kNonFinite = 1 };
 enum Order : uint8_t { kAscending = 0, kPermutation = 1, kIndicesInValueOrder = 2 };

@@ -1,10 +1,11 @@
 #include "select.h"
 
-#include <cfloat>
 #include <cmath>
 
+#include "arguments.h"
 #include "half.h"
 #include "random.h"
+#include "select_element.h"
 #include "select_largest.h"
 #include "select_random.h"
 #include "select_sum.h"
@@ -13,37 +14,6 @@ namespace deepreduce {
 namespace {
 
 constexpr uint32_t kPrefetchAhead = 32;
-
-void check(const dr_codec& codec) {
-  const double* given = codec.sparsifier.parameters;
-  switch (codec.sparsifier.id) {
-    case kNoneSparsifier: break;
-    case kTopK:
-    case kRandomK:
-      if (!(given[1] == 0 ? given[0] > 0 && given[0] <= 1 : given[0] == 0 && given[1] >= 1))
-        invalid_argument("sparsifier %d: expected a ratio in (0, 1] or a k of at least 1, got ratio %g and k %g", codec.sparsifier.id,
-                         given[0], given[1]);
-      break;
-    case kThreshold:
-      if (!(given[0] >= 0 && given[0] <= FLT_MAX)) invalid_argument("Threshold: expected a finite float32 of at least 0, got %g", given[0]);
-      break;
-    case kChunkTopK:
-      if (!(given[0] >= 1 && given[0] <= INT32_MAX)) invalid_argument("ChunkTopK chunk: expected 1 to 2147483647, got %g", given[0]);
-      break;
-    default: unknown_codec("sparsifier id: expected 0 to 4, got %d", codec.sparsifier.id);
-  }
-  const double parameter = codec.memory.parameters[0];
-  if (codec.memory.id == kLowPass && !(parameter > 0 && parameter <= 1))
-    invalid_argument("LowPass beta: expected a number in (0, 1], got %g", parameter);
-  if (codec.memory.id == kMomentumCorrection && !(parameter >= 0 && parameter < 1))
-    invalid_argument("MomentumCorrection momentum: expected a number in [0, 1), got %g", parameter);
-}
-
-uint32_t kept_count(const dr_stage& sparsifier, uint64_t d) {
-  const double ratio = sparsifier.parameters[0], fixed = sparsifier.parameters[1];
-  const double wanted = fixed > 0 ? std::floor(fixed) : std::floor(ratio * static_cast<double>(d));
-  return static_cast<uint32_t>(std::min(std::max(wanted, 1.0), static_cast<double>(d)));
-}
 
 Selection select_all(Arena& arena, Sum& sum) {
   sum.accumulate();
@@ -124,7 +94,7 @@ void gather_accumulated(const dr_encoding& encoding, const uint32_t* indices, ui
 }
 
 bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding& encoding, Selection& selection) {
-  check(codec);
+  check_selection(codec);
   Sum sum(context, codec, encoding);
   if (!sum.finite()) return false;
   const dr_stage& sparsifier = codec.sparsifier;
@@ -153,7 +123,7 @@ void check_given(const uint32_t* indices, uint64_t count, uint64_t d) {
 }
 
 bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint32_t count, Selection& selection) {
-  check(codec);
+  check_selection(codec);
   Sum sum(context, codec, encoding);
   if (!sum.finite()) return false;
   sum.accumulate();
@@ -185,7 +155,7 @@ void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encodin
   for (uint32_t j = 0; j < sent.count; ++j) {
     if (j + kPrefetchAhead < sent.count) __builtin_prefetch(residual + sent.indices[j + kPrefetchAhead], 1);
     const uint32_t i = sent.indices[j];
-    residual[i] = std::min(std::max(residual[i] - weight * sent.values[j], -FLT_MAX), FLT_MAX);
+    residual[i] = without(residual[i], weight, sent.values[j]);
     if (velocity != nullptr) velocity[i] = 0.0f;
   }
 }

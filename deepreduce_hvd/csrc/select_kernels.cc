@@ -1,8 +1,6 @@
 #include "select_kernels.h"
 
-#include <cfloat>
-
-#include "half.h"
+#include "select_element.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -13,13 +11,8 @@
 namespace deepreduce {
 namespace {
 
-DR_INLINE float saturate(float value) {
-  value = value < -FLT_MAX ? -FLT_MAX : value;
-  return value > FLT_MAX ? FLT_MAX : value;
-}
-
 // Signed, since that is what every SIMD level can compare; the sign bit is off.
-DR_INLINE int32_t magnitude(float value) { return static_cast<int32_t>(float_bits(value) & 0x7FFFFFFFu); }
+DR_INLINE int32_t magnitude(float value) { return static_cast<int32_t>(magnitude_bits(value)); }
 
 DR_INLINE int32_t signed_limit(uint32_t limit) { return limit > INT32_MAX ? INT32_MAX : static_cast<int32_t>(limit); }
 
@@ -62,20 +55,20 @@ DR_INLINE void from_double_loop(const double* numbers, uint32_t n, float* out) {
 }
 
 DR_INLINE void add_loop(float* __restrict sum, const float* __restrict addend, uint32_t n) {
-  for (uint32_t i = 0; i < n; ++i) sum[i] = saturate(sum[i] + addend[i]);
+  for (uint32_t i = 0; i < n; ++i) sum[i] = next_sum(sum[i], addend[i]);
 }
 
 DR_INLINE void add_momentum_loop(float* __restrict sum, float* __restrict velocity, const float* __restrict addend, float momentum,
                                  uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
-    const float next = saturate(momentum * velocity[i] + addend[i]);
+    const float next = next_velocity(momentum, velocity[i], addend[i]);
     velocity[i] = next;
-    sum[i] = saturate(sum[i] + next);
+    sum[i] = next_sum(sum[i], next);
   }
 }
 
 DR_INLINE void subtract_loop(float* __restrict sum, const float* __restrict addend, float weight, uint32_t n) {
-  for (uint32_t i = 0; i < n; ++i) sum[i] = saturate(sum[i] - weight * addend[i]);
+  for (uint32_t i = 0; i < n; ++i) sum[i] = without(sum[i], weight, addend[i]);
 }
 
 DR_INLINE uint32_t count_loop(const float* values, uint32_t n, uint32_t limit) {

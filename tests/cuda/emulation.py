@@ -31,14 +31,13 @@ class Result(ctypes.Structure):
     _fields_ = [
         ("status", ctypes.c_int32), ("code", ctypes.c_int32), ("expected", ctypes.c_uint64), ("got", ctypes.c_uint64),
         ("payload", ctypes.c_uint64), ("payload_bytes", ctypes.c_uint64), ("count", ctypes.c_uint32), ("non_finite", ctypes.c_int32),
-        ("threshold", ctypes.c_float), ("unused", ctypes.c_uint32),
     ]  # fmt: skip
 
 
 def sources():
     """What the library is made of; of the CPU core only what raises errors."""
     return [
-        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "cuda" / "emulation" / "scheduler.cc", CORE / "base.cc",
+        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "cuda" / "emulation" / "scheduler.cc", CORE / "base.cc", CORE / "arguments.cc",
         *sorted(pathlib.Path(__file__).parent.glob("*.cc")),
     ]  # fmt: skip
 

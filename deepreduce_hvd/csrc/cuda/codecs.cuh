@@ -1,8 +1,8 @@
 // The contracts of the stages on the device and the tables that name them: csrc/codecs.h, where counts and lengths lie in device memory.
 // A codec is one .cu file in index/ or value/ and one row in registry.cu.
 //
-// What is *host* below can be branched on by host code; everything else lies on the device and is read by kernels only. While device.measuring()
-// device pointers are null: host code passes them to launches and computes offsets at most, and takes the same arrays as ever.
+// What is *host* below can be branched on by host code; everything else lies on the device and is read by kernels only. Host code
+// passes device pointers to launches and computes offsets at most; while device.measuring() they point nowhere, and the same arrays are taken as ever.
 #ifndef DEEPREDUCE_CUDA_CODECS_CUH
 #define DEEPREDUCE_CUDA_CODECS_CUH
 

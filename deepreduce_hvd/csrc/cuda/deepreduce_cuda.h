@@ -22,8 +22,6 @@ typedef struct dr_cuda_result {
   uint64_t payload_bytes;  // encoding: length of the payload
   uint32_t count;          // encoding: values in the payload
   int32_t non_finite;      // encoding: the gradient has NaN or Inf; decoding: a payload says so
-  float threshold;         // encoding: the k-th magnitude of TopK, for the next step's encoding
-  uint32_t unused;
 } dr_cuda_result;
 
 typedef struct dr_cuda_encoding {
@@ -32,7 +30,6 @@ typedef struct dr_cuda_encoding {
   uint64_t d;
   float* residual;         // (d,) or null, as in dr_encoding; device memory
   float* velocity;         // (d,) or null
-  const float* threshold;  // device memory or null: |value| expected of the k-th largest element, 0 unknown. Never changes the bytes
   dr_position position;
   uint8_t* payload;          // device memory, 8-byte aligned
   uint64_t payload_capacity; // bytes there; dr_cuda_payload_capacity says how many are always enough

@@ -32,8 +32,8 @@ constexpr uint32_t kThreads = 256;     // of a block, unless there is a reason
 constexpr uint32_t kMostBlocks = 4096; // of a grid that strides; more than any device holds at a time
 constexpr uint64_t kAlignment = 256;   // of every array in the workspace
 
-// One call's stream, workspace and result. While measuring, arrays are null, nothing is launched or copied, and what the arrays take at most is
-// the size query: host code must do the same whatever is on the device.
+// One call's stream, workspace and result. While measuring, arrays are addresses that nobody may follow, nothing is launched or copied, and what the
+// arrays take at most is the size query: host code must do the same whatever is on the device.
 class Device {
  public:
   // The size query.
@@ -49,7 +49,7 @@ class Device {
   dr_cuda_result* result() const { return result_; }  // device memory; null while measuring
   uint64_t most_used() const { return most_used_; }   // bytes of workspace, at its fullest
 
-  // Room for `count` elements, not initialised (the emulator poisons it), aligned to 256 bytes; null while measuring. At least one element.
+  // Room for `count` elements, not initialised (the emulator poisons it), aligned to 256 bytes. At least one element.
   template <class T>
   T* array(uint64_t count) {
     static_assert(std::is_trivially_copyable<T>::value, "device memory holds plain data");

@@ -4,16 +4,37 @@
 
 #include "deepreduce_cuda.h"
 
-#define DR_CUDA_FAILURES(row)                                                                                                                    \
-  row(index_section_bytes, DR_CORRUPT_PAYLOAD, "index section: expected %llu bytes, got %llu")                                                   \
-  row(value_section_bytes, DR_CORRUPT_PAYLOAD, "value section: expected %llu bytes, got %llu")                                                   \
-  row(order_section_bytes, DR_CORRUPT_PAYLOAD, "order section: expected %llu bytes, got %llu")                                                   \
-  row(index_beyond_d, DR_CORRUPT_PAYLOAD, "index section: expected an index below d = %llu, got %llu")                                           \
-  row(index_twice, DR_CORRUPT_PAYLOAD, "index section: expected %llu distinct indices, got %llu twice")                                          \
-  row(indices_not_ascending, DR_CORRUPT_PAYLOAD, "index section: expected ascending indices, got a successor of %llu that is %llu")              \
-  row(set_bits, DR_CORRUPT_PAYLOAD, "index section: expected %llu set bits below d, got %llu or one at d or above")                              \
-  row(not_finite_half, DR_CORRUPT_PAYLOAD, "value section: expected finite %llu-bit values, got NaN or Inf (%llx)")                              \
-  row(not_a_permutation, DR_CORRUPT_PAYLOAD, "order section: expected a permutation of %llu positions, got %llu twice or beyond them")             \
+#define DR_CUDA_FAILURES(row)                                                                                                                          \
+  row(payload_magic, DR_CORRUPT_PAYLOAD, "payload magic: expected %llx, got %llx as a number of 4 bytes")                                              \
+  row(payload_version, DR_CORRUPT_PAYLOAD, "payload version: expected %llu, got %llu")                                                                 \
+  row(payload_length, DR_CORRUPT_PAYLOAD, "payload length: expected %llu bytes from the header, got %llu")                                             \
+  row(payload_checksum, DR_CORRUPT_PAYLOAD, "payload checksum: expected %016llx, got %016llx")                                                         \
+  row(payload_flags, DR_CORRUPT_PAYLOAD, "payload flags: expected at most %llu, got %llu")                                                             \
+  row(payload_dtype, DR_CORRUPT_PAYLOAD, "payload dtype: expected at most %llu, got %llu")                                                             \
+  row(payload_order, DR_CORRUPT_PAYLOAD, "payload order: expected at most %llu, got %llu")                                                             \
+  row(payload_reserved, DR_CORRUPT_PAYLOAD, "payload reserved bytes: expected %llu, got %llu")                                                         \
+  row(payload_elements, DR_CORRUPT_PAYLOAD, "payload d: expected at most %llu, got %llu")                                                              \
+  row(payload_count, DR_CORRUPT_PAYLOAD, "payload count: expected at most d = %llu, got %llu")                                                         \
+  row(non_finite_values, DR_CORRUPT_PAYLOAD, "non-finite payload: expected no values and no sections in %llu bytes, got %llu bytes")                   \
+  row(all_count, DR_CORRUPT_PAYLOAD, "payload without indices: expected count = d = %llu, got %llu")                                                   \
+  row(all_index_bytes, DR_CORRUPT_PAYLOAD, "payload without indices: expected an index section of %llu bytes, got %llu")                               \
+  row(wrong_elements, DR_INVALID_ARGUMENT, "payload: expected d = %llu elements, got %llu")                                                            \
+  row(value_id, DR_UNKNOWN_CODEC, "value codec: expected the id %llu of this codec, got %llu")                                                         \
+  row(index_id, DR_UNKNOWN_CODEC, "index codec: expected the id %llu of this codec, got %llu")                                                         \
+  row(order_of_unsorted, DR_CORRUPT_PAYLOAD, "payload order: expected %llu for values in the order of their indices, got %llu")                        \
+  row(order_of_sorted, DR_CORRUPT_PAYLOAD, "payload order: expected at least %llu for values that travel sorted, got %llu")                            \
+  row(order_of_indices, DR_CORRUPT_PAYLOAD, "payload order: expected at most %llu for indices that ascend, got %llu")                                  \
+  row(count_of_bytes, DR_CORRUPT_PAYLOAD, "payload count: expected at most %llu values in sections of these lengths, got %llu")                        \
+  row(section_too_long, DR_INVALID_ARGUMENT, "section: expected at most %llu bytes, got %llu; compress more or split the tensor")                      \
+  row(index_section_bytes, DR_CORRUPT_PAYLOAD, "index section: expected %llu bytes, got %llu")                                                         \
+  row(value_section_bytes, DR_CORRUPT_PAYLOAD, "value section: expected %llu bytes, got %llu")                                                         \
+  row(order_section_bytes, DR_CORRUPT_PAYLOAD, "order section: expected %llu bytes, got %llu")                                                         \
+  row(index_beyond_d, DR_CORRUPT_PAYLOAD, "index section: expected an index below d = %llu, got %llu")                                                 \
+  row(index_twice, DR_CORRUPT_PAYLOAD, "index section: expected %llu distinct indices, got %llu twice")                                                \
+  row(indices_not_ascending, DR_CORRUPT_PAYLOAD, "index section: expected ascending indices, got a successor of %llu that is %llu")                    \
+  row(set_bits, DR_CORRUPT_PAYLOAD, "index section: expected %llu set bits below d, got %llu or one at d or above")                                    \
+  row(not_finite_half, DR_CORRUPT_PAYLOAD, "value section: expected finite %llu-bit values, got NaN or Inf (%llx)")                                    \
+  row(not_a_permutation, DR_CORRUPT_PAYLOAD, "order section: expected a permutation of %llu positions, got %llu twice or beyond them")                 \
   row(padding, DR_CORRUPT_PAYLOAD, "section: expected zero padding and the end of %llu bits, got a last byte of %llu")
 
 namespace deepreduce {

@@ -1,0 +1,19 @@
+// What the callers of encoders ask for, checked alike for processors and devices.
+#ifndef DEEPREDUCE_ARGUMENTS_H
+#define DEEPREDUCE_ARGUMENTS_H
+
+#include "base.h"
+
+namespace deepreduce {
+
+// Throws unless the gradient can be encoded and the memory has the arrays that it works with.
+void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual, bool has_velocity);
+
+// Throws unless the parameters of sparsifier and memory are in range.
+void check_selection(const dr_codec& codec);
+
+// k of TopK and RandomK: at least 1 and at most d.
+uint32_t kept_count(const dr_stage& sparsifier, uint64_t d);
+
+}  // namespace deepreduce
+#endif

@@ -1,0 +1,94 @@
+// The C ABI: failures become a status and a message.
+#include <cstdio>
+
+#include "encode.cuh"
+#include "payload.h"
+
+namespace deepreduce {
+namespace cuda {
+namespace {
+
+template <class Work>
+int guarded(dr_context* context, Work work) {
+  context->message[0] = '\0';
+  try {
+    work();
+    return DR_OK;
+  } catch (const Failure& failure) {
+    std::snprintf(context->message, sizeof(context->message), "%s", failure.message);
+    return failure.status;
+  }
+}
+
+// Runs work(device), or without a workspace finds how much it takes.
+template <class Work>
+void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result, Work work) {
+  if (workspace == nullptr) {
+    Device device;
+    work(device);
+    *workspace_bytes = static_cast<size_t>(device.most_used());
+    return;
+  }
+  Device device(workspace, *workspace_bytes, static_cast<cudaStream_t>(stream), result);
+  work(device);
+}
+
+const char* text_of(int32_t code) {
+  switch (static_cast<Refused>(code)) {
+#define DR_CASE(name, status, text) \
+  case Refused::name: return text;
+    DR_CUDA_FAILURES(DR_CASE)
+#undef DR_CASE
+    default: return "unknown failure: expected %llu, got %llu";
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace deepreduce
+
+using namespace deepreduce;
+using namespace deepreduce::cuda;
+
+extern "C" {
+
+uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype) { return kHeaderBytes + d * dense_element_bytes(dtype); }
+
+int dr_cuda_encode(dr_context* context, const dr_codec* codec, const dr_cuda_encoding* encoding, void* workspace, size_t* workspace_bytes,
+                   void* cuda_stream) {
+  return guarded(context, [&] {
+    check(*codec, *encoding);
+    with_device(workspace, workspace_bytes, cuda_stream, encoding->result, [&](Device& device) { encode(device, *codec, *encoding); });
+  });
+}
+
+int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
+                       float* out, uint64_t d, float scale, dr_cuda_result* result, void* workspace, size_t* workspace_bytes, void* cuda_stream) {
+  return guarded(context, [&] {
+    if (d > kMaxElements)
+      invalid_argument("out: expected at most %llu elements, got %llu", static_cast<unsigned long long>(kMaxElements), static_cast<unsigned long long>(d));
+    with_device(workspace, workspace_bytes, cuda_stream, result, [&](Device& device) {
+      device.zero(result, sizeof(dr_cuda_result));
+      for (uint64_t p = 0; p < payload_count; ++p) {
+        const uint64_t mark = device.mark();
+        decode_sum(device, *codec, p, payloads == nullptr ? nullptr : payloads[p], sizes[p], out, d, scale);
+        device.release(mark);
+      }
+    });
+  });
+}
+
+int dr_cuda_supports(const dr_codec* codec) {
+  return find_device_index_codec(codec->index.id) != nullptr && find_device_value_codec(codec->value.id) != nullptr;
+}
+
+int dr_cuda_message(dr_context* context, const dr_cuda_result* result) {
+  context->message[0] = '\0';
+  if (result->status == DR_OK) return DR_OK;
+  char text[256];
+  std::snprintf(text, sizeof(text), text_of(result->code), static_cast<unsigned long long>(result->expected), static_cast<unsigned long long>(result->got));
+  std::snprintf(context->message, sizeof(context->message), "%s", text);
+  return result->status;
+}
+
+}  // extern "C"

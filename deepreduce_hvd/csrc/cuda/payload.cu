@@ -1,0 +1,172 @@
+#include "payload.cuh"
+
+#include "algorithms.cuh"
+
+namespace deepreduce {
+namespace cuda {
+namespace {
+
+__global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan, dr_cuda_result* result) {
+  uint8_t flags = 0, index_id = 0, value_id = static_cast<uint8_t>(parts.value_id), order = kAscending;
+  plan->count = *count;
+  for (uint64_t& length : plan->lengths) length = 0;
+  if (refused(result)) {
+    plan->dense = plan->all = 0;
+    plan->total = 0;
+    return;
+  }
+  if (result->non_finite != 0) {
+    plan->dense = plan->all = plan->count = 0;
+    flags = kNonFinite;
+    value_id = 0;
+  } else {
+    order = plan->all != 0 ? parts.order_kind_of_all : parts.order_kind;
+    if (plan->all == 0) {
+      index_id = static_cast<uint8_t>(parts.index_id);
+      plan->lengths[0] = *parts.index.bytes;
+    }
+    plan->lengths[1] = *parts.value.bytes;
+    if (order == kPermutation) plan->lengths[2] = *parts.order.bytes;
+    const uint64_t dense_bytes = d * dense_element_bytes(dtype);
+    plan->dense = plan->lengths[0] + plan->lengths[1] + plan->lengths[2] > dense_bytes;
+    if (plan->dense != 0) {
+      plan->count = d;
+      plan->lengths[0] = plan->lengths[2] = 0;
+      plan->lengths[1] = dense_bytes;
+      index_id = 0;
+      order = kAscending;
+      value_id = static_cast<uint8_t>(dtype == DR_FLOAT16 ? kFloat16 : dtype == DR_BFLOAT16 ? kBFloat16 : kRawValue);
+    }
+  }
+  plan->total = kHeaderBytes;
+  for (const uint64_t length : plan->lengths) {
+    if (length > UINT32_MAX) refuse(result, Refused::section_too_long, UINT32_MAX, length);
+    plan->total += length;
+  }
+  if (refused(result)) plan->total = 0;
+  uint64_t magic = 0;
+  for (int i = 0; i < 4; ++i) magic |= static_cast<uint64_t>("DRHV"[i]) << (8 * i);
+  plan->header[0] = magic | uint64_t{kVersion} << 32 | uint64_t{flags} << 40 | uint64_t{index_id} << 48 | uint64_t{value_id} << 56;
+  plan->header[1] = static_cast<uint64_t>(dtype) | uint64_t{order} << 8 | uint64_t{d} << 32;
+  plan->header[2] = plan->count | plan->lengths[0] << 32;
+  plan->header[3] = plan->lengths[1] | plan->lengths[2] << 32;
+  plan->checksum = 0;
+}
+
+// 8 bytes of memory that is aligned to 8 and may be read to the end of the last one's word.
+__device__ uint64_t load_aligned(const uint8_t* data, uint64_t at) {
+  const uint64_t* words = reinterpret_cast<const uint64_t*>(data) + at / 8;
+  const unsigned shift = static_cast<unsigned>(at % 8) * 8;
+  return shift == 0 ? words[0] : words[0] >> shift | words[1] << (64 - shift);
+}
+
+// 8 bytes at `at` of the sections one after another, zeros beyond their end.
+__device__ uint64_t section_word(const Parts& parts, const Plan* plan, uint64_t at) {
+  const uint8_t* const data[3] = {parts.index.data, parts.value.data, parts.order.data};
+  uint64_t start = 0, word = 0;
+  for (int s = 0; s < 3; ++s) {
+    const uint64_t end = start + plan->lengths[s];
+    if (at >= start && at + 8 <= end) return load_aligned(data[s], at - start);
+    for (uint64_t byte = at < start ? start : at; byte < end && byte < at + 8; ++byte)
+      word |= static_cast<uint64_t>(data[s][byte - start]) << (8 * (byte - at));
+    start = end;
+  }
+  return word;
+}
+
+// 8 bytes at 8 * `at` of the dense tensor.
+__device__ uint64_t dense_word(const Accumulated& sum, uint32_t d, int dtype, uint64_t at) {
+  const uint32_t each = 8 / static_cast<uint32_t>(dense_element_bytes(dtype));
+  uint64_t word = 0;
+  for (uint32_t i = 0; i < each && at * each + i < d; ++i) {
+    const float value = sum.at(at * each + i);
+    const uint64_t bits = dtype == DR_FLOAT16 ? float_to_float16(value) : dtype == DR_BFLOAT16 ? float_to_bfloat16(value) : float_bits(value);
+    word |= bits << (64 / each * i);
+  }
+  return word;
+}
+
+__global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype, Plan* plan, uint8_t* payload) {
+  constexpr uint64_t kHeaderWords = kHeaderBytes / 8;
+  const uint64_t total = plan->total, words = (total + 7) / 8;
+  uint64_t terms = 0;
+  for (uint64_t i = grid_index(); i < words; i += grid_stride()) {
+    const uint64_t word = i < kHeaderWords - 1 ? plan->header[i]
+                          : i < kHeaderWords   ? 0
+                          : plan->dense != 0   ? dense_word(sum, d, dtype, i - kHeaderWords)
+                                               : section_word(parts, plan, 8 * (i - kHeaderWords));
+    terms += checksum_term(word, i);
+    if (8 * i + 8 <= total) {
+      reinterpret_cast<uint64_t*>(payload)[i] = word;
+    } else {
+      for (uint64_t byte = 8 * i; byte < total; ++byte) payload[byte] = static_cast<uint8_t>(word >> (8 * (byte - 8 * i)));
+    }
+  }
+  terms = warp_sum(terms);
+  if (threadIdx.x % 32 == 0 && terms != 0) atomic_add(&plan->checksum, terms);
+}
+
+__global__ void seal(const Plan* plan, uint8_t* payload, dr_cuda_result* result) {
+  result->payload_bytes = plan->total;
+  result->count = plan->total != 0 ? plan->count : 0;
+  if (plan->total != 0) reinterpret_cast<uint64_t*>(payload)[kChecksumOffset / 8] = plan->checksum;
+}
+
+// What concerns every element: LowPass's share of the gradient, and a payload that carries all elements.
+template <class Number>
+__global__ void forget_everywhere(const Plan* plan, const typename Number::Storage* gradient, uint32_t d, int dtype, const float* sent, float* residual,
+                                  float* velocity, float weight, const dr_cuda_result* result) {
+  if (result->non_finite != 0 || refused(result)) return;
+  const bool all = plan->all != 0 || plan->dense != 0;
+  const float rest = 1.0f - weight;
+  if (!all && weight == 1.0f) return;
+  for (uint32_t i = grid_index(); i < d; i += grid_stride()) {
+    const float sum = residual[i];
+    float kept = weight == 1.0f ? sum : without(sum, rest, Number::to_float(gradient[i]));
+    if (all) {
+      kept = without(kept, weight, plan->dense != 0 ? as_carried(sum, dtype) : sent[i]);
+      if (velocity != nullptr) velocity[i] = 0.0f;
+    }
+    residual[i] = kept;
+  }
+}
+
+__global__ void forget_sent(const Plan* plan, const uint32_t* indices, const float* sent, float* residual, float* velocity, float weight,
+                            const dr_cuda_result* result) {
+  if (result->non_finite != 0 || refused(result) || plan->all != 0 || plan->dense != 0) return;
+  for (uint32_t j = grid_index(); j < plan->count; j += grid_stride()) {
+    const uint32_t i = indices[j];
+    residual[i] = without(residual[i], weight, sent[j]);
+    if (velocity != nullptr) velocity[i] = 0.0f;
+  }
+}
+
+}  // namespace
+
+void make_plan(Device& device, const Parts& parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan) {
+  launch(device, plan_sections, 1, 1, 0, parts, d, dtype, count, plan, device.result());
+}
+
+void assemble(Device& device, const Parts& parts, const Accumulated& sum, uint32_t d, int dtype, Plan* plan, uint8_t* payload) {
+  const uint64_t sections = parts.index.capacity + parts.value.capacity + parts.order.capacity;
+  const uint64_t most = std::min<uint64_t>(sections, d * dense_element_bytes(dtype)) + kHeaderBytes;
+  launch(device, write_words, blocks_for((most + 7) / 8, 2), kThreads, 0, parts, sum, d, dtype, plan, payload);
+  launch(device, seal, 1, 1, 0, plan, payload, device.result());
+}
+
+void remember_rest(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, const Plan* plan, const uint32_t* indices,
+                   const float* values, uint32_t capacity) {
+  if (codec.memory.id == kNoMemory) return;
+  const float weight = codec.memory.id == kLowPass ? static_cast<float>(codec.memory.parameters[0]) : 1.0f;
+  const uint32_t d = static_cast<uint32_t>(encoding.d);
+  with_numbers(encoding.dtype, [&](auto number) {
+    using Number = decltype(number);
+    launch_elementwise(device, forget_everywhere<Number>, blocks_for(d, 4), plan, static_cast<const typename Number::Storage*>(encoding.gradient), d,
+                       encoding.dtype, values, encoding.residual, encoding.velocity, weight, device.result());
+  });
+  if (indices != nullptr)
+    launch_elementwise(device, forget_sent, blocks_for(capacity), plan, indices, values, encoding.residual, encoding.velocity, weight, device.result());
+}
+
+}  // namespace cuda
+}  // namespace deepreduce

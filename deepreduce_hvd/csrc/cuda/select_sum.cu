@@ -1,0 +1,135 @@
+// The two passes over the whole gradient: is it finite, and add it to the memory.
+#include "algorithms.cuh"
+#include "select.cuh"
+
+namespace deepreduce {
+namespace cuda {
+namespace {
+
+enum MemoryKind { kNone, kAdds, kMomentum };
+
+// `n` of 4 elements; `aligned`: all 4 by vector accesses, when they are there.
+template <class T>
+struct __align__(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Four {
+  T each[4];
+};
+
+template <class T>
+__device__ Four<T> load(const T* at, uint32_t n, bool aligned) {
+  if (aligned && n == 4) return *reinterpret_cast<const Four<T>*>(at);
+  Four<T> four = {};
+  for (uint32_t i = 0; i < 4; ++i)
+    if (i < n) four.each[i] = at[i];
+  return four;
+}
+
+template <class T>
+__device__ void store(T* at, uint32_t n, bool aligned, const Four<T>& four) {
+  if (aligned && n == 4) {
+    *reinterpret_cast<Four<T>*>(at) = four;
+    return;
+  }
+  for (uint32_t i = 0; i < 4; ++i)
+    if (i < n) at[i] = four.each[i];
+}
+
+bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+template <class Number>
+__global__ void finite(const typename Number::Storage* gradient, uint32_t d, bool aligned, dr_cuda_result* result) {
+  bool bad = false;
+  for (uint64_t first = uint64_t{4} * grid_index(); first < d; first += uint64_t{4} * grid_stride()) {
+    const uint32_t n = static_cast<uint32_t>(d - first < 4 ? d - first : 4);
+    const auto four = load(gradient + first, n, aligned);
+    for (int i = 0; i < 4; ++i) bad |= magnitude_bits(Number::to_float(four.each[i])) >= 0x7F800000u;
+  }
+  if (bad) result->non_finite = 1;  // all who write write the same
+}
+
+template <class Number, int memory>
+__global__ void add(const typename Number::Storage* gradient, uint32_t d, float* residual, float* velocity, float momentum, bool aligned,
+                    Candidates candidates, const dr_cuda_result* result) {
+  __shared__ uint64_t sums[33];
+  __shared__ uint32_t place;
+  if (result->non_finite != 0) return;
+  const bool collects = candidates.limit != nullptr;
+  const uint32_t limit = collects ? *candidates.limit : UINT32_MAX;
+  const uint32_t tiles = (d + kTile - 1) / kTile;
+  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    Four<float> sum[kVectors];
+    uint64_t collected = 0;  // how many of each vector, 16 bits for each
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      const uint32_t first = tile * kTile + (v * kThreads + threadIdx.x) * 4;
+      const uint32_t n = first >= d ? 0 : d - first < 4 ? d - first : 4;
+      const auto added = load(gradient + first, n, aligned);
+      if (memory == kNone) {
+        for (int i = 0; i < 4; ++i) sum[v].each[i] = Number::to_float(added.each[i]);
+      } else {
+        sum[v] = load(residual + first, n, aligned);
+        if (memory == kMomentum) {
+          Four<float> speed = load(velocity + first, n, aligned);
+          for (int i = 0; i < 4; ++i) {
+            speed.each[i] = next_velocity(momentum, speed.each[i], Number::to_float(added.each[i]));
+            sum[v].each[i] = next_sum(sum[v].each[i], speed.each[i]);
+          }
+          store(velocity + first, n, aligned, speed);
+        } else {
+          for (int i = 0; i < 4; ++i) sum[v].each[i] = next_sum(sum[v].each[i], Number::to_float(added.each[i]));
+        }
+        store(residual + first, n, aligned, sum[v]);
+      }
+      for (int i = 0; i < 4; ++i) collected += static_cast<uint64_t>(magnitude_bits(sum[v].each[i]) >= limit) << (16 * v);  // limit >= 1: not what is not there
+    }
+    if (!collects) continue;
+    uint64_t total;
+    uint64_t before = block_exclusive_sum(collected, sums, &total);
+    if (threadIdx.x == 0) {
+      uint32_t count = 0;
+      for (uint32_t v = 0; v < kVectors; ++v) count += static_cast<uint32_t>(total >> (16 * v) & 0xFFFFu);
+      place = atomicAdd(candidates.found, count);
+      candidates.starts[tile] = place;
+      candidates.counts[tile] = count;
+    }
+    __syncthreads();
+    uint32_t vector_start = place;
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      uint32_t at = vector_start + static_cast<uint32_t>(before >> (16 * v) & 0xFFFFu);
+      vector_start += static_cast<uint32_t>(total >> (16 * v) & 0xFFFFu);
+      if ((collected >> (16 * v) & 0xFFFFu) == 0) continue;
+      for (uint32_t i = 0; i < 4; ++i) {
+        if (magnitude_bits(sum[v].each[i]) < limit) continue;
+        if (at < candidates.capacity) {
+          candidates.indices[at] = tile * kTile + (v * kThreads + threadIdx.x) * 4 + i;
+          candidates.values[at] = sum[v].each[i];
+        }
+        ++at;
+      }
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void find_non_finite(Device& device, const dr_cuda_encoding& encoding) {
+  with_numbers(encoding.dtype, [&](auto number) {
+    using Number = decltype(number);
+    launch_elementwise(device, finite<Number>, blocks_for(encoding.d, 16), static_cast<const typename Number::Storage*>(encoding.gradient),
+                       static_cast<uint32_t>(encoding.d), is_aligned(encoding.gradient), device.result());
+  });
+}
+
+void accumulate(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, const Candidates& candidates) {
+  if (encoding.d == 0 || (encoding.residual == nullptr && candidates.limit == nullptr)) return;
+  const bool aligned = is_aligned(encoding.gradient) && is_aligned(encoding.residual) && is_aligned(encoding.velocity);
+  with_numbers(encoding.dtype, [&](auto number) {
+    using Number = decltype(number);
+    const auto kernel = codec.memory.id == kNoMemory ? add<Number, kNone> : codec.memory.id == kMomentumCorrection ? add<Number, kMomentum> : add<Number, kAdds>;
+    launch(device, kernel, std::min(tiles_of(encoding.d), kMostBlocks), kThreads, 0, static_cast<const typename Number::Storage*>(encoding.gradient),
+           static_cast<uint32_t>(encoding.d), encoding.residual, encoding.velocity, static_cast<float>(codec.memory.parameters[0]), aligned, candidates,
+           device.result());
+  });
+}
+
+}  // namespace cuda
+}  // namespace deepreduce
