@@ -164,3 +164,100 @@ def decode_order(section, count, spare=0):
     call("dr_test_order_decode", _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_uint32(count), ctypes.c_uint32(count + spare),
          _pointer(order), ctypes.byref(result), result=result)  # fmt: skip
     return order[:count]
+
+
+class _Context(ctypes.Structure):
+    """dr_context."""
+
+    _fields_ = [
+        ("allocate", ctypes.c_void_p), ("output", ctypes.c_void_p), ("user", ctypes.c_void_p), ("simd", ctypes.c_int32),
+        ("message", ctypes.c_char * 512),
+    ]  # fmt: skip
+
+
+class _Stage(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int32), ("parameters", ctypes.c_double * 4)]
+
+
+class _Codec(ctypes.Structure):
+    _fields_ = [("stages", _Stage * 4)]
+
+
+class _Encoding(ctypes.Structure):
+    """dr_cuda_encoding."""
+
+    _fields_ = [
+        ("gradient", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("d", ctypes.c_uint64), ("residual", ctypes.c_void_p), ("velocity", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64), ("step", ctypes.c_uint64), ("tensor", ctypes.c_uint64), ("rank", ctypes.c_uint64),
+        ("payload", ctypes.c_void_p), ("payload_capacity", ctypes.c_uint64), ("result", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+def _codec(codec, memory, step):
+    fields, result = codec.fields(memory, step), _Codec()
+    for stage, at in zip(result.stages, range(0, 20, 5)):
+        stage.id = int(fields[at])
+        stage.parameters[:] = fields[at + 1 : at + 5]
+    return result
+
+
+def placed(array, misalignment=0, alignment=256):
+    """A copy of the array that starts ``misalignment`` elements beyond a multiple of ``alignment`` bytes and ends where its memory ends."""
+    room = np.full(array.nbytes + 2 * alignment, 0xA5, dtype=np.uint8)
+    start = -room.ctypes.data % alignment + misalignment * array.itemsize
+    copy = room[start : start + array.nbytes].view(array.dtype)
+    copy[...] = array
+    return copy
+
+
+def _in_workspace(function):
+    """function(workspace, its size) -> status, first with no workspace; the workspace has just the size that is then told, and starts as poison."""
+    context, size = _Context(), ctypes.c_size_t()
+
+    def check(status, text):
+        if status != 0:
+            raise _ERRORS.get(status, RuntimeError)(text)
+
+    check(function(ctypes.byref(context), None, ctypes.byref(size)), context.message.decode())
+    workspace = placed(np.full(size.value, 0xA5, dtype=np.uint8))
+    check(function(ctypes.byref(context), _pointer(workspace), ctypes.byref(size)), context.message.decode())
+    return context, check
+
+
+def _finish(context, check, result):
+    check(library().dr_cuda_message(ctypes.byref(context), ctypes.byref(result)), context.message.decode())
+
+
+def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank=0, misalignment=0):
+    """dr_cuda_encode: ``gradient`` (d,) in the storage of the ``dtype`` code, ``state`` arrays (d,) float32. Returns (payload, new state, result)."""
+    fields = _codec(codec, memory, step)
+    gradient, state = placed(gradient, misalignment), tuple(placed(array, misalignment) for array in state)
+    library().dr_cuda_payload_capacity.restype = ctypes.c_uint64
+    capacity = library().dr_cuda_payload_capacity(ctypes.c_uint64(gradient.size), dtype)
+    payload, result = placed(np.full(capacity, 0xA5, dtype=np.uint8)), Result()
+    pointers = [array.ctypes.data for array in state] + [None] * (2 - len(state))
+    encoding = _Encoding(
+        gradient.ctypes.data, dtype, gradient.size, *pointers, seed, step, tensor, rank, payload.ctypes.data, capacity, ctypes.addressof(result)
+    )
+    context, check = _in_workspace(
+        lambda context, workspace, size: library().dr_cuda_encode(context, ctypes.byref(fields), ctypes.byref(encoding), workspace, size, None)
+    )
+    _finish(context, check, result)
+    assert (payload[result.payload_bytes :] == 0xA5).all(), "bytes beyond the payload were written"
+    return payload[: result.payload_bytes].copy(), state, result
+
+
+def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
+    """dr_cuda_decode_sum; ``out`` is added to in place and returned."""
+    fields, result = _codec(codec, memory, 0), Result()
+    payloads = [placed(payload, misalignment) for payload in payloads]
+    pointers = (ctypes.c_void_p * len(payloads))(*[payload.ctypes.data for payload in payloads])
+    sizes = (ctypes.c_uint64 * len(payloads))(*[payload.size for payload in payloads])
+    context, check = _in_workspace(
+        lambda context, workspace, size: library().dr_cuda_decode_sum(
+            context, ctypes.byref(fields), pointers, sizes, ctypes.c_uint64(len(payloads)), _pointer(out), ctypes.c_uint64(out.size), ctypes.c_float(scale),
+            ctypes.byref(result), workspace, size, None,
+        )
+    )  # fmt: skip
+    _finish(context, check, result)
+    return out

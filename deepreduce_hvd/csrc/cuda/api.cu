@@ -20,13 +20,13 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
-// Runs work(device), or without a workspace finds how much it takes.
+// Runs work(device), or without a workspace finds how much it takes: never nothing, so that the caller's workspace is not null.
 template <class Work>
 void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result, Work work) {
   if (workspace == nullptr) {
     Device device;
     work(device);
-    *workspace_bytes = static_cast<size_t>(device.most_used());
+    *workspace_bytes = static_cast<size_t>(std::max(device.most_used(), kAlignment));
     return;
   }
   Device device(workspace, *workspace_bytes, static_cast<cudaStream_t>(stream), result);
@@ -58,6 +58,7 @@ int dr_cuda_encode(dr_context* context, const dr_codec* codec, const dr_cuda_enc
                    void* cuda_stream) {
   return guarded(context, [&] {
     check(*codec, *encoding);
+    if (workspace != nullptr) check_room(*encoding);
     with_device(workspace, workspace_bytes, cuda_stream, encoding->result, [&](Device& device) { encode(device, *codec, *encoding); });
   });
 }

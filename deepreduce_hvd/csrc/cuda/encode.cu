@@ -66,6 +66,9 @@ void check(const dr_codec& codec, const dr_cuda_encoding& encoding) {
   check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr, encoding.velocity != nullptr);
   stages_of(codec);
   check_selection(codec);
+}
+
+void check_room(const dr_cuda_encoding& encoding) {
   const uint64_t needed = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
   if (encoding.payload_capacity < needed)
     invalid_argument("payload: expected room for %llu bytes, got %llu", static_cast<unsigned long long>(needed),

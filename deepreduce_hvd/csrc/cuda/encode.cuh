@@ -18,6 +18,8 @@ Stages stages_of(const dr_codec& codec);
 
 // Throws what the host can tell of the arguments.
 void check(const dr_codec& codec, const dr_cuda_encoding& encoding);
+// Throws unless the payload has room wherever it ends up.
+void check_room(const dr_cuda_encoding& encoding);
 
 void encode(Device&, const dr_codec&, const dr_cuda_encoding&);
 
