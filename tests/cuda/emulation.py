@@ -9,6 +9,7 @@ import functools
 import os
 import pathlib
 import subprocess
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -201,11 +202,20 @@ def _codec(codec, memory, step):
     return result
 
 
+def _allocate(nbytes, alignment):
+    """Memory of exactly so many bytes as a uint8 array, freed with it: AddressSanitizer sees what lies beyond."""
+    libc, address = ctypes.CDLL(None), ctypes.c_void_p()
+    libc.free.argtypes = [ctypes.c_void_p]
+    assert libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(alignment), ctypes.c_size_t(nbytes)) == 0
+    buffer = (ctypes.c_uint8 * nbytes).from_address(address.value)
+    weakref.finalize(buffer, libc.free, address.value)
+    return np.frombuffer(buffer, dtype=np.uint8)
+
+
 def placed(array, misalignment=0, alignment=256):
     """A copy of the array that starts ``misalignment`` elements beyond a multiple of ``alignment`` bytes and ends where its memory ends."""
-    room = np.full(array.nbytes + 2 * alignment, 0xA5, dtype=np.uint8)
-    start = -room.ctypes.data % alignment + misalignment * array.itemsize
-    copy = room[start : start + array.nbytes].view(array.dtype)
+    start = misalignment * array.itemsize
+    copy = _allocate(start + array.nbytes, alignment)[start:].view(array.dtype) if array.nbytes else np.zeros_like(array)
     copy[...] = array
     return copy
 

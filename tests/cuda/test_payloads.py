@@ -9,6 +9,7 @@ from test_stages import DEVICE_INDEX, DEVICE_VALUE, schedule  # noqa: F401  (a f
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, payload as container
 from deepreduce_hvd.codec import decode_sum_numpy
+from deepreduce_hvd.random import random32, random_uniform
 
 INPUTS = inputs()
 #: name -> (dtype code, the float32 numbers as the dtype stores them)
@@ -116,18 +117,19 @@ def test_largest_of_deceptive_inputs(case, k):
     both(dr.Codec(dr.TopK(k=k)), dr.Residual(), deceptive(d)[case], (np.zeros(d, dtype=np.float32),))
 
 
-def test_largest_where_the_sample_misses_it():
-    """All that matters lies where no sample is taken: too few candidates are found, and all elements are gone over."""
+def test_largest_where_the_sample_misleads():
+    """The k-th magnitude seems far larger than it is, so that too few candidates are found, or far smaller, so that they do not fit."""
     d, k = 200000, 3000
-    values = gradient(d) * np.float32(1e-3)
     sampled = np.zeros(d, dtype=bool)
     samples = min(1 << 16, d // 16)
     numbers = np.arange(samples, dtype=np.uint64)
     starts, ends = numbers * d // samples, (numbers + 1) * d // samples
-    draws = dr.random.random32(0, np.arange(samples)).astype(np.uint64)
+    draws = random32(0, np.arange(samples)).astype(np.uint64)
     sampled[(starts + (draws * (ends - starts) >> np.uint64(32))).astype(np.int64)] = True
-    both(dr.Codec(dr.TopK(k=k)), dr.Residual(), np.where(sampled, values + 1, values).astype(np.float32), (np.zeros(d, dtype=np.float32),))
-    both(dr.Codec(dr.TopK(k=k)), dr.Residual(), np.where(sampled, values, values + 1).astype(np.float32), (np.zeros(d, dtype=np.float32),))
+    spread = np.exp2(20 * random_uniform(5, np.arange(d))).astype(np.float32)
+    for large in (sampled, ~sampled):
+        values = np.where(large, spread, -1 / spread)
+        both(dr.Codec(dr.TopK(k=k)), dr.Residual(), values, (np.zeros(d, dtype=np.float32),))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

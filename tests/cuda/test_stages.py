@@ -98,23 +98,25 @@ def agree(on_device, oracle):
 
 
 def hostile(section):
-    """The section with every bit flipped in turn, cut short, lengthened and overwritten."""
+    """The section with every bit flipped in turn, alone and together with the last bit, cut short, lengthened and overwritten."""
     for bit in range(8 * len(section)):
         flipped = bytearray(section)
         flipped[bit // 8] ^= 1 << bit % 8
+        yield bytes(flipped)
+        flipped[-1] ^= 0x80
         yield bytes(flipped)
     yield from (section[:length] for length in range(len(section)))
     yield from (section + b"\0", section + section, b"\xff" * len(section), b"\0" * len(section))
 
 
+@pytest.mark.parametrize("d", [31, 300])
 @pytest.mark.parametrize("name", DEVICE_INDEX)
-def test_hostile_index_sections(name):
-    stage, d = INDEX[name], 300
+def test_hostile_index_sections(name, d):
+    stage = INDEX[name]
     section, decoded, _ = stage.encode(selected(gradient(d)), d, KEY)
 
     def oracle(changed, count):
-        indices = stage.decode(changed, d, count)
-        return indices
+        return stage.decode(changed, d, count)
 
     for changed in hostile(section):
         agree(lambda: emulation.decode_index(stage, changed, d, decoded.size), lambda: oracle(changed, decoded.size))
