@@ -38,7 +38,7 @@ class Result(ctypes.Structure):
 def sources():
     """What the library is made of; of the CPU core only what raises errors."""
     return [
-        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "cuda" / "emulation" / "scheduler.cc", CORE / "base.cc", CORE / "arguments.cc",
+        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "arguments.cc",
         *sorted(pathlib.Path(__file__).parent.glob("*.cc")),
     ]  # fmt: skip
 
