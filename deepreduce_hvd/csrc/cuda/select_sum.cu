@@ -35,13 +35,18 @@ __device__ void store(T* at, uint32_t n, bool aligned, const Four<T>& four) {
 
 bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
+// Where vector `v` of this thread lies in the tile, and how many elements are left there, up to 4.
+__device__ uint32_t first_of(uint32_t tile, uint32_t v) { return tile * kTile + (v * kThreads + threadIdx.x) * 4; }
+__device__ uint32_t length_at(uint32_t first, uint32_t d) { return first >= d ? 0 : d - first < 4 ? d - first : 4; }
+
 template <class Number>
-__global__ void finite(const typename Number::Storage* gradient, uint32_t d, bool aligned, dr_cuda_result* result) {
+__global__ void finite(const typename Number::Storage* gradient, uint32_t d, uint32_t tiles, bool aligned, dr_cuda_result* result) {
   bool bad = false;
-  for (uint64_t first = uint64_t{4} * grid_index(); first < d; first += uint64_t{4} * grid_stride()) {
-    const uint32_t n = static_cast<uint32_t>(d - first < 4 ? d - first : 4);
-    const auto four = load(gradient + first, n, aligned);
-    for (int i = 0; i < 4; ++i) bad |= magnitude_bits(Number::to_float(four.each[i])) >= 0x7F800000u;
+  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    Four<typename Number::Storage> numbers[kVectors];  // all are asked for before the first is looked at
+    for (uint32_t v = 0; v < kVectors; ++v) numbers[v] = load(gradient + first_of(tile, v), length_at(first_of(tile, v), d), aligned);
+    for (uint32_t v = 0; v < kVectors; ++v)
+      for (int i = 0; i < 4; ++i) bad |= magnitude_bits(Number::to_float(numbers[v].each[i])) >= 0x7F800000u;
   }
   if (bad) result->non_finite = 1;  // all who write write the same
 }
@@ -56,29 +61,25 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
   const uint32_t limit = collects ? *candidates.limit : UINT32_MAX;
   const uint32_t tiles = (d + kTile - 1) / kTile;
   for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    Four<float> sum[kVectors];
+    Four<typename Number::Storage> added[kVectors];
+    Four<float> sum[kVectors], speed[kVectors];
+    for (uint32_t v = 0; v < kVectors; ++v) {  // all are asked for before the first is needed
+      const uint32_t first = first_of(tile, v), n = length_at(first, d);
+      added[v] = load(gradient + first, n, aligned);
+      if (memory != kNone) sum[v] = load(residual + first, n, aligned);
+      if (memory == kMomentum) speed[v] = load(velocity + first, n, aligned);
+    }
     uint64_t collected = 0;  // how many of each vector, 16 bits for each
     for (uint32_t v = 0; v < kVectors; ++v) {
-      const uint32_t first = tile * kTile + (v * kThreads + threadIdx.x) * 4;
-      const uint32_t n = first >= d ? 0 : d - first < 4 ? d - first : 4;
-      const auto added = load(gradient + first, n, aligned);
-      if (memory == kNone) {
-        for (int i = 0; i < 4; ++i) sum[v].each[i] = Number::to_float(added.each[i]);
-      } else {
-        sum[v] = load(residual + first, n, aligned);
-        if (memory == kMomentum) {
-          Four<float> speed = load(velocity + first, n, aligned);
-          for (int i = 0; i < 4; ++i) {
-            speed.each[i] = next_velocity(momentum, speed.each[i], Number::to_float(added.each[i]));
-            sum[v].each[i] = next_sum(sum[v].each[i], speed.each[i]);
-          }
-          store(velocity + first, n, aligned, speed);
-        } else {
-          for (int i = 0; i < 4; ++i) sum[v].each[i] = next_sum(sum[v].each[i], Number::to_float(added.each[i]));
-        }
-        store(residual + first, n, aligned, sum[v]);
+      const uint32_t first = first_of(tile, v), n = length_at(first, d);
+      for (int i = 0; i < 4; ++i) {
+        const float number = Number::to_float(added[v].each[i]);
+        if (memory == kMomentum) speed[v].each[i] = next_velocity(momentum, speed[v].each[i], number);
+        sum[v].each[i] = memory == kNone ? number : next_sum(sum[v].each[i], memory == kMomentum ? speed[v].each[i] : number);
+        collected += static_cast<uint64_t>(magnitude_bits(sum[v].each[i]) >= limit) << (16 * v);  // limit >= 1: not what is not there
       }
-      for (int i = 0; i < 4; ++i) collected += static_cast<uint64_t>(magnitude_bits(sum[v].each[i]) >= limit) << (16 * v);  // limit >= 1: not what is not there
+      if (memory == kMomentum) store(velocity + first, n, aligned, speed[v]);
+      if (memory != kNone) store(residual + first, n, aligned, sum[v]);
     }
     if (!collects) continue;
     uint64_t total;
@@ -99,7 +100,7 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
       for (uint32_t i = 0; i < 4; ++i) {
         if (magnitude_bits(sum[v].each[i]) < limit) continue;
         if (at < candidates.capacity) {
-          candidates.indices[at] = tile * kTile + (v * kThreads + threadIdx.x) * 4 + i;
+          candidates.indices[at] = first_of(tile, v) + i;
           candidates.values[at] = sum[v].each[i];
         }
         ++at;
@@ -114,8 +115,8 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
 void find_non_finite(Device& device, const dr_cuda_encoding& encoding) {
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    launch_elementwise(device, finite<Number>, blocks_for(encoding.d, 16), static_cast<const typename Number::Storage*>(encoding.gradient),
-                       static_cast<uint32_t>(encoding.d), is_aligned(encoding.gradient), device.result());
+    launch_elementwise(device, finite<Number>, blocks_for(encoding.d, 4 * kVectors), static_cast<const typename Number::Storage*>(encoding.gradient),
+                       static_cast<uint32_t>(encoding.d), tiles_of(encoding.d), is_aligned(encoding.gradient), device.result());
   });
 }
 
