@@ -9,6 +9,15 @@ namespace deepreduce {
 
 DR_HOST_DEVICE inline uint64_t packed_bytes(uint64_t count, unsigned width) { return (count * width + 7) / 8; }
 
+// The number of bits of a value without leading zeros: 0 for 0.
+DR_HOST_DEVICE inline unsigned bit_length(uint32_t value) {
+#ifdef __CUDA_ARCH__
+  return 32 - static_cast<unsigned>(__clz(static_cast<int>(value)));
+#else
+  return value == 0 ? 0 : 32 - static_cast<unsigned>(__builtin_clz(value));
+#endif
+}
+
 // The number of bits that tell `count` things apart: ceil(log2(count)), 0 for one or none.
 DR_HOST_DEVICE inline unsigned bit_width_of(uint32_t count) {
   unsigned width = 0;

@@ -1,35 +1,12 @@
 // Bloom: a Bloom filter of the indices, and the policies that choose among its positives.
 #include <algorithm>
-#include <cmath>
 
 #include "codecs.h"
-#include "exact_log.h"
 #include "index/bloom_filter.h"
+#include "index/bloom_size.h"
 
 namespace deepreduce {
 namespace {
-
-enum Policy : uint8_t { kNaive = 0, kP0 = 1, kP1 = 2, kLeftmost = 3, kP2 = 4 };
-constexpr double kSmallestRate = 2.3283064365386963e-10;  // 2^-32
-constexpr double kLargestRate = 0.999;
-
-bool random_policy(uint8_t policy) { return policy == kP1 || policy == kP2; }
-
-double false_positive_rate(const IndexEncoding& encoding, uint8_t policy) {
-  const double wanted = encoding.parameters[0];  // a rate, 0: DeepReduce's default, -1: "auto"
-  const double k = encoding.count, d = encoding.d;
-  double rate = wanted;
-  if (wanted == 0 || (wanted < 0 && policy != kP0)) rate = 0.1 * k / d;
-  // more filter bits against more values: the paper's cost has its minimum here
-  if (wanted < 0 && policy == kP0) rate = k / (encoding.value_bits * (kLn2 * kLn2) * (d - k));
-  return std::min(std::max(rate, kSmallestRate), kLargestRate);
-}
-
-// The most positives that P1 and P2 choose from. Our filters are filled to at most h ln 2 / (h - 1), so that positives times hashes
-// stay below 3 d, whatever the hashes are; more would make decoding cost memory that nothing earned.
-uint64_t most_positives(uint32_t hashes, uint32_t d, uint32_t count) {
-  return std::min(3 * uint64_t{d} + 2 * uint64_t{count} * hashes + 4096, uint64_t{0xFFFFFFFF}) / hashes;
-}
 
 // The positives that the policy keeps; count is what the payload's header says, or for P0 in the encoder no bound.
 const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_t policy, uint32_t seed, uint32_t d, uint32_t count,
@@ -61,13 +38,13 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
   if (!(encoding.parameters[0] < 1)) invalid_argument("Bloom fpr: expected a number below 1, got %g", encoding.parameters[0]);
   if (encoding.count == 0) return;
   const uint8_t policy = static_cast<uint8_t>(wanted_policy);
-  const double log_rate = exact_log(false_positive_rate(encoding, policy));
-  const double bits = std::ceil(-(encoding.count * log_rate) / (kLn2 * kLn2));
-  if (bits > 4294967295.0)
-    invalid_argument("Bloom filter: expected at most 4294967295 bits, got %.0f; use a larger fpr or split the tensor", bits);
+  const double rate = bloom_rate(encoding.parameters[0], policy, encoding.d, encoding.count, encoding.value_bits);
+  const BloomSize size = bloom_size(rate, encoding.count);
+  if (size.bits > 4294967295.0)
+    invalid_argument("Bloom filter: expected at most 4294967295 bits, got %.0f; use a larger fpr or split the tensor", size.bits);
   BloomFilter filter;
-  filter.bits = std::max<uint32_t>(static_cast<uint32_t>(bits), 1);
-  filter.hashes = std::max<uint32_t>(static_cast<uint32_t>(std::ceil(-log_rate / kLn2)), 1);
+  filter.bits = static_cast<uint32_t>(size.bits);
+  filter.hashes = size.hashes;
   filter.words = context.arena.zeros<uint32_t>((uint64_t{filter.bits} + 31) / 32);
   filter_insert(context.simd, filter, encoding.indices, encoding.count);
 

@@ -31,7 +31,7 @@ struct BloomFilter {
   uint32_t hashes;  // h
   uint32_t* words;  // ceil(m / 32) words, bit b in word b / 32
 
-  uint32_t position(uint32_t block, uint32_t hash_number) const {
+  DR_HOST_DEVICE uint32_t position(uint32_t block, uint32_t hash_number) const {
     return static_cast<uint32_t>((uint64_t{murmur_finish(block, murmur_seed(hash_number))} * bits) >> 32);
   }
 };

@@ -1,27 +1,20 @@
 // EliasFano: low bits as they are, high bits as a bitmap.
 #include "bits.h"
 #include "codecs.h"
+#include "index/elias_fano_layout.h"
 #include "set_bits.h"
 
 namespace deepreduce {
 namespace {
 
-unsigned low_width(uint32_t d, uint32_t count) {
-  const uint32_t ratio = d / count;
-  return ratio == 0 ? 0 : 31 - static_cast<unsigned>(__builtin_clz(ratio));
-}
-
-uint64_t high_bits_of(uint32_t d, uint32_t count, unsigned width) { return uint64_t{count} + ((d - 1) >> width) + 1; }
-
 void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
   const uint32_t count = encoding.count;
   if (count == 0) return;
-  const unsigned width = low_width(encoding.d, count);
-  const uint64_t low_bytes = packed_bytes(count, width);
-  const uint64_t high_bytes = (high_bits_of(encoding.d, count, width) + 7) / 8;
-  uint8_t* out = section.extend(low_bytes + high_bytes);
-  uint8_t* high = out + low_bytes;
-  std::memset(high, 0, high_bytes);
+  const EliasFanoLayout layout = elias_fano_layout(encoding.d, count);
+  const unsigned width = layout.width;
+  uint8_t* out = section.extend(layout.low_bytes + layout.high_bytes);
+  uint8_t* high = out + layout.low_bytes;
+  std::memset(high, 0, layout.high_bytes);
   BitWriter low(out);
   const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << width) - 1);
   for (uint32_t i = 0; i < count; ++i) {
@@ -34,13 +27,12 @@ void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
 
 void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
   if (count == 0) return section.expect_end();
-  const unsigned width = low_width(d, count);
-  const uint64_t high_bits = high_bits_of(d, count, width);
-  const uint64_t low_bytes = packed_bytes(count, width), high_bytes = (high_bits + 7) / 8;
+  const EliasFanoLayout layout = elias_fano_layout(d, count);
+  const unsigned width = layout.width;
+  const uint64_t low_bits = layout.low_bits, low_bytes = layout.low_bytes, high_bits = layout.high_bits, high_bytes = layout.high_bytes;
   const uint8_t* low = section.take(low_bytes);
   const uint8_t* high = section.take(high_bytes);
   section.expect_end();
-  const uint64_t low_bits = uint64_t{count} * width;
   if (low_bits % 8 != 0 && (low[low_bytes - 1] >> (low_bits % 8)) != 0)
     corrupt_payload("%s: expected zero padding and the end of the bits", section.section());
   const uint64_t found = set_bit_positions(context.simd, high, high_bytes, indices, count);

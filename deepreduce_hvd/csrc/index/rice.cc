@@ -1,45 +1,26 @@
 // Rice: gaps between indices, adaptive Golomb-Rice codes in blocks that can be coded in parallel.
 #include "bits.h"
 #include "codecs.h"
+#include "index/rice_parameter.h"
 #include "set_bits.h"
 
 namespace deepreduce {
 namespace {
 
-constexpr uint32_t kBlock = 4096;
-constexpr unsigned kLargestParameter = 31;
-constexpr uint64_t kEntryBytes = 8;
-
-unsigned bit_length(uint32_t value) { return value == 0 ? 0 : 32 - static_cast<unsigned>(__builtin_clz(value)); }
-
-struct Parameter {
-  unsigned b;
-  uint64_t bits;  // that the block takes with it
-};
-
-// The number of low bits that costs least: of floor(log2(mean gap)) and its neighbours, the smaller one on ties.
 // The gaps sum to less than d, so the sums of quotients fit 32 bits.
-Parameter choose_parameter(const uint32_t* gaps, uint32_t n, uint64_t sum) {
-  const unsigned length = bit_length(static_cast<uint32_t>(sum / n));
-  const unsigned guess = length == 0 ? 0 : length - 1;
-  const unsigned first = guess == 0 ? 0 : guess - 1;
-  const unsigned last = guess + 1 < kLargestParameter ? guess + 1 : kLargestParameter;
+RiceParameter choose_parameter(const uint32_t* gaps, uint32_t n, uint64_t sum) {
+  const RiceCandidates candidates = rice_candidates(sum, n);
   uint32_t quotients[3] = {};
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t gap = gaps[i] >> first;
+    const uint32_t gap = gaps[i] >> candidates.first;
     quotients[0] += gap;
     quotients[1] += gap >> 1;
     quotients[2] += gap >> 2;
   }
-  Parameter best{first, quotients[0] + uint64_t{n} * (first + 1)};
-  for (unsigned b = first + 1; b <= last; ++b) {
-    const uint64_t bits = quotients[b - first] + uint64_t{n} * (b + 1);
-    if (bits < best.bits) best = {b, bits};
-  }
-  return best;
+  return choose_rice_parameter(candidates, quotients, n);
 }
 
-void encode_block(const uint32_t* gaps, uint32_t n, Parameter parameter, ByteWriter& section) {
+void encode_block(const uint32_t* gaps, uint32_t n, RiceParameter parameter, ByteWriter& section) {
   const unsigned b = parameter.b;
   const uint64_t low_bytes = packed_bytes(n, b);
   const uint64_t unary_bytes = (parameter.bits - uint64_t{n} * b + 7) / 8;
@@ -64,26 +45,26 @@ void encode_block(const uint32_t* gaps, uint32_t n, Parameter parameter, ByteWri
 }
 
 void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
-  const uint32_t blocks = (encoding.count + kBlock - 1) / kBlock;
+  const uint32_t blocks = (encoding.count + kRiceBlock - 1) / kRiceBlock;
   if (blocks == 0) return;
-  const uint64_t directory_at = blocks, data_at = blocks + kEntryBytes * (blocks - 1);
+  const uint64_t directory_at = blocks, data_at = blocks + kRiceEntryBytes * (blocks - 1);
   section.extend(data_at);
-  uint32_t* gaps = context.arena.array<uint32_t>(kBlock);
+  uint32_t* gaps = context.arena.array<uint32_t>(kRiceBlock);
   uint32_t next = 0;  // the smallest index that may come now
   for (uint32_t block = 0; block < blocks; ++block) {
-    const uint32_t first = block * kBlock;
-    const uint32_t n = encoding.count - first < kBlock ? encoding.count - first : kBlock;
+    const uint32_t first = block * kRiceBlock;
+    const uint32_t n = encoding.count - first < kRiceBlock ? encoding.count - first : kRiceBlock;
     if (block > 0) {
       const uint64_t start = section.size() - data_at;
       if (start > UINT32_MAX) invalid_argument("index section: expected at most 4294967295 bytes, got more; compress more or split the tensor");
       const uint32_t entry[2] = {next, static_cast<uint32_t>(start)};
-      std::memcpy(section.data() + directory_at + kEntryBytes * (block - 1), entry, kEntryBytes);
+      std::memcpy(section.data() + directory_at + kRiceEntryBytes * (block - 1), entry, kRiceEntryBytes);
     }
     const uint32_t* indices = encoding.indices + first;
     gaps[0] = indices[0] - next;
     for (uint32_t i = 1; i < n; ++i) gaps[i] = indices[i] - indices[i - 1] - 1;
     const uint64_t sum = uint64_t{indices[n - 1]} + 1 - next - n;
-    const Parameter parameter = choose_parameter(gaps, n, sum);
+    const RiceParameter parameter = choose_parameter(gaps, n, sum);
     section.data()[block] = static_cast<uint8_t>(parameter.b);
     encode_block(gaps, n, parameter, section);
     next = indices[n - 1] + 1;
@@ -118,24 +99,24 @@ uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n
 }
 
 void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
-  const uint32_t blocks = (count + kBlock - 1) / kBlock;
+  const uint32_t blocks = (count + kRiceBlock - 1) / kRiceBlock;
   if (blocks == 0) return section.expect_end();
   const uint8_t* parameters = section.take(blocks);
-  const uint8_t* directory = section.take(kEntryBytes * (blocks - 1));
+  const uint8_t* directory = section.take(kRiceEntryBytes * (blocks - 1));
   const uint64_t data_bytes = section.remaining();
   const uint8_t* data = section.take(data_bytes);
   uint32_t next = 0;
   uint64_t start = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
-    const uint32_t first = block * kBlock;
-    const uint32_t n = count - first < kBlock ? count - first : kBlock;
+    const uint32_t first = block * kRiceBlock;
+    const uint32_t n = count - first < kRiceBlock ? count - first : kRiceBlock;
     const unsigned b = parameters[block];
-    if (b > kLargestParameter) corrupt_payload("%s: expected a Rice parameter of at most %u, got %u", section.section(), kLargestParameter, b);
+    if (b > kLargestRiceParameter) corrupt_payload("%s: expected a Rice parameter of at most %u, got %u", section.section(), kLargestRiceParameter, b);
     uint64_t end = data_bytes;
     uint32_t before_following = 0;
     if (block + 1 < blocks) {
       uint32_t entry[2];
-      std::memcpy(entry, directory + kEntryBytes * block, kEntryBytes);
+      std::memcpy(entry, directory + kRiceEntryBytes * block, kRiceEntryBytes);
       before_following = entry[0];
       end = entry[1];
     }
