@@ -116,18 +116,20 @@ def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
     return section[: section_bytes.value].tobytes(), decoded[: decoded_count.value], bool(stay.value)
 
 
-def _decode(name, wire_id, section, d, count, dtype, misalignment, spare, active):
+def _decode(name, stage, section, d, count, dtype, misalignment, spare, active):
+    parameters = _parameters(stage)
+    expected = [_pointer(parameters)] if name == "dr_test_index_decode" else []
     section_array, out, result = np.frombuffer(section, dtype=np.uint8), np.zeros(count + 1, dtype=dtype), Result()
     call(
-        name, wire_id, _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
-        ctypes.c_uint32(count + spare), ctypes.c_int(active), _pointer(out), ctypes.byref(result), result=result,
+        name, stage.wire_id, _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
+        ctypes.c_uint32(count + spare), ctypes.c_int(active), *expected, _pointer(out), ctypes.byref(result), result=result,
     )  # fmt: skip
     return out[:count]
 
 
 def decode_index(stage, section, d, count, misalignment=0, spare=0, active=True):
     """As :meth:`IndexCodec.decode`, by the device codec."""
-    return _decode("dr_test_index_decode", stage.wire_id, section, d, count, np.uint32, misalignment, spare, active)
+    return _decode("dr_test_index_decode", stage, section, d, count, np.uint32, misalignment, spare, active)
 
 
 def encode_value(stage, values, key, spare=0):
@@ -147,7 +149,7 @@ def encode_value(stage, values, key, spare=0):
 
 def decode_value(stage, section, count, misalignment=0, spare=0, active=True):
     """As :meth:`ValueCodec.decode`, by the device codec."""
-    return _decode("dr_test_value_decode", stage.wire_id, section, max(count, 1), count, np.float32, misalignment, spare, active)
+    return _decode("dr_test_value_decode", stage, section, max(count, 1), count, np.float32, misalignment, spare, active)
 
 
 def encode_order(order, spare=0):

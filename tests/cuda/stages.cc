@@ -113,7 +113,7 @@ int dr_test_index_encode(int id, uint32_t d, uint32_t count, uint32_t capacity, 
 
 // capacity: at least count. The section lies at an address that is `misalignment` beyond a multiple of 16.
 int dr_test_index_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint32_t capacity, int active,
-                         uint32_t* indices, dr_cuda_result* result, char* message) {
+                         const double* parameters, uint32_t* indices, dr_cuda_result* result, char* message) {
   return guarded(message, [&] {
     const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
     const uint32_t most = codec.most_count(bytes, d);
@@ -130,7 +130,7 @@ int dr_test_index_decode(int id, const uint8_t* section, uint64_t bytes, int mis
       const DeviceSection contents{padded.data() + misalignment, bytes, d, count, active != 0};
       device.copy(on_device, &contents, sizeof(contents));
       uint32_t* decoded = device.array<uint32_t>(capacity);
-      codec.decode(device, on_device, d, capacity, bytes + 100, decoded);
+      codec.decode(device, on_device, d, capacity, bytes + 100, parameters, decoded);
       if (!measuring && result->status == DR_OK && active && count != 0) std::memcpy(indices, decoded, uint64_t{4} * count);
     });
   });

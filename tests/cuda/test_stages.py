@@ -8,7 +8,7 @@ from codecs_table import INDEX, VALUE, gradient, inputs
 import deepreduce_hvd as dr
 
 #: rows of tests/codecs_table.py that have a device codec
-DEVICE_INDEX = ["raw_index", "bitmap"]
+DEVICE_INDEX = ["raw_index", "bitmap", "rice", "elias_fano", *(name for name in INDEX if name.startswith("bloom"))]
 DEVICE_VALUE = ["raw_value", "float16", "bfloat16"]
 
 INPUTS = inputs()
@@ -38,7 +38,7 @@ def test_index(name, case, spare):
     section, decoded, stay = emulation.encode_index(stage, indices, d, KEY, 20.0, spare=spare)
     assert section == expected
     np.testing.assert_array_equal(decoded, expected_decoded)
-    assert stay == expected_stay
+    assert stay == expected_stay or not indices.size  # on the device it is a matter of the stage alone
     for misalignment in emulation.MISALIGNMENTS:
         back = emulation.decode_index(stage, section, d, decoded.size, misalignment=misalignment, spare=spare)
         np.testing.assert_array_equal(back, decoded)
@@ -115,14 +115,21 @@ def test_hostile_index_sections(name, d):
     stage = INDEX[name]
     section, decoded, _ = stage.encode(selected(gradient(d)), d, KEY)
 
-    def oracle(changed, count):
-        return stage.decode(changed, d, count)
+    def check(changed, count):
+        try:
+            emulation.decode_index(stage, changed, d, count)
+        except dr.UnknownCodec:  # left to the host: another random policy than the receiver's
+            assert name.startswith("bloom") and changed[0] in (2, 4) and changed[0] != section[0]
+            return
+        except dr.CorruptPayload:
+            pass
+        agree(lambda: emulation.decode_index(stage, changed, d, count), lambda: stage.decode(changed, d, count))
 
     for changed in hostile(section):
-        agree(lambda: emulation.decode_index(stage, changed, d, decoded.size), lambda: oracle(changed, decoded.size))
+        check(changed, decoded.size)
     for count in (0, 1, decoded.size - 1, decoded.size + 1, d - 1, d):
-        agree(lambda: emulation.decode_index(stage, section, d, count), lambda: oracle(section, count))
-        agree(lambda: emulation.decode_index(stage, b"", d, count), lambda: oracle(b"", count))
+        check(section, count)
+        check(b"", count)
 
 
 @pytest.mark.parametrize("name", DEVICE_VALUE)

@@ -65,8 +65,11 @@ struct DeviceIndexCodec {
   // Host: the most indices below d that a valid section of so many bytes can hold. What a payload's header says beyond it is refused before decode.
   uint32_t (*most_count)(uint64_t bytes, uint32_t d);
   // Fills indices (capacity,): the section's `count`, all below d, distinct, ascending unless any_order (then checked by who calls); refuses all
-  // that the CPU core refuses. most_bytes: host, the section has at most so many. Where it refuses, `indices` may be left as anything.
-  void (*decode)(Device&, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t most_bytes, uint32_t* indices);
+  // that the CPU core refuses. most_bytes: host, the section has at most so many. parameters: host, of the receiver's stage; scratch is
+  // provided for sections of a stage like it, and of others what needs more may be refused as DR_UNKNOWN_CODEC, which the host then
+  // decodes. Where it refuses, `indices` may be left as anything.
+  void (*decode)(Device&, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t most_bytes, const double* parameters,
+                 uint32_t* indices);
 };
 
 struct DeviceValueEncoding {

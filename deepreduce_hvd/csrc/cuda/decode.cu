@@ -182,7 +182,7 @@ void decode_sum(Device& device, const dr_codec& codec, uint64_t position, const 
   launch(device, sum_words, blocks_for((size + 7) / 8, 4), kThreads, 0, payload, size, &opened->checksum);
   launch(device, open, 1, 1, 0, payload, size, position, expected, opened, device.result());
   uint32_t* indices = device.array<uint32_t>(most_indices);
-  stages.index->decode(device, &opened->index, elements, most_indices, bytes, indices);
+  stages.index->decode(device, &opened->index, elements, most_indices, bytes, codec.index.parameters, indices);
   if (stages.index->any_order) launch_elementwise(device, expect_ascending, blocks_for(most_indices), opened, indices, device.result());
   float* values = device.array<float>(most);
   stages.value->decode(device, &opened->value, most, bytes, values);

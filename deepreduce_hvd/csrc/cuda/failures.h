@@ -35,7 +35,24 @@
   row(set_bits, DR_CORRUPT_PAYLOAD, "index section: expected %llu set bits below d, got %llu or one at d or above")                                    \
   row(not_finite_half, DR_CORRUPT_PAYLOAD, "value section: expected finite %llu-bit values, got NaN or Inf (%llx)")                                    \
   row(not_a_permutation, DR_CORRUPT_PAYLOAD, "order section: expected a permutation of %llu positions, got %llu twice or beyond them")                 \
-  row(padding, DR_CORRUPT_PAYLOAD, "section: expected zero padding and the end of %llu bits, got a last byte of %llu")
+  row(padding, DR_CORRUPT_PAYLOAD, "section: expected zero padding and the end of %llu bits, got a last byte of %llu")                                 \
+  row(rice_parameter, DR_CORRUPT_PAYLOAD, "index section: expected a Rice parameter of at most %llu, got %llu")                                        \
+  row(block_end, DR_CORRUPT_PAYLOAD, "index section: expected blocks one after another within %llu bytes, got one that ends at %llu")                  \
+  row(block_start, DR_CORRUPT_PAYLOAD, "index section: expected a block to start at %llu, got %llu")                                                   \
+  row(unary_bytes, DR_CORRUPT_PAYLOAD, "index section: expected at most %llu bytes of unary codes, got %llu")                                          \
+  row(unary_codes, DR_CORRUPT_PAYLOAD, "index section: expected %llu unary codes that end in the last byte of a block, got %llu or other bytes")       \
+  row(bloom_policy, DR_CORRUPT_PAYLOAD, "index section: expected a Bloom policy of 0 to %llu, got %llu")                                               \
+  row(bloom_hashes, DR_CORRUPT_PAYLOAD, "index section: expected a Bloom filter of 1 to %llu hashes, got %llu")                                        \
+  row(bloom_no_bits, DR_CORRUPT_PAYLOAD, "index section: expected a Bloom filter of at least %llu bit, got %llu")                                      \
+  row(bloom_positives, DR_CORRUPT_PAYLOAD, "index section: expected a Bloom filter with %llu positives, got %llu")                                     \
+  row(bloom_many_positives, DR_CORRUPT_PAYLOAD, "index section: expected a Bloom filter with at most %llu positives, got %llu")                        \
+  row(bloom_alone, DR_CORRUPT_PAYLOAD, "index section: expected at most %llu positives that are alone in a conflict set, got %llu")                    \
+  row(bloom_other_policy, DR_UNKNOWN_CODEC, "index section: expected the Bloom policy %llu of this codec, got %llu")                                   \
+  row(bloom_left_to_host, DR_UNKNOWN_CODEC, "index section: expected conflict sets of at most %llu members, got %llu")                                 \
+  row(bloom_filter_bits, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu bits, got %llu; use a larger fpr or split the tensor")              \
+  row(bloom_most_positives, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu positives, got %llu; use policy p0 or split the tensor")         \
+  row(bloom_room, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu positives at this fpr, got %llu; use another policy or split the tensor")  \
+  row(bloom_set_members, DR_INVALID_ARGUMENT, "Bloom filter: expected conflict sets of at most %llu members at this fpr, got %llu; use policy p0")
 
 namespace deepreduce {
 namespace cuda {

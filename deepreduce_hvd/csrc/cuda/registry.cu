@@ -7,6 +7,9 @@ namespace cuda {
 
 extern const DeviceIndexCodec raw_index_device_codec;
 extern const DeviceIndexCodec bitmap_device_codec;
+extern const DeviceIndexCodec rice_device_codec;
+extern const DeviceIndexCodec elias_fano_device_codec;
+extern const DeviceIndexCodec bloom_device_codec;
 extern const DeviceValueCodec raw_value_device_codec;
 extern const DeviceValueCodec float16_device_codec;
 extern const DeviceValueCodec bfloat16_device_codec;
@@ -15,6 +18,9 @@ namespace {
 const DeviceIndexCodec* const index_codecs[] = {
     &raw_index_device_codec,
     &bitmap_device_codec,
+    &rice_device_codec,
+    &elias_fano_device_codec,
+    &bloom_device_codec,
 };
 const DeviceValueCodec* const value_codecs[] = {
     &raw_value_device_codec,

@@ -60,7 +60,7 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
 
 uint32_t most_count(uint64_t bytes, uint32_t d) { return static_cast<uint32_t>(std::min<uint64_t>(d, 8 * bytes)); }
 
-void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t, uint64_t, uint32_t* indices) {
+void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t, uint64_t, const double*, uint32_t* indices) {
   const uint64_t mark = device.mark();
   const uint32_t words = words_of(d);
   uint32_t* before = device.array<uint32_t>(words);

@@ -49,7 +49,7 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
 
 uint32_t most_count(uint64_t bytes, uint32_t d) { return static_cast<uint32_t>(std::min<uint64_t>(d, bytes / 4)); }
 
-void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t, uint32_t* indices) {
+void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t, const double*, uint32_t* indices) {
   const uint64_t mark = device.mark();
   const uint32_t words = static_cast<uint32_t>((uint64_t{d} + 31) / 32);
   uint32_t* disordered = device.zeros<uint32_t>(1);

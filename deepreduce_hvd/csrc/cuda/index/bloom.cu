@@ -1,0 +1,252 @@
+// Bloom: sections, and what is made of a filter's positives.
+#include "cuda/index/bloom.cuh"
+
+#include "bits.h"
+
+namespace deepreduce {
+namespace cuda {
+namespace {
+
+constexpr double kMostFilterBits = 4294967295.0;
+constexpr double kLeastValueBits = 1, kMostValueBits = 64;  // of one more value, as value codecs on the device and the order mapping cost
+constexpr uint32_t kShortestSection = 7;
+DR_HOST_DEVICE uint32_t header_bytes(uint32_t policy) { return random_policy(policy) ? 10 : 6; }
+
+struct Settings {
+  double rate;
+  uint32_t policy;
+};
+
+Settings settings_from(const double* parameters) {
+  if (!(parameters[1] >= kNaive && parameters[1] <= kP2)) invalid_argument("Bloom policy: expected 0 to 4, got %g", parameters[1]);
+  if (!(parameters[0] < 1)) invalid_argument("Bloom fpr: expected a number below 1, got %g", parameters[0]);
+  return {parameters[0], static_cast<uint32_t>(parameters[1])};
+}
+
+// ---- What the host provides for, knowing only that count <= k and k >= 1. Rates and filters grow with count.
+
+double largest_rate(Settings settings, uint32_t d, uint32_t k) { return bloom_rate(settings.rate, settings.policy, d, k, kLeastValueBits); }
+
+uint64_t most_filter_bits(Settings settings, uint32_t d, uint32_t k) {
+  const double smallest = settings.rate < 0 && settings.policy == kP0 ? k / (kMostValueBits * (kLn2 * kLn2) * d)  // k log of its inverse grows with k
+                                                                      : bloom_rate(settings.rate, settings.policy, d, k, kMostValueBits);
+  const double bits = -(k * std::log(std::max(smallest, kSmallestRate))) / (kLn2 * kLn2);
+  return static_cast<uint64_t>(std::min(bits * (1 + 1e-9) + 64, kMostFilterBits));
+}
+
+// The part of [0, d) that is positive at most, when a filter of count * log2(1 / rate) / ln 2 bits has ceil(log2(1 / rate)) hashes and its
+// indices set `filled` of it. With rates that depend on count, smaller ones may have one hash more and be filled more.
+template <class Filled>
+double positive_part(bool fixed_rate, double rate, Filled filled) {
+  const double exact = -std::log2(rate), hashes = std::max(std::ceil(exact), 1.0);
+  const double part = std::pow(std::min(filled(hashes / exact, exact), 1.0), hashes);
+  return fixed_rate ? part : std::max(part, std::pow(std::min(filled((hashes + 1) / hashes, hashes), 1.0), hashes + 1));
+}
+
+// The most positives, of up to kFew indices and of more. Few indices may happen to set as many bits as they have hashes; of many the number of
+// bits set is known to about one in the square root. Hashes being what they are, more than this will not be found.
+struct MostPositives {
+  double of_few, of_many;
+};
+
+MostPositives most_found(Settings settings, uint32_t d, uint32_t k) {
+  constexpr uint32_t kFew = 1024;
+  const uint32_t few = std::min(k, kFew);
+  const bool fixed_rate = settings.rate > 0;
+  const double part_of_few = positive_part(fixed_rate, largest_rate(settings, d, few), [](double hashes_ratio, double) { return kLn2 * hashes_ratio; });
+  const double part_of_many = positive_part(fixed_rate, largest_rate(settings, d, k), [](double hashes_ratio, double exact) {
+    return 1 - std::exp(-kLn2 * hashes_ratio) + 3 / std::sqrt(kFew * exact / kLn2);  // six times the deviation and more
+  });
+  return {few + 1.05 * d * part_of_few + 4096, k + 1.05 * d * part_of_many + 4096};
+}
+
+// Of conflict sets. A payload of the same settings has no more; one of others may, and is then left to the host.
+uint64_t most_set_members(Settings settings, uint32_t d, uint32_t k) {
+  const MostPositives found = most_found(settings, d, k);
+  const double hashes = bloom_size(largest_rate(settings, d, k), k).hashes;
+  const double members = settings.rate > 0 ? hashes * std::max(found.of_few, found.of_many)
+                                           : std::max(kLargestHashes * found.of_few, (hashes + 1) * found.of_many);
+  return static_cast<uint64_t>(std::min(members, 3.0 * d + 2.0 * k * kLargestHashes + 4096)) + 16384;
+}
+
+// No fewer than the indices of a payload of these settings that has so many bytes.
+uint32_t most_indices_of(Settings settings, uint32_t d, uint32_t k, uint64_t bytes) {
+  for (int step = 0; step < 4; ++step)
+    k = static_cast<uint32_t>(std::min<double>(k, 1 + 8.0 * static_cast<double>(bytes) * kLn2 / -std::log2(largest_rate(settings, d, k))));
+  return k;
+}
+
+// ---- Sections.
+
+// One thread.
+__global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings settings, double value_bits, uint32_t seed, uint64_t capacity,
+                              BloomPlan* plan, uint32_t* decoded_count, uint8_t* section, uint64_t* section_bytes, dr_cuda_result* result) {
+  const uint32_t count = *count_at, policy = settings.policy;
+  *plan = BloomPlan{};
+  *section_bytes = 0;
+  *decoded_count = 0;
+  if (count == 0 || refused(result)) return;
+  const BloomSize size = bloom_size(bloom_rate(settings.rate, policy, d, count, value_bits), count);
+  const uint64_t bytes = header_bytes(policy) + (static_cast<uint64_t>(size.bits) + 7) / 8;
+  if (size.bits > kMostFilterBits || bytes > capacity) {
+    refuse(result, Refused::bloom_filter_bits, static_cast<uint64_t>(kMostFilterBits), static_cast<uint64_t>(size.bits));
+    return;
+  }
+  *section_bytes = bytes;
+  plan->active = 1;
+  plan->policy = policy;
+  plan->hashes = size.hashes;
+  plan->bits = static_cast<uint32_t>(size.bits);
+  plan->count = count;
+  plan->key = mix64(seed);
+  section[0] = static_cast<uint8_t>(policy);
+  section[1] = static_cast<uint8_t>(size.hashes);
+  for (int byte = 0; byte < 4; ++byte) section[2 + byte] = static_cast<uint8_t>(plan->bits >> (8 * byte));
+  for (int byte = 0; byte < 4 && random_policy(policy); ++byte) section[6 + byte] = static_cast<uint8_t>(seed >> (8 * byte));
+}
+
+// The filter begins two bytes after a word's begin; whole words are written at its end.
+__global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint8_t* section) {
+  if (plan->active == 0) return;
+  uint16_t* out = reinterpret_cast<uint16_t*>(section + header_bytes(plan->policy));
+  const uint32_t words = (plan->bits - 1) / 32 + 1;
+  for (uint32_t at = grid_index(); at < words; at += grid_stride()) {
+    out[uint64_t{2} * at] = static_cast<uint16_t>(filter[at]);
+    out[uint64_t{2} * at + 1] = static_cast<uint16_t>(filter[at] >> 16);
+  }
+}
+
+// One thread.
+__global__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy, BloomPlan* plan, dr_cuda_result* result) {
+  *plan = BloomPlan{};
+  if (skipped(section, result)) return;
+  const uint8_t* data = section->data;
+  const uint64_t bytes = section->bytes;
+  if (section->count == 0) {
+    if (bytes != 0) refuse(result, Refused::index_section_bytes, 0, bytes);
+    return;
+  }
+  if (bytes < kShortestSection) return refuse(result, Refused::index_section_bytes, kShortestSection, bytes);
+  const uint32_t policy = data[0], hashes = data[1], bits = load_u32(data + 2), header = header_bytes(policy);
+  if (policy > kP2) return refuse(result, Refused::bloom_policy, kP2, policy);
+  if (hashes < 1 || hashes > kLargestHashes) return refuse(result, Refused::bloom_hashes, kLargestHashes, hashes);
+  if (bits < 1) return refuse(result, Refused::bloom_no_bits, 1, bits);
+  if (bytes != header + (uint64_t{bits} + 7) / 8) return refuse(result, Refused::index_section_bytes, header + (uint64_t{bits} + 7) / 8, bytes);
+  if (bits % 8 != 0 && data[bytes - 1] >> (bits % 8) != 0) return refuse(result, Refused::padding, bits, data[bytes - 1]);
+  if (random_policy(policy) && policy != expected_policy) return refuse(result, Refused::bloom_other_policy, expected_policy, policy);
+  plan->active = 1;
+  plan->policy = policy;
+  plan->hashes = hashes;
+  plan->bits = bits;
+  plan->count = section->count;
+  plan->key = random_policy(policy) ? mix64(load_u32(data + 6)) : 0;
+}
+
+__global__ void read_filter(const BloomPlan* plan, const DeviceSection* section, uint32_t* filter) {
+  if (plan->active == 0) return;
+  const uint8_t* data = section->data + header_bytes(plan->policy);
+  const uint64_t bytes = (uint64_t{plan->bits} + 7) / 8;
+  const uint32_t words = (plan->bits - 1) / 32 + 1;
+  for (uint32_t at = grid_index(); at < words; at += grid_stride())
+    filter[at] = static_cast<uint32_t>(load_bits(data, bytes, uint64_t{32} * at));
+}
+
+// ---- What is found.
+
+// One thread. decoded_count: for P0 when encoding, whose decoded indices are `room` at most; null when decoding.
+__global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uint32_t room, uint32_t* decoded_count, dr_cuda_result* result) {
+  if (plan->active == 0) return;
+  const uint32_t found = positives.before[positives.tiles], count = plan->count;
+  const bool decoding = decoded_count == nullptr;
+  const uint64_t most = most_positives(plan->hashes, d, count);
+  if (found < count || (decoding && plan->policy == kP0 && found != count)) {
+    refuse(result, Refused::bloom_positives, count, found);
+    plan->active = 0;
+  } else if (random_policy(plan->policy) && found > most) {
+    refuse(result, decoding ? Refused::bloom_many_positives : Refused::bloom_most_positives, most, found);
+    plan->active = 0;
+  } else if (!decoding && plan->policy == kP0 && found > room) {
+    refuse(result, Refused::bloom_room, room, found);
+    plan->active = 0;
+  } else {
+    plan->found = found;
+    plan->wanted = count;
+    plan->listed = plan->policy == kP0 ? found : count;
+    if (!decoding) *decoded_count = plan->listed;
+  }
+}
+
+void choose(Device& device, BloomPlan* plan, Settings settings, uint32_t d, uint64_t most_bits, uint64_t most_members, Refused too_many,
+            const IndexSet& positives) {
+  if (settings.policy == kP1) keep_random(device, plan, positives);
+  if (settings.policy == kP2) keep_by_conflict_sets(device, plan, d, most_bits, most_members, too_many, positives);
+}
+
+uint64_t section_capacity(uint32_t d, uint32_t capacity, const double* parameters) {
+  const Settings settings = settings_from(parameters);
+  const uint32_t k = std::min(d, capacity);
+  return k == 0 ? 0 : header_bytes(settings.policy) + (most_filter_bits(settings, d, k) + 7) / 8;
+}
+
+uint32_t decoded_capacity(uint32_t d, uint32_t capacity, const double* parameters) {
+  const Settings settings = settings_from(parameters);
+  const uint32_t k = std::min(d, capacity);
+  if (k == 0 || settings.policy != kP0) return capacity;
+  const MostPositives found = most_found(settings, d, k);
+  return static_cast<uint32_t>(std::min<double>(d, std::max(found.of_few, found.of_many)));
+}
+
+void encode(Device& device, DeviceIndexEncoding& encoding) {
+  const Settings settings = settings_from(encoding.parameters);
+  if (!(encoding.value_bits >= kLeastValueBits && encoding.value_bits <= kMostValueBits))
+    invalid_argument("Bloom: expected values of 1 to 64 bits, got %g", encoding.value_bits);
+  const uint32_t d = encoding.d, k = std::min(d, encoding.capacity);
+  uint32_t* decoded = device.array<uint32_t>(encoding.decoded_capacity);
+  uint32_t* decoded_count = device.array<uint32_t>(1);
+  const uint64_t mark = device.mark();
+  BloomPlan* plan = device.array<BloomPlan>(1);
+  const uint64_t most_bits = k == 0 ? 0 : most_filter_bits(settings, d, k), most_members = k == 0 ? 0 : most_set_members(settings, d, k);
+  uint32_t* filter = device.zeros<uint32_t>(most_bits / 32 + 1);
+  const uint32_t seed = random_policy(settings.policy) ? static_cast<uint32_t>(encoding.key) : 0;
+  launch(device, plan_encoding, 1, 1, 0, encoding.count, d, settings, encoding.value_bits, seed, encoding.section.capacity, plan, decoded_count,
+         encoding.section.data, encoding.section.bytes, device.result());
+  insert_indices(device, plan, encoding.indices, encoding.capacity, filter);
+  launch_elementwise(device, write_filter, blocks_for(most_bits / 32 + 1), plan, filter, encoding.section.data);
+  const IndexSet positives = index_set(device, d);
+  scan_universe(device, plan, filter, d, positives);
+  launch(device, check_found, 1, 1, 0, plan, positives, d, encoding.decoded_capacity, decoded_count, device.result());
+  choose(device, plan, settings, d, most_bits, most_members, Refused::bloom_set_members, positives);
+  list_indices(device, plan, positives, decoded);
+  device.release(mark);
+  encoding.decoded = decoded;
+  encoding.decoded_count = decoded_count;
+  encoding.values_stay = settings.policy == kNaive;
+}
+
+uint32_t most_count(uint64_t bytes, uint32_t d) { return bytes < kShortestSection ? 0 : d; }
+
+void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t most_bytes, const double* parameters,
+            uint32_t* indices) {
+  const Settings settings = settings_from(parameters);
+  const uint64_t mark = device.mark();
+  BloomPlan* plan = device.array<BloomPlan>(1);
+  const uint32_t most = std::min(d, capacity), k = most == 0 ? 0 : most_indices_of(settings, d, most, most_bytes);
+  const uint64_t most_members = k == 0 ? 0 : most_set_members(settings, d, k);
+  uint32_t* filter = device.array<uint32_t>(most_bytes / 4 + 1);
+  launch(device, plan_decoding, 1, 1, 0, section, settings.policy, plan, device.result());
+  launch_elementwise(device, read_filter, blocks_for(most_bytes / 4 + 1), plan, section, filter);
+  const IndexSet positives = index_set(device, d);
+  scan_universe(device, plan, filter, d, positives);
+  launch(device, check_found, 1, 1, 0, plan, positives, d, 0, static_cast<uint32_t*>(nullptr), device.result());
+  choose(device, plan, settings, d, 8 * most_bytes, most_members, Refused::bloom_left_to_host, positives);
+  list_indices(device, plan, positives, indices);
+  device.release(mark);
+}
+
+}  // namespace
+
+extern const DeviceIndexCodec bloom_device_codec;
+const DeviceIndexCodec bloom_device_codec = {kBloom, "Bloom", false, section_capacity, decoded_capacity, encode, most_count, decode};
+
+}  // namespace cuda
+}  // namespace deepreduce
