@@ -81,7 +81,6 @@ __global__ void read(const DeviceSection* section, const uint32_t* before, uint3
   if (count == 0) return;
   const EliasFanoLayout layout = elias_fano_layout(d, count);
   const unsigned width = layout.width;
-  const uint64_t mask = (uint64_t{1} << width) - 1;
   const uint8_t* high = section->data + layout.low_bytes;
   const uint32_t words = static_cast<uint32_t>((layout.high_bits + 63) / 64);
   for (uint32_t at = grid_index(); at < words; at += grid_stride()) {
@@ -94,14 +93,14 @@ __global__ void read(const DeviceSection* section, const uint32_t* before, uint3
       neighbour = last < 0 ? bit == 0 && neighbour : bit == last + 1;
       last = bit;
       if (j >= count) continue;
-      const uint64_t low = load_bits(section->data, section->bytes, uint64_t{j} * width) & mask;
+      const uint64_t low = load_field(section->data, section->bytes, uint64_t{j} * width, width);
       // with `count` bits in all, and none in the padding, this is below 2^32
       const uint64_t index = (uint64_t{64} * at + static_cast<uint32_t>(bit) - j) << width | low;
       indices[j] = static_cast<uint32_t>(index);
       if (j + 1 == count && index >= d) refuse(result, Refused::index_beyond_d, d, index);
       // between set bits that are not neighbours the high part grows
       if (!neighbour || j == 0) continue;
-      const uint64_t low_before = load_bits(section->data, section->bytes, uint64_t{j - 1} * width) & mask;
+      const uint64_t low_before = load_field(section->data, section->bytes, uint64_t{j - 1} * width, width);
       if (low_before >= low) refuse(result, Refused::indices_not_ascending, index - low + low_before, index);
     }
     if (at + 1 == words && j != count) refuse(result, Refused::set_bits, count, j);

@@ -148,13 +148,12 @@ __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, Sh
     return false;
   }
   const uint32_t my_first = threadIdx.x * kEach, my_end = my_first + kEach < n ? my_first + kEach : n;
-  const uint64_t mask = (uint64_t{1} << b) - 1;
   uint64_t low = 0, unused;
-  for (uint32_t i = my_first; i < my_end; ++i) low += load_bits(in.data, in.bytes, uint64_t{i} * b) & mask;
+  for (uint32_t i = my_first; i < my_end; ++i) low += load_field(in.data, in.bytes, uint64_t{i} * b, b);
   // the smallest index that could come, were all quotients 0; the barriers come after the look at found above
   uint64_t base = in.next + block_exclusive_sum(low, shared.lows, &unused) + my_first;
   for (uint32_t i = my_first; i < my_end; ++i, ++base) {
-    base += load_bits(in.data, in.bytes, uint64_t{i} * b) & mask;
+    base += load_field(in.data, in.bytes, uint64_t{i} * b, b);
     const uint64_t index = base + (uint64_t{shared.found[place(i)] - i} << b);
     shared.found[place(i)] = static_cast<uint32_t>(index);
     if (i + 1 != n) continue;
