@@ -178,6 +178,10 @@ def test_conflict_sets_beyond_the_scratch_are_left_to_the_host():
         emulation.decode_index(dr.Bloom(fpr=1e-9, policy="p2"), payload, d, decoded.size)
     with pytest.raises(dr.UnknownCodec):
         emulation.decode_index(dr.Bloom(fpr=0.25, policy="p1"), payload, d, decoded.size)
+    payload, decoded, _ = dr.Bloom(fpr=1e-3, policy="p2").encode(chosen(d, 8000), d, KEY)
+    np.testing.assert_array_equal(emulation.decode_index(dr.Bloom(fpr=1e-3, policy="p2"), payload, d, decoded.size), decoded)
+    with pytest.raises(dr.UnknownCodec):  # a filter of more bits than 8000 indices have at this rate
+        emulation.decode_index(dr.Bloom(fpr=0.5, policy="p2"), payload, d, decoded.size)
 
 
 def test_what_a_value_costs_has_bounds():

@@ -48,6 +48,7 @@
   row(bloom_many_positives, DR_CORRUPT_PAYLOAD, "index section: expected a Bloom filter with at most %llu positives, got %llu")                        \
   row(bloom_alone, DR_CORRUPT_PAYLOAD, "index section: expected at most %llu positives that are alone in a conflict set, got %llu")                    \
   row(bloom_other_policy, DR_UNKNOWN_CODEC, "index section: expected the Bloom policy %llu of this codec, got %llu")                                   \
+  row(bloom_bits_for_host, DR_UNKNOWN_CODEC, "index section: expected a Bloom filter of at most %llu bits for conflict sets, got %llu")                \
   row(bloom_left_to_host, DR_UNKNOWN_CODEC, "index section: expected conflict sets of at most %llu members, got %llu")                                 \
   row(bloom_filter_bits, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu bits, got %llu; use a larger fpr or split the tensor")              \
   row(bloom_most_positives, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu positives, got %llu; use policy p0 or split the tensor")         \

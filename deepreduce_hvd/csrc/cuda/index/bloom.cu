@@ -49,8 +49,9 @@ struct MostPositives {
   double of_few, of_many;
 };
 
+constexpr uint32_t kFew = 1024;
+
 MostPositives most_found(Settings settings, uint32_t d, uint32_t k) {
-  constexpr uint32_t kFew = 1024;
   const uint32_t few = std::min(k, kFew);
   const bool fixed_rate = settings.rate > 0;
   const double part_of_few = positive_part(fixed_rate, largest_rate(settings, d, few), [](double hashes_ratio, double) { return kLn2 * hashes_ratio; });
@@ -60,13 +61,24 @@ MostPositives most_found(Settings settings, uint32_t d, uint32_t k) {
   return {few + 1.05 * d * part_of_few + 4096, k + 1.05 * d * part_of_many + 4096};
 }
 
-// Of conflict sets. A payload of the same settings has no more; one of others may, and is then left to the host.
+// Of the conflict sets that P2 draws from: positives that are not alone in a set, times hashes. A payload of the same settings has no more; one of
+// others may, and is then left to the host. Of few indices none may be alone. Of many, a bit is met by ln 2 * hashes / log2(1 / rate) hashes of
+// the filter's own indices and in proportion by those of the false positives, and an index is alone unless others met all its bits.
 uint64_t most_set_members(Settings settings, uint32_t d, uint32_t k) {
   const MostPositives found = most_found(settings, d, k);
-  const double hashes = bloom_size(largest_rate(settings, d, k), k).hashes;
-  const double members = settings.rate > 0 ? hashes * std::max(found.of_few, found.of_many)
-                                           : std::max(kLargestHashes * found.of_few, (hashes + 1) * found.of_many);
-  return static_cast<uint64_t>(std::min(members, 3.0 * d + 2.0 * k * kLargestHashes + 4096)) + 16384;
+  const double exact = -std::log2(largest_rate(settings, d, k)), hashes = std::max(std::ceil(exact), 1.0);
+  const bool fixed_rate = settings.rate > 0;
+  const double met = kLn2 * (fixed_rate ? hashes / exact : std::max(hashes / exact, (hashes + 1) / hashes));
+  const double false_positives = found.of_many - k;
+  double undecided = false_positives;
+  for (double most = k; most > kFew / 2; most /= 2) {  // for counts of most / 2 to most
+    const double not_alone = std::pow(1 - std::exp(-met * (1 + false_positives / (most / 2))), hashes);
+    undecided = std::max(undecided, false_positives + most * std::min(1.25 * not_alone, 1.0));
+  }
+  undecided = std::min<double>(d, undecided);
+  const double members = fixed_rate ? hashes * std::max(std::min<double>(d, found.of_few), undecided)
+                                    : std::max(kLargestHashes * std::min<double>(d, found.of_few), (hashes + 1) * undecided);
+  return static_cast<uint64_t>(members) + 16384;
 }
 
 // No fewer than the indices of a payload of these settings that has so many bytes.
@@ -117,7 +129,7 @@ __global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint
 }
 
 // One thread.
-__global__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy, BloomPlan* plan, dr_cuda_result* result) {
+__global__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy, uint64_t most_bits, BloomPlan* plan, dr_cuda_result* result) {
   *plan = BloomPlan{};
   if (skipped(section, result)) return;
   const uint8_t* data = section->data;
@@ -134,6 +146,7 @@ __global__ void plan_decoding(const DeviceSection* section, uint32_t expected_po
   if (bytes != header + (uint64_t{bits} + 7) / 8) return refuse(result, Refused::index_section_bytes, header + (uint64_t{bits} + 7) / 8, bytes);
   if (bits % 8 != 0 && data[bytes - 1] >> (bits % 8) != 0) return refuse(result, Refused::padding, bits, data[bytes - 1]);
   if (random_policy(policy) && policy != expected_policy) return refuse(result, Refused::bloom_other_policy, expected_policy, policy);
+  if (policy == kP2 && bits > most_bits) return refuse(result, Refused::bloom_bits_for_host, most_bits, bits);
   plan->active = 1;
   plan->policy = policy;
   plan->hashes = hashes;
@@ -232,13 +245,14 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
   BloomPlan* plan = device.array<BloomPlan>(1);
   const uint32_t most = std::min(d, capacity), k = most == 0 ? 0 : most_indices_of(settings, d, most, most_bytes);
   const uint64_t most_members = k == 0 ? 0 : most_set_members(settings, d, k);
+  const uint64_t most_bits = std::min(8 * most_bytes, (k == 0 ? 0 : most_filter_bits(settings, d, k)) + 65536);  // under P2
   uint32_t* filter = device.array<uint32_t>(most_bytes / 4 + 1);
-  launch(device, plan_decoding, 1, 1, 0, section, settings.policy, plan, device.result());
+  launch(device, plan_decoding, 1, 1, 0, section, settings.policy, most_bits, plan, device.result());
   launch_elementwise(device, read_filter, blocks_for(most_bytes / 4 + 1), plan, section, filter);
   const IndexSet positives = index_set(device, d);
   scan_universe(device, plan, filter, d, positives);
   launch(device, check_found, 1, 1, 0, plan, positives, d, 0, static_cast<uint32_t*>(nullptr), device.result());
-  choose(device, plan, settings, d, 8 * most_bytes, most_members, Refused::bloom_left_to_host, positives);
+  choose(device, plan, settings, d, most_bits, most_members, Refused::bloom_left_to_host, positives);
   list_indices(device, plan, positives, indices);
   device.release(mark);
 }
