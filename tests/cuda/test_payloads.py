@@ -132,6 +132,15 @@ def test_largest_where_the_sample_misleads():
         both(dr.Codec(dr.TopK(k=k)), dr.Residual(), values, (np.zeros(d, dtype=np.float32),))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("sparsifier", [dr.TopK(0.01), dr.Threshold(0.98), dr.ChunkTopK(chunk=300), dr.RandomK(0.001)])
+def test_more_tiles_than_blocks(sparsifier):
+    d = 17_500_000  # grids have 4096 blocks at most, of 4096 elements at a time
+    codec, memory, values = dr.Codec(sparsifier, index=dr.Bitmap()), dr.Residual(), gradient(d)
+    data, _ = both(codec, memory, values, (values[::-1] * np.float32(0.1),))
+    expect_sum(codec, memory, [data], d)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 500, 999])
 @pytest.mark.parametrize("sparsifier", ["topk", "random_k", "threshold", "chunk_topk", "none"])
