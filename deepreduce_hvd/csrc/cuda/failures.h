@@ -53,7 +53,18 @@
   row(bloom_filter_bits, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu bits, got %llu; use a larger fpr or split the tensor")              \
   row(bloom_most_positives, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu positives, got %llu; use policy p0 or split the tensor")         \
   row(bloom_room, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu positives at this fpr, got %llu; use another policy or split the tensor")  \
-  row(bloom_set_members, DR_INVALID_ARGUMENT, "Bloom filter: expected conflict sets of at most %llu members at this fpr, got %llu; use policy p0")
+  row(bloom_set_members, DR_INVALID_ARGUMENT, "Bloom filter: expected conflict sets of at most %llu members at this fpr, got %llu; use policy p0")    \
+  row(qsgd_head, DR_CORRUPT_PAYLOAD, "value section: expected 1 to 8 bits in buckets of a multiple of 8 up to %llu, got bits + 256 * bucket = %llu")   \
+  row(norm, DR_CORRUPT_PAYLOAD, "value section: expected norms of at least %llu, finite, got the float32 of bits %llx")                                \
+  row(positives, DR_CORRUPT_PAYLOAD, "value section: expected at most %llu positive values, got %llu")                                                 \
+  row(degree, DR_CORRUPT_PAYLOAD, "value section: expected a degree of 1 to %llu, got %llu")                                                           \
+  row(field_width, DR_CORRUPT_PAYLOAD, "value section: expected fields of at most %llu bits, got %llu")                                                \
+  row(segments, DR_CORRUPT_PAYLOAD, "value section: expected 1 to 1024 segments for %llu values, got %llu")                                            \
+  row(exponent, DR_CORRUPT_PAYLOAD, "value section: expected an exponent of -152 to %llu, 0 for a sign without values, got the int16 of bits %llx")    \
+  row(segment_length, DR_CORRUPT_PAYLOAD, "value section: expected segments that fill %llu values, got one of %llu")                                   \
+  row(high_coefficient, DR_CORRUPT_PAYLOAD, "value section: expected coefficients of 0 above degree %llu, got one of degree %llu")                     \
+  row(curve_not_finite, DR_CORRUPT_PAYLOAD, "value section: expected finite coefficients of curve %llu, got the float32 of bits %llx")                 \
+  row(curve_without_values, DR_CORRUPT_PAYLOAD, "value section: expected coefficients of 0 for sign %llu without values, got the bits %llx")
 
 namespace deepreduce {
 namespace cuda {

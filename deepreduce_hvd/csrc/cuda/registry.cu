@@ -13,6 +13,9 @@ extern const DeviceIndexCodec bloom_device_codec;
 extern const DeviceValueCodec raw_value_device_codec;
 extern const DeviceValueCodec float16_device_codec;
 extern const DeviceValueCodec bfloat16_device_codec;
+extern const DeviceValueCodec qsgd_device_codec;
+extern const DeviceValueCodec fit_poly_device_codec;
+extern const DeviceValueCodec fit_dexp_device_codec;
 
 namespace {
 const DeviceIndexCodec* const index_codecs[] = {
@@ -26,6 +29,9 @@ const DeviceValueCodec* const value_codecs[] = {
     &raw_value_device_codec,
     &float16_device_codec,
     &bfloat16_device_codec,
+    &qsgd_device_codec,
+    &fit_poly_device_codec,
+    &fit_dexp_device_codec,
 };
 
 template <class Codec, size_t count>

@@ -2,8 +2,6 @@
 
 #include "fit_lanes.h"
 
-#include <cmath>
-
 namespace deepreduce {
 namespace {
 
@@ -15,13 +13,13 @@ template <int width>
 DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& result) {
   using Doubles = Lanes<width>;
   constexpr uint32_t kBlock = 128;
-  const double first = y[0];
-  const double gradient = (static_cast<double>(y[n - 1]) - first) / (n - 1);
+  const Chord chord = chord_of(y, n);
+  const double first = chord.first, gradient = chord.gradient;
   const Doubles base = Doubles(first), slope = Doubles(gradient), eight = Doubles(kLanes);
   const uint32_t end = n - fewest + 1;
   double sampled = 0.0;  // the largest distance at the blocks' ends: the maximum is no less
   for (uint32_t i = fewest; i < end; i += kBlock) {
-    const double distance = std::fabs(y[i] - (first + gradient * i));
+    const double distance = chord_distance<double>(y[i], first, gradient, i);
     sampled = distance > sampled ? distance : sampled;
   }
   double best = 0.0;
@@ -35,14 +33,14 @@ DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& r
     Doubles offset = Doubles::sequence(block, 1.0), most = Doubles(0.0);
     uint32_t i = block;
     for (; i + kLanes <= block_end; i += kLanes) {
-      most = Doubles::larger((Doubles::load(y + i) - (base + slope * offset)).absolute(), most);
+      most = larger(chord_distance(Doubles::load(y + i), base, slope, offset), most);
       offset = offset + eight;
     }
     double lanes[kLanes], block_most = 0.0;
     most.copy_to(lanes);
     for (const double lane : lanes) block_most = lane > block_most ? lane : block_most;
     for (; i < block_end; ++i) {
-      const double distance = std::fabs(y[i] - (first + gradient * i));
+      const double distance = chord_distance<double>(y[i], first, gradient, i);
       block_most = distance > block_most ? distance : block_most;
     }
     if (block_most > best) {
@@ -52,7 +50,7 @@ DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& r
   }
   uint32_t position = best_block;
   if (best > 0.0)
-    while (std::fabs(y[position] - (first + gradient * position)) != best) ++position;
+    while (chord_distance<double>(y[position], first, gradient, position) != best) ++position;
   result = {best, position};
 }
 
@@ -60,7 +58,7 @@ template <int width, int degree>
 DR_INLINE void moments_of(const float* y, uint32_t n, const double* beta, double* moments, double* squares) {
   using Doubles = Lanes<width>;
   const Doubles inverse = Doubles(1.0 / n), step = Doubles(2.0 * kLanes);
-  Doubles offset = Doubles::sequence(-static_cast<double>(n - 1), 2.0);
+  Doubles offset = Doubles::sequence(point_offset(0, n), 2.0);
   Doubles sums[degree + 1], square = Doubles(0.0);
   for (Doubles& sum : sums) sum = square;
   for (uint32_t i = 0; i < n; i += kLanes) {
@@ -71,7 +69,7 @@ DR_INLINE void moments_of(const float* y, uint32_t n, const double* beta, double
     Doubles before = Doubles(1.0), now = x;
     for (int j = 1; j <= degree; ++j) {
       sums[j] = sums[j] + value * now;
-      const Doubles next = x * now - Doubles(beta[j]) * before;
+      const Doubles next = next_gram(x, now, Doubles(beta[j]), before);
       before = now;
       now = next;
     }
@@ -85,12 +83,12 @@ template <int width, int degree>
 DR_INLINE void evaluate_at_points(const double* powers, uint32_t n, float sign, float* out) {
   using Doubles = Lanes<width>;
   const Doubles inverse = Doubles(1.0 / n), step = Doubles(2.0 * kLanes), signs = Doubles(sign);
-  Doubles offset = Doubles::sequence(-static_cast<double>(n - 1), 2.0);
+  Doubles offset = Doubles::sequence(point_offset(0, n), 2.0);
   for (uint32_t i = 0; i < n; i += kLanes) {
     const Doubles x = offset * inverse;
     Doubles value = Doubles(powers[degree]);
-    for (int j = degree - 1; j >= 0; --j) value = value * x + Doubles(powers[j]);
-    value.to_values(signs).store(out + i, n - i);
+    for (int j = degree - 1; j >= 0; --j) value = horner(value, x, Doubles(powers[j]));
+    to_value(value, signs).store(out + i, n - i);
     offset = offset + step;
   }
 }
@@ -123,21 +121,6 @@ DR_KERNELS(avx512, kAvx512Width, DR_AVX512)
 
 }  // namespace
 
-Recurrence recurrence_of(uint32_t n, int degree) {
-  Recurrence result{};
-  result.degree = static_cast<uint32_t>(degree) < n ? degree : static_cast<int>(n) - 1;
-  const double points = n;
-  double squared_norm = points;
-  result.norm[0] = std::sqrt(squared_norm);
-  for (int j = 1; j <= result.degree; ++j) {
-    const double square = static_cast<double>(j * j);
-    result.beta[j] = square * (1.0 - square / (points * points)) / (4.0 * square - 1.0);
-    squared_norm = squared_norm * result.beta[j];
-    result.norm[j] = std::sqrt(squared_norm);
-  }
-  return result;
-}
-
 Farthest farthest_from_chord(Simd simd, const float* y, uint32_t n, uint32_t fewest) {
   if (n < 2 * fewest) return {0.0, 0};
   Farthest result;
@@ -149,20 +132,6 @@ double fit_moments(Simd simd, const float* y, uint32_t n, const Recurrence& recu
   double squares;
   DR_CHOOSE(simd, moments_table)[recurrence.degree](y, n, recurrence.beta, moments, &squares);
   return squares;
-}
-
-void expand_in_powers(const double* monic, const Recurrence& recurrence, double* powers) {
-  double before[kMaxDegree + 1] = {}, now[kMaxDegree + 1] = {1.0};
-  for (int i = 0; i <= recurrence.degree; ++i) powers[i] = 0.0;
-  for (int j = 0; j <= recurrence.degree; ++j) {
-    double next[kMaxDegree + 1] = {};
-    for (int i = 0; i <= recurrence.degree; ++i) {
-      powers[i] = powers[i] + monic[j] * now[i];
-      next[i] = (i == 0 ? 0.0 : now[i - 1]) - recurrence.beta[j] * before[i];
-    }
-    std::memcpy(before, now, sizeof(before));
-    std::memcpy(now, next, sizeof(now));
-  }
 }
 
 void evaluate_polynomial(Simd simd, const double* powers, int degree, uint32_t n, float sign, float* out) {

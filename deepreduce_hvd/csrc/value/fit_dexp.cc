@@ -1,23 +1,18 @@
 // FitDExp: each sign's sorted values as one double exponential.
-#include <cmath>
-#include <initializer_list>
+#include <limits>
 
-#include "../exact_math.h"
+#include "dexp_element.h"
 #include "fit_lanes.h"
 
 namespace deepreduce {
 namespace {
-
-constexpr double kLowest = -700.0, kHighest = 600.0;  // of an exponent: two float32 times e^600 are still finite
-constexpr double kLowestRate = -1e6, kHighestRate = 300.0;
-constexpr uint64_t kSectionBytes = 36;
 
 double bits_a_value(const double*) { return 16; }
 
 // Sums of products of `terms` columns with each other and with the values.
 template <int width, int terms>
 struct Sums {
-  Lanes<width> lanes[terms * (terms + 1) / 2 + terms];
+  Lanes<width> lanes[sums_of(terms)];
   DR_INLINE Sums() {
     for (Lanes<width>& each : lanes) each = Lanes<width>(0.0);
   }
@@ -29,59 +24,10 @@ struct Sums {
       ++at;
     }
   }
-  // Least squares on the columns from `first` on, by elimination with the largest pivot; false when singular.
-  DR_INLINE bool solve(int first, double* result) const {
-    const int size = terms - first;
-    double rows[terms][terms + 1];
-    for (int row = first; row < terms; ++row) {
-      const int start = row * (row + 1) / 2 + row;
-      for (int column = first; column <= row; ++column)
-        rows[row - first][column - first] = rows[column - first][row - first] = lanes[start + column].fold();
-      rows[row - first][size] = lanes[start + row + 1].fold();
-    }
-    for (int column = 0; column < size; ++column) {
-      int pivot = column;
-      for (int i = column + 1; i < size; ++i)
-        if (std::fabs(rows[i][column]) > std::fabs(rows[pivot][column])) pivot = i;
-      for (int j = 0; j <= size; ++j) {
-        const double other = rows[column][j];
-        rows[column][j] = rows[pivot][j];
-        rows[pivot][j] = other;
-      }
-      if (!(std::fabs(rows[column][column]) > 1e-300)) return false;
-      for (int i = column + 1; i < size; ++i) {
-        const double factor = rows[i][column] / rows[column][column];
-        for (int j = column; j <= size; ++j) rows[i][j] = rows[i][j] - factor * rows[column][j];
-      }
-    }
-    bool finite = true;
-    for (int i = size - 1; i >= 0; --i) {
-      double value = rows[i][size];
-      for (int j = i + 1; j < size; ++j) value = value - rows[i][j] * result[j];
-      result[i] = value / rows[i][i];
-      finite &= std::isfinite(result[i]);
-    }
-    return finite;
+  DR_INLINE void fold(double* sums) const {
+    for (int i = 0; i < sums_of(terms); ++i) sums[i] = lanes[i].fold();
   }
 };
-
-// a e^(b x) + c e^(d x)
-struct Curve {
-  float a, b, c, d;
-};
-
-double step_of(uint32_t n) { return n > 1 ? 1.0 / (n - 1) : 0.0; }
-
-template <int width>
-DR_INLINE Lanes<width> exponential(double rate, const Lanes<width>& x) {
-  using Doubles = Lanes<width>;
-  return exact_exp(Doubles::smaller(Doubles::larger(Doubles(rate) * x, Doubles(kLowest)), Doubles(kHighest)));
-}
-
-template <int width>
-DR_INLINE Lanes<width> height(const Curve& curve, const Lanes<width>& x) {
-  return Lanes<width>(curve.a) * exponential(curve.b, x) + Lanes<width>(curve.c) * exponential(curve.d, x);
-}
 
 // The points of [0, 1] from the i-th on.
 template <int width>
@@ -101,18 +47,14 @@ template <int width>
 DR_INLINE void evaluate(const Curve& curve, uint32_t n, float sign, float* out) {
   const double step = step_of(n);
   for (uint32_t i = 0; i < n; i += kLanes)
-    height(curve, points_from<width>(i, step)).to_values(Lanes<width>(sign)).store(out + i, n - i);
+    to_value(height(curve, points_from<width>(i, step)), Lanes<width>(sign)).store(out + i, n - i);
 }
 
 // The factors a and c for `count` rates, by least squares on y * scale; false when there are none within float32.
 template <int width, int count>
 DR_INLINE bool with_factors(const double* rates, const float* y, uint32_t n, double scale, Curve& curve) {
-  constexpr double largest = std::numeric_limits<float>::max();
-  float rounded[2] = {};
-  for (int i = 0; i < count; ++i) {
-    if (!(rates[i] >= kLowestRate && rates[i] <= kHighestRate)) return false;
-    rounded[i] = static_cast<float>(rates[i]);
-  }
+  float rounded[2];
+  if (!round_rates<count>(rates, rounded)) return false;
   const double step = step_of(n);
   Sums<width, count> sums;
   for (uint32_t i = 0; i < n; i += kLanes) {
@@ -121,11 +63,9 @@ DR_INLINE bool with_factors(const double* rates, const float* y, uint32_t n, dou
     for (int j = 0; j < count; ++j) columns[j] = exponential(rounded[j], x) * inside;
     sums.add(columns, Lanes<width>::load(y + i, n - i) * Lanes<width>(scale));
   }
-  double factors[2] = {};
-  if (!sums.solve(0, factors)) return false;
-  if (!(std::fabs(factors[0]) <= largest && std::fabs(factors[1]) <= largest)) return false;
-  curve = {static_cast<float>(factors[0]), rounded[0], static_cast<float>(factors[1]), rounded[1]};
-  return true;
+  double folded[sums_of(count)];
+  sums.fold(folded);
+  return curve_of<count>(folded, rounded, curve);
 }
 
 // Keeps `curve` as the best when its squared error is the smallest so far.
@@ -154,8 +94,8 @@ DR_INLINE void integrate(const float* y, uint32_t n, double scale, Sums<width, 4
     for (uint32_t lane = 0; lane < kLanes && i + lane < n; ++lane) {
       const double z = y[i + lane] * scale, before = first;
       if (i + lane > 0) {
-        first = first + (z + last) * half;
-        second = second + (first + before) * half;
+        first = first + trapezoid(z, last, half);
+        second = second + trapezoid(first, before, half);
       }
       last = z;
       firsts[lane] = first;
@@ -172,30 +112,22 @@ template <int width>
 DR_INLINE void fit_side(const float* y, uint32_t n, Curve& best) {
   best = Curve{};
   if (n == 0) return;
-  int exponent;
-  std::frexp(static_cast<double>(y[0]), &exponent);
+  const int exponent = scale_exponent(y[0]);
   const double scale = std::ldexp(1.0, -exponent);
   Sums<width, 4> sums;
   integrate(y, n, scale, sums);
-  double least = std::numeric_limits<double>::infinity(), solution[4];
+  double folded[sums_of(4)];
+  sums.fold(folded);
+  double least = std::numeric_limits<double>::infinity(), solution[4], rates[2];
   Curve curve;
   const double constant[1] = {0.0};
   if (with_factors<width, 1>(constant, y, n, scale, curve)) compete<width>(curve, y, n, scale, best, least);
-  if (sums.solve(2, solution) && with_factors<width, 1>(solution, y, n, scale, curve))
+  if (solve<4>(folded, 2, solution) && with_factors<width, 1>(solution, y, n, scale, curve))
     compete<width>(curve, y, n, scale, best, least);
-  if (n >= 4 && sums.solve(0, solution)) {
-    const double discriminant = solution[2] * solution[2] + 4.0 * solution[0];
-    if (discriminant > 0.0) {
-      const double root = std::sqrt(discriminant);
-      const double rates[2] = {0.5 * (solution[2] + root), 0.5 * (solution[2] - root)};
-      if (with_factors<width, 2>(rates, y, n, scale, curve)) compete<width>(curve, y, n, scale, best, least);
-    }
-  }
-  for (float* factor : {&best.a, &best.c}) {
-    constexpr double largest = std::numeric_limits<float>::max();
-    const double scaled = std::ldexp(static_cast<double>(*factor), exponent);
-    *factor = static_cast<float>(scaled < -largest ? -largest : scaled > largest ? largest : scaled);
-  }
+  if (n >= 4 && solve<4>(folded, 0, solution) && two_rates(solution, rates) && with_factors<width, 2>(rates, y, n, scale, curve))
+    compete<width>(curve, y, n, scale, best, least);
+  best.a = unscaled(best.a, exponent);
+  best.c = unscaled(best.c, exponent);
 }
 
 #define DR_KERNELS(level, width, target)                                                              \
@@ -227,10 +159,9 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
 }
 
 void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
-  static_assert(sizeof(Curve) == 16, "four coefficients");
   if (count == 0) return section.expect_end();
-  if (section.remaining() != kSectionBytes)
-    corrupt_payload("%s: expected %llu bytes, got %llu", section.section(), static_cast<unsigned long long>(kSectionBytes),
+  if (section.remaining() != kDExpBytes)
+    corrupt_payload("%s: expected %llu bytes, got %llu", section.section(), static_cast<unsigned long long>(kDExpBytes),
                     static_cast<unsigned long long>(section.remaining()));
   const uint32_t positives = section.get<uint32_t>();
   if (positives > count) corrupt_payload("%s: expected at most %u positive values, got %u", section.section(), count, positives);
@@ -239,8 +170,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   for (int s = 0; s < 2; ++s) {
     const uint8_t* raw = section.take(sizeof(Curve));
     std::memcpy(&curves[s], raw, sizeof(Curve));
-    const Curve& curve = curves[s];
-    if (!(std::isfinite(curve.a) && std::isfinite(curve.b) && std::isfinite(curve.c) && std::isfinite(curve.d)))
+    if (!is_finite(curves[s]))
       corrupt_payload("%s: expected finite coefficients", section.section());
     if ((s == 0 ? positives : count - positives) == 0 && std::memcmp(raw, zeros, sizeof(zeros)) != 0)
       corrupt_payload("%s: expected coefficients of 0 for a sign without values", section.section());

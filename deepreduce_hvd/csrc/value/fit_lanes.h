@@ -2,8 +2,7 @@
 #ifndef DEEPREDUCE_VALUE_FIT_LANES_H
 #define DEEPREDUCE_VALUE_FIT_LANES_H
 
-#include <limits>
-
+#include "fit_element.h"
 #include "fit_sides.h"
 
 namespace deepreduce {
@@ -92,25 +91,21 @@ struct Lanes {
   DR_LANEWISE(*)
 #undef DR_LANEWISE
 
-  DR_INLINE Lanes absolute() const {
+  friend DR_INLINE Lanes absolute(const Lanes& a) {
     Lanes result;
-    for (int i = 0; i < kParts; ++i) result.part[i] = (Vector)((Integers)part[i] & INT64_MAX);
+    for (int i = 0; i < kParts; ++i) result.part[i] = (Vector)((Integers)a.part[i] & INT64_MAX);
     return result;
   }
   // a > b ? a : b in each lane, and the other way round.
-  static DR_INLINE Lanes larger(const Lanes& a, const Lanes& b) {
+  friend DR_INLINE Lanes larger(const Lanes& a, const Lanes& b) {
     Lanes result;
     for (int i = 0; i < kParts; ++i) result.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
     return result;
   }
-  static DR_INLINE Lanes smaller(const Lanes& a, const Lanes& b) {
+  friend DR_INLINE Lanes smaller(const Lanes& a, const Lanes& b) {
     Lanes result;
     for (int i = 0; i < kParts; ++i) result.part[i] = a.part[i] < b.part[i] ? a.part[i] : b.part[i];
     return result;
-  }
-  // Fitted magnitudes as values of a sign: never across zero, never infinite.
-  DR_INLINE Lanes to_values(const Lanes& sign) const {
-    return smaller(larger(*this, Lanes(0.0)), Lanes(std::numeric_limits<float>::max())) * sign;
   }
   friend DR_INLINE Lanes power_of_two(const Lanes& shifted) {
     Lanes result;

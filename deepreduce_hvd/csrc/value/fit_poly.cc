@@ -1,16 +1,11 @@
 // FitPoly: sorted values as piecewise least-squares polynomials.
 #include <algorithm>
-#include <cmath>
 
 #include "../bits.h"
 #include "fit_curve.h"
 
 namespace deepreduce {
 namespace {
-
-constexpr uint32_t kMaxSegments = 1024;
-constexpr int kLowestExponent = -152, kHighestExponent = 160;
-constexpr unsigned kMaxWidth = 32;
 
 struct Segment {
   uint32_t start, length;
@@ -25,17 +20,6 @@ struct Side {
 };
 
 double bits_a_value(const double*) { return 16; }
-
-// The paper's p = ceil(2 sqrt(M)) with M in units of the mean gap, at most sqrt(n) and n / 4 for each coefficient.
-uint32_t choose_segments(const float* y, uint32_t n, int degree) {
-  const double root = std::floor(std::sqrt(static_cast<double>(n)));
-  const double most = std::fmin(std::fmin(root, n / (4 * static_cast<uint32_t>(degree + 1))), kMaxSegments);
-  if (most < 2.0 || y[0] == y[n - 1]) return 1;
-  const double first = y[0], second = y[1], before_last = y[n - 2], last = y[n - 1];
-  const double mean_gap = (first - last) / (n - 1);
-  const double p = std::fmin(std::ceil(2.0 * std::sqrt(std::fabs((first - second) - (before_last - last)) / mean_gap)), most);
-  return p < 1.0 ? 1 : static_cast<uint32_t>(p);
-}
 
 // Of two segments, the one that is not the next to be split.
 bool splits_later(const Segment& a, const Segment& b) {
@@ -61,13 +45,6 @@ void find_segments(Simd simd, const float* y, uint32_t wanted, int degree, Side&
   std::sort(heap, heap + size, [](const Segment& a, const Segment& b) { return a.start < b.start; });
 }
 
-// floor(log2(sqrt(x))) of x > 0.
-int half_exponent(double x) {
-  int exponent;
-  std::frexp(x, &exponent);
-  return (exponent - 1) >> 1;
-}
-
 void fit_side(Context& context, const float* y, int degree, Side& side) {
   const uint32_t terms = static_cast<uint32_t>(degree) + 1, total_terms = side.segment_count * terms;
   double* fits = context.arena.zeros<double>(total_terms);
@@ -83,32 +60,18 @@ void fit_side(Context& context, const float* y, int degree, Side& side) {
       fitted += fit[j] * fit[j];
     }
   }
-  side.exponent = 0;
-  if (total > 0.0) {
-    // rounding adds at most terms * step^2 / 4 to the squared error, in an orthonormal basis: within 0.1 % of the best error
-    const int finest = half_exponent(total) - 26;
-    side.exponent = finest > kLowestExponent ? finest : kLowestExponent;
-    const double rest = 0.008 * (total - fitted) / total_terms;
-    if (rest > 0.0 && half_exponent(rest) > side.exponent) side.exponent = half_exponent(rest);
-  }
-  for (uint32_t i = 0; i < total_terms; ++i)
-    side.coefficients[i] = static_cast<int64_t>(std::nearbyint(std::ldexp(fits[i], -side.exponent)));
+  side.exponent = side_exponent(total, fitted, total_terms);
+  for (uint32_t i = 0; i < total_terms; ++i) side.coefficients[i] = quantised(fits[i], side.exponent);
 }
 
 void evaluate_side(Simd simd, const Side& side, int degree, float sign, float* out) {
   for (uint32_t s = 0; s < side.segment_count; ++s) {
     const Segment& segment = side.segments[s];
-    const Recurrence recurrence = recurrence_of(segment.length, degree);
-    double monic[kMaxDegree + 1];
-    for (int j = 0; j <= recurrence.degree; ++j)
-      monic[j] = std::ldexp(static_cast<double>(side.coefficients[s * (degree + 1) + j]), side.exponent) / recurrence.norm[j];
     double powers[kMaxDegree + 1];
-    expand_in_powers(monic, recurrence, powers);
-    evaluate_polynomial(simd, powers, recurrence.degree, segment.length, sign, out + segment.start);
+    const int usable = segment_powers(side.coefficients + s * static_cast<uint32_t>(degree + 1), side.exponent, segment.length, degree, powers);
+    evaluate_polynomial(simd, powers, usable, segment.length, sign, out + segment.start);
   }
 }
-
-unsigned bit_length(uint64_t x) { return x == 0 ? 0 : 64 - static_cast<unsigned>(__builtin_clzll(x)); }
 
 void write(const Side (&sides)[2], int degree, ByteWriter& section) {
   const int terms = degree + 1;
@@ -123,7 +86,7 @@ void write(const Side (&sides)[2], int degree, ByteWriter& section) {
       }
       for (int j = 0; j < terms; ++j) {
         const int64_t q = side.coefficients[s * terms + j];
-        magnitudes[j] |= static_cast<uint64_t>(q < 0 ? ~q : q);
+        magnitudes[j] |= magnitude_bits(q);
         used[j] |= q != 0;
       }
     }
@@ -138,7 +101,7 @@ void write(const Side (&sides)[2], int degree, ByteWriter& section) {
   section.put(static_cast<uint8_t>(degree));
   section.put(static_cast<uint8_t>(length_width));
   for (int j = 0; j < terms; ++j) {
-    widths[j] = used[j] ? bit_length(magnitudes[j]) + 1 : 0;
+    widths[j] = column_width(used[j], magnitudes[j]);
     bits += segment_count * widths[j];
     section.put(static_cast<uint8_t>(widths[j]));
   }
@@ -148,18 +111,13 @@ void write(const Side (&sides)[2], int degree, ByteWriter& section) {
   for (const Side& side : sides)
     for (uint32_t i = 0; i < side.segment_count * static_cast<uint32_t>(terms); ++i) {
       const unsigned width = widths[i % static_cast<uint32_t>(terms)];
-      writer.put(static_cast<uint32_t>(static_cast<uint64_t>(side.coefficients[i]) & ((uint64_t{1} << width) - 1)), width);
+      writer.put(field_of(side.coefficients[i], width), width);
     }
   writer.finish();
 }
 
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
-  const int degree = static_cast<int>(encoding.parameters[0]);
-  const double segments = encoding.parameters[1];
-  if (!(encoding.parameters[0] >= 1 && encoding.parameters[0] <= kMaxDegree) || encoding.parameters[0] != degree)
-    invalid_argument("FitPoly degree: expected 1 to %d, got %g", kMaxDegree, encoding.parameters[0]);
-  if (!(segments >= 0 && segments <= kMaxSegments) || segments != std::floor(segments))
-    invalid_argument("FitPoly segments: expected 0 (by the values) to %u, got %g", kMaxSegments, segments);
+  const auto [degree, segments] = poly_settings(encoding.parameters);
   if (encoding.count == 0) return;
   const SortedSides sorted = sort_sides(context, encoding.values, encoding.count, encoding.order);
   Side sides[2];
@@ -168,7 +126,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     side = {sorted.counts[s], 0, nullptr, nullptr, 0};
     if (side.count == 0) continue;
     float* y = sorted.side(s);
-    const uint32_t wanted = segments > 0 ? static_cast<uint32_t>(segments) : choose_segments(y, side.count, degree);
+    const uint32_t wanted = segments > 0 ? segments : choose_segments(y, side.count, degree);
     side.segments = context.arena.array<Segment>(wanted);
     find_segments(context.simd, y, wanted, degree, side);
     fit_side(context, y, degree, side);
@@ -225,9 +183,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     side.coefficients = context.arena.array<int64_t>(uint64_t{side.segment_count} * terms);
     for (uint32_t i = 0; i < side.segment_count * terms; ++i) {
       const uint32_t j = i % terms;
-      const int64_t field = reader.get(widths[j]);
-      const int64_t sign = (int64_t{1} << widths[j]) >> 1;
-      side.coefficients[i] = (field ^ sign) - sign;
+      side.coefficients[i] = coefficient_of(reader.get(widths[j]), widths[j]);
       if (j >= side.segments[i / terms].length && side.coefficients[i] != 0)
         corrupt_payload("%s: expected coefficients of 0 above degree %u", section.section(), side.segments[i / terms].length - 1);
     }

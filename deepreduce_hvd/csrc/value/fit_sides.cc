@@ -3,26 +3,13 @@
 
 #include <utility>
 
+#include "fit_element.h"
+
 namespace deepreduce {
 namespace {
 
-constexpr unsigned kMostDigitBits = 11;  // more buckets would not stay in the first cache
 constexpr uint32_t kMostBuckets = 1u << kMostDigitBits;
-static_assert(3 * kMostDigitBits >= 32, "three digits hold any key");
-
-// Positives (0 and up) before negatives, larger magnitudes before smaller ones.
-inline uint32_t key_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits ^ 0x7FFFFFFFu;
-}
-
-inline float magnitude_of(uint32_t key) {
-  const uint32_t bits = ~key & 0x7FFFFFFFu;
-  float magnitude;
-  std::memcpy(&magnitude, &bits, sizeof(magnitude));
-  return magnitude;
-}
+static_assert(3 * kMostDigitBits >= kMostSortedBits, "three digits hold any key");
 
 // Starts of the buckets from their counts.
 void counts_to_starts(uint32_t* next) {
@@ -33,30 +20,20 @@ void counts_to_starts(uint32_t* next) {
 DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count, uint32_t* order) {
   uint32_t least = UINT32_MAX, most = 0, negatives = 0;
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t key = key_of(values[i]);
-    const uint32_t within = key & 0x7FFFFFFFu;
+    const uint32_t key = sort_key(values[i]);
+    const uint32_t within = key_within_side(key);
     least = within < least ? within : least;
     most = within > most ? within : most;
     negatives += key >> 31;
   }
-  // The bits that tell the keys apart: the side, then as many as the span of the magnitudes takes.
-  unsigned span = 0;
-  while (span < 31 && ((most - least) >> span) != 0) ++span;
-
-  // Up to five of the last bits (2^-18 of a value) are dropped where that saves a digit.
-  constexpr unsigned kTwoDigits = 2 * kMostDigitBits, kMostDropped = 5;
-  const unsigned surplus = span + 1 > kTwoDigits ? span + 1 - kTwoDigits : 0;
-  const unsigned dropped = surplus < kMostDropped ? surplus : kMostDropped;
+  const auto [span, dropped] = sort_bits(least, most);
   const unsigned key_bits = span + 1 - dropped;
   const unsigned digits = (key_bits + kMostDigitBits - 1) / kMostDigitBits, digit_bits = (key_bits + digits - 1) / digits;
   const uint32_t mask = (1u << digit_bits) - 1;
 
   uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);  // of each digit: counts, then places
   uint32_t* keys = context.arena.array<uint32_t>(count);
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t key = key_of(values[i]);
-    keys[i] = ((key & 0x7FFFFFFFu) - least) | (key >> 31) << span;
-  }
+  for (uint32_t i = 0; i < count; ++i) keys[i] = compact_key(sort_key(values[i]), least, span);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t key = keys[i] >> dropped;
     ++next[key & mask];
@@ -81,7 +58,7 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
   const auto write = [=](unsigned to) { return [array = entries[to]](uint32_t at, uint64_t entry) { array[at] = entry; }; };
   const auto write_result = [=](uint32_t at, uint64_t entry) {
     order[at] = static_cast<uint32_t>(entry);
-    magnitudes[at] = magnitude_of((static_cast<uint32_t>(entry >> 32) & ((1u << span) - 1)) + least);
+    magnitudes[at] = magnitude_of_key((static_cast<uint32_t>(entry >> 32) & ((1u << span) - 1)) + least);
   };
   if (digits == 1) {
     pass(0, read_key, write_result);

@@ -1,10 +1,8 @@
 // QSGD: stochastic quantisation in buckets.
-#include <cfloat>
-#include <cmath>
-
 #include "bits.h"
 #include "codecs.h"
 #include "qsgd_element.h"
+#include "qsgd_settings.h"
 #include "simd.h"
 
 #if defined(__x86_64__)
@@ -13,25 +11,6 @@
 
 namespace deepreduce {
 namespace {
-
-constexpr uint32_t kLargestBucket = 32768;
-
-struct Settings {
-  unsigned bits;
-  uint32_t bucket;
-  bool l2;
-};
-
-double bits_a_value(const double* parameters) { return parameters[0] + 32.0 / parameters[1]; }
-
-Settings settings_from(const double* parameters) {
-  if (!(parameters[0] >= 1 && parameters[0] <= 8) || !(parameters[1] >= 8 && parameters[1] <= kLargestBucket))
-    invalid_argument("QSGD: expected 1 to 8 bits in buckets of 8 to 32768, got %g and %g", parameters[0], parameters[1]);
-  const unsigned bits = static_cast<unsigned>(parameters[0]);
-  const uint32_t bucket = static_cast<uint32_t>(parameters[1]);
-  if (bucket % 8 != 0) invalid_argument("QSGD bucket: expected a multiple of 8, got %u", bucket);
-  return {bits, bucket, parameters[2] != 0};
-}
 
 float largest_scalar(const float* values, uint32_t n) {
   uint32_t largest = 0;  // magnitudes compare as their bits do
@@ -51,8 +30,7 @@ float euclidean_norm(const float* values, uint32_t n) {
   for (uint32_t lane = 0; i + lane < n; ++lane) lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
   for (uint32_t half = 4; half > 0; half /= 2)
     for (uint32_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  const double norm = std::sqrt(lanes[0]);
-  return norm > FLT_MAX ? FLT_MAX : static_cast<float>(norm);
+  return qsgd_euclidean_norm(lanes[0]);
 }
 
 DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigned bits, uint64_t key, uint32_t first, uint8_t* codes) {
@@ -145,15 +123,15 @@ constexpr auto pack_avx512 = pack_avx2;
 #endif
 
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
-  const Settings settings = settings_from(encoding.parameters);
+  const QSGDSettings settings = qsgd_settings(encoding.parameters);
   const auto largest = DR_CHOOSE(context.simd, largest);
   const auto quantise = DR_CHOOSE(context.simd, quantise);
   const auto dequantise = DR_CHOOSE(context.simd, dequantise);
   const auto pack = DR_CHOOSE(context.simd, pack);
   const uint32_t count = encoding.count;
-  const uint32_t buckets = (count + settings.bucket - 1) / settings.bucket;
+  const uint32_t buckets = qsgd_buckets(count, settings.bucket);
   const uint64_t code_bytes = packed_bytes(count, settings.bits);
-  const uint64_t head = 3 + uint64_t{4} * buckets;
+  const uint64_t head = kQSGDHead + uint64_t{4} * buckets;
   uint8_t* out = section.extend(head + code_bytes + 8);
   const uint16_t bucket_field = static_cast<uint16_t>(settings.bucket);
   out[0] = static_cast<uint8_t>(settings.bits);
@@ -165,7 +143,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     const uint32_t n = count - first < settings.bucket ? count - first : settings.bucket;
     const float* values = encoding.values + first;
     const float norm = settings.l2 ? euclidean_norm(values, n) : largest(values, n);
-    std::memcpy(out + 3 + uint64_t{4} * b, &norm, 4);
+    std::memcpy(out + kQSGDHead + uint64_t{4} * b, &norm, 4);
     if (norm > 0) {
       quantise(values, n, norm, settings.bits, encoding.key, first, codes);
     } else {
@@ -182,9 +160,9 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
 void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
   const unsigned bits = section.get<uint8_t>();
   const uint32_t bucket = section.get<uint16_t>();
-  if (bits < 1 || bits > 8 || bucket < 8 || bucket > kLargestBucket || bucket % 8 != 0)
+  if (!qsgd_is_valid(bits, bucket))
     corrupt_payload("%s: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got %u and %u", section.section(), bits, bucket);
-  const uint32_t buckets = static_cast<uint32_t>((uint64_t{count} + bucket - 1) / bucket);
+  const uint32_t buckets = qsgd_buckets(count, bucket);
   const uint8_t* norms = section.take(uint64_t{4} * buckets);
   const uint8_t* packed = section.take(packed_bytes(count, bits));
   section.expect_end();
@@ -220,6 +198,6 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
 }  // namespace
 
 extern const ValueCodec qsgd_codec;
-const ValueCodec qsgd_codec = {kQSGD, "QSGD", false, bits_a_value, encode, decode};
+const ValueCodec qsgd_codec = {kQSGD, "QSGD", false, qsgd_bits_a_value, encode, decode};
 
 }  // namespace deepreduce

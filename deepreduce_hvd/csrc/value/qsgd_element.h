@@ -2,6 +2,9 @@
 #ifndef DEEPREDUCE_VALUE_QSGD_ELEMENT_H
 #define DEEPREDUCE_VALUE_QSGD_ELEMENT_H
 
+#include <cfloat>
+#include <cmath>
+
 #include "../half.h"
 #include "../random.h"
 
@@ -34,6 +37,12 @@ DR_HOST_DEVICE inline float qsgd_value(uint8_t code, float norm, float levels, u
 
 DR_HOST_DEVICE inline float qsgd_sign_value(uint8_t code, float norm) {
   return bits_float(float_bits(norm) | (code == 0 ? 0x80000000u : 0u));
+}
+
+// The norm that a bucket's sum of squares gives.
+DR_HOST_DEVICE inline float qsgd_euclidean_norm(double squares) {
+  const double norm = std::sqrt(squares);
+  return norm > FLT_MAX ? FLT_MAX : static_cast<float>(norm);
 }
 
 }  // namespace deepreduce
