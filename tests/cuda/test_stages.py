@@ -9,7 +9,10 @@ import deepreduce_hvd as dr
 
 #: rows of tests/codecs_table.py that have a device codec
 DEVICE_INDEX = ["raw_index", "bitmap", "rice", "elias_fano", *(name for name in INDEX if name.startswith("bloom"))]
-DEVICE_VALUE = ["raw_value", "float16", "bfloat16"]
+DEVICE_VALUE = [
+    "raw_value", "float16", "bfloat16", "qsgd_1", "qsgd_2", "qsgd_4", "qsgd_5_l2", "qsgd_8", "fit_poly", "fit_poly_degree1", "fit_poly_degree7",
+    "fit_poly_segments4", "fit_dexp",
+]  # fmt: skip
 
 INPUTS = inputs()
 KEY = 0x0123456789ABCDEF
