@@ -16,7 +16,9 @@ struct Curve {
 static_assert(sizeof(Curve) == 16, "four coefficients");
 
 DR_ELEMENT bool is_finite(double x) { return std::fabs(x) <= DBL_MAX; }
-DR_HOST_DEVICE inline bool is_finite(const Curve& curve) { return is_finite(curve.a) && is_finite(curve.b) && is_finite(curve.c) && is_finite(curve.d); }
+DR_HOST_DEVICE inline bool is_finite(const Curve& curve) {
+  return is_finite(curve.a) && is_finite(curve.b) && is_finite(curve.c) && is_finite(curve.d);
+}
 
 // The i-th of n points is i times this.
 DR_HOST_DEVICE inline double step_of(uint32_t n) { return n > 1 ? 1.0 / (n - 1) : 0.0; }

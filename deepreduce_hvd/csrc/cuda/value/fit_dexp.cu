@@ -31,8 +31,8 @@ __device__ void place_of(int sum, int& row, int& column) {
   column = sum;
 }
 
-// Sums of products of the columns SS, x, S, 1 and the values: S and SS are the first and second cumulative integrals by trapezoids. Warps of their own
-// run the two chains of additions, a tile apart, then one thread a lane adds products. All threads of the block call.
+// Sums of products of the columns SS, x, S, 1 and the values: S and SS are the first and second cumulative integrals by trapezoids. Warps of
+// their own run the two chains of additions, a tile apart, then one thread a lane adds products. All threads of the block call.
 __device__ void integrate(const Points& points, double* folded) {
   Tile* values = dynamic_shared<Tile>();  // (kRing,) each
   Tile *trapezoids = values + kRing, *firsts = values + 2 * kRing, *seconds = values + 3 * kRing;
@@ -143,8 +143,8 @@ __device__ void sum_errors(const Points& points, const Curve* curves, double* fo
   __syncthreads();
 }
 
-// A block a side. Jacquelin's integral equations; a single exponential and a constant compete, in the order constant, single, double: the first of the
-// smallest squared errors wins.
+// A block a side. Jacquelin's integral equations; a single exponential and a constant compete, in the order constant, single, double: the first
+// of the smallest squared errors wins.
 __global__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve* curves) {
   __shared__ double integrals[kIntegralSums];
   __shared__ double factors[kFactorSums];
@@ -203,8 +203,8 @@ __global__ void write(const uint32_t* counts, const Curve* curves, uint32_t* sec
 }
 
 // Values in sorted order, each at its own position where `order` says it. section: null when encoding.
-__global__ void evaluate(const uint32_t* counts, const Curve* curves, const DeviceSection* section, const dr_cuda_result* result, const uint32_t* order,
-                         float* out) {
+__global__ void evaluate(const uint32_t* counts, const Curve* curves, const DeviceSection* section, const dr_cuda_result* result,
+                         const uint32_t* order, float* out) {
   if (section != nullptr && skipped(section, result)) return;
   const uint32_t count = counts[0] + counts[1];
   const Curve both[2] = {curves[0], curves[1]};
@@ -250,7 +250,8 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   Curve* curves = device.array<Curve>(2);
   launch(device, fit_sides, 2, kFitThreads, kFitShared, sorted.magnitudes, sorted.counts, curves);
   launch_elementwise(device, write, 1, sorted.counts, curves, reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
-  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), sorted.counts, curves, nullptr, device.result(), encoding.order, encoding.decoded);
+  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), sorted.counts, curves, nullptr, device.result(), encoding.order,
+                     encoding.decoded);
   device.release(mark);
 }
 

@@ -137,7 +137,8 @@ __device__ bool read_head(const DeviceSection* section, PolyHead& head, dr_cuda_
     const uint32_t raw = load_u32(data + 8 + 2 * s) & 0xFFFFu;
     const int exponent = static_cast<int16_t>(raw);
     if (segments > smaller(mine, kMaxSegments) || (segments == 0) != (mine == 0)) return no(Refused::segments, mine, segments);
-    if (exponent < kLowestExponent || exponent > kHighestExponent || (mine == 0 && exponent != 0)) return no(Refused::exponent, kHighestExponent, raw);
+    if (exponent < kLowestExponent || exponent > kHighestExponent || (mine == 0 && exponent != 0))
+      return no(Refused::exponent, kHighestExponent, raw);
     head.side[s] = {s == 0 ? 0 : positives, mine, 0, segments, exponent, {}, 0, 0};
   }
   const uint64_t bits = coefficients_bit(head, 1, head.side[1].segments), bytes = fields_at + (bits + 7) / 8;

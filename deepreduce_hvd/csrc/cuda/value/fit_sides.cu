@@ -31,7 +31,8 @@ __global__ void measure_keys(const float* values, const uint32_t* count, KeyRang
 }
 
 // Those that do not count come last: their keys are the largest, and the sort is stable.
-__global__ void make_keys(const float* values, const uint32_t* count_at, uint32_t capacity, const KeyRange* range, uint32_t* keys, uint32_t* positions) {
+__global__ void make_keys(const float* values, const uint32_t* count_at, uint32_t capacity, const KeyRange* range, uint32_t* keys,
+                          uint32_t* positions) {
   const uint32_t count = *count_at, least = ~range->least_complement;
   const SortBits bits = sort_bits(least, range->most);
   for (uint32_t i = grid_index(); i < capacity; i += grid_stride()) {

@@ -138,7 +138,8 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   float* norms = device.array<float>(buckets);
   const uint32_t team = settings.l2 || settings.bucket < 256 ? kLanes : 32;
   const auto find = settings.l2 ? find_norms<true, kLanes> : team == kLanes ? find_norms<false, kLanes> : find_norms<false, 32>;
-  launch(device, find, blocks_for(uint64_t{buckets} * team), kThreads, 0, encoding.values, encoding.count, settings.bucket, norms, encoding.section.data);
+  launch(device, find, blocks_for(uint64_t{buckets} * team), kThreads, 0, encoding.values, encoding.count, settings.bucket, norms,
+         encoding.section.data);
   launch(device, quantise, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values, encoding.count, encoding.key, settings.bits,
          settings.bucket, norms, encoding.section.data, encoding.section.bytes, encoding.decoded);
   device.release(mark);
