@@ -1,6 +1,7 @@
 """PyTorch tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to.
 
-``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for tracing.
+``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for tracing. Built with CUDA it works on tensors of
+the device, and has start_decode_sum_, which does not wait, encode_with_header, cuda_supports and raise_failure besides (docs/gpu.md).
 """
 
 import pathlib
@@ -19,9 +20,12 @@ if not _LIBRARY.exists():
     )
 torch.ops.load_library(str(_LIBRARY))
 
+#: whether this installation has the operators for CUDA devices
+HAS_CUDA_OPERATORS = hasattr(torch.ops.deepreduce, "start_decode_sum_")
+
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _STATUS = re.compile(r"deepreduce status (\d+): (.*)")
-_ERRORS = {1: errors.CorruptPayload, 2: errors.InvalidArgument, 3: errors.UnknownCodec, 4: MemoryError}
+_ERRORS = {1: errors.CorruptPayload, 2: errors.InvalidArgument, 3: errors.UnknownCodec, 4: MemoryError, 5: RuntimeError}
 
 
 @torch.library.register_fake("deepreduce::encode")
@@ -31,7 +35,7 @@ def _encode_fake(gradient, residual, velocity, threshold, codec, seed, step, ten
 
 
 @torch.library.register_fake("deepreduce::decode_sum_")
-def _decode_sum_fake(out, payloads, scale):
+def _decode_sum_fake(out, payloads, scale, codec=None):
     return None
 
 
@@ -59,7 +63,10 @@ def checked(operator, *arguments):
 
 
 def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):
-    """One contiguous (d,) CPU gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are updated in place."""
+    """One contiguous (d,) gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are updated in place.
+
+    All of them are on the host or, with the operators for it and a codec that is :attr:`Codec.native`, on one CUDA device.
+    """
     if codec.native:
         padded = (*state, *[None] * (2 - len(state)))
         return checked(
@@ -84,6 +91,11 @@ def decode_sum_flat(payloads, out, scale):
     return out
 
 
+def on_device(tensor):
+    """Whether the operators take a tensor where it is, on a CUDA device."""
+    return HAS_CUDA_OPERATORS and tensor.device.type == "cuda"
+
+
 class _Torch:
     """The backend behind Codec.encode, decode, decode_sum and inspect for torch tensors."""
 
@@ -93,6 +105,8 @@ class _Torch:
                 raise errors.InvalidArgument(f"{name}: expected a dense 1-D torch tensor, got {_describe(part)}")
         if any(part.device != gradient.device for part in state):
             raise errors.InvalidArgument(f"residual: expected it on the gradient's device {gradient.device}, got {state[0].device}")
+        if on_device(gradient) and codec.native:
+            return encode_flat(codec, memory, gradient.detach().contiguous(), state, None, seed, step, tensor, rank), 0.0
         on_host = tuple(part.cpu() for part in state)
         payload = encode_flat(codec, memory, gradient.detach().cpu().contiguous(), on_host, None, seed, step, tensor, rank)
         for part, host in zip(state, on_host):
@@ -105,20 +119,27 @@ class _Torch:
         d = neutral.inspect(self.to_numpy_bytes(host))["d"]
         if d > max_elements:
             raise errors.InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
-        return decode_sum_flat([host], torch.zeros(d), 1.0).to(payload.device)
+        return self.decode_sum([payload], torch.zeros(d, device=payload.device), 1.0)
 
     def decode_sum(self, payloads, out, scale):
         if out.dim() != 1 or out.dtype != torch.float32 or not out.is_contiguous():
             raise errors.InvalidArgument(f"out: expected a contiguous 1-D float32 tensor, got {_describe(out)}")
         for payload in payloads:
-            self.to_numpy_bytes(payload)
+            _expect_bytes(payload)
+        if on_device(out) and neutral.all_native([payload[:8].cpu().numpy() for payload in payloads]):
+            checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
+            return out
         host = decode_sum_flat([payload.cpu().contiguous() for payload in payloads], out.cpu(), scale)
         return out if host is out or host.data_ptr() == out.data_ptr() else out.copy_(host)
 
     def to_numpy_bytes(self, payload):
-        if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8 or payload.dim() != 1:
-            raise errors.InvalidArgument(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+        _expect_bytes(payload)
         return np.ascontiguousarray(payload.cpu().numpy())
+
+
+def _expect_bytes(payload):
+    if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8 or payload.dim() != 1:
+        raise errors.InvalidArgument(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
 
 
 def _describe(value):

@@ -1,0 +1,265 @@
+// The PyTorch operators on CUDA devices: the caller's device and current stream, PyTorch's allocators, and one small read from the device where a
+// length or a failure must be known. What has no device codec goes through pinned memory to the operators of the host.
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include <cstddef>
+#include <cstring>
+
+#include "../arguments.h"
+#include "deepreduce_cuda.h"
+
+namespace deepreduce_torch {
+namespace {
+
+constexpr int64_t kHeaderBytes = 40;  // of a payload
+constexpr int64_t kIndexIdAt = 6, kValueIdAt = 7;
+constexpr int32_t kRawIndex = 1, kRawValue = 1;  // ids of docs/format.md
+
+void check(const dr_context& context, int status) { DR_CHECK_STATUS(status, context.message); }
+
+void* current_stream(const at::Tensor& tensor) { return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream(); }
+
+// At least one byte: a null pointer would be a size query.
+at::Tensor device_bytes(uint64_t bytes, at::Device device) {
+  DR_EXPECT(bytes < uint64_t{1} << 62, "memory: expected less than 2^62 bytes, got ", bytes);
+  return at::empty({static_cast<int64_t>(bytes == 0 ? 1 : bytes)}, at::TensorOptions(at::kByte).device(device));
+}
+
+// Of the same shape, in host memory that copies run to and from without a detour.
+at::Tensor pinned_like(const at::Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true)); }
+
+// Copies of device tensors in pinned memory, waited for once; tensors of the host as they are.
+std::vector<at::Tensor> to_host(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> copies;
+  const at::Tensor* copied = nullptr;
+  for (const at::Tensor& tensor : tensors) {
+    copies.push_back(tensor.is_cuda() ? pinned_like(tensor) : tensor);
+    if (!tensor.is_cuda()) continue;
+    copies.back().copy_(tensor, /*non_blocking=*/true);
+    copied = &tensor;
+  }
+  if (copied != nullptr) c10::cuda::getCurrentCUDAStream(copied->device().index()).synchronize();
+  return copies;
+}
+
+dr_cuda_result as_result(const at::Tensor& host) {
+  DR_EXPECT(host.device().is_cpu() && host.scalar_type() == at::kByte && host.numel() == sizeof(dr_cuda_result), "result: expected ",
+            sizeof(dr_cuda_result), " Byte on cpu, got ", describe(host));
+  dr_cuda_result result;
+  std::memcpy(&result, host.const_data_ptr(), sizeof(result));
+  return result;
+}
+
+void raise_failure(const at::Tensor& host) {
+  const dr_cuda_result result = as_result(host);
+  dr_context context{};
+  check(context, dr_cuda_message(&context, &result));
+}
+
+bool supports(at::ArrayRef<double> codec_fields) {
+  const dr_codec codec = codec_of(codec_fields);
+  return dr_cuda_supports(&codec) != 0;
+}
+
+at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
+                          const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields, int64_t seed, int64_t step,
+                          int64_t tensor, int64_t rank) {
+  std::vector<at::Tensor> given{gradient};
+  const std::optional<at::Tensor>* states[] = {&residual, &velocity, &threshold};
+  for (const std::optional<at::Tensor>* state : states)
+    if (state->has_value()) given.push_back(**state);
+  const std::vector<at::Tensor> copies = to_host(given);
+  std::optional<at::Tensor> on_host[3];
+  size_t next = 1;
+  for (int i = 0; i < 3; ++i)
+    if (states[i]->has_value()) on_host[i] = copies[next++];
+  const at::Tensor made = host::encode(copies[0], on_host[0], on_host[1], on_host[2], codec_fields, seed, step, tensor, rank);
+  for (int i = 0; i < 3; ++i)
+    if (states[i]->has_value()) (*states[i])->copy_(*on_host[i], true);
+  at::Tensor pinned = pinned_like(made);
+  std::memcpy(pinned.mutable_data_ptr(), made.const_data_ptr(), made.nbytes());
+  return pinned.to(gradient.device(), true);
+}
+
+// The payload on the gradient's device, and its header in host memory.
+std::tuple<at::Tensor, at::Tensor> encode_with_header(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
+                                                      const std::optional<at::Tensor>& velocity, const std::optional<at::Tensor>& threshold,
+                                                      at::ArrayRef<double> codec_fields, int64_t seed, int64_t step, int64_t tensor,
+                                                      int64_t rank) {
+  DR_EXPECT(gradient.is_cuda(), "gradient: expected it where its residual is, got ", describe(gradient));
+  expect_gradient(gradient);
+  const c10::cuda::CUDAGuard guard(gradient.device());
+  const dr_codec codec = codec_of(codec_fields);
+  dr_cuda_encoding encoding{};
+  encoding.gradient = gradient.const_data_ptr();
+  encoding.dtype = dtype_code(gradient.scalar_type());
+  encoding.d = static_cast<uint64_t>(gradient.numel());
+  encoding.residual = state_data(residual, gradient.numel(), gradient.device(), "residual");
+  encoding.velocity = state_data(velocity, gradient.numel(), gradient.device(), "velocity");
+  encoding.threshold = state_data(threshold, 1, gradient.device(), "threshold");
+  encoding.position = position_of(seed, step, tensor, rank);
+  if (dr_cuda_supports(&codec) == 0) {
+    const at::Tensor payload = encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor, rank);
+    return {payload, to_host({payload.narrow(0, 0, kHeaderBytes)})[0]};
+  }
+  const uint64_t capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
+  const at::Tensor room = device_bytes(capacity, gradient.device());
+  const at::Tensor result = device_bytes(sizeof(dr_cuda_result), gradient.device());
+  encoding.payload = room.mutable_data_ptr<uint8_t>();
+  encoding.payload_capacity = capacity;
+  encoding.result = static_cast<dr_cuda_result*>(result.mutable_data_ptr());
+  dr_context context{};
+  size_t workspace_bytes = 0;
+  check(context, dr_cuda_encode(&context, &codec, &encoding, nullptr, &workspace_bytes, current_stream(gradient)));
+  const at::Tensor workspace = device_bytes(workspace_bytes, gradient.device());
+  check(context, dr_cuda_encode(&context, &codec, &encoding, workspace.mutable_data_ptr(), &workspace_bytes, current_stream(gradient)));
+
+  const std::vector<at::Tensor> read = to_host({result, room.narrow(0, 0, kHeaderBytes)});
+  raise_failure(read[0]);
+  const dr_cuda_result done = as_result(read[0]);
+  if (threshold.has_value()) at::Tensor(*threshold).fill_(done.threshold);
+  // a copy, unless it is near the room's size: the room is that of all elements
+  const at::Tensor payload = room.narrow(0, 0, static_cast<int64_t>(done.payload_bytes));
+  return {done.payload_bytes < capacity / 2 ? payload.clone() : payload, read[1]};
+}
+
+at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
+                  const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields, int64_t seed, int64_t step, int64_t tensor,
+                  int64_t rank) {
+  return std::get<0>(encode_with_header(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor, rank));
+}
+
+struct DevicePayloads {
+  std::vector<at::Tensor> tensors;
+  std::vector<const uint8_t*> data;
+  std::vector<uint64_t> sizes;
+  DevicePayloads(const std::vector<at::Tensor>& payloads, at::Device device) {
+    for (const at::Tensor& payload : payloads) {
+      expect_payload(payload);
+      tensors.push_back(payload.to(device, /*non_blocking=*/true).contiguous());
+      data.push_back(tensors.back().const_data_ptr<uint8_t>());
+      sizes.push_back(static_cast<uint64_t>(payload.numel()));
+    }
+  }
+};
+
+void decode_sum_on_host(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale) {
+  std::vector<at::Tensor> given = payloads;
+  given.push_back(out);
+  std::vector<at::Tensor> copies = to_host(given);
+  const at::Tensor sum = copies.back();
+  copies.pop_back();
+  host::decode_sum_(sum, copies, scale, std::nullopt);
+  at::Tensor(out).copy_(sum, true);
+}
+
+// Starts the sum of payloads of one codec; the dr_cuda_result, in device memory, tells how it went.
+at::Tensor start_decode_sum(const at::Tensor& out, const DevicePayloads& payloads, double scale, const dr_codec& codec) {
+  float* sum = state_data(out, out.numel(), out.device(), "out");
+  const at::Tensor result = device_bytes(sizeof(dr_cuda_result), out.device());
+  dr_context context{};
+  size_t workspace_bytes = 0;
+  const auto call = [&](void* workspace) {
+    check(context, dr_cuda_decode_sum(&context, &codec, payloads.data.data(), payloads.sizes.data(), payloads.data.size(), sum,
+                                      static_cast<uint64_t>(out.numel()), static_cast<float>(scale),
+                                      static_cast<dr_cuda_result*>(result.mutable_data_ptr()), workspace, &workspace_bytes, current_stream(out)));
+  };
+  call(nullptr);
+  const at::Tensor workspace = device_bytes(workspace_bytes, out.device());
+  call(workspace.mutable_data_ptr());
+  return result;
+}
+
+void expect_on_device(const at::Tensor& out) { DR_EXPECT(out.is_cuda(), "out: expected it where the payloads are, got ", describe(out)); }
+
+// The codec of a payload, as far as decoding goes.
+dr_codec codec_of_payload(const at::Tensor& header) {
+  dr_codec codec{};
+  const uint8_t* bytes = header.const_data_ptr<uint8_t>();
+  codec.index.id = header.numel() > kIndexIdAt && bytes[kIndexIdAt] != 0 ? bytes[kIndexIdAt] : kRawIndex;
+  codec.value.id = header.numel() > kValueIdAt && bytes[kValueIdAt] != 0 ? bytes[kValueIdAt] : kRawValue;
+  return codec;
+}
+
+// Payloads whose codecs only they know: their headers are read first. Runs of one codec are summed together, in the order given.
+void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale) {
+  std::vector<at::Tensor> starts;
+  for (const at::Tensor& payload : payloads) {
+    expect_payload(payload);
+    starts.push_back(payload.narrow(0, 0, std::min(payload.numel(), kHeaderBytes)));
+  }
+  const std::vector<at::Tensor> headers = to_host(starts);
+  for (size_t first = 0, last = 0; first < payloads.size(); first = last) {
+    const dr_codec codec = codec_of_payload(headers[first]);
+    for (; last < payloads.size(); ++last) {
+      const dr_codec other = codec_of_payload(headers[last]);
+      if (other.index.id != codec.index.id || other.value.id != codec.value.id) break;
+    }
+    const std::vector<at::Tensor> run(payloads.begin() + first, payloads.begin() + last);
+    if (dr_cuda_supports(&codec) == 0) {
+      decode_sum_on_host(out, run, scale);
+    } else {
+      raise_failure(to_host({start_decode_sum(out, DevicePayloads(run, out.device()), scale, codec)})[0]);
+    }
+  }
+}
+
+// out += scale * each payload, all of one codec, without waiting: returns the dr_cuda_result, which raise_failure takes once it is on the host.
+at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, at::ArrayRef<double> codec_fields) {
+  expect_on_device(out);
+  const c10::cuda::CUDAGuard guard(out.device());
+  const dr_codec codec = codec_of(codec_fields);
+  DR_EXPECT(dr_cuda_supports(&codec) != 0, "codec: expected one that works on the device, got one that stays on the host");
+  return start_decode_sum(out, DevicePayloads(payloads, out.device()), scale, codec);
+}
+
+void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, at::OptionalArrayRef<double> codec_fields) {
+  expect_on_device(out);
+  const c10::cuda::CUDAGuard guard(out.device());
+  state_data(out, out.numel(), out.device(), "out");
+  if (codec_fields.has_value() && supports(*codec_fields)) {
+    raise_failure(to_host({start_decode_sum_(out, payloads, scale, *codec_fields)})[0]);
+  } else {
+    decode_sum_unknown(out, payloads, scale);
+  }
+}
+
+at::Tensor decode(const at::Tensor& payload, int64_t d) {
+  expect_elements(d);
+  const c10::cuda::CUDAGuard guard(payload.device());
+  at::Tensor out = at::zeros({d}, at::TensorOptions(at::kFloat).device(payload.device()));
+  decode_sum_unknown(out, {payload}, 1.0);
+  return out;
+}
+
+// A sum without zeros is made on the host: its length depends on where payloads meet.
+std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& payloads, int64_t d, double scale) {
+  for (const at::Tensor& payload : payloads) expect_payload(payload);
+  const c10::cuda::CUDAGuard guard(payloads.at(0).device());
+  const auto [indices, values] = host::decode_sparse(to_host(payloads), d, scale);
+  return {indices.to(payloads[0].device()), values.to(payloads[0].device())};
+}
+
+}  // namespace
+}  // namespace deepreduce_torch
+
+// Only builds with CUDA have these.
+TORCH_LIBRARY_FRAGMENT(deepreduce, library) {
+  library.def("cuda_supports(float[] codec) -> bool", &deepreduce_torch::supports);
+  library.def("raise_failure(Tensor result) -> ()", &deepreduce_torch::raise_failure);
+  library.def(
+      "encode_with_header(Tensor gradient, Tensor(a!)? residual, Tensor(b!)? velocity, Tensor(c!)? threshold, float[] codec, int seed, "
+      "int step, int tensor, int rank) -> (Tensor, Tensor)");
+  library.def("start_decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[] codec) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(deepreduce, CUDA, library) {
+  library.impl("encode", &deepreduce_torch::encode);
+  library.impl("encode_with_header", &deepreduce_torch::encode_with_header);
+  library.impl("decode_sum_", &deepreduce_torch::decode_sum_);
+  library.impl("start_decode_sum_", &deepreduce_torch::start_decode_sum_);
+  library.impl("decode", &deepreduce_torch::decode);
+  library.impl("decode_sparse", &deepreduce_torch::decode_sparse);
+}
