@@ -72,7 +72,7 @@ namespace host {
 at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
                   const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields, int64_t seed, int64_t step, int64_t tensor,
                   int64_t rank);
-void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, at::OptionalArrayRef<double> codec_fields);
+void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, std::optional<at::ArrayRef<double>> codec_fields);
 std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& payloads, int64_t d, double scale);
 }  // namespace host
 

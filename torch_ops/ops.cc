@@ -70,7 +70,7 @@ at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& r
 }
 
 // Payloads say themselves what codec they are of.
-void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, at::OptionalArrayRef<double>) {
+void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, std::optional<at::ArrayRef<double>>) {
   const PayloadList list(payloads);
   float* sum = state_data(out, out.numel(), at::kCPU, "out");
   Call call;

@@ -215,7 +215,7 @@ at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payl
   return start_decode_sum(out, DevicePayloads(payloads, out.device()), scale, codec);
 }
 
-void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, at::OptionalArrayRef<double> codec_fields) {
+void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, std::optional<at::ArrayRef<double>> codec_fields) {
   expect_on_device(out);
   const c10::cuda::CUDAGuard guard(out.device());
   state_data(out, out.numel(), out.device(), "out");
