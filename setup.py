@@ -4,10 +4,15 @@ The NumPy binding (``deepreduce_hvd._native``) is always built. The frameworks' 
 switches that Horovod's own build taught its users: ``DEEPREDUCE_WITH_PYTORCH=1`` makes a missing torch an error,
 ``DEEPREDUCE_WITHOUT_PYTORCH=1`` leaves its ops out, and with neither, torch is looked for and a missing one is a
 printed skip. The same two for TENSORFLOW. ``CXX``, ``CXXFLAGS``, ``LDFLAGS`` and ``MAX_JOBS`` are honoured.
+
+With a CUDA build of PyTorch and an nvcc of the same CUDA, PyTorch's operators work on GPUs too; ``DEEPREDUCE_WITH_CUDA=1`` makes either's absence
+an error, ``DEEPREDUCE_WITHOUT_CUDA=1`` leaves it out. ``DEEPREDUCE_CUDA_ARCHITECTURES="8.0 9.0+PTX"`` is what the kernels are compiled for.
+nvcc is that of ``CUDACXX``, ``CUDA_HOME``, ``PATH`` or /usr/local/cuda, in this order.
 """
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -25,10 +30,15 @@ CORE = Path("deepreduce_hvd/csrc")
 BINDING = CORE / "python.cc"
 TORCH_OPS = Path("torch_ops")
 TENSORFLOW_OPS = Path("tf_ops")
+CUDA_CORE = CORE / "cuda"
+CUDA_TORCH_OPS = TORCH_OPS / "cuda"
 
 # Contraction and fast-math would let the bytes of a payload depend on the compiler and the processor, which is also
 # why nothing here asks for -march=native: the core chooses its SIMD level when it runs.
 COMMON_FLAGS = "-O3 -g1 -fPIC -ffp-contract=off -fno-fast-math -fvisibility=hidden -Wall -Wextra".split()
+# The same rules on the device. -lineinfo lets tools name the line of a kernel; it costs no speed.
+CUDA_FLAGS = "-O3 --fmad=false -std=c++17 -lineinfo -Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden".split()
+CUDA_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")
 
 # Prints what a torch op library needs; does not import torch.utils.cpp_extension, which needs setuptools to be there.
 ASK_TORCH = """
@@ -36,7 +46,7 @@ import importlib.util, json, os
 if importlib.util.find_spec("torch") is None: raise SystemExit("No module named 'torch'")
 import torch
 root = os.path.dirname(torch.__file__)
-print(json.dumps({"version": torch.__version__, "root": root, "cxx11_abi": int(torch.compiled_with_cxx11_abi())}))
+print(json.dumps({"version": torch.__version__, "root": root, "cxx11_abi": int(torch.compiled_with_cxx11_abi()), "cuda": torch.version.cuda}))
 """
 ASK_TENSORFLOW = """
 import importlib.util, json, os
@@ -112,6 +122,85 @@ def find_framework(name, question, sources):
     return answer
 
 
+def find_nvcc():
+    """(nvcc's path, None) or (None, where there was none)."""
+    for variable, path in (("CUDACXX", "{}"), ("CUDA_HOME", "{}/bin/nvcc"), ("CUDA_PATH", "{}/bin/nvcc")):
+        if os.environ.get(variable):
+            found = shutil.which(path.format(os.environ[variable]))
+            return found, None if found else f"none as {variable}={os.environ[variable]} says"
+    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    return found, None if found else "none on PATH or in /usr/local/cuda/bin"
+
+
+def output_of(*command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"expected exit status 0, got {done.returncode} from: {shlex.join(command)}\n{done.stderr}")
+    return done.stdout + done.stderr
+
+
+def code_options(nvcc, version):
+    """nvcc's options for what it shall compile for, PTX of the newest included, which later devices compile when they load it."""
+    listed = set(re.findall(r"compute_(\d+)", output_of(nvcc, "--list-gpu-arch")))
+    asked = re.split(r"[\s,;]+", os.environ.get("DEEPREDUCE_CUDA_ARCHITECTURES", "").strip())
+    if asked == [""]:
+        left_out = [name for name in CUDA_ARCHITECTURES if name.replace(".", "") not in listed]
+        if left_out:
+            say(f"nvcc {version} does not compile for {' '.join(left_out)}: left out")
+        asked = [name for name in CUDA_ARCHITECTURES if name not in left_out]
+        asked[-1:] = [f"{name}+PTX" for name in asked[-1:]]
+    options = []
+    for name in asked:
+        form = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", name)
+        if form is None or form[1] + form[2] not in listed:
+            known = " ".join(f"{number[:-1]}.{number[-1]}" for number in sorted(listed, key=int))
+            raise BuildError(f"DEEPREDUCE_CUDA_ARCHITECTURES: expected some of {known}, each with +PTX or without, got {name!r}")
+        number = form[1] + form[2] + form[3]
+        options.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if form[4]:
+            options.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    say(f"compiling CUDA kernels for {' '.join(asked)}")
+    return options
+
+
+def find_cuda(torch):
+    """What compiling for CUDA takes, or None when there will be no CUDA operators; says why not. ``torch``: PyTorch's answer or None."""
+    wanted, unwanted = switch("DEEPREDUCE_WITH_CUDA"), switch("DEEPREDUCE_WITHOUT_CUDA")
+    if wanted and unwanted:
+        raise BuildError("DEEPREDUCE_WITH_CUDA and DEEPREDUCE_WITHOUT_CUDA: expected one of them, got both")
+    if unwanted:
+        say("skipping the CUDA operators: DEEPREDUCE_WITHOUT_CUDA=1")
+        return None
+    problems = []
+    if torch is None:
+        problems.append("expected PyTorch with CUDA, got no PyTorch operators")
+    elif torch["cuda"] is None:
+        problems.append(f"expected PyTorch with CUDA, got PyTorch {torch['version']}, which is built without")
+    nvcc, nowhere = find_nvcc()
+    if nvcc is None:
+        problems.append(f"expected nvcc, got {nowhere}")
+    else:
+        version = re.search(r"release (\d+\.\d+)", output_of(nvcc, "--version"))[1]
+        # the CUDA runtime that PyTorch has loaded is the one that the kernels meet
+        if torch and torch["cuda"] and torch["cuda"].partition(".")[0] != version.partition(".")[0]:
+            problems.append(f"expected nvcc of CUDA {torch['cuda'].partition('.')[0]} as PyTorch {torch['version']} has, got {nvcc} of CUDA {version}")
+    if not list(CUDA_CORE.rglob("*.cu")):
+        problems = ["no CUDA kernels in this version"]
+    if problems and wanted:
+        raise BuildError(f"DEEPREDUCE_WITH_CUDA=1: {'; '.join(problems)}")
+    if problems:
+        say(f"skipping the CUDA operators: {'; '.join(problems)}")
+        return None
+    say(f"building the CUDA operators with {nvcc} of CUDA {version}")
+    plan = output_of(nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null")  # names its directories
+    return {
+        "nvcc": nvcc,
+        "code": code_options(nvcc, version),
+        "include": re.findall(r'"-I([^"]+)"', plan),
+        "libraries": re.findall(r'"-L([^"]+)"', plan),
+    }
+
+
 def compiler():
     command = shlex.split(os.environ.get("CXX", "g++"))
     if shutil.which(command[0]) is None:
@@ -159,14 +248,14 @@ def headers_of(dependencies):
     return [word.replace("\0", " ") for word in text.partition(": ")[2].split()]
 
 
-def compile_all(sources, folder, flags):
-    """Compiles what changed, on all cores; returns the objects, in the order of the sources."""
+def compile_all(sources, folder, flags, command=None):
+    """Compiles what changed, on all cores; returns the objects, in the order of the sources. ``command``: in place of the C++ compiler's."""
+    begin = command or [*compiler(), *shlex.split(os.environ.get("CXXFLAGS", ""))]
     objects, pending = [], []
     for source in sources:
         target = folder / f"{source}.o"
         dependencies = target.with_suffix(".d")
-        command = [*compiler(), *flags, *shlex.split(os.environ.get("CXXFLAGS", "")), "-MD", "-MF", str(dependencies),
-                   "-c", str(source), "-o", str(target)]  # fmt: skip
+        command = [begin[0], *flags, *begin[1:], "-MD", "-MF", str(dependencies), "-c", str(source), "-o", str(target)]
         objects.append(target)
         if not dependencies.exists() or not is_current(target, command, [source, *headers_of(dependencies)]):
             pending.append((command, target))
@@ -179,7 +268,7 @@ def compile_all(sources, folder, flags):
 
 
 def core_library(folder):
-    sources = sorted(path for path in CORE.rglob("*.cc") if path != BINDING)
+    sources = sorted(path for path in CORE.rglob("*.cc") if path != BINDING and CUDA_CORE not in path.parents)
     objects = compile_all(sources, folder / "core", [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}"])
     library = folder / "libdeepreduce_core.a"
     # "s" writes the index that linkers look symbols up in; a fresh archive each time, so that no removed file lingers
@@ -187,6 +276,12 @@ def core_library(folder):
     if not is_current(library, command, objects):
         run(command, library)
     return library
+
+
+def cuda_objects(folder, cuda):
+    """The device core."""
+    flags = [*CUDA_FLAGS, *cuda["code"], f"-ccbin={compiler()[0]}", f"-I{CORE}", f"-I{CUDA_CORE}"]
+    return compile_all(sorted(CUDA_CORE.rglob("*.cu")), folder / "cuda", flags, [cuda["nvcc"]])
 
 
 class BuildBindings(build_ext):
@@ -201,6 +296,7 @@ class BuildBindings(build_ext):
                 if answer is not None:
                     self.distribution.deepreduce_frameworks[extension] = answer
                     self.distribution.ext_modules.append(Extension(extension, sources))
+            self.distribution.deepreduce_cuda = find_cuda(self.distribution.deepreduce_frameworks.get(TORCH_EXTENSION))
         super().finalize_options()
 
     def get_ext_filename(self, fullname):
@@ -221,6 +317,17 @@ class BuildBindings(build_ext):
                     stale.unlink()
         super().run()
 
+    def pybind11_include(self):
+        try:
+            import pybind11
+
+            return pybind11.get_include()
+        except ImportError:  # PyTorch carries its headers
+            torch = self.distribution.deepreduce_frameworks.get(TORCH_EXTENSION)
+            if torch is None:
+                raise BuildError(f"expected the module pybind11 in {sys.executable}, got none") from None
+            return f"{torch['root']}/include"
+
     def build_extension(self, extension):
         folder = Path("build/native")
         core = core_library(folder)
@@ -236,13 +343,17 @@ class BuildBindings(build_ext):
             include, libraries = f"{torch['root']}/include", f"{torch['root']}/lib"
             flags = [*COMMON_FLAGS, "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={torch['cxx11_abi']}", f"-I{CORE}",
                      "-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]  # fmt: skip
-            objects = compile_all(list(map(Path, extension.sources)), folder / "torch_ops", flags)
-            # no run path: torch is in the process already when this is loaded, wherever it lives there
+            # no run path: torch is in the process already when this is loaded, wherever it lives there, and so is its CUDA runtime
             links = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
+            objects, sources, cuda = [], list(map(Path, extension.sources)), self.distribution.deepreduce_cuda
+            if cuda is not None:
+                objects += cuda_objects(folder, cuda)
+                sources += sorted(CUDA_TORCH_OPS.glob("*.cc"))
+                flags += [f"-I{CUDA_CORE}", *(word for path in cuda["include"] for word in ("-isystem", path))]
+                links += ["-lc10_cuda", *(f"-L{path}" for path in cuda["libraries"]), "-lcudart"]
+            objects += compile_all(sources, folder / "torch_ops", flags)
         else:
-            import pybind11
-
-            flags = [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}", "-isystem", pybind11.get_include(),
+            flags = [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}", "-isystem", self.pybind11_include(),
                      "-isystem", sysconfig.get_path("include")]  # fmt: skip
             objects = compile_all([BINDING], folder / f"python-{sysconfig.get_config_var('SOABI')}", flags)
             links = []

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from deepreduce_hvd import _torch_elastic, buckets, payload as container, state as saved_state, wire
+from deepreduce_hvd._torch_device import DevicePath
 from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
 from deepreduce_hvd.communicators.exchange import Exchange
@@ -52,6 +53,7 @@ class Session:
         _torch_elastic.register()
         self.compressor = compressor
         self.transport = HorovodTransport(compressor.process_set)
+        self.device_path = DevicePath(compressor)
         memory = compressor.memory
         keep_backup = compressor.loss_scale is not None
         self.slots = {}
@@ -62,7 +64,8 @@ class Session:
                 raise InvalidArgument(
                     f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {parameter.numel()}; split the tensor"
                 )
-            self.slots[name] = Slot(name, parameter, zlib.crc32(name.encode()), memory, compressor.dense_below, keep_backup)
+            home = self.device_path.home(parameter)
+            self.slots[name] = Slot(name, parameter, zlib.crc32(name.encode()), memory, compressor.dense_below, keep_backup, home)
         self._slot_of = {id(slot.parameter): slot for slot in self.slots.values()}
         self._bucket_of = self._make_buckets()
         self._last_ready = None
@@ -159,15 +162,19 @@ class Session:
         self._moving = [exchange for exchange in self._moving if not exchange.done]
 
     def _member(self, slot, tensor):
-        state = tuple(part.numpy() for part in slot.state)
         try:
+            on_device = self.device_path.takes(tensor)
+            slot.move_to(tensor.device if on_device else torch.device("cpu"))
             self._follow_loss_scale(slot)
             slot.back_up()
+            if on_device:
+                return self.device_path.member(slot, tensor, hvd.rank())
             gradient = self._on_host(tensor.detach()).contiguous().view(-1)
             # NumPy has no bfloat16: the numbers go as they lie in memory
             dtype = _DTYPES.get(gradient.dtype)
             if dtype is None:
                 raise InvalidArgument(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
+            state = tuple(part.numpy() for part in slot.state)
             array = (gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient).numpy()
             return Member(slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), lambda: self._encode(slot, gradient))
         except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
@@ -192,7 +199,7 @@ class Session:
         members = [flight.members[slot] for slot in flight.order]
         job = Job(compressor.codec, compressor.memory, members, compressor.seed, first.steps - 1, hvd.rank())
         compressor.communicator.prepare(self.transport)
-        flight.exchange = Exchange(compressor.communicator, job, self.transport, f"deepreduce.{first.name}")
+        flight.exchange = Exchange(self.device_path.communicator(flight.order), job, self.transport, f"deepreduce.{first.name}")
         spent = time.perf_counter() - started
         self._moving.append(flight.exchange)
         for slot in flight.order:
@@ -201,7 +208,7 @@ class Session:
     def _on_host(self, tensor):
         if tensor.device.type == "cpu":
             return tensor
-        self._warn_once("device", f"gradients on {tensor.device} are compressed on the host, through pinned memory; there are no device kernels yet")
+        self._warn_once("device", f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}")
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
         host.copy_(tensor)
         return host
@@ -247,6 +254,8 @@ class Session:
     def _decode(self, slot, gradient, total, number, scale):
         if _is_sparse(slot.parameter.grad) and not self._round_void:
             return self._decode_sparse(slot.parameter.grad, gradient, *total.sparse(number, scale))
+        if self.device_path.takes(gradient):
+            return self.device_path.decode(gradient, total, number, scale)
         in_place = gradient.device.type == "cpu" and gradient.dtype == torch.float32 and gradient.is_contiguous()
         if in_place:  # the gradient's own memory: it is encoded already, and fresh pages would cost more than the sum
             out = gradient.detach().view(-1).zero_()
@@ -295,6 +304,7 @@ class Session:
         """Before anything reads or changes state after a round: undoes a void one, writes scalars."""
         if not self._round_decompressing:
             return
+        self.device_path.check()
         if self._round_void:
             for slot in self._round:
                 slot.restore()

@@ -8,14 +8,14 @@ from deepreduce_hvd import statistics, wire
 class Slot:
     """State and figures of one named parameter."""
 
-    def __init__(self, name, parameter, key, memory, dense_below, keep_backup):
+    def __init__(self, name, parameter, key, memory, dense_below, keep_backup, device="cpu"):
         self.name = name
         self.parameter = parameter
         self.key = key
         d = parameter.numel()
         self.dense = d < dense_below
         self.state_names = () if self.dense else memory.state
-        self.state = tuple(torch.zeros(d, dtype=torch.float32) for _ in self.state_names)
+        self.state = tuple(torch.zeros(d, dtype=torch.float32, device=device) for _ in self.state_names)
         self.backup = tuple(torch.zeros_like(part) for part in self.state) if keep_backup else ()
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = torch.zeros(1, dtype=torch.float32)
@@ -28,6 +28,12 @@ class Slot:
         self.payload = None
         self.dense_bytes = 0
         self.sent_bytes = 0
+
+    def move_to(self, device):
+        """The memory's arrays, to where the gradient turned out to be."""
+        if any(part.device != device for part in self.state):
+            self.state = tuple(part.to(device) for part in self.state)
+            self.backup = tuple(part.to(device) for part in self.backup)
 
     def back_up(self):
         for kept, part in zip(self.backup, self.state):
@@ -55,7 +61,8 @@ class Slot:
         self.communicator = exchange.job.scheme
 
     def memory(self):
-        return {kind: part.clone() for kind, part in zip(self.state_names, self.state)}
+        """Copies on the host, wherever the memory is."""
+        return {kind: part.to("cpu", copy=True) for kind, part in zip(self.state_names, self.state)}
 
     def set_memory(self, arrays):
         self.threshold.zero_()
@@ -67,6 +74,6 @@ class Slot:
         compressed = not self.dense and self.payload is not None
         return statistics.row(
             self.parameter.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
-            rounds=self.rounds, communicator=self.communicator, dense=self.dense, payload=self.payload.numpy() if compressed else None,
-            kept=self.state[0].numpy() if compressed and memory.keeps_everything else None,
+            rounds=self.rounds, communicator=self.communicator, dense=self.dense, payload=self.payload.cpu().numpy() if compressed else None,
+            kept=self.state[0].cpu().numpy() if compressed and memory.keeps_everything else None,
         )  # fmt: skip

@@ -10,7 +10,9 @@ from deepreduce_hvd.communicators.process_sets import ProcessSetTransport
 
 
 def _tensor(array):
-    """The array's memory as a tensor; collectives only read it."""
+    """The array's memory as a tensor; collectives only read it. A tensor as it is."""
+    if isinstance(array, torch.Tensor):
+        return array
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
@@ -22,7 +24,9 @@ class HorovodTransport(ProcessSetTransport):
     horovod = hvd
 
     def allgather(self, array, name):
-        return hvd.allgather_async(_tensor(array), name=name, process_set=self.process_set), torch.Tensor.numpy
+        """Of a tensor on a device, (n,) uint8, too; the result is then one as well."""
+        finish = torch.Tensor.numpy if isinstance(array, np.ndarray) else torch.Tensor.detach
+        return hvd.allgather_async(_tensor(array), name=name, process_set=self.process_set), finish
 
     def alltoall(self, parts, name):
         splits = torch.tensor([part.size for part in parts], dtype=torch.int32)

@@ -73,6 +73,14 @@ def write(payload):
     return np.frombuffer(header(check) + body, dtype=np.uint8).copy()
 
 
+def read_header(data):
+    """(bytes of the whole payload, whether it is of NaN or Inf) that (40,) uint8, a payload's header, tells; raises CorruptPayload."""
+    if data.size != HEADER.size or data[:5].tobytes() != MAGIC + bytes([VERSION]):
+        raise CorruptPayload(f"payload header: expected {HEADER.size} bytes that start with {MAGIC.hex(' ')} {VERSION:02x}, got {data.size}, {data[:5].tobytes().hex(' ')}")
+    fields = HEADER.unpack(data.tobytes())
+    return HEADER.size + sum(fields[10:13]), bool(fields[2] & NON_FINITE)
+
+
 def read(data):
     """A uint8 array as a :class:`Payload`, after every check that needs no decoding; raises CorruptPayload."""
     data = np.ascontiguousarray(data, dtype=np.uint8)

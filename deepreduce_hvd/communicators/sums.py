@@ -34,7 +34,7 @@ class PayloadSum(Sum):
         self._names = [member.name for member in job.members]
         self._offsets = job.offsets
         self.messages = [spans[number::count] for number in range(count)]
-        self._gathered = gathered
+        self.gathered = gathered
         for member, messages in zip(job.members, self.messages):
             try:
                 wire.raise_notices(member.name, messages)
@@ -42,7 +42,7 @@ class PayloadSum(Sum):
                 raise error from member.failure
 
     def payloads(self, member):
-        return [self._gathered[message.start : message.end] for message in self.messages[member]]
+        return [self.gathered[message.start : message.end] for message in self.messages[member]]
 
     def non_finite(self, member):
         return any(message.non_finite for message in self.messages[member])

@@ -98,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor> encode_with_header(const at::Tensor& gradient
   encoding.d = static_cast<uint64_t>(gradient.numel());
   encoding.residual = state_data(residual, gradient.numel(), gradient.device(), "residual");
   encoding.velocity = state_data(velocity, gradient.numel(), gradient.device(), "velocity");
-  encoding.threshold = state_data(threshold, 1, gradient.device(), "threshold");
+  state_data(threshold, 1, gradient.device(), "threshold");  // a hint for the host: the device takes none, and leaves it
   encoding.position = position_of(seed, step, tensor, rank);
   if (dr_cuda_supports(&codec) == 0) {
     const at::Tensor payload = encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor, rank);
@@ -119,7 +119,6 @@ std::tuple<at::Tensor, at::Tensor> encode_with_header(const at::Tensor& gradient
   const std::vector<at::Tensor> read = to_host({result, room.narrow(0, 0, kHeaderBytes)});
   raise_failure(read[0]);
   const dr_cuda_result done = as_result(read[0]);
-  if (threshold.has_value()) at::Tensor(*threshold).fill_(done.threshold);
   // a copy, unless it is near the room's size: the room is that of all elements
   const at::Tensor payload = room.narrow(0, 0, static_cast<int64_t>(done.payload_bytes));
   return {done.payload_bytes < capacity / 2 ? payload.clone() : payload, read[1]};

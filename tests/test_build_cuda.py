@@ -1,0 +1,182 @@
+"""What setup.py decides about CUDA, with an nvcc and a PyTorch that only answer; and that the operators' source compiles against PyTorch's headers."""
+
+import importlib.util
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_build import ROOT, package  # noqa: F401
+
+KERNEL = "extern \"C\" int kernel() { return 1; }\n"
+#: an nvcc that answers, notes how it is called, and compiles with g++
+NVCC = """#!{python}
+import pathlib, subprocess, sys
+words = sys.argv[1:]
+if "--version" in words:
+    print("Cuda compilation tools, release {version}, V{version}.88")
+elif "--list-gpu-arch" in words:
+    print("{listed}")
+elif "--dryrun" in words:
+    print('#$ INCLUDES="-I{toolkit}/include"\\n#$ LIBRARIES= "-L{toolkit}/lib"', file=sys.stderr)
+else:
+    with open("{toolkit}/calls", "a") as calls:
+        calls.write(" ".join(words) + "\\n")
+    out, source = words[words.index("-o") + 1], words[words.index("-c") + 1]
+    pathlib.Path(words[words.index("-MF") + 1]).write_text(f"{{out}} : {{source}}\\n")
+    sys.exit(subprocess.run(["g++", "-fPIC", "-x", "c++", "-c", source, "-o", out]).returncode)
+"""
+TORCH = """
+__version__ = "{version}"
+class version: cuda = {cuda!r}
+def compiled_with_cxx11_abi(): return True
+"""
+
+
+@pytest.fixture
+def machine(package, tmp_path_factory):  # noqa: F811
+    """The small package with kernels and operators, and what installs a PyTorch and an nvcc of the version asked for."""
+    for name, text in {
+        "deepreduce_hvd/csrc/cuda/kernel.cu": KERNEL,
+        "deepreduce_hvd/csrc/cuda/emulation/scheduler.cc": "#error only for tests\n",
+        "torch_ops/ops.cc": "int ops() { return 1; }\n",
+        "torch_ops/cuda/ops.cc": '#include <runtime.h>\nint cuda_ops() { return RUNTIME; }\n',
+    }.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", package / "bare"], check=True)
+    site = next((package / "bare/lib").glob("python*/site-packages"))
+    for name in ("setuptools", "pybind11", "_distutils_hack"):
+        (site / name).symlink_to(Path(__import__(name).__file__).parent)
+    toolkit = tmp_path_factory.mktemp("toolkit")
+
+    class Machine:
+        root, calls, home = package, toolkit / "calls", toolkit
+
+        @staticmethod
+        def library(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", path], check=True)
+
+        def install_torch(self, cuda, version="2.9.0"):
+            (site / "torch/include").mkdir(parents=True)
+            (site / "torch/__init__.py").write_text(TORCH.format(version=version, cuda=cuda))
+            for name in ("torch", "torch_cpu", "c10", "c10_cuda"):
+                self.library(site / f"torch/lib/lib{name}.so")
+
+        def install_nvcc(self, version="13.0", listed=("75", "80", "86", "89", "90", "100")):
+            (toolkit / "include").mkdir()
+            (toolkit / "include/runtime.h").write_text("#define RUNTIME 1\n")
+            self.library(toolkit / "lib/libcudart.so")
+            (toolkit / "bin").mkdir()
+            nvcc = toolkit / "bin/nvcc"
+            nvcc.write_text(NVCC.format(python=sys.executable, version=version, toolkit=toolkit, listed="\\n".join(f"compute_{n}" for n in listed)))
+            nvcc.chmod(nvcc.stat().st_mode | stat.S_IXUSR)
+
+        def build(self, **environment):
+            hidden = ("PYTHONPATH", "CUDACXX", "CUDA_PATH")
+            variables = {name: value for name, value in os.environ.items() if not name.startswith("DEEPREDUCE_") and name not in hidden}
+            variables |= {"CXXFLAGS": "-O0", "CUDA_HOME": str(toolkit), **environment}
+            command = [package / "bare/bin/python", "setup.py", "-q", "build_ext", "--inplace"]
+            return subprocess.run(command, cwd=package, env=variables, capture_output=True, text=True)
+
+        def codes(self):
+            """What each kernel was compiled for."""
+            return [[word.removeprefix("-gencode=") for word in call.split() if word.startswith("-gencode")] for call in self.calls.read_text().splitlines()]
+
+    return Machine()
+
+
+def test_kernels_are_compiled_and_linked_into_the_operators(machine):
+    machine.install_torch("13.0")
+    machine.install_nvcc()
+    done = machine.build(DEEPREDUCE_WITH_CUDA="1")
+    assert done.returncode == 0, done.stderr
+    assert "nvcc 13.0 does not compile for 7.0: left out" in done.stdout
+    expected = [f"arch=compute_{number},code=sm_{number}" for number in (75, 80, 86, 89, 90)] + ["arch=compute_90,code=compute_90"]
+    assert machine.codes() == [expected]
+    for flag in ("--fmad=false", "-std=c++17", "-O3"):
+        assert flag in machine.calls.read_text().split()
+    names = subprocess.run(["nm", "-C", machine.root / "deepreduce_hvd/_torch_ops.so"], capture_output=True, text=True, check=True).stdout
+    assert " kernel" in names and "cuda_ops()" in names
+    needed = subprocess.run(["objdump", "-p", machine.root / "deepreduce_hvd/_torch_ops.so"], capture_output=True, text=True, check=True).stdout
+    assert "RUNPATH" not in needed and "RPATH" not in needed
+    again = machine.build(DEEPREDUCE_WITH_CUDA="1")
+    assert "compiling 1" not in again.stdout and "linked" not in again.stdout
+    without = machine.build(DEEPREDUCE_WITHOUT_CUDA="1")
+    assert "skipping the CUDA operators: DEEPREDUCE_WITHOUT_CUDA=1" in without.stdout and "linked deepreduce_hvd._torch_ops" in without.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("8.0", ["arch=compute_80,code=sm_80"]),
+        ("8.0;9.0a+PTX", ["arch=compute_80,code=sm_80", "arch=compute_90a,code=sm_90a", "arch=compute_90a,code=compute_90a"]),
+        ("10.0, 7.5+PTX", ["arch=compute_100,code=sm_100", "arch=compute_75,code=sm_75", "arch=compute_75,code=compute_75"]),
+    ],
+)
+def test_architectures_that_are_asked_for(machine, asked, expected):
+    machine.install_torch("13.1")
+    machine.install_nvcc()
+    done = machine.build(DEEPREDUCE_CUDA_ARCHITECTURES=asked)
+    assert done.returncode == 0 and machine.codes() == [expected], done.stderr
+
+
+@pytest.mark.parametrize("asked", ["7.0", "sm_80", "8.0+ptx"])
+def test_unknown_architectures_are_refused(machine, asked):
+    machine.install_torch("13.0")
+    machine.install_nvcc()
+    done = machine.build(DEEPREDUCE_CUDA_ARCHITECTURES=asked)
+    assert done.returncode != 0 and "Traceback" not in done.stderr
+    assert f"expected some of 7.5 8.0 8.6 8.9 9.0 10.0, each with +PTX or without, got '{asked}'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("torch", "nvcc", "reason"),
+    [
+        (None, "13.0", "expected PyTorch with CUDA, got no PyTorch operators"),
+        ({"cuda": None, "version": "2.9.0+cpu"}, "13.0", "expected PyTorch with CUDA, got PyTorch 2.9.0+cpu, which is built without"),
+        ({"cuda": "13.0"}, None, "expected nvcc, got none as CUDA_HOME={home} says"),
+        ({"cuda": "12.8"}, "13.0", "expected nvcc of CUDA 12 as PyTorch 2.9.0 has, got {home}/bin/nvcc of CUDA 13.0"),
+        (None, None, "expected PyTorch with CUDA, got no PyTorch operators; expected nvcc, got none as CUDA_HOME={home} says"),
+    ],
+)
+def test_what_is_missing_is_a_skip_in_one_line_and_an_error_when_asked_for(machine, torch, nvcc, reason):
+    if torch is not None:
+        machine.install_torch(**torch)
+    if nvcc is not None:
+        machine.install_nvcc(nvcc)
+    reason = reason.format(home=machine.home)
+    skipped = machine.build()
+    assert skipped.returncode == 0, skipped.stderr
+    assert f"deepreduce_hvd: skipping the CUDA operators: {reason}\n" in skipped.stdout
+    asked = machine.build(DEEPREDUCE_WITH_CUDA="1")
+    assert asked.returncode != 0 and f"DEEPREDUCE_WITH_CUDA=1: {reason}\n" in asked.stderr and "Traceback" not in asked.stderr
+
+
+def test_both_switches_are_refused(machine):
+    done = machine.build(DEEPREDUCE_WITH_CUDA="1", DEEPREDUCE_WITHOUT_CUDA="1")
+    assert done.returncode != 0 and "DEEPREDUCE_WITH_CUDA and DEEPREDUCE_WITHOUT_CUDA: expected one of them, got both" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_operators_compile_against_pytorchs_headers(tmp_path):
+    """Compile only: a build of PyTorch without CUDA has all headers but the one that its own build makes of its settings."""
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if nvcc is None:
+        pytest.skip("nvcc is not installed")
+    plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True).stderr
+    toolkit = [word[3:-1] for word in plan.split() if word.startswith('"-I')] or [word[13:-1] for word in plan.split() if word.startswith('INCLUDES="-I')]
+    torch = Path(importlib.util.find_spec("torch").origin).parent / "include"
+    settings = tmp_path / "c10/cuda/impl/cuda_cmake_macros.h"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
+    systems = [torch, torch / "torch/csrc/api/include", tmp_path, *toolkit]
+    command = ["g++", "-fsyntax-only", "-std=c++20", "-Wall", "-Wextra", "-Werror", "-Ideepreduce_hvd/csrc", "-Ideepreduce_hvd/csrc/cuda"]
+    done = subprocess.run([*command, *(f"-isystem{path}" for path in systems), "torch_ops/cuda/ops.cc"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
