@@ -1,0 +1,224 @@
+"""Speed on a GPU, each against the copy bandwidth or PyTorch's own operators measured in the same run: results/gpu.json and gpu.png.
+
+    python benchmarks/gpu.py [--device cuda:0] [--output results/gpu.json]
+
+Times are medians between CUDA events around whole operator calls, host work included. ``--device cpu --elements 100000`` rehearses the script.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from measure import RESNET50, row  # noqa: E402
+
+import deepreduce_hvd as dr  # noqa: E402
+from deepreduce_hvd import torch as operators  # noqa: E402
+
+LARGE = 350_000_000
+VALUES = 3_500_000
+SECTOR = 32  # bytes that a GPU's memory moves at least
+SUMMED = 8
+COMPRESS = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.RawValue())
+
+
+class Bench:
+    """What measurements share: the device, a clock, rows."""
+
+    def __init__(self, device, repeats):
+        self.device = torch.device(device)
+        self.repeats = repeats
+        self.cuda = self.device.type == "cuda"
+        self.rows = []
+        self.bandwidths = {}
+        self.name = torch.cuda.get_device_name(self.device) if self.cuda else "host"
+
+    def seconds(self, work):
+        """The median time of ``work()``, after two calls that are not counted."""
+        for _ in range(2):
+            work()
+        taken = []
+        for _ in range(self.repeats):
+            if self.cuda:
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                torch.cuda.synchronize(self.device)
+                start.record()
+                work()
+                end.record()
+                end.synchronize()
+                taken.append(start.elapsed_time(end) / 1e3)
+            else:
+                started = time.perf_counter()
+                work()
+                taken.append(time.perf_counter() - started)
+        return statistics.median(taken)
+
+    def report(self, what, value, target=None, unit="ratio", at_most=True, **details):
+        self.rows.append(row(what, value, target, unit, at_most, device=self.name, **details))
+        last = self.rows[-1]
+        verdict = "" if last["met"] is None else "met" if last["met"] else "MISSED"
+        bound = "" if target is None else f"{'≤' if at_most else '≥'} {target:g}"
+        print(f"{what:<76}{value:>12.4f}  {bound:<8}{unit:<20}{verdict}", flush=True)
+
+    def gradient(self, d, seed):
+        """(d,) float32 like a network's gradient: normal times log-normal."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        values = torch.randn(d, generator=generator, device=self.device)
+        return values.mul_(torch.randn(d, generator=generator, device=self.device).exp_()).mul_(1e-3)
+
+    def copy_bandwidth(self, d):
+        """Bytes a second of a copy of d float32 elements, those read and those written counted."""
+        if d not in self.bandwidths:
+            source, target = self.gradient(d, 0), torch.empty(d, device=self.device)
+            self.bandwidths[d] = 8 * d / self.seconds(lambda: target.copy_(source))
+            self.report(f"copy bandwidth, d = {d / 1e6:g} M", self.bandwidths[d] / 1e9, unit="GB/s")
+        return self.bandwidths[d]
+
+
+def encode(codec, memory, gradient, state, step=0):
+    return operators.encode_flat(codec, memory, gradient, state, None, 0, step, 0, 0)
+
+
+def compress(bench, d, small):
+    """residual += gradient, exact top-k 1 %, Rice, raw values, in a run of steps with two gradients in turn; and torch.topk on the same GPU."""
+    bandwidth = bench.copy_bandwidth(d)
+    gradients, residual, step = [bench.gradient(d, seed) for seed in (1, 2)], torch.zeros(d, device=bench.device), 0
+
+    def one_step():
+        nonlocal step
+        step += 1
+        encode(COMPRESS, dr.Residual(), gradients[step % 2], (residual,), step)
+
+    for _ in range(5):
+        one_step()
+    spent = bench.seconds(one_step)
+    share = 12 * d / spent / bandwidth
+    name = f"residual += g, top-k 1 %, Rice, raw, d = {d / 1e6:g} M"
+    if small:
+        bench.report(f"{name}: time", 1e3 * spent, 0.4, "ms", bandwidth_share=share)
+    else:
+        bench.report(f"{name}: bytes that must move / time / copy bandwidth", share, 0.5, at_most=False, milliseconds=1e3 * spent)
+    total = torch.empty_like(residual)
+
+    def topk():
+        torch.add(residual, gradients[0], out=total)
+        _, indices = torch.topk(total.abs(), d // 100)
+        return indices.int(), total[indices]
+
+    plain = bench.seconds(topk)
+    bench.report(f"torch.topk + index/value cast / that, d = {d / 1e6:g} M", plain / spent, 10, at_most=False, topk_milliseconds=1e3 * plain)
+
+
+def bloom(bench, d):
+    """Insertion of 1 % and the universe scan of policy P0: a Bloom payload less one with raw indices."""
+    gradient = bench.gradient(d, 3)
+    times = []
+    for index in (dr.Bloom(fpr=1e-3, policy="p0"), dr.RawIndex()):
+        codec = dr.Codec(dr.TopK(0.01), index=index)
+        times.append(bench.seconds(lambda: encode(codec, dr.NoMemory(), gradient, ())))
+    scan = times[0] - times[1]
+    details = {"bloom_milliseconds": 1e3 * times[0], "raw_index_milliseconds": 1e3 * times[1]}
+    bench.report(f"Bloom insertion + scan, epsilon 1e-3, 1 %, d = {d / 1e6:g} M", d / max(scan, 1e-9) / 1e9, 50, "G elements/s", at_most=False, **details)
+
+
+def fit_poly(bench, count):
+    """FitPoly of values that are all sent, sort and order section included, less the same with raw values."""
+    values = bench.gradient(count, 4)
+    times = []
+    for value in (dr.FitPoly(), dr.RawValue()):
+        codec = dr.Codec(dr.NoneSparsifier(), value=value)
+        times.append(bench.seconds(lambda: encode(codec, dr.NoMemory(), values, ())))
+    details = {"whole_milliseconds": 1e3 * times[0], "raw_value_milliseconds": 1e3 * times[1]}
+    bench.report(f"FitPoly of {count / 1e6:g} M values", 1e3 * (times[0] - times[1]), 3, "ms", **details)
+
+
+def decode_sum(bench, d):
+    """Eight ranks' payloads into one tensor. Touched: the payloads, and every 32-byte sector of the sum that a payload meets, read and written."""
+    bandwidth = bench.copy_bandwidth(d)
+    payloads, sectors, useful = [], 0, 0
+    for rank in range(SUMMED):
+        gradient = bench.gradient(d, 10 + rank)
+        payloads.append(encode(COMPRESS, dr.NoMemory(), gradient, ()))
+        sent = torch.zeros(d, device=bench.device)
+        operators.checked(torch.ops.deepreduce.decode_sum_, sent, [payloads[-1]], 1.0)
+        places = sent.nonzero().flatten()
+        useful += 8 * places.numel()
+        sectors += 2 * SECTOR * torch.unique_consecutive(places // (SECTOR // 4)).numel()
+        del gradient, sent, places
+    payload_bytes = sum(payload.numel() for payload in payloads)
+    out, fields = torch.zeros(d, device=bench.device), COMPRESS.fields(dr.NoMemory())
+    spent = bench.seconds(lambda: operators.checked(torch.ops.deepreduce.decode_sum_, out, payloads, 0.125, fields))
+    share = (payload_bytes + sectors) / spent / bandwidth
+    details = {"milliseconds": 1e3 * spent, "payload_bytes": payload_bytes, "share_of_useful_bytes": (payload_bytes + useful) / spent / bandwidth}
+    bench.report(f"decode-and-sum of {SUMMED} payloads, d = {d / 1e6:g} M: bytes touched / time / copy bandwidth", share, 0.3, at_most=False, **details)
+
+
+def draw(rows, path):
+    """Value / target of every row that has one; better to the right. Returns why there is no plot, or None."""
+    try:
+        import matplotlib
+    except ImportError:
+        return "matplotlib is not installed"
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plot
+
+    rows = [one for one in rows if one["target"] is not None]
+    ratios = [one["target"] / one["value"] if one["at_most"] else one["value"] / one["target"] for one in rows]
+    figure, axes = plot.subplots(figsize=(10, 0.6 * len(rows) + 1.5))
+    axes.barh([one["what"] for one in rows], ratios, color=["tab:green" if one["met"] else "tab:red" for one in rows])
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xscale("log")
+    axes.invert_yaxis()
+    axes.set_xlabel(f"times better than the target, {rows[0]['device']}")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    return None
+
+
+def measure(bench, elements, large, values):
+    parts = [
+        ("compress", lambda: compress(bench, elements, True)), ("compress", lambda: compress(bench, large, False)), ("Bloom", lambda: bloom(bench, large)),
+        ("FitPoly", lambda: fit_poly(bench, values)), ("decode-and-sum", lambda: decode_sum(bench, large)),
+    ]  # fmt: skip
+    missing = []
+    for name, part in parts:
+        try:
+            part()
+        except torch.cuda.OutOfMemoryError as error:
+            missing.append(f"{name}: {str(error).splitlines()[0]}")
+        if bench.cuda:
+            torch.cuda.empty_cache()
+    return missing
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--elements", type=int, help="all sizes the same, for a rehearsal")
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "results" / "gpu.json")
+    arguments = parser.parse_args()
+    sizes = (RESNET50, LARGE, VALUES) if arguments.elements is None else (arguments.elements,) * 3
+    bench = Bench(arguments.device, arguments.repeats)
+    missing = measure(bench, *sizes)
+    arguments.output.parent.mkdir(exist_ok=True)
+    arguments.output.write_text(json.dumps(bench.rows, indent=1) + "\n")
+    reason = draw(bench.rows, arguments.output.with_suffix(".png"))
+    if reason is not None:
+        print(f"no plot: {reason}")
+    missed = sum(one["met"] is False for one in bench.rows)
+    print(f"{missed} of {sum(one['met'] is not None for one in bench.rows)} targets missed; {arguments.output}")
+    for one in missing:
+        print(f"NOT MEASURED  {one}")
+    sys.exit(1 if missing else 0)
+
+
+if __name__ == "__main__":
+    main()
