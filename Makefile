@@ -13,7 +13,7 @@ SLOW := -m ''
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test bench bench-hosts asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test bench bench-hosts gpu-check asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
@@ -24,6 +24,7 @@ help:
 	@echo 'make test       set-up, then all tests (the slow ones if CI=true)     5 to 10 min after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
+	@echo 'make gpu-check  CUDA operators: build, byte-equality, sanitizer, speed   5 min, needs a GPU, nvcc and a PyTorch with CUDA (PYTHON=)'
 	@echo 'make asan       corruption tests under Address- and UBSanitizer       2 min'
 	@echo 'make fuzz       libFuzzer on the decoder for FUZZ_SECONDS=60          2 min, needs clang'
 	@echo 'make clean      removes what was built here; distclean removes .venv too (the cache stays)'
@@ -58,6 +59,10 @@ bench-hosts: python
 	@$(PYTHON) scripts/preflight.py --hosts
 	@$(MAKE) --no-print-directory setup
 	$(WITH_VENV) python benchmarks/hosts.py $(BENCH_HOSTS_OPTIONS)
+
+# with the PyTorch of PYTHON, not that of .venv, which has no CUDA; GPU_CHECK_OPTIONS=--dry-run does what can be done without a GPU
+gpu-check:
+	@$(or $(PYTHON),python3) scripts/gpu_check.py $(GPU_CHECK_OPTIONS)
 
 # The native harnesses: a main() in tests/native/corruption.cc that takes no arguments and exits 0 when all is well, and
 # LLVMFuzzerTestOneInput in tests/native/fuzz_decode.cc. Both include "deepreduce.h" and are linked with the whole core.

@@ -37,7 +37,7 @@ CUDA_TORCH_OPS = TORCH_OPS / "cuda"
 # why nothing here asks for -march=native: the core chooses its SIMD level when it runs.
 COMMON_FLAGS = "-O3 -g1 -fPIC -ffp-contract=off -fno-fast-math -fvisibility=hidden -Wall -Wextra".split()
 # The same rules on the device. -lineinfo lets tools name the line of a kernel; it costs no speed.
-CUDA_FLAGS = "-O3 --fmad=false -std=c++17 -lineinfo -Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden".split()
+CUDA_FLAGS = "-O3 -std=c++17 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true -lineinfo -Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden".split()
 CUDA_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")
 
 # Prints what a torch op library needs; does not import torch.utils.cpp_extension, which needs setuptools to be there.

@@ -63,7 +63,7 @@ class Bench:
     def report(self, what, value, target=None, unit="ratio", at_most=True, **details):
         self.rows.append(row(what, value, target, unit, at_most, device=self.name, **details))
         last = self.rows[-1]
-        verdict = "" if last["met"] is None else "met" if last["met"] else "MISSED"
+        verdict = "rehearsed" if not self.cuda else "" if last["met"] is None else "met" if last["met"] else "MISSED"
         bound = "" if target is None else f"{'≤' if at_most else '≥'} {target:g}"
         print(f"{what:<76}{value:>12.4f}  {bound:<8}{unit:<20}{verdict}", flush=True)
 
@@ -213,8 +213,9 @@ def main():
     reason = draw(bench.rows, arguments.output.with_suffix(".png"))
     if reason is not None:
         print(f"no plot: {reason}")
-    missed = sum(one["met"] is False for one in bench.rows)
-    print(f"{missed} of {sum(one['met'] is not None for one in bench.rows)} targets missed; {arguments.output}")
+    if bench.cuda:
+        missed = sum(one["met"] is False for one in bench.rows)
+        print(f"{missed} of {sum(one['met'] is not None for one in bench.rows)} targets missed; {arguments.output}")
     for one in missing:
         print(f"NOT MEASURED  {one}")
     sys.exit(1 if missing else 0)

@@ -1,0 +1,188 @@
+"""One command for a machine with a GPU, nvcc and a PyTorch with CUDA: builds, compares byte by byte, runs the sanitizer, measures. No network.
+
+    make gpu-check                      about 5 minutes with 16 cores, a third of it compiling
+    python scripts/gpu_check.py --dry-run    without a GPU: compiles everything, rehearses the scripts on the host, says what was not run
+
+Runs with the Python that it is started with (make gpu-check PYTHON=...), against the PyTorch that is there. Writes results/gpu.json and gpu.png.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import build_cuda  # noqa: E402
+
+#: what a build takes, by the name that Python imports
+MODULES = ("torch", "numpy", "setuptools")
+#: a sanitizer that cannot work on this machine says so in one of these ways; that is no failure of what it looks at
+UNSUPPORTED = ("Device not supported", "LibraryNotLoaded", "Unable to find injection library", "Operation not permitted", "not supported on")
+SANITIZER_SECONDS = 120
+
+
+class Stop(Exception):
+    """The check cannot go on, or found what is wrong."""
+
+
+def say(message):
+    print(f"[gpu-check] {message}", flush=True)
+
+
+@contextlib.contextmanager
+def part(title, expected):
+    say(f"{title} ({expected})")
+    started = time.perf_counter()
+    yield
+    say(f"{title}: {time.perf_counter() - started:.0f} s")
+
+
+def run(*command, timeout=None, **environment):
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
+    return subprocess.run(list(map(str, command)), cwd=ROOT, env=variables, timeout=timeout, check=False)
+
+
+def expect_success(what, finished):
+    if finished.returncode != 0:
+        raise Stop(f"{what}: expected exit status 0, got {finished.returncode}")
+
+
+def expect_modules():
+    missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Stop(f"expected the modules {', '.join(MODULES)} in {sys.executable}, got no {', '.join(missing)}; name another with make gpu-check PYTHON=...")
+
+
+def gpu():
+    """(name, architecture such as "9.0", PyTorch's CUDA version) of the first GPU; Stop when there is none."""
+    import torch
+
+    if torch.version.cuda is None:
+        raise Stop(f"expected a PyTorch with CUDA, got {torch.__version__}; --dry-run does what can be done without")
+    if not torch.cuda.is_available():
+        raise Stop(f"expected a GPU that PyTorch {torch.__version__} can use, got none; --dry-run does what can be done without")
+    major, minor = torch.cuda.get_device_capability(0)
+    return torch.cuda.get_device_name(0), f"{major}.{minor}", torch.version.cuda
+
+
+def build(architecture):
+    if build_cuda.find_nvcc() is None:
+        raise Stop("expected nvcc in $CUDACXX, $CUDA_HOME/bin, PATH or /usr/local/cuda/bin, got none")
+    expect_success(
+        "build",
+        run(
+            sys.executable, "setup.py", "-q", "build_ext", "--inplace", DEEPREDUCE_WITH_CUDA="1", DEEPREDUCE_WITH_PYTORCH="1",
+            DEEPREDUCE_WITHOUT_TENSORFLOW="1", DEEPREDUCE_CUDA_ARCHITECTURES=architecture,
+        ),
+    )  # fmt: skip
+
+
+def sanitize(tool):
+    """Runs the small comparisons under compute-sanitizer; returns why it was not run, or None."""
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if sanitizer is None:
+        return "compute-sanitizer is not installed"
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "99", "--launch-timeout", "60", sys.executable, "scripts/gpu_equality.py", "--small"]
+    # PyTorch's cache would hide what lies outside of an allocation
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=SANITIZER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it did not end within {SANITIZER_SECONDS} s"
+    output = done.stdout + done.stderr
+    unsupported = next((line.strip() for line in output.splitlines() if any(words in line for words in UNSUPPORTED)), None)
+    if unsupported is not None:
+        return f"it does not work on this machine: {unsupported}"
+    print(output[-3000:], flush=True)
+    expect_success(f"compute-sanitizer {tool}", done)
+    return None
+
+
+def ranks():
+    """Two ranks on this GPU against two on the host; returns why they were not run, or None."""
+    if importlib.util.find_spec("horovod") is None:
+        return "Horovod is not installed"
+    launcher = pathlib.Path(sys.executable).with_name("horovodrun")
+    if not launcher.exists():
+        return f"there is no {launcher}"
+    expect_success("two ranks", run(launcher, "-np", 2, sys.executable, "scripts/gpu_ranks.py", timeout=180))
+    return None
+
+
+def check():
+    expect_modules()
+    name, architecture, cuda = gpu()
+    say(f"{name}, architecture {architecture}, CUDA {cuda}, {os.cpu_count()} cores")
+    not_run = []
+    with part(f"building for architecture {architecture}", "1 to 2 minutes with 16 cores, the first time"):
+        build(architecture)
+    with part("comparing the GPU with the host byte by byte, on random inputs", "about 1 minute"):
+        expect_success("comparison", run(sys.executable, "scripts/gpu_equality.py"))
+    for tool in ("memcheck", "racecheck"):
+        with part(f"compute-sanitizer {tool} on small inputs", f"at most {SANITIZER_SECONDS} s"):
+            reason = sanitize(tool)
+        if reason is not None:
+            not_run.append(f"compute-sanitizer {tool}: {reason}")
+    with part("two ranks on this GPU against two on the host", "half a minute"):
+        reason = ranks()
+    if reason is not None:
+        not_run.append(f"two ranks under Horovod: {reason}")
+    with part("measuring", "1 minute"):
+        expect_success("benchmark", run(sys.executable, "benchmarks/gpu.py"))
+    return not_run
+
+
+def dry_run(architectures):
+    """What a machine without a GPU can do."""
+    expect_modules()
+    not_run = []
+    if build_cuda.find_nvcc() is None:
+        not_run.append("compiling the CUDA sources: there is no nvcc")
+    else:
+        with part(f"compiling every kernel with nvcc for {' '.join(architectures)}", "minutes on few cores"):
+            options = ("--architectures", *architectures, "--folder", "build/cuda_check")
+            expect_success("kernels", run(sys.executable, "scripts/build_cuda.py", *options))
+        with part("compiling the operators against PyTorch's headers", "half a minute"):
+            expect_success("operators", run(sys.executable, "scripts/check_cuda_operators.py"))
+    if not list((ROOT / "deepreduce_hvd").glob("_torch_ops.so")):
+        not_run.append("rehearsing the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)")
+    else:
+        with part("rehearsing the comparison on the host, which proves nothing of the GPU", "a minute"):
+            expect_success("comparison", run(sys.executable, "scripts/gpu_equality.py", "--small", "--device", "cpu"))
+        with tempfile.TemporaryDirectory() as scratch, part("rehearsing the measurements on the host, whose figures mean nothing", "some seconds"):
+            options = ("--device", "cpu", "--elements", 100_000, "--repeats", 1, "--output", pathlib.Path(scratch) / "gpu.json")
+            expect_success("benchmark", run(sys.executable, "benchmarks/gpu.py", *options))
+    not_run += [
+        "linking and loading the CUDA operators", "byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck",
+        "two ranks on one GPU", "every measurement on a GPU; results/gpu.json and gpu.png are as they were",
+    ]  # fmt: skip
+    return not_run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="what can be done without a GPU")
+    parser.add_argument("--architectures", nargs="+", default=["9.0"], help="that a dry run compiles for")
+    arguments = parser.parse_args()
+    started = time.perf_counter()
+    try:
+        not_run = dry_run(arguments.architectures) if arguments.dry_run else check()
+    except (Stop, subprocess.TimeoutExpired) as stop:
+        say(f"FAILED: {stop}")
+        return 1
+    for what in not_run:
+        say(f"NOT RUN: {what}")
+    say(f"{'dry run' if arguments.dry_run else 'all that was run passed'}: {time.perf_counter() - started:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

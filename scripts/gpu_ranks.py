@@ -1,0 +1,66 @@
+"""Two ranks on one GPU, under horovodrun: gradients and residuals are those of the same training on the host, bit for bit.
+
+The loss is a sum of parameters times numbers that are drawn on the host, so that both kinds of backward pass make the same gradients.
+"""
+
+import sys
+import warnings
+
+import horovod.torch as hvd
+import torch
+
+import deepreduce_hvd as dr
+
+STEPS = 4
+SHAPES = {"first": (300, 200), "second": (200, 70), "bias": (70,)}
+CODECS = {
+    "Rice, raw": dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.RawValue()),
+    "recommended": dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.QSGD(bits=4)),
+    "Bloom P2, FitPoly": dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.02), value=dr.FitPoly()),
+    "Deflate, which stays on the host": dr.Codec(dr.TopK(0.05), value=dr.Deflate()),
+}
+
+
+def train(device, codec):
+    """{name: [gradient of each step as all ranks get it]}, {name: residual at the end}."""
+    parameters = {name: torch.nn.Parameter(torch.zeros(shape, device=device)) for name, shape in SHAPES.items()}
+    compressor = dr.Compressor(codec, parameters=parameters.items(), dense_below=0, bucket_bytes=100_000)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters.values(), lr=0.1), named_parameters=parameters.items(), compression=compressor
+    )
+    arrived = {name: [] for name in SHAPES}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        random = torch.Generator().manual_seed(1000 * step + hvd.rank())
+        loss = sum((parameter * torch.randn(parameter.shape, generator=random).to(device)).sum() for parameter in parameters.values())
+        loss.backward()
+        optimizer.synchronize()
+        for name, parameter in parameters.items():
+            arrived[name].append(parameter.grad.detach().cpu().clone())
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return arrived, {name: kept["memory"] for name, kept in compressor.state_dict()["parameters"].items()}
+
+
+def main():
+    hvd.init()
+    for name, codec in CODECS.items():
+        with warnings.catch_warnings(record=True) as noticed:
+            warnings.simplefilter("always")
+            on_device, kept_on_device = train(torch.device("cuda:0"), codec)
+        through_host = [str(one.message) for one in noticed if "compressed on the host" in str(one.message)]
+        if len(through_host) != ("host" in name):
+            raise SystemExit(f"{name}: expected {'one notice' if 'host' in name else 'no notice'} of the host's path, got {through_host}")
+        on_host, kept_on_host = train(torch.device("cpu"), codec)
+        for parameter in SHAPES:
+            for step, (one, other) in enumerate(zip(on_device[parameter], on_host[parameter])):
+                if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
+                    raise SystemExit(f"{name}: expected {parameter}'s gradient of step {step} as on the host, got another")
+            if not torch.equal(kept_on_device[parameter]["residual"], kept_on_host[parameter]["residual"]):
+                raise SystemExit(f"{name}: expected {parameter}'s residual as on the host, got another")
+        if hvd.rank() == 0:
+            print(f"{name}: {STEPS} steps on two ranks, the same bits on cuda:0 and on the host", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
