@@ -1,0 +1,113 @@
+// A CUDA device that is not there, for tests: tensors of device "cuda" whose memory is the host's, in a PyTorch without CUDA. What is allocated is
+// filled with 0xA5. PyTorch's own operators run on the host, on copies; the package's CUDA operators run under the emulator.
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/FakeGuardImpl.h>
+#include <torch/library.h>
+
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+const c10::Device kDevice(c10::kCUDA, 0);
+
+c10::DataPtr poisoned(size_t bytes, c10::Device device) {
+  void* memory = std::aligned_alloc(512, (bytes + 511) / 512 * 512 + 512);
+  std::memset(memory, 0xA5, bytes);
+  return {memory, memory, &std::free, device};
+}
+
+struct DeviceMemory final : c10::Allocator {
+  c10::DataPtr allocate(size_t bytes) override { return poisoned(bytes, kDevice); }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+} device_memory;
+
+struct PinnedMemory final : at::HostAllocator {
+  c10::DataPtr allocate(size_t bytes) override { return poisoned(bytes, c10::Device(c10::kCPU)); }
+  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  bool record_event(void*, void*, c10::Stream) override { return true; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+} pinned_memory;
+
+struct Hooks final : at::CUDAHooksInterface {
+  explicit Hooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isPinnedPtr(const void*) const override { return false; }
+  at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
+  c10::Device getDeviceFromPtr(void*) const override { return kDevice; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  int getNumGPUs() const override { return 1; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+};
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+}
+
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
+                 std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                   at::dtype_or_default(dtype), format);
+}
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                         std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_memory,
+                                           c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
+}
+at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
+  on_host(to).copy_(on_host(from));
+  return to;
+}
+at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  TORCH_CHECK(to.sizes() == from.sizes(), "the pretended device: expected the size of ", to.sizes(), ", got ", from.sizes());
+  on_host(to).copy_(on_host(from));
+  return to;
+}
+at::Tensor& set_zero(at::Tensor& tensor) {
+  on_host(tensor).zero_();
+  return tensor;
+}
+at::Tensor as_strided(const at::Tensor& tensor, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+  return at::native::as_strided_tensorimpl(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                           offset.has_value() ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
+}
+at::Tensor view(const at::Tensor& tensor, c10::SymIntArrayRef size) { return at::native::view(tensor, C10_AS_INTARRAYREF_SLOW(size)); }
+at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+}
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+
+}  // namespace
+
+namespace at {
+REGISTER_CUDA_HOOKS(Hooks);
+REGISTER_HOST_ALLOCATOR(at::kCUDA, &pinned_memory)
+}
+namespace c10::impl {
+C10_REGISTER_GUARD_IMPL(CUDA, FakeGuardImpl<DeviceType::CUDA>);
+}
+
+TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("copy_", &copy);
+  library.impl("_copy_from_and_resize", &copy_and_resize);
+  library.impl("zero_", &set_zero);
+  library.impl("as_strided", &as_strided);
+  library.impl("view", &view);
+  library.impl("_reshape_alias", &reshape_alias);
+}

@@ -1,0 +1,17 @@
+"""Runs a script in a process that has the pretended CUDA device: run.py FOLDER SCRIPT ARGUMENTS... (device.py says what FOLDER holds)."""
+
+import runpy
+import sys
+
+folder, script, *arguments = sys.argv[1:]
+sys.path.insert(0, folder)
+
+from device import install  # noqa: E402
+
+install(folder)
+
+import deepreduce_hvd.torch  # noqa: E402
+
+assert deepreduce_hvd.torch.HAS_CUDA_OPERATORS and deepreduce_hvd.__file__.startswith(folder)
+sys.argv = [script, *arguments]
+runpy.run_path(script, run_name="__main__")
