@@ -268,7 +268,7 @@ def compile_all(sources, folder, flags, command=None):
 
 
 def core_library(folder):
-    sources = sorted(path for path in CORE.rglob("*.cc") if path != BINDING and CUDA_CORE not in path.parents)
+    sources = sorted(path for path in CORE.rglob("*.cc") if path != BINDING)
     objects = compile_all(sources, folder / "core", [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}"])
     library = folder / "libdeepreduce_core.a"
     # "s" writes the index that linkers look symbols up in; a fresh archive each time, so that no removed file lingers

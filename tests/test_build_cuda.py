@@ -43,7 +43,6 @@ def machine(package, tmp_path_factory):  # noqa: F811
     """The small package with kernels and operators, and what installs a PyTorch and an nvcc of the version asked for."""
     for name, text in {
         "deepreduce_hvd/csrc/cuda/kernel.cu": KERNEL,
-        "deepreduce_hvd/csrc/cuda/emulation/scheduler.cc": "#error only for tests\n",
         "torch_ops/ops.cc": "int ops() { return 1; }\n",
         "torch_ops/cuda/ops.cc": '#include <runtime.h>\nint cuda_ops() { return RUNTIME; }\n',
     }.items():

@@ -41,9 +41,11 @@ struct PinnedMemory final : at::HostAllocator {
   void reset_peak_stats() override {}
 } pinned_memory;
 
-struct Hooks final : at::CUDAHooksInterface {
-  explicit Hooks(at::CUDAHooksArgs) {}
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override {}
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
   bool isPinnedPtr(const void*) const override { return false; }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
@@ -80,6 +82,11 @@ at::Tensor& set_zero(at::Tensor& tensor) {
   on_host(tensor).zero_();
   return tensor;
 }
+at::Tensor& set_tensor(at::Tensor& tensor, const at::Tensor& source) {
+  tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(source.storage());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
+  return tensor;
+}
 at::Tensor as_strided(const at::Tensor& tensor, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
   return at::native::as_strided_tensorimpl(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
                                            offset.has_value() ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
@@ -93,7 +100,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::nat
 }  // namespace
 
 namespace at {
-REGISTER_CUDA_HOOKS(Hooks);
+REGISTER_CUDA_HOOKS(CUDAHooks);
 REGISTER_HOST_ALLOCATOR(at::kCUDA, &pinned_memory)
 }
 namespace c10::impl {
@@ -107,6 +114,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("copy_", &copy);
   library.impl("_copy_from_and_resize", &copy_and_resize);
   library.impl("zero_", &set_zero);
+  library.impl("set_.source_Tensor", &set_tensor);
   library.impl("as_strided", &as_strided);
   library.impl("view", &view);
   library.impl("_reshape_alias", &reshape_alias);

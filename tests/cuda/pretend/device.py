@@ -46,7 +46,7 @@ def package(folder):
         made = list(pool.map(compile_one, [pathlib.Path("torch_ops/ops.cc"), pathlib.Path("torch_ops/cuda/ops.cc"), *core]))
         pretended = pool.submit(compile_one, (HERE / "device.cc").relative_to(ROOT)).result()
     # of the kernels and the emulator
-    made += [str(ROOT / "build/cuda_emulation" / f"{'_'.join(path.relative_to(ROOT).parts)}.o") for path in emulation.sources() if "cuda" in path.relative_to(ROOT).parts[:3]]
+    made += [str(ROOT / "build/cuda_emulation" / f"{'_'.join(path.relative_to(ROOT).parts)}.o") for path in emulation.sources() if path.suffix == ".cu" or path.name == "scheduler.cc"]
     links = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-lz"]
     home = pathlib.Path(folder) / "deepreduce_hvd"
     home.mkdir()

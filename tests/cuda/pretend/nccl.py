@@ -1,0 +1,37 @@
+"""scripts/gpu_ranks.py as under a Horovod built with NCCL: payloads go from the device to the collective, which here takes them through the host."""
+
+import pathlib
+import runpy
+
+import horovod.torch as hvd
+import torch
+
+from deepreduce_hvd import _torch_device, _torch_transport
+
+hvd.nccl_built = lambda: True
+on_device = []
+_started = _torch_transport.hvd.allgather_async
+
+
+class _Horovod:
+    def __getattr__(self, name):
+        return getattr(hvd, name)
+
+    def allgather_async(self, tensor, **options):
+        on_device.append(tensor.is_cuda)
+        return _started(tensor.cpu(), **options), tensor.device
+
+    def synchronize(self, handle):
+        started, device = handle if isinstance(handle, tuple) else (handle, None)
+        result = hvd.synchronize(started)
+        return result if device is None else result.to(device)
+
+    def poll(self, handle):
+        return hvd.poll(handle[0] if isinstance(handle, tuple) else handle)
+
+
+_torch_transport.hvd = _Horovod()
+assert _torch_device.hvd.nccl_built()
+runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"), run_name="__main__")
+assert True in on_device and False in on_device, "expected payloads on the device and headers on the host"
+print("payloads on the device", torch.device("cuda"))

@@ -1,0 +1,53 @@
+"""The PyTorch operators for CUDA and the adapter's path on the device, on a pretended device: all of them but the GPU, its streams and NCCL."""
+
+import importlib.util
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE / "pretend"), str(ROOT / "tests" / "parallel")]
+
+import device  # noqa: E402
+from launch import horovodrun  # noqa: E402
+
+pytestmark = pytest.mark.slow  # PyTorch's headers take a minute to compile
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
+    import torch
+
+    if torch.version.cuda is not None or not torch.__version__.startswith("2.13."):
+        pytest.skip(f"the pretended device is written for PyTorch 2.13 without CUDA, here is {torch.__version__}")
+    return device.package(tmp_path_factory.mktemp("pretended"))
+
+
+def run(folder, script, *arguments):
+    command = [sys.executable, HERE / "pretend" / "run.py", folder, script, *map(str, arguments)]
+    return subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True)
+
+
+def test_same_bytes_as_the_host(folder):
+    done = run(folder, "scripts/gpu_equality.py", "--small", "--device", "cuda:0")
+    assert done.returncode == 0 and " 0 differ" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("script", ["scripts/gpu_ranks.py", "tests/cuda/pretend/nccl.py"])
+def test_two_ranks_train_as_on_the_host(folder, script):
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+    done = horovodrun(2, HERE / "pretend" / "run.py", folder, ROOT / script)
+    assert done.returncode == 0, done.stdout[-5000:]
+    for words in ("raw: 4 steps on 2 ranks, compressed on the GPU", "Bitmap, half: 4 steps on 2 ranks, compressed on the GPU", "Deflate: 4 steps on 2 ranks, compressed through the host"):
+        assert words in done.stdout, done.stdout[-5000:]
+
+
+def test_errors_come_by_their_cause(folder):
+    done = run(folder, HERE / "pretend" / "failures.py")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
