@@ -26,7 +26,7 @@ import build_cuda  # noqa: E402
 MODULES = ("torch", "numpy", "setuptools")
 #: a sanitizer that cannot work on this machine says so in one of these ways; that is no failure of what it looks at
 UNSUPPORTED = ("Device not supported", "LibraryNotLoaded", "Unable to find injection library", "Operation not permitted", "not supported on")
-SANITIZER_SECONDS = 120
+SANITIZER_SECONDS = 90
 
 
 class Stop(Exception):
@@ -113,7 +113,7 @@ def ranks():
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
     if not launcher.exists():
         return f"there is no {launcher}"
-    expect_success("two ranks", run(launcher, "-np", 2, sys.executable, "scripts/gpu_ranks.py", timeout=180))
+    expect_success("two ranks", run(launcher, "-np", 2, sys.executable, "scripts/gpu_ranks.py", timeout=90))
     return None
 
 

@@ -46,6 +46,7 @@ def test_two_ranks_train_as_on_the_host(folder, script):
     assert done.returncode == 0, done.stdout[-5000:]
     for words in ("raw: 4 steps on 2 ranks, compressed on the GPU", "Bitmap, half: 4 steps on 2 ranks, compressed on the GPU", "Deflate: 4 steps on 2 ranks, compressed through the host"):
         assert words in done.stdout, done.stdout[-5000:]
+    assert ("payloads went from the device to the collective" in done.stdout) == (script != "scripts/gpu_ranks.py")
 
 
 def test_errors_come_by_their_cause(folder):
