@@ -1,0 +1,76 @@
+"""make gpu-check on a machine without a GPU: what it refuses, and its dry run."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import build_cuda  # noqa: E402
+import gpu_check  # noqa: E402
+
+
+def check(*options):
+    return subprocess.run([sys.executable, "scripts/gpu_check.py", *options], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_fails_and_says_why():
+    done = check()
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    expected = f"got {torch.__version__}" if torch.version.cuda is None else "expected a GPU that PyTorch"
+    assert "[gpu-check] FAILED: expected" in done.stdout and expected in done.stdout and "--dry-run does what can be done without" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
+    done = check("--dry-run")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    if build_cuda.find_nvcc() is None:
+        assert "NOT RUN: compiling the CUDA sources: there is no nvcc" in done.stdout
+    else:
+        assert f"{len(build_cuda.sources())} objects for 9.0 in build/cuda_check" in done.stdout
+        assert "torch_ops/cuda/ops.cc: compiles" in done.stdout
+    assert " 0 differ" in done.stdout and "decode-and-sum of 8 payloads" in done.stdout
+    for words in ("byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck", "every measurement on a GPU"):
+        assert f"NOT RUN: {words}" in done.stdout
+
+
+def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):
+    sanitizer = tmp_path / "compute-sanitizer"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def answers(text, status):
+        sanitizer.write_text(f"#!/bin/sh\necho '{text}'\nexit {status}\n")
+        sanitizer.chmod(0o755)
+
+    answers("========= Error: Device not supported. Please refer to the documentation", 1)
+    assert "it does not work on this machine: ========= Error: Device not supported" in gpu_check.sanitize("memcheck")
+    answers("========= ERROR SUMMARY: 0 errors", 0)
+    assert gpu_check.sanitize("memcheck") is None
+    answers("========= ERROR SUMMARY: 3 errors", 99)
+    with pytest.raises(gpu_check.Stop, match="compute-sanitizer memcheck: expected exit status 0, got 99"):
+        gpu_check.sanitize("memcheck")
+
+
+def test_a_difference_is_found():
+    """The comparison that a GPU will stand is no formality: one wrong bit in a payload, a residual or a sum shows."""
+    code = (
+        "import sys; sys.argv = ['gpu_equality.py', '--small', '--device', 'cpu', '--seed', '1']; sys.path.insert(0, 'scripts')\n"
+        "import gpu_equality\n"
+        "encode = gpu_equality.operators.encode_flat\n"
+        "def wrong(*arguments):\n"
+        "    payload = encode(*arguments)\n"
+        "    payload[-1] ^= 1\n"
+        "    return payload\n"
+        "gpu_equality.operators.encode_flat = wrong\n"
+        "gpu_equality.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
