@@ -8,6 +8,7 @@ Runs with the Python that it is started with (make gpu-check PYTHON=...), agains
 
 import argparse
 import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -24,6 +25,7 @@ import build_cuda  # noqa: E402
 
 #: what a build takes, by the name that Python imports
 MODULES = ("torch", "numpy", "setuptools")
+OLDEST_SETUPTOOLS = 77  # that understands pyproject.toml
 #: a sanitizer that cannot work on this machine says so in one of these ways; that is no failure of what it looks at
 UNSUPPORTED = ("Device not supported", "LibraryNotLoaded", "Unable to find injection library", "Operation not permitted", "not supported on")
 SANITIZER_SECONDS = 90
@@ -59,6 +61,9 @@ def expect_modules():
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise Stop(f"expected the modules {', '.join(MODULES)} in {sys.executable}, got no {', '.join(missing)}; name another with make gpu-check PYTHON=...")
+    version = importlib.metadata.version("setuptools")
+    if int(version.partition(".")[0]) < OLDEST_SETUPTOOLS:
+        raise Stop(f"expected setuptools of at least {OLDEST_SETUPTOOLS} in {sys.executable}, got {version}")
 
 
 def gpu():
