@@ -108,7 +108,7 @@ class CompressorStateHandler(StateHandler):
             warnings.warn(f"deepreduce_hvd: the rank before this one was lost in the midst of a commit; {found}", stacklevel=2)
         for copy in [copies[number]] if number in copies else list(copies.values())[:1]:
             for part, kept in zip(self._parts(), copy.split([part.numel() for part in self._parts()])):
-                part.add_(kept)
+                part.add_(kept.to(part.device))
 
     def _parts(self):
         return [part for slot in self._session.slots.values() for part in slot.state]
@@ -116,7 +116,7 @@ class CompressorStateHandler(StateHandler):
     def _from_the_rank_before(self):
         """The memory of the rank before this one, while the next one gets this one's."""
         parts = self._parts()
-        own = torch.cat(parts) if parts else torch.zeros(0)
+        own = torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
         splits = torch.zeros(hvd.size(), dtype=torch.int32)
         splits[(hvd.rank() + 1) % hvd.size()] = own.numel()
         received, _ = hvd.alltoall(own, splits, name="deepreduce.elastic.copies")
