@@ -182,6 +182,18 @@ dr_codec codec_of_payload(const at::Tensor& header) {
   return codec;
 }
 
+// Payloads of one codec. What the device leaves to the host (a Bloom filter of settings that it was not told) is decoded there, in its turn.
+void decode_sum_alike(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale, const dr_codec& codec) {
+  for (size_t first = 0; first < payloads.size();) {
+    const std::vector<at::Tensor> rest(payloads.begin() + static_cast<std::ptrdiff_t>(first), payloads.end());
+    const at::Tensor result = to_host({start_decode_sum(out, DevicePayloads(rest, out.device()), scale, codec)})[0];
+    const dr_cuda_result found = as_result(result);
+    if (found.status != DR_UNKNOWN_CODEC) return raise_failure(result);
+    decode_sum_on_host(out, {rest[found.payload]}, scale);
+    first += found.payload + 1;
+  }
+}
+
 // Payloads whose codecs only they know: their headers are read first. Runs of one codec are summed together, in the order given.
 void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale) {
   std::vector<at::Tensor> starts;
@@ -200,7 +212,7 @@ void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& pa
     if (dr_cuda_supports(&codec) == 0) {
       decode_sum_on_host(out, run, scale);
     } else {
-      raise_failure(to_host({start_decode_sum(out, DevicePayloads(run, out.device()), scale, codec)})[0]);
+      decode_sum_alike(out, run, scale, codec);
     }
   }
 }
@@ -219,7 +231,7 @@ void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double
   const c10::cuda::CUDAGuard guard(out.device());
   state_data(out, out.numel(), out.device(), "out");
   if (codec_fields.has_value() && supports(*codec_fields)) {
-    raise_failure(to_host({start_decode_sum_(out, payloads, scale, *codec_fields)})[0]);
+    decode_sum_alike(out, payloads, scale, codec_of(*codec_fields));
   } else {
     decode_sum_unknown(out, payloads, scale);
   }
