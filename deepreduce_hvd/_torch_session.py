@@ -239,7 +239,7 @@ class Session:
                 if other.exchange is None:
                     self._start(other)
         exchange = flight.exchange
-        for moving in list(self._moving):
+        for moving in list(self._moving):  # all of them now, asleep: between two results Horovod's own wait would spin
             moving.wait(self._moving)
         total = exchange.finish()
         started = time.perf_counter()

@@ -40,3 +40,17 @@ def report_of(processes, script, directory):
         for name, outcome in json.loads(path.read_text()).items():
             reports.setdefault(name, {})[rank] = outcome
     return reports
+
+
+class Reports:
+    """What a worker's scenarios came to, {scenario: {rank: None or traceback}}, by number of ranks; a job runs when it is first asked for."""
+
+    def __init__(self, script, directory):
+        self._script = script
+        self._directory = directory
+        self._known = {}
+
+    def __getitem__(self, processes):
+        if processes not in self._known:
+            self._known[processes] = report_of(processes, self._script, self._directory)
+        return self._known[processes]

@@ -8,19 +8,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch import report_of, scenarios  # noqa: E402
+from launch import Reports, scenarios  # noqa: E402
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("tensorflow_communicators")
-    return {processes: report_of(processes, "tensorflow_communicators.py", directory) for processes in (2, 3)}
+    return Reports("tensorflow_communicators.py", tmp_path_factory.mktemp("tensorflow_communicators"))
 
 
 @pytest.mark.parametrize("scenario", scenarios("tensorflow_communicators.py"))
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_scenario(reports, processes, scenario):
     failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
     assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())

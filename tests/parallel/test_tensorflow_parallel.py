@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch import horovodrun, report_of, scenarios  # noqa: E402
+from launch import Reports, horovodrun, scenarios  # noqa: E402
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 
@@ -17,12 +17,11 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
     """Both jobs in one directory, so that each finds the states that the other saved."""
-    directory = tmp_path_factory.mktemp("tensorflow_ranks")
-    return {processes: report_of(processes, "tensorflow_scenarios.py", directory) for processes in (2, 3)}
+    return Reports("tensorflow_scenarios.py", tmp_path_factory.mktemp("tensorflow_ranks"))
 
 
 @pytest.mark.parametrize("scenario", scenarios("tensorflow_scenarios.py"))
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_scenario(reports, processes, scenario):
     failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
     assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
@@ -32,14 +31,14 @@ def test_scenario(reports, processes, scenario):
     ("failure", "message"),
     [
         ("a_codec_fails_on_one_rank", r"parameter kernel\d: rank 1: InvalidArgument: values: expected good ones, got others"),
-        ("slices_out_of_range_on_one_rank", r"parameter table: rank 1: slices: expected indices of 0 to 999, got 1000"),
+        pytest.param("slices_out_of_range_on_one_rank", r"parameter table: rank 1: slices: expected indices of 0 to 999, got 1000", marks=pytest.mark.slow),
         ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
-        ("other_process_set", r"expected Horovod to sum or average over the"),
-        ("min_as_the_operation", r"expected Horovod to sum or average"),
-        ("adasum", r"[Aa]dasum|expected Horovod to sum or average"),
+        pytest.param("other_process_set", r"expected Horovod to sum or average over the", marks=pytest.mark.slow),
+        pytest.param("min_as_the_operation", r"expected Horovod to sum or average", marks=pytest.mark.slow),
+        pytest.param("adasum", r"[Aa]dasum|expected Horovod to sum or average", marks=pytest.mark.slow),
         ("xla", r"expected a function without XLA, got one with jit_compile=True"),
-        ("unnamed_gradient", r"expected the gradient of one of the 4 named parameters, got a tensor of shape \(40, 3\)"),
-        ("unknown_shape", r"expected a gradient of known shape, got one of shape \(None, 16\), which could be that of a, b"),
+        pytest.param("unnamed_gradient", r"expected the gradient of one of the 4 named parameters, got a tensor of shape \(40, 3\)", marks=pytest.mark.slow),
+        pytest.param("unknown_shape", r"expected a gradient of known shape, got one of shape \(None, 16\), which could be that of a, b", marks=pytest.mark.slow),
     ],
 )
 def test_failure_ends_the_job_with_a_message_on_every_rank(failure, message):

@@ -7,17 +7,16 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch import report_of, scenarios  # noqa: E402
+from launch import Reports, scenarios  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("communicators")
-    return {processes: report_of(processes, "torch_communicators.py", directory) for processes in (2, 3, 4)}
+    return Reports("torch_communicators.py", tmp_path_factory.mktemp("communicators"))
 
 
 @pytest.mark.parametrize("scenario", scenarios("torch_communicators.py"))
-@pytest.mark.parametrize("processes", [2, 3, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_scenario(reports, processes, scenario):
     failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
     assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())

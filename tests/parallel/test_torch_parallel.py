@@ -8,19 +8,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch import horovodrun, report_of, scenarios  # noqa: E402
+from launch import Reports, horovodrun, scenarios  # noqa: E402
 
 
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
     """Both jobs in one directory, so that each finds the states that the other saved."""
-    directory = tmp_path_factory.mktemp("ranks")
-    return {processes: report_of(processes, "torch_scenarios.py", directory) for processes in (2, 3)}
+    return Reports("torch_scenarios.py", tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("scenario", scenarios("torch_scenarios.py"))
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_scenario(reports, processes, scenario):
     failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
     assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
@@ -31,13 +30,13 @@ def test_scenario(reports, processes, scenario):
     [
         ("bad_gradient_type_on_one_rank", r"rank 1: InvalidArgument: gradient: expected torch\.float32, .*, got torch\.complex64"),
         ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
-        ("other_k_in_rounds", r"expected the same compressor configuration on every rank"),
-        ("other_communicator_on_one_rank", r"expected the same compressor configuration on every rank"),
-        ("other_order_on_one_rank", r"expected the same compressor configuration on every rank"),
+        pytest.param("other_k_in_rounds", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
+        pytest.param("other_communicator_on_one_rank", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
+        pytest.param("other_order_on_one_rank", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
         ("adasum", r"expected a gradient, got a parameter, as op=Adasum"),
-        ("other_process_set", r"expected Horovod to sum or average over the 1 ranks of the compressor's process set"),
-        ("min_as_the_operation", r"expected Horovod to sum or average"),
-        ("unnamed_gradient", r"expected the gradient of one of the 6 named parameters"),
+        pytest.param("other_process_set", r"expected Horovod to sum or average over the 1 ranks of the compressor's process set", marks=pytest.mark.slow),
+        pytest.param("min_as_the_operation", r"expected Horovod to sum or average", marks=pytest.mark.slow),
+        pytest.param("unnamed_gradient", r"expected the gradient of one of the 6 named parameters", marks=pytest.mark.slow),
     ],
 )
 def test_failure_ends_the_job_with_a_message_on_every_rank(failure, message):
