@@ -19,6 +19,7 @@ from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.statistics import totals
 from deepreduce_hvd.torch import encode_flat
 
+_GRACE_SECONDS = 1.0
 #: PyTorch's types of gradients -> their codes in docs/format.md
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 
@@ -233,7 +234,11 @@ class Session:
                 self._round_void = True
             return tensor.to(pending.gradient.dtype)
         # first of all, since ranks that are configured differently may wait for each other in an exchange for ever
-        scale = wire.scale_of(slot.name, tensor.tolist(), self.transport.ranks, self.compressor.fingerprint)
+        try:
+            scale = wire.scale_of(slot.name, tensor.tolist(), self.transport.ranks, self.compressor.fingerprint)
+        except InvalidArgument:
+            time.sleep(_GRACE_SECONDS)  # this rank's end shuts Horovod down: the others come to the same check, and message, before
+            raise
         if flight.exchange is None:  # the round's gradients have all come; some of its bucket's parameters had none
             for other in self._flights.values():
                 if other.exchange is None:

@@ -117,8 +117,8 @@ int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
 // A notice; its bytes go to context->output.
 int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes);
 
-// What compress hands to Horovod's reduction, small enough for float32: one, the rank plus one, and the low and the high 16 bits of the
-// fingerprint of the compressor's configuration.
+// What compress hands to Horovod's reduction, exact in float32: one, the rank plus one, and the low and the high 16 bits of the fingerprint
+// of the compressor's configuration, divided by 65536.
 #define DR_PROBE_LENGTH 4
 void dr_make_probe(uint64_t rank, uint32_t fingerprint, double* probe);
 

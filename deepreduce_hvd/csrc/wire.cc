@@ -11,6 +11,8 @@ constexpr char kNoticeMagic[4] = {'D', 'R', 'E', 'R'};
 constexpr uint64_t kNoticeHeaderBytes = 8;  // the magic, the text's length
 constexpr uint64_t kLongestText = 4096;
 constexpr double kRounding = 2e-6;  // of a float32 sum over many ranks
+// Below one, so that ranks make the probes of two ranks differ in direction: Adasum averages what is all but parallel, and would pass for an average.
+constexpr double kFingerprintUnit = 1.0 / 65536;
 
 }  // namespace
 
@@ -38,8 +40,8 @@ void write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
 void make_probe(uint64_t rank, uint32_t fingerprint, double* probe) {
   probe[0] = 1.0;
   probe[1] = static_cast<double>(rank + 1);
-  probe[2] = static_cast<double>(fingerprint & 0xFFFF);
-  probe[3] = static_cast<double>(fingerprint >> 16);
+  probe[2] = (fingerprint & 0xFFFF) * kFingerprintUnit;
+  probe[3] = (fingerprint >> 16) * kFingerprintUnit;
 }
 
 double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint) {
@@ -49,7 +51,7 @@ double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_
     invalid_argument("expected Horovod to sum or average over the %llu ranks of the compressor's process set, got another operation or "
                      "another set; give both the same process_set, and op=Average or op=Sum",
                      static_cast<unsigned long long>(rank_count));
-  const double low = fingerprint & 0xFFFF, high = fingerprint >> 16;
+  const double low = (fingerprint & 0xFFFF) * kFingerprintUnit, high = (fingerprint >> 16) * kFingerprintUnit;
   if (!close(reduced_probe[2], reduced_probe[0] * low) || !close(reduced_probe[3], reduced_probe[0] * high))
     invalid_argument("expected the same compressor configuration on every rank, got different ones; codec, memory, communicator, seed, "
                      "dense_below and the named parameters with their shapes must be equal (fingerprint here: %08x)",
