@@ -11,9 +11,9 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from codecs_table import VALUE
-from scenario_runner import run_all
-from tensorflow_scenarios import (
-    ALL, RATE, SIZES, assert_equal_everywhere, assert_same, batch, compressor_of, local_gradients, make_step, model, sum_over_ranks, train, variables,
+from tensorflow_tools import (
+    ALL_COMPRESSED, RATE, SIZES, assert_equal_everywhere, assert_same, batch, compressor_of, local_gradients, make_step, model, run_all, sum_over_ranks,
+    train, variables,
 )  # fmt: skip
 
 import deepreduce_hvd as dr
@@ -60,7 +60,7 @@ def scenario_horovod_does_what_the_simulator_does(directory):
             continue
         named = model()
         codec = codec_for(communicator, dr.Rice(), VALUE["qsgd_4"])
-        compressor = compressor_of(named, codec, communicator=communicator, **ALL)
+        compressor = compressor_of(named, codec, communicator=communicator, **ALL_COMPRESSED)
         jobs = []
         for rank in range(hvd.size()):
             members = []
@@ -111,7 +111,7 @@ def scenario_keras_fit(directory):
 def scenario_resumed_equals_uninterrupted(directory):
     whole = model()
     codec = codec_for(None, dr.Rice(), VALUE["qsgd_4"])
-    compressor = compressor_of(whole, codec, communicator=dr.GTopK(), **ALL)
+    compressor = compressor_of(whole, codec, communicator=dr.GTopK(), **ALL_COMPRESSED)
     train(2, named=whole, compressor=compressor)
     kept = [variable.numpy() for variable in variables(whole)]
     state = compressor.state_dict()
@@ -119,7 +119,7 @@ def scenario_resumed_equals_uninterrupted(directory):
     resumed = model(seed=9)
     for variable, value in zip(variables(resumed), kept):
         variable.assign(value)
-    other = compressor_of(resumed, codec, communicator=dr.GTopK(), **ALL)
+    other = compressor_of(resumed, codec, communicator=dr.GTopK(), **ALL_COMPRESSED)
     other.load_state_dict(state)
     train(2, named=resumed, compressor=other, start=2)
     assert_same(whole, resumed)
@@ -162,6 +162,4 @@ def scenario_graphs_of_version_1_are_refused(directory):
 
 
 if __name__ == "__main__":
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    run_all(dict(globals()), sys.argv[1], hvd, barrier=lambda: hvd.allreduce(tf.zeros([1]), name="barrier"))
+    run_all(dict(globals()), sys.argv[1])

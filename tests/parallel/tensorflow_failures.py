@@ -4,7 +4,7 @@ import sys
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from tensorflow_scenarios import batch, compressor_of, local_gradients, loss_of, make_step, model, variables
+from tensorflow_tools import batch, compressor_of, local_gradients, loss_of, make_step, model, variables
 
 import deepreduce_hvd as dr
 

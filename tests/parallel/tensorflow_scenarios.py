@@ -10,100 +10,14 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from codecs_table import INDEX, MEMORIES, VALUE
-from scenario_runner import run_all
+from tensorflow_tools import (
+    ALL_COMPRESSED, RATE, SIZES, assert_close, assert_equal_everywhere, assert_same, batch, compressor_of, local_gradients, loss_of, make_step, model,
+    run_all, sum_over_ranks, train, variables,
+)  # fmt: skip
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow  # noqa: F401  allreduce_gradients
 from deepreduce_hvd.stage import registered
-
-SIZES = ((48, 64), (64, 40), (40, 3))
-RATE = 0.1
-
-
-def model(seed=0, dtype=tf.float32):
-    """[(name, variable)]: three linear layers."""
-    random = np.random.default_rng(seed)
-    named = []
-    for number, (rows, columns) in enumerate(SIZES):
-        named.append((f"kernel{number}", tf.Variable(tf.cast(random.standard_normal((rows, columns)) / 8, dtype), name=f"kernel{number}")))
-        named.append((f"bias{number}", tf.Variable(tf.zeros([columns], dtype), name=f"bias{number}")))
-    return named
-
-
-def compressor_of(named, codec=None, memory=None, dense_below=50, **options):
-    return dr.Compressor(codec or dr.Codec(dr.TopK(0.05)), memory, parameters=named, dense_below=dense_below, **options)
-
-
-#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen to be fused; payloads' do not
-ALL = {"dense_below": 0}
-
-
-def variables(named):
-    return [variable for _, variable in named]
-
-
-def batch(step, rank=None, dtype=tf.float32):
-    random = np.random.default_rng(1000 * step + (hvd.rank() if rank is None else rank))
-    return tf.cast(random.standard_normal((16, 48)), dtype)
-
-
-def loss_of(named, images):
-    for number in range(len(SIZES)):
-        images = images @ named[2 * number][1] + named[2 * number + 1][1]
-        images = tf.tanh(images) if number < 2 else images
-    return tf.reduce_mean(images**2)
-
-
-def local_gradients(named, images):
-    with tf.GradientTape() as tape:
-        loss = loss_of(named, images)
-    return tape.gradient(loss, variables(named))
-
-
-def make_step(named, compressor, **options):
-    """A training step with DistributedGradientTape; returns the reduced gradients."""
-
-    def step(images):
-        with tf.GradientTape() as tape:
-            loss = loss_of(named, images)
-        gradients = hvd.DistributedGradientTape(tape, compression=compressor, **options).gradient(loss, variables(named))
-        for variable, gradient in zip(variables(named), gradients):
-            variable.assign_sub(tf.cast(RATE, variable.dtype) * tf.cast(gradient, variable.dtype))
-        return gradients
-
-    return step
-
-
-def train(steps, codec=None, memory=None, eager=False, compressor=None, named=None, start=0, **options):
-    named = named or model()
-    compressor = compressor or compressor_of(named, codec, memory)
-    step = make_step(named, compressor, **options)
-    step = step if eager else tf.function(step)
-    for number in range(start, start + steps):
-        step(batch(number))
-        assert_equal_everywhere(variables(named), f"step {number}")
-    return named, compressor
-
-
-def assert_equal_everywhere(tensors, what):
-    own = tf.concat([tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors], 0)
-    gathered = hvd.allgather(own[None], name="check").numpy()
-    for rank, other in enumerate(gathered):
-        assert np.array_equal(other, gathered[0]), f"{what}: rank {rank} differs from rank 0"
-
-
-def assert_close(one, other, rtol=1e-6, atol=1e-7):
-    for (name, first), (_, second) in zip(one, other):
-        np.testing.assert_allclose(first.numpy(), second.numpy(), rtol=rtol, atol=atol, err_msg=name)
-
-
-def assert_same(one, other):
-    for (name, first), (_, second) in zip(one, other):
-        np.testing.assert_array_equal(first.numpy(), second.numpy(), err_msg=name)
-
-
-def sum_over_ranks(array):
-    return hvd.allreduce(tf.constant(np.asarray(array, np.float64)), op=hvd.Sum, name="sum").numpy()
 
 
 def scenario_every_codec_and_memory(directory):
@@ -321,7 +235,7 @@ def scenario_resumed_equals_uninterrupted(directory):
     for number, memory in enumerate(MEMORIES.values()):
         codec = dr.Codec(dr.TopK(0.05, warmup_steps=4), value=VALUE["qsgd_4"])
         whole = model()
-        compressor = compressor_of(whole, codec, memory, **ALL)
+        compressor = compressor_of(whole, codec, memory, **ALL_COMPRESSED)
         train(3, named=whole, compressor=compressor)
         prefix = str(directory / f"checkpoint.{hvd.size()}.{hvd.rank()}.{number}")
         saved = tf.train.Checkpoint(model=tf.Module(), compressor=compressor.trackable)
@@ -332,7 +246,7 @@ def scenario_resumed_equals_uninterrupted(directory):
 
         for by_checkpoint in (True, False):
             resumed = model(seed=9)
-            other = compressor_of(resumed, codec, memory, **ALL)
+            other = compressor_of(resumed, codec, memory, **ALL_COMPRESSED)
             loaded = tf.train.Checkpoint(model=tf.Module(), compressor=other.trackable)
             loaded.model.parameters = variables(resumed)
             if by_checkpoint:
@@ -351,7 +265,7 @@ def scenario_resumed_equals_uninterrupted(directory):
 
 def scenario_retracing_keeps_the_residuals(directory):
     named, other = model(), model()
-    compressor, kept = compressor_of(named, **ALL), compressor_of(other, **ALL)
+    compressor, kept = compressor_of(named, **ALL_COMPRESSED), compressor_of(other, **ALL_COMPRESSED)
     for number in range(3):
         tf.function(make_step(named, compressor))(batch(number))  # traced anew each time
     step = tf.function(make_step(other, kept))
@@ -426,6 +340,4 @@ def scenario_statistics_add_up(directory):
 
 if __name__ == "__main__":
     hvd.init()
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    run_all(globals(), sys.argv[1], hvd, barrier=lambda: hvd.allreduce(tf.zeros([1]), name="barrier"))
+    run_all(globals(), sys.argv[1])

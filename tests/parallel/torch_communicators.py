@@ -7,7 +7,7 @@ import zlib
 import horovod.torch as hvd
 import numpy as np
 import torch
-from scenario_tools import assert_equal_everywhere, backward, gradients, model, run_all, sum_over_ranks
+from torch_tools import assert_equal_everywhere, backward, gradients, model, run_all, sum_over_ranks
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.job import Job, Member

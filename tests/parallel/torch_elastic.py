@@ -8,7 +8,7 @@ import time
 
 import horovod.torch as hvd
 import torch
-from scenario_tools import assert_equal_everywhere, backward, distributed, model, sum_over_ranks
+from torch_tools import assert_equal_everywhere, backward, distributed, model, sum_over_ranks
 
 import deepreduce_hvd as dr
 

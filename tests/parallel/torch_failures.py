@@ -4,7 +4,7 @@ import sys
 
 import horovod.torch as hvd
 import torch
-from scenario_tools import backward, distributed, model
+from torch_tools import backward, distributed, model
 
 import deepreduce_hvd as dr
 

@@ -7,7 +7,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 from codecs_table import INDEX, MEMORIES, VALUE
-from scenario_tools import (
+from torch_tools import (
     ALL_COMPRESSED, assert_equal_everywhere, backward, batch, distributed, gradients, model, run_all, sum_over_ranks,
 )  # fmt: skip
 

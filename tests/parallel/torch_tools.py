@@ -1,4 +1,4 @@
-"""What the scenarios share: a small model, its distributed optimizer, and what every rank must agree on."""
+"""What the scenarios for PyTorch share: a small model, its distributed optimizer, and what every rank must agree on."""
 
 import horovod.torch as hvd
 import numpy as np

@@ -1,0 +1,103 @@
+"""What the scenarios for TensorFlow share: a small model, its training step, and what every rank must agree on."""
+
+import horovod.tensorflow as hvd
+import numpy as np
+import scenario_runner
+import tensorflow as tf
+
+import deepreduce_hvd as dr
+
+SIZES = ((48, 64), (64, 40), (40, 3))
+RATE = 0.1
+
+
+def model(seed=0, dtype=tf.float32):
+    """[(name, variable)]: three linear layers."""
+    random = np.random.default_rng(seed)
+    named = []
+    for number, (rows, columns) in enumerate(SIZES):
+        named.append((f"kernel{number}", tf.Variable(tf.cast(random.standard_normal((rows, columns)) / 8, dtype), name=f"kernel{number}")))
+        named.append((f"bias{number}", tf.Variable(tf.zeros([columns], dtype), name=f"bias{number}")))
+    return named
+
+
+def compressor_of(named, codec=None, memory=None, dense_below=50, **options):
+    return dr.Compressor(codec or dr.Codec(dr.TopK(0.05)), memory, parameters=named, dense_below=dense_below, **options)
+
+
+#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen to be fused; payloads' do not
+ALL_COMPRESSED = {"dense_below": 0}
+
+
+def variables(named):
+    return [variable for _, variable in named]
+
+
+def batch(step, rank=None, dtype=tf.float32):
+    random = np.random.default_rng(1000 * step + (hvd.rank() if rank is None else rank))
+    return tf.cast(random.standard_normal((16, 48)), dtype)
+
+
+def loss_of(named, images):
+    for number in range(len(SIZES)):
+        images = images @ named[2 * number][1] + named[2 * number + 1][1]
+        images = tf.tanh(images) if number < 2 else images
+    return tf.reduce_mean(images**2)
+
+
+def local_gradients(named, images):
+    with tf.GradientTape() as tape:
+        loss = loss_of(named, images)
+    return tape.gradient(loss, variables(named))
+
+
+def make_step(named, compressor, **options):
+    """A training step with DistributedGradientTape; returns the reduced gradients."""
+
+    def step(images):
+        with tf.GradientTape() as tape:
+            loss = loss_of(named, images)
+        gradients = hvd.DistributedGradientTape(tape, compression=compressor, **options).gradient(loss, variables(named))
+        for variable, gradient in zip(variables(named), gradients):
+            variable.assign_sub(tf.cast(RATE, variable.dtype) * tf.cast(gradient, variable.dtype))
+        return gradients
+
+    return step
+
+
+def train(steps, codec=None, memory=None, eager=False, compressor=None, named=None, start=0, **options):
+    named = named or model()
+    compressor = compressor or compressor_of(named, codec, memory)
+    step = make_step(named, compressor, **options)
+    step = step if eager else tf.function(step)
+    for number in range(start, start + steps):
+        step(batch(number))
+        assert_equal_everywhere(variables(named), f"step {number}")
+    return named, compressor
+
+
+def assert_equal_everywhere(tensors, what):
+    own = tf.concat([tf.reshape(tf.cast(tensor, tf.float64), [-1]) for tensor in tensors], 0)
+    gathered = hvd.allgather(own[None], name="check").numpy()
+    for rank, other in enumerate(gathered):
+        assert np.array_equal(other, gathered[0]), f"{what}: rank {rank} differs from rank 0"
+
+
+def assert_close(one, other, rtol=1e-6, atol=1e-7):
+    for (name, first), (_, second) in zip(one, other):
+        np.testing.assert_allclose(first.numpy(), second.numpy(), rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_same(one, other):
+    for (name, first), (_, second) in zip(one, other):
+        np.testing.assert_array_equal(first.numpy(), second.numpy(), err_msg=name)
+
+
+def sum_over_ranks(array):
+    return hvd.allreduce(tf.constant(np.asarray(array, np.float64)), op=hvd.Sum, name="sum").numpy()
+
+
+def run_all(namespace, directory):
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    scenario_runner.run_all(namespace, directory, hvd, barrier=lambda: hvd.allreduce(tf.zeros([1]), name="barrier"))

@@ -1,0 +1,71 @@
+"""The communicator "auto": its cost model, what it measures, and that all ranks choose alike."""
+
+import numpy as np
+import pytest
+from codecs_table import gradient
+from simulated_ranks import dense_of, gradients_of, jobs_of, same_bits
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.auto import costs, message_bytes
+from deepreduce_hvd.communicators.simulator import SimulatedTransport, Simulator
+
+
+def test_costs_follow_the_formulas():
+    few, many = (costs(1000, 100_000, size, 1e-3, 1e-9, 32) for size in (2, 1024))
+    assert min(few, key=few.get) == "Allgather"  # one round instead of two
+    assert many["Allgather"] > many["SplitAllgather"]
+    slow = costs(100_000, 10_000_000, 64, 1e-3, 1e-7, 32)  # bytes count: slices are received once, not by everyone
+    assert min(slow, key=slow.get) == "SplitAllgather"
+    alike = costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32, union=1000)  # all ranks send the same elements: no fill-in
+    assert alike["RecursiveDoubling"] < costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32)["RecursiveDoubling"]
+    assert costs(100, 1000, 8, 1.0, 0.0, 32) == {"Allgather": 1, "SplitAllgather": 2, "RecursiveDoubling": 4}
+    assert costs(100, 1000, 9, 1.0, 0.0, 32)["RecursiveDoubling"] == 6
+
+
+def test_message_bytes_are_close_to_real_ones():
+    d = 100_000
+    for k in (100, 1000, 10_000):
+        payload = dr.Codec(dr.TopK(k=k), dr.Rice(), dr.RawValue()).encode(gradient(d))
+        assert abs(payload.size / message_bytes(k, d, 32) - 1) < 0.03
+
+
+@pytest.mark.parametrize("sparsifier", [dr.TopK(0.1), dr.Threshold(0.5)], ids=repr)
+def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
+    codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
+    communicators = [dr.Auto() for _ in range(8)]
+    for one in communicators:
+        one._latency, one._seconds_a_byte = 1e-6, 1e-6
+    chosen = []
+    for step in range(3):
+        jobs = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)
+
+        class Each(dr.Communicator):
+            def exchange(self, job, channel):
+                return (yield from communicators[job.rank].exchange(job, channel))
+
+        totals = [dense_of(outcome, jobs) for outcome in Simulator(8).run(Each(), jobs)]
+        for total in totals:
+            same_bits(total, totals[0])
+        schemes = {job.scheme for job in jobs}
+        assert len(schemes) == 1
+        chosen.append(schemes.pop())
+    if isinstance(sparsifier, dr.Threshold):
+        assert chosen[0].startswith("Allgather: k is not known")
+    assert chosen[1].startswith("SplitAllgather: ") and "union" in chosen[1] and "P = 8" in chosen[1]
+
+
+def test_auto_measures_once_and_takes_what_rank_0_says():
+    class Recording(SimulatedTransport):
+        calls = 0
+
+        def wait(self, handle):
+            Recording.calls += 1
+            if handle.kind == "broadcast":
+                return np.array([2e-3, 3e-9]).view(np.uint8)
+            return handle.data
+
+    auto = dr.Auto()
+    for _ in range(2):
+        auto.prepare(Recording(range(4), 1))
+    assert (auto._latency, auto._seconds_a_byte) == (2e-3, 3e-9)
+    assert Recording.calls == 15

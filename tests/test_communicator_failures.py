@@ -1,0 +1,116 @@
+"""Failures of simulated ranks, and numbers that are not finite, are heard by all."""
+
+import numpy as np
+import pytest
+from codecs_table import gradient
+from simulated_ranks import LOSSY, SCHEMES, dense_of, gradients_of, jobs_of, kept_of, run, same_bits, sparsifier_of
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.simulator import PeerGone, Simulator
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("who", [0, 1, 4])
+@pytest.mark.parametrize("shapes", [None, [60, 140]])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
+    gradients = gradients_of(5, 200)
+    gradients[who][120] = bad
+    residuals = [gradient(200, 30 + rank) for rank in range(5)]
+    totals, jobs = run(scheme, dr.Codec(sparsifier_of(scheme), *LOSSY), gradients, residuals=residuals, shapes=shapes)
+    for total in totals:
+        assert np.isnan(total[60:]).all()
+    # the rank's own memory is as it was; adding a selected element to what was left of it is exact but for the part selected from the gradient
+    kept = kept_of(jobs[who])
+    same_bits(kept[60:] if shapes else kept, residuals[who][60:] if shapes else residuals[who])
+
+
+@pytest.mark.parametrize("who", [[0], [1], [4], [2, 3]])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_rank_that_fails_makes_all_raise(scheme, who):
+    jobs = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(5, 200))
+    for rank in who:
+        jobs[rank].members[0].state = (np.zeros(7, dtype=np.float32),)
+    outcomes = Simulator(5).run(SCHEMES[scheme], jobs)
+    for rank, outcome in enumerate(outcomes):
+        assert isinstance(outcome, dr.PeerFailed), (rank, outcome)
+        for failed in who:
+            assert f"rank {failed}: " in str(outcome)
+        assert "tensor0" in str(outcome)
+        assert (outcome.__cause__ is not None) == (rank in who)
+
+
+@pytest.mark.parametrize("scheme", ["split", "recursive_doubling", "gtopk"])
+def test_a_corrupt_message_is_named(scheme):
+    """A message broken on its way to one rank: the others hear of it in a later round."""
+
+    class Breaking(Simulator):
+        def _alltoall(self, group, calls):
+            received = super()._alltoall(group, calls)
+            if self.rounds == 1:
+                part = received[2][3].copy()
+                assert part.size
+                part[-1] ^= 1
+                received[2] = [*received[2][:3], part, *received[2][4:]]
+            return received
+
+    jobs = jobs_of(dr.Codec(dr.TopK(0.1), dr.Rice(), dr.RawValue()), dr.Residual(), gradients_of(4, 200))
+    outcomes = Breaking(4).run(SCHEMES[scheme], jobs)
+    for outcome in outcomes:
+        assert isinstance(outcome, dr.PeerFailed), outcome
+        assert "rank 2: CorruptPayload" in str(outcome)
+
+
+@pytest.mark.parametrize("who", [0, 3])
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
+    """A rank that sends a payload broken in its last byte, in any round: every rank raises, with the cause and who met it."""
+    who = min(who, size - 1)
+
+    class Breaking(Simulator):
+        def __init__(self, broken_round):
+            super().__init__(size)
+            self.broken_round = broken_round
+            self.broke = False
+
+        def _broken(self, data):
+            if data is None or data.dtype != np.uint8 or not data.size or self.rounds != self.broken_round:
+                return data
+            self.broke = True
+            return np.concatenate([data[:-1], data[-1:] ^ 1])
+
+        def _perform(self, group, calls):
+            calls[who].data = [self._broken(part) for part in calls[who].data] if calls[who].kind == "alltoall" else self._broken(calls[who].data)
+            return super()._perform(group, calls)
+
+    codec = dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue())
+    broken = 0
+    for broken_round in range(10):
+        jobs = jobs_of(codec, dr.Residual(), gradients_of(size, 200), step=who)  # which makes it CLTK's leader
+        simulator = Breaking(broken_round)
+        outcomes = simulator.run(SCHEMES[scheme], jobs)
+        broken += simulator.broke
+        for rank, outcome in enumerate(outcomes):
+            if not simulator.broke:
+                assert not isinstance(outcome, Exception)
+                continue
+            if not isinstance(outcome, Exception):
+                with pytest.raises(dr.CorruptPayload) as raised:
+                    dense_of(outcome, jobs)
+                outcome = raised.value
+            assert "payload checksum: expected" in str(outcome) and "rank " in str(outcome), (rank, outcome)
+    assert broken >= (scheme != "shared_random_k") and broken <= simulator.rounds
+
+
+def test_a_rank_that_dies_does_not_leave_the_others_in_silence():
+    class Dying(dr.Allgather):
+        def exchange(self, job, channel):
+            if job.rank == 1:
+                raise OSError("gone")
+            return (yield from super().exchange(job, channel))
+
+    jobs = jobs_of(dr.Codec(dr.TopK(0.1)), dr.Residual(), gradients_of(3, 50))
+    outcomes = Simulator(3).run(Dying(), jobs)
+    assert isinstance(outcomes[1], OSError)
+    assert isinstance(outcomes[0], PeerGone) and isinstance(outcomes[2], PeerGone)

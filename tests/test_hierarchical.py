@@ -1,0 +1,54 @@
+"""Hierarchical: sums within hosts, then another communicator between their first ranks."""
+
+import numpy as np
+import pytest
+from simulated_ranks import LOSSY, SCHEMES, assert_mass_balance, dense_of, gradients_of, jobs_of, kept_of, same_bits, sparsifier_of
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.job import Member
+from deepreduce_hvd.communicators.simulator import Simulator
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 5])
+@pytest.mark.parametrize("per_host", [1, 2, 4])
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "split_dense_4"])
+def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts):
+    codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
+    gradients = gradients_of(hosts * per_host, 300)
+    sums = []
+    for host in range(hosts):
+        sums.append(np.add.accumulate(gradients[host * per_host : (host + 1) * per_host])[-1])
+    expected_jobs = jobs_of(codec, dr.Residual(), sums, step=1)
+    for host, job in enumerate(expected_jobs):
+        job.rank = host * per_host  # keys the rounding
+    expected = Simulator(hosts).run(SCHEMES[scheme], expected_jobs)
+    jobs = jobs_of(codec, dr.Residual(), gradients, step=1)
+    outcomes = Simulator(len(jobs)).run(dr.Hierarchical(SCHEMES[scheme], per_host), jobs)
+    for outcome in outcomes:
+        same_bits(dense_of(outcome, jobs), dense_of(expected[0], expected_jobs) + np.float32(0))
+    for rank, job in enumerate(jobs):
+        kept = np.zeros(300, dtype=np.float32) if rank % per_host else kept_of(expected_jobs[rank // per_host])
+        same_bits(kept_of(job), kept)
+    assert_mass_balance(gradients, None, dense_of(outcomes[0], jobs), jobs, terms=12 * len(jobs))
+
+
+@pytest.mark.parametrize("who", [0, 1, 5])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_hierarchical_failures_and_nan(scheme, who):
+    codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
+    jobs = jobs_of(codec, dr.Residual(), gradients_of(6, 200), shapes=[80, 120])
+    jobs[who].members[1] = Member.failed("tensor1", 120, OSError("no memory left"))
+    for outcome in Simulator(6).run(dr.Hierarchical(SCHEMES[scheme], 2), jobs):
+        assert isinstance(outcome, dr.PeerFailed)
+        assert f"rank {who}: OSError: no memory left" in str(outcome)
+    gradients = gradients_of(6, 200)
+    gradients[who][150] = np.inf
+    jobs = jobs_of(codec, dr.Residual(), gradients, shapes=[80, 120])
+    for outcome in Simulator(6).run(dr.Hierarchical(SCHEMES[scheme], 2), jobs):
+        assert np.isnan(dense_of(outcome, jobs)).all()
+
+
+@pytest.mark.parametrize(("arguments", "message"), [((3,), "got 3"), ((dr.Hierarchical(dr.Allgather()),), "another communicator"), ((dr.Allgather(), 0), "got 0")])
+def test_hierarchical_settings(arguments, message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        dr.Hierarchical(*arguments)
