@@ -6,41 +6,23 @@
 import os
 import sys
 
-from rows import Trained, compare, parse, present
+from rows import compare, main
 
 
 def worker(options):
     """What every rank runs."""
+    import fashion
     import horovod.torch as hvd
     import torch
-    from fashion import dense_bytes, load, train
-
-    import deepreduce_hvd as dr
 
     hvd.init()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    data = load()
 
-    def train_row(name, codec, seed, watch):
-        def compression(network):
-            if codec is None:
-                return getattr(hvd.Compression, name)
-            watch.compressor = dr.Compressor(codec, parameters=network.named_parameters())
-            return watch.compressor
+    def mean(number):
+        return float(hvd.allreduce(torch.tensor([number], dtype=torch.float64), name="mean"))
 
-        network, seconds, accuracy = train(data, compression, options.epochs, seed, watch, options.learning_rate)
-        return Trained(accuracy, seconds, dense_bytes(network))
-
-    compare(options, hvd, train_row, lambda number: float(hvd.allreduce(torch.tensor([number], dtype=torch.float64), name="mean")))
-
-
-def main():
-    options = parse(__doc__, "demo.json")
-    if options.worker:
-        worker(options)
-        return 0
-    return present(options, __file__, seconds_a_row=45)
+    compare(options, hvd, fashion, lambda network: network.named_parameters(), mean)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, __file__, worker, "demo.json", seconds_a_row=45))

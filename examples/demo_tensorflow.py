@@ -6,7 +6,7 @@
 import os
 import sys
 
-from rows import Trained, compare, parse, present
+from rows import compare, main
 
 
 def worker(options):
@@ -18,33 +18,15 @@ def worker(options):
     tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ["OMP_NUM_THREADS"]))
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    from fashion_tensorflow import dense_bytes, load, train
-
-    import deepreduce_hvd as dr
+    import fashion_tensorflow
 
     hvd.init()
-    data = load()
 
-    def train_row(name, codec, seed, watch):
-        def compression(network):
-            if codec is None:
-                return getattr(hvd.Compression, name)
-            watch.compressor = dr.Compressor(codec, parameters=network.trainable_variables)
-            return watch.compressor
+    def mean(number):
+        return float(hvd.allreduce(tf.constant(number, tf.float64), name="mean", op=hvd.Average))
 
-        network, seconds, accuracy = train(data, compression, options.epochs, seed, watch, options.learning_rate)
-        return Trained(accuracy, seconds, dense_bytes(network))
-
-    compare(options, hvd, train_row, lambda number: float(hvd.allreduce(tf.constant(number, tf.float64), name="mean", op=hvd.Average)))
-
-
-def main():
-    options = parse(__doc__, "demo-tf.json")
-    if options.worker:
-        worker(options)
-        return 0
-    return present(options, __file__, seconds_a_row=60)
+    compare(options, hvd, fashion_tensorflow, lambda network: network.trainable_variables, mean)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, __file__, worker, "demo-tf.json", seconds_a_row=60))

@@ -1,5 +1,6 @@
-"""Starts a script on several ranks of this machine with horovodrun and shows what rank 0 prints."""
+"""Starts a script on several ranks of this machine with horovodrun and shows what rank 0 prints; the options of all such scripts."""
 
+import argparse
 import os
 import pathlib
 import re
@@ -9,6 +10,16 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 #: what TensorFlow, which horovodrun imports, logs about absent GPUs and graphs that it cannot optimise
 _FRAMEWORK_NOISE = re.compile(r"(\[\d+\]<stderr>:)?([EWI]0000 |WARNING: All log messages before absl)")
+
+
+def command_line(description, passes_over, epochs, output):
+    """The parser of the options that every example has; its figures go to results/``output``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (default 2)")
+    parser.add_argument("--epochs", type=int, default=epochs, help=f"passes over {passes_over} (default {epochs})")
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "results" / output, help=f"where the figures go (default results/{output})")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser
 
 
 def launch(script, processes, arguments):

@@ -4,26 +4,14 @@ A batch touches some rows of the embedding tables and leaves the rest of their g
 leaves results/recommender.json.
 """
 
-import argparse
 import json
 import os
-import pathlib
 import sys
 import time
 
-from ranks import ROOT, launch
+from ranks import command_line, launch
 
-RESULTS = ROOT / "results"
 BATCH, NEGATIVES, DIMENSION = 256, 4, 32
-
-
-def parse():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (default 2)")
-    parser.add_argument("--epochs", type=int, default=4, help="passes over the ratings (default 4)")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "recommender.json", help="default results/recommender.json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 def split(users, items, timestamps):
@@ -151,7 +139,7 @@ def worker(options):
 
 
 def main():
-    options = parse()
+    options = command_line(__doc__, "the ratings", 4, "recommender.json").parse_args()
     if options.worker:
         worker(options)
         return 0

@@ -1,21 +1,13 @@
 """What the demos of all frameworks share: the command line, the rows, the figures, the table and the picture."""
 
-import argparse
-import collections
 import json
-import pathlib
 import sys
 import time
 
-from ranks import ROOT, launch
+from ranks import command_line, launch
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.statistics import totals
-
-RESULTS = ROOT / "results"
-
-#: one trained network: its accuracy, the median step's seconds, bytes of its gradients
-Trained = collections.namedtuple("Trained", "accuracy seconds_a_step dense_bytes")
 
 
 def instances(warmup_steps=0):
@@ -34,15 +26,11 @@ def instances(warmup_steps=0):
 
 
 def parse(description, output):
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--processes", type=int, default=2, help="ranks on this machine (default 2)")
-    parser.add_argument("--epochs", type=int, default=3, help="passes over the 60,000 images (default 3)")
+    parser = command_line(description, "the 60,000 images", 3, output)
     parser.add_argument("--seeds", type=int, default=1, help="runs of each row, to see the spread (default 1)")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="the highest of the schedule, for every row (default 0.05)")
     parser.add_argument("--warmup-steps", type=int, default=0, help="steps in which Top-r goes from 25 %% down to 1 %% (default 0)")
     parser.add_argument("--only", help="comma-separated rows to run, of those that the table shows")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / output, help=f"where the figures go (default results/{output})")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -63,13 +51,13 @@ class Watch:
             print(f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - self.started:5.1f} s", flush=True)
 
 
-def compare(options, hvd, train, mean):
+def compare(options, hvd, job, parameters, mean):
     """What every rank runs: trains each row with each seed; rank 0 prints and leaves the figures in ``options.output``.
 
     Args:
         hvd: the framework's Horovod module, initialised.
-        train: (row's name, its codec or None, seed, watch) -> Trained; "none" and "fp16" have no codec, of another the compressor
-            becomes ``watch.compressor``, and watch(step, steps, loss) is called every 50 steps and after the last.
+        job: the module of the network: ``load``, ``train`` and ``dense_bytes`` of fashion.py or fashion_tensorflow.py.
+        parameters: network -> what the compressor takes as its parameters.
         mean: number -> its mean over all ranks.
     """
     rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
@@ -80,22 +68,31 @@ def compare(options, hvd, train, mean):
             raise SystemExit(f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}")
         rows = {name: rows[name] for name in wanted}
 
+    data = job.load()
     results = []
     for number, (name, codec) in enumerate(rows.items(), 1):
         label = f"[{number}/{len(rows)}] {name:<16}"
         accuracies, seconds, sent, sent_on_the_way = [], [], 0.0, 0.0
         for seed in range(options.seeds):
             watch = Watch(label, shown=hvd.rank() == 0)
-            trained = train(name, codec, seed, watch)
-            accuracies.append(trained.accuracy)
-            seconds.append(trained.seconds_a_step)
-            every = watch.sent or [trained.dense_bytes / (2 if name == "fp16" else 1)]
+
+            def compression(network, name=name, codec=codec, watch=watch):
+                if codec is None:
+                    return getattr(hvd.Compression, name)
+                watch.compressor = dr.Compressor(codec, parameters=parameters(network))
+                return watch.compressor
+
+            network, seconds_a_step, accuracy = job.train(data, compression, options.epochs, seed, watch, options.learning_rate)
+            accuracies.append(accuracy)
+            seconds.append(seconds_a_step)
+            dense_bytes = job.dense_bytes(network)
+            every = watch.sent or [dense_bytes / (2 if name == "fp16" else 1)]
             sent += mean(float(every[-1])) / options.seeds
             sent_on_the_way += mean(sum(every) / len(every)) / options.seeds
         row = {
             "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_a_step": sent,
             "bytes_a_step_over_training": sent_on_the_way,
-            "share_of_dense": sent / trained.dense_bytes, "seconds_a_step": sorted(seconds)[len(seconds) // 2],
+            "share_of_dense": sent / dense_bytes, "seconds_a_step": sorted(seconds)[len(seconds) // 2],
         }  # fmt: skip
         if codec is not None:
             figures = totals(watch.compressor.stats())
@@ -159,7 +156,7 @@ def draw(figures, path):
     figure.savefig(path, dpi=120)
 
 
-def present(options, script, seconds_a_row):
+def _present(options, script, seconds_a_row):
     """Runs ``script`` on all ranks, then prints the table and draws the picture; returns the exit status."""
     started = time.perf_counter()
     print(f"training with {options.processes} ranks; about {seconds_a_row} s a row on 2 cores\n", flush=True)
@@ -172,3 +169,12 @@ def present(options, script, seconds_a_row):
     print(table(figures["rows"]))
     print(f"\nfigures: {options.output}  picture: {picture}  ({time.perf_counter() - started:.0f} s)")
     return 0
+
+
+def main(description, script, worker, output, seconds_a_row):
+    """A demo: ``worker(options)`` on every rank, the presentation on the process that starts them; returns the exit status."""
+    options = parse(description, output)
+    if options.worker:
+        worker(options)
+        return 0
+    return _present(options, script, seconds_a_row)
