@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -54,3 +55,17 @@ class Reports:
         if processes not in self._known:
             self._known[processes] = report_of(processes, self._script, self._directory)
         return self._known[processes]
+
+    def expect_success(self, processes, scenario):
+        failed = {rank: outcome for rank, outcome in self[processes][scenario].items() if outcome is not None}
+        assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
+
+
+def expect_failure_with_a_message_on_every_rank(script, failure, message):
+    """``script failure`` on two ranks must end with ``message``, a regular expression, from each."""
+    finished = horovodrun(2, script, failure, timeout=120)
+    assert finished.returncode != 0, finished.stdout[-3000:]
+    assert "went on silently" not in finished.stdout
+    for rank in range(2):
+        lines = "\n".join(re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE))
+        assert re.search(message, lines), f"rank {rank} said:\n{lines[-3000:]}"

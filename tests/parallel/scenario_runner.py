@@ -1,4 +1,4 @@
-"""Runs the scenarios of a worker, whatever its framework."""
+"""What the scenarios of all frameworks share: running them, and the statistics that any compressor must show."""
 
 import json
 import pathlib
@@ -22,3 +22,14 @@ def run_all(namespace, directory, hvd, barrier):
         barrier()
     path = pathlib.Path(directory) / f"report.{hvd.size()}.{hvd.rank()}.json"
     path.write_text(json.dumps(outcomes))
+
+
+def expect_statistics_that_add_up(compressor):
+    for name, row in compressor.stats().items():
+        if row["path"] == "dense":
+            assert row["sent_bytes"] == row["dense_bytes"] == 4 * row["elements"]
+            assert row["relative_error"] == 0, name
+            continue
+        sections = row["header_bytes"] + row["index_bytes"] + row["value_bytes"] + row["order_bytes"]
+        assert row["sent_bytes"] == sections + 16, name
+        assert 0 < row["relative_error"] < 1 and row["encode_seconds"] > 0 and row["decode_seconds"] > 0

@@ -18,5 +18,4 @@ def reports(tmp_path_factory):
 @pytest.mark.parametrize("scenario", scenarios("torch_communicators.py"))
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_scenario(reports, processes, scenario):
-    failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
-    assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
+    reports.expect_success(processes, scenario)

@@ -1,6 +1,5 @@
 """Stock Horovod and PyTorch on 2 and 3 ranks, under the real horovodrun."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -8,8 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch import Reports, horovodrun, scenarios  # noqa: E402
-
+from launch import Reports, expect_failure_with_a_message_on_every_rank, scenarios  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +19,7 @@ def reports(tmp_path_factory):
 @pytest.mark.parametrize("scenario", scenarios("torch_scenarios.py"))
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_scenario(reports, processes, scenario):
-    failed = {rank: outcome for rank, outcome in reports[processes][scenario].items() if outcome is not None}
-    assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
+    reports.expect_success(processes, scenario)
 
 
 @pytest.mark.parametrize(
@@ -40,9 +37,4 @@ def test_scenario(reports, processes, scenario):
     ],
 )
 def test_failure_ends_the_job_with_a_message_on_every_rank(failure, message):
-    finished = horovodrun(2, "torch_failures.py", failure, timeout=120)
-    assert finished.returncode != 0, finished.stdout[-3000:]
-    assert "went on silently" not in finished.stdout
-    for rank in range(2):
-        lines = "\n".join(re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE))
-        assert re.search(message, lines), f"rank {rank} said:\n{lines[-3000:]}"
+    expect_failure_with_a_message_on_every_rank("torch_failures.py", failure, message)

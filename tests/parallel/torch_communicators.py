@@ -7,7 +7,7 @@ import zlib
 import horovod.torch as hvd
 import numpy as np
 import torch
-from torch_tools import assert_equal_everywhere, backward, gradients, model, run_all, sum_over_ranks
+from torch_tools import assert_equal_everywhere, backward, gradients, local_gradients, model, run_all, sum_over_ranks
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.job import Job, Member
@@ -33,13 +33,6 @@ def distributed(network, communicator, codec, prefix="", dense_below=BELOW, **op
     compressor = dr.Compressor(codec, communicator=communicator, parameters=named, dense_below=dense_below, **options)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor), compressor
-
-
-def local_gradients(network, step, rank):
-    copy = model()
-    copy.load_state_dict(network.state_dict())
-    backward(copy, step, rank)
-    return dict(gradients(copy))
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):

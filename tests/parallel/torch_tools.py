@@ -49,6 +49,14 @@ def gradients(network):
     return [(name, parameter.grad.clone()) for name, parameter in network.named_parameters()]
 
 
+def local_gradients(network, step, rank=None):
+    """{name: gradient} of a rank's batch, this one's by default, by an independent backward pass on a copy."""
+    copy = model(dtype=next(network.parameters()).dtype)
+    copy.load_state_dict(network.state_dict())
+    backward(copy, step, rank)
+    return dict(gradients(copy))
+
+
 def sum_over_ranks(tensor, name):
     return hvd.allreduce(tensor.double(), op=hvd.Sum, name=name)
 
