@@ -28,15 +28,19 @@ def bench_table(rows):
     return lines
 
 
-def main():
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+def updated(text):
+    """The README's text with the tables as results/ has them."""
     for name, source, table in (("demo", "demo.json", demo_table), ("bench", "bench.json", bench_table)):
         content = json.loads((ROOT / "results" / source).read_text())
         lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))
         begin, end = f"<!-- {name} table: begin -->", f"<!-- {name} table: end -->"
         text = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{lines}\n{end}", text, flags=re.DOTALL)
-    readme.write_text(text)
+    return text
+
+
+def main():
+    readme = ROOT / "README.md"
+    readme.write_text(updated(readme.read_text()))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,16 @@ import sys
 
 import pytest
 
+import deepreduce_hvd as dr
+from deepreduce_hvd import communicators, index, memory, sparsifiers, value
+from deepreduce_hvd.stage import FIRST_USER_ID, registered
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "parallel"), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT / "tests" / "parallel"), str(ROOT / "examples"), str(ROOT / "scripts")]
 
 from datasets import cache_directory  # noqa: E402
 from launch import horovodrun  # noqa: E402
+from update_readme import updated  # noqa: E402
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
@@ -95,6 +100,50 @@ def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if "://" not in target:
             assert (document.parent / target).exists(), f"{document.name} points to {target}, which is not there"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_within_documents_lead_to_headings(document):
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
+        headings = re.findall(r"^#+ (.*)$", (document.parent / target if target else document).read_text(), re.MULTILINE)
+        slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert anchor in slugs, f"{document.name} points to #{anchor}, expected one of {slugs}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_no_unresolved_merge(document):
+    found = re.findall(r"^(?:<{7} |={7}$|>{7} ).*$", document.read_text(), re.MULTILINE)
+    assert not found, f"{document.name}: {found}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_files_that_are_named_are_there(document):
+    inside = [ROOT, *(ROOT / folder for folder in ("deepreduce_hvd", "deepreduce_hvd/csrc", "docs"))]
+    for quoted in re.findall(r"`([^`\n]+)`", document.read_text()):
+        for name in re.findall(r"(?<![\w./{*-])[\w./-]*/[\w-]+\.(?:py|cc|cu|h|md|json|png)(?![\w(])", quoted):
+            if "NAME" not in name and not name.startswith("/"):
+                assert any((folder / name).exists() for folder in inside), f"{document.name} names {name}, which is not there"
+
+
+def test_readme_shows_what_results_hold():
+    text = (ROOT / "README.md").read_text()
+    assert updated(text) == text, "expected the tables of results/; run scripts/update_readme.py"
+
+
+def test_readme_lists_every_stage_and_communicator():
+    rows = dict(re.findall(r"^\| (sparsifier|index codec|value codec|memory|communicator) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
+    modules = {"sparsifier": sparsifiers, "index codec": index, "value codec": value, "memory": memory, "communicator": communicators}
+    for kind, module in modules.items():
+        expected = set(module.__all__) - {"Communicator", "Transport", "Auto"}  # interfaces, and "auto", which the row says in its own words
+        assert set(re.findall(r"\b[A-Z]\w+", rows[kind])) == expected, kind
+
+
+@pytest.mark.parametrize(("kind", "title"), [(dr.IndexCodec, "Index codecs"), (dr.ValueCodec, "Value codecs")])
+def test_the_format_has_a_section_for_every_codec(kind, title):
+    text = (ROOT / "docs" / "format.md").read_text()
+    section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    built_in = {number: stage.__name__ for number, stage in registered(kind).items() if number < FIRST_USER_ID}
+    assert {int(number): name for number, name in re.findall(r"^### (\d+) (\w+)$", section, re.MULTILINE)} == built_in
 
 
 def test_every_make_target_is_in_the_help():
