@@ -22,7 +22,15 @@ def _expect(value, kind, what):
 
 
 class Codec:
-    """How one tensor becomes one payload.
+    """How one tensor becomes one payload: DeepReduce's scheme (Xu et al., NeurIPS 2021), in which indices and values are coded apart.
+
+    Args:
+        sparsifier: which elements are sent, a :class:`Sparsifier` such as :class:`TopK`.
+        index: how their indices are coded, an :class:`IndexCodec`; :class:`RawIndex` by default.
+        value: how their values are coded, a :class:`ValueCodec`; :class:`RawValue` by default.
+
+    Raises:
+        InvalidArgument: something else than such a stage.
 
     >>> import deepreduce_hvd as dr
     >>> codec = dr.Codec(dr.TopK(k=2), index=dr.RawIndex(), value=dr.RawValue())
@@ -53,10 +61,11 @@ class Codec:
 
         Args:
             gradient: (d,) float32, float16 or float64 NumPy array, torch tensor or TF tensor (bfloat16 too in those).
-            residual: None, or (d,) float32 of the same kind: added to the gradient first, and left in place as what
-                the payload does not carry.
-            step, seed, tensor, rank: integers that key the random choices. ``rank`` keys those that should differ
-                between ranks (stochastic rounding), never the selection.
+            residual: None, or (d,) float32 of the same kind (a ``tf.Variable`` on TensorFlow): added to the gradient first, and left
+                in place as what the payload does not carry.
+            step, seed, tensor, rank: integers of at least 0 that key the random choices; ``step`` drives schedules such as TopK's warm-up
+                too, ``tensor`` stands for the tensor's name. ``rank`` keys those that should differ between ranks (stochastic rounding),
+                never the selection.
 
         Returns:
             (n,) uint8 of the gradient's kind. A gradient with NaN or Inf makes a payload that decodes to NaN
@@ -184,8 +193,12 @@ def all_native(payloads):
 def decode(payload, max_elements=container.MAX_ELEMENTS):
     """The dense tensor of a payload: (n,) uint8 -> (d,) float32 of the same kind.
 
-    ``max_elements`` bounds the memory that a payload from an untrusted source can ask for.
-    Raises CorruptPayload, UnknownCodec, or InvalidArgument when the payload's d exceeds ``max_elements``.
+    ``max_elements`` bounds the memory that a payload from an untrusted source can ask for. A non-finite payload is NaN everywhere.
+
+    Raises:
+        CorruptPayload: the bytes are not a payload of this format.
+        UnknownCodec: of a codec that is not registered here.
+        InvalidArgument: the payload's d exceeds ``max_elements``, or ``payload`` is not (n,) uint8.
     """
     return backends.of(payload).decode(payload, max_elements)
 
@@ -193,15 +206,27 @@ def decode(payload, max_elements=container.MAX_ELEMENTS):
 def decode_sum(payloads, out, scale=1.0):
     """``out`` (d,) float32 += ``scale`` * the dense tensor of each payload, in the order given; returns ``out``.
 
+    Args:
+        payloads: (n,) uint8 arrays, NumPy, torch or TF as ``out``, each of a tensor of d elements.
+        out: a NumPy array or torch tensor, contiguous, or a ``tf.Variable``.
+
     A non-finite payload makes all of ``out`` NaN. When a payload is refused, ``out`` is left part-summed.
+
+    Raises:
+        CorruptPayload, UnknownCodec: as for :func:`decode`.
+        InvalidArgument: a payload of another number of elements, or wrong dtypes or shapes.
     """
     return backends.of(out).decode_sum(list(payloads), out, scale)
 
 
 def decode_sum_sparse(payloads, d, scale=1.0):
-    """The sum of the payloads as NumPy ((n,) uint32 ascending distinct indices, (n,) float32 values).
+    """``scale`` * the sum of the payloads, (n,) uint8 NumPy arrays, as ((m,) uint32 ascending distinct indices, (m,) float32 values).
 
-    Raises InvalidArgument when a payload is non-finite: such a sum has no sparse form.
+    Work and memory follow the elements sent, unless a codec is the user's own or needs more (Bitmap, Bloom).
+
+    Raises:
+        CorruptPayload, UnknownCodec: as for :func:`decode`.
+        InvalidArgument: a payload of another number of elements than ``d``, or one that is non-finite: such a sum has no sparse form.
     """
     payloads = [check_bytes(data) for data in payloads]
     if all_native(payloads):
@@ -248,7 +273,20 @@ def decode_sum_numpy(payloads, out, scale, native=True, simd=-1):
 
 
 def inspect(data):
-    """What a payload says of itself, as a dict: version, codecs, dtype, d, k and the bytes of each section."""
+    """What a payload, (n,) uint8 NumPy, torch or TF, says of itself, as a dict; its sections are not decoded.
+
+    "version"; "index" and "value", the codecs' names ("all" where no indices travel, "none" of values of a non-finite payload); "dtype" of the
+    gradient; "non_finite"; "order" of the values; "d" elements, "k" of them sent; "header_bytes", "index_bytes", "value_bytes", "order_bytes"
+    and their sum "total_bytes".
+
+    Raises:
+        CorruptPayload, UnknownCodec: as for :func:`decode`.
+
+    >>> import deepreduce_hvd as dr
+    >>> about = dr.inspect(dr.Codec(dr.TopK(k=2), index=dr.Rice()).encode(np.arange(9, dtype=np.float32)))
+    >>> about["index"], about["value"], about["d"], about["k"], about["index_bytes"], about["total_bytes"]
+    ('Rice', 'RawValue', 9, 2, 3, 51)
+    """
     data = backends.of(data).to_numpy_bytes(data)
     parts = container.read(data)
     non_finite = bool(parts.flags & container.NON_FINITE)

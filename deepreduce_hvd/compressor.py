@@ -30,7 +30,7 @@ _SESSIONS = {
 
 
 def recommended_codec():
-    """The codec of ``Compressor(parameters=...)`` with nothing else said; README tells why."""
+    """The :class:`Codec` of ``Compressor(parameters=...)`` with nothing else said: the largest 1 %, Rice, 4-bit QSGD; README tells why."""
     return Codec(TopK(0.01), index=Rice(), value=QSGD(bits=4))
 
 
@@ -52,12 +52,16 @@ class Compressor:
         dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
         seed: of all random choices; equal on all ranks.
         process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.
-        loss_scale: with loss scaling, a function that returns the scale now (``scaler.get_scale``): residuals follow the
+        loss_scale: on PyTorch with loss scaling, a function that returns the scale now (``scaler.get_scale``): residuals follow the
             scale, and a step that overflows on any rank leaves them everywhere as they were, for a second copy of them.
-        writer: a TensorBoard ``SummaryWriter``: gets scalars every ``writer_interval`` steps.
+        writer: on PyTorch, a TensorBoard ``SummaryWriter``: gets scalars every ``writer_interval`` steps.
+
+    Codec, memory, communicator, bucket_bytes, dense_below, seed and the parameters' names and shapes must be equal on all ranks; ranks that differ
+    are told so by InvalidArgument in the first step.
 
     Raises:
-        InvalidArgument: unnamed parameters, duplicate names or a wrong type.
+        InvalidArgument: unnamed parameters, duplicate names, a wrong type or value, stages that the communicator cannot work with.
+        NativeMissing: the package was built without the operators of the parameters' framework.
     """
 
     def __init__(
@@ -120,15 +124,39 @@ class Compressor:
         raise InvalidArgument(f"Compressor parameters: expected parameters of {', '.join(_SESSIONS)}, got {type(named[0][1]).__name__}")
 
     def compress(self, tensor):
-        """Called by Horovod: starts the exchange of one gradient; returns (what Horovod reduces, context)."""
+        """Called by Horovod: starts the exchange of one gradient; returns (what Horovod reduces, context).
+
+        Args:
+            tensor: the gradient of one of the parameters, in its shape; float32, float16, bfloat16 or float64, sparse too.
+
+        Returns:
+            (4,) float32, the probe, or for what goes uncompressed the gradient itself; and what :meth:`decompress` wants to have back.
+
+        Raises:
+            InvalidArgument: not the gradient of one of the parameters.
+        """
         return self.session.compress(tensor)
 
     def decompress(self, tensor, context):
-        """Called by Horovod: the reduced gradient, in the gradient's own dtype, shape and layout."""
+        """Called by Horovod: the reduced gradient, in the gradient's own dtype, shape and layout.
+
+        Args:
+            tensor: what Horovod made of the first of what :meth:`compress` returned.
+            context: the second.
+
+        Raises:
+            PeerFailed: a rank could not encode its gradient; all ranks raise it.
+            CorruptPayload: what a rank sent is not a payload.
+            InvalidArgument: a reduction other than a sum or an average over the process set, or ranks that are configured differently.
+        """
         return self.session.decompress(tensor, context)
 
     def state_dict(self):
-        """This rank's residuals and step counters; save one a rank. Training resumed from it continues bit for bit."""
+        """This rank's residuals and step counters; save one a rank. Training resumed from it continues bit for bit.
+
+        A dictionary of numbers, strings and the memory's float32 arrays in the parameters' shapes or flat: tensors on PyTorch, which
+        ``torch.load(weights_only=True)`` takes, NumPy arrays on TensorFlow.
+        """
         return self.session.state_dict()
 
     def load_state_dict(self, state):
@@ -150,7 +178,10 @@ class Compressor:
         return self.session.trackable
 
     def stats(self):
-        """{parameter name: {...}} of the last step: dense and sent bytes by section, relative error, seconds."""
+        """{parameter name: {field: figure}} of the last step: bytes dense and sent, by section, relative error, seconds, steps and more.
+
+        ``deepreduce_hvd.statistics.FIELDS`` has every field with its meaning; ``deepreduce_hvd.statistics.totals`` adds them up.
+        """
         return self.session.stats()
 
     def summary(self):

@@ -75,11 +75,14 @@ def from_params(params, parameters, **options):
             which of the following apply; "index" (bloom with "fpr" and "policy", rle, huffman, huffman_delta, bitmap, rice,
             elias_fano, none); "value" (polyfit with "poly_degree", doubleexp, qsgd with "quantum_bits" and "bucket_size", gzip or
             deflate, fp16, bf16, quantile with "buckets", none).
-        parameters: (name, parameter) pairs.
+        parameters: (name, parameter) pairs or TensorFlow variables, as for :class:`Compressor`.
         options: further keyword arguments of :class:`Compressor`.
 
     Raises:
-        InvalidArgument: an unknown setting or choice; nothing is ignored.
+        InvalidArgument: an unknown setting or choice, or one that does not apply to the others; nothing is ignored.
+
+    What is not said: topk with "compress_ratio" 0.01, residual, allgather; ⟨index, value⟩ pairs without "deepreduce", and with it bloom with
+    the policy "p2" for indices, polyfit for values. "policy" is naive, p0, p1 or random, leftmost, p2 or conflict_sets.
     """
     used = set()
 

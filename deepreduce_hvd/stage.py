@@ -12,7 +12,7 @@ FIRST_USER_ID = 128
 
 
 class Stage:
-    """The part that all stages share: identity by parameters."""
+    """The part that all stages share: identity by parameters. Constructors raise InvalidArgument for what is not in the range that they name."""
 
     #: the id in docs/format.md
     wire_id = None
@@ -122,7 +122,11 @@ _registry = {IndexCodec: {}, ValueCodec: {}}
 
 
 def register(codec_class):
-    """Makes a codec decodable by its wire id; use as a class decorator. An id or name that is taken raises."""
+    """Makes a codec decodable by its wire id; use as a class decorator. Returns the class.
+
+    Raises:
+        InvalidArgument: neither an :class:`IndexCodec` nor a :class:`ValueCodec`, an id outside of 1 to 255, or an id or name that is taken.
+    """
     for kind, table in _registry.items():
         if issubclass(codec_class, kind):
             break

@@ -54,7 +54,7 @@ class Transport:
 
 
 class Communicator:
-    """How what all ranks send of one bucket becomes their sum. Stateless; a subclass is one file."""
+    """How what all ranks send of one bucket becomes their sum; a subclass is one file. An instance serves all buckets of a compressor."""
 
     def check(self, codec, memory):
         """Raises InvalidArgument when the scheme cannot work with these stages."""

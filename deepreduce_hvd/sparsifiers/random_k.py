@@ -32,9 +32,9 @@ def permuted(key, d, numbers):
 
 
 class RandomK(Sparsifier):
-    """``k`` distinct random elements, zeros too, chosen anew at every step without a look at the data.
+    """``k`` distinct random elements, zeros too, chosen anew at every step without a look at the data (Stich et al. 2018).
 
-    The key is the same on all ranks, so all send the same positions (the paper's Random-r). ``ratio`` in (0, 1] keeps
+    The key is the same on all ranks, so all send the same positions (DeepReduce's Random-r). ``ratio`` in (0, 1] keeps
     max(1, floor(ratio * d)) elements; ``k`` keeps that many. Values are not scaled up: with error feedback they must not be.
 
     >>> RandomK(k=3).select(np.zeros(10, dtype=np.float32), key=1).size
