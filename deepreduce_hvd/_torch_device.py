@@ -1,20 +1,14 @@
-"""Compression on the GPU that has the gradients: what stays there, and how payloads get from there to the collective and back."""
+"""Compression on the GPU that has the gradients: what stays there, and how sums get back into gradients."""
 
-import struct
 import weakref
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
-from deepreduce_hvd import payload as container, torch as operators, wire
-from deepreduce_hvd.codec import decode_sum_numpy, decode_sum_sparse
+from deepreduce_hvd import torch as operators
+from deepreduce_hvd._torch_copies import CopiesToHost, SideStreams, pinned
+from deepreduce_hvd._torch_device_exchange import DeviceAllgather, DeviceMember
 from deepreduce_hvd.communicators.allgather import Allgather
-from deepreduce_hvd.communicators.job import Member
-from deepreduce_hvd.communicators.sums import PayloadSum
-from deepreduce_hvd.errors import CorruptPayload, PeerFailed
-
-_LENGTH = struct.Struct("<I")
 
 
 def _why_not(codec, memory, communicator):
@@ -30,20 +24,36 @@ def _why_not(codec, memory, communicator):
     return None
 
 
-class DeviceMember(Member):
-    """A gradient on a GPU, with its state there. ``encode_on_device()`` returns (payload there, header on the host)."""
+class _SumOnDevices:
+    """How one bucket's sums are made on its gradients' devices."""
 
-    def __init__(self, slot, encode_on_device):
-        d = slot.parameter.numel()
-        super().__init__(slot.name, np.broadcast_to(np.float32(0), d), (), slot.key, encode=self._encode_to_host)
-        self.slot = slot
-        self.encode_on_device = encode_on_device
+    def __init__(self, total):
+        self._gathered = total.gathered  # of all ranks; on the host, if it came through there
+        self._left = len(total.messages)
+        self._results = {}  # device -> [(name, dr_cuda_result there)]
 
-    def _encode_to_host(self):
-        payload, _ = self.encode_on_device()
-        # kept on the host, where stats() wants it
-        self.slot.payload = _pinned(payload.numel()).copy_(payload)
-        return self.slot.payload.numpy()
+    def bytes_on(self, device):
+        if not isinstance(self._gathered, torch.Tensor):
+            host = pinned(self._gathered.size, torch.uint8)
+            host.numpy()[:] = self._gathered
+            self._gathered = host.to(device, non_blocking=True)
+        return self._gathered.to(device)
+
+    def add(self, name, result):
+        """Whether this was the last one."""
+        self._results.setdefault(result.device, []).append((name, result))
+        self._left -= 1
+        return self._left == 0
+
+    def send_results(self):
+        """[(names, their results on the way to the host, the copies' handle)], of each device."""
+        sent = []
+        for device, results in self._results.items():
+            names, rows = zip(*results)
+            copies = CopiesToHost()
+            sent.append((names, copies.start(torch.stack(rows), torch.cuda.current_stream(device)), copies))
+        self._results = {}
+        return sent
 
 
 class DevicePath:
@@ -54,8 +64,13 @@ class DevicePath:
         self.why_not = _why_not(compressor.codec, compressor.memory, compressor.communicator)
         #: whether collectives take payloads from the device
         self.nccl = self.why_not is None and bool(hvd.nccl_built())
-        self._gathered = weakref.WeakKeyDictionary()  # PayloadSum -> its bytes on the device
-        self._started = []  # (result on its way to the host, event that it has come) of sums
+        self.side_streams = SideStreams()
+        self.forget()
+
+    def forget(self):
+        """What sums have not reported yet."""
+        self._sums = weakref.WeakKeyDictionary()  # PayloadSum -> _SumOnDevices
+        self._sent = []
 
     def takes(self, tensor):
         """Whether a tensor is compressed where it is."""
@@ -67,131 +82,54 @@ class DevicePath:
 
     def member(self, slot, gradient, rank):
         flat = gradient.detach().contiguous().view(-1)
+        compressor = self.compressor
 
-        def encode():
-            compressor = self.compressor
+        def start():
             state = (*slot.state, *[None] * (2 - len(slot.state)))
-            payload, header = operators.checked(
-                torch.ops.deepreduce.encode_with_header, flat, *state, None, compressor.codec.fields(compressor.memory, slot.steps - 1),
+            return operators.checked(
+                torch.ops.deepreduce.start_encode_, flat, *state, compressor.codec.fields(compressor.memory, slot.steps - 1),
                 compressor.seed, slot.steps - 1, slot.key, rank,
             )  # fmt: skip
-            slot.payload = payload
-            return payload, header.numpy()
 
-        return DeviceMember(slot, encode)
+        return DeviceMember(slot, flat, start)
 
     def communicator(self, slots):
         """What exchanges the payloads of a bucket: on all ranks the same, if their parameters are on devices alike."""
+        if not any(self.takes(slot.parameter) for slot in slots):
+            return self.compressor.communicator
         devices = {slot.parameter.device for slot in slots}
-        if self.nccl and len(devices) == 1 and self.takes(slots[0].parameter):
-            return DeviceAllgather(slots[0].parameter.device)
-        return self.compressor.communicator
+        return DeviceAllgather(slots[0].parameter.device if self.nccl and len(devices) == 1 else None)
 
-    def decode(self, gradient, total, number, scale):
+    def decode(self, name, gradient, total, number, scale):
         """The sum in the gradient's shape and dtype, and in its own memory where that can be; it is encoded already."""
         if gradient.dtype == torch.float32 and gradient.is_contiguous():
             out = gradient.detach().view(-1).zero_()
         else:
             out = torch.zeros(gradient.numel(), dtype=torch.float32, device=gradient.device)
-        bytes_there = self._bytes_there(total, gradient.device)
+        sums = self._sums.get(total)
+        if sums is None:
+            sums = self._sums[total] = _SumOnDevices(total)
+        bytes_there = sums.bytes_on(gradient.device)
         payloads = [bytes_there[message.start : message.end] for message in total.messages[number]]
         fields = self.compressor.codec.fields(self.compressor.memory)
-        result = operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields)
-        with torch.cuda.device(gradient.device):
-            came = torch.cuda.Event()
-            on_host = _pinned(result.numel()).copy_(result, non_blocking=True)
-            came.record()
-        self._started.append((on_host, came))
+        if sums.add(name, operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields)):
+            self._sent += sums.send_results()
         return out.view(gradient.shape).to(gradient.dtype)
 
-    def _bytes_there(self, total, device):
-        if isinstance(total.gathered, torch.Tensor):
-            return total.gathered
-        found = self._gathered.get(total)
-        if found is None:
-            pinned = _pinned(total.gathered.size)
-            pinned.numpy()[:] = total.gathered
-            found = self._gathered[total] = pinned.to(device, non_blocking=True)
-        return found.to(device)
+    def from_host(self, out, gradient):
+        """``out`` (d,) float32 in pinned memory, in the gradient's shape and dtype on its device, in its own memory where that can be."""
+        in_place = gradient.dtype == torch.float32 and gradient.is_contiguous()
+        flat = gradient.detach().view(-1) if in_place else torch.empty(out.shape, dtype=out.dtype, device=gradient.device)
+        self.side_streams.to_device(out, flat)
+        return flat.view(gradient.shape).to(gradient.dtype)
 
     def check(self):
         """Raises what went wrong in sums on the device: asked when a round is over, so that nothing waits for the device in between."""
-        while self._started:
-            on_host, came = self._started.pop()
-            came.synchronize()
-            operators.checked(torch.ops.deepreduce.raise_failure, on_host)
-
-
-class DeviceAllgather(Allgather):
-    """Allgather of payloads on a device, by collectives that take them from there; headers go beside them, through the host."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def exchange(self, job, channel):
-        payloads, entries = [torch.empty(0, dtype=torch.uint8, device=self.device)], []
-        for member in job.members:
-            try:
-                if member.failure is not None:
-                    raise member.failure
-                payload, header = member.encode_on_device()
-                payloads.append(payload)
-            except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
-                member.failure = error
-                header = wire.notice(error)
-            entries += [np.frombuffer(_LENGTH.pack(header.size), dtype=np.uint8), header]
-        # both are on their way before either is waited for
-        headers, sums = channel.allgather(np.concatenate(entries)), channel.allgather(torch.cat(payloads))
-        headers = yield headers
-        gathered = yield sums
-        return DeviceSum(job, headers, gathered, channel.size)
-
-
-class DeviceSum(PayloadSum):
-    """Payloads of every rank on a device. ``headers``: of each rank, each member, the length and bytes of a header or a notice."""
-
-    def __init__(self, job, headers, gathered, size):
-        self._offsets = job.offsets
-        self.gathered = gathered
-        spans, at, start = [], 0, 0
-        while at < headers.size:
-            first = at + _LENGTH.size
-            at = first + (_LENGTH.unpack_from(headers, at)[0] if first <= headers.size else 0)
-            if not first < at <= headers.size:
-                raise CorruptPayload(f"parameter {job.name}: expected headers of {headers.size} bytes in all, got one that ends at {at}")
-            span = _span(headers[first:at], start)
-            spans.append(span)
-            start = span.end
-        count = len(job.members)
-        if len(spans) != size * count:
-            raise CorruptPayload(f"parameter {job.name}: expected {count} headers from each of {size} ranks, got {len(spans)} in all")
-        self.messages = [spans[number::count] for number in range(count)]
-        for member, messages in zip(job.members, self.messages):
-            try:
-                wire.raise_notices(member.name, messages)
-            except PeerFailed as error:
-                raise error from member.failure
-        if start != gathered.numel():
-            raise CorruptPayload(f"parameter {job.name}: expected payloads of {start} bytes in all, got {gathered.numel()}")
-
-    def _on_host(self, member):
-        return [payload.cpu().numpy() for payload in self.payloads(member)]
-
-    def add_to(self, member, out, scale):
-        decode_sum_numpy(self._on_host(member), out, scale)
-
-    def sparse(self, member, scale):
-        return decode_sum_sparse(self._on_host(member), int(np.diff(self._offsets)[member]), scale)
-
-
-def _span(entry, start):
-    """Where the payload of a header lies that starts at ``start``; a notice, which has none."""
-    if entry[: len(container.MAGIC)].tobytes() != container.MAGIC:
-        (message,) = wire.split(entry)
-        return wire.Message(start, start, False, message.notice)
-    total_bytes, non_finite = container.read_header(entry)
-    return wire.Message(start, start + total_bytes, non_finite, None)
-
-
-def _pinned(size):
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        for sums in self._sums.values():
+            self._sent += sums.send_results()
+        sent = self._sent
+        self.forget()
+        for names, results, copies in sent:
+            copies.result()
+            for name, result in zip(names, results):
+                operators.checked(torch.ops.deepreduce.raise_failure, result, name)

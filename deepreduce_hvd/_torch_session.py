@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from deepreduce_hvd import _torch_elastic, buckets, payload as container, state as saved_state, wire
+from deepreduce_hvd._torch_copies import CopiesToHost
 from deepreduce_hvd._torch_device import DevicePath
 from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
@@ -30,6 +31,7 @@ class _Flight:
     def __init__(self, slots):
         self.slots = slots  # of the whole bucket, in the order of their parts in its messages
         self.members = {}  # slot -> Member
+        self.copies = CopiesToHost()  # of gradients that are encoded there
         self.order = []  # slots of the members once the exchange has started
         self.exchange = None
 
@@ -151,7 +153,7 @@ class Session:
         flight = self._flights.get(number)
         if flight is None or slot in flight.members:
             flight = self._flights[number] = _Flight(slots)
-        flight.members[slot] = self._member(slot, tensor)
+        flight.members[slot] = self._member(slot, tensor, flight.copies)
         if flight.full:
             self._start(flight)
         self._advance()
@@ -162,7 +164,7 @@ class Session:
             exchange.advance()
         self._moving = [exchange for exchange in self._moving if not exchange.done]
 
-    def _member(self, slot, tensor):
+    def _member(self, slot, tensor, copies):
         try:
             on_device = self.device_path.takes(tensor)
             slot.move_to(tensor.device if on_device else torch.device("cpu"))
@@ -170,7 +172,7 @@ class Session:
             slot.back_up()
             if on_device:
                 return self.device_path.member(slot, tensor, hvd.rank())
-            gradient = self._on_host(tensor.detach()).contiguous().view(-1)
+            gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
             # NumPy has no bfloat16: the numbers go as they lie in memory
             dtype = _DTYPES.get(gradient.dtype)
             if dtype is None:
@@ -192,7 +194,6 @@ class Session:
 
     def _start(self, flight):
         """Starts the exchange of what a flight holds: of the whole bucket, unless some gradients did not come."""
-        started = time.perf_counter()
         flight.order = [slot for slot in flight.slots if slot in flight.members]
         for slot in flight.order:
             slot.payload = None
@@ -200,19 +201,16 @@ class Session:
         members = [flight.members[slot] for slot in flight.order]
         job = Job(compressor.codec, compressor.memory, members, compressor.seed, first.steps - 1, hvd.rank())
         compressor.communicator.prepare(self.transport)
-        flight.exchange = Exchange(self.device_path.communicator(flight.order), job, self.transport, f"deepreduce.{first.name}")
-        spent = time.perf_counter() - started
+        communicator, name = self.device_path.communicator(flight.order), f"deepreduce.{first.name}"
+        flight.exchange = Exchange(communicator, job, self.transport, name, after=flight.copies or None)
         self._moving.append(flight.exchange)
-        for slot in flight.order:
-            slot.encode_seconds += spent * slot.parameter.numel() / max(job.d, 1)
 
-    def _on_host(self, tensor):
+    def _on_host(self, tensor, copies):
+        """The tensor's numbers, there when ``copies`` have come."""
         if tensor.device.type == "cpu":
             return tensor
         self._warn_once("device", f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}")
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-        host.copy_(tensor)
-        return host
+        return self.device_path.side_streams.to_host(tensor, copies) if tensor.device.type == "cuda" else tensor.cpu()
 
     def _follow_loss_scale(self, slot):
         """Residuals are in units of the scaled loss: when the scale changes they change with it (exactly, powers of two)."""
@@ -249,6 +247,7 @@ class Session:
         total = exchange.finish()
         started = time.perf_counter()
         number = flight.order.index(slot)
+        slot.encode_seconds += exchange.seconds * slot.parameter.numel() / max(exchange.job.d, 1)
         slot.count_sent(pending.gradient, exchange)
         if total.non_finite(number):
             self._meet_non_finite(slot)
@@ -260,13 +259,15 @@ class Session:
         if _is_sparse(slot.parameter.grad) and not self._round_void:
             return self._decode_sparse(slot.parameter.grad, gradient, *total.sparse(number, scale))
         if self.device_path.takes(gradient):
-            return self.device_path.decode(gradient, total, number, scale)
+            return self.device_path.decode(slot.name, gradient, total, number, scale)
         in_place = gradient.device.type == "cpu" and gradient.dtype == torch.float32 and gradient.is_contiguous()
         if in_place:  # the gradient's own memory: it is encoded already, and fresh pages would cost more than the sum
             out = gradient.detach().view(-1).zero_()
         else:
-            out = torch.zeros(gradient.numel(), dtype=torch.float32)
+            out = torch.zeros(gradient.numel(), dtype=torch.float32, pin_memory=gradient.is_cuda)
         total.add_to(number, out.numpy(), scale)
+        if gradient.is_cuda:
+            return self.device_path.from_host(out, gradient)
         return out.view(gradient.shape).to(device=gradient.device, dtype=gradient.dtype)
 
     def _decode_sparse(self, like, gradient, indices, values):
@@ -302,6 +303,7 @@ class Session:
     def abandon(self):
         """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
         self._forget_round()
+        self.device_path.forget()
         self.transport.reset()
         self.compressor.communicator.reset()
 

@@ -1,6 +1,7 @@
 """The Transport over Horovod's PyTorch collectives."""
 
 import warnings
+from typing import Callable, NamedTuple
 
 import horovod.torch as hvd
 import numpy as np
@@ -18,29 +19,41 @@ def _tensor(array):
         return torch.from_numpy(array)
 
 
+class _Collective(NamedTuple):
+    """A handle: Horovod's, and what makes its output the result."""
+
+    started: int
+    finish: Callable
+
+    def query(self):
+        return hvd.poll(self.started)
+
+    def result(self):
+        return self.finish(hvd.synchronize(self.started))
+
+
 class HorovodTransport(ProcessSetTransport):
-    """Asynchronous. A handle is (Horovod's handle, what makes its output the result)."""
+    """Asynchronous. A handle has query(), whether it is done, and result(), which waits; copies to the host have the same."""
 
     horovod = hvd
 
     def allgather(self, array, name):
         """Of a tensor on a device, (n,) uint8, too; the result is then one as well."""
         finish = torch.Tensor.numpy if isinstance(array, np.ndarray) else torch.Tensor.detach
-        return hvd.allgather_async(_tensor(array), name=name, process_set=self.process_set), finish
+        return _Collective(hvd.allgather_async(_tensor(array), name=name, process_set=self.process_set), finish)
 
     def alltoall(self, parts, name):
         splits = torch.tensor([part.size for part in parts], dtype=torch.int32)
-        return hvd.alltoall_async(_tensor(np.concatenate(parts)), splits, name=name, process_set=self.process_set), _split
+        return _Collective(hvd.alltoall_async(_tensor(np.concatenate(parts)), splits, name=name, process_set=self.process_set), _split)
 
     def allreduce(self, array, name):
-        return hvd.allreduce_async(_tensor(array), name=name, op=hvd.Sum, process_set=self.process_set), torch.Tensor.numpy
+        return _Collective(hvd.allreduce_async(_tensor(array), name=name, op=hvd.Sum, process_set=self.process_set), torch.Tensor.numpy)
 
     def test(self, handle):
-        return hvd.poll(handle[0])
+        return handle.query()
 
     def wait(self, handle):
-        started, finish = handle
-        return finish(hvd.synchronize(started))
+        return handle.result()
 
 
 def _split(received):

@@ -1,7 +1,7 @@
 """PyTorch tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to.
 
 ``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for tracing. Built with CUDA it works on tensors of
-the device, and has start_decode_sum_, which does not wait, encode_with_header, cuda_supports and raise_failure besides (docs/gpu.md).
+the device, and has start_encode_ and start_decode_sum_, which do not wait, cuda_supports and raise_failure besides (docs/gpu.md).
 """
 
 import pathlib

@@ -27,7 +27,7 @@ CODECS = {
 def train(device, codec):
     """{name: [gradient of each step as all ranks get it]}, {name: residual at the end}."""
     parameters = {name: torch.nn.Parameter(torch.zeros(shape, device=device)) for name, shape in SHAPES.items()}
-    compressor = dr.Compressor(codec, parameters=parameters.items(), dense_below=0, bucket_bytes=100_000)
+    compressor = dr.Compressor(codec, parameters=parameters.items(), dense_below=0, bucket_bytes=50_000)
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(parameters.values(), lr=0.1), named_parameters=parameters.items(), compression=compressor
     )

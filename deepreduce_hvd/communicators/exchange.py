@@ -1,5 +1,7 @@
 """The driver: rounds of all pending exchanges advance together, so that a step costs the latency of one exchange."""
 
+import time
+
 
 class Channel:
     """A transport as one exchange sees it: names made of the exchange's own, bytes counted."""
@@ -42,21 +44,31 @@ class Channel:
 
 
 class Exchange:
-    """One communicator's generator on its way: ``done`` with ``result``, or with the ``error`` that it raised."""
+    """One communicator's generator on its way: ``done`` with ``result``, or with the ``error`` that it raised.
 
-    def __init__(self, communicator, job, transport, name):
+    ``after``: a handle of the transport to wait for before the generator is started; None for nothing. ``seconds``: spent in the generator.
+    """
+
+    def __init__(self, communicator, job, transport, name, after=None):
         self.job = job
         job.scheme = repr(communicator)
         self.channel = Channel(transport, name)
         self.done = False
         self.result = None
         self.error = None
+        self.seconds = 0.0
         self._transport = transport
-        self._generator = communicator.exchange(job, self.channel)
+        self._generator = self._steps(communicator, after)
         self._handle = None
         self._send(None)
 
+    def _steps(self, communicator, after):
+        if after is not None:
+            yield after
+        return (yield from communicator.exchange(self.job, self.channel))
+
     def _send(self, value):
+        started = time.perf_counter()
         try:
             self._handle = self._generator.send(value)
         except StopIteration as stop:
@@ -65,6 +77,7 @@ class Exchange:
         except Exception as error:  # raised where the exchange is finished, not where another one's progress found it
             self.error = error
             self.done = True
+        self.seconds += time.perf_counter() - started
 
     def advance(self):
         """As far as it goes without waiting; says whether it went on."""

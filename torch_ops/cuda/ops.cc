@@ -14,6 +14,7 @@ namespace deepreduce_torch {
 namespace {
 
 constexpr int64_t kHeaderBytes = 40;  // of a payload
+constexpr int64_t kReportBytes = sizeof(dr_cuda_result) + kHeaderBytes;
 constexpr int64_t kIndexIdAt = 6, kValueIdAt = 7;
 constexpr int32_t kRawIndex = 1, kRawValue = 1;  // ids of docs/format.md
 
@@ -52,15 +53,22 @@ dr_cuda_result as_result(const at::Tensor& host) {
   return result;
 }
 
-void raise_failure(const at::Tensor& host) {
+// Raises what a dr_cuda_result that was copied to the host says, if it is a failure. `parameter`: whose sum it is that failed, if it is one.
+void raise_failure(const at::Tensor& host, c10::string_view parameter) {
   const dr_cuda_result result = as_result(host);
   dr_context context{};
-  check(context, dr_cuda_message(&context, &result));
+  const int status = dr_cuda_message(&context, &result);
+  if (parameter.empty()) return check(context, status);
+  DR_CHECK_STATUS(status, c10::str("parameter ", parameter, ": rank ", result.payload, ": ", context.message));
 }
 
 bool supports(at::ArrayRef<double> codec_fields) {
   const dr_codec codec = codec_of(codec_fields);
   return dr_cuda_supports(&codec) != 0;
+}
+
+void expect_of_the_device(const dr_codec& codec) {
+  DR_EXPECT(dr_cuda_supports(&codec) != 0, "codec: expected one that works on the device, got one that stays on the host");
 }
 
 at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
@@ -83,51 +91,51 @@ at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Te
   return pinned.to(gradient.device(), true);
 }
 
-// The payload on the gradient's device, and its header in host memory.
-std::tuple<at::Tensor, at::Tensor> encode_with_header(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
-                                                      const std::optional<at::Tensor>& velocity, const std::optional<at::Tensor>& threshold,
-                                                      at::ArrayRef<double> codec_fields, int64_t seed, int64_t step, int64_t tensor,
-                                                      int64_t rank) {
+// Starts to encode, without waiting: returns memory on the device whose beginning will be the payload, and a report there, the dr_cuda_result and
+// the payload's header, which tells how much of it.
+std::tuple<at::Tensor, at::Tensor> start_encode_(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
+                                                 const std::optional<at::Tensor>& velocity, at::ArrayRef<double> codec_fields, int64_t seed,
+                                                 int64_t step, int64_t tensor, int64_t rank) {
   DR_EXPECT(gradient.is_cuda(), "gradient: expected it where its residual is, got ", describe(gradient));
   expect_gradient(gradient);
   const c10::cuda::CUDAGuard guard(gradient.device());
   const dr_codec codec = codec_of(codec_fields);
+  expect_of_the_device(codec);
   dr_cuda_encoding encoding{};
   encoding.gradient = gradient.const_data_ptr();
   encoding.dtype = dtype_code(gradient.scalar_type());
   encoding.d = static_cast<uint64_t>(gradient.numel());
   encoding.residual = state_data(residual, gradient.numel(), gradient.device(), "residual");
   encoding.velocity = state_data(velocity, gradient.numel(), gradient.device(), "velocity");
-  state_data(threshold, 1, gradient.device(), "threshold");  // a hint for the host: the device takes none, and leaves it
   encoding.position = position_of(seed, step, tensor, rank);
-  if (dr_cuda_supports(&codec) == 0) {
-    const at::Tensor payload = encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor, rank);
-    return {payload, to_host({payload.narrow(0, 0, kHeaderBytes)})[0]};
-  }
-  const uint64_t capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
-  const at::Tensor room = device_bytes(capacity, gradient.device());
-  const at::Tensor result = device_bytes(sizeof(dr_cuda_result), gradient.device());
+  encoding.payload_capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
+  const at::Tensor room = device_bytes(encoding.payload_capacity, gradient.device());
+  const at::Tensor report = device_bytes(kReportBytes, gradient.device());
   encoding.payload = room.mutable_data_ptr<uint8_t>();
-  encoding.payload_capacity = capacity;
-  encoding.result = static_cast<dr_cuda_result*>(result.mutable_data_ptr());
+  encoding.result = static_cast<dr_cuda_result*>(report.mutable_data_ptr());
   dr_context context{};
   size_t workspace_bytes = 0;
   check(context, dr_cuda_encode(&context, &codec, &encoding, nullptr, &workspace_bytes, current_stream(gradient)));
   const at::Tensor workspace = device_bytes(workspace_bytes, gradient.device());
   check(context, dr_cuda_encode(&context, &codec, &encoding, workspace.mutable_data_ptr(), &workspace_bytes, current_stream(gradient)));
-
-  const std::vector<at::Tensor> read = to_host({result, room.narrow(0, 0, kHeaderBytes)});
-  raise_failure(read[0]);
-  const dr_cuda_result done = as_result(read[0]);
-  // a copy, unless it is near the room's size: the room is that of all elements
-  const at::Tensor payload = room.narrow(0, 0, static_cast<int64_t>(done.payload_bytes));
-  return {done.payload_bytes < capacity / 2 ? payload.clone() : payload, read[1]};
+  report.narrow(0, sizeof(dr_cuda_result), kHeaderBytes).copy_(room.narrow(0, 0, kHeaderBytes), /*non_blocking=*/true);
+  return {room, report};
 }
 
 at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
                   const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields, int64_t seed, int64_t step, int64_t tensor,
                   int64_t rank) {
-  return std::get<0>(encode_with_header(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor, rank));
+  expect_gradient(gradient);
+  const c10::cuda::CUDAGuard guard(gradient.device());
+  state_data(threshold, 1, gradient.device(), "threshold");  // a hint for the host: the device takes none, and leaves it
+  if (!supports(codec_fields)) return encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor, rank);
+  const auto [room, report] = start_encode_(gradient, residual, velocity, codec_fields, seed, step, tensor, rank);
+  const at::Tensor result = to_host({report})[0].narrow(0, 0, sizeof(dr_cuda_result));
+  raise_failure(result, "");
+  const int64_t bytes = static_cast<int64_t>(as_result(result).payload_bytes);
+  // a copy, unless it is near the room's size: the room is that of all elements
+  const at::Tensor payload = room.narrow(0, 0, bytes);
+  return bytes < room.numel() / 2 ? payload.clone() : payload;
 }
 
 struct DevicePayloads {
@@ -188,7 +196,7 @@ void decode_sum_alike(const at::Tensor& out, const std::vector<at::Tensor>& payl
     const std::vector<at::Tensor> rest(payloads.begin() + static_cast<std::ptrdiff_t>(first), payloads.end());
     const at::Tensor result = to_host({start_decode_sum(out, DevicePayloads(rest, out.device()), scale, codec)})[0];
     const dr_cuda_result found = as_result(result);
-    if (found.status != DR_UNKNOWN_CODEC) return raise_failure(result);
+    if (found.status != DR_UNKNOWN_CODEC) return raise_failure(result, "");
     decode_sum_on_host(out, {rest[found.payload]}, scale);
     first += found.payload + 1;
   }
@@ -222,7 +230,7 @@ at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payl
   expect_on_device(out);
   const c10::cuda::CUDAGuard guard(out.device());
   const dr_codec codec = codec_of(codec_fields);
-  DR_EXPECT(dr_cuda_supports(&codec) != 0, "codec: expected one that works on the device, got one that stays on the host");
+  expect_of_the_device(codec);
   return start_decode_sum(out, DevicePayloads(payloads, out.device()), scale, codec);
 }
 
@@ -259,16 +267,16 @@ std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& 
 // Only builds with CUDA have these.
 TORCH_LIBRARY_FRAGMENT(deepreduce, library) {
   library.def("cuda_supports(float[] codec) -> bool", &deepreduce_torch::supports);
-  library.def("raise_failure(Tensor result) -> ()", &deepreduce_torch::raise_failure);
+  library.def("raise_failure(Tensor result, str parameter='') -> ()", &deepreduce_torch::raise_failure);
   library.def(
-      "encode_with_header(Tensor gradient, Tensor(a!)? residual, Tensor(b!)? velocity, Tensor(c!)? threshold, float[] codec, int seed, "
-      "int step, int tensor, int rank) -> (Tensor, Tensor)");
+      "start_encode_(Tensor gradient, Tensor(a!)? residual, Tensor(b!)? velocity, float[] codec, int seed, int step, int tensor, int rank) "
+      "-> (Tensor, Tensor)");
   library.def("start_decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[] codec) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(deepreduce, CUDA, library) {
   library.impl("encode", &deepreduce_torch::encode);
-  library.impl("encode_with_header", &deepreduce_torch::encode_with_header);
+  library.impl("start_encode_", &deepreduce_torch::start_encode_);
   library.impl("decode_sum_", &deepreduce_torch::decode_sum_);
   library.impl("start_decode_sum_", &deepreduce_torch::start_decode_sum_);
   library.impl("decode", &deepreduce_torch::decode);

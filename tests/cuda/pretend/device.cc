@@ -1,5 +1,6 @@
 // A CUDA device that is not there, for tests: tensors of device "cuda" whose memory is the host's, in a PyTorch without CUDA. What is allocated is
-// filled with 0xA5. PyTorch's own operators run on the host, on copies; the package's CUDA operators run under the emulator.
+// filled with 0xA5. PyTorch's own operators run on the host, on copies; the package's CUDA operators run under the emulator. All work at once, but for
+// copies to the host that are not to block: they arrive when something is waited for that was recorded after them.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -13,6 +14,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <deque>
+#include <utility>
 
 namespace {
 
@@ -69,8 +72,15 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, s
   return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_memory,
                                            c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
 }
-at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool) {
-  on_host(to).copy_(on_host(from));
+std::deque<std::pair<at::Tensor, at::Tensor>> on_their_way;  // (to, what will be there)
+int64_t arrived = 0;
+
+at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
+  if (non_blocking && to.is_cpu() && from.is_cuda()) {
+    on_their_way.emplace_back(to, on_host(from).clone());
+  } else {
+    on_host(to).copy_(on_host(from));
+  }
   return to;
 }
 at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
@@ -98,6 +108,18 @@ at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef size, c10
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
 
 }  // namespace
+
+extern "C" {
+// A moment: how many copies were started before it.
+int64_t pretended_now() { return arrived + static_cast<int64_t>(on_their_way.size()); }
+int pretended_reached(int64_t moment) { return arrived >= moment; }
+void pretended_wait(int64_t moment) {
+  for (; arrived < moment; ++arrived) {
+    on_their_way.front().first.copy_(on_their_way.front().second);
+    on_their_way.pop_front();
+  }
+}
+}
 
 namespace at {
 REGISTER_CUDA_HOOKS(CUDAHooks);

@@ -58,20 +58,42 @@ def package(folder):
     return folder
 
 
-class _Event:
-    def record(self):
+class _Stream:
+    """All streams keep one order; each but the first is told what it waits for."""
+
+    def __init__(self, device=None):
         pass
 
-    def synchronize(self):
-        pass
+    def wait_stream(self, other):
+        assert isinstance(other, _Stream)
 
 
 def install(folder):
     """From now on torch has a device "cuda" in this process. ``folder``: what :func:`package` filled."""
-    ctypes.CDLL(str(pathlib.Path(folder) / "pretended_device.so"), mode=ctypes.RTLD_GLOBAL)  # before torch looks for a CUDA of its own
+    # before torch looks for a CUDA of its own
+    pretended = ctypes.CDLL(str(pathlib.Path(folder) / "pretended_device.so"), mode=ctypes.RTLD_GLOBAL)
+    pretended.pretended_now.restype, pretended.pretended_wait.restype = ctypes.c_int64, None
+    pretended.pretended_wait.argtypes = pretended.pretended_reached.argtypes = [ctypes.c_int64]
     import torch
 
+    class Event:
+        """Done at the second question, so that both answers are given."""
+
+        def record(self, stream=None):
+            self._moment, self._asked = pretended.pretended_now(), 0
+
+        def query(self):
+            self._asked += 1
+            if self._asked > 1:
+                self.synchronize()
+            return bool(pretended.pretended_reached(self._moment))
+
+        def synchronize(self):
+            pretended.pretended_wait(self._moment)
+
+    first = _Stream()
     torch.cuda._lazy_init = lambda: None
-    torch.cuda.Event = _Event
-    torch.cuda.device = contextlib.nullcontext
+    torch.cuda.Event, torch.cuda.Stream = Event, _Stream
+    torch.cuda.current_stream = lambda device=None: first
+    torch.cuda.device = torch.cuda.stream = contextlib.nullcontext
     return torch

@@ -1,0 +1,76 @@
+"""Exchanges of gradients on a device, two ranks: what is copied to the host, and failures that one rank meets."""
+
+import pathlib
+import runpy
+
+import horovod.torch as hvd
+import torch
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import _torch_copies, _torch_device, _torch_device_exchange
+
+ranks = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))
+train, STEPS = ranks["train"], ranks["STEPS"]
+hvd.init()
+BUCKETS = 2  # of gpu_ranks.py's three parameters
+
+copied = []
+start = _torch_copies.CopiesToHost.start
+
+
+def counted(self, tensor, stream):
+    copied.append(tensor.numel())
+    return start(self, tensor, stream)
+
+
+def copies_of(codec):
+    copied.clear()
+    train(torch.device("cuda:0"), codec)
+    return len(copied)
+
+
+_torch_copies.CopiesToHost.start = counted
+rice, deflate = ranks["CODECS"]["Rice, raw"], ranks["CODECS"]["Deflate"]
+# a bucket's reports, its payloads, and how its sums went, however many gradients it has
+assert copies_of(rice) == STEPS * BUCKETS * 3, copied
+# each gradient
+assert copies_of(deflate) == STEPS * 3, copied
+_torch_copies.CopiesToHost.start = start
+
+
+def expect(error, *words):
+    try:
+        train(torch.device("cuda:0"), rice)
+    except error as found:
+        assert all(word in str(found) for word in words), found
+    else:
+        raise SystemExit(f"expected {error.__name__}, got none")
+
+
+# one rank cannot start to encode one of a bucket's gradients
+begin = _torch_device_exchange.DeviceMember.start
+
+
+def fails(self):
+    if self.name == "second" and hvd.rank() == 1:
+        self._start = lambda: torch.ops.deepreduce.start_encode_(torch.zeros(3), None, None, rice.fields(dr.NoMemory()), 0, 0, 0, 0)
+    return begin(self)
+
+
+_torch_device_exchange.DeviceMember.start = fails
+expect(dr.PeerFailed, "parameter second: rank 1: ")
+_torch_device_exchange.DeviceMember.start = begin
+
+# what one rank sent arrives damaged: known when the next step begins
+bytes_on = _torch_device._SumOnDevices.bytes_on
+
+
+def damaged(self, device):
+    there = bytes_on(self, device)
+    there[-1] ^= 1  # of the last rank's last gradient
+    return there
+
+
+_torch_device._SumOnDevices.bytes_on = damaged
+expect(dr.CorruptPayload, "parameter ", ": rank 1: payload checksum: expected ")
+print("as expected")
