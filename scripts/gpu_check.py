@@ -8,6 +8,7 @@ Runs with the Python that it is started with (make gpu-check PYTHON=...), agains
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
@@ -45,6 +46,26 @@ def part(title, expected):
     started = time.perf_counter()
     yield
     say(f"{title}: {time.perf_counter() - started:.0f} s")
+
+
+class Parts:
+    """The parts of a check after the build: each is run whatever came of those before it, so that one run tells as much as it can."""
+
+    def __init__(self):
+        self.not_run = []
+        self.failed = []
+
+    def run(self, title, expected, work):
+        """``work()`` returns why it did not run, or None, and raises Stop when it found something wrong."""
+        try:
+            with part(title, expected):
+                reason = work()
+        except (Stop, subprocess.TimeoutExpired) as stop:
+            say(f"FAILED: {title}: {stop}")
+            self.failed.append(title)
+        else:
+            if reason is not None:
+                self.not_run.append(f"{title}: {reason}")
 
 
 def run(*command, timeout=None, **environment):
@@ -122,27 +143,25 @@ def ranks():
     return None
 
 
+def script(path, *arguments):
+    expect_success(path, run(sys.executable, path, *arguments))
+
+
 def check():
     expect_modules()
     name, architecture, cuda = gpu()
     say(f"{name}, architecture {architecture}, CUDA {cuda}, {os.cpu_count()} cores")
-    not_run = []
     with part(f"building for architecture {architecture}", "1 to 2 minutes with 16 cores, the first time"):
         build(architecture)
-    with part("comparing the GPU with the host byte by byte, on random inputs", "about 1 minute"):
-        expect_success("comparison", run(sys.executable, "scripts/gpu_equality.py"))
+    parts = Parts()
+    parts.run("comparing the GPU with the host byte by byte, on random inputs", "about 1 minute", lambda: script("scripts/gpu_equality.py"))
+    parts.run("measuring", "1 minute", lambda: script("benchmarks/gpu.py"))
+    parts.run("two ranks on this GPU against two on the host", "half a minute", ranks)
     for tool in ("memcheck", "racecheck"):
-        with part(f"compute-sanitizer {tool} on small inputs", f"at most {SANITIZER_SECONDS} s"):
-            reason = sanitize(tool)
-        if reason is not None:
-            not_run.append(f"compute-sanitizer {tool}: {reason}")
-    with part("two ranks on this GPU against two on the host", "half a minute"):
-        reason = ranks()
-    if reason is not None:
-        not_run.append(f"two ranks under Horovod: {reason}")
-    with part("measuring", "1 minute"):
-        expect_success("benchmark", run(sys.executable, "benchmarks/gpu.py"))
-    return not_run
+        parts.run(f"compute-sanitizer {tool} on small inputs", f"at most {SANITIZER_SECONDS} s", functools.partial(sanitize, tool))
+    if parts.failed:
+        raise Stop(f"{len(parts.failed)} parts: {'; '.join(parts.failed)}")
+    return parts.not_run
 
 
 def dry_run(architectures):
