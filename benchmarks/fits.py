@@ -8,11 +8,10 @@ same payload from the native core and from the oracle, nothing subtracted.
 """
 
 import argparse
-import json
 import pathlib
-import time
 
 import numpy as np
+from measure import RESNET50, row, seconds, verdict, write
 from numpy.polynomial import chebyshev
 
 import deepreduce_hvd as dr
@@ -33,16 +32,6 @@ def largest_percent(sample, elements):
     count = elements // 100
     chosen = np.argpartition(np.abs(values), elements - count)[elements - count :]
     return values[np.sort(chosen)].astype(np.float32)
-
-
-def seconds(work, repeats):
-    work()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return float(np.median(taken))
 
 
 def relative_error(decoded, values):
@@ -73,45 +62,41 @@ def rows(elements):
             whole = seconds(lambda: encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0, native=False), 3)
             decode = seconds(lambda: decode_sum_numpy([payload], out, 1.0), 15)
             info = dr.inspect(payload)
-            yield {
-                "what": f"{name} encode / oracle, codec, {sample}, k = {values.size}", "value": (native - around) / oracle,
-                "target": 0.02 if name == "FitPoly" else None, "unit": "ratio", "native_ms": 1e3 * (native - around),
-                "oracle_ms": 1e3 * oracle, "decode_sum_ms": 1e3 * decode, "value_bytes": info["value_bytes"],
-            }  # fmt: skip
-            yield {
-                "what": f"{name} encode / oracle, payload, {sample}, k = {values.size}", "value": native / whole,
-                "target": None, "unit": "ratio", "native_ms": 1e3 * native, "oracle_ms": 1e3 * whole,
-            }  # fmt: skip
+            yield row(
+                f"{name} encode / oracle, codec, {sample}, k = {values.size}", (native - around) / oracle, 0.02 if name == "FitPoly" else None,
+                native_ms=1e3 * (native - around), oracle_ms=1e3 * oracle, decode_sum_ms=1e3 * decode, value_bytes=info["value_bytes"],
+            )  # fmt: skip
+            yield row(
+                f"{name} encode / oracle, payload, {sample}, k = {values.size}", native / whole, native_ms=1e3 * native, oracle_ms=1e3 * whole
+            )
             error = relative_error(dr.decode(payload), values)
-            yield {"what": f"{name} relative error, {sample}", "value": error, "target": None, "unit": "|x - v| / |v|"}
+            yield row(f"{name} relative error, {sample}", error, unit="|x - v| / |v|")
             if name == "FitPoly":
                 ratio = error / least_squares_error(values, value.degree)
-                yield {"what": f"{name} error / least squares, {sample}", "value": ratio, "target": 1.001, "unit": "ratio"}
+                yield row(f"{name} error / least squares, {sample}", ratio, 1.001)
         layer = np.zeros(36864, dtype=np.float32)
         layer[np.linspace(0, 36863, 368).astype(int)] = largest_percent(sample, 36800)
         for name, value in (("FitPoly", dr.FitPoly()), ("FitDExp", dr.FitDExp())):
             payload = dr.Codec(dr.TopK(0.01), value=value).encode(layer)
             share = payload.size / (4 * layer.size)
             target = {"FitPoly": 0.0117, "FitDExp": 0.0102}[name]
-            yield {"what": f"{name} volume, d = 36,864 at 1 %, {sample}", "value": share, "target": target, "unit": "of dense"}
+            yield row(f"{name} volume, d = 36,864 at 1 %, {sample}", share, target, "of dense")
             error = relative_error(dr.decode(payload), layer)
-            yield {"what": f"{name} relative error there, {sample}", "value": error, "target": None, "unit": "|x - v| / |v|"}
+            yield row(f"{name} relative error there, {sample}", error, unit="|x - v| / |v|")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=int, default=25_557_032, help="of the gradient whose largest 1 %% are fitted")
+    parser.add_argument("--elements", type=int, default=RESNET50, help="of the gradient whose largest 1 %% are fitted")
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     results = []
-    for row in rows(arguments.elements):
-        results.append(row)
-        details = "".join(f"  {key} {row[key]:.4g}" for key in row if key.endswith(("_ms", "_bytes")))
-        target = "" if row["target"] is None else f"  (target {row['target']:g})"
-        print(f"{row['what']:62} {row['value']:.6f} {row['unit']}{target}{details}", flush=True)
+    for result in rows(arguments.elements):
+        results.append(result)
+        details = "".join(f"  {key} {result[key]:.4g}" for key in result if key.endswith(("_ms", "_bytes")))
+        print(f"{result['what']:62} {result['value']:.6f} {result['unit']}{verdict(result)}{details}", flush=True)
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        write(arguments.json, results)
 
 
 if __name__ == "__main__":

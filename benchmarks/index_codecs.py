@@ -6,8 +6,6 @@ Times are of the native codec alone on one thread, d = 25,557,032, medians of on
 """
 
 import argparse
-import json
-import math
 import os
 import pathlib
 import shlex
@@ -15,7 +13,7 @@ import subprocess
 import tempfile
 
 import numpy as np
-from measure import RESNET50, heavy_tailed, row
+from measure import RESNET50, bound, heavy_tailed, row, verdict, write
 
 import deepreduce_hvd as dr
 
@@ -33,11 +31,6 @@ CODECS = {
 #: % of dense for indices and raw values of a layer of d = 36,864 at 1 %
 PUBLISHED = {"RLE": 1.59, "Huffman": 1.62}
 RICE_MILLISECONDS = 1.0
-
-
-def bound(d, count):
-    """Bits an index that any lossless code needs for uniform supports."""
-    return (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1)) / math.log(2) / count
 
 
 def uniform(d, count):
@@ -92,12 +85,10 @@ def main():
     for part in (sizes, published_volumes, times):
         for result in part():
             rows.append(result)
-            target = "" if result["target"] is None else f"  (target {result['target']:g}: {'met' if result['met'] else 'MISSED'})"
             details = "".join(f"  {key} {result[key]:.3f}" for key in ("bits_an_index", "over_add") if key in result)
-            print(f"{result['what']:<56}{result['value']:>10.4f} {result['unit']}{details}{target}", flush=True)
+            print(f"{result['what']:<56}{result['value']:>10.4f} {result['unit']}{details}{verdict(result)}", flush=True)
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+        write(arguments.json, rows)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Timing that the benchmarks share: ratios within one run, medians, one thread."""
+"""Timing that the benchmarks share: ratios within one run, medians, one thread; how their rows are shown and kept."""
 
+import json
+import math
 import time
 
 import numpy as np
@@ -38,6 +40,24 @@ def row(what, value, target=None, unit="ratio", at_most=True, **details):
     """One line of results/bench.json; ``met`` is None where there is no target."""
     met = None if target is None else bool(value <= target if at_most else value >= target)
     return {"what": what, "value": value, "target": target, "unit": unit, "at_most": at_most, "met": met, **details}
+
+
+def verdict(entry):
+    """What a printed row says of its target."""
+    if entry["target"] is None:
+        return ""
+    return f"  (target {entry['target']:g}: {'met' if entry['met'] else 'MISSED'})"
+
+
+def write(path, rows):
+    """Leaves rows as JSON; its folder is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def bound(d, count):
+    """Bits an index that any lossless code needs for uniform supports."""
+    return (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1)) / math.log(2) / count
 
 
 def heavy_tailed(d, seed):

@@ -10,7 +10,7 @@ import sys
 
 import fits
 import numpy as np
-from measure import RESNET50, heavy_tailed, paired_ratio, row, seconds
+from measure import RESNET50, bound, heavy_tailed, paired_ratio, row, seconds
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
@@ -78,8 +78,7 @@ def rice(report):
         k = int(RESNET50 * density)
         support = np.sort(np.random.default_rng(0).choice(RESNET50, k, replace=False)).astype(np.uint32)
         section = dr.Rice().encode(support, RESNET50, 0)[0]
-        bound = (math.lgamma(RESNET50 + 1) - math.lgamma(k + 1) - math.lgamma(RESNET50 - k + 1)) / math.log(2) / k
-        report(row(f"Rice bits an index / information bound, density {density:.1%}", 8 * len(section) / k / bound, 1.02, bits=8 * len(section) / k))
+        report(row(f"Rice bits an index / information bound, density {density:.1%}", 8 * len(section) / k / bound(RESNET50, k), 1.02, bits=8 * len(section) / k))
 
 
 def bloom(report):
@@ -133,7 +132,7 @@ import numpy as np
 import deepreduce_hvd as dr
 from deepreduce_hvd.codec import encode_numpy
 sys.path.insert(0, {here!r})
-from measure import RESNET50, heavy_tailed
+from measure import RESNET50, bound, heavy_tailed
 
 def status(field):
     with open("/proc/self/status") as file:

@@ -4,13 +4,13 @@
 //
 // FILE holds float32 values; SIMD is 0 scalar, 1 AVX2, 2 AVX-512, -1 the best of this processor.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
 #include "codecs.h"
+#include "timing.h"
 
 namespace deepreduce {
 extern const ValueCodec raw_value_codec, float16_codec, bfloat16_codec, deflate_codec, qsgd_codec, quantile_codec;
@@ -19,41 +19,6 @@ extern const ValueCodec raw_value_codec, float16_codec, bfloat16_codec, deflate_
 namespace {
 
 using namespace deepreduce;
-
-// One block of memory that every call starts anew, touched beforehand: a training step finds its scratch memory so.
-struct Pool {
-  explicit Pool(size_t size) : memory(size, 1) {}
-  std::vector<char> memory;
-  size_t used = 0;
-};
-
-void* allocate(void* user, size_t bytes) {
-  Pool& pool = *static_cast<Pool*>(user);
-  const size_t at = (pool.used + 63) / 64 * 64;
-  if (at + bytes > pool.memory.size()) return nullptr;
-  pool.used = at + bytes;
-  return pool.memory.data() + at;
-}
-
-template <class Work>
-double nanoseconds(Work work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> times) {
-  std::nth_element(times.begin(), times.begin() + times.size() / 2, times.end());
-  return times[times.size() / 2];
-}
-
-Simd best_simd() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) return Simd::avx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return Simd::avx2;
-#endif
-  return Simd::scalar;
-}
 
 std::vector<float> read_values(const char* path) {
   std::FILE* file = std::fopen(path, "rb");

@@ -7,7 +7,6 @@ value_codecs.cc, which this compiles. "both" is values / (time to encode + time 
 """
 
 import argparse
-import json
 import os
 import pathlib
 import shlex
@@ -15,7 +14,7 @@ import subprocess
 import tempfile
 
 import numpy as np
-from measure import RESNET50, heavy_tailed, row
+from measure import RESNET50, heavy_tailed, row, verdict, write
 
 import deepreduce_hvd as dr
 
@@ -86,14 +85,12 @@ def main():
     results = []
     for result in rows(arguments.values, arguments.repeats):
         results.append(result)
-        target = "" if result["target"] is None else f"  (target {result['target']:g}: {'met' if result['met'] else 'MISSED'})"
         print(
             f"{result['what']:<52}{result['bits_a_value']:>7.2f}{result['relative_error']:>11.2e}{result['encode']:>12.0f}"
-            f"{result['decode']:>9.0f}{result['value']:>8.0f}{target}", flush=True,
+            f"{result['decode']:>9.0f}{result['value']:>8.0f}{verdict(result)}", flush=True,
         )
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+        write(arguments.json, results)
 
 
 if __name__ == "__main__":
