@@ -1,5 +1,7 @@
 """The documents' code runs, and what they point to exists."""
 
+import ast
+import fnmatch
 import importlib.util
 import pathlib
 import re
@@ -144,6 +146,30 @@ def test_the_format_has_a_section_for_every_codec(kind, title):
     section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
     built_in = {number: stage.__name__ for number, stage in registered(kind).items() if number < FIRST_USER_ID}
     assert {int(number): name for number, name in re.findall(r"^### (\d+) (\w+)$", section, re.MULTILINE)} == built_in
+
+
+def imported_by(path):
+    """The modules of this package that a file imports, by the name of their file or folder."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "deepreduce_hvd":
+            yield from node.module.split(".")[1:2] or (name.name for name in node.names)
+
+
+def test_layers_import_what_the_architecture_says():
+    table = (ROOT / "docs" / "architecture.md").read_text().split("## Layers")[1].split("\n\n**")[0]
+    rows = [re.findall(r"`([\w*]+)(?:\.py|/)`", row.split("|")[2]) for row in table.splitlines() if row.startswith("| ")]
+
+    def layer(name):
+        found = [number for number, patterns in enumerate(rows) if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+        assert len(found) == 1, f"expected {name} in one row of the table, got {len(found)}"
+        return found[0]
+
+    package = ROOT / "deepreduce_hvd"
+    for path in package.rglob("*.py"):
+        own = path.relative_to(package).parts[0].removesuffix(".py")
+        for other in imported_by(path) if own != "__init__" else ():
+            if other != "_native":
+                assert layer(other) >= layer(own), f"{path.relative_to(ROOT)} imports {other} of a layer above its own"
 
 
 def test_every_make_target_is_in_the_help():

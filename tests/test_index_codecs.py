@@ -195,6 +195,14 @@ def test_sizes_of_resnet50(density):
     assert bits_an_index(dr.Bitmap()) <= (d + 7) / indices.size
 
 
+@pytest.mark.parametrize(("density", "smallest"), [(0.01, "rice"), (0.3, "rice"), (0.45, "bitmap"), (0.9, "bitmap")])
+def test_bitmap_is_the_smallest_above_two_fifths(density, smallest):
+    d = 50_000
+    indices = np.sort(np.random.default_rng(0).choice(d, int(density * d), replace=False)).astype(np.uint32)
+    sizes = {name: len(INDEX[name].encode(indices, d, 0)[0]) for name in LOSSLESS}
+    assert min(sizes, key=sizes.get) == smallest, sizes
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 368, 4095, 18432, 36863])
 def test_elias_fano_size(count):
     d = 36_864
