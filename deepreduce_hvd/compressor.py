@@ -168,7 +168,8 @@ class Compressor:
                 residuals' sum over all ranks is conserved; ranks without an old one start from zero.
 
         Raises:
-            InvalidArgument: another codec's or model's state, or a single state of another rank or number of ranks.
+            InvalidArgument: a state of another configuration (codec, memory, communicator, bucket_bytes, dense_below, seed) or model, or a single
+                state of another rank or number of ranks.
         """
         self.session.load_state_dict(state)
 
