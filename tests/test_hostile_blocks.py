@@ -6,7 +6,8 @@ The conformance suite flips every bit of small payloads; here it is directories,
 import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient
-from test_conformance import agree, resealed
+from hostile_payloads import resealed
+from test_conformance import agree
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import payload as container

@@ -7,13 +7,6 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture(params=emulation.SCHEDULES, ids=lambda schedule: f"schedule{schedule[0]}-{schedule[1]}")
-def schedule(request):
-    emulation.set_schedule(*request.param)
-    yield request.param
-    emulation.set_schedule()
-
-
 def pointer(array):
     return ctypes.c_void_p(array.ctypes.data)
 

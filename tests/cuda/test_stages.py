@@ -4,6 +4,7 @@ import emulation
 import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient, inputs
+from hostile_payloads import expect_same_outcome
 
 import deepreduce_hvd as dr
 
@@ -16,13 +17,6 @@ DEVICE_VALUE = [
 
 INPUTS = inputs()
 KEY = 0x0123456789ABCDEF
-
-
-@pytest.fixture(params=emulation.SCHEDULES, ids=lambda schedule: f"schedule{schedule[0]}-{schedule[1]}")
-def schedule(request):
-    emulation.set_schedule(*request.param)
-    yield request.param
-    emulation.set_schedule()
 
 
 def selected(values):
@@ -56,11 +50,8 @@ def test_index_in_any_schedule(name, schedule):
     np.testing.assert_array_equal(emulation.decode_index(stage, section, values.size, decoded.size), decoded)
 
 
-@pytest.mark.parametrize("spare", [0, 1000])
-@pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("name", DEVICE_VALUE)
-def test_value(name, case, spare):
-    stage, values = VALUE[name], INPUTS[case]
+def expect_oracle(stage, values, spare=0, misalignments=(1,)):
+    """Section, decoded values and order are the oracle's, and the device decodes the section as the oracle does; returns the section."""
     expected, expected_decoded, expected_order = stage.encode(values, KEY)
     section, decoded, order = emulation.encode_value(stage, values, KEY, spare=spare)
     assert section == expected
@@ -68,36 +59,22 @@ def test_value(name, case, spare):
     if stage.sorts:
         np.testing.assert_array_equal(order, expected_order)
     sent = stage.decode(section, values.size)
-    for misalignment in emulation.MISALIGNMENTS:
+    for misalignment in misalignments:
         back = emulation.decode_value(stage, section, values.size, misalignment=misalignment, spare=spare)
         np.testing.assert_array_equal(back.view(np.uint32), sent.view(np.uint32))
+    return section
+
+
+@pytest.mark.parametrize("spare", [0, 1000])
+@pytest.mark.parametrize("case", INPUTS)
+@pytest.mark.parametrize("name", DEVICE_VALUE)
+def test_value(name, case, spare):
+    expect_oracle(VALUE[name], INPUTS[case], spare, emulation.MISALIGNMENTS)
 
 
 @pytest.mark.parametrize("name", DEVICE_VALUE)
 def test_value_in_any_schedule(name, schedule):
-    stage, values = VALUE[name], gradient(9000)
-    section, decoded, _ = emulation.encode_value(stage, values, KEY)
-    expected, expected_decoded, _ = stage.encode(values, KEY)
-    assert section == expected
-    np.testing.assert_array_equal(decoded.view(np.uint32), expected_decoded.view(np.uint32))
-    back = emulation.decode_value(stage, section, values.size)
-    np.testing.assert_array_equal(back.view(np.uint32), stage.decode(section, values.size).view(np.uint32))
-
-
-def outcome(decode):
-    try:
-        return decode()
-    except dr.DeepReduceError as error:
-        return type(error)
-
-
-def agree(on_device, oracle):
-    """Accepted with the same result by both, or refused by both."""
-    mine, expected = outcome(on_device), outcome(oracle)
-    if isinstance(mine, type) or isinstance(expected, type):
-        assert mine is expected, (mine, expected)
-    else:
-        np.testing.assert_array_equal(mine.view(np.uint32), expected.view(np.uint32))
+    expect_oracle(VALUE[name], gradient(9000))
 
 
 def hostile(section):
@@ -126,7 +103,7 @@ def test_hostile_index_sections(name, d):
             return
         except dr.CorruptPayload:
             pass
-        agree(lambda: emulation.decode_index(stage, changed, d, count), lambda: stage.decode(changed, d, count))
+        expect_same_outcome(lambda: emulation.decode_index(stage, changed, d, count), lambda: stage.decode(changed, d, count))
 
     for changed in hostile(section):
         check(changed, decoded.size)
@@ -140,10 +117,10 @@ def test_hostile_value_sections(name):
     stage, values = VALUE[name], gradient(30)
     section = stage.encode(values, KEY)[0]
     for changed in hostile(section):
-        agree(lambda: emulation.decode_value(stage, changed, values.size), lambda: stage.decode(changed, values.size))
+        expect_same_outcome(lambda: emulation.decode_value(stage, changed, values.size), lambda: stage.decode(changed, values.size))
     for count in (0, 1, values.size - 1, values.size + 1, 300):
-        agree(lambda: emulation.decode_value(stage, section, count), lambda: stage.decode(section, count))
-        agree(lambda: emulation.decode_value(stage, b"", count), lambda: stage.decode(b"", count))
+        expect_same_outcome(lambda: emulation.decode_value(stage, section, count), lambda: stage.decode(section, count))
+        expect_same_outcome(lambda: emulation.decode_value(stage, b"", count), lambda: stage.decode(b"", count))
 
 
 @pytest.mark.parametrize("name", DEVICE_INDEX + DEVICE_VALUE)
