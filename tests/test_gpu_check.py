@@ -74,3 +74,10 @@ def test_a_difference_is_found():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_a_part_that_fails_does_not_keep_the_next_from_running():
+    parts = gpu_check.Parts()
+    for title, work in (("first", lambda: gpu_check.script("no_such_script.py")), ("second", lambda: "there is no such thing"), ("third", lambda: None)):
+        parts.run(title, "a moment", work)
+    assert parts.failed == ["first"] and parts.not_run == ["second: there is no such thing"]
