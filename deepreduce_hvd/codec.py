@@ -6,6 +6,7 @@ from deepreduce_hvd import backends, payload as container, reference
 from deepreduce_hvd.errors import InvalidArgument, NativeMissing
 from deepreduce_hvd.index import RawIndex
 from deepreduce_hvd.memory import NoMemory, Residual
+from deepreduce_hvd.settings import expect_keys, is_integer
 from deepreduce_hvd.stage import FIRST_USER_ID, IndexCodec, Sparsifier, ValueCodec, find
 from deepreduce_hvd.value import RawValue
 
@@ -72,8 +73,9 @@ class Codec:
             everywhere and leaves ``residual`` as it was. When compression would not pay, all elements are sent.
 
         Raises:
-            InvalidArgument: wrong dtype, shape or kind, or more than 2^31 - 1 elements.
+            InvalidArgument: wrong dtype, shape or kind, more than 2^31 - 1 elements, or a key that is no integer in [0, 2^63).
         """
+        expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
         memory = NoMemory() if residual is None else Residual()
         state = () if residual is None else (residual,)
         payload, _ = backends.of(gradient).encode(self, memory, gradient, state, 0.0, seed, step, tensor, rank)
@@ -96,6 +98,11 @@ class Codec:
         Raises:
             InvalidArgument: wrong dtypes, shapes or indices.
         """
+        expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
+        if dtype not in container.DTYPES:
+            raise InvalidArgument(f"dtype: expected one of {', '.join(container.DTYPES)}, got {dtype!r}")
+        if not is_integer(d):
+            raise InvalidArgument(f"d: expected an integer, got {d!r}")
         return encode_sparse_numpy(self, indices, values, d, step, seed, tensor, rank, dtype)
 
 

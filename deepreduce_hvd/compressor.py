@@ -14,6 +14,7 @@ from deepreduce_hvd.communicators import Allgather, Auto, Communicator
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.sparsifiers import TopK
 from deepreduce_hvd.stage import Memory
 from deepreduce_hvd.statistics import summary_table
@@ -77,11 +78,11 @@ class Compressor:
             if not isinstance(value, kind):
                 raise InvalidArgument(f"Compressor {what}: expected a {kind.__name__}, got {value!r}")
         self.communicator.check(self.codec, self.memory)
-        if not isinstance(bucket_bytes, int) or bucket_bytes < 0:
+        if not is_integer(bucket_bytes) or bucket_bytes < 0:
             raise InvalidArgument(f"Compressor bucket_bytes: expected an integer of at least 0, got {bucket_bytes!r}")
-        if not isinstance(dense_below, int) or dense_below < 0:
+        if not is_integer(dense_below) or dense_below < 0:
             raise InvalidArgument(f"Compressor dense_below: expected an integer of at least 0, got {dense_below!r}")
-        if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        if not is_integer(seed) or not 0 <= seed < 2**63:
             raise InvalidArgument(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
         if loss_scale is not None and not callable(loss_scale):
             raise InvalidArgument(f"Compressor loss_scale: expected a function such as scaler.get_scale, got {loss_scale!r}")

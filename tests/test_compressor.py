@@ -113,6 +113,49 @@ def test_codec_arguments_that_are_refused():
         dr.TopK()
 
 
+@pytest.mark.parametrize(
+    ("make", "good"),
+    [
+        (lambda value: dr.TopK(value), 0.5),
+        (lambda value: dr.TopK(k=value), 3),
+        (lambda value: dr.TopK(0.1, warmup_steps=value), 3),
+        (lambda value: dr.TopK(0.1, warmup_steps=3, warmup_ratio=value), 0.5),
+        (lambda value: dr.RandomK(value), 0.5),
+        (lambda value: dr.ChunkTopK(value), 0.5),
+        (lambda value: dr.ChunkTopK(chunk=value), 3),
+        (lambda value: dr.Threshold(value), 0.5),
+        (lambda value: dr.LowPass(value), 0.5),
+        (lambda value: dr.MomentumCorrection(value), 0.5),
+        (lambda value: dr.Bloom(fpr=value), 0.5),
+        (lambda value: dr.QSGD(bits=value), 4),
+        (lambda value: dr.QSGD(bucket=value), 64),
+        (lambda value: dr.Quantile(buckets=value), 16),
+        (lambda value: dr.Deflate(level=value), 2),
+        (lambda value: dr.FitPoly(degree=value), 3),
+        (lambda value: dr.Hierarchical(dr.Allgather(), value), 2),
+        (lambda value: dr.Compressor(parameters=[("a", torch.zeros(3))], seed=value), 3),
+    ],
+)
+def test_settings_are_numbers(make, good):
+    make(good)
+    make(type(np.float32(good))(good) if isinstance(good, float) else np.int32(good))
+    for bad in ("3", True, -1, np.nan, 1j, [good]):
+        with pytest.raises(dr.InvalidArgument, match="expected"):
+            make(bad)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**63, 1.5, "3", None, True])
+@pytest.mark.parametrize("key", ["step", "seed", "tensor", "rank"])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_keys_are_integers(kind, key, bad):
+    values, codec = np.ones(5, dtype=np.float32), dr.Codec(dr.TopK(0.5, warmup_steps=2))
+    codec.encode(kind(values), **{key: 2**63 - 1})
+    with pytest.raises(dr.InvalidArgument, match=rf"{key}: expected an integer in \[0, 2\^63\), got {bad!r}"):
+        codec.encode(kind(values), **{key: bad})
+    with pytest.raises(dr.InvalidArgument, match=f"{key}: expected an integer"):
+        codec.encode_sparse(np.zeros(1, dtype=np.uint32), values[:1], 5, **{key: bad})
+
+
 def test_fingerprint_tells_configurations_apart():
     network = torch.nn.Linear(40, 50)
     base = dr.Compressor(parameters=network.named_parameters())

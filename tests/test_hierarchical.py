@@ -48,6 +48,23 @@ def test_hierarchical_failures_and_nan(scheme, who):
         assert np.isnan(dense_of(outcome, jobs)).all()
 
 
+class OutOfMemory(dr.Allgather):
+    """Fails between hosts, with an error that is not the package's own."""
+
+    def exchange(self, job, channel):
+        yield from super().exchange(job, channel)
+        if job.rank == 2:
+            raise MemoryError("none left")
+
+
+def test_what_a_hosts_first_rank_meets_is_heard_on_its_host():
+    codec = dr.Codec(dr.TopK(0.1), *LOSSY)
+    jobs = jobs_of(codec, dr.Residual(), gradients_of(4, 200))
+    outcomes = Simulator(4).run(dr.Hierarchical(OutOfMemory(), 2), jobs)
+    for rank in (2, 3):
+        assert isinstance(outcomes[rank], dr.PeerFailed) and "rank 2: MemoryError: none left" in str(outcomes[rank])
+
+
 @pytest.mark.parametrize(("arguments", "message"), [((3,), "got 3"), ((dr.Hierarchical(dr.Allgather()),), "another communicator"), ((dr.Allgather(), 0), "got 0")])
 def test_hierarchical_settings(arguments, message):
     with pytest.raises(dr.InvalidArgument, match=message):

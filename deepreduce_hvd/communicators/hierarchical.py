@@ -10,6 +10,7 @@ from deepreduce_hvd.communicators.partial import Partial, failed, merged, notice
 from deepreduce_hvd.communicators.sums import PartialSum
 from deepreduce_hvd.errors import DeepReduceError, InvalidArgument
 from deepreduce_hvd.index import RawIndex
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.sparsifiers import NoneSparsifier
 from deepreduce_hvd.value import RawValue
 
@@ -27,7 +28,7 @@ class Hierarchical(Communicator):
     def __init__(self, across, ranks_per_host=None):
         if not isinstance(across, Communicator) or isinstance(across, Hierarchical):
             raise InvalidArgument(f"Hierarchical across: expected another communicator, got {across!r}")
-        if ranks_per_host is not None and (type(ranks_per_host) is not int or ranks_per_host < 1):
+        if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):
             raise InvalidArgument(f"Hierarchical ranks_per_host: expected an integer of at least 1, got {ranks_per_host!r}")
         self.across = across
         self.ranks_per_host = ranks_per_host
@@ -58,6 +59,8 @@ class Hierarchical(Communicator):
                 message = self._result(job, (yield from self.across.exchange(_host_job(job, local), across)))
             except DeepReduceError as error:  # the other ranks of the host hear of it too
                 message = notice(str(error))
+            except Exception as error:  # the same: they would wait for ever
+                message = failed(job.rank, error).message(job.d)
         message = yield within.broadcast(message, 0)
         return PartialSum(job, merged([message], job.d, job.rank))
 

@@ -8,6 +8,7 @@ import numpy as np
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 from deepreduce_hvd.exact_log import LN2, exact_log
 from deepreduce_hvd.random import mix64, random32, random_below
+from deepreduce_hvd.settings import is_number
 from deepreduce_hvd.stage import IndexCodec, register
 
 POLICIES = ("naive", "p0", "p1", "leftmost", "p2")
@@ -126,8 +127,7 @@ class Bloom(IndexCodec):
     wire_id = 7
 
     def __init__(self, fpr=None, policy="p2"):
-        number = isinstance(fpr, (int, float)) and not isinstance(fpr, bool)
-        if not (fpr is None or fpr == "auto" or (number and 0 < fpr < 1)):
+        if not (fpr is None or fpr == "auto" or (is_number(fpr) and 0 < fpr < 1)):
             raise InvalidArgument(f'Bloom fpr: expected a number in (0, 1), "auto" or None, got {fpr!r}')
         if policy not in POLICIES:
             raise InvalidArgument(f"Bloom policy: expected one of {', '.join(POLICIES)}, got {policy!r}")

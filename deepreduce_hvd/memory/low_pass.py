@@ -4,6 +4,7 @@ import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.memory.saturated import saturated_difference, saturated_sum
+from deepreduce_hvd.settings import is_number
 from deepreduce_hvd.stage import Memory
 
 
@@ -19,7 +20,7 @@ class LowPass(Memory):
     state = ("residual",)
 
     def __init__(self, beta=0.1):
-        if not 0 < beta <= 1:
+        if not (is_number(beta) and 0 < beta <= 1):
             raise InvalidArgument(f"LowPass beta: expected a number in (0, 1], got {beta!r}")
         self.beta = beta
 

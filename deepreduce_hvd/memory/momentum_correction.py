@@ -4,6 +4,7 @@ import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.memory.saturated import saturated_difference, saturated_sum
+from deepreduce_hvd.settings import is_number
 from deepreduce_hvd.stage import Memory
 
 
@@ -19,7 +20,7 @@ class MomentumCorrection(Memory):
     state = ("residual", "velocity")
 
     def __init__(self, momentum=0.9):
-        if not 0 <= momentum < 1:
+        if not (is_number(momentum) and 0 <= momentum < 1):
             raise InvalidArgument(f"MomentumCorrection momentum: expected a number in [0, 1), got {momentum!r}")
         self.momentum = momentum
 

@@ -3,15 +3,16 @@
 import math
 
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.settings import is_integer, is_number
 
 
 def check_amount(name, ratio, k):
     """Raises InvalidArgument unless exactly one of ``ratio`` in (0, 1] and ``k`` of at least 1 is given."""
     if (ratio is None) == (k is None):
         raise InvalidArgument(f"{name}: expected one of ratio and k, got ratio={ratio!r} and k={k!r}")
-    if ratio is not None and not 0 < ratio <= 1:
+    if ratio is not None and not (is_number(ratio) and 0 < ratio <= 1):
         raise InvalidArgument(f"{name} ratio: expected a number in (0, 1], got {ratio!r}")
-    if k is not None and not (1 <= k < 2**31 and int(k) == k):
+    if k is not None and not (is_integer(k) and 1 <= k < 2**31):
         raise InvalidArgument(f"{name} k: expected an integer in [1, 2^31), got {k!r}")
 
 

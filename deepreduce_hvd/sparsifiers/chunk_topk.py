@@ -3,6 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stage import Sparsifier
 
 
@@ -21,9 +22,9 @@ class ChunkTopK(Sparsifier):
     def __init__(self, ratio=None, chunk=None):
         if (ratio is None) == (chunk is None):
             raise InvalidArgument(f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and chunk={chunk!r}")
-        if ratio is not None and not 2**-31 < ratio <= 1:
+        if ratio is not None and not (is_number(ratio) and 2**-31 < ratio <= 1):
             raise InvalidArgument(f"ChunkTopK ratio: expected a number in (2^-31, 1], got {ratio!r}")
-        if chunk is not None and not (1 <= chunk < 2**31 and int(chunk) == chunk):
+        if chunk is not None and not (is_integer(chunk) and 1 <= chunk < 2**31):
             raise InvalidArgument(f"ChunkTopK chunk: expected an integer in [1, 2^31), got {chunk!r}")
         self.ratio = ratio
         self.chunk = chunk

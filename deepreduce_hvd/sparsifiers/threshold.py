@@ -3,6 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.settings import is_number
 from deepreduce_hvd.stage import Sparsifier
 
 
@@ -18,7 +19,7 @@ class Threshold(Sparsifier):
     wire_id = 3
 
     def __init__(self, threshold):
-        if not 0 <= threshold <= np.finfo(np.float32).max:
+        if not is_number(threshold) or not 0 <= threshold <= np.finfo(np.float32).max:
             raise InvalidArgument(f"Threshold: expected a finite float32 of at least 0, got {threshold!r}")
         self.threshold = threshold
 

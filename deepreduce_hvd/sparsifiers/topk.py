@@ -3,6 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.sparsifiers.amount import check_amount, kept_count
 from deepreduce_hvd.stage import Sparsifier
 
@@ -24,9 +25,9 @@ class TopK(Sparsifier):
 
     def __init__(self, ratio=None, k=None, warmup_steps=0, warmup_ratio=0.25):
         check_amount("TopK", ratio, k)
-        if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        if not is_integer(warmup_steps) or warmup_steps < 0:
             raise InvalidArgument(f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}")
-        if not 0 < warmup_ratio <= 1:
+        if not (is_number(warmup_ratio) and 0 < warmup_ratio <= 1):
             raise InvalidArgument(f"TopK warmup_ratio: expected a number in (0, 1], got {warmup_ratio!r}")
         if warmup_steps and ratio is None:
             raise InvalidArgument(f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}")

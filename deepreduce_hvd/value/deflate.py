@@ -5,6 +5,7 @@ import zlib
 import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stage import ValueCodec, register
 
 BLOCK = 65536
@@ -31,7 +32,7 @@ class Deflate(ValueCodec):
     wire_id = 4
 
     def __init__(self, level=1, shuffle=True, strategy=None):
-        if level not in range(1, 10):
+        if not is_integer(level) or level not in range(1, 10):
             raise InvalidArgument(f"Deflate level: expected an integer of 1 to 9, got {level!r}")
         if shuffle not in (False, True):
             raise InvalidArgument(f"Deflate shuffle: expected True or False, got {shuffle!r}")

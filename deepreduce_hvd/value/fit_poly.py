@@ -8,6 +8,7 @@ import numpy as np
 from deepreduce_hvd import bits
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 from deepreduce_hvd.exact_math import lane_sum
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stage import ValueCodec, register
 from deepreduce_hvd.value.fit_sides import restored, sort_sides, to_values
 
@@ -169,7 +170,7 @@ class FitPoly(ValueCodec):
         for name, value, most in (("degree", degree, MAX_DEGREE), ("segments", segments, MAX_SEGMENTS)):
             if name == "segments" and value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+            if not is_integer(value) or not 1 <= value <= most:
                 raise InvalidArgument(f"FitPoly {name}: expected an integer of 1 to {most}, got {value!r}")
         self.degree = int(degree)
         self.segments = None if segments is None else int(segments)

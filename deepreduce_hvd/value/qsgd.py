@@ -7,6 +7,7 @@ import numpy as np
 from deepreduce_hvd.bits import pack_fields, unpack_fields
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 from deepreduce_hvd.random import random_uniform
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stage import ValueCodec, register
 
 _HEAD = struct.Struct("<BH")
@@ -46,9 +47,9 @@ class QSGD(ValueCodec):
     wire_id = 5
 
     def __init__(self, bits=4, bucket=512, norm="max"):
-        if bits not in range(1, 9):
+        if not is_integer(bits) or bits not in range(1, 9):
             raise InvalidArgument(f"QSGD bits: expected an integer of 1 to 8, got {bits!r}")
-        if bucket not in range(8, 32769, 8):
+        if not is_integer(bucket) or bucket not in range(8, 32769, 8):
             raise InvalidArgument(f"QSGD bucket: expected a multiple of 8 in 8 to 32768, got {bucket!r}")
         if norm not in _NORMS:
             raise InvalidArgument(f"QSGD norm: expected one of {', '.join(_NORMS)}, got {norm!r}")
@@ -99,7 +100,7 @@ class QSGD(ValueCodec):
         if len(section) < _HEAD.size:
             raise CorruptPayload(f"value section: expected at least {_HEAD.size} bytes, got {len(section)}")
         bits, bucket = _HEAD.unpack_from(section)
-        if bits not in range(1, 9) or bucket not in range(8, 32769, 8):
+        if not is_integer(bits) or bits not in range(1, 9) or bucket not in range(8, 32769, 8):
             raise CorruptPayload(f"value section: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got {bits} and {bucket}")
         buckets = -(-count // bucket)
         at = _HEAD.size + 4 * buckets

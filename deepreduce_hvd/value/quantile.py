@@ -7,6 +7,7 @@ import numpy as np
 from deepreduce_hvd import huffman_code
 from deepreduce_hvd.bits import bit_width_of, pack_fields, unpack_fields
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stage import ValueCodec, register
 
 BLOCK = 4096
@@ -43,7 +44,7 @@ class Quantile(ValueCodec):
     wire_id = 8
 
     def __init__(self, buckets=256):
-        if buckets not in range(2, 257):
+        if not is_integer(buckets) or buckets not in range(2, 257):
             raise InvalidArgument(f"Quantile buckets: expected an integer of 2 to 256, got {buckets!r}")
         self.buckets = int(buckets)
 

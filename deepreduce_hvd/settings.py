@@ -1,0 +1,22 @@
+"""What the checks of constructors' and methods' arguments share."""
+
+import numbers
+
+from deepreduce_hvd.errors import InvalidArgument
+
+
+def is_number(value):
+    """Whether ``value`` is a real number, of Python or NumPy; True and False are none."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_integer(value):
+    """Whether ``value`` is an integer, of Python or NumPy; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def expect_keys(**keys):
+    """Raises InvalidArgument unless each is an integer in [0, 2^63)."""
+    for name, value in keys.items():
+        if not is_integer(value) or not 0 <= value < 2**63:
+            raise InvalidArgument(f"{name}: expected an integer in [0, 2^63), got {value!r}")
