@@ -29,9 +29,9 @@ def launch(script, processes, arguments):
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1")
     # keep freed memory: fresh pages for every step's activations cost as much as the arithmetic on them
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**30))
-    environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**30))
+    environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))  # the largest that glibc takes
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    with subprocess.Popen(command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
+    with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
         for line in job.stdout:
             rank, mark, text = line.partition("<stdout>:")
             if mark and rank.endswith("]"):
