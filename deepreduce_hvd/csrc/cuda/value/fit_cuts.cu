@@ -1,119 +1,134 @@
-// The host's greedy choice of FitPoly's cuts: one thread a side keeps the heap, its block looks up what the tree does not know.
+// The host's greedy choice of FitPoly's cuts: the widest segment is split, time after time, until there are as many as are wanted. Nodes are split in
+// the order of their bottlenecks, so that those above a limit that no more than the wanted ones exceed are split at once. The rest, few as long as
+// the tree knows what it takes, follow one after another; the block looks up what the tree does not know.
 #include "fit_tree.cuh"
 
 namespace deepreduce {
 namespace cuda {
 namespace {
 
-// The segments at hand, the next one to be split on top.
-struct Heap {
-  double* distances;
-  uint32_t* starts;
-  uint32_t* nodes;
-  uint32_t size;
+constexpr unsigned kFirstShift = 20, kLimitShift = kFirstShift - kBinBits;  // of the limit's bits
 
-  __device__ bool later(uint32_t i, double distance, uint32_t start) const {
-    return distances[i] != distance ? distances[i] < distance : starts[i] > start;
-  }
-  __device__ void set(uint32_t i, double distance, uint32_t start, uint32_t node) {
-    distances[i] = distance;
-    starts[i] = start;
-    nodes[i] = node;
-  }
-  __device__ void push(double distance, uint32_t start, uint32_t node) {
-    uint32_t i = size++;
-    for (; i > 0 && later((i - 1) / 2, distance, start); i = (i - 1) / 2) set(i, distances[(i - 1) / 2], starts[(i - 1) / 2], nodes[(i - 1) / 2]);
-    set(i, distance, start, node);
-  }
-  // In the place of the one on top.
-  __device__ void replace(double distance, uint32_t start, uint32_t node) {
-    uint32_t i = 0;
-    for (uint32_t child = 1; child < size; child = 2 * i + 1) {
-      if (child + 1 < size && later(child, distances[child + 1], starts[child + 1])) ++child;
-      if (later(child, distance, start)) break;
-      set(i, distances[child], starts[child], nodes[child]);
-      i = child;
-    }
-    set(i, distance, start, node);
+// The segments at hand, a thread each.
+struct Leaves {
+  double distances[kMaxSegments];
+  uint32_t starts[kMaxSegments];
+  uint32_t nodes[kMaxSegments];
+
+  __device__ void set(uint32_t at, const Node* of, uint32_t node) {
+    distances[at] = as_double(of[node].distance_bits);
+    starts[at] = of[node].start;
+    nodes[at] = node;
   }
 };
+static_assert(kMaxSegments <= kTreeThreads, "a thread a segment");
 
-// The host's choices, as far as the nodes are known; kNone at the end, or the first of two nodes to look up.
-__device__ uint32_t split_on(Heap& heap, Node* nodes, uint32_t& used, uint32_t wanted) {
-  while (heap.size < wanted && heap.distances[0] > 0.0) {
-    const uint32_t top = heap.nodes[0];
-    if (nodes[top].children == 0) {
-      make_children(nodes, top, used);
-      used += 2;
-      return nodes[top].children;
-    }
-    const uint32_t left = nodes[top].children, right = left + 1;
-    heap.replace(as_double(nodes[left].distance_bits), nodes[left].start, left);
-    heap.push(as_double(nodes[right].distance_bits), nodes[right].start, right);
+struct Warps {
+  double distances[kTreeThreads / 32];
+  uint32_t positions[kTreeThreads / 32];
+};
+
+// The best of all threads, which all call; free to be called again at once.
+__device__ Best block_best(Best mine, Warps& warps) {
+  const Best of_warp = warp_best(mine);
+  if (threadIdx.x % 32 == 0) {
+    warps.distances[threadIdx.x / 32] = of_warp.distance;
+    warps.positions[threadIdx.x / 32] = of_warp.position;
   }
-  return kNone;
+  __syncthreads();
+  const Best best = warp_best({warps.distances[threadIdx.x % 32], warps.positions[threadIdx.x % 32]});
+  __syncthreads();
+  return best;
+}
+static_assert(kTreeThreads == 32 * 32, "a lane a warp");
+
+// The bits that a bottleneck's upper ones must exceed for its node to be among the first `splits` to be split, and for all that come before it to have
+// known children.
+__device__ uint32_t limit_of(const Node* nodes, uint32_t count, uint32_t splits, RankBins& ranks, uint32_t* unknown) {
+  uint32_t rank = splits + 1;
+  const uint32_t upper = bin_of_rank(nodes, count, 0, kFirstShift, rank, ranks);
+  const uint32_t lower = bin_of_rank(nodes, count, upper << kFirstShift, kLimitShift, rank, ranks);
+  if (threadIdx.x == 0) *unknown = upper << kBinBits | lower;
+  __syncthreads();
+  for (uint32_t v = threadIdx.x; v < count; v += kTreeThreads)
+    if (can_be_split(nodes[v])) atomicMax(unknown, float_bits(nodes[v].bottleneck) >> kLimitShift);
+  __syncthreads();
+  return *unknown;
+}
+
+// The farthest point of a node that nobody looked up.
+__device__ void look_up(Node& node, const float* y, uint32_t fewest, Warps& warps) {
+  const uint32_t points = candidates(node.length, fewest);
+  if (points == 0) return;
+  const Best best = block_best(farthest(y + node.start, node.length, uint64_t{fewest} + threadIdx.x, kTreeThreads, uint64_t{fewest} + points), warps);
+  if (threadIdx.x != 0) return;
+  node.distance_bits = as_bits(best.distance);
+  node.position = best.position;
 }
 
 // A block a side.
-__global__ void choose(PolyHead* head, const float* magnitudes, Tree tree, uint32_t* starts, uint32_t most) {
-  __shared__ double distances[kMaxSegments];
-  __shared__ uint32_t heap_starts[kMaxSegments];
-  __shared__ uint32_t heap_nodes[kMaxSegments];
-  __shared__ double best_distances[kThreads / 32];
-  __shared__ uint32_t best_positions[kThreads / 32];
-  __shared__ uint32_t asked, segments;
+__global__ void __launch_bounds__(kTreeThreads) choose(PolyHead* head, const float* magnitudes, Tree tree, uint32_t* starts, uint32_t most) {
+  __shared__ Leaves leaves;
+  __shared__ Warps warps;
+  __shared__ RankBins ranks;
+  __shared__ uint32_t word, split, children;
   PolySide& side = head->side[blockIdx.x];
-  const float* y = magnitudes + side.start;
-  Node* nodes = tree.nodes + uint64_t{blockIdx.x} * tree.most_nodes;
-  starts += blockIdx.x * most;
   const uint32_t tid = threadIdx.x, wanted = side.wanted;
   if (side.count == 0) {
     if (tid == 0) side.segments = 0;
     return;
   }
+  const float* y = magnitudes + side.start;
+  Node* nodes = tree.nodes + uint64_t{blockIdx.x} * tree.most_nodes;
   const Search search = tree.searches[blockIdx.x];
   combine(nodes, tree.tiles + uint64_t{blockIdx.x} * tree.most_tiles, search);
-  Heap heap{distances, heap_starts, heap_nodes, 0};
-  uint32_t used = search.nodes;
-  if (tid == 0) heap.push(as_double(nodes[0].distance_bits), 0, 0);
-  for (;;) {
-    if (tid == 0) {
-      asked = split_on(heap, nodes, used, wanted);
-      segments = heap.size;
+
+  const uint32_t limit = limit_of(nodes, search.nodes, wanted - 1, ranks, &word);
+  const auto is_split = [&](uint32_t v) { return float_bits(nodes[v].bottleneck) >> kLimitShift > limit; };
+  __syncthreads();
+  if (tid == 0) word = 0;
+  __syncthreads();
+  if (tid == 0 && !is_split(0)) leaves.set(atomicAdd(&word, 1u), nodes, 0);
+  for (uint32_t v = tid; v < search.nodes; v += kTreeThreads) {
+    if (!is_split(v)) continue;
+    for (uint32_t child = nodes[v].children; child < nodes[v].children + 2; ++child)
+      if (!is_split(child)) leaves.set(atomicAdd(&word, 1u), nodes, child);
+  }
+  __syncthreads();
+
+  uint32_t used = search.nodes, size = word;
+  for (; size < wanted; ++size) {
+    const Best widest = block_best(tid < size ? Best{leaves.distances[tid], leaves.starts[tid]} : Best{-1.0, kNone}, warps);
+    if (!(widest.distance > 0.0)) break;
+    if (tid < size && leaves.starts[tid] == widest.position) {
+      const uint32_t node = leaves.nodes[tid];
+      if (nodes[node].children == 0) make_children(nodes, node, used);
+      split = tid;
+      children = nodes[node].children;
     }
     __syncthreads();
-    const uint32_t first = asked;
-    if (first == kNone) break;
-    for (uint32_t v = first; v < first + 2; ++v) {
-      const Node node = nodes[v];
-      const uint32_t points = candidates(node.length, tree.fewest);
-      const Best best = warp_best(farthest(y + node.start, node.length, uint64_t{tree.fewest} + tid, kThreads, uint64_t{tree.fewest} + points));
-      if (tid % 32 == 0) {
-        best_distances[tid / 32] = best.distance;
-        best_positions[tid / 32] = best.position;
-      }
-      __syncthreads();
-      if (tid == 0 && points != 0) {
-        Best all = best;
-        for (uint32_t warp = 1; warp < kThreads / 32; ++warp) all = better(all, {best_distances[warp], best_positions[warp]});
-        nodes[v].distance_bits = as_bits(all.distance);
-        nodes[v].position = all.position;
-      }
-      __syncthreads();
+    if (children == used) {
+      for (uint32_t v = used; v < used + 2; ++v) look_up(nodes[v], y, tree.fewest, warps);
+      used += 2;
     }
+    if (tid == 0) {
+      leaves.set(split, nodes, children);
+      leaves.set(size, nodes, children + 1);
+    }
+    __syncthreads();
   }
-  for (uint32_t a = tid; a < segments; a += kThreads) {
+  if (tid < size) {
     uint32_t before = 0;
-    for (uint32_t b = 0; b < segments; ++b) before += heap_starts[b] < heap_starts[a];
-    starts[before] = heap_starts[a];
+    for (uint32_t b = 0; b < size; ++b) before += leaves.starts[b] < leaves.starts[tid];
+    starts[blockIdx.x * most + before] = leaves.starts[tid];
   }
-  if (tid == 0) side.segments = segments;
+  if (tid == 0) side.segments = size;
 }
 
 }  // namespace
 
 void choose_cuts(Device& device, const float* magnitudes, const PolyArrays& arrays, const Tree& tree) {
-  launch(device, choose, 2, kThreads, 0, arrays.head, magnitudes, tree, arrays.starts, arrays.most);
+  launch(device, choose, 2, kTreeThreads, 0, arrays.head, magnitudes, tree, arrays.starts, arrays.most);
 }
 
 }  // namespace cuda

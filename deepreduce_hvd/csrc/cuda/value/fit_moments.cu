@@ -12,7 +12,7 @@ constexpr uint32_t kAdders = 96, kMomentThreads = kAdders + kTile;
 constexpr uint32_t kRow = kTile + kLanes;  // rows of products start in different banks
 static_assert(kSums * kLanes <= kAdders, "one thread a lane of each sum");
 
-__global__ void sum_moments(const float* magnitudes, PolyArrays arrays, int degree, double* fits, double* totals) {
+__global__ void __launch_bounds__(kMomentThreads) sum_moments(const float* magnitudes, PolyArrays arrays, int degree, double* fits, double* totals) {
   __shared__ double products[2][kSums][kRow];
   __shared__ double lanes[kSums][kLanes];
   __shared__ Recurrence recurrence;
@@ -67,7 +67,7 @@ __global__ void sum_moments(const float* magnitudes, PolyArrays arrays, int degr
 
 // A block a side: the sums over its segments one after another, as the host makes them; then the coefficients.
 __global__ void quantise(PolyArrays arrays, int degree, const double* fits, const double* totals) {
-  __shared__ double chunk[kThreads];
+  __shared__ double squares[kThreads];
   __shared__ double total_chunk[kThreads];
   __shared__ uint32_t columns[kMostTerms];
   __shared__ uint32_t used, lengths;
@@ -78,19 +78,22 @@ __global__ void quantise(PolyArrays arrays, int degree, const double* fits, cons
   double total = 0.0, fitted = 0.0;
   for (uint32_t base = 0; base < all; base += kThreads) {
     const uint32_t i = base + tid;
-    if (i < all) chunk[tid] = fits[(place + i / terms) * kMostTerms + i % terms];
-    if (i < segments) total_chunk[tid] = totals[place + i];
+    const double fit = i < all ? fits[(place + i / terms) * kMostTerms + i % terms] : 0.0;
+    squares[tid] = fit * fit;  // zeros change no sum
+    total_chunk[tid] = i < segments ? totals[place + i] : 0.0;
     __syncthreads();
-    if (tid == 0) {
-      for (uint32_t at = 0; at < smaller(kThreads, all - base); ++at) fitted += chunk[at] * chunk[at];
-      for (uint32_t at = 0; base + at < segments && at < kThreads; ++at) total += total_chunk[at];
-    }
+    if (tid == 0)
+      for (uint32_t at = 0; at < kThreads; ++at) fitted += squares[at];
+    if (tid == 32 && base < segments)
+      for (uint32_t at = 0; at < kThreads; ++at) total += total_chunk[at];
     __syncthreads();
   }
+  if (tid == 32) total_chunk[0] = total;
+  __syncthreads();
   if (tid < kMostTerms) columns[tid] = 0;
   if (tid == 0) {
     used = lengths = 0;
-    exponent = side_exponent(total, fitted, all);
+    exponent = side_exponent(total_chunk[0], fitted, all);
   }
   __syncthreads();
   for (uint32_t i = tid; i < all; i += kThreads) {

@@ -8,37 +8,12 @@ namespace cuda {
 namespace {
 
 constexpr uint32_t kMostRounds = 24;  // a typical tree of 1024 segments is less deep
-constexpr uint32_t kBins = 2048;
-
-__device__ uint32_t bin_of(float bottleneck) { return float_bits(bottleneck) >> 20; }
-
-// The bin from which on there are about `wanted` nodes. All threads of the block call; bins: kBins, shared.
-__device__ uint32_t threshold_bin(const Node* nodes, uint32_t count, uint32_t wanted, uint32_t* bins, uint32_t* shared) {
-  constexpr uint32_t each = kBins / kThreads;
-  __shared__ uint32_t found;
-  for (uint32_t b = threadIdx.x; b < kBins; b += kThreads) bins[b] = 0;
-  if (threadIdx.x == 0) found = 0;
-  __syncthreads();
-  for (uint32_t v = threadIdx.x; v < count; v += kThreads)
-    if (nodes[v].distance_bits != 0) atomicAdd(bins + bin_of(nodes[v].bottleneck), 1u);
-  __syncthreads();
-  const uint32_t highest = kBins - 1 - each * threadIdx.x;
-  uint32_t mine = 0, total;
-  for (uint32_t b = 0; b < each; ++b) mine += bins[highest - b];
-  uint32_t above = block_exclusive_sum(mine, shared, &total);
-  if (above < wanted && above + mine >= wanted)
-    for (uint32_t b = 0; b < each && above < wanted; ++b) {
-      above += bins[highest - b];
-      found = highest - b;
-    }
-  __syncthreads();
-  return found;
-}
+constexpr unsigned kBottleneckShift = 20;  // bins of an eighth of an octave
 
 // A block a side: takes in the last round, and asks for the next.
-__global__ void plan_round(const PolyHead* head, Tree tree, int first_round) {
-  __shared__ uint32_t bins[kBins];
-  __shared__ uint32_t shared[33];
+__global__ void __launch_bounds__(kTreeThreads) plan_round(const PolyHead* head, Tree tree, int first_round) {
+  __shared__ RankBins ranks;
+  uint32_t* const shared = ranks.sums;
   const PolySide& side = head->side[blockIdx.x];
   Node* nodes = tree.nodes + uint64_t{blockIdx.x} * tree.most_nodes;
   Search* search = tree.searches + blockIdx.x;
@@ -53,11 +28,12 @@ __global__ void plan_round(const PolyHead* head, Tree tree, int first_round) {
     const Search before = *search;
     if (__syncthreads_or(before.finished)) return;
     combine(nodes, tree.tiles + uint64_t{blockIdx.x} * tree.most_tiles, before);
-    const uint32_t least = threshold_bin(nodes, before.nodes, side.wanted - 1, bins, shared);
+    uint32_t wanted = side.wanted - 1;
+    const uint32_t least = bin_of_rank(nodes, before.nodes, 0, kBottleneckShift, wanted, ranks);
     first_new = end = before.nodes;
-    for (uint32_t base = 0; base < before.nodes; base += kThreads) {
+    for (uint32_t base = 0; base < before.nodes; base += kTreeThreads) {
       const uint32_t v = base + tid;
-      const bool split = v < before.nodes && nodes[v].children == 0 && nodes[v].distance_bits != 0 && bin_of(nodes[v].bottleneck) >= least;
+      const bool split = v < before.nodes && can_be_split(nodes[v]) && float_bits(nodes[v].bottleneck) >> kBottleneckShift >= least;
       uint32_t splits;
       const uint32_t rank = block_exclusive_sum(split ? 1u : 0u, shared, &splits);
       if (split && end + 2 * rank + 2 <= tree.most_ahead) make_children(nodes, v, end + 2 * rank);
@@ -66,7 +42,7 @@ __global__ void plan_round(const PolyHead* head, Tree tree, int first_round) {
     }
   }
   uint32_t tiles = 0;
-  for (uint32_t base = first_new; base < end; base += kThreads) {
+  for (uint32_t base = first_new; base < end; base += kTreeThreads) {
     const uint32_t v = base + tid;
     uint32_t total;
     const uint32_t tile = block_exclusive_sum(v < end ? tiles_of(tree, nodes[v].length) : 0, shared, &total);
@@ -113,10 +89,10 @@ void find_segments(Device& device, const float* magnitudes, const PolyArrays& ar
   tree.tiles = device.array<Tile>(uint64_t{2} * tree.most_tiles);
   tree.searches = device.array<Search>(2);
   const uint32_t rounds = std::min(kMostRounds, arrays.most);
-  launch(device, plan_round, 2, kThreads, 0, arrays.head, tree, 1);
+  launch(device, plan_round, 2, kTreeThreads, 0, arrays.head, tree, 1);
   for (uint32_t round = 1; round < rounds; ++round) {
     launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head, magnitudes, tree);
-    launch(device, plan_round, 2, kThreads, 0, arrays.head, tree, 0);
+    launch(device, plan_round, 2, kTreeThreads, 0, arrays.head, tree, 0);
   }
   launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head, magnitudes, tree);
   choose_cuts(device, magnitudes, arrays, tree);

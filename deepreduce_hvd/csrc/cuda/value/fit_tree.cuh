@@ -9,6 +9,7 @@ namespace deepreduce {
 namespace cuda {
 
 constexpr uint32_t kNone = UINT32_MAX;
+constexpr uint32_t kTreeThreads = 1024;  // of the block that a side has to itself
 
 // A segment that may come about.
 struct Node {
@@ -56,6 +57,9 @@ __device__ inline uint32_t tiles_of(const Tree& tree, uint32_t length) {
   return points / tree.tile + (points % tree.tile != 0);
 }
 
+// It may have children that nobody looked up yet.
+__device__ inline bool can_be_split(const Node& node) { return node.children == 0 && node.distance_bits != 0; }
+
 struct Best {
   double distance;
   uint32_t position;
@@ -92,6 +96,48 @@ __device__ inline void combine(Node* nodes, const Tile* tiles, const Search& sea
   for (uint32_t v = search.first_new + threadIdx.x; v < search.nodes; v += blockDim.x)
     nodes[v].bottleneck = smaller(nodes[v].bottleneck, static_cast<float>(as_double(nodes[v].distance_bits)));
   __syncthreads();
+}
+
+constexpr unsigned kBinBits = 11;
+constexpr uint32_t kBins = 1u << kBinBits;
+
+struct RankBins {
+  uint32_t bins[kBins];
+  uint32_t sums[33];
+  uint32_t found, rank;
+};
+
+// Of the nodes that can be split and whose bottlenecks have the bits `prefix` above shift + kBinBits: the bin of the bits from `shift` on in which the
+// rank-th largest bottleneck is, and its rank there; 0 when there are fewer. kTreeThreads threads call; `shared` is the block's.
+__device__ inline uint32_t bin_of_rank(const Node* nodes, uint32_t count, uint32_t prefix, unsigned shift, uint32_t& rank, RankBins& shared) {
+  constexpr uint32_t each = kBins / kTreeThreads;
+  uint32_t* const bins = shared.bins;
+  for (uint32_t b = threadIdx.x; b < kBins; b += kTreeThreads) bins[b] = 0;
+  if (threadIdx.x == 0) {
+    shared.found = 0;
+    shared.rank = rank;
+  }
+  __syncthreads();
+  for (uint32_t v = threadIdx.x; v < count; v += kTreeThreads) {
+    const uint32_t bits = float_bits(nodes[v].bottleneck);
+    if (nodes[v].distance_bits != 0 && (bits ^ prefix) >> (shift + kBinBits) == 0) atomicAdd(bins + (bits >> shift & (kBins - 1)), 1u);
+  }
+  __syncthreads();
+  const uint32_t highest = kBins - 1 - each * threadIdx.x;
+  uint32_t mine = 0, total;
+  for (uint32_t b = 0; b < each; ++b) mine += bins[highest - b];
+  uint32_t above = block_exclusive_sum(mine, shared.sums, &total);
+  if (above < rank && above + mine >= rank) {
+    uint32_t bin = highest;
+    for (; above + bins[bin] < rank; --bin) above += bins[bin];
+    shared.found = bin;
+    shared.rank = rank - above;
+  }
+  __syncthreads();
+  const uint32_t bin = shared.found;
+  rank = shared.rank;
+  __syncthreads();
+  return bin;
 }
 
 // Fills starts and `segments` from what the tree knows, and looks up what it does not.
