@@ -81,7 +81,7 @@ void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encod
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const Accumulated sum = accumulated(encoding);
   device.zero(encoding.result, sizeof(dr_cuda_result));
-  Plan* plan = device.zeros<Plan>(1);
+  Plan* plan = device.array<Plan>(1);
   const DeviceSelection selected = select(device, codec, encoding);
   const bool always_all = selected.indices == nullptr, maybe_all = selected.capacity == d;  // what the host can tell
   const bool sorts = stages.value->sorts, reorders = !always_all && sorts && stages.index->any_order;

@@ -18,15 +18,22 @@ constexpr uint32_t kSpareCandidates = 1u << 16;
 constexpr uint32_t kSmallestNonZero = 1;
 constexpr uint32_t kPickThreads = 1024, kCountBlocks = 1024;
 constexpr int kPasses = 3;                             // of the radix select
-constexpr unsigned kShifts[kPasses] = {20, 10, 0}, kDigits[kPasses] = {11, 10, 10};
+DR_HOST_DEVICE constexpr unsigned shift_of(int pass) { return 20u - 10u * static_cast<unsigned>(pass); }
+DR_HOST_DEVICE constexpr unsigned digits_of(int pass) { return pass == 0 ? 11 : 10; }
 constexpr uint32_t kBins = 1u << 11;
 
+// All zeros before.
 struct State {
-  uint32_t limit;           // of the candidates
-  uint32_t found;           // candidates
-  uint32_t everything;      // the candidates will not do
-  uint32_t bits, rest;      // the k-th magnitude so far, and how many of those that share its digits are among the k
-  uint32_t fewer;           // there are no k non-zero elements: bits and rest are 0
+  uint32_t limit;               // of the candidates
+  uint32_t found;               // candidates
+  uint32_t k, capacity;         // of the candidates' arrays
+  uint32_t bits, rest;          // the k-th magnitude so far, and how many of those that share its digits are among the k
+  uint32_t fewer;               // there are no k non-zero elements: bits and rest are 0
+  uint32_t selected;
+  uint32_t sample_bins[kSampleBins], bins[kPasses][kBins];
+
+  // The candidates will not do.
+  __device__ bool everything() const { return found > capacity || (found < k && limit > kSmallestNonZero); }
 };
 
 // Magnitudes above `bits` are selected, and the first `ties` of those equal to it.
@@ -35,13 +42,14 @@ struct Kth {
 };
 
 // A random place in each of `samples` parts: a pattern with a period would fool a stride.
-__global__ void sample(Accumulated sum, const float* velocity, float momentum, uint32_t d, uint32_t samples, uint32_t* bins) {
+__global__ void sample(Accumulated sum, const float* velocity, float momentum, uint32_t d, uint32_t samples, State* state) {
   for (uint32_t j = grid_index(); j < samples; j += grid_stride()) {
     const uint64_t from = uint64_t{j} * d / samples, to = uint64_t{j + 1} * d / samples;
     const uint64_t at = from + random_below(0, j, static_cast<uint32_t>(to - from));
     float value = sum.gradient_at(at);
     if (sum.residual != nullptr) value = sum.residual[at] + value + (velocity != nullptr ? momentum * velocity[at] : 0.0f);
-    atomicAdd(bins + (magnitude_bits(value) >> kSampleShift), 1u);
+    const uint32_t bin = magnitude_bits(value) >> kSampleShift;
+    if (bin != 0) atomicAdd(state->sample_bins + bin, 1u);  // the last bin needs no count; zeros may be most of all, and would wait for one another
   }
 }
 
@@ -68,46 +76,43 @@ __device__ bool bin_from_top(const uint32_t* bins, uint32_t count, uint32_t rank
   return true;
 }
 
-__global__ void pick_limit(const uint32_t* bins, uint32_t rank, State* state) {
+__global__ void __launch_bounds__(kPickThreads) pick_limit(uint32_t rank, uint32_t k, uint32_t capacity, State* state) {
   uint32_t bin = 0, above;
-  bin_from_top(bins, kSampleBins, rank, &bin, &above);
+  bin_from_top(state->sample_bins, kSampleBins, rank, &bin, &above);
   if (threadIdx.x != 0) return;
   const uint32_t limit = bin << kSampleShift;
   state->limit = limit < kSmallestNonZero ? kSmallestNonZero : limit;
-}
-
-__global__ void decide(uint32_t k, uint32_t capacity, State* state) {
-  state->everything = state->found > capacity || (state->found < k && state->limit > kSmallestNonZero);
-  state->rest = k;
+  state->k = state->rest = k;
+  state->capacity = capacity;
 }
 
 // The digits after `shift` of the magnitudes that begin with the digits found so far.
-__global__ void count_digits(Accumulated sum, uint32_t d, const float* candidates, const State* state, unsigned shift, unsigned digits, uint32_t* bins,
-                             const dr_cuda_result* result) {
+__global__ void count_digits(Accumulated sum, uint32_t d, const float* candidates, State* state, int pass, const dr_cuda_result* result) {
   __shared__ uint32_t counts[kBins];
   if (result->non_finite != 0 || state->fewer != 0) return;
   for (uint32_t bin = threadIdx.x; bin < kBins; bin += blockDim.x) counts[bin] = 0;
   __syncthreads();
-  const bool everything = state->everything != 0;
-  const uint32_t n = everything ? d : state->found;
+  const bool everything = state->everything();
+  const uint32_t n = everything ? d : state->found, upper = state->bits;
+  const unsigned shift = shift_of(pass), digits = digits_of(pass);
   for (uint32_t i = grid_index(); i < n; i += grid_stride()) {
     const uint32_t bits = magnitude_bits(everything ? sum.at(i) : candidates[i]);
-    if (bits >= kSmallestNonZero && (bits ^ state->bits) >> (shift + digits) == 0) atomicAdd(counts + (bits >> shift & ((1u << digits) - 1)), 1u);
+    if (bits >= kSmallestNonZero && (bits ^ upper) >> (shift + digits) == 0) atomicAdd(counts + (bits >> shift & ((1u << digits) - 1)), 1u);
   }
   __syncthreads();
   for (uint32_t bin = threadIdx.x; bin < kBins; bin += blockDim.x)
-    if (counts[bin] != 0) atomicAdd(bins + bin, counts[bin]);
+    if (counts[bin] != 0) atomicAdd(state->bins[pass] + bin, counts[bin]);
 }
 
-__global__ void pick_digit(const uint32_t* bins, unsigned shift, unsigned digits, State* state) {
+__global__ void __launch_bounds__(kPickThreads) pick_digit(State* state, int pass) {
   if (state->fewer != 0) return;
   const uint32_t rest = state->rest;
   uint32_t bin, above;
-  const bool there = bin_from_top(bins, 1u << digits, rest, &bin, &above);
+  const bool there = bin_from_top(state->bins[pass], 1u << digits_of(pass), rest, &bin, &above);
   __syncthreads();  // all have read the state
   if (threadIdx.x != 0) return;
   state->fewer = !there;
-  state->bits = there ? state->bits | bin << shift : 0;
+  state->bits = there ? state->bits | bin << shift_of(pass) : 0;
   state->rest = there ? rest - above : 0;
 }
 
@@ -119,7 +124,7 @@ struct Run {
 };
 
 __device__ Run run_of(uint32_t tile, uint32_t d, const State* state, const Candidates& candidates) {
-  if (state != nullptr && state->everything == 0) {
+  if (state != nullptr && !state->everything()) {
     const uint32_t start = candidates.starts[tile];
     return {candidates.indices + start, candidates.values + start, start, candidates.counts[tile]};
   }
@@ -175,11 +180,11 @@ __global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, cons
   }
 }
 
-// Writes what is above the k-th magnitude of `state` (null: `kth`).
-DeviceSelection write(Device& device, const dr_cuda_encoding& encoding, const State* state, Kth kth, const Candidates& candidates, uint32_t capacity) {
+// Writes what is above the k-th magnitude of `state` (null: `kth`). *count: 0 before.
+DeviceSelection write(Device& device, const dr_cuda_encoding& encoding, const State* state, Kth kth, const Candidates& candidates, uint32_t* count,
+                      uint32_t capacity) {
   const uint32_t d = static_cast<uint32_t>(encoding.d), tiles = tiles_of(d), blocks = blocks_for(uint64_t{32} * tiles);
   const Accumulated sum = accumulated(encoding);
-  uint32_t* count = device.zeros<uint32_t>(1);
   uint32_t* indices = device.array<uint32_t>(capacity);
   float* values = device.array<float>(capacity);
   uint64_t* counts = device.array<uint64_t>(tiles);
@@ -196,13 +201,12 @@ DeviceSelection select_largest(Device& device, const dr_codec& codec, const dr_c
   const Accumulated sum = accumulated(encoding);
   const uint32_t capacity = static_cast<uint32_t>(std::min<uint64_t>(d, uint64_t{4} * k + kSpareCandidates));
   State* state = device.zeros<State>(1);
-  uint32_t* bins = device.zeros<uint32_t>(kSampleBins + kPasses * kBins);
   // a rank in the sample that surely is that of a magnitude below the k-th
   const uint32_t samples = std::min(kSamples, d / kElementsASample);
   const double expected = samples == 0 ? 0 : static_cast<double>(k) * samples / d;
   const double rank = std::min(expected + 4 * std::sqrt(expected) + 3, static_cast<double>(samples) + 1);
-  launch_elementwise(device, sample, blocks_for(samples), sum, encoding.velocity, static_cast<float>(codec.memory.parameters[0]), d, samples, bins);
-  launch(device, pick_limit, 1, kPickThreads, 0, bins, static_cast<uint32_t>(rank), state);
+  launch_elementwise(device, sample, blocks_for(samples), sum, encoding.velocity, static_cast<float>(codec.memory.parameters[0]), d, samples, state);
+  launch(device, pick_limit, 1, kPickThreads, 0, static_cast<uint32_t>(rank), k, capacity, state);
 
   Candidates candidates{};
   candidates.limit = &state->limit;
@@ -213,18 +217,16 @@ DeviceSelection select_largest(Device& device, const dr_codec& codec, const dr_c
   candidates.starts = device.array<uint32_t>(tiles_of(d));
   candidates.counts = device.array<uint32_t>(tiles_of(d));
   accumulate(device, codec, encoding, candidates);
-  launch(device, decide, 1, 1, 0, k, capacity, state);
   for (int pass = 0; pass < kPasses; ++pass) {
-    uint32_t* counts = bins + kSampleBins + pass * kBins;
-    launch(device, count_digits, std::min(blocks_for(d, 64), kCountBlocks), kThreads, 0, sum, d, candidates.values, state, kShifts[pass], kDigits[pass], counts, device.result());
-    launch(device, pick_digit, 1, kPickThreads, 0, counts, kShifts[pass], kDigits[pass], state);
+    launch(device, count_digits, std::min(blocks_for(d, 64), kCountBlocks), kThreads, 0, sum, d, candidates.values, state, pass, device.result());
+    launch(device, pick_digit, 1, kPickThreads, 0, state, pass);
   }
-  return write(device, encoding, state, Kth{}, candidates, k);
+  return write(device, encoding, state, Kth{}, candidates, &state->selected, k);
 }
 
 DeviceSelection select_above(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, float threshold) {
   accumulate(device, codec, encoding, Candidates{});
-  return write(device, encoding, nullptr, Kth{magnitude_bits(threshold), 0}, Candidates{}, static_cast<uint32_t>(encoding.d));
+  return write(device, encoding, nullptr, Kth{magnitude_bits(threshold), 0}, Candidates{}, device.zeros<uint32_t>(1), static_cast<uint32_t>(encoding.d));
 }
 
 }  // namespace cuda

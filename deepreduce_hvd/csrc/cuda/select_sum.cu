@@ -60,7 +60,8 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
   const bool collects = candidates.limit != nullptr;
   const uint32_t limit = collects ? *candidates.limit : UINT32_MAX;
   const uint32_t tiles = (d + kTile - 1) / kTile;
-  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  // from the last on, which is still in the cache since `finite` read it; below the first one it wraps
+  for (uint32_t tile = tiles - 1 - blockIdx.x; tile < tiles; tile -= gridDim.x) {
     Four<typename Number::Storage> added[kVectors];
     Four<float> sum[kVectors], speed[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v) {  // all are asked for before the first is needed
