@@ -70,6 +70,13 @@ __device__ inline T block_exclusive_sum(T value, T* shared, T* total) {
   return shared[warp] + inclusive - value;
 }
 
+// *at += the sum over the block, by one atomic: those of many warps on one address would wait for one another. As block_exclusive_sum.
+__device__ inline void add_block_sum(uint64_t value, uint64_t* shared, uint64_t* at) {
+  uint64_t total;
+  block_exclusive_sum(value, shared, &total);
+  if (threadIdx.x == 0 && total != 0) atomic_add(at, total);
+}
+
 }  // namespace cuda
 }  // namespace deepreduce
 #endif

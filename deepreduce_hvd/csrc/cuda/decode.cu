@@ -39,12 +39,12 @@ __device__ uint64_t word_of(const uint8_t* data, uint64_t size, uint64_t at) {
 }
 
 __global__ void sum_words(const uint8_t* payload, uint64_t size, uint64_t* checksum) {
+  __shared__ uint64_t shared[33];
   const uint64_t words = (size + 7) / 8;
   uint64_t terms = 0;
   for (uint64_t i = grid_index(); i < words; i += grid_stride())
     terms += checksum_term(i == kChecksumOffset / 8 ? 0 : word_of(payload, size, 8 * i), i);
-  terms = warp_sum(terms);
-  if (threadIdx.x % 32 == 0) atomic_add(checksum, terms);
+  add_block_sum(terms, shared, checksum);
 }
 
 __device__ bool is_dense_id(int32_t id) { return id == kRawValue || id == kFloat16 || id == kBFloat16; }
@@ -150,7 +150,8 @@ __global__ void add(const Opened* opened, const uint32_t* indices, const uint32_
     }
   } else {
     const bool permuted = opened->order.active != 0, indexed = opened->index.active != 0;
-    for (uint32_t j = grid_index(); j < opened->value.count; j += grid_stride()) {
+    const uint32_t count = opened->value.count;
+    for (uint32_t j = grid_index(); j < count; j += grid_stride()) {
       const uint32_t place = permuted ? order[j] : j;
       out[indexed ? indices[place] : place] += scale * values[j];
     }

@@ -87,6 +87,7 @@ __device__ uint64_t dense_word(const Accumulated& sum, uint32_t d, int dtype, ui
 }
 
 __global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype, Plan* plan, uint8_t* payload) {
+  __shared__ uint64_t shared[33];
   constexpr uint64_t kHeaderWords = kHeaderBytes / 8;
   const uint64_t total = plan->total, words = (total + 7) / 8;
   uint64_t terms = 0;
@@ -102,8 +103,7 @@ __global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype,
       for (uint64_t byte = 8 * i; byte < total; ++byte) payload[byte] = static_cast<uint8_t>(word >> (8 * (byte - 8 * i)));
     }
   }
-  terms = warp_sum(terms);
-  if (threadIdx.x % 32 == 0 && terms != 0) atomic_add(&plan->checksum, terms);
+  add_block_sum(terms, shared, &plan->checksum);
 }
 
 __global__ void seal(const Plan* plan, uint8_t* payload, dr_cuda_result* result) {
@@ -112,14 +112,23 @@ __global__ void seal(const Plan* plan, uint8_t* payload, dr_cuda_result* result)
   if (plan->total != 0) reinterpret_cast<uint64_t*>(payload)[kChecksumOffset / 8] = plan->checksum;
 }
 
-// What concerns every element: LowPass's share of the gradient, and a payload that carries all elements.
+// Where the payload has a value.
+__device__ void forget_at(const Plan* plan, const uint32_t* indices, const float* sent, float* residual, float* velocity, float weight) {
+  for (uint32_t j = grid_index(); j < plan->count; j += grid_stride()) {
+    const uint32_t i = indices[j];
+    residual[i] = without(residual[i], weight, sent[j]);
+    if (velocity != nullptr) velocity[i] = 0.0f;
+  }
+}
+
+// Of a payload of all elements, everything. Otherwise with LowPass its share of the gradient, and forget_sent comes next; without, what was sent.
 template <class Number>
-__global__ void forget_everywhere(const Plan* plan, const typename Number::Storage* gradient, uint32_t d, int dtype, const float* sent, float* residual,
-                                  float* velocity, float weight, const dr_cuda_result* result) {
+__global__ void forget(const Plan* plan, const typename Number::Storage* gradient, uint32_t d, int dtype, const uint32_t* indices, const float* sent,
+                       float* residual, float* velocity, float weight, const dr_cuda_result* result) {
   if (result->non_finite != 0 || refused(result)) return;
   const bool all = plan->all != 0 || plan->dense != 0;
   const float rest = 1.0f - weight;
-  if (!all && weight == 1.0f) return;
+  if (!all && weight == 1.0f) return forget_at(plan, indices, sent, residual, velocity, weight);
   for (uint32_t i = grid_index(); i < d; i += grid_stride()) {
     const float sum = residual[i];
     float kept = weight == 1.0f ? sum : without(sum, rest, Number::to_float(gradient[i]));
@@ -134,11 +143,7 @@ __global__ void forget_everywhere(const Plan* plan, const typename Number::Stora
 __global__ void forget_sent(const Plan* plan, const uint32_t* indices, const float* sent, float* residual, float* velocity, float weight,
                             const dr_cuda_result* result) {
   if (result->non_finite != 0 || refused(result) || plan->all != 0 || plan->dense != 0) return;
-  for (uint32_t j = grid_index(); j < plan->count; j += grid_stride()) {
-    const uint32_t i = indices[j];
-    residual[i] = without(residual[i], weight, sent[j]);
-    if (velocity != nullptr) velocity[i] = 0.0f;
-  }
+  forget_at(plan, indices, sent, residual, velocity, weight);
 }
 
 }  // namespace
@@ -161,10 +166,10 @@ void remember_rest(Device& device, const dr_codec& codec, const dr_cuda_encoding
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    launch_elementwise(device, forget_everywhere<Number>, blocks_for(d, 4), plan, static_cast<const typename Number::Storage*>(encoding.gradient), d,
-                       encoding.dtype, values, encoding.residual, encoding.velocity, weight, device.result());
+    launch_elementwise(device, forget<Number>, blocks_for(d, 4), plan, static_cast<const typename Number::Storage*>(encoding.gradient), d,
+                       encoding.dtype, indices, values, encoding.residual, encoding.velocity, weight, device.result());
   });
-  if (indices != nullptr)
+  if (indices != nullptr && weight != 1.0f)
     launch_elementwise(device, forget_sent, blocks_for(capacity), plan, indices, values, encoding.residual, encoding.velocity, weight, device.result());
 }
 

@@ -12,22 +12,24 @@ struct KeyRange {
 };
 
 __global__ void measure_keys(const float* values, const uint32_t* count, KeyRange* range) {
+  __shared__ KeyRange of_block;
   uint32_t least_complement = 0, most = 0, negatives = 0;
+  if (threadIdx.x == 0) of_block = {0, 0, 0};
   for (uint32_t i = grid_index(); i < *count; i += grid_stride()) {
     const uint32_t key = sort_key(values[i]), within = key_within_side(key);
     least_complement = larger(least_complement, ~within);
     most = larger(most, within);
     negatives += key >> 31;
   }
-  for (int lanes = 16; lanes > 0; lanes /= 2) {
-    least_complement = larger(least_complement, __shfl_xor_sync(0xFFFFFFFFu, least_complement, lanes));
-    most = larger(most, __shfl_xor_sync(0xFFFFFFFFu, most, lanes));
-  }
-  negatives = warp_sum(negatives);
-  if (threadIdx.x % 32 != 0) return;
-  atomicMax(&range->least_complement, least_complement);
-  atomicMax(&range->most, most);
-  atomicAdd(&range->negatives, negatives);
+  __syncthreads();
+  atomicMax(&of_block.least_complement, least_complement);
+  atomicMax(&of_block.most, most);
+  atomicAdd(&of_block.negatives, negatives);
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  atomicMax(&range->least_complement, of_block.least_complement);
+  atomicMax(&range->most, of_block.most);
+  atomicAdd(&range->negatives, of_block.negatives);
 }
 
 // Those that do not count come last: their keys are the largest, and the sort is stable.
