@@ -18,7 +18,7 @@ namespace deepreduce {
 namespace emulation {
 namespace {
 
-constexpr uint32_t kWarp = 32, kMostThreads = 1024, kMostShared = 227 * 1024;
+constexpr uint32_t kWarp = 32, kMostThreads = 1024, kMostShared = 48 * 1024;
 
 enum class Waits : uint8_t { no, at_block, at_vote, at_exchange, done };
 

@@ -23,6 +23,7 @@ int guarded(dr_context* context, Work work) {
 // Runs work(device), or without a workspace finds how much it takes: never nothing, so that the caller's workspace is not null.
 template <class Work>
 void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result, Work work) {
+  static_cast<void>(cudaGetLastError());  // what other code of this thread left there is no failure of this call
   if (workspace == nullptr) {
     Device device;
     work(device);

@@ -4,6 +4,7 @@
 //   - they live in an anonymous namespace, take grids of one dimension, and are started by launch or launch_elementwise only;
 //   - static __shared__ arrays are of plain types without initialisers; dynamic shared memory comes from dynamic_shared<T>();
 //   - all threads of a block reach each __syncthreads, all lanes of a mask each warp operation: no thread returns early before one;
+//   - those of more than 256 threads tell so by __launch_bounds__, so that a block's registers are there on every device;
 //   - counts live in device memory: the host sizes grids by upper bounds, kernels go by grid_index() and grid_stride();
 //   - floats are summed in one fixed order; atomics are on integers only. Built with --fmad=false, without fast math.
 #ifndef DEEPREDUCE_CUDA_DEVICE_CUH
@@ -92,8 +93,6 @@ inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads =
 
 #ifdef __CUDACC__
 #define DR_LAUNCH(needs_fibers)                                                                                       \
-  if (shared_bytes > 48 * 1024)                                                                                       \
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));        \
   kernel<<<blocks, threads, shared_bytes, device.stream()>>>(static_cast<Parameters>(arguments)...);                  \
   device.check("launch")
 #else
@@ -101,7 +100,8 @@ inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads =
   emulation::run(blocks, threads, shared_bytes, needs_fibers, [&] { kernel(static_cast<Parameters>(arguments)...); })
 #endif
 
-// Starts kernel<<<blocks, threads, shared_bytes>>>(arguments...) on the call's stream; does nothing while measuring.
+// Starts kernel<<<blocks, threads, shared_bytes>>>(arguments...) on the call's stream; does nothing while measuring. Static and dynamic shared memory
+// are at most 48 KB together, as much as a kernel has without being given more.
 template <class... Parameters, class... Arguments>
 void launch(Device& device, void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads, uint32_t shared_bytes, Arguments... arguments) {
   if (device.measuring()) return;
@@ -147,8 +147,9 @@ __device__ inline void refuse(dr_cuda_result* result, Refused what, uint64_t exp
   result->got = got;
 }
 
-// Whether something was refused before. Other blocks may refuse meanwhile: threads of a block can see different answers, see block_refused.
-__device__ inline bool refused(const dr_cuda_result* result) { return *const_cast<const volatile int32_t*>(&result->status) != DR_OK; }
+// Whether something was refused before. Other blocks may refuse meanwhile: threads of a block can see different answers, see block_refused. Not volatile:
+// each warp of a grid would then ask the same word of the L2 cache.
+__device__ inline bool refused(const dr_cuda_result* result) { return result->status != DR_OK; }
 // The same answer for all threads of the block; all must call it.
 __device__ inline bool block_refused(const dr_cuda_result* result) { return __syncthreads_or(threadIdx.x == 0 && refused(result)) != 0; }
 
