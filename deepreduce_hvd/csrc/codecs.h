@@ -58,6 +58,14 @@ struct ValueCodec {
 const IndexCodec* find_index_codec(int id);
 const ValueCodec* find_value_codec(int id);
 
+// In a table of codecs.
+template <class Codec, int count>
+const Codec* find_codec(const Codec* const (&table)[count], int id) {
+  for (const Codec* codec : table)
+    if (codec->id == id) return codec;
+  return nullptr;
+}
+
 enum SparsifierId : int { kNoneSparsifier = 0, kTopK = 1, kRandomK = 2, kThreshold = 3, kChunkTopK = 4 };
 enum MemoryId : int { kNoMemory = 0, kResidual = 1, kLowPass = 2, kMomentumCorrection = 3 };
 enum IndexId : int { kAllIndices = 0, kRawIndex = 1, kBitmap = 2, kRLE = 3, kHuffman = 4, kRice = 5, kEliasFano = 6, kBloom = 7 };

@@ -39,16 +39,9 @@ const ValueCodec* const value_codecs[] = {
     &fit_dexp_codec,
     &quantile_codec,
 };
-
-template <class Codec, size_t count>
-const Codec* find(const Codec* const (&codecs)[count], int id) {
-  for (const Codec* codec : codecs)
-    if (codec->id == id) return codec;
-  return nullptr;
-}
 }  // namespace
 
-const IndexCodec* find_index_codec(int id) { return find(index_codecs, id); }
-const ValueCodec* find_value_codec(int id) { return find(value_codecs, id); }
+const IndexCodec* find_index_codec(int id) { return find_codec(index_codecs, id); }
+const ValueCodec* find_value_codec(int id) { return find_codec(value_codecs, id); }
 
 }  // namespace deepreduce

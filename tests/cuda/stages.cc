@@ -49,13 +49,6 @@ const Codec& expect(const Codec* codec, int id) {
   return *codec;
 }
 
-DeviceSection* put_section(Device& device, const std::vector<uint8_t>& bytes, uint32_t d, uint32_t count, uint32_t active) {
-  DeviceSection* section = device.array<DeviceSection>(1);
-  const DeviceSection contents{bytes.data(), bytes.size(), d, count, active};
-  device.copy(section, &contents, sizeof(contents));
-  return section;
-}
-
 SectionOut section_out(Device& device, uint64_t capacity) {
   uint8_t* data = device.array<uint8_t>(capacity + kSectionSlack);
   return {data, capacity, device.array<uint64_t>(1)};
@@ -67,6 +60,44 @@ void take_section(bool measuring, const SectionOut& out, uint8_t* section, uint6
   if (*out.bytes > out.capacity) throw std::runtime_error("the section is longer than its capacity");
   std::memcpy(section, out.data, *out.bytes);
 }
+
+// Decodes a section that lies `misalignment` bytes beyond a multiple of 16: decode(device, the section, room for `capacity` of T), capacity >= count.
+// Who calls decoders refuses a count above `most` first.
+template <class T, class Decode>
+void decode_section(const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint64_t most, uint32_t capacity, int active,
+                    T* out, dr_cuda_result* result, Decode decode) {
+  if (count > most) {
+    *result = dr_cuda_result{};
+    result->status = DR_CORRUPT_PAYLOAD;
+    return;
+  }
+  std::vector<uint8_t> padded(misalignment, 0xEE);
+  padded.insert(padded.end(), section, section + bytes);
+  padded.shrink_to_fit();
+  with_device(result, [&](Device& device, bool measuring) {
+    DeviceSection* on_device = device.array<DeviceSection>(1);
+    const DeviceSection contents{padded.data() + misalignment, bytes, d, count, active != 0};
+    device.copy(on_device, &contents, sizeof(contents));
+    T* decoded = device.array<T>(capacity);
+    decode(device, on_device, decoded);
+    if (!measuring && result->status == DR_OK && active && count != 0) std::memcpy(out, decoded, sizeof(T) * count);
+  });
+}
+
+// `count` numbers and their count on the device.
+template <class T>
+struct Given {
+  const T* values;
+  const uint32_t* count;
+  Given(Device& device, const T* from, uint32_t number, uint32_t capacity) {
+    T* copied = device.array<T>(capacity);
+    device.copy(copied, from, sizeof(T) * number);
+    uint32_t* copied_count = device.array<uint32_t>(1);
+    device.copy(copied_count, &number, 4);
+    values = copied;
+    count = copied_count;
+  }
+};
 
 }  // namespace
 
@@ -94,12 +125,9 @@ int dr_test_index_encode(int id, uint32_t d, uint32_t count, uint32_t capacity, 
     const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
     with_device(result, [&](Device& device, bool measuring) {
       const SectionOut out = section_out(device, codec.section_capacity(d, capacity, parameters));
-      uint32_t* on_device = device.array<uint32_t>(capacity);
-      device.copy(on_device, indices, uint64_t{4} * count);
-      uint32_t* device_count = device.array<uint32_t>(1);
-      device.copy(device_count, &count, 4);
+      const Given<uint32_t> given(device, indices, count, capacity);
       const uint32_t most = codec.decoded_capacity == nullptr ? capacity : codec.decoded_capacity(d, capacity, parameters);
-      DeviceIndexEncoding encoding{d, capacity, device_count, on_device, parameters, value_bits, key, out, most, device_count, on_device, false};
+      DeviceIndexEncoding encoding{d, capacity, given.count, given.values, parameters, value_bits, key, out, most, given.count, given.values, false};
       codec.encode(device, encoding);
       take_section(measuring, out, section, section_bytes);
       if (measuring) return;
@@ -111,28 +139,12 @@ int dr_test_index_encode(int id, uint32_t d, uint32_t count, uint32_t capacity, 
   });
 }
 
-// capacity: at least count. The section lies at an address that is `misalignment` beyond a multiple of 16.
 int dr_test_index_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint32_t capacity, int active,
                          const double* parameters, uint32_t* indices, dr_cuda_result* result, char* message) {
   return guarded(message, [&] {
     const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
-    const uint32_t most = codec.most_count(bytes, d);
-    if (count > most) {  // who calls decode refuses this first
-      *result = dr_cuda_result{};
-      result->status = DR_CORRUPT_PAYLOAD;
-      return;
-    }
-    std::vector<uint8_t> padded(misalignment, 0xEE);
-    padded.insert(padded.end(), section, section + bytes);
-    padded.shrink_to_fit();
-    with_device(result, [&](Device& device, bool measuring) {
-      DeviceSection* on_device = device.array<DeviceSection>(1);
-      const DeviceSection contents{padded.data() + misalignment, bytes, d, count, active != 0};
-      device.copy(on_device, &contents, sizeof(contents));
-      uint32_t* decoded = device.array<uint32_t>(capacity);
-      codec.decode(device, on_device, d, capacity, bytes + 100, parameters, decoded);
-      if (!measuring && result->status == DR_OK && active && count != 0) std::memcpy(indices, decoded, uint64_t{4} * count);
-    });
+    decode_section(section, bytes, misalignment, d, count, codec.most_count(bytes, d), capacity, active, indices, result,
+                   [&](Device& device, const DeviceSection* at, uint32_t* out) { codec.decode(device, at, d, capacity, bytes + 100, parameters, out); });
   });
 }
 
@@ -146,13 +158,10 @@ int dr_test_value_encode(int id, uint32_t count, uint32_t capacity, const float*
     const DeviceValueCodec& codec = expect(find_device_value_codec(id), id);
     with_device(result, [&](Device& device, bool measuring) {
       const SectionOut out = section_out(device, codec.section_capacity(capacity, parameters));
-      float* on_device = device.array<float>(capacity);
-      device.copy(on_device, values, uint64_t{4} * count);
-      uint32_t* device_count = device.array<uint32_t>(1);
-      device.copy(device_count, &count, 4);
+      const Given<float> given(device, values, count, capacity);
       float* device_decoded = device.array<float>(capacity);
       uint32_t* device_order = codec.sorts ? device.array<uint32_t>(capacity) : nullptr;
-      DeviceValueEncoding encoding{capacity, device_count, on_device, parameters, key, out, device_decoded, device_order};
+      DeviceValueEncoding encoding{capacity, given.count, given.values, parameters, key, out, device_decoded, device_order};
       codec.encode(device, encoding);
       take_section(measuring, out, section, section_bytes);
       if (measuring || count == 0) return;
@@ -166,22 +175,8 @@ int dr_test_value_decode(int id, const uint8_t* section, uint64_t bytes, int mis
                          float* values, dr_cuda_result* result, char* message) {
   return guarded(message, [&] {
     const DeviceValueCodec& codec = expect(find_device_value_codec(id), id);
-    if (count > codec.most_count(bytes)) {
-      *result = dr_cuda_result{};
-      result->status = DR_CORRUPT_PAYLOAD;
-      return;
-    }
-    std::vector<uint8_t> padded(misalignment, 0xEE);
-    padded.insert(padded.end(), section, section + bytes);
-    padded.shrink_to_fit();
-    with_device(result, [&](Device& device, bool measuring) {
-      DeviceSection* on_device = device.array<DeviceSection>(1);
-      const DeviceSection contents{padded.data() + misalignment, bytes, d, count, active != 0};
-      device.copy(on_device, &contents, sizeof(contents));
-      float* decoded = device.array<float>(capacity);
-      codec.decode(device, on_device, capacity, bytes + 100, decoded);
-      if (!measuring && result->status == DR_OK && active && count != 0) std::memcpy(values, decoded, uint64_t{4} * count);
-    });
+    decode_section(section, bytes, misalignment, d, count, codec.most_count(bytes), capacity, active, values, result,
+                   [&](Device& device, const DeviceSection* at, float* out) { codec.decode(device, at, capacity, bytes + 100, out); });
   });
 }
 
@@ -191,11 +186,8 @@ int dr_test_order_encode(const uint32_t* order, uint32_t count, uint32_t capacit
   return guarded(message, [&] {
     with_device(result, [&](Device& device, bool measuring) {
       const SectionOut out = section_out(device, order_capacity(capacity));
-      uint32_t* on_device = device.array<uint32_t>(capacity);
-      device.copy(on_device, order, uint64_t{4} * count);
-      uint32_t* device_count = device.array<uint32_t>(1);
-      device.copy(device_count, &count, 4);
-      write_order(device, on_device, device_count, capacity, out);
+      const Given<uint32_t> given(device, order, count, capacity);
+      write_order(device, given.values, given.count, capacity, out);
       take_section(measuring, out, section, section_bytes);
     });
   });
@@ -204,13 +196,8 @@ int dr_test_order_encode(const uint32_t* order, uint32_t count, uint32_t capacit
 int dr_test_order_decode(const uint8_t* section, uint64_t bytes, uint32_t count, uint32_t capacity, uint32_t* order, dr_cuda_result* result,
                          char* message) {
   return guarded(message, [&] {
-    const std::vector<uint8_t> exact(section, section + bytes);
-    with_device(result, [&](Device& device, bool measuring) {
-      const DeviceSection* on_device = put_section(device, exact, count, count, 1);
-      uint32_t* decoded = device.array<uint32_t>(capacity);
-      read_order(device, on_device, capacity, decoded);
-      if (!measuring && result->status == DR_OK && count != 0) std::memcpy(order, decoded, uint64_t{4} * count);
-    });
+    decode_section(section, bytes, 0, count, count, count, capacity, 1, order, result,
+                   [&](Device& device, const DeviceSection* at, uint32_t* out) { read_order(device, at, capacity, out); });
   });
 }
 

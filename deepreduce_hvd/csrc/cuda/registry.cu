@@ -33,17 +33,10 @@ const DeviceValueCodec* const value_codecs[] = {
     &fit_poly_device_codec,
     &fit_dexp_device_codec,
 };
-
-template <class Codec, size_t count>
-const Codec* find(const Codec* const (&codecs)[count], int id) {
-  for (const Codec* codec : codecs)
-    if (codec->id == id) return codec;
-  return nullptr;
-}
 }  // namespace
 
-const DeviceIndexCodec* find_device_index_codec(int id) { return find(index_codecs, id); }
-const DeviceValueCodec* find_device_value_codec(int id) { return find(value_codecs, id); }
+const DeviceIndexCodec* find_device_index_codec(int id) { return find_codec(index_codecs, id); }
+const DeviceValueCodec* find_device_value_codec(int id) { return find_codec(value_codecs, id); }
 
 }  // namespace cuda
 }  // namespace deepreduce
