@@ -42,7 +42,8 @@ __device__ uint32_t length_at(uint32_t first, uint32_t d) { return first >= d ? 
 template <class Number>
 __global__ void finite(const typename Number::Storage* gradient, uint32_t d, uint32_t tiles, bool aligned, dr_cuda_result* result) {
   bool bad = false;
-  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  // from the last tile on, below the first it wraps: `add` begins with the first ones, which the cache still has
+  for (uint32_t tile = tiles - 1 - blockIdx.x; tile < tiles; tile -= gridDim.x) {
     Four<typename Number::Storage> numbers[kVectors];  // all are asked for before the first is looked at
     for (uint32_t v = 0; v < kVectors; ++v) numbers[v] = load(gradient + first_of(tile, v), length_at(first_of(tile, v), d), aligned);
     for (uint32_t v = 0; v < kVectors; ++v)
@@ -60,8 +61,7 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
   const bool collects = candidates.limit != nullptr;
   const uint32_t limit = collects ? *candidates.limit : UINT32_MAX;
   const uint32_t tiles = (d + kTile - 1) / kTile;
-  // from the last on, which is still in the cache since `finite` read it; below the first one it wraps
-  for (uint32_t tile = tiles - 1 - blockIdx.x; tile < tiles; tile -= gridDim.x) {
+  for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     Four<typename Number::Storage> added[kVectors];
     Four<float> sum[kVectors], speed[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v) {  // all are asked for before the first is needed
