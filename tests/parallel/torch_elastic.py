@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import sys
 import time
 
@@ -60,4 +61,5 @@ def main(directory, communicator):
 
 
 if __name__ == "__main__":
+    signal.alarm(600)  # it trains until it is told to stop: not longer than the test, should that be killed
     main(sys.argv[1], {"allgather": dr.Allgather(), "auto": "auto"}[sys.argv[2]])
