@@ -5,8 +5,8 @@ switches that Horovod's own build taught its users: ``DEEPREDUCE_WITH_PYTORCH=1`
 ``DEEPREDUCE_WITHOUT_PYTORCH=1`` leaves its ops out, and with neither, torch is looked for and a missing one is a
 printed skip. The same two for TENSORFLOW. ``CXX``, ``CXXFLAGS``, ``LDFLAGS`` and ``MAX_JOBS`` are honoured.
 
-With a CUDA build of PyTorch and an nvcc of the same CUDA, PyTorch's operators work on GPUs too; ``DEEPREDUCE_WITH_CUDA=1`` makes either's absence
-an error, ``DEEPREDUCE_WITHOUT_CUDA=1`` leaves it out. ``DEEPREDUCE_CUDA_ARCHITECTURES="8.0 9.0+PTX"`` is what the kernels are compiled for.
+With a CUDA build of PyTorch or TensorFlow and an nvcc of the same CUDA, that framework's operators work on GPUs too; ``DEEPREDUCE_WITH_CUDA=1``
+makes it an error when there is no such pair, ``DEEPREDUCE_WITHOUT_CUDA=1`` leaves it out. ``DEEPREDUCE_CUDA_ARCHITECTURES="8.0 9.0+PTX"`` is what the kernels are compiled for.
 nvcc is that of ``CUDACXX``, ``CUDA_HOME``, ``PATH`` or /usr/local/cuda, in this order.
 """
 
@@ -32,6 +32,7 @@ TORCH_OPS = Path("torch_ops")
 TENSORFLOW_OPS = Path("tf_ops")
 CUDA_CORE = CORE / "cuda"
 CUDA_TORCH_OPS = TORCH_OPS / "cuda"
+CUDA_TENSORFLOW_OPS = TENSORFLOW_OPS / "cuda"
 
 # Contraction and fast-math would let the bytes of a payload depend on the compiler and the processor, which is also
 # why nothing here asks for -march=native: the core chooses its SIMD level when it runs.
@@ -53,7 +54,8 @@ import importlib.util, json, os
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 if importlib.util.find_spec("tensorflow") is None: raise SystemExit("No module named 'tensorflow'")
 import tensorflow
-print(json.dumps({"version": tensorflow.__version__, "compile": tensorflow.sysconfig.get_compile_flags(), "link": tensorflow.sysconfig.get_link_flags()}))
+cuda = tensorflow.sysconfig.get_build_info().get("cuda_version") if tensorflow.test.is_built_with_cuda() else None
+print(json.dumps({"version": tensorflow.__version__, "compile": tensorflow.sysconfig.get_compile_flags(), "link": tensorflow.sysconfig.get_link_flags(), "cuda": cuda}))
 """
 
 
@@ -163,27 +165,38 @@ def code_options(nvcc, version):
     return options
 
 
-def find_cuda(torch):
-    """What compiling for CUDA takes, or None when there will be no CUDA operators; says why not. ``torch``: PyTorch's answer or None."""
+def why_no_cuda(name, framework, nvcc, nvcc_version):
+    """What keeps a framework's operators from having kernels for CUDA, or None."""
+    if framework["cuda"] is None:
+        return f"expected {name} with CUDA, got {name} {framework['version']}, which is built without"
+    major = framework["cuda"].partition(".")[0]
+    # the driver that serves the framework's CUDA serves kernels of that CUDA too
+    if nvcc is not None and major != nvcc_version.partition(".")[0]:
+        return f"expected nvcc of CUDA {major} as {name} {framework['version']} has, got {nvcc} of CUDA {nvcc_version}"
+    return None
+
+
+def find_cuda(frameworks):
+    """What compiling for CUDA takes, or None when there will be no CUDA operators; says why not. ``frameworks``: the answers of those that are there."""
     wanted, unwanted = switch("DEEPREDUCE_WITH_CUDA"), switch("DEEPREDUCE_WITHOUT_CUDA")
     if wanted and unwanted:
         raise BuildError("DEEPREDUCE_WITH_CUDA and DEEPREDUCE_WITHOUT_CUDA: expected one of them, got both")
     if unwanted:
         say("skipping the CUDA operators: DEEPREDUCE_WITHOUT_CUDA=1")
         return None
-    problems = []
-    if torch is None:
-        problems.append("expected PyTorch with CUDA, got no PyTorch operators")
-    elif torch["cuda"] is None:
-        problems.append(f"expected PyTorch with CUDA, got PyTorch {torch['version']}, which is built without")
     nvcc, nowhere = find_nvcc()
+    version = re.search(r"release (\d+\.\d+)", output_of(nvcc, "--version"))[1] if nvcc else None
+    without = {}  # framework -> why
+    for extension, name, _, _ in FRAMEWORKS:
+        if extension in frameworks:
+            reason = why_no_cuda(name, frameworks[extension], nvcc, version)
+            if reason is not None:
+                without[extension] = reason
+    problems = list(without.values()) if len(without) == len(frameworks) else []
+    if not frameworks:
+        problems.append("expected PyTorch or TensorFlow with CUDA, got the operators of neither")
     if nvcc is None:
         problems.append(f"expected nvcc, got {nowhere}")
-    else:
-        version = re.search(r"release (\d+\.\d+)", output_of(nvcc, "--version"))[1]
-        # the CUDA runtime that PyTorch has loaded is the one that the kernels meet
-        if torch and torch["cuda"] and torch["cuda"].partition(".")[0] != version.partition(".")[0]:
-            problems.append(f"expected nvcc of CUDA {torch['cuda'].partition('.')[0]} as PyTorch {torch['version']} has, got {nvcc} of CUDA {version}")
     if not list(CUDA_CORE.rglob("*.cu")):
         problems = ["no CUDA kernels in this version"]
     if problems and wanted:
@@ -191,9 +204,14 @@ def find_cuda(torch):
     if problems:
         say(f"skipping the CUDA operators: {'; '.join(problems)}")
         return None
-    say(f"building the CUDA operators with {nvcc} of CUDA {version}")
+    for extension, name, _, _ in FRAMEWORKS:
+        if extension in without:
+            say(f"skipping the CUDA operators for {name}: {without[extension]}")
+        elif extension in frameworks:
+            say(f"building the CUDA operators for {name} with {nvcc} of CUDA {version}")
     plan = output_of(nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null")  # names its directories
     return {
+        "extensions": set(frameworks) - set(without),
         "nvcc": nvcc,
         "code": code_options(nvcc, version),
         "include": re.findall(r'"-I([^"]+)"', plan),
@@ -296,7 +314,7 @@ class BuildBindings(build_ext):
                 if answer is not None:
                     self.distribution.deepreduce_frameworks[extension] = answer
                     self.distribution.ext_modules.append(Extension(extension, sources))
-            self.distribution.deepreduce_cuda = find_cuda(self.distribution.deepreduce_frameworks.get(TORCH_EXTENSION))
+            self.distribution.deepreduce_cuda = find_cuda(self.distribution.deepreduce_frameworks)
         super().finalize_options()
 
     def get_ext_filename(self, fullname):
@@ -331,13 +349,23 @@ class BuildBindings(build_ext):
     def build_extension(self, extension):
         folder = Path("build/native")
         core = core_library(folder)
+        cuda = self.distribution.deepreduce_cuda
+        if cuda is not None and extension.name not in cuda["extensions"]:
+            cuda = None
         if extension.name == TENSORFLOW_EXTENSION:
             tensorflow = self.distribution.deepreduce_frameworks[extension.name]
             # its headers are the system's here: their warnings are not ours
             includes = [word for flag in tensorflow["compile"] for word in (("-isystem", flag[2:]) if flag.startswith("-I") else (flag,))]
             flags = [*COMMON_FLAGS, f"-I{CORE}", *includes]
-            objects = compile_all(list(map(Path, extension.sources)), folder / "tf_ops", flags)
-            links = tensorflow["link"]
+            objects, sources, links = [], list(map(Path, extension.sources)), list(tensorflow["link"])
+            if cuda is not None:
+                objects += cuda_objects(folder, cuda)
+                sources += sorted(CUDA_TENSORFLOW_OPS.glob("*.cc"))
+                flags += ["-DGOOGLE_CUDA=1", f"-I{CUDA_CORE}", f"-I{CUDA_TENSORFLOW_OPS / 'gpu'}", *(word for path in cuda["include"] for word in ("-isystem", path))]
+                # a CUDA runtime of its own: TensorFlow loads its one when it first needs it, which without a GPU is never. Both use the driver's
+                # one context of a device, so that streams and memory are the same to both.
+                links += [*(f"-L{path}" for path in cuda["libraries"]), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
+            objects += compile_all(sources, folder / "tf_ops", flags)
         elif extension.name == TORCH_EXTENSION:
             torch = self.distribution.deepreduce_frameworks[extension.name]
             include, libraries = f"{torch['root']}/include", f"{torch['root']}/lib"
@@ -345,7 +373,7 @@ class BuildBindings(build_ext):
                      "-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]  # fmt: skip
             # no run path: torch is in the process already when this is loaded, wherever it lives there, and so is its CUDA runtime
             links = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
-            objects, sources, cuda = [], list(map(Path, extension.sources)), self.distribution.deepreduce_cuda
+            objects, sources = [], list(map(Path, extension.sources))
             if cuda is not None:
                 objects += cuda_objects(folder, cuda)
                 sources += sorted(CUDA_TORCH_OPS.glob("*.cc"))

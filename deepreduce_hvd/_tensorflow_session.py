@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from deepreduce_hvd import codec as neutral, payload as container, state as saved_state, wire
+from deepreduce_hvd._tensorflow_device import DevicePath
 from deepreduce_hvd._tensorflow_exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd._tensorflow_state import Slot, local_variable, reduced_dtype
 from deepreduce_hvd.communicators import Allgather
@@ -27,8 +28,9 @@ class _Group:
     def __init__(self, graph, exchange):
         self.graph = graph
         self.payloads = []
-        self.names = []
+        self.slots = []
         self.gathered = None
+        self.lengths = None  # of the gathered messages, where a GPU decodes some
         self.exchange = exchange  # with any communicator but Allgather
         self.closed = False
 
@@ -56,6 +58,7 @@ class Session:
         self.compressor = compressor
         self.transport = HorovodTransport(compressor.process_set)
         self.process_set = self.transport.process_set
+        self.device_path = DevicePath(compressor)
         with tf.init_scope(), tf.device("CPU:0"):
             #: how many exchanges of communicators other than Allgather there were
             self.exchanges = local_variable(np.int64(0), name="deepreduce_exchanges")
@@ -77,7 +80,8 @@ class Session:
             raise InvalidArgument(
                 f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {shape.num_elements()}; split the variable"
             )
-        return Slot(name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below)
+        home = self.device_path.home(parameter)
+        return Slot(name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below, home, self.device_path.nccl)
 
     # --- which variable ---
 
@@ -126,12 +130,14 @@ class Session:
                 return probe, _Pending(slot, tensor, group, group.exchange.add(slot, tensor))
             payload = self._encode(slot, tensor)
         group.payloads.append(payload)
-        group.names.append(slot.label)
+        group.slots.append(slot)
         return probe, _Pending(slot, tensor, group, len(group.payloads) - 1)
 
     def _encode(self, slot, tensor):
         compressor = self.compressor
         position = [compressor.seed, 0, slot.key, _rank()]
+        if slot.home is not None:
+            return self.device_path.encode(slot, tensor, self._codec_table, lambda step: _stack([position[0], step, *position[2:]], tf.int64))
         if compressor.codec.native:
             handles = [part.handle for part in slot.state]
             return checked(operators.deepreduce_encode, tensor, self._codec_table, _stack(position, tf.int64), handles, slot.records)
@@ -174,11 +180,19 @@ class Session:
                 total = group.exchange.sum_of(pending.member, self._scale(slot, tensor))
                 return tf.ensure_shape(tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape)
             if group.gathered is None:
-                message = group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0)
-                name = f"deepreduce_{_operation_name(group.names[0])}"
-                group.gathered = hvd.allgather(message, name=name, ignore_name_scope=True, process_set=self.process_set)
+                self._gather(group)
             result = self._decode(slot, group, pending, self._scale(slot, tensor))
             return tf.ensure_shape(result, slot.shape)
+
+    def _gather(self, group):
+        name = f"deepreduce_{_operation_name(group.slots[0].label)}"
+        if any(slot.home is not None for slot in group.slots):
+            group.gathered, group.lengths = self.device_path.gather(group, name, self._allgather)
+        else:
+            group.gathered = self._allgather(group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0), name)
+
+    def _allgather(self, message, name):
+        return hvd.allgather(message, name=name, ignore_name_scope=True, process_set=self.process_set)
 
     def _scale(self, slot, reduced_probe):
         return checked(
@@ -192,9 +206,11 @@ class Session:
 
     def _decode(self, slot, group, pending, scale):
         shape = self._shape_of(pending)
+        if slot.home is not None:
+            return self.device_path.decode(slot, group, pending.gradient, pending.member, shape, scale, self._codec_table)
         if self.compressor.codec.native:
             return checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), [], [pending.gradient], [slot.seconds.variable.handle],
+                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), [], [pending.gradient], [slot.seconds.variable.handle], [],
                 member=pending.member, members=len(group.payloads), variable=slot.label, T=pending.dtype,
             )  # fmt: skip
 
@@ -224,6 +240,8 @@ class Session:
                 f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
             )
         _refuse_xla()
+        if slot.home is not None:
+            slot.move_to_host()
         slot.dtype = slices.dtype
         with tf.device("CPU:0"):
             position = [self.compressor.seed, 0, slot.key, _rank()]
@@ -232,7 +250,7 @@ class Session:
                 [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
             )  # fmt: skip
             name = f"deepreduce_{_operation_name(slot.label)}"
-            gathered = hvd.allgather(payload, name=name, ignore_name_scope=True, process_set=self.process_set)
+            gathered = self._allgather(payload, name)
             probe = self._probe(reduced_dtype(slices.dtype))
             reduced = hvd.allreduce(probe, op=op, name=f"deepreduce_probe_{_operation_name(slot.label)}", process_set=self.process_set)
             values, indices = checked(

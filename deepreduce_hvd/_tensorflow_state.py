@@ -35,20 +35,26 @@ def local_variable(value, **options):
 
 
 class Slot(tf.Module):
-    """State and figures of one named variable; a checkpoint keeps ``steps_taken`` and the memory."""
+    """State and figures of one named variable; a checkpoint keeps ``steps_taken`` and the memory.
 
-    def __init__(self, name, parameter, key, memory, dense_below):
+    ``home``: the GPU where the memory is, or None; ``payload_on_gpu``: whether the last payload is there too.
+    """
+
+    def __init__(self, name, parameter, key, memory, dense_below, home=None, payload_on_gpu=False):
         super().__init__()
         self.label = name
         self.key = key
         self.shape = tf.TensorShape(parameter.shape)
         self.elements = self.shape.num_elements()
         self.dense = self.elements < dense_below
+        self.home = None if self.dense else home
+        self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
         # of the last gradient traced
         self.dtype = tf.as_dtype(parameter.dtype)
         self.loss_scale = None
         self.state_names = () if self.dense else memory.state
-        self.state = [local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
+        with tf.device(self.home or "CPU:0"):
+            self.state = [local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
         self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
 
         def untracked(value, **options):  # of no use to a checkpoint
@@ -57,9 +63,17 @@ class Slot(tf.Module):
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = untracked(np.float32(0))
         self.seconds = untracked(np.zeros(2))
-        self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
+        with tf.device(self.payload_home):
+            self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
         self.selected = np.zeros(1, np.float32)  # the same as threshold, where exchanges select in Python
         self._exchanged = _Exchanged()
+
+    def move_to_host(self):
+        """From a GPU: slices are compressed on the host."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.state = [local_variable(read(part), name=f"deepreduce_{kind}") for kind, part in zip(self.state_names, self.state)]
+            self.payload = _Untracked(local_variable(read(self.payload.variable), shape=[None]))
+        self.home, self.payload_home = None, "CPU:0"
 
     @property
     def records(self):

@@ -1,5 +1,6 @@
 """TensorFlow tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to."""
 
+import ctypes
 import pathlib
 import re
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 from deepreduce_hvd import _native, codec as neutral, errors
 
 
-def _load_operators():
+def _library():
     """The op library, whose name carries the TensorFlow version that it was built for: another version's ABI is not the same."""
     directory = pathlib.Path(__file__).parent
     library = directory / f"_tf_ops-{tf.__version__}.so"
@@ -19,10 +20,28 @@ def _load_operators():
             f"deepreduce_hvd: expected the TensorFlow operators for version {tf.__version__}, got those for {built_for}; "
             "install the package again with this TensorFlow present and DEEPREDUCE_WITH_TENSORFLOW=1"
         )
-    return tf.load_op_library(str(library))
+    return library
+
+
+def _load_operators():
+    return tf.load_op_library(str(_library()))
+
+
+def _find_cuda_supports():
+    function = getattr(ctypes.CDLL(str(_library())), "deepreduce_tf_cuda_supports", None)
+    if function is None:
+        return None
+
+    def supports(fields):
+        fields = np.array(fields, dtype=np.float64)
+        return bool(function(fields.ctypes.data_as(ctypes.POINTER(ctypes.c_double))))
+
+    return supports
 
 
 operators = _load_operators()
+#: whether GPUs know the codec of these 20 numbers; None in a build without kernels for them
+cuda_supports = _find_cuda_supports()
 
 DTYPES = {tf.float32: 0, tf.float16: 1, tf.bfloat16: 2, tf.float64: 3}
 _ERRORS = {
@@ -82,9 +101,10 @@ def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
     """One gradient -> (n,) uint8 payload; the ``state`` variables are updated in place."""
     if codec.native:
         position = [seed, step, tensor, rank]
-        return checked(
-            operators.deepreduce_encode, gradient, [codec.fields(memory, step)], position, [part.handle for part in state], []
-        )
+        with tf.device(gradient.device):
+            return checked(
+                operators.deepreduce_encode, gradient, [codec.fields(memory, step)], position, [part.handle for part in state], []
+            )
     array = gradient.numpy()
     bfloat16 = gradient.dtype == tf.bfloat16
     arrays = tuple(part.numpy() for part in state)
@@ -117,7 +137,8 @@ class _TensorFlow:
             raise errors.InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
         if not neutral.all_native([data]):
             return tf.constant(neutral.decode_numpy(data, max_elements))
-        return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], [], [], [], T=tf.float32)
+        with tf.device(payload.device):
+            return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], [], [], [], [], T=tf.float32)
 
     def decode_sum(self, payloads, out, scale):
         if not isinstance(out, tf.Variable) or out.dtype != tf.float32 or out.shape.rank != 1:
@@ -127,7 +148,8 @@ class _TensorFlow:
             initial = tf.convert_to_tensor(out)
             for payload, array in zip(payloads, arrays):
                 _native.inspect(array)  # one payload and no more: the operator would take several
-                initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, [initial], [], [], T=tf.float32)
+                with tf.device(initial.device):
+                    initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, [initial], [], [], [], T=tf.float32)
             return out.assign(initial)
         return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
 

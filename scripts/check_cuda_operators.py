@@ -1,6 +1,6 @@
-"""Compiles the sources of PyTorch's CUDA operators, no object kept: the check where PyTorch has no CUDA, whose headers are there all the same.
+"""Compiles the sources of the CUDA operators of PyTorch and TensorFlow, no object kept: the check where these have no CUDA, whose headers are there all the same.
 
-Of the headers only one is missing then, which PyTorch's own build makes of its settings; it is supplied here. Exits with 2 when there is no nvcc.
+Of PyTorch's headers only one is missing then, which its own build makes of its settings; it is supplied here. Exits with 2 when there is no nvcc.
 """
 
 import importlib.util
@@ -23,24 +23,43 @@ def toolkit_includes(nvcc):
     return re.findall(r'"-I([^"]+)"', plan.stdout + plan.stderr)
 
 
+def pytorch(scratch):
+    """(what the compiler is told, sources) of PyTorch's operators."""
+    torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent / "include"
+    supplied = pathlib.Path(scratch) / SETTINGS
+    supplied.parent.mkdir(parents=True)
+    supplied.write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
+    includes = [torch, torch / "torch/csrc/api/include", *([] if (torch / SETTINGS).exists() else [scratch])]
+    return ["-std=c++20", *(word for path in includes for word in ("-isystem", str(path)))], sorted((ROOT / "torch_ops" / "cuda").glob("*.cc"))
+
+
+def tensorflow(_):
+    """(what the compiler is told, sources) of TensorFlow's operators, of which those of the host have parts for CUDA too."""
+    question = "import tensorflow; print(*tensorflow.sysconfig.get_compile_flags(), sep='\\n')"
+    answer = subprocess.run([sys.executable, "-c", question], env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True, check=True)
+    flags = [word for flag in answer.stdout.split() for word in (("-isystem", flag[2:]) if flag.startswith("-I") else (flag,))]
+    sources = [path for path in sorted((ROOT / "tf_ops").rglob("*.cc")) if "cuda" in path.parts or "GOOGLE_CUDA" in path.read_text()]
+    return [*flags, "-DGOOGLE_CUDA=1", "-Itf_ops/cuda/gpu"], sources
+
+
 def main():
     nvcc = build_cuda.find_nvcc()
     if nvcc is None:
         print("expected nvcc, with the headers of the CUDA runtime, got none: the CUDA operators were not compiled", file=sys.stderr)
         return 2
-    torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent / "include"
-    with tempfile.TemporaryDirectory() as scratch:
-        supplied = pathlib.Path(scratch) / SETTINGS
-        supplied.parent.mkdir(parents=True)
-        supplied.write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
-        includes = [torch, torch / "torch/csrc/api/include", *toolkit_includes(nvcc), *([] if (torch / SETTINGS).exists() else [scratch])]
-        command = [os.environ.get("CXX", "g++"), "-fsyntax-only", "-std=c++20", "-Wall", "-Wextra", "-Werror"]
-        command += ["-Ideepreduce_hvd/csrc", "-Ideepreduce_hvd/csrc/cuda", *(word for path in includes for word in ("-isystem", str(path)))]
-        for source in sorted((ROOT / "torch_ops" / "cuda").glob("*.cc")):
-            done = subprocess.run([*command, str(source)], cwd=ROOT, check=False)
-            print(f"{source.relative_to(ROOT)}: {'compiles' if done.returncode == 0 else 'does not compile'}", flush=True)
-            if done.returncode != 0:
-                return 1
+    compiler = [os.environ.get("CXX", "g++"), "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Ideepreduce_hvd/csrc", "-Ideepreduce_hvd/csrc/cuda"]
+    compiler += [word for path in toolkit_includes(nvcc) for word in ("-isystem", path)]
+    for name, settings in (("torch", pytorch), ("tensorflow", tensorflow)):
+        if importlib.util.find_spec(name) is None:
+            print(f"{name} is not installed: its CUDA operators were not compiled", flush=True)
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            options, sources = settings(scratch)
+            for source in sources:
+                done = subprocess.run([*compiler, *options, str(source)], cwd=ROOT, check=False)
+                print(f"{source.relative_to(ROOT)}: {'compiles' if done.returncode == 0 else 'does not compile'}", flush=True)
+                if done.returncode != 0:
+                    return 1
     return 0
 
 

@@ -1,4 +1,5 @@
 """One command for a machine with a GPU, nvcc and a PyTorch with CUDA: builds, compares byte by byte, runs the sanitizer, measures. No network.
+With a TensorFlow for CUDA beside it, its kernels are built and compared too.
 
     make gpu-check                      about 5 minutes with 16 cores, a third of it compiling
     python scripts/gpu_check.py --dry-run    without a GPU: compiles everything, rehearses the scripts on the host, says what was not run
@@ -30,6 +31,7 @@ OLDEST_SETUPTOOLS = 77  # that understands pyproject.toml
 #: a sanitizer that cannot work on this machine says so in one of these ways; that is no failure of what it looks at
 UNSUPPORTED = ("Device not supported", "LibraryNotLoaded", "Unable to find injection library", "Operation not permitted", "not supported on")
 SANITIZER_SECONDS = 90
+CANNOT = 2  # exit status of gpu_tensorflow.py where there is nothing to compare
 
 
 class Stop(Exception):
@@ -99,14 +101,28 @@ def gpu():
     return torch.cuda.get_device_name(0), f"{major}.{minor}", torch.version.cuda
 
 
-def build(architecture):
+def why_no_tensorflow():
+    """What keeps TensorFlow's kernels from being built and compared, or None."""
+    if importlib.util.find_spec("tensorflow") is None:
+        return "TensorFlow is not installed"
+    question = "import tensorflow as tf; print(tf.__version__, tf.sysconfig.get_build_info().get('cuda_version'), len(tf.config.list_physical_devices('GPU')))"
+    answer = subprocess.run([sys.executable, "-c", question], env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, cwd="/", capture_output=True, text=True, check=False)
+    if answer.returncode != 0:
+        return f"TensorFlow does not load: {(answer.stderr.strip() or 'it says nothing').splitlines()[-1]}"
+    version, cuda, gpus = answer.stdout.splitlines()[-1].split()
+    if cuda == "None":
+        return f"TensorFlow {version} is built without CUDA"
+    return None if gpus != "0" else f"TensorFlow {version} finds no GPU"
+
+
+def build(architecture, with_tensorflow=False):
     if build_cuda.find_nvcc() is None:
         raise Stop("expected nvcc in $CUDACXX, $CUDA_HOME/bin, PATH or /usr/local/cuda/bin, got none")
     expect_success(
         "build",
         run(
             sys.executable, "setup.py", "-q", "build_ext", "--inplace", DEEPREDUCE_WITH_CUDA="1", DEEPREDUCE_WITH_PYTORCH="1",
-            DEEPREDUCE_WITHOUT_TENSORFLOW="1", DEEPREDUCE_CUDA_ARCHITECTURES=architecture,
+            DEEPREDUCE_CUDA_ARCHITECTURES=architecture, **{f"DEEPREDUCE_WITH{'' if with_tensorflow else 'OUT'}_TENSORFLOW": "1"},
         ),
     )  # fmt: skip
 
@@ -143,6 +159,20 @@ def ranks():
     return None
 
 
+def tensorflow(architecture):
+    """TensorFlow's kernels on the GPU against those of the host; returns why they were not compared, or None."""
+    reason = why_no_tensorflow()
+    if reason is not None:
+        return reason
+    build(architecture, with_tensorflow=True)
+    done = subprocess.run([sys.executable, "scripts/gpu_tensorflow.py"], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, check=False)
+    print(done.stdout, end="", flush=True)
+    if done.returncode == CANNOT:
+        return done.stdout.strip().splitlines()[-1]
+    expect_success("scripts/gpu_tensorflow.py", done)
+    return None
+
+
 def script(path, *arguments):
     expect_success(path, run(sys.executable, path, *arguments))
 
@@ -157,6 +187,7 @@ def check():
     parts.run("comparing the GPU with the host byte by byte, on random inputs", "about 1 minute", lambda: script("scripts/gpu_equality.py"))
     parts.run("measuring", "1 minute", lambda: script("benchmarks/gpu.py"))
     parts.run("two ranks on this GPU against two on the host", "half a minute", ranks)
+    parts.run("TensorFlow's operators: building, comparing the GPU with the host", "2 minutes", functools.partial(tensorflow, architecture))
     for tool in ("memcheck", "racecheck"):
         parts.run(f"compute-sanitizer {tool} on small inputs", f"at most {SANITIZER_SECONDS} s", functools.partial(sanitize, tool))
     if parts.failed:
@@ -174,7 +205,7 @@ def dry_run(architectures):
         with part(f"compiling every kernel with nvcc for {' '.join(architectures)}", "minutes on few cores"):
             options = ("--architectures", *architectures, "--folder", "build/cuda_check")
             expect_success("kernels", run(sys.executable, "scripts/build_cuda.py", *options))
-        with part("compiling the operators against PyTorch's headers", "half a minute"):
+        with part("compiling the operators against PyTorch's and TensorFlow's headers", "a minute"):
             expect_success("operators", run(sys.executable, "scripts/check_cuda_operators.py"))
     if not list((ROOT / "deepreduce_hvd").glob("_torch_ops.so")):
         not_run.append("rehearsing the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)")
@@ -184,9 +215,14 @@ def dry_run(architectures):
         with tempfile.TemporaryDirectory() as scratch, part("rehearsing the measurements on the host, whose figures mean nothing", "some seconds"):
             options = ("--device", "cpu", "--elements", 100_000, "--repeats", 1, "--output", pathlib.Path(scratch) / "gpu.json")
             expect_success("benchmark", run(sys.executable, "benchmarks/gpu.py", *options))
+    if not list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
+        not_run.append("rehearsing TensorFlow's comparison on the host: the TensorFlow operators are not built here")
+    else:
+        with part("rehearsing TensorFlow's comparison on the host, which proves nothing of the GPU", "half a minute"):
+            expect_success("comparison", run(sys.executable, "scripts/gpu_tensorflow.py", "--small", "--device", "CPU:0"))
     not_run += [
         "linking and loading the CUDA operators", "byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck",
-        "two ranks on one GPU", "every measurement on a GPU; results/gpu.json and gpu.png are as they were",
+        "two ranks on one GPU", "TensorFlow's kernels on a GPU", "every measurement on a GPU; results/gpu.json and gpu.png are as they were",
     ]  # fmt: skip
     return not_run
 

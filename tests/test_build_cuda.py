@@ -1,5 +1,7 @@
-"""What setup.py decides about CUDA, with an nvcc and a PyTorch that only answer; and that the operators' source compiles against PyTorch's headers."""
+"""What setup.py decides about CUDA, with an nvcc, a PyTorch and a TensorFlow that only answer; and that the operators' sources compile against the
+frameworks' headers."""
 
+import importlib.util
 import os
 import stat
 import subprocess
@@ -36,6 +38,23 @@ __version__ = "{version}"
 class version: cuda = {cuda!r}
 def compiled_with_cxx11_abi(): return True
 """
+TENSORFLOW = """
+__version__ = "{version}"
+class sysconfig:
+    get_compile_flags = staticmethod(lambda: ["-DTHEIRS=1"])
+    get_link_flags = staticmethod(lambda: [])
+    get_build_info = staticmethod(lambda: {info!r})
+class test: is_built_with_cuda = staticmethod(lambda: {info!r} != {{}})
+"""
+#: of TensorFlow's GPU kernels: what they must be compiled with
+KERNELS = """
+#include <runtime.h>
+#include <where_they_run.h>
+#if !GOOGLE_CUDA || !THEIRS
+#error "expected TensorFlow's flags"
+#endif
+int cuda_kernels() { return RUNTIME; }
+"""
 
 
 @pytest.fixture
@@ -45,6 +64,9 @@ def machine(package, tmp_path_factory):  # noqa: F811
         "deepreduce_hvd/csrc/cuda/kernel.cu": KERNEL,
         "torch_ops/ops.cc": "int ops() { return 1; }\n",
         "torch_ops/cuda/ops.cc": '#include <runtime.h>\nint cuda_ops() { return RUNTIME; }\n',
+        "tf_ops/ops.cc": "#if GOOGLE_CUDA\nint placed() { return 1; }\n#endif\n",
+        "tf_ops/cuda/kernels.cc": KERNELS,
+        "tf_ops/cuda/gpu/where_they_run.h": "",
     }.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
@@ -68,10 +90,16 @@ def machine(package, tmp_path_factory):  # noqa: F811
             for name in ("torch", "torch_cpu", "c10", "c10_cuda"):
                 self.library(site / f"torch/lib/lib{name}.so")
 
+        def install_tensorflow(self, cuda, version="2.18.1"):
+            (site / "tensorflow").mkdir()
+            info = {} if cuda is None else {"cuda_version": cuda}
+            (site / "tensorflow/__init__.py").write_text(TENSORFLOW.format(version=version, info=info))
+
         def install_nvcc(self, version="13.0", listed=("75", "80", "86", "89", "90", "100")):
             (toolkit / "include").mkdir()
             (toolkit / "include/runtime.h").write_text("#define RUNTIME 1\n")
             self.library(toolkit / "lib/libcudart.so")
+            subprocess.run(["ar", "rcs", toolkit / "lib/libcudart_static.a"], check=True)
             (toolkit / "bin").mkdir()
             nvcc = toolkit / "bin/nvcc"
             nvcc.write_text(NVCC.format(python=sys.executable, version=version, toolkit=toolkit, listed="\\n".join(f"compute_{n}" for n in listed)))
@@ -83,6 +111,10 @@ def machine(package, tmp_path_factory):  # noqa: F811
             variables |= {"CXXFLAGS": "-O0", "CUDA_HOME": str(toolkit), **environment}
             command = [package / "bare/bin/python", "setup.py", "-q", "build_ext", "--inplace"]
             return subprocess.run(command, cwd=package, env=variables, capture_output=True, text=True)
+
+        def symbols(self, library):
+            command = ["nm", "-C", package / "deepreduce_hvd" / library]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
         def codes(self):
             """What each kernel was compiled for."""
@@ -101,7 +133,7 @@ def test_kernels_are_compiled_and_linked_into_the_operators(machine):
     assert machine.codes() == [expected]
     for flag in ("--fmad=false", "-std=c++17", "-O3"):
         assert flag in machine.calls.read_text().split()
-    names = subprocess.run(["nm", "-C", machine.root / "deepreduce_hvd/_torch_ops.so"], capture_output=True, text=True, check=True).stdout
+    names = machine.symbols("_torch_ops.so")
     assert " kernel" in names and "cuda_ops()" in names
     needed = subprocess.run(["objdump", "-p", machine.root / "deepreduce_hvd/_torch_ops.so"], capture_output=True, text=True, check=True).stdout
     assert "RUNPATH" not in needed and "RPATH" not in needed
@@ -109,6 +141,50 @@ def test_kernels_are_compiled_and_linked_into_the_operators(machine):
     assert "compiling 1" not in again.stdout and "linked" not in again.stdout
     without = machine.build(DEEPREDUCE_WITHOUT_CUDA="1")
     assert "skipping the CUDA operators: DEEPREDUCE_WITHOUT_CUDA=1" in without.stdout and "linked deepreduce_hvd._torch_ops" in without.stdout
+
+
+TORCH_WITHOUT = "expected PyTorch with CUDA, got PyTorch 2.9.0, which is built without"
+TENSORFLOW_WITHOUT = "expected TensorFlow with CUDA, got TensorFlow 2.18.1, which is built without"
+
+
+@pytest.mark.parametrize(
+    ("torch", "tensorflow", "lines"),
+    [
+        ("13.0", "13.1", ["building the CUDA operators for PyTorch with", "building the CUDA operators for TensorFlow with"]),
+        ("13.0", None, ["building the CUDA operators for PyTorch with", f"skipping the CUDA operators for TensorFlow: {TENSORFLOW_WITHOUT}\n"]),
+        (None, "13.0", [f"skipping the CUDA operators for PyTorch: {TORCH_WITHOUT}\n", "building the CUDA operators for TensorFlow with"]),
+        ("13.0", "12.5.1", ["building the CUDA operators for PyTorch with", "for TensorFlow: expected nvcc of CUDA 12 as TensorFlow 2.18.1 has, got"]),
+    ],
+)
+def test_each_framework_has_kernels_where_it_can(machine, torch, tensorflow, lines):
+    machine.install_torch(torch)
+    machine.install_tensorflow(tensorflow)
+    machine.install_nvcc()
+    done = machine.build(DEEPREDUCE_WITH_CUDA="1", DEEPREDUCE_CUDA_ARCHITECTURES="9.0")
+    assert done.returncode == 0, done.stderr
+    assert all(line in done.stdout for line in lines), done.stdout
+    assert len(machine.codes()) == 1, "the kernels were compiled twice"
+    for library, line in (("_torch_ops.so", lines[0]), ("_tf_ops-2.18.1.so", lines[1])):
+        assert (" kernel" in machine.symbols(library)) == line.startswith("building")
+    names = machine.symbols("_tf_ops-2.18.1.so")
+    assert ("cuda_kernels()" in names) == ("placed()" in names) == lines[1].startswith("building")
+
+
+def test_tensorflow_alone(machine):
+    machine.install_tensorflow("13.0")
+    machine.install_nvcc()
+    done = machine.build(DEEPREDUCE_WITH_CUDA="1")
+    assert done.returncode == 0 and "cuda_kernels()" in machine.symbols("_tf_ops-2.18.1.so"), done.stderr
+
+
+def test_neither_framework_with_cuda_is_an_error_when_asked_for(machine):
+    machine.install_torch(None)
+    machine.install_tensorflow(None)
+    machine.install_nvcc()
+    skipped = machine.build()
+    assert f"skipping the CUDA operators: {TORCH_WITHOUT}; {TENSORFLOW_WITHOUT}\n" in skipped.stdout and skipped.returncode == 0
+    asked = machine.build(DEEPREDUCE_WITH_CUDA="1")
+    assert asked.returncode != 0 and f"DEEPREDUCE_WITH_CUDA=1: {TORCH_WITHOUT}; {TENSORFLOW_WITHOUT}\n" in asked.stderr
 
 
 @pytest.mark.parametrize(
@@ -138,11 +214,11 @@ def test_unknown_architectures_are_refused(machine, asked):
 @pytest.mark.parametrize(
     ("torch", "nvcc", "reason"),
     [
-        (None, "13.0", "expected PyTorch with CUDA, got no PyTorch operators"),
+        (None, "13.0", "expected PyTorch or TensorFlow with CUDA, got the operators of neither"),
         ({"cuda": None, "version": "2.9.0+cpu"}, "13.0", "expected PyTorch with CUDA, got PyTorch 2.9.0+cpu, which is built without"),
         ({"cuda": "13.0"}, None, "expected nvcc, got none as CUDA_HOME={home} says"),
         ({"cuda": "12.8"}, "13.0", "expected nvcc of CUDA 12 as PyTorch 2.9.0 has, got {home}/bin/nvcc of CUDA 13.0"),
-        (None, None, "expected PyTorch with CUDA, got no PyTorch operators; expected nvcc, got none as CUDA_HOME={home} says"),
+        (None, None, "expected PyTorch or TensorFlow with CUDA, got the operators of neither; expected nvcc, got none as CUDA_HOME={home} says"),
     ],
 )
 def test_what_is_missing_is_a_skip_in_one_line_and_an_error_when_asked_for(machine, torch, nvcc, reason):
@@ -164,11 +240,16 @@ def test_both_switches_are_refused(machine):
 
 
 @pytest.mark.slow
-def test_the_operators_compile_against_pytorchs_headers():
+def test_the_operators_compile_against_the_frameworks_headers():
     done = subprocess.run([sys.executable, "scripts/check_cuda_operators.py"], cwd=ROOT, capture_output=True, text=True)
     if done.returncode == 2:
         pytest.skip(done.stderr.strip())
-    assert done.returncode == 0 and "torch_ops/cuda/ops.cc: compiles" in done.stdout, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, sources in (("torch", ["torch_ops/cuda/ops.cc"]), ("tensorflow", ["tf_ops/cuda/decode.cc", "tf_ops/cuda/encode.cc", "tf_ops/scale.cc"])):
+        if importlib.util.find_spec(name) is None:
+            assert f"{name} is not installed" in done.stdout
+        else:
+            assert all(f"{source}: compiles\n" in done.stdout for source in sources), done.stdout
 
 
 def test_both_builds_keep_the_bytes():

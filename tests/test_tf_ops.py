@@ -85,22 +85,22 @@ def test_operators_validate_what_a_graph_can_hand_them():
         tf.function(lambda: operators.deepreduce_encode(tf.ones([4]), table[:, :19], [0, 0, 0, 0], [], [])).get_concrete_function()
     payload = operators.deepreduce_encode(tf.ones([4]), table, [0, 0, 0, 0], [], [])
     with pytest.raises(tf.errors.DataLossError, match="parameter kernel: expected 2 messages of each rank, got 1 in all"):
-        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], [], member=0, members=2, variable="kernel", T=tf.float32)
+        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], [], [], member=0, members=2, variable="kernel", T=tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="and a member of 2, got"):
-        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], [], member=2, members=2, T=tf.float32)
+        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], [], [], member=2, members=2, T=tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices of 0 to 9, got 10"):
         operators.deepreduce_encode_slices(tf.ones([1, 2]), tf.constant([10], tf.int64), table, [0, 0, 0, 0], [], [], rows=10)
     for corrupt in range(0, payload.shape[0], 7):
         bytes_of = payload.numpy().copy()
         bytes_of[corrupt] ^= 0x10
         with pytest.raises((tf.errors.DataLossError, tf.errors.UnimplementedError)):
-            operators.deepreduce_decode_sum(tf.constant(bytes_of), np.float64(1), [4], [], [], [], T=tf.float32)
+            operators.deepreduce_decode_sum(tf.constant(bytes_of), np.float64(1), [4], [], [], [], [], T=tf.float32)
 
 
 def test_a_graph_takes_the_shape_from_the_payload():
     codec = dr.Codec(dr.TopK(0.5))
     payload = codec.encode(tf.constant([1.0, -5.0, 2.0]))
-    decode = tf.function(lambda data: tensorflow_adapter.operators.deepreduce_decode_sum(data, tf.constant(1.0, tf.float64), [-1], [], [], [], T=tf.float32))
+    decode = tf.function(lambda data: tensorflow_adapter.operators.deepreduce_decode_sum(data, tf.constant(1.0, tf.float64), [-1], [], [], [], [], T=tf.float32))
     np.testing.assert_array_equal(decode(payload).numpy(), [0, -5, 0])
 
 

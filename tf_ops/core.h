@@ -25,7 +25,8 @@ inline absl::Status status_of(int status, const std::string& message) {
     case DR_CORRUPT_PAYLOAD: return absl::DataLossError(message);
     case DR_INVALID_ARGUMENT: return absl::InvalidArgumentError(message);
     case DR_UNKNOWN_CODEC: return absl::UnimplementedError(message);
-    default: return absl::ResourceExhaustedError(message);
+    case DR_OUT_OF_MEMORY: return absl::ResourceExhaustedError(message);
+    default: return absl::InternalError(message);
   }
 }
 
@@ -67,6 +68,14 @@ class Stopwatch {
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 
+// Copies a tensor's elements to another of its size, in the memory that the kernel works on.
+using CopyElements = absl::Status (*)(OpKernelContext* kernel, const Tensor& from, Tensor* to);
+
+inline absl::Status copy_on_host(OpKernelContext*, const Tensor& from, Tensor* to) {
+  std::memcpy(to->data(), from.data(), from.TotalBytes());
+  return absl::OkStatus();
+}
+
 // A variable that this kernel alone may write while this lives.
 class LockedVariable {
  public:
@@ -85,7 +94,7 @@ class LockedVariable {
 
   // Its elements, to be changed in place: what others may still read of it is left as it is.
   template <class T>
-  absl::Status writable(OpKernelContext* kernel, const char* name, int64_t elements, T** data) {
+  absl::Status writable(OpKernelContext* kernel, const char* name, int64_t elements, T** data, CopyElements copy_elements = copy_on_host) {
     Tensor* tensor = variable_->tensor();
     const DataType wanted = tensorflow::DataTypeToEnum<T>::value;
     if (!variable_->is_initialized || tensor->dtype() != wanted || tensor->NumElements() != elements)
@@ -96,7 +105,7 @@ class LockedVariable {
     if (!tensor->RefCountIsOne()) {
       Tensor copy;
       TF_RETURN_IF_ERROR(kernel->allocate_temp(wanted, tensor->shape(), &copy));
-      std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+      TF_RETURN_IF_ERROR(copy_elements(kernel, *tensor, &copy));
       *tensor = copy;
     }
     *data = tensor->flat<T>().data();

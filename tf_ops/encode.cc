@@ -18,6 +18,7 @@ REGISTER_OP("DeepreduceEncode")
     .Attr("T: {float, half, bfloat16, double}")
     .Attr("memories: int >= 0")
     .Attr("records: int >= 0")
+    .Attr("notices: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) {
       tensorflow::shape_inference::ShapeHandle codec, position;
@@ -36,8 +37,8 @@ codec: (rows, 20) a codec's numbers; a row for each step of a schedule, whose la
 position: (4,) seed, step, tensor and rank, which key the random choices.
 memory: the float32 variables of the memory, one element for each of the gradient's; updated in place.
 record: none, or four variables: steps (int64; read in place of position's step, then incremented), the threshold found (float32),
-  seconds spent encoding and decoding (2 double), the last payload (uint8). With them a failure becomes a notice to all ranks
-  in the payload's place.
+  seconds spent encoding and decoding (2 double), the last payload (uint8). On a GPU none: they are the host's.
+notices: whether a failure becomes a notice to all ranks in the payload's place; with records it does.
 )doc");
 
 class EncodeOp : public tensorflow::OpKernel {
@@ -45,6 +46,7 @@ class EncodeOp : public tensorflow::OpKernel {
   explicit EncodeOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("memories", &memories_));
     OP_REQUIRES_OK(construction, construction->GetAttr("records", &records_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("notices", &notices_));
     OP_REQUIRES_OK(construction, Slot::check(memories_, records_));
   }
 
@@ -63,11 +65,12 @@ class EncodeOp : public tensorflow::OpKernel {
     encoding.position = slot.position;
     Call call(kernel);
     const int status = dr_encode(&call.context, &slot.codec, &encoding);
-    OP_REQUIRES_OK(kernel, slot.close(call, status, encoding.threshold, watch));
+    OP_REQUIRES_OK(kernel, slot.close(call, status, encoding.threshold, watch, notices_));
   }
 
  private:
   int memories_, records_;
+  bool notices_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("DeepreduceEncode").Device(tensorflow::DEVICE_CPU), EncodeOp);

@@ -20,10 +20,8 @@ inline int dtype_code(DataType type) {
   }
 }
 
-// The codec of one step: a row of its (rows, 20) numbers, the last one from then on.
-inline dr_codec codec_at(const Tensor& table, int64_t step) {
-  const int64_t row = std::min(std::max<int64_t>(step, 0), table.dim_size(0) - 1);
-  const double* field = table.flat<double>().data() + row * kCodecFields;
+// A codec of its 20 numbers.
+inline dr_codec codec_of(const double* field) {
   dr_codec codec;
   dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
   for (dr_stage* stage : stages) {
@@ -31,6 +29,22 @@ inline dr_codec codec_at(const Tensor& table, int64_t step) {
     for (double& parameter : stage->parameters) parameter = *field++;
   }
   return codec;
+}
+
+inline absl::Status check_codec_table(const Tensor& table) {
+  if (table.dims() == 2 && table.dim_size(0) != 0 && table.dim_size(1) == kCodecFields) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("codec: expected shape [rows, 20], got ", table.shape().DebugString()));
+}
+
+// The codec of one step: a row of its (rows, 20) numbers, the last one from then on.
+inline dr_codec codec_at(const Tensor& table, int64_t step) {
+  const int64_t row = std::min(std::max<int64_t>(step, 0), table.dim_size(0) - 1);
+  return codec_of(table.flat<double>().data() + row * kCodecFields);
+}
+
+// A failure's notice, as the call's result.
+inline absl::Status write_notice(Call& call, const std::string& text) {
+  return status_of(dr_write_notice(&call.context, text.data(), text.size()), call.context.message);
 }
 
 // Attributes and inputs of an encoding kernel: codec and position, then the memory's variables, then none or all of the records, locked
@@ -42,18 +56,20 @@ class Slot {
     return absl::InvalidArgumentError(absl::StrCat("expected at most 2 memories and 0 or 4 records, got ", memories, " and ", records));
   }
 
-  // `first`: the number of the codec's input; `d`: elements of the memory.
-  absl::Status open(OpKernelContext* kernel, int first, int memories, int records, int64_t d) {
+  // `first`: the number of the codec's input; `d`: elements of the memory; `copy_elements`: where the memory is.
+  absl::Status open(OpKernelContext* kernel, int first, int memories, int records, int64_t d, CopyElements copy_elements = copy_on_host) {
     const Tensor& position = kernel->input(first + 1);
     codec_table_ = &kernel->input(first);
-    if (codec_table_->dims() != 2 || codec_table_->dim_size(0) == 0 || codec_table_->dim_size(1) != kCodecFields)
-      return absl::InvalidArgumentError(absl::StrCat("codec: expected shape [rows, 20], got ", codec_table_->shape().DebugString()));
+    TF_RETURN_IF_ERROR(check_codec_table(*codec_table_));
     if (position.dims() != 1 || position.dim_size(0) != 4)
       return absl::InvalidArgumentError(absl::StrCat("position: expected shape [4], got ", position.shape().DebugString()));
     locked_ = std::vector<LockedVariable>(static_cast<size_t>(memories + records));
     for (int i = 0; i < memories + records; ++i)
       TF_RETURN_IF_ERROR(locked_[i].lock(kernel, tensorflow::HandleFromInput(kernel, first + 2 + i)));
-    for (int i = 0; i < memories; ++i) TF_RETURN_IF_ERROR(locked_[i].writable(kernel, i == 0 ? "residual" : "velocity", d, &memory[i]));
+    for (int i = 0; i < memories; ++i) {
+      TF_RETURN_IF_ERROR(locked_[i].writable(kernel, i == 0 ? "residual" : "velocity", d, &memory[i], copy_elements));
+      if (memory[i] == nullptr) memory[i] = &nothing_;  // an empty tensor may have no address; none would mean no memory
+    }
     const auto place = position.flat<int64_t>();
     int64_t step = place(1);
     if (records != 0) {
@@ -71,13 +87,11 @@ class Slot {
 
   float threshold() const { return threshold_ == nullptr ? 0.0f : *threshold_; }
 
-  // Ends the call. With records a failure becomes a notice to all ranks in the payload's place.
-  absl::Status close(Call& call, int status, float threshold, const Stopwatch& watch) {
-    if (record_ == nullptr) return status_of(status, call.context.message);
-    if (status != DR_OK) {
-      const std::string text = call.context.message;
-      TF_RETURN_IF_ERROR(status_of(dr_write_notice(&call.context, text.data(), text.size()), call.context.message));
-    }
+  // Ends the call. With records, or when asked for, a failure becomes a notice to all ranks in the payload's place.
+  absl::Status close(Call& call, int status, float threshold, const Stopwatch& watch, bool notices = false) {
+    if (record_ == nullptr && !notices) return status_of(status, call.context.message);
+    if (status != DR_OK) TF_RETURN_IF_ERROR(write_notice(call, call.context.message));
+    if (record_ == nullptr) return absl::OkStatus();
     *threshold_ = threshold;
     record_[kPayload].assign(*call.result);
     seconds_[0] += watch.seconds();
@@ -92,6 +106,7 @@ class Slot {
   // the order of the records among the inputs
   enum Record { kSteps, kThreshold, kSeconds, kPayload, kRecords };
 
+  float nothing_ = 0.0f;
   const Tensor* codec_table_ = nullptr;
   std::vector<LockedVariable> locked_;
   LockedVariable* record_ = nullptr;

@@ -1,0 +1,204 @@
+"""Compares TensorFlow's kernels on a GPU with those of the host, on inputs that are new each time: payloads, memories, sums, and a training step.
+
+    python scripts/gpu_tensorflow.py [--small] [--seed N] [--device GPU:0]
+
+Needs no Horovod but for the training step. ``--device CPU:0`` rehearses the comparison itself on a machine without a GPU. Exits with 2 when there is
+no GPU, or no kernels for one.
+"""
+
+import argparse
+import importlib.util
+import os
+import pathlib
+import secrets
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE  # noqa: E402
+
+import deepreduce_hvd as dr  # noqa: E402
+from deepreduce_hvd import tensorflow as adapter  # noqa: E402
+
+HOST = "CPU:0"
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+SIZES = (1, 3, 8, 33, 257, 4097, 20011)
+MOST_SHOWN = 20
+STEPS = 4
+SHAPES = {"first": (300, 200), "second": (200, 70), "bias": (70,)}
+
+
+def heavy_tailed(random, d):
+    return (random.standard_normal(d) * np.exp(random.standard_normal(d))).astype(np.float32)
+
+
+def inputs(random, sizes):
+    """name -> (d,) float32."""
+    cases = {f"d{d}": heavy_tailed(random, d) for d in sizes}
+    cases["empty"] = np.zeros(0, dtype=np.float32)
+    cases["zeros"] = np.zeros(700, dtype=np.float32)
+    cases["ties"] = np.round(heavy_tailed(random, 2000) * 4).astype(np.float32)
+    cases["huge"] = np.clip(heavy_tailed(random, 700), -3, 3) * np.float32(1e38)
+    for name, bad in (("nan", np.nan), ("inf", -np.inf)):
+        cases[name] = heavy_tailed(random, 1000)
+        cases[name][random.integers(1000)] = bad
+    return cases
+
+
+def outcome(work):
+    """An array, or the class of error and what it says."""
+    try:
+        made = work().numpy()
+        return np.where(np.isnan(made), np.float32(np.nan), made).tobytes() if made.dtype == np.float32 else made.tobytes()
+    except tf.errors.OpError as error:
+        return type(error).__name__, adapter._DECORATION.sub("", error.message)
+
+
+class Comparison:
+    """Counts and keeps what differs."""
+
+    def __init__(self, device, random):
+        self.device = device
+        self.random = random
+        self.made = 0
+        self.failures = []
+
+    def same(self, mine, expected, what):
+        self.made += 1
+        if mine != expected:
+            shown = [one if isinstance(one, tuple) else f"{len(one)} bytes" for one in (expected, mine)]
+            self.failures.append(f"{what}: expected {shown[0]}, got {shown[1]}{'' if shown[0] != shown[1] else ' that differ'}")
+
+    def codec(self, codec, memory, values, dtype, what):
+        """Encodes two steps on both sides, adds the payloads up, and hands over bytes that are no payload."""
+        table = np.array([codec.fields(memory)])
+        start = [heavy_tailed(self.random, values.size) * np.float32(0.1) for _ in memory.state]
+        states = {}
+        for device in (HOST, self.device):
+            with tf.device(device):
+                states[device] = [tf.Variable(part) for part in start]
+        payloads = []
+        for step in range(2):
+            made = {}
+            for device, state in states.items():
+                with tf.device(device):
+                    gradient = tf.cast(tf.constant(np.roll(values, step)), dtype)
+                    made[device] = adapter.operators.deepreduce_encode(gradient, table, [7, step, 3, 5], [part.handle for part in state], [])
+            self.same(made[self.device].numpy().tobytes(), made[HOST].numpy().tobytes(), f"{what}: payload of step {step}")
+            for name, one, other in zip(memory.state, states[self.device], states[HOST]):
+                self.same(one.numpy().tobytes(), other.numpy().tobytes(), f"{what}: {name} after step {step}")
+            payloads.append(made[HOST].numpy())
+        messages, lengths = np.concatenate(payloads), [payload.size for payload in payloads]
+        self.sums(messages, lengths, table, heavy_tailed(self.random, values.size), what)
+        if values.size < 5000:
+            flipped = messages.copy()
+            bit = int(self.random.integers(8 * flipped.size))
+            flipped[bit // 8] ^= 1 << bit % 8
+            self.sums(flipped, lengths, table, heavy_tailed(self.random, values.size), f"{what}: bit {bit} flipped")
+
+    def sums(self, messages, lengths, table, start, what):
+        def total(device, hints):
+            with tf.device(device):
+                arguments = (tf.identity(messages), np.float64(0.5), [start.size], [tf.identity(start)], [], [], hints)
+                return outcome(lambda: adapter.operators.deepreduce_decode_sum(*arguments, T=tf.float32))
+
+        expected = total(HOST, [])
+        for hints in ([], [np.array(lengths, np.int64), table]):
+            self.same(total(self.device, hints), expected, f"{what}: sum with {len(hints)} hints")
+
+
+def compare(device, seed, small):
+    random = np.random.default_rng(seed)
+    comparison = Comparison(device, random)
+    cases = inputs(random, (1, 300) if small else SIZES)
+    for index in INDEX:
+        for value in VALUE:
+            if index == "raw_index" or value == "raw_value" or (index, value) in (("rice", "qsgd_4"), ("bloom_p2", "fit_poly")):
+                codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
+                for case in cases:
+                    comparison.codec(codec, dr.Residual(), cases[case], "float32", f"{index} {value} {case}")
+    for memory in MEMORIES:
+        for dtype in DTYPES:
+            for case in ("empty", "ties", "nan") if small else cases:
+                comparison.codec(dr.Codec(dr.TopK(0.05), index=dr.Rice()), MEMORIES[memory], cases[case], dtype, f"{memory} {dtype} {case}")
+    for sparsifier in SPARSIFIERS:
+        comparison.codec(dr.Codec(SPARSIFIERS[sparsifier]), dr.Residual(), cases["ties"], "float32", sparsifier)
+    if not small:
+        codec = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.QSGD(bits=4))
+        comparison.codec(codec, dr.Residual(), heavy_tailed(random, 3_000_017), "float32", "large")
+    return comparison
+
+
+def train(device, codec):
+    """{name: (its value after the last step, its residual)} of a tf.function that reduces gradients as Horovod does."""
+    import horovod.tensorflow as hvd
+
+    with tf.device(device):
+        variables = [tf.Variable(tf.zeros(shape), name=name) for name, shape in SHAPES.items()]
+    compressor = dr.Compressor(codec, parameters=list(zip(SHAPES, variables)), dense_below=0)
+
+    @tf.function
+    def step(*gradients):
+        for variable, gradient in zip(variables, gradients):
+            variable.assign_sub(0.1 * hvd.allreduce(tf.identity(gradient), op=hvd.Average, compression=compressor))
+
+    for number in range(STEPS):
+        random = np.random.default_rng(number)
+        with tf.device(device):
+            gradients = [tf.constant(heavy_tailed(random, int(np.prod(shape))).reshape(shape)) for shape in SHAPES.values()]
+        step(*gradients)  # where Horovod's operators have no kernels for the device, they are the host's
+    kept = compressor.state_dict()["parameters"]
+    return {name: (variable.numpy(), np.asarray(kept[name]["memory"]["residual"])) for name, variable in zip(SHAPES, variables)}
+
+
+def compare_training(comparison):
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+    codecs = {
+        "recommended": dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.QSGD(bits=4)),
+        "Bloom P2, FitPoly": dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.02), value=dr.FitPoly()),
+        "Deflate": dr.Codec(dr.TopK(0.05), value=dr.Deflate()),
+    }
+    for label, codec in codecs.items():
+        mine, expected = train(comparison.device, codec), train(HOST, codec)
+        for name in SHAPES:
+            for what, one, other in zip(("value", "residual"), mine[name], expected[name]):
+                comparison.same(one.tobytes(), other.tobytes(), f"{label}: {name}'s {what} after {STEPS} steps of a tf.function")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="few and small inputs")
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="repeats a run")
+    parser.add_argument("--device", default="GPU:0")
+    arguments = parser.parse_args()
+    tf.config.set_soft_device_placement(False)  # an operator without a kernel for the device is an error, not one of the host
+    if arguments.device != HOST and (adapter.cuda_supports is None or not tf.config.list_physical_devices("GPU")):
+        kernels = "kernels for CUDA" if adapter.cuda_supports else "no kernels for CUDA"
+        print(f"expected operators with kernels for CUDA and a GPU, got {kernels} and {len(tf.config.list_physical_devices('GPU'))} GPUs")
+        sys.exit(2)
+    started = time.perf_counter()
+    comparison = compare(arguments.device, arguments.seed, arguments.small)
+    training = "and a training step" if importlib.util.find_spec("horovod") else "no training step: Horovod is not installed"
+    if importlib.util.find_spec("horovod"):
+        compare_training(comparison)
+    for failure in comparison.failures[:MOST_SHOWN]:
+        print(f"DIFFERS  {failure}")
+    print(
+        f"{comparison.made} comparisons of TensorFlow on {arguments.device}, {len(comparison.failures)} differ; {training}; "
+        f"seed {arguments.seed}; {time.perf_counter() - started:.0f} s"
+    )
+    sys.exit(1 if comparison.failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The scenarios of tests/parallel on variables of a pretended GPU, whose memory is the host's: ranks.py DIRECTORY. One called nccl stands for a Horovod
+built with NCCL."""
+
+import os
+import pathlib
+import runpy
+import sys
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+
+import horovod.tensorflow as hvd  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "parallel")]
+
+import emulated  # noqa: E402
+import scenario_runner  # noqa: E402
+
+from deepreduce_hvd import _tensorflow_device, tensorflow as adapter  # noqa: E402
+
+nccl = pathlib.Path(sys.argv[1]).name == "nccl"
+operators = _tensorflow_device.operators = emulated.Operators(adapter.operators)
+adapter.cuda_supports = emulated.supports
+_tensorflow_device.gpu_of = lambda parameter: "/device:CPU:0"
+hvd.nccl_built = lambda: nccl
+_run_all = scenario_runner.run_all
+
+
+def scenario_compressed_on_the_gpu(directory):
+    assert {"deepreduce_encode", "deepreduce_decode_sum"} <= set(operators.asked_for)
+
+
+def run_all(namespace, *arguments):
+    _run_all({**namespace, "scenario_compressed_on_the_gpu": scenario_compressed_on_the_gpu}, *arguments)
+
+
+scenario_runner.run_all = run_all
+runpy.run_path(str(HERE.parents[1] / "parallel" / "tensorflow_scenarios.py"), run_name="__main__")

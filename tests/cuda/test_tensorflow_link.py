@@ -1,0 +1,90 @@
+"""TensorFlow's operators with their kernels for GPUs, compiled by nvcc and linked as setup.py does, load into a TensorFlow without CUDA."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import build_cuda  # noqa: E402
+from check_cuda_operators import tensorflow, toolkit_includes  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(build_cuda.find_nvcc() is None, reason="there is no nvcc: nothing was linked")]
+
+#: prints what the runtime knows of the library's kernels, and what those of the host make
+USE = """
+import ctypes, json, sys
+import numpy as np, tensorflow as tf
+from tensorflow.python.framework import kernels
+library = tf.load_op_library(sys.argv[1])
+import deepreduce_hvd as dr
+table = lambda codec: np.array([codec.fields(dr.NoMemory())])
+supports = ctypes.CDLL(sys.argv[1]).deepreduce_tf_cuda_supports
+codecs = [dr.Codec(dr.TopK(0.5), index=dr.Rice(), value=dr.QSGD(bits=4)), dr.Codec(dr.TopK(0.5), index=dr.RLE())]
+payload = library.deepreduce_encode(tf.constant([1.0, -5.0, 2.0]), table(codecs[0]), [0] * 4, [], [])
+found = {name: {kernel.device_type: [sorted(kernel.host_memory_arg), [str(one.name) for one in kernel.constraint]]
+                for kernel in kernels.get_registered_kernels_for_op(name).kernel}
+         for name in ("DeepreduceEncode", "DeepreduceDecodeSum", "DeepreduceScale", "DeepreduceEncodeSlices")}
+print(json.dumps({
+    "kernels": found, "supports": [supports(table(codec).ctypes.data_as(ctypes.POINTER(ctypes.c_double))) for codec in codecs],
+    "sum": library.deepreduce_decode_sum(payload, np.float64(1), [3], [], [], [], [], T=tf.float32).numpy().tolist(),
+    "expected": dr.decode(payload.numpy()).tolist(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    import tensorflow as tf
+
+    nvcc, folder = build_cuda.find_nvcc(), tmp_path_factory.mktemp("linked")
+    objects = [str(made) for made in build_cuda.build(nvcc, ROOT / "build/cuda_check", ["9.0"])]
+    compiler, core = os.environ.get("CXX", "g++"), ROOT / "deepreduce_hvd/csrc"
+    common = [compiler, "-O0", "-fPIC", "-fvisibility=hidden", f"-I{core}", f"-I{core / 'cuda'}"]
+    of_tensorflow = [*tensorflow(None)[0], *(word for path in toolkit_includes(nvcc) for word in ("-isystem", path))]
+
+    def compile_one(source):
+        made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
+        extra = of_tensorflow if "tf_ops" in source.parts else ["-std=c++17"]
+        subprocess.run([*common, *extra, "-c", str(source), "-o", str(made)], cwd=ROOT, check=True)
+        return str(made)
+
+    sources = [*(ROOT / "tf_ops").rglob("*.cc"), *(path for path in core.rglob("*.cc") if path.name != "python.cc")]
+    with ThreadPoolExecutor(2) as pool:
+        objects += pool.map(compile_one, sorted(sources))
+    plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True, check=True)
+    directories = [f"-L{path}" for path in re.findall(r'"-L([^"]+)"', plan.stdout + plan.stderr)]
+    made = folder / "operators.so"
+    links = [*tf.sysconfig.get_link_flags(), *directories, "-lcudart_static", "-ldl", "-lrt", "-lpthread", "-lz"]
+    # every symbol is found now, or this fails
+    subprocess.run([compiler, "-shared", *objects, "-Wl,--exclude-libs,ALL,-z,defs", *links, "-o", str(made)], check=True)
+    return made
+
+
+def test_it_loads_and_says_where_each_operator_runs(library):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([sys.executable, "-c", USE, library], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["supports"] == [1, 0] and found["sum"] == found["expected"]
+    kernels = found["kernels"]
+    assert kernels["DeepreduceEncode"] == {"CPU": [[], []], "GPU": [["codec", "memory", "position", "record"], []]}
+    assert kernels["DeepreduceDecodeSum"] == {"CPU": [[], []], "GPU": [["hints", "scale", "seconds", "shape"], ["T"]]}
+    assert kernels["DeepreduceScale"] == {"CPU": [[], []], "GPU": [["reduced_probe", "scale", "size"], []]}
+    assert list(kernels["DeepreduceEncodeSlices"]) == ["CPU"]
+
+
+def test_it_needs_no_library_that_a_machine_without_a_gpu_lacks(library):
+    needed = re.findall(r"NEEDED\s+(\S+)", subprocess.run(["objdump", "-p", library], capture_output=True, text=True, check=True).stdout)
+    assert not [name for name in needed if "cuda" in name], needed
+    exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    assert " deepreduce_tf_cuda_supports\n" in exported
+    assert not re.findall(r" [TWBD] (cuda\w+|dr_\w+)\n", exported), "what another library has too is exported"

@@ -1,0 +1,77 @@
+// DeepreduceScale: the factor of the reduction in force.
+#include "core.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace deepreduce_tf {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+
+REGISTER_OP("DeepreduceScale")
+    .Input("reduced_probe: T")
+    .Input("size: int32")
+    .Output("scale: double")
+    .Attr("T: {float, double}")
+    .Attr("ranks: list(int) = []")
+    .Attr("fingerprint: int")
+    .Attr("variable: string")
+    .SetShapeFn([](InferenceContext* context) {
+      tensorflow::shape_inference::ShapeHandle probe, size;
+      tensorflow::shape_inference::DimensionHandle length;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 1, &probe));
+      TF_RETURN_IF_ERROR(context->WithValue(context->Dim(probe, 0), DR_PROBE_LENGTH, &length));
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 0, &size));
+      context->set_output(0, context->Scalar());
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+The factor that Horovod's reduction applies to each rank's gradient, from the reduced probe.
+
+size: of the process set; `ranks` are its global ranks, all when there are none.
+)doc");
+
+class ScaleOp : public tensorflow::OpKernel {
+ public:
+  explicit ScaleOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
+    std::vector<int64_t> ranks;
+    OP_REQUIRES_OK(construction, construction->GetAttr("ranks", &ranks));
+    OP_REQUIRES_OK(construction, construction->GetAttr("fingerprint", &fingerprint_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("variable", &variable_));
+    rank_count_ = ranks.size();
+    for (const int64_t rank : ranks) rank_sum_ += static_cast<uint64_t>(rank) + 1;
+  }
+
+  void Compute(OpKernelContext* kernel) override {
+    const Tensor& probe = kernel->input(0);
+    OP_REQUIRES(kernel, probe.NumElements() == DR_PROBE_LENGTH && kernel->input(1).dims() == 0,
+                absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ", probe.shape().DebugString())));
+    uint64_t count = rank_count_, sum = rank_sum_;
+    if (count == 0) {
+      count = static_cast<uint64_t>(kernel->input(1).scalar<int32_t>()());
+      sum = count * (count + 1) / 2;
+    }
+    Call call;
+    Tensor* scale = nullptr;
+    OP_REQUIRES_OK(kernel, kernel->allocate_output(0, tensorflow::TensorShape(), &scale));
+    double numbers[DR_PROBE_LENGTH];
+    for (int i = 0; i < DR_PROBE_LENGTH; ++i) numbers[i] = probe.dtype() == tensorflow::DT_FLOAT ? probe.flat<float>()(i) : probe.flat<double>()(i);
+    const int status = dr_scale(&call.context, numbers, count, sum, static_cast<uint32_t>(fingerprint_),
+                                scale->scalar<double>().data());
+    OP_REQUIRES_OK(kernel, status_of(status, absl::StrCat("parameter ", variable_, ": ", call.context.message)));
+  }
+
+ private:
+  uint64_t rank_count_ = 0, rank_sum_ = 0;
+  int64_t fingerprint_;
+  std::string variable_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DeepreduceScale").Device(tensorflow::DEVICE_CPU), ScaleOp);
+#if GOOGLE_CUDA
+// five numbers: for graphs that are placed on a GPU as a whole
+REGISTER_KERNEL_BUILDER(Name("DeepreduceScale").Device(tensorflow::DEVICE_GPU).HostMemory("reduced_probe").HostMemory("size").HostMemory("scale"), ScaleOp);
+#endif
+
+}  // namespace
+}  // namespace deepreduce_tf
