@@ -71,8 +71,10 @@ class Slot(tf.Module):
     def move_to_host(self):
         """From a GPU: slices are compressed on the host."""
         with tf.init_scope(), tf.device("CPU:0"):
-            self.state = [local_variable(read(part), name=f"deepreduce_{kind}") for kind, part in zip(self.state_names, self.state)]
-            self.payload = _Untracked(local_variable(read(self.payload.variable), shape=[None]))
+            # a graph of tf.compat.v1 that is being built has not run
+            values = [read(part) if tf.executing_eagerly() else tf.zeros(self.elements) for part in self.state]
+            self.state = [local_variable(value, name=f"deepreduce_{kind}") for kind, value in zip(self.state_names, values)]
+            self.payload = _Untracked(local_variable(np.zeros(0, np.uint8), shape=[None]))
         self.home, self.payload_home = None, "CPU:0"
 
     @property

@@ -81,21 +81,22 @@ class Comparison:
         """Encodes two steps on both sides, adds the payloads up, and hands over bytes that are no payload."""
         table = np.array([codec.fields(memory)])
         start = [heavy_tailed(self.random, values.size) * np.float32(0.1) for _ in memory.state]
-        states = {}
+        sides = []  # of the host, of the device
         for device in (HOST, self.device):
             with tf.device(device):
-                states[device] = [tf.Variable(part) for part in start]
+                sides.append((device, [tf.Variable(part) for part in start]))
         payloads = []
         for step in range(2):
-            made = {}
-            for device, state in states.items():
+            made = []
+            for device, state in sides:
                 with tf.device(device):
                     gradient = tf.cast(tf.constant(np.roll(values, step)), dtype)
-                    made[device] = adapter.operators.deepreduce_encode(gradient, table, [7, step, 3, 5], [part.handle for part in state], [])
-            self.same(made[self.device].numpy().tobytes(), made[HOST].numpy().tobytes(), f"{what}: payload of step {step}")
-            for name, one, other in zip(memory.state, states[self.device], states[HOST]):
-                self.same(one.numpy().tobytes(), other.numpy().tobytes(), f"{what}: {name} after step {step}")
-            payloads.append(made[HOST].numpy())
+                    handles = [part.handle for part in state]
+                    made.append(adapter.operators.deepreduce_encode(gradient, table, [7, step, 3, 5], handles, []).numpy())
+            self.same(made[1].tobytes(), made[0].tobytes(), f"{what}: payload of step {step}")
+            for name, expected, mine in zip(memory.state, sides[0][1], sides[1][1]):
+                self.same(mine.numpy().tobytes(), expected.numpy().tobytes(), f"{what}: {name} after step {step}")
+            payloads.append(made[0])
         messages, lengths = np.concatenate(payloads), [payload.size for payload in payloads]
         self.sums(messages, lengths, table, heavy_tailed(self.random, values.size), what)
         if values.size < 5000:
@@ -188,9 +189,10 @@ def main():
         sys.exit(2)
     started = time.perf_counter()
     comparison = compare(arguments.device, arguments.seed, arguments.small)
-    training = "and a training step" if importlib.util.find_spec("horovod") else "no training step: Horovod is not installed"
-    if importlib.util.find_spec("horovod"):
+    training = "no training step: Horovod is not installed"
+    if importlib.util.find_spec("horovod") is not None:
         compare_training(comparison)
+        training = "a training step among them"
     for failure in comparison.failures[:MOST_SHOWN]:
         print(f"DIFFERS  {failure}")
     print(

@@ -1,5 +1,6 @@
 """make gpu-check on a machine without a GPU: what it refuses, and its dry run."""
 
+import importlib.util
 import os
 import pathlib
 import subprocess
@@ -37,7 +38,10 @@ def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
     else:
         assert f"{len(build_cuda.sources())} objects for 9.0 in build/cuda_check" in done.stdout
         assert "torch_ops/cuda/ops.cc: compiles" in done.stdout
+        assert ("tf_ops/cuda/encode.cc: compiles" if importlib.util.find_spec("tensorflow") else "tensorflow is not installed") in done.stdout
     assert " 0 differ" in done.stdout and "decode-and-sum of 8 payloads" in done.stdout
+    if list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
+        assert "comparisons of TensorFlow on CPU:0, 0 differ" in done.stdout
     for words in ("byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck", "every measurement on a GPU"):
         assert f"NOT RUN: {words}" in done.stdout
 
@@ -81,3 +85,50 @@ def test_a_part_that_fails_does_not_keep_the_next_from_running():
     for title, work in (("first", lambda: gpu_check.script("no_such_script.py")), ("second", lambda: "there is no such thing"), ("third", lambda: None)):
         parts.run(title, "a moment", work)
     assert parts.failed == ["first"] and parts.not_run == ["second: there is no such thing"]
+
+
+def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
+    def installed(info, gpus):
+        (tmp_path / "tensorflow").mkdir(exist_ok=True)
+        config = f"class config: list_physical_devices = staticmethod(lambda kind: [kind] * {gpus})\n"
+        build = f"class sysconfig: get_build_info = staticmethod(lambda: {info})\n"
+        (tmp_path / "tensorflow/__init__.py").write_text(f"__version__ = '2.18.1'\n{config}{build}")
+
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: True)
+    for info, gpus, reason in (
+        ({}, 1, "TensorFlow 2.18.1 is built without CUDA"),
+        ({"cuda_version": "12.5.1"}, 0, "TensorFlow 2.18.1 finds no GPU"),
+        ({"cuda_version": "12.5.1"}, 1, None),
+    ):
+        installed(info, gpus)
+        assert gpu_check.why_no_tensorflow() == reason
+    (tmp_path / "tensorflow/__init__.py").write_text("import no_such_module\n")
+    assert gpu_check.why_no_tensorflow() == "TensorFlow does not load: ModuleNotFoundError: No module named 'no_such_module'"
+    monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: None)
+    assert gpu_check.why_no_tensorflow() == gpu_check.tensorflow("9.0") == "TensorFlow is not installed"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_a_difference_of_tensorflow_is_found():
+    """One wrong bit in a payload shows."""
+    code = (
+        "import sys; sys.argv = ['gpu_tensorflow.py', '--small', '--device', 'CPU:0', '--seed', '1']; sys.path.insert(0, 'scripts')\n"
+        "import gpu_tensorflow, types\n"
+        "tf, real, calls = gpu_tensorflow.tf, gpu_tensorflow.adapter.operators, []\n"
+        "def wrong(*arguments):\n"
+        "    calls.append(1)\n"
+        "    payload = real.deepreduce_encode(*arguments)\n"
+        "    return payload if len(calls) % 2 else tf.concat([payload[:-1], payload[-1:] ^ 1], 0)\n"
+        "gpu_tensorflow.adapter.operators = types.SimpleNamespace(deepreduce_encode=wrong, deepreduce_decode_sum=real.deepreduce_decode_sum)\n"
+        "gpu_tensorflow.compare_training = lambda comparison: None\n"
+        "gpu_tensorflow.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_without_a_gpu_tensorflows_comparison_says_that_there_is_nothing_to_compare():
+    done = subprocess.run([sys.executable, "scripts/gpu_tensorflow.py"], cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
+    assert done.returncode == gpu_check.CANNOT and "expected operators with kernels for CUDA and a GPU, got" in done.stdout, done.stdout + done.stderr

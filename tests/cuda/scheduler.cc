@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -181,6 +182,8 @@ uint64_t warp_exchange(uint32_t mask, uint64_t value, uint32_t from_lane) {
 }
 
 void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, const std::function<void()>& kernel) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
   gridDim.x = blocks;
   blockDim.x = threads;
   if (blocks == 0 || threads == 0 || threads > kMostThreads || shared_bytes > kMostShared)

@@ -30,8 +30,8 @@ def scenario_compressed_on_the_gpu(directory):
     assert {"deepreduce_encode", "deepreduce_decode_sum"} <= set(operators.asked_for)
 
 
-def run_all(namespace, *arguments):
-    _run_all({**namespace, "scenario_compressed_on_the_gpu": scenario_compressed_on_the_gpu}, *arguments)
+def run_all(namespace, *arguments, **options):
+    _run_all({**namespace, "scenario_compressed_on_the_gpu": scenario_compressed_on_the_gpu}, *arguments, **options)
 
 
 scenario_runner.run_all = run_all

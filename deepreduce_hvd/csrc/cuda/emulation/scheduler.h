@@ -1,5 +1,5 @@
 // Runs a kernel's blocks one after another on the host; the threads of a block are fibers that leave one another at barriers and warp operations.
-// Not thread-safe: one call at a time. Only tests link it (tests/cuda/scheduler.cc).
+// One kernel at a time, whatever thread it comes from. Only tests link it (tests/cuda/scheduler.cc).
 #ifndef DEEPREDUCE_EMULATION_SCHEDULER_H
 #define DEEPREDUCE_EMULATION_SCHEDULER_H
 
