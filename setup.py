@@ -186,13 +186,9 @@ def find_cuda(frameworks):
         return None
     nvcc, nowhere = find_nvcc()
     version = re.search(r"release (\d+\.\d+)", output_of(nvcc, "--version"))[1] if nvcc else None
-    without = {}  # framework -> why
-    for extension, name, _, _ in FRAMEWORKS:
-        if extension in frameworks:
-            reason = why_no_cuda(name, frameworks[extension], nvcc, version)
-            if reason is not None:
-                without[extension] = reason
-    problems = list(without.values()) if len(without) == len(frameworks) else []
+    present = [(extension, name) for extension, name, _, _ in FRAMEWORKS if extension in frameworks]
+    reasons = {extension: why_no_cuda(name, frameworks[extension], nvcc, version) for extension, name in present}
+    problems = list(reasons.values()) if None not in reasons.values() else []
     if not frameworks:
         problems.append("expected PyTorch or TensorFlow with CUDA, got the operators of neither")
     if nvcc is None:
@@ -204,14 +200,14 @@ def find_cuda(frameworks):
     if problems:
         say(f"skipping the CUDA operators: {'; '.join(problems)}")
         return None
-    for extension, name, _, _ in FRAMEWORKS:
-        if extension in without:
-            say(f"skipping the CUDA operators for {name}: {without[extension]}")
-        elif extension in frameworks:
+    for extension, name in present:
+        if reasons[extension] is None:
             say(f"building the CUDA operators for {name} with {nvcc} of CUDA {version}")
+        else:
+            say(f"skipping the CUDA operators for {name}: {reasons[extension]}")
     plan = output_of(nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null")  # names its directories
     return {
-        "extensions": set(frameworks) - set(without),
+        "extensions": {extension for extension, reason in reasons.items() if reason is None},
         "nvcc": nvcc,
         "code": code_options(nvcc, version),
         "include": re.findall(r'"-I([^"]+)"', plan),

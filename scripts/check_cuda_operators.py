@@ -1,4 +1,4 @@
-"""Compiles the sources of the CUDA operators of PyTorch and TensorFlow, no object kept: the check where these have no CUDA, whose headers are there all the same.
+"""Compiles the sources of PyTorch's and TensorFlow's CUDA operators, no object kept: the check where these have no CUDA; their headers are there.
 
 Of PyTorch's headers only one is missing then, which its own build makes of its settings; it is supplied here. Exits with 2 when there is no nvcc.
 """

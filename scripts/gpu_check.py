@@ -106,7 +106,8 @@ def why_no_tensorflow():
     if importlib.util.find_spec("tensorflow") is None:
         return "TensorFlow is not installed"
     question = "import tensorflow as tf; print(tf.__version__, tf.sysconfig.get_build_info().get('cuda_version'), len(tf.config.list_physical_devices('GPU')))"
-    answer = subprocess.run([sys.executable, "-c", question], env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, cwd="/", capture_output=True, text=True, check=False)
+    variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    answer = subprocess.run([sys.executable, "-c", question], env=variables, cwd="/", capture_output=True, text=True, check=False)
     if answer.returncode != 0:
         return f"TensorFlow does not load: {(answer.stderr.strip() or 'it says nothing').splitlines()[-1]}"
     version, cuda, gpus = answer.stdout.splitlines()[-1].split()
@@ -165,7 +166,8 @@ def tensorflow(architecture):
     if reason is not None:
         return reason
     build(architecture, with_tensorflow=True)
-    done = subprocess.run([sys.executable, "scripts/gpu_tensorflow.py"], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, check=False)
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "scripts/gpu_tensorflow.py"], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=False)
     print(done.stdout, end="", flush=True)
     if done.returncode == CANNOT:
         return done.stdout.strip().splitlines()[-1]

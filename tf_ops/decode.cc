@@ -132,8 +132,8 @@ class LengthsOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* kernel) override {
     Call call;
     std::vector<int64_t> found;
-    OP_REQUIRES_OK(kernel, for_each_message(call, kernel->input(0), variable_,
-                                            [&](int64_t, const uint8_t*, const dr_message& message) { found.push_back(static_cast<int64_t>(message.bytes)); }));
+    const auto note = [&](int64_t, const uint8_t*, const dr_message& message) { found.push_back(static_cast<int64_t>(message.bytes)); };
+    OP_REQUIRES_OK(kernel, for_each_message(call, kernel->input(0), variable_, note));
     Tensor* lengths = nullptr;
     OP_REQUIRES_OK(kernel, kernel->allocate_output(0, tensorflow::TensorShape({static_cast<int64_t>(found.size())}), &lengths));
     std::copy(found.begin(), found.end(), lengths->flat<int64_t>().data());

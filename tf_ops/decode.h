@@ -25,8 +25,8 @@ struct DecodeSum {
     OP_REQUIRES_OK(construction, construction->GetAttr("members", &members));
     OP_REQUIRES_OK(construction, construction->GetAttr("variable", &variable));
     OP_REQUIRES(construction, initials <= 1 && spents <= 1 && records <= 1 && member < members,
-                absl::InvalidArgumentError(absl::StrCat("DeepreduceDecodeSum: expected at most one initial, spent and record and a member of ", members, ", got ",
-                                                        initials, ", ", spents, ", ", records, " and ", member)));
+                absl::InvalidArgumentError(absl::StrCat("DeepreduceDecodeSum: expected at most one initial, spent and record and a member of ", members,
+                                                        ", got ", initials, ", ", spents, ", ", records, " and ", member)));
     OP_REQUIRES(construction, types.empty() || types == std::vector<DataType>({tensorflow::DT_INT64, tensorflow::DT_DOUBLE}),
                 absl::InvalidArgumentError(absl::StrCat("DeepreduceDecodeSum: expected no hints, or lengths (int64) and a codec (double), got ",
                                                         tensorflow::DataTypeSliceString(types))));

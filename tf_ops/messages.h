@@ -65,7 +65,8 @@ struct OneVariablesPayloads {
       if (number % members == member) add(bytes_of(messages) + (static_cast<uint64_t>(messages.NumElements()) - left), bytes);
       left -= bytes;
     }
-    if (left != 0) return absl::DataLossError(named(variable, absl::StrCat("expected messages of ", messages.NumElements(), " bytes in all, got ", left, " less")));
+    if (left != 0)
+      return absl::DataLossError(named(variable, absl::StrCat("expected messages of ", messages.NumElements(), " bytes in all, got ", left, " less")));
     return check_count(lengths.NumElements(), members, variable);
   }
 

@@ -70,7 +70,8 @@ class ScaleOp : public tensorflow::OpKernel {
 REGISTER_KERNEL_BUILDER(Name("DeepreduceScale").Device(tensorflow::DEVICE_CPU), ScaleOp);
 #if GOOGLE_CUDA
 // five numbers: for graphs that are placed on a GPU as a whole
-REGISTER_KERNEL_BUILDER(Name("DeepreduceScale").Device(tensorflow::DEVICE_GPU).HostMemory("reduced_probe").HostMemory("size").HostMemory("scale"), ScaleOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DeepreduceScale").Device(tensorflow::DEVICE_GPU).HostMemory("reduced_probe").HostMemory("size").HostMemory("scale"), ScaleOp);
 #endif
 
 }  // namespace

@@ -15,7 +15,8 @@ class EncodeOnDeviceOp : public WaitingKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("records", &records));
     OP_REQUIRES_OK(construction, construction->GetAttr("notices", &notices_));
     OP_REQUIRES_OK(construction, Slot::check(memories_, records));
-    OP_REQUIRES(construction, records == 0, absl::InvalidArgumentError(absl::StrCat("DeepreduceEncode on a GPU: expected no records, which are the host's, got ", records)));
+    OP_REQUIRES(construction, records == 0,
+                absl::InvalidArgumentError(absl::StrCat("DeepreduceEncode on a GPU: expected no records, which are the host's, got ", records)));
   }
 
   void Compute(OpKernelContext* kernel) override {
