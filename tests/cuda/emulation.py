@@ -2,6 +2,11 @@
 
 The same .cu files that nvcc compiles are compiled by g++ with csrc/cuda/emulation on the include path. A codec's stage can be driven alone
 (:func:`encode_index`, :func:`decode_index`, :func:`encode_value`, :func:`decode_value`).
+
+DEEPREDUCE_CUDA_SANITIZE=1 builds it with AddressSanitizer and UBSan, =thread with ThreadSanitizer, to which each emulated thread is one of its own: a
+barrier that is missing, blocks that meet, a shuffle taken for a barrier are data races. Their libraries must be preloaded, for example
+
+    DEEPREDUCE_CUDA_SANITIZE=thread LD_PRELOAD=$(gcc -print-file-name=libtsan.so) setarch -R python -m pytest tests/cuda/test_emulation.py
 """
 
 import ctypes
@@ -43,21 +48,27 @@ def sources():
     ]  # fmt: skip
 
 
-def build(sanitize=False):
-    """Compiles what changed and returns the library's path. ``sanitize``: with AddressSanitizer and UBSan, for a process that preloads them."""
-    folder = ROOT / "build" / ("cuda_emulation_sanitized" if sanitize else "cuda_emulation")
+#: DEEPREDUCE_CUDA_SANITIZE -> what the library is built with, for a process that preloads it
+SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
+
+
+def build(sanitizer=None):
+    """Compiles what changed and returns the library's path."""
+    folder = ROOT / "build" / ("cuda_emulation" if sanitizer is None else f"cuda_emulation_{sanitizer.replace(',', '_')}")
     folder.mkdir(parents=True, exist_ok=True)
     headers = [path for pattern in ("*.h", "*.cuh") for path in CORE.rglob(pattern)]
     newest_header = max(path.stat().st_mtime for path in headers)
-    options = ["-std=c++17", "-O1" if sanitize else "-O2", "-g1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-    options += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if sanitize else []
+    options = ["-std=c++17", "-O2" if sanitizer is None else "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+    instrumented = [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{CORE / 'cuda' / 'emulation'}"]
     compiler = os.environ.get("CXX", "g++")
 
     def compile_one(source):
         made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
         if not made.exists() or made.stat().st_mtime < max(newest_header, source.stat().st_mtime):
-            subprocess.run([compiler, *options, "-x", "c++", "-c", str(source), "-o", str(made)], check=True)
+            # to ThreadSanitizer the scheduler tells itself which thread of a block runs
+            extra = ["-DDR_EMULATION_RACES"] if sanitizer == "thread" and source.name == "scheduler.cc" else instrumented
+            subprocess.run([compiler, *options, *extra, "-x", "c++", "-c", str(source), "-o", str(made)], check=True)
             return made, True
         return made, False
 
@@ -65,14 +76,13 @@ def build(sanitize=False):
         compiled = list(pool.map(compile_one, sources()))
     library = folder / "library.so"
     if not library.exists() or any(new for _, new in compiled):
-        extra = ["-fsanitize=address,undefined"] if sanitize else []
-        subprocess.run([compiler, "-shared", *extra, "-Wl,-Bsymbolic,-z,defs", *map(str, (made for made, _ in compiled)), "-o", str(library)], check=True)
+        subprocess.run([compiler, "-shared", *instrumented, "-Wl,-Bsymbolic,-z,defs", *map(str, (made for made, _ in compiled)), "-o", str(library)], check=True)
     return library
 
 
 @functools.lru_cache(maxsize=1)
 def library():
-    return ctypes.CDLL(str(build(sanitize=os.environ.get("DEEPREDUCE_CUDA_SANITIZE") == "1")))
+    return ctypes.CDLL(str(build(SANITIZERS[os.environ.get("DEEPREDUCE_CUDA_SANITIZE", "")])))
 
 
 def set_schedule(schedule=0, seed=1, poison=0xA5):

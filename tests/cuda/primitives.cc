@@ -39,6 +39,14 @@ __global__ void one_misses_the_vote() {
 
 __global__ void waits() { __syncthreads(); }
 
+// Each thread reads what another one wrote: of its own block, without waiting or after a barrier, or of the block before.
+__global__ void neighbours(uint32_t* numbers, bool waits, uint32_t distance) {
+  const uint32_t i = grid_index();
+  numbers[i] = i;
+  if (waits) __syncthreads();
+  if (i >= distance) numbers[gridDim.x * blockDim.x + i] = numbers[i - distance];
+}
+
 template <class Kernel>
 int message_of(Kernel kernel, char* message) {
   try {
@@ -74,6 +82,16 @@ int dr_test_broken_kernel(int which, char* message) {
   if (which == 0) return message_of([&] { launch(device, one_misses_the_barrier, 2, 64, 0); }, message);
   if (which == 1) return message_of([&] { launch(device, one_misses_the_vote, 2, 64, 0); }, message);
   return message_of([&] { launch_elementwise(device, waits, 2); }, message);
+}
+
+// For ThreadSanitizer: 0 no race, 1 one within blocks, 2 one between blocks.
+void dr_test_race(int which) {
+  alignas(256) static uint8_t workspace[4096];
+  Device device(workspace, sizeof(workspace), nullptr, nullptr);
+  uint32_t* numbers = device.array<uint32_t>(2 * 2 * 64);
+  const uint32_t threads = 64;
+  if (which == 2) return launch(device, neighbours, 2, threads, 0, numbers, true, threads);
+  launch(device, neighbours, 1, threads, 0, numbers, which == 0, 1);
 }
 
 }  // extern "C"

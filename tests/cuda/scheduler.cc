@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "races.h"
 
 // Where __shared__ arrays lie; weak, since a program without them has no such section.
 extern "C" {
@@ -27,25 +28,30 @@ struct Thread {
   Waits waits = Waits::no;
   uint32_t mask = 0, from_lane = 0;
   uint64_t value = 0;  // in: what it brings; out: what it gets
+  uint32_t block_meetings = 0, warp_meetings = 0;
 };
 
 struct Block {
   std::vector<Thread> threads;
-  std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<std::unique_ptr<Fiber>> fibers[2];  // of every other block, see races.h
   uint32_t current = 0;
+  Fiber& fiber(uint32_t thread) { return *fibers[blockIdx.x % 2][thread]; }
 };
 
 Options the_options;
 Block block;
+Races races;
 const std::function<void()>* the_kernel = nullptr;
 bool with_fibers = false;
 alignas(64) uint8_t shared_memory[kMostShared];
 
 void fiber_main() {
   for (;;) {  // a fiber serves one thread after another
+    races.begin_thread();
     (*the_kernel)();
+    races.end_thread();
     block.threads[block.current].waits = Waits::done;
-    block.fibers[block.current]->leave();
+    block.fiber(block.current).leave();
   }
 }
 
@@ -70,7 +76,7 @@ Thread& wait(Waits how) {
   if (!with_fibers) fail("thread " + std::to_string(threadIdx.x) + " waits in a kernel launched as one whose threads never do");
   const uint32_t at = block.current;
   block.threads[at].waits = how;
-  block.fibers[at]->leave();
+  block.fiber(at).leave();
   threadIdx.x = at;
   return block.threads[at];
 }
@@ -133,7 +139,9 @@ void run_fibers(uint32_t threads, uint64_t salt) {
           if (block.threads[t].waits != Waits::no) continue;
           block.current = t;
           threadIdx.x = t;
-          block.fibers[t]->enter();
+          races.enter(t);
+          block.fiber(t).enter();
+          races.left();
         }
       } while (resolve_warp(first, lanes));
     }
@@ -162,8 +170,20 @@ Options& options() { return the_options; }
 void* dynamic_shared() { return shared_memory; }
 
 uint32_t block_barrier(bool predicate) {
-  block.threads[block.current].value = predicate;
-  return static_cast<uint32_t>(wait(Waits::at_block).value);
+  Thread& mine = block.threads[block.current];
+  mine.value = predicate;
+  const uint32_t meeting = mine.block_meetings++;
+  races.arrive(0, meeting);
+  const uint32_t votes = static_cast<uint32_t>(wait(Waits::at_block).value);
+  races.leave(0, meeting);
+  return votes;
+}
+
+void warp_barrier(uint32_t mask) {
+  const uint32_t warp = 1 + block.current / kWarp, meeting = block.threads[block.current].warp_meetings++;
+  races.arrive(warp, meeting);
+  warp_vote(mask, false);
+  races.leave(warp, meeting);
 }
 
 uint32_t warp_vote(uint32_t mask, bool predicate) {
@@ -191,10 +211,15 @@ void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, 
                              std::to_string(shared_bytes) + " bytes of shared memory");
   the_kernel = &kernel;
   with_fibers = fibers;
-  while (fibers && block.fibers.size() < threads) block.fibers.emplace_back(new Fiber(fiber_main));
+#ifdef DR_EMULATION_RACES
+  fibers = true;
+#endif
+  for (auto& of_blocks : block.fibers)
+    while (fibers && of_blocks.size() < threads) of_blocks.emplace_back(new Fiber(fiber_main));
   if (!fibers && block.threads.empty()) block.threads.resize(1);
   block.current = 0;
   uint64_t salt = blocks * uint64_t{31} + threads;
+  races.launch(threads);
   const std::vector<uint32_t> elementwise = fibers ? std::vector<uint32_t>() : order_of(threads, salt);
   for (const uint32_t b : order_of(blocks, salt)) {
     blockIdx.x = b;
@@ -205,15 +230,19 @@ void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, 
       }
       continue;
     }
-    if (__start_dr_shared != nullptr)
-      std::memset(__start_dr_shared, the_options.poison, static_cast<size_t>(__stop_dr_shared - __start_dr_shared));
+    races.begin_block(b);
+    const size_t static_bytes = static_cast<size_t>(__stop_dr_shared - __start_dr_shared);
+    if (static_bytes != 0) std::memset(__start_dr_shared, the_options.poison, static_bytes);
     std::memset(shared_memory, the_options.poison, shared_bytes);
+    races.begin_shared(__start_dr_shared, static_bytes);
+    races.begin_shared(shared_memory, sizeof(shared_memory));
     try {
       run_fibers(threads, salt + b);
     } catch (...) {
-      block.fibers.clear();  // they are still within the kernel
+      for (auto& of_blocks : block.fibers) of_blocks.clear();  // they are still within the kernel
       throw;
     }
+    races.finish();
   }
 }
 

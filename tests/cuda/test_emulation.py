@@ -1,6 +1,9 @@
 """The emulator: barriers and warp operations wait, kernels that break the rules are told, and sums within blocks are right in every schedule."""
 
 import ctypes
+import os
+import subprocess
+import sys
 
 import emulation
 import numpy as np
@@ -44,3 +47,12 @@ def test_broken_kernels_are_told(which, told):
     assert emulation.library().dr_test_broken_kernel(which, message) == 1
     assert told in message.value.decode()
     test_block_sums(256, None)  # and the next kernel is run as if nothing had been
+
+
+@pytest.mark.skipif(os.environ.get("DEEPREDUCE_CUDA_SANITIZE") != "thread", reason="only ThreadSanitizer sees races")
+@pytest.mark.parametrize("which, told", [(0, False), (1, True), (2, True)])
+def test_races_are_told(which, told):
+    program = f"import emulation; emulation.library().dr_test_race({which})"
+    environment = {**os.environ, "TSAN_OPTIONS": "exitcode=66", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, "data race" in done.stderr) == ((66, True) if told else (0, False))

@@ -40,7 +40,7 @@ inline void __syncthreads() { deepreduce::emulation::block_barrier(0); }
 inline int __syncthreads_count(int predicate) { return static_cast<int>(deepreduce::emulation::block_barrier(predicate != 0)); }
 inline int __syncthreads_or(int predicate) { return deepreduce::emulation::block_barrier(predicate != 0) != 0; }
 inline int __syncthreads_and(int predicate) { return deepreduce::emulation::block_barrier(predicate == 0) == 0; }
-inline void __syncwarp(uint32_t mask = 0xFFFFFFFFu) { deepreduce::emulation::warp_vote(mask, false); }
+inline void __syncwarp(uint32_t mask = 0xFFFFFFFFu) { deepreduce::emulation::warp_barrier(mask); }
 inline uint32_t __ballot_sync(uint32_t mask, int predicate) { return deepreduce::emulation::warp_vote(mask, predicate != 0); }
 inline int __any_sync(uint32_t mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
 inline int __all_sync(uint32_t mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
@@ -80,25 +80,34 @@ T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = 32) {
   return deepreduce::emulation::shuffle(mask, value, other / static_cast<uint32_t>(width) > mine / static_cast<uint32_t>(width) ? mine : other);
 }
 
-// Atomics: one fiber runs at a time, and is only left at a barrier.
+// Atomics. One fiber runs at a time and is only left at a barrier; that they are atomic tells ThreadSanitizer that they may meet.
 template <class T>
-T atomicAdd(T* at, T value) { const T old = *at; *at = static_cast<T>(old + value); return old; }
+T atomicAdd(T* at, T value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
 template <class T>
-T atomicSub(T* at, T value) { const T old = *at; *at = static_cast<T>(old - value); return old; }
+T atomicSub(T* at, T value) { return __atomic_fetch_sub(at, value, __ATOMIC_RELAXED); }
 template <class T>
-T atomicMax(T* at, T value) { const T old = *at; *at = old < value ? value : old; return old; }
+T atomicOr(T* at, T value) { return __atomic_fetch_or(at, value, __ATOMIC_RELAXED); }
 template <class T>
-T atomicMin(T* at, T value) { const T old = *at; *at = value < old ? value : old; return old; }
+T atomicAnd(T* at, T value) { return __atomic_fetch_and(at, value, __ATOMIC_RELAXED); }
 template <class T>
-T atomicOr(T* at, T value) { const T old = *at; *at = old | value; return old; }
+T atomicXor(T* at, T value) { return __atomic_fetch_xor(at, value, __ATOMIC_RELAXED); }
 template <class T>
-T atomicAnd(T* at, T value) { const T old = *at; *at = old & value; return old; }
+T atomicExch(T* at, T value) { return __atomic_exchange_n(at, value, __ATOMIC_RELAXED); }
 template <class T>
-T atomicXor(T* at, T value) { const T old = *at; *at = old ^ value; return old; }
+T atomicCAS(T* at, T expected, T value) {
+  __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;  // what was there
+}
 template <class T>
-T atomicExch(T* at, T value) { const T old = *at; *at = value; return old; }
+T atomicMax(T* at, T value) {
+  const T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  return old < value ? atomicExch(at, value) : old;
+}
 template <class T>
-T atomicCAS(T* at, T expected, T value) { const T old = *at; if (old == expected) *at = value; return old; }
+T atomicMin(T* at, T value) {
+  const T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  return value < old ? atomicExch(at, value) : old;
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 

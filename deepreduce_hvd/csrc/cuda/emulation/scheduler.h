@@ -32,6 +32,8 @@ void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, 
 void* dynamic_shared();
 // Waits for all threads of the block; how many came with the predicate set.
 uint32_t block_barrier(bool predicate);
+// Waits for the lanes of the mask, which then see what the others wrote.
+void warp_barrier(uint32_t mask);
 // Waits for the lanes of the mask; the set of those that came with the predicate set.
 uint32_t warp_vote(uint32_t mask, bool predicate);
 // Waits for the lanes of the mask; the value of that lane.
