@@ -68,6 +68,7 @@ __device__ void for_each_index(uint32_t at, uint32_t word, Visit visit) {
 // Replaces a word of the set and its tile's count; whole warps together, after the tile's `before` was read.
 __device__ inline void replace_word(const IndexSet& set, uint32_t tile, uint32_t at, uint32_t word) {
   const uint32_t ones = warp_sum(static_cast<uint32_t>(__popc(word)));
+  __syncwarp();  // shuffles do not order memory: all lanes have read `before`
   set.bits[at] = word;
   if (threadIdx.x % 32 == 0) set.before[tile] = ones;
 }
