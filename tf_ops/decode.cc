@@ -86,7 +86,7 @@ class DecodeSumOp : public tensorflow::OpKernel {
     }
     if (decode_.records == 1) {
       LockedVariable record;
-      double* seconds;
+      double* seconds = nullptr;
       OP_REQUIRES_OK(kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, decode_.record_input())));
       OP_REQUIRES_OK(kernel, record.writable(kernel, "seconds", 2, &seconds));
       seconds[1] += watch.seconds();

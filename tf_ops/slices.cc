@@ -201,7 +201,7 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
     }
     if (!kernel->status().ok()) return;
     LockedVariable record;
-    double* seconds;
+    double* seconds = nullptr;
     OP_REQUIRES_OK(kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, 2)));
     OP_REQUIRES_OK(kernel, record.writable(kernel, "seconds", 2, &seconds));
     seconds[1] += watch.seconds();

@@ -74,7 +74,7 @@ class Slot {
     int64_t step = place(1);
     if (records != 0) {
       record_ = locked_.data() + memories;
-      int64_t* steps;
+      int64_t* steps = nullptr;
       TF_RETURN_IF_ERROR(record_[kSteps].writable(kernel, "steps", 1, &steps));
       TF_RETURN_IF_ERROR(record_[kThreshold].writable(kernel, "threshold", 1, &threshold_));
       TF_RETURN_IF_ERROR(record_[kSeconds].writable(kernel, "seconds", 2, &seconds_));
