@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 _GLOO_SECONDS = 15  # Horovod's own time-out, by default 30
 _START_SECONDS = 120
 #: what Gloo says of a connection that is gone: the killed rank's neighbours at once, the others when these have ended or the time is over
-CAUSES = rf"Connection (closed|reset) by peer|Connection timed out|Timed out waiting {_GLOO_SECONDS}000ms"
+CAUSES = rf"Connection (closed|reset) by peer|Connection timed out|Application timeout caused pair closure|Timed out waiting {_GLOO_SECONDS}000ms"
 
 
 def start(hosts, what, directory):
