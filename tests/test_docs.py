@@ -72,7 +72,7 @@ print(f"rank {horovod.rank()}: equal parameters, {tf.keras.Model.__module__}")
 @pytest.mark.parametrize(
     ("name", "legacy", "arguments", "loss"),
     [
-        ("recommender.py", "1", [cache_directory() / "movielens-100k" / "ml-100k.inter", "lossless"], r"loss ([0-9.]+)"),
+        pytest.param("recommender.py", "1", [cache_directory() / "movielens-100k" / "ml-100k.inter", "lossless"], r"loss ([0-9.]+)", marks=pytest.mark.slow),
         ("slices.py", "1", [], r"loss ([0-9.]+)"),
         ("fit.py", "1", [], r"loss: ([0-9.]+)"),
         ("keras3.py", "0", [], r"loss ([0-9.]+)"),

@@ -51,9 +51,13 @@ def fresh_state(memory, d):
     return tuple(gradient(d, key=11 + number) * np.float32(0.1) for number, _ in enumerate(memory.state))
 
 
+def _pair(index, value):
+    """Beside raw indices or values every codec's own work shows; the rest of the pairs take as long again."""
+    return pytest.param(index, value, marks=() if index == "raw_index" or value == "raw_value" else pytest.mark.slow)
+
+
 @pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("value", DEVICE_VALUE)
-@pytest.mark.parametrize("index", DEVICE_INDEX)
+@pytest.mark.parametrize(("index", "value"), [_pair(index, value) for index in DEVICE_INDEX for value in DEVICE_VALUE])
 def test_codecs(index, value, case):
     codec, memory, values = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value]), dr.Residual(), INPUTS[case]
     data, _ = both(codec, memory, values, fresh_state(memory, values.size))

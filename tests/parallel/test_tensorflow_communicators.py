@@ -18,7 +18,8 @@ def reports(tmp_path_factory):
     return Reports("tensorflow_communicators.py", tmp_path_factory.mktemp("tensorflow_communicators"))
 
 
+@pytest.mark.slow  # PyTorch's are not
 @pytest.mark.parametrize("scenario", scenarios("tensorflow_communicators.py"))
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [2, 3])
 def test_scenario(reports, processes, scenario):
     reports.expect_success(processes, scenario)
