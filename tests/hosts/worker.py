@@ -17,7 +17,7 @@ import network  # noqa: E402
 import deepreduce_hvd as dr  # noqa: E402
 from deepreduce_hvd.wire import PROBE_BYTES  # noqa: E402
 
-STEPS = 3
+STEPS = 6
 CODECS = {
     "nothing": dr.Codec(dr.Threshold(1e30)),  # as many messages with next to nothing in them: what the protocols cost
     "recommended": None,
