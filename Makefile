@@ -21,7 +21,7 @@ help:
 	@echo 'make demo       set-up, then the main job under horovodrun -np 2      8 min after set-up'
 	@echo 'make demo-tf    the same job in Keras on TensorFlow                   7 min after set-up'
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
-	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   10 min after set-up, 30 with the slow ones'
+	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   14 min after set-up, 35 with the slow ones'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
 	@echo 'make gpu-check  CUDA operators: build, byte-equality, sanitizer, speed   5 min, needs a GPU, nvcc and a PyTorch with CUDA (PYTHON=)'
