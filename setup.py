@@ -36,9 +36,9 @@ CUDA_TENSORFLOW_OPS = TENSORFLOW_OPS / "cuda"
 
 # Contraction and fast-math would let the bytes of a payload depend on the compiler and the processor, which is also
 # why nothing here asks for -march=native: the core chooses its SIMD level when it runs.
-COMMON_FLAGS = "-O3 -g1 -fPIC -ffp-contract=off -fno-fast-math -fvisibility=hidden -Wall -Wextra".split()
+COMMON_FLAGS = ["-O3", "-g1", "-fPIC", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # The same rules on the device. -lineinfo lets tools name the line of a kernel; it costs no speed.
-CUDA_FLAGS = "-O3 -std=c++17 --fmad=false -ftz=false -prec-div=true -prec-sqrt=true -lineinfo -Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden".split()
+CUDA_FLAGS = ["-O3", "-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-lineinfo", "-Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden"]
 CUDA_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")
 
 # Prints what a torch op library needs; does not import torch.utils.cpp_extension, which needs setuptools to be there.
@@ -314,12 +314,11 @@ class BuildBindings(build_ext):
         super().finalize_options()
 
     def get_ext_filename(self, fullname):
-        # the frameworks open these, not Python's import: their names carry no Python version, TensorFlow's its own, whose ABI it is bound to
+        # the frameworks open these, not Python's import: their names carry no Python version but the framework's, whose ABI they are bound to
         # (setuptools asks for a module's last name alone, too)
         for name, answer in self.distribution.deepreduce_frameworks.items():
             if fullname in (name, name.rpartition(".")[2]):
-                version = f"-{answer['version']}" if name == TENSORFLOW_EXTENSION else ""
-                return os.path.join(*fullname.split(".")) + version + ".so"
+                return f"{os.path.join(*fullname.split('.'))}-{answer['version']}.so"
         return super().get_ext_filename(fullname)
 
     def run(self):

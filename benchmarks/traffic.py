@@ -21,7 +21,7 @@ from deepreduce_hvd.communicators.job import Job, Member
 from deepreduce_hvd.communicators.simulator import Simulator
 
 matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from matplotlib import pyplot
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results"
 DENSITIES = (0.001, 0.01, 0.1)

@@ -4,6 +4,7 @@
 float32, float16, bfloat16 or float64; payloads are (n,) uint8 (docs/format.md). Every error raised on purpose is a :class:`DeepReduceError`.
 """
 
+from deepreduce_hvd.check_codec import check_codec
 from deepreduce_hvd.codec import Codec, decode, decode_sum, decode_sum_sparse, inspect
 from deepreduce_hvd.communicators import *  # noqa: F403
 from deepreduce_hvd.communicators import __all__ as _communicators
@@ -30,7 +31,7 @@ from deepreduce_hvd.value import __all__ as _value
 __version__ = "0.1.0"
 
 __all__ = [
-    "Codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
+    "Codec", "check_codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
     "Compressor", "from_params", "recommended_codec",
     "CorruptPayload", "DeepReduceError", "InvalidArgument", "NativeMissing", "PeerFailed", "UnknownCodec",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",

@@ -30,8 +30,8 @@ def _why_not(codec, memory, communicator):
         return "this installation's TensorFlow operators are built without CUDA (docs/gpu.md says how to build them)"
     if type(communicator) is not Allgather:
         return f"{communicator!r} works on the host"
-    if not codec.native:
-        return f"{codec!r} is not all built in"
+    if not codec.is_native(memory):
+        return f"{codec!r} with {memory!r} is not all built in"
     if not adapter.cuda_supports(codec.fields(memory)):
         return f"of {codec!r} the host must do a part (docs/gpu.md says which codecs, and why)"
     return None
@@ -55,14 +55,14 @@ class DevicePath:
             warnings.warn(f"deepreduce_hvd: gradients on {gpu} are compressed on the host: {self.why_not}", stacklevel=3)
         return gpu if self.why_not is None else None
 
-    def encode(self, slot, gradient, codec_table, position_of):
+    def encode(self, slot, gradient, numbers, position_of):
         """The message of a gradient, on the slot's GPU. ``position_of(step)`` makes the operator's position."""
         with tf.device(HOST):
             started = _now(after=gradient)
             step = slot.steps_taken.read_value()
             with tf.control_dependencies([step]):
                 updates = [slot.steps_taken.assign_add(1)]
-            position, table = position_of(step), tf.constant(codec_table)
+            position, table = position_of(step), tf.convert_to_tensor(numbers.at(step))
         with tf.device(slot.home), tf.control_dependencies([started]):
             message = checked(
                 operators.deepreduce_encode, gradient, table, position, [part.handle for part in slot.state], [], notices=True
@@ -86,14 +86,14 @@ class DevicePath:
                 return gathered, allgather(tf.stack(sizes), f"{name}_lengths")
             return gathered, checked(operators.deepreduce_lengths, gathered, variable=group.slots[0].label)
 
-    def decode(self, slot, group, pending, member, shape, scale, codec_table):
-        """The sum of one gradient, on the slot's GPU."""
+    def decode(self, slot, group, pending, member, shape, scale, ranks, numbers):
+        """The sum of one gradient of so many ranks, on the slot's GPU."""
         with tf.device(HOST):
             started = _now(after=group.lengths)
-            shape, table = tf.cast(shape, tf.int64), tf.constant(codec_table)
+            shape, table = tf.cast(shape, tf.int64), tf.constant(numbers.last)
         with tf.device(slot.home), tf.control_dependencies([started]):
             total = checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, shape, [], [pending], [], [group.lengths, table],
+                operators.deepreduce_decode_sum, group.gathered, scale, shape, ranks, [], [pending], [], [group.lengths, table],
                 member=member, members=len(group.payloads), variable=slot.label, T=tf.float32,
             )  # fmt: skip
         with tf.device(HOST):

@@ -5,20 +5,25 @@ tf.Variables, which the operators update in place whenever the graph runs.
 """
 
 import os
-import re
 import weakref
 import zlib
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd import codec as neutral, payload as container, state as saved_state, wire
 from deepreduce_hvd._tensorflow_device import DevicePath
 from deepreduce_hvd._tensorflow_exchange import GroupExchange, HorovodTransport
-from deepreduce_hvd._tensorflow_state import Slot, local_variable, reduced_dtype
+from deepreduce_hvd._tensorflow_schedule import CodecNumbers
+from deepreduce_hvd._tensorflow_state import Identity, Slot, reduced_dtype
+from deepreduce_hvd._tensorflow_variables import Variables, View, expect_variable
 from deepreduce_hvd.communicators import Allgather
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.compressor import collective_name
+from deepreduce_hvd.elastic import expect_keeper
+from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd.memory import NoMemory, Residual
 from deepreduce_hvd.tensorflow import DTYPES, checked, operators
 
 
@@ -32,14 +37,14 @@ class _Group:
         self.gathered = None
         self.lengths = None  # of the gathered messages, where a GPU decodes some
         self.exchange = exchange  # with any communicator but Allgather
-        self.closed = False
 
 
 class _Pending:
     """One gradient between compress and decompress."""
 
-    def __init__(self, slot, tensor, group, member):
+    def __init__(self, slot, tensor, group, member, step=None):
         self.slot = slot
+        self.step = step
         self.gradient = tensor
         self.dtype = tensor.dtype
         self.shape = tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
@@ -60,16 +65,20 @@ class Session:
         self.process_set = self.transport.process_set
         self.device_path = DevicePath(compressor)
         with tf.init_scope(), tf.device("CPU:0"):
-            #: how many exchanges of communicators other than Allgather there were
-            self.exchanges = local_variable(np.int64(0), name="deepreduce_exchanges")
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
-            sparsifier_steps = compressor.codec.sparsifier.schedule_steps
-            self._codec_table = np.array([compressor.codec.fields(compressor.memory, step) for step in range(sparsifier_steps + 1)])
+            native = compressor.codec.is_native(compressor.memory)
+            self._numbers = CodecNumbers(compressor.codec, compressor.memory) if native else None
+            self.variables = Variables()
+            for name, parameter in named:
+                self.variables.add(parameter, self.slots[name])
         #: what tf.train.Checkpoint keeps
         self.trackable = tf.Module()
         self.trackable.slots = self.slots
-        self._slot_of = {id(parameter): (parameter, self.slots[name]) for name, parameter in named}
-        self._taken = weakref.WeakKeyDictionary()
+        self.trackable.identity = Identity(compressor.fingerprint, self.process_set)
+        self._views = {}  # slots -> the view of them
+        #: the keeper of its memories in an elastic job
+        self.elastic = None
+        self._expecting = weakref.WeakSet()
         self._group = None
 
     def _make_slot(self, name, parameter):
@@ -85,62 +94,58 @@ class Session:
 
     # --- which variable ---
 
-    def _slot_for(self, tensor):
-        """Horovod names no variable: a step's gradients of equal shape are told apart by their order, which is that of its sources."""
-        taken = self._taken.setdefault(_outermost_graph(), set())
-        alike = [slot for slot in self.slots.values() if slot.shape == tensor.shape]
-        if not alike:
-            alike = [slot for slot in self.slots.values() if slot.shape.is_compatible_with(tensor.shape)]
-        if not alike:
-            raise InvalidArgument(
-                f"compress: expected the gradient of one of the {len(self.slots)} named parameters, got a tensor of shape {tensor.shape}; "
-                "give Compressor all the variables that Horovod reduces gradients of"
-            )
-        if len({tuple(slot.shape) for slot in alike}) > 1:
-            raise InvalidArgument(
-                f"compress: expected a gradient of known shape, got one of shape {tensor.shape}, which could be that of "
-                f"{', '.join(slot.label for slot in alike)}; tf.ensure_shape tells it"
-            )
-        free = [slot for slot in alike if slot.label not in taken]
-        if not free:  # the next step in the same graph
-            taken.clear()
-            free = alike
-        taken.add(free[0].label)
-        return free[0]
+    def bound_to(self, variables):
+        """The view of the compressor for gradients of these variables alone; the same one each time, as Horovod's cache of graphs needs."""
+        slots = tuple(self._slot_of(variable, "bound_to") for variable in variables)
+        if not slots:
+            raise InvalidArgument("bound_to: expected at least one variable, got none")
+        return self._views.setdefault(slots, View(self, slots))
+
+    def _slot_of(self, variable, caller):
+        slot = self.variables.slot_of(variable)
+        if slot is None:
+            raise InvalidArgument(f"{caller}: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}")
+        return slot
 
     # --- there ---
 
     @tf.autograph.experimental.do_not_convert
-    def compress(self, tensor):
+    def compress(self, tensor, slots=None):
+        """``slots``: those that the gradient can belong to, all of them by default."""
         if tensor.dtype not in DTYPES:
             raise InvalidArgument(f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}")
         _refuse_xla()
-        slot = self._slot_for(tensor)
+        self._expect_keeper()
+        slot, variable = self.variables.find(tensor, tuple(self.slots.values()) if slots is None else slots)
         slot.dtype = tensor.dtype
         if slot.dense:
             return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
+        if variable is not None:
+            tensor = expect_variable(tensor, slot, variable)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         group = self._group
-        if group is None or group.closed or group.graph is not graph:
+        if group is None or group.graph is not graph or slot in group.slots:
             in_graph = isinstance(self.compressor.communicator, Allgather)
             group = self._group = _Group(graph, None if in_graph else GroupExchange(self))
-        with tf.device("CPU:0"):
-            probe = tf.identity(self._probe(reduced_dtype(tensor.dtype)), name=f"deepreduce_probe_{_operation_name(slot.label)}")
-            if group.exchange is not None:
-                return probe, _Pending(slot, tensor, group, group.exchange.add(slot, tensor))
-            payload = self._encode(slot, tensor)
-        group.payloads.append(payload)
         group.slots.append(slot)
-        return probe, _Pending(slot, tensor, group, len(group.payloads) - 1)
+        with tf.device("CPU:0"):
+            step = slot.steps_taken.read_value()  # before the encoder counts this one
+            probe = tf.identity(self._probe(step, reduced_dtype(tensor.dtype)), name=f"{self._name(slot)}.probe")
+            if group.exchange is not None:
+                return probe, _Pending(slot, tensor, group, group.exchange.add(slot, tensor, step), step)
+            with tf.control_dependencies([step]):
+                payload = self._encode(slot, tensor, step)
+        group.payloads.append(payload)
+        return probe, _Pending(slot, tensor, group, len(group.payloads) - 1, step)
 
-    def _encode(self, slot, tensor):
+    def _encode(self, slot, tensor, step):
         compressor = self.compressor
         position = [compressor.seed, 0, slot.key, _rank()]
         if slot.home is not None:
-            return self.device_path.encode(slot, tensor, self._codec_table, lambda step: _stack([position[0], step, *position[2:]], tf.int64))
-        if compressor.codec.native:
+            return self.device_path.encode(slot, tensor, self._numbers, lambda step: _stack([position[0], step, *position[2:]], tf.int64))
+        if compressor.codec.is_native(compressor.memory):
             handles = [part.handle for part in slot.state]
-            return checked(operators.deepreduce_encode, tensor, self._codec_table, _stack(position, tf.int64), handles, slot.records)
+            return checked(operators.deepreduce_encode, tensor, self._numbers.at(step), _stack(position, tf.int64), handles, slot.records)
 
         def encode(gradient, steps, rank, *state):
             state = [part.copy() for part in state]
@@ -155,17 +160,16 @@ class Session:
 
         gradient = tf.reshape(tf.cast(tensor, reduced_dtype(tensor.dtype)), [-1])
         kinds = [tf.uint8, *[tf.float32] * len(slot.state)]
-        payload, *state = tf.numpy_function(encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds)
+        encoded = tf.numpy_function(encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds)
+        payload, *state = tf.nest.flatten(encoded)  # eagerly, of one result, it is no list
         payload = tf.ensure_shape(payload, [None])
         updates = [variable.assign(new) for variable, new in zip(slot.state, state)]
         updates += [slot.steps_taken.assign_add(1), slot.payload.variable.assign(payload)]
         with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return tf.identity(payload)
 
-    def _probe(self, dtype):
-        one, first_rank, *fingerprint = wire.probe(0, self.compressor.fingerprint)
-        rank = _rank()
-        return _stack([one, (tf.cast(rank, dtype) if tf.is_tensor(rank) else rank) + first_rank, *fingerprint], dtype)
+    def _probe(self, step, dtype):
+        return checked(operators.deepreduce_probe, _rank(), step, fingerprint=self.compressor.fingerprint, T=dtype)
 
     # --- and back ---
 
@@ -174,29 +178,33 @@ class Session:
         if pending.group is None:
             return tf.cast(tensor, pending.dtype)
         slot, group = pending.slot, pending.group
-        group.closed = True
+        if self._group is group:
+            self._group = None  # what Horovod compresses next is of another message
         with tf.device("CPU:0"):
             if group.exchange is not None:
-                total = group.exchange.sum_of(pending.member, self._scale(slot, tensor))
+                total = group.exchange.sum_of(pending.member, self._scale(slot, tensor, pending.step))
                 return tf.ensure_shape(tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape)
             if group.gathered is None:
                 self._gather(group)
-            result = self._decode(slot, group, pending, self._scale(slot, tensor))
+            result = self._decode(slot, group, pending, self._scale(slot, tensor, pending.step))
             return tf.ensure_shape(result, slot.shape)
 
     def _gather(self, group):
-        name = f"deepreduce_{_operation_name(group.slots[0].label)}"
+        name = self._name(group.slots[0])
         if any(slot.home is not None for slot in group.slots):
             group.gathered, group.lengths = self.device_path.gather(group, name, self._allgather)
         else:
             group.gathered = self._allgather(group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0), name)
 
+    def _name(self, slot):
+        return collective_name(self.compressor.number, slot.label)
+
     def _allgather(self, message, name):
         return hvd.allgather(message, name=name, ignore_name_scope=True, process_set=self.process_set)
 
-    def _scale(self, slot, reduced_probe):
+    def _scale(self, slot, reduced_probe, step):
         return checked(
-            operators.deepreduce_scale, reduced_probe, _size(self.process_set), ranks=_ranks(self.process_set),
+            operators.deepreduce_scale, reduced_probe, _size(self.process_set), step, ranks=_ranks(self.process_set),
             fingerprint=self.compressor.fingerprint, variable=slot.label,
         )  # fmt: skip
 
@@ -205,36 +213,38 @@ class Session:
         return [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
 
     def _decode(self, slot, group, pending, scale):
-        shape = self._shape_of(pending)
+        shape, ranks = self._shape_of(pending), _size(self.process_set)
         if slot.home is not None:
-            return self.device_path.decode(slot, group, pending.gradient, pending.member, shape, scale, self._codec_table)
-        if self.compressor.codec.native:
+            return self.device_path.decode(slot, group, pending.gradient, pending.member, shape, scale, ranks, self._numbers)
+        if self.compressor.codec.is_native(NoMemory()):
             return checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), [], [pending.gradient], [slot.seconds.variable.handle], [],
+                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), ranks, [], [pending.gradient], [slot.seconds.variable.handle], [],
                 member=pending.member, members=len(group.payloads), variable=slot.label, T=pending.dtype,
             )  # fmt: skip
 
-        def decode(gathered, factor):
+        members = len(group.payloads)
+
+        def decode(gathered, factor, ranks):
             messages = wire.split(gathered)
             wire.raise_notices(slot.label, messages)
-            payloads = [gathered[one.start : one.end] for one in messages[pending.member :: len(group.payloads)]]
+            if len(messages) != ranks * members:
+                raise CorruptPayload(f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks, got {len(messages)} in all")
+            payloads = [gathered[one.start : one.end] for one in messages[pending.member :: members]]
             return neutral.decode_sum_numpy(payloads, np.zeros(slot.elements, np.float32), float(factor))
 
-        total = tf.numpy_function(decode, [group.gathered, scale], tf.float32)
+        total = tf.numpy_function(decode, [group.gathered, scale, ranks], tf.float32)
         return tf.cast(tf.reshape(total, shape), pending.dtype)
 
     # --- slices ---
 
     def allreduce_slices(self, slices, variable, op):
         """The reduction of tf.IndexedSlices of ``variable``, which must be one of the compressor's, without a dense tensor."""
-        known, slot = self._slot_of.get(id(variable), (None, None))
-        if known is None:
-            raise InvalidArgument(f"allreduce_gradients: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}")
+        slot = self._slot_of(variable, "allreduce_gradients")
         if slot.dense:
-            return hvd.allreduce(tf.convert_to_tensor(slices), op=op, compression=self.compressor, process_set=self.process_set)
+            return hvd.allreduce(tf.convert_to_tensor(slices), op=op, compression=self.bound_to([variable]), process_set=self.process_set)
         if not isinstance(self.compressor.communicator, Allgather):
             raise InvalidArgument(f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; sparse_as_dense=True works with all")
-        if not self.compressor.codec.native or slot.state_names not in ((), ("residual",)) or self.compressor.memory.parameters():
+        if not self.compressor.codec.is_native(self.compressor.memory) or type(self.compressor.memory) not in (NoMemory, Residual):
             raise InvalidArgument(
                 f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
                 f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
@@ -245,19 +255,42 @@ class Session:
         slot.dtype = slices.dtype
         with tf.device("CPU:0"):
             position = [self.compressor.seed, 0, slot.key, _rank()]
-            payload = checked(
-                operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._codec_table, _stack(position, tf.int64),
-                [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
-            )  # fmt: skip
-            name = f"deepreduce_{_operation_name(slot.label)}"
+            step = slot.steps_taken.read_value()  # before the encoder counts this one
+            with tf.control_dependencies([step]):
+                payload = checked(
+                    operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers.at(step),
+                    _stack(position, tf.int64), [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
+                )  # fmt: skip
+            name = self._name(slot)
             gathered = self._allgather(payload, name)
-            probe = self._probe(reduced_dtype(slices.dtype))
-            reduced = hvd.allreduce(probe, op=op, name=f"deepreduce_probe_{_operation_name(slot.label)}", process_set=self.process_set)
+            probe = self._probe(step, reduced_dtype(slices.dtype))
+            reduced = hvd.allreduce(probe, op=op, name=f"{self._name(slot)}.probe", process_set=self.process_set)
             values, indices = checked(
-                operators.deepreduce_decode_slices, gathered, self._scale(slot, reduced), slot.seconds.variable.handle,
+                operators.deepreduce_decode_slices, gathered, self._scale(slot, reduced, step), _size(self.process_set), slot.seconds.variable.handle,
                 T=slices.dtype, shape=slot.shape, variable=slot.label,
             )  # fmt: skip
         return tf.IndexedSlices(values, indices, dense_shape=tf.constant(slot.shape.as_list(), tf.int64))
+
+    # --- elastic training ---
+
+    def close_round(self):
+        """Nothing is left to be done after a step of a graph."""
+
+    def abandon(self):
+        """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
+        self._group = None
+        self.transport.reset()
+        self.compressor.communicator.reset()
+
+    def _expect_keeper(self):
+        """Refuses elastic training without a keeper; whenever a graph runs, since the state may be made after it is traced."""
+        if not _elastic() or self.elastic is not None:
+            return
+        if tf.executing_eagerly():
+            expect_keeper(self.elastic, notification_manager)
+        elif tf.compat.v1.get_default_graph() not in self._expecting:
+            self._expecting.add(tf.compat.v1.get_default_graph())
+            tf.numpy_function(lambda: expect_keeper(self.elastic, notification_manager), [], [])
 
     # --- what the compressor tells ---
 
@@ -294,21 +327,6 @@ def _stack(parts, dtype):
     if any(tf.is_tensor(part) for part in parts):
         return tf.stack([tf.cast(part, dtype) for part in parts])
     return tf.constant(parts, dtype)
-
-
-def _operation_name(label):
-    return re.sub("[^a-zA-Z0-9_]", "_", label)
-
-
-def _outermost_graph():
-    """The graph of the whole step: Horovod traces each reduction in a branch of its own. An object that lives while the graph does."""
-    if tf.executing_eagerly():
-        return tf.Module  # any one object: eager steps follow each other
-    graph = tf.compat.v1.get_default_graph()
-    in_function = tf.compat.v1.executing_eagerly_outside_functions()
-    while graph.building_function and (graph.outer_graph.building_function or not in_function):
-        graph = graph.outer_graph
-    return graph
 
 
 def _refuse_xla():

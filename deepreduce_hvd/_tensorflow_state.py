@@ -1,9 +1,13 @@
 """What the compressor keeps of each TensorFlow variable: tf.Variables made once, so that retracing a function keeps them."""
 
+import json
+
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.context import eager_mode
+from tensorflow.python.framework.ops import EagerTensor
 
-from deepreduce_hvd import statistics, wire
+from deepreduce_hvd import state as saved_state, statistics, wire
 from deepreduce_hvd.errors import InvalidArgument
 
 
@@ -39,6 +43,8 @@ class Slot(tf.Module):
 
     ``home``: the GPU where the memory is, or None; ``payload_on_gpu``: whether the last payload is there too.
     """
+
+    follows_loss_scale = False
 
     def __init__(self, name, parameter, key, memory, dense_below, home=None, payload_on_gpu=False):
         super().__init__()
@@ -77,6 +83,19 @@ class Slot(tf.Module):
             self.payload = _Untracked(local_variable(np.zeros(0, np.uint8), shape=[None]))
         self.home, self.payload_home = None, "CPU:0"
 
+    def release(self):
+        """Gives the memory of a variable that is no more back.
+
+        Horovod keeps every compressor, and graphs that hold these variables, for ever.
+        """
+        parts = [*self.state, self.payload.variable]
+        if not isinstance(parts[-1].handle, EagerTensor):  # a graph of tf.compat.v1 owns its variables
+            return
+        with eager_mode():  # whatever is being built when the last reference goes
+            for part in parts:
+                with tf.device(part.device):
+                    tf.raw_ops.AssignVariableOp(resource=part.handle, value=tf.zeros([0], part.dtype))
+
     @property
     def records(self):
         """The handles that the encode operator calls records."""
@@ -93,6 +112,13 @@ class Slot(tf.Module):
     def memory(self):
         return {kind: read(part) for kind, part in zip(self.state_names, self.state)}
 
+    @staticmethod
+    def numpy_of(value):
+        """A NumPy array, or an eager tensor or variable as one; None for anything else."""
+        if isinstance(value, np.ndarray):
+            return value
+        return value.numpy() if isinstance(value, (tf.Tensor, tf.Variable)) and hasattr(value, "numpy") else None
+
     def set_memory(self, arrays):
         write(self.threshold.variable, np.float32(0))
         for kind, part in zip(self.state_names, self.state):
@@ -102,7 +128,7 @@ class Slot(tf.Module):
         """Of an exchange of several parameters each counts its share by elements."""
         last = self._exchanged
         last.share = self.elements / max(exchange.job.d, 1)
-        last.exchange = exchange
+        last.sent_bytes, last.rounds, last.scheme = exchange.channel.sent_bytes, exchange.channel.rounds, exchange.job.scheme
         last.encode_seconds += encode_seconds * last.share
         last.decode_seconds += decode_seconds * last.share
 
@@ -111,9 +137,8 @@ class Slot(tf.Module):
         last = self._exchanged
         payload = read(self.payload.variable)
         sent_bytes, rounds, communicator = payload.size, 1, "Allgather()"
-        if last.exchange is not None:
-            sent_bytes = round(last.exchange.channel.sent_bytes * last.share)
-            rounds, communicator = last.exchange.channel.rounds, last.exchange.job.scheme
+        if last.rounds:
+            sent_bytes, rounds, communicator = round(last.sent_bytes * last.share), last.rounds, last.scheme
         sent_bytes += wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
         if self.dense:
             sent_bytes, rounds, communicator = self.elements * reduced_dtype(self.dtype).size, 0, None
@@ -126,10 +151,32 @@ class Slot(tf.Module):
         )  # fmt: skip
 
 
+class Identity(tf.train.experimental.PythonState):
+    """What a checkpoint says of the compressor and rank that it is of.
+
+    TensorFlow restores it before any variable, so that a checkpoint which is refused changes none.
+    """
+
+    def __init__(self, fingerprint, process_set):
+        self._fingerprint = fingerprint
+        self._process_set = process_set
+
+    def _own(self):
+        return {"fingerprint": self._fingerprint, "rank": self._process_set.rank(), "size": self._process_set.size()}
+
+    def serialize(self):
+        return json.dumps(self._own())
+
+    def deserialize(self, string_value):
+        saved_state.check_identity("compressor checkpoint", json.loads(string_value), **self._own())
+
+
 class _Exchanged:
     """Of the exchanges in Python that a variable was in: the last one, its share of it, and seconds spent in all."""
 
-    exchange = None
+    sent_bytes = 0
+    rounds = 0
+    scheme = None
     share = 0.0
     encode_seconds = 0.0
     decode_seconds = 0.0

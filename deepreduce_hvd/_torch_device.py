@@ -1,14 +1,14 @@
 """Compression on the GPU that has the gradients: what stays there, and how sums get back into gradients."""
 
-import weakref
-
 import horovod.torch as hvd
 import torch
 
 from deepreduce_hvd import torch as operators
 from deepreduce_hvd._torch_copies import CopiesToHost, SideStreams, pinned
 from deepreduce_hvd._torch_device_exchange import DeviceAllgather, DeviceMember
+from deepreduce_hvd._torch_results import as_float32
 from deepreduce_hvd.communicators.allgather import Allgather
+from deepreduce_hvd.communicators.job import payload_of_nothing
 
 
 def _why_not(codec, memory, communicator):
@@ -17,8 +17,8 @@ def _why_not(codec, memory, communicator):
         return "this installation has no CUDA operators (docs/gpu.md says how to build them)"
     if type(communicator) is not Allgather:
         return f"{communicator!r} works on the host"
-    if not codec.native:
-        return f"{codec!r} is not all built in"
+    if not codec.is_native(memory):
+        return f"{codec!r} with {memory!r} is not all built in"
     if not torch.ops.deepreduce.cuda_supports(codec.fields(memory)):
         return f"of {codec!r} the host must do a part (docs/gpu.md says which codecs, and why)"
     return None
@@ -56,6 +56,63 @@ class _SumOnDevices:
         return sent
 
 
+class DeviceSums:
+    """Sums on devices in one step of one optimizer, and what is learnt of them only when they have been made."""
+
+    def __init__(self, compressor):
+        self._compressor = compressor
+        self._sums = {}  # PayloadSum -> _SumOnDevices
+        self._finite = {}  # device -> (1,) bool there: whether all that was looked at is finite
+        self._sent = []
+        self._verdicts = []
+
+    def decode(self, name, result, total, number, scale):
+        """Fills ``result``, the gradient's own memory where that can be: it is encoded already."""
+        flat = as_float32(result)
+        out = torch.zeros(result.numel(), dtype=torch.float32, device=result.device) if flat is None else flat.zero_()
+        sums = self._sums.get(total)
+        if sums is None:
+            sums = self._sums[total] = _SumOnDevices(total)
+        bytes_there = sums.bytes_on(result.device)
+        payloads = [bytes_there[message.start : message.end] for message in total.messages[number]]
+        fields = self._compressor.codec.fields(self._compressor.memory)
+        if sums.add(name, operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields)):
+            self._sent += self._sums.pop(total).send_results()
+        if flat is None:
+            result.copy_(out.view(result.shape))
+
+    def look_at(self, result):
+        """Notes, without waiting, whether a tensor on a device is finite."""
+        finite = torch.isfinite(result).all().view(1)
+        known = self._finite.get(result.device)
+        self._finite[result.device] = finite if known is None else known & finite
+
+    def send(self):
+        """Starts the way to the host of what has been learnt."""
+        for sums in self._sums.values():
+            self._sent += sums.send_results()
+        self._sums = {}
+        for device, finite in self._finite.items():
+            copies = CopiesToHost()
+            self._verdicts.append((copies.start(finite, torch.cuda.current_stream(device)), copies))
+        self._finite = {}
+
+    def check(self):
+        """Raises what went wrong: asked when a step is over, so that nothing waits for the device in between.
+
+        Returns:
+            Whether all that was looked at is finite.
+        """
+        self.send()
+        for names, results, copies in self._sent:
+            copies.result()
+            for name, result in zip(names, results):
+                operators.checked(torch.ops.deepreduce.raise_failure, result, name)
+        for _, copies in self._verdicts:
+            copies.result()
+        return all(bool(finite) for finite, _ in self._verdicts)
+
+
 class DevicePath:
     """Of one compressor. ``why_not``: what keeps it on the host, or None."""
 
@@ -65,12 +122,10 @@ class DevicePath:
         #: whether collectives take payloads from the device
         self.nccl = self.why_not is None and bool(hvd.nccl_built())
         self.side_streams = SideStreams()
-        self.forget()
 
-    def forget(self):
-        """What sums have not reported yet."""
-        self._sums = weakref.WeakKeyDictionary()  # PayloadSum -> _SumOnDevices
-        self._sent = []
+    def sums(self):
+        """The :class:`DeviceSums` of a new step."""
+        return DeviceSums(self.compressor)
 
     def takes(self, tensor):
         """Whether a tensor is compressed where it is."""
@@ -80,9 +135,11 @@ class DevicePath:
         """Where the state of a parameter belongs."""
         return parameter.device if self.takes(parameter) else torch.device("cpu")
 
-    def member(self, slot, gradient, rank):
+    def member(self, slot, gradient, rank, held):
         flat = gradient.detach().contiguous().view(-1)
         compressor = self.compressor
+        if held:
+            return DeviceMember(slot, flat, nothing=payload_of_nothing(compressor.codec, flat.numel()))
 
         def start():
             state = (*slot.state, *[None] * (2 - len(slot.state)))
@@ -98,38 +155,13 @@ class DevicePath:
         if not any(self.takes(slot.parameter) for slot in slots):
             return self.compressor.communicator
         devices = {slot.parameter.device for slot in slots}
-        return DeviceAllgather(slots[0].parameter.device if self.nccl and len(devices) == 1 else None)
+        return DeviceAllgather(devices.pop() if self.nccl and len(devices) == 1 else None)
 
-    def decode(self, name, gradient, total, number, scale):
-        """The sum in the gradient's shape and dtype, and in its own memory where that can be; it is encoded already."""
-        if gradient.dtype == torch.float32 and gradient.is_contiguous():
-            out = gradient.detach().view(-1).zero_()
-        else:
-            out = torch.zeros(gradient.numel(), dtype=torch.float32, device=gradient.device)
-        sums = self._sums.get(total)
-        if sums is None:
-            sums = self._sums[total] = _SumOnDevices(total)
-        bytes_there = sums.bytes_on(gradient.device)
-        payloads = [bytes_there[message.start : message.end] for message in total.messages[number]]
-        fields = self.compressor.codec.fields(self.compressor.memory)
-        if sums.add(name, operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields)):
-            self._sent += sums.send_results()
-        return out.view(gradient.shape).to(gradient.dtype)
-
-    def from_host(self, out, gradient):
-        """``out`` (d,) float32 in pinned memory, in the gradient's shape and dtype on its device, in its own memory where that can be."""
-        in_place = gradient.dtype == torch.float32 and gradient.is_contiguous()
-        flat = gradient.detach().view(-1) if in_place else torch.empty(out.shape, dtype=out.dtype, device=gradient.device)
-        self.side_streams.to_device(out, flat)
-        return flat.view(gradient.shape).to(gradient.dtype)
-
-    def check(self):
-        """Raises what went wrong in sums on the device: asked when a round is over, so that nothing waits for the device in between."""
-        for sums in self._sums.values():
-            self._sent += sums.send_results()
-        sent = self._sent
-        self.forget()
-        for names, results, copies in sent:
-            copies.result()
-            for name, result in zip(names, results):
-                operators.checked(torch.ops.deepreduce.raise_failure, result, name)
+    def from_host(self, summed, result):
+        """Fills ``result``, on a device, from ``summed`` (d,) float32 in pinned memory."""
+        flat = as_float32(result)
+        if flat is None:
+            flat = torch.empty(summed.shape, dtype=summed.dtype, device=result.device)
+        self.side_streams.to_device(summed, flat)
+        if as_float32(result) is None:
+            result.copy_(flat.view(result.shape))

@@ -7,7 +7,7 @@ import torch
 
 from deepreduce_hvd import payload as container, torch as operators, wire
 from deepreduce_hvd._torch_copies import CopiesToHost
-from deepreduce_hvd.codec import decode_sum_numpy, decode_sum_sparse
+from deepreduce_hvd.codec import add_payloads, decode_sum_sparse
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.job import Member
 from deepreduce_hvd.communicators.sums import PayloadSum
@@ -20,20 +20,25 @@ class DeviceMember(Member):
     """A gradient on a GPU, with its state there.
 
     ``start()`` starts its encoding on the current stream and returns, on the device, memory that begins with the payload, and a report: a
-    dr_cuda_result followed by the payload's header.
+    dr_cuda_result followed by the payload's header. ``nothing``: in its place, of a member that is held, the payload, (n,) uint8 NumPy.
     """
 
-    def __init__(self, slot, gradient, start):
-        super().__init__(slot.name, np.broadcast_to(np.float32(0), gradient.numel()), (), slot.key, encode=self._on_host)
+    def __init__(self, slot, gradient, start=None, nothing=None):
+        held = nothing is not None
+        super().__init__(slot.name, np.broadcast_to(np.float32(0), gradient.numel()), (), slot.key, encode=self._on_host, held=held)
         self.slot = slot
         self.device = gradient.device
         self.ready_on = torch.cuda.current_stream(gradient.device)  # what the gradient is made on
         self.payload = None  # (n,) uint8, on the device
         self.header = None  # (40,) uint8 NumPy
         self._start = start
+        if held:
+            self.payload, self.header = torch.from_numpy(nothing).to(self.device), nothing[: container.HEADER.size]
 
     def start(self):
-        """The report on the device, or None when it could not be started."""
+        """The report on the device, or None when there is none: it could not be started, or the payload is there."""
+        if self.payload is not None:
+            return None
         try:
             self._room, report = self._start()
             return report
@@ -77,7 +82,7 @@ class DeviceEncodings:
             if started:
                 rows = self.reports.start(torch.stack([report for _, report in started]), stream)
                 self._read += zip((member for member, _ in started), rows)
-                self._groups.append((stream, [member for member, _ in started]))
+            self._groups.append((stream, there))
 
     def finish(self):
         """Takes the reports, which must have come."""
@@ -88,7 +93,7 @@ class DeviceEncodings:
         """[(stream, members that have a payload, their payloads one after another)], of each device."""
         groups = []
         for stream, members in self._groups:
-            members = [member for member in members if member.failure is None]
+            members = [member for member in members if member.payload is not None]
             if members:
                 with torch.cuda.stream(stream):
                     groups.append((stream, members, torch.cat([member.payload for member in members])))
@@ -175,7 +180,7 @@ class DeviceSum(PayloadSum):
         return [payload.cpu().numpy() for payload in self.payloads(member)]
 
     def add_to(self, member, out, scale):
-        decode_sum_numpy(self._on_host(member), out, scale)
+        return add_payloads(self._on_host(member), out, scale)
 
     def sparse(self, member, scale):
         return decode_sum_sparse(self._on_host(member), int(np.diff(self._offsets)[member]), scale)

@@ -1,21 +1,23 @@
 """The compressor's work on PyTorch: which parameter a gradient belongs to, its state, and the way there and back."""
 
+import math
 import time
 import warnings
 import weakref
 import zlib
 
 import horovod.torch as hvd
-import numpy as np
 import torch
+from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import _torch_elastic, buckets, payload as container, state as saved_state, wire
-from deepreduce_hvd._torch_copies import CopiesToHost
+from deepreduce_hvd import _torch_caller, _torch_elastic, _torch_results as results, payload as container, state as saved_state, wire
 from deepreduce_hvd._torch_device import DevicePath
+from deepreduce_hvd._torch_references import Kept, Probes
+from deepreduce_hvd._torch_rounds import Apart, Plan, Round
 from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
-from deepreduce_hvd.communicators.exchange import Exchange
-from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd.communicators.job import Member, payload_of_nothing
+from deepreduce_hvd.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.statistics import totals
 from deepreduce_hvd.torch import encode_flat
@@ -23,30 +25,24 @@ from deepreduce_hvd.torch import encode_flat
 _GRACE_SECONDS = 1.0
 #: PyTorch's types of gradients -> their codes in docs/format.md
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-
-
-class _Flight:
-    """One bucket in one round: filled by compress, exchanged, emptied by decompress."""
-
-    def __init__(self, slots):
-        self.slots = slots  # of the whole bucket, in the order of their parts in its messages
-        self.members = {}  # slot -> Member
-        self.copies = CopiesToHost()  # of gradients that are encoded there
-        self.order = []  # slots of the members once the exchange has started
-        self.exchange = None
-
-    @property
-    def full(self):
-        return len(self.members) == len(self.slots)
+_HOST = torch.device("cpu")
 
 
 class _Pending:
     """One gradient between compress and decompress; no flight when it goes dense."""
 
-    def __init__(self, slot, gradient, flight=None):
+    def __init__(self, slot, gradient, made, turn, kept, flight=None):
         self.slot = slot
         self.gradient = gradient
+        self.made = made  # whether backward made it
+        self.turn = turn  # the Round
+        self.kept = kept  # what Horovod reduces
         self.flight = flight
+
+    def memory_for_result(self, reduced):
+        """Where the sum goes. Horovod reduces in place for its optimizers, which want the gradient's memory, and nowhere else."""
+        in_place = reduced is self.kept.tensors[0]
+        return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
 
 
 class Session:
@@ -70,108 +66,129 @@ class Session:
             home = self.device_path.home(parameter)
             self.slots[name] = Slot(name, parameter, zlib.crc32(name.encode()), memory, compressor.dense_below, keep_backup, home)
         self._slot_of = {id(slot.parameter): slot for slot in self.slots.values()}
-        self._bucket_of = self._make_buckets()
-        self._last_ready = None
+        self._hooked = set()
+        self._register_hooks()
+        self._probes = Probes()
         #: the handler of hvd.elastic.TorchState that this compressor was given to
         self.elastic = None
-        self._register_hooks()
-        # a round is one step's compress calls followed by its decompress calls
         self._rounds = 0
-        self._forget_round()
+        self._forget_rounds()
         self._warned = set()
 
-    def _make_buckets(self):
-        """{slot: (number of its bucket, all slots of it)}; backward makes gradients ready from the last parameter to the first."""
-        compressed = [slot for slot in reversed(self.slots.values()) if not slot.dense]
-        bucket_of = {}
-        for number, positions in enumerate(buckets.assign([slot.parameter.numel() for slot in compressed], self.compressor.bucket_bytes)):
-            slots = [compressed[position] for position in positions]
-            bucket_of.update((slot, (number, slots)) for slot in slots)
-        return bucket_of
-
-    # --- which parameter ---
+    # --- which parameter, and which step ---
 
     def _register_hooks(self):
-        """Remembers the parameter whose gradient has just become ready: Horovod's own hook runs right after."""
+        """Notes which gradients backward makes: Horovod's own hooks run right after these."""
         session = weakref.ref(self)  # a parameter outlives its compressor, whose residuals it must not keep
 
-        def remember_ready(parameter):
+        def note(parameter):
             if session() is not None:
-                session()._last_ready = session()._slot_of[id(parameter)]
+                session()._slot_of[id(parameter)].made = True
 
-        for slot in self.slots.values():
-            if slot.parameter.requires_grad and slot.parameter.is_leaf:
-                slot.parameter.register_post_accumulate_grad_hook(remember_ready)
+        for slot in self._slot_of.values():
+            parameter = slot.parameter
+            if slot not in self._hooked and parameter.requires_grad and parameter.is_leaf:
+                parameter.register_post_accumulate_grad_hook(note)
+                self._hooked.add(slot)
 
-    def _slot_for(self, tensor):
-        last, self._last_ready = self._last_ready, None
-        if last is not None and last.parameter.grad is tensor:
-            return last
-        for slot in self.slots.values():
-            if slot.parameter.grad is tensor:
-                return slot
-        # sparse_as_dense: Horovod hands over a densified copy
-        alike = [slot for slot in self.slots.values() if _is_sparse(slot.parameter.grad) and slot.parameter.shape == tensor.shape]
-        if len(alike) > 1:
-            if last in alike and torch.equal(last.parameter.grad.to_dense(), tensor):
-                return last
-            alike = [slot for slot in alike if torch.equal(slot.parameter.grad.to_dense(), tensor)]
-        if len(alike) == 1:
-            return alike[0]
-        if any(slot.parameter is tensor for slot in self.slots.values()):
+    def _slot_for(self, tensor, caller):
+        parameter = caller.parameter
+        if parameter is None:
+            slot = next((slot for slot in self.slots.values() if slot.parameter.grad is tensor), None)
+        else:
+            slot = self._slot_of.get(id(parameter))
+        if slot is None or slot.parameter.shape != tensor.shape:
+            raise InvalidArgument(
+                f"compress: expected the gradient of one of the {len(self.slots)} named parameters, got another tensor of shape "
+                f"{tuple(tensor.shape)}; give Compressor the same named_parameters as DistributedOptimizer"
+            )
+        if slot.parameter is tensor:
             raise InvalidArgument(
                 "compress: expected a gradient, got a parameter, as op=Adasum hands over; use op=Average or op=Sum with this compressor"
             )
-        raise InvalidArgument(
-            f"compress: expected the gradient of one of the {len(self.slots)} named parameters, got another tensor of shape "
-            f"{tuple(tensor.shape)}; give Compressor the same named_parameters as DistributedOptimizer"
-            + (f" (it could be any of {', '.join(slot.name for slot in alike)})" if alike else "")
-        )
-
-    # --- there ---
-
-    def compress(self, tensor):
-        slot = self._slot_for(tensor)
-        if self._round_decompressing:
-            self.close_round()
-        if not self._round:
-            if self.elastic is not None:
-                self.elastic.follow()
-            self._probe = torch.tensor(wire.probe(hvd.rank(), self.compressor.fingerprint), dtype=torch.float32)
-        self._round.append(slot)
         if tensor.layout == torch.sparse_coo:
             raise InvalidArgument(
                 f"parameter {slot.name}: expected a dense gradient, got a sparse one; use sparse_as_dense=True and no groups="
             )
+        return slot
+
+    def _turn_of(self, owner, slot):
+        """The round that a gradient belongs to: one of its optimizer's, or of what belongs to none."""
+        turn = self._turns.get(owner)
+        if turn is not None and not turn.ends_before(slot):
+            return turn
+        if self._delivered:
+            expect_keeper(self.elastic, notification_manager)
+            if self.elastic is not None:
+                self.elastic.follow()
+        self._delivered = False
+        turn = self._turns[owner] = Round(self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums())
+        return turn
+
+    def _plan_of(self, owner, last):
+        """Which gradients of the optimizer share a message: as in its ``last`` round, unless what it trains has changed."""
+        if owner is _torch_caller.DIRECT:
+            return self._apart
+        owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
+        slots = [slot for slot in self._slot_of.values() if id(slot.parameter) in owned]
+        if last is not None and last.plan.slots == slots and last.plan.training == Plan.trains(slots):
+            return last.plan
+        self._register_hooks()
+        return Plan(slots, self.compressor.bucket_bytes, self.compressor.fingerprint)
+
+    def _loss_scale(self):
+        if self.compressor.loss_scale is None:
+            return None
+        scale = float(self.compressor.loss_scale())
+        if not (math.isfinite(scale) and scale > 0):
+            raise InvalidArgument(f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}")
+        return scale
+
+    # --- there ---
+
+    def compress(self, tensor):
+        caller = _torch_caller.current()
+        slot = self._slot_for(tensor, caller)
+        turn = self._turn_of(caller.owner, slot)
+        if slot.turn is not None:
+            self._close(slot.turn)
+        turn.add(slot)
         slot.steps += 1
+        made, slot.made = slot.made, False
         if slot.dense:
-            # Horovod's allreduce has no bfloat16 on the host
-            reduced = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            # Horovod's allreduce takes no bfloat16 on the host, and nothing that is not contiguous
+            reduced = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
             slot.count_dense(tensor, reduced)
-            return reduced, _Pending(slot, tensor)
-        number, slots = self._bucket_of[slot]
-        flight = self._flights.get(number)
-        if flight is None or slot in flight.members:
-            flight = self._flights[number] = _Flight(slots)
-        flight.members[slot] = self._member(slot, tensor, flight.copies)
+            kept = Kept(reduced)
+            kept.hold()
+            return reduced, _Pending(slot, tensor, made, turn, kept)
+        flight = turn.flight_for(slot)
+        # What no backward pass has made and is zero says nothing of the parameter: it is frozen, or was not used.
+        held = not made and not bool(tensor.any())
+        flight.members[slot] = self._member(slot, tensor, flight.copies, turn.loss_scale, held)
         if flight.full:
             self._start(flight)
         self._advance()
-        return self._probe.clone(), _Pending(slot, tensor, flight)
+        kept = self._probes.take(self._probe_of(slot, turn), _probe_device(caller, tensor))
+        return kept.tensors[0], _Pending(slot, tensor, made, turn, kept, flight)
+
+    @staticmethod
+    def _probe_of(slot, turn):
+        return torch.tensor(wire.probe(hvd.rank(), turn.plan.fingerprint, slot.steps - 1), dtype=torch.float32)
 
     def _advance(self):
         for exchange in self._moving:
             exchange.advance()
         self._moving = [exchange for exchange in self._moving if not exchange.done]
 
-    def _member(self, slot, tensor, copies):
+    def _member(self, slot, tensor, copies, loss_scale, held):
         try:
             on_device = self.device_path.takes(tensor)
-            slot.move_to(tensor.device if on_device else torch.device("cpu"))
-            self._follow_loss_scale(slot)
+            slot.move_to(tensor.device if on_device else _HOST)
+            slot.follow_loss_scale(loss_scale)
             slot.back_up()
             if on_device:
-                return self.device_path.member(slot, tensor, hvd.rank())
+                return self.device_path.member(slot, tensor, hvd.rank(), held)
             gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
             # NumPy has no bfloat16: the numbers go as they lie in memory
             dtype = _DTYPES.get(gradient.dtype)
@@ -179,30 +196,27 @@ class Session:
                 raise InvalidArgument(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
             state = tuple(part.numpy() for part in slot.state)
             array = (gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient).numpy()
-            return Member(slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), lambda: self._encode(slot, gradient))
+
+            def encode():
+                slot.payload = self._encode(slot, gradient, held)
+                return slot.payload.numpy()
+
+            return Member(slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), encode, held)
         except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
             return Member.failed(slot.name, tensor.numel(), error)
 
-    def _encode(self, slot, gradient):
+    def _encode(self, slot, gradient, held):
         compressor = self.compressor
-        payload = encode_flat(
+        if held:
+            return torch.from_numpy(payload_of_nothing(compressor.codec, gradient.numel(), _DTYPES[gradient.dtype]))
+        return encode_flat(
             compressor.codec, compressor.memory, gradient, slot.state, slot.threshold,
             compressor.seed, slot.steps - 1, slot.key, hvd.rank(),
         )  # fmt: skip
-        slot.payload = payload
-        return payload.numpy()
 
     def _start(self, flight):
-        """Starts the exchange of what a flight holds: of the whole bucket, unless some gradients did not come."""
-        flight.order = [slot for slot in flight.slots if slot in flight.members]
-        for slot in flight.order:
-            slot.payload = None
-        compressor, first = self.compressor, flight.order[0]
-        members = [flight.members[slot] for slot in flight.order]
-        job = Job(compressor.codec, compressor.memory, members, compressor.seed, first.steps - 1, hvd.rank())
-        compressor.communicator.prepare(self.transport)
-        communicator, name = self.device_path.communicator(flight.order), f"deepreduce.{first.name}"
-        flight.exchange = Exchange(communicator, job, self.transport, name, after=flight.copies or None)
+        self.compressor.communicator.prepare(self.transport)
+        flight.start(self.compressor, self.transport, self.device_path.communicator(flight.members), hvd.rank())
         self._moving.append(flight.exchange)
 
     def _on_host(self, tensor, copies):
@@ -212,108 +226,142 @@ class Session:
         self._warn_once("device", f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}")
         return self.device_path.side_streams.to_host(tensor, copies) if tensor.device.type == "cuda" else tensor.cpu()
 
-    def _follow_loss_scale(self, slot):
-        """Residuals are in units of the scaled loss: when the scale changes they change with it (exactly, powers of two)."""
-        if self.compressor.loss_scale is None:
-            return
-        scale = float(self.compressor.loss_scale())
-        if slot.loss_scale is not None and scale != slot.loss_scale:
-            for part in slot.state:
-                part.mul_(scale / slot.loss_scale)
-        slot.loss_scale = scale
-
     # --- and back ---
 
     def decompress(self, tensor, pending):
-        self._round_decompressing = True
-        slot, flight = pending.slot, pending.flight
+        self._delivered = True
+        if pending is None:
+            return self._pass_on(tensor)
+        slot, turn, flight = pending.slot, pending.turn, pending.flight
+        turn.delivering = True
         if flight is None:
-            if self.compressor.loss_scale is not None and not bool(torch.isfinite(tensor).all()):
-                self._round_void = True
-            return tensor.to(pending.gradient.dtype)
+            result = self._dense_result(tensor, pending)
+        else:
+            result = self._sum(tensor, pending)
+        turn.hand_over(slot, flight)
+        if turn.complete:
+            turn.device_sums.send()
+        return result
+
+    def _pass_on(self, tensor):
+        """A sparse gradient that Horovod has summed by itself, without asking compress."""
+        self._warn_once("sparse", "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it")
+        turn = self._turns.get(_torch_caller.current().owner)
+        if turn is not None and not turn.closed and turn.loss_scale is not None:
+            self._look_at(turn, tensor.coalesce().values())
+        return tensor
+
+    def _dense_result(self, tensor, pending):
+        """What Horovod has reduced as it was."""
+        pending.kept.release()
+        gradient, result = pending.gradient, tensor
+        like = results.layout_for(gradient, pending.slot.parameter, pending.made)
+        if tensor.dtype != gradient.dtype or tensor.stride() != like.stride():
+            result = pending.memory_for_result(tensor).copy_(tensor)
+        if pending.turn.loss_scale is not None:
+            self._look_at(pending.turn, result)
+        return result
+
+    def _sum(self, tensor, pending):
+        slot, turn, flight = pending.slot, pending.turn, pending.flight
         # first of all, since ranks that are configured differently may wait for each other in an exchange for ever
         try:
-            scale = wire.scale_of(slot.name, tensor.tolist(), self.transport.ranks, self.compressor.fingerprint)
+            present = wire.Present.of(self.transport.ranks)
+            scale = wire.scale_of(slot.name, tensor.tolist(), present, turn.plan.fingerprint, slot.steps - 1)
         except InvalidArgument:
             time.sleep(_GRACE_SECONDS)  # this rank's end shuts Horovod down: the others come to the same check, and message, before
             raise
-        if flight.exchange is None:  # the round's gradients have all come; some of its bucket's parameters had none
-            for other in self._flights.values():
-                if other.exchange is None:
-                    self._start(other)
+        memory = pending.memory_for_result(tensor)
+        self._probes.give_back(pending.kept)
+        for other in turn.flights:
+            if other.exchange is None:  # the step's gradients have all come; some of its bucket's parameters had none
+                self._start(other)
+        for other in turn.flights:  # all of them now, asleep: between two results Horovod's own wait would spin
+            other.exchange.wait(self._moving)
+        self._moving = [exchange for exchange in self._moving if not exchange.done]
         exchange = flight.exchange
-        for moving in list(self._moving):  # all of them now, asleep: between two results Horovod's own wait would spin
-            moving.wait(self._moving)
         total = exchange.finish()
         started = time.perf_counter()
-        number = flight.order.index(slot)
+        number = flight.numbers[slot]
         slot.encode_seconds += exchange.seconds * slot.parameter.numel() / max(exchange.job.d, 1)
         slot.count_sent(pending.gradient, exchange)
         if total.non_finite(number):
-            self._meet_non_finite(slot)
-        result = self._decode(slot, pending.gradient, total, number, scale)
+            turn.void = True
+            self._warn_of_non_finite(slot.name)
+        result = self._decode(turn, slot, memory, total, number, scale)
         slot.decode_seconds += time.perf_counter() - started
         return result
 
-    def _decode(self, slot, gradient, total, number, scale):
-        if _is_sparse(slot.parameter.grad) and not self._round_void:
-            return self._decode_sparse(slot.parameter.grad, gradient, *total.sparse(number, scale))
-        if self.device_path.takes(gradient):
-            return self.device_path.decode(slot.name, gradient, total, number, scale)
-        in_place = gradient.device.type == "cpu" and gradient.dtype == torch.float32 and gradient.is_contiguous()
-        if in_place:  # the gradient's own memory: it is encoded already, and fresh pages would cost more than the sum
-            out = gradient.detach().view(-1).zero_()
-        else:
-            out = torch.zeros(gradient.numel(), dtype=torch.float32, pin_memory=gradient.is_cuda)
-        total.add_to(number, out.numpy(), scale)
-        if gradient.is_cuda:
-            return self.device_path.from_host(out, gradient)
-        return out.view(gradient.shape).to(device=gradient.device, dtype=gradient.dtype)
+    def _decode(self, turn, slot, memory, total, number, scale):
+        like = slot.parameter.grad
+        if like is not None and like.layout == torch.sparse_coo and not total.non_finite(number):
+            result = results.sparse_like(like, *total.sparse(number, scale))
+            self._look_at(turn, result.values(), slot.name)
+            return result
+        if self.device_path.takes(memory):
+            turn.device_sums.decode(slot.name, memory, total, number, scale)
+            if turn.loss_scale is not None:
+                self._look_at(turn, memory)
+            return memory
+        # the gradient's own memory where that can be: it is encoded already, and fresh pages would cost more than the sum
+        flat = results.as_float32(memory) if memory.device == _HOST else None
+        summed = torch.zeros(memory.numel(), dtype=torch.float32, pin_memory=memory.is_cuda) if flat is None else flat.zero_()
+        largest = total.add_to(number, summed.numpy(), scale)
+        if results.may_exceed(memory.dtype, largest):
+            self._look_at(turn, summed.to(memory.dtype), slot.name)
+        if memory.is_cuda:
+            self.device_path.from_host(summed, memory)
+        elif flat is None:
+            memory.copy_(summed.view(memory.shape))
+        return memory
 
-    def _decode_sparse(self, like, gradient, indices, values):
-        """The sum in the layout of the parameter's own sparse gradient: whole slices of its dense dimensions."""
-        flat, values = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(np.array(values))
-        sparse_shape = like.shape[: like.sparse_dim()]
-        slice_size = int(torch.Size(like.shape[like.sparse_dim() :]).numel())
-        rows, of_row = torch.unique(flat // slice_size, return_inverse=True)
-        slices = torch.zeros(rows.numel() * slice_size)
-        slices[of_row * slice_size + flat % slice_size] = values
-        indices = torch.stack(torch.unravel_index(rows, sparse_shape))
-        slices = slices.view(-1, *like.shape[like.sparse_dim() :]).to(like.dtype)
-        return torch.sparse_coo_tensor(indices, slices, like.shape, is_coalesced=True).to(like.device)
+    def _look_at(self, turn, result, name=None):
+        """Notes whether an optimizer gets NaN or Inf: loss scaling then skips its step. ``name``: of the parameter, to warn of."""
+        if result.is_cuda:
+            turn.device_sums.look_at(result)
+        elif not results.is_finite(result):
+            turn.void = True
+            if name is not None:
+                self._warn_of_non_finite(name)
 
-    def _meet_non_finite(self, slot):
-        self._round_void = True
+    def _warn_of_non_finite(self, name):
         if self.compressor.loss_scale is None:
             self._warn_once(
                 "non-finite",
-                f"parameter {slot.name}: a rank's gradient had NaN or Inf and every rank gets NaN; if such steps are to be skipped, as loss "
-                "scaling does, give Compressor loss_scale=scaler.get_scale so that no residual loses what the skipped step had sent",
+                f"parameter {name}: every rank gets NaN or Inf, because a rank's gradient had it or because the sum is too large; if such steps are "
+                "to be skipped, as loss scaling does, give Compressor loss_scale=scaler.get_scale so that no residual loses what the skipped step had sent",
             )
 
     # --- rounds ---
 
-    def _forget_round(self):
-        self._round = []
-        self._flights = {}  # by the bucket's number
-        self._moving = []  # their exchanges that are not done
-        self._round_decompressing = False
-        self._round_void = False
+    def _forget_rounds(self):
+        for slot in self.slots.values():
+            slot.turn = None
+        self._turns = weakref.WeakKeyDictionary()  # optimizer -> its last Round
+        self._apart = Apart(self.compressor.fingerprint)
+        self._moving = []  # exchanges that are not done
+        self._delivered = True  # whether a result has been handed over since elastic training was asked
 
     def abandon(self):
         """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
-        self._forget_round()
-        self.device_path.forget()
+        self._forget_rounds()
         self.transport.reset()
         self.compressor.communicator.reset()
 
     def close_round(self):
-        """Before anything reads or changes state after a round: undoes a void one, writes scalars."""
-        if not self._round_decompressing:
+        """Before anything reads or changes state after a step: settles all that are complete."""
+        for turn in {slot.turn for slot in self.slots.values() if slot.turn is not None}:
+            if turn.complete:
+                self._close(turn)
+
+    def _close(self, turn):
+        """Undoes a step that loss scaling has skipped; writes scalars."""
+        if turn.closed:
             return
-        self.device_path.check()
-        if self._round_void:
-            for slot in self._round:
+        turn.closed = True
+        finite = turn.device_sums.check()
+        if turn.void or not finite:
+            for slot in turn.slots:
                 slot.restore()
         self._rounds += 1
         writer = self.compressor.writer
@@ -324,7 +372,6 @@ class Session:
             errors = [row["relative_error"] for row in stats.values() if row["relative_error"] is not None]
             if errors:
                 writer.add_scalar("deepreduce/relative_error", sum(errors) / len(errors), self._rounds)
-        self._forget_round()
 
     def stats(self):
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
@@ -343,5 +390,6 @@ class Session:
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
 
 
-def _is_sparse(gradient):
-    return gradient is not None and gradient.layout == torch.sparse_coo
+def _probe_device(caller, gradient):
+    """Where a probe must be: on the host, where it is read, unless Horovod may reduce it in one call with gradients, which takes one device."""
+    return _HOST if caller.alone else gradient.device

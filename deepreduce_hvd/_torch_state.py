@@ -1,5 +1,6 @@
 """What the compressor keeps of each PyTorch parameter."""
 
+import numpy as np
 import torch
 
 from deepreduce_hvd import statistics, wire
@@ -16,10 +17,16 @@ class Slot:
         self.dense = d < dense_below
         self.state_names = () if self.dense else memory.state
         self.state = tuple(torch.zeros(d, dtype=torch.float32, device=device) for _ in self.state_names)
+        #: what is kept is in units of the scaled loss, and a void step is undone from a second copy
+        self.follows_loss_scale = keep_backup
         self.backup = tuple(torch.zeros_like(part) for part in self.state) if keep_backup else ()
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
+        #: whether a backward pass has made a gradient since the last step
+        self.made = False
+        #: the last Round that its gradient was part of
+        self.turn = None
         self.rounds = 0
         self.communicator = None
         self.steps = 0
@@ -34,6 +41,13 @@ class Slot:
         if any(part.device != device for part in self.state):
             self.state = tuple(part.to(device) for part in self.state)
             self.backup = tuple(part.to(device) for part in self.backup)
+
+    def follow_loss_scale(self, scale):
+        """Residuals are in units of the scaled loss: when the scale changes they change with it (exactly, powers of two)."""
+        if scale is not None and self.loss_scale is not None and scale != self.loss_scale:
+            for part in self.state:
+                part.mul_(scale / self.loss_scale)
+        self.loss_scale = scale
 
     def back_up(self):
         for kept, part in zip(self.backup, self.state):
@@ -64,10 +78,21 @@ class Slot:
         """Copies on the host, wherever the memory is."""
         return {kind: part.to("cpu", copy=True) for kind, part in zip(self.state_names, self.state)}
 
+    @property
+    def shape(self):
+        return self.parameter.shape
+
+    @staticmethod
+    def numpy_of(value):
+        """A tensor or NumPy array as a NumPy array; None for anything else."""
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.layout == torch.strided:
+            return value.detach().cpu().resolve_neg().numpy()
+        return value if isinstance(value, np.ndarray) else None
+
     def set_memory(self, arrays):
         self.threshold.zero_()
         for kind, part in zip(self.state_names, self.state):
-            part.copy_(arrays[kind])
+            part.copy_(torch.from_numpy(np.require(arrays[kind], requirements="W")))
 
     def statistics(self, memory):
         """One row of Compressor.stats()."""

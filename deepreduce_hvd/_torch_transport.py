@@ -1,12 +1,15 @@
 """The Transport over Horovod's PyTorch collectives."""
 
 import warnings
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from horovod.torch import mpi_ops
 
+from deepreduce_hvd._torch_references import Kept
 from deepreduce_hvd.communicators.process_sets import ProcessSetTransport
 
 
@@ -20,16 +23,19 @@ def _tensor(array):
 
 
 class _Collective(NamedTuple):
-    """A handle: Horovod's, and what makes its output the result."""
+    """A handle: Horovod's, what makes its output the result, and what the collective works on."""
 
     started: int
     finish: Callable
+    kept: Kept
 
     def query(self):
         return hvd.poll(self.started)
 
     def result(self):
-        return self.finish(hvd.synchronize(self.started))
+        output = hvd.synchronize(self.started)
+        self.kept.release()
+        return self.finish(output)
 
 
 class HorovodTransport(ProcessSetTransport):
@@ -37,17 +43,27 @@ class HorovodTransport(ProcessSetTransport):
 
     horovod = hvd
 
+    # Horovod's own functions behind its public ones: they take the output, to which there must be another reference beforehand
+
     def allgather(self, array, name):
         """Of a tensor on a device, (n,) uint8, too; the result is then one as well."""
         finish = torch.Tensor.numpy if isinstance(array, np.ndarray) else torch.Tensor.detach
-        return _Collective(hvd.allgather_async(_tensor(array), name=name, process_set=self.process_set), finish)
+        tensor = _tensor(array)
+        return self._start(mpi_ops._allgather_async, [tensor, tensor.new()], [name], finish)
 
     def alltoall(self, parts, name):
         splits = torch.tensor([part.size for part in parts], dtype=torch.int32)
-        return _Collective(hvd.alltoall_async(_tensor(np.concatenate(parts)), splits, name=name, process_set=self.process_set), _split)
+        tensor = _tensor(np.concatenate(parts))
+        return self._start(mpi_ops._alltoall_async, [tensor, splits, tensor.new(), splits.new()], [name], _split)
 
     def allreduce(self, array, name):
-        return _Collective(hvd.allreduce_async(_tensor(array), name=name, op=hvd.Sum, process_set=self.process_set), torch.Tensor.numpy)
+        tensor = _tensor(array)
+        return self._start(mpi_ops._allreduce_async, [tensor, torch.empty_like(tensor)], [name, hvd.Sum, 1.0, 1.0], torch.Tensor.numpy)
+
+    def _start(self, function, tensors, arguments, finish):
+        kept = Kept(*tensors)
+        kept.hold()
+        return _Collective(function(*tensors, *arguments, self.process_set), finish, kept)
 
     def test(self, handle):
         return handle.query()

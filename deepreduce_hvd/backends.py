@@ -8,7 +8,7 @@ import importlib
 
 import numpy as np
 
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.errors import InvalidArgument, NativeMissing
 
 #: the top module of an array's type -> the module of this package with its ``backend``
 _ADAPTERS = {"torch": "deepreduce_hvd.torch", "tensorflow": "deepreduce_hvd.tensorflow"}
@@ -48,3 +48,22 @@ def of(array):
         if adapter is not None:
             return importlib.import_module(adapter).backend
     raise InvalidArgument(f"expected a NumPy array or a tensor of {', '.join(_ADAPTERS)}, got {type(array).__name__}")
+
+
+def operator_library(directory, name, framework, version):
+    """The library of a framework's operators in ``directory``, whose name carries the version that it was built for.
+
+    Another version's ABI is not the same: loaded there it would end in undefined symbols, or in wrong results.
+
+    Raises:
+        NativeMissing: there is none for this version.
+    """
+    library = directory / f"{name}-{version}.so"
+    if not library.exists():
+        others = sorted(path.stem.removeprefix(f"{name}-") for path in directory.glob(f"{name}-*.so"))
+        raise NativeMissing(
+            f"deepreduce_hvd: expected the {framework} operators for version {version}, got those for "
+            f"{', '.join(others) or 'none'}; install the package again with this {framework} present and "
+            f"DEEPREDUCE_WITH_{framework.upper()}=1"
+        )
+    return library

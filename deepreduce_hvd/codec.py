@@ -3,11 +3,21 @@
 import numpy as np
 
 from deepreduce_hvd import backends, payload as container, reference
+from deepreduce_hvd.arrays import expect_apart, expect_array
 from deepreduce_hvd.errors import InvalidArgument, NativeMissing
 from deepreduce_hvd.index import RawIndex
 from deepreduce_hvd.memory import NoMemory, Residual
-from deepreduce_hvd.settings import expect_keys, is_integer
-from deepreduce_hvd.stage import FIRST_USER_ID, IndexCodec, Sparsifier, ValueCodec, find
+from deepreduce_hvd.settings import expect_keys, is_integer, is_number
+from deepreduce_hvd.stage import (
+    FIRST_USER_ID,
+    IndexCodec,
+    Memory,
+    Sparsifier,
+    ValueCodec,
+    expect_usable,
+    find,
+    is_built_in,
+)  # fmt: skip
 from deepreduce_hvd.value import RawValue
 
 try:
@@ -31,7 +41,8 @@ class Codec:
         value: how their values are coded, a :class:`ValueCodec`; :class:`RawValue` by default.
 
     Raises:
-        InvalidArgument: something else than such a stage.
+        InvalidArgument: something else than such a stage, or one of one's own that lacks a method or
+            is not registered.
 
     >>> import deepreduce_hvd as dr
     >>> codec = dr.Codec(dr.TopK(k=2), index=dr.RawIndex(), value=dr.RawValue())
@@ -44,26 +55,29 @@ class Codec:
         self.sparsifier = _expect(sparsifier, Sparsifier, "Codec sparsifier")
         self.index = _expect(RawIndex() if index is None else index, IndexCodec, "Codec index")
         self.value = _expect(RawValue() if value is None else value, ValueCodec, "Codec value")
+        for stage in (self.sparsifier, self.index, self.value):
+            expect_usable(stage)
 
     def __repr__(self):
         return f"Codec({self.sparsifier!r}, index={self.index!r}, value={self.value!r})"
 
-    @property
-    def native(self):
-        """Whether the native core runs this codec; a codec of the user's own runs in NumPy."""
-        return all(stage.wire_id < FIRST_USER_ID for stage in (self.sparsifier, self.index, self.value))
+    def is_native(self, memory):
+        """Whether the native core runs this codec with ``memory``; NumPy does where a stage is the user's own."""
+        return all(map(is_built_in, (self.sparsifier, self.index, self.value, memory)))
 
     def fields(self, memory, step=0):
         """The 20 numbers by which the native core knows this codec with ``memory``."""
         return [*self.sparsifier.fields(step), *self.index.fields(), *self.value.fields(), *memory.fields()]
 
-    def encode(self, gradient, residual=None, step=0, seed=0, tensor=0, rank=0):
+    def encode(self, gradient, residual=None, step=0, seed=0, tensor=0, rank=0, memory=None):
         """Encodes one tensor as a self-describing payload.
 
         Args:
             gradient: (d,) float32, float16 or float64 NumPy array, torch tensor or TF tensor (bfloat16 too in those).
             residual: None, or (d,) float32 of the same kind (a ``tf.Variable`` on TensorFlow): added to the gradient first, and left
                 in place as what the payload does not carry.
+            memory: another :class:`Memory` than :class:`Residual`; ``residual`` is then its array, or the
+                tuple of its arrays.
             step, seed, tensor, rank: integers of at least 0 that key the random choices; ``step`` drives schedules such as TopK's warm-up
                 too, ``tensor`` stands for the tensor's name. ``rank`` keys those that should differ between ranks (stochastic rounding),
                 never the selection.
@@ -76,8 +90,15 @@ class Codec:
             InvalidArgument: wrong dtype, shape or kind, more than 2^31 - 1 elements, or a key that is no integer in [0, 2^63).
         """
         expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
-        memory = NoMemory() if residual is None else Residual()
-        state = () if residual is None else (residual,)
+        state = () if residual is None else residual if isinstance(residual, tuple) else (residual,)
+        if memory is None:
+            memory = Residual() if state else NoMemory()
+        expect_usable(_expect(memory, Memory, "memory"))
+        if len(state) != len(memory.state):
+            raise InvalidArgument(
+                f"residual: expected the {len(memory.state)} arrays that {memory!r} keeps "
+                f"({', '.join(memory.state)}), got {len(state)}"
+            )
         payload, _ = backends.of(gradient).encode(self, memory, gradient, state, 0.0, seed, step, tensor, rank)
         return payload
 
@@ -101,33 +122,74 @@ class Codec:
         expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
         if dtype not in container.DTYPES:
             raise InvalidArgument(f"dtype: expected one of {', '.join(container.DTYPES)}, got {dtype!r}")
-        if not is_integer(d):
-            raise InvalidArgument(f"d: expected an integer, got {d!r}")
+        _expect_elements(d)
         return encode_sparse_numpy(self, indices, values, d, step, seed, tensor, rank, dtype)
 
 
-def _expect_array(name, array, dtype, shape=None):
-    """A contiguous 1-D array of ``dtype``, or InvalidArgument."""
-    good = isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype == dtype and array.flags.c_contiguous
-    if not good or (shape is not None and array.shape != shape):
-        got = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise InvalidArgument(f"{name}: expected a contiguous 1-D {np.dtype(dtype).name} array{'' if shape is None else f' of shape {shape}'}, got {got}")
+_BFLOAT16 = container.DTYPES["bfloat16"]
+#: codes of gradients' dtypes that NumPy has
+_DTYPES = {code: np.dtype(name) for name, code in container.DTYPES.items() if code != _BFLOAT16}
+#: NumPy has no bfloat16: such numbers come as they lie in memory, too
+_BITS = (np.uint16, np.int16)
+
+
+def as_float32(gradient, dtype):
+    """Numbers of the ``dtype`` code as (d,) float32; those of bfloat16 may come as their 16 bits."""
+    if dtype == _BFLOAT16 and gradient.dtype in _BITS:
+        bits = gradient.view(np.uint16).astype(np.uint32)
+        return (bits << np.uint32(16)).view(np.float32)
+    with np.errstate(over="ignore"):
+        return gradient.astype(np.float32)
+
+
+def _as_coded(gradient, dtype):
+    """Numbers of the ``dtype`` code as the native core reads them; they may come as float32."""
+    if dtype != _BFLOAT16:
+        return gradient.astype(_DTYPES[dtype], copy=False)
+    if gradient.dtype in _BITS:
+        return gradient
+    return (as_float32(gradient, dtype).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def _expect_gradient(gradient, dtype):
+    """(contiguous gradient, code of its dtype)."""
+    kinds = (*_DTYPES.values(), *(_BITS if dtype == _BFLOAT16 else ()))
+    expect_array("gradient", gradient, kinds, contiguous=False)
+    code = container.DTYPES[gradient.dtype.name] if dtype is None else dtype
+    return np.ascontiguousarray(gradient), code
+
+
+def _expect_state(memory, state, gradient):
+    """The memory's arrays, as they are written to in place."""
+    for name, array in zip(memory.state, state, strict=True):
+        expect_array(name, array, (np.float32,), gradient.shape, writable=True)
+    expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
+
+
+def _expect_elements(d):
+    if not is_integer(d) or not 0 <= d <= container.MAX_ELEMENTS:
+        raise InvalidArgument(f"d: expected an integer of at least 0 and at most {container.MAX_ELEMENTS}, got {d!r}")
+
+
+def _expect_scale(scale):
+    if not is_number(scale) or not abs(float(scale)) <= float(np.finfo(np.float32).max):
+        raise InvalidArgument(f"scale: expected a finite float32, got {scale!r}")
 
 
 def _expect_indices(indices, d):
-    _expect_array("indices", indices, np.uint32)
-    if not 0 <= d <= container.MAX_ELEMENTS:
-        raise InvalidArgument(f"d: expected at most {container.MAX_ELEMENTS}, got {d}")
+    expect_array("indices", indices, (np.uint32,))
+    _expect_elements(d)
     if indices.size and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= d):
         raise InvalidArgument(f"indices: expected ascending distinct ones below d = {d}")
 
 
 def encode_sparse_numpy(codec, indices, values, d, step=0, seed=0, tensor=0, rank=0, dtype="float32", native=True, simd=-1):
     """The NumPy backend of encode_sparse."""
-    _expect_array("indices", indices, np.uint32)
-    _expect_array("values", values, np.float32, indices.shape)
+    expect_array("indices", indices, (np.uint32,))
+    expect_array("values", values, (np.float32,), indices.shape, writable=True)
+    expect_apart(indices=indices, values=values)
     dtype = container.DTYPES[dtype]
-    if native and codec.native:
+    if native and codec.is_native(NoMemory()):
         return _native.encode_sparse(codec.fields(NoMemory()), indices, values, d, dtype, True, seed, step, tensor, rank, simd)
     _expect_indices(indices, d)
     stages = (codec.index, codec.value)
@@ -141,19 +203,18 @@ def select_numpy(codec, memory, gradient, state, threshold=0.0, seed=0, step=0, 
     ``given`` (k,) uint32 ascending: what to take instead of the sparsifier's choice. Returns (indices (k,) uint32, values (k,) float32,
     next threshold); indices and values are None when the gradient is not finite, and the state is then as it was.
     """
-    gradient = np.ascontiguousarray(gradient)
+    gradient, dtype = _expect_gradient(gradient, dtype)
+    _expect_state(memory, state, gradient)
     if given is not None:
         _expect_indices(given, gradient.size)
-    if native and codec.sparsifier.wire_id < FIRST_USER_ID:
+    if native and is_built_in(codec.sparsifier) and is_built_in(memory):
         fields = [*codec.sparsifier.fields(step), *RawIndex().fields(), *RawValue().fields(), *memory.fields()]
-        dtype = container.DTYPES[gradient.dtype.name] if dtype is None else dtype
         return _native.select(
-            fields, gradient, dtype, *state, *[None] * (2 - len(state)), threshold=threshold, seed=seed, step=step, tensor=tensor,
-            given=given, simd=simd,
+            fields, _as_coded(gradient, dtype), dtype, *state, *[None] * (2 - len(state)),
+            threshold=threshold, seed=seed, step=step, tensor=tensor, given=given, simd=simd,
         )  # fmt: skip
-    with np.errstate(over="ignore"):
-        as_float32 = gradient.astype(np.float32)
-    selected = reference.select((codec.sparsifier, memory), as_float32, state, given, seed, step, tensor)
+    stages, numbers = (codec.sparsifier, memory), as_float32(gradient, dtype)
+    selected = reference.select(stages, numbers, state, given, seed, step, tensor)
     if selected is None:
         return None, None, threshold
     indices, values, new_state = selected
@@ -165,28 +226,19 @@ def select_numpy(codec, memory, gradient, state, threshold=0.0, seed=0, step=0, 
 def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, rank, native=True, simd=-1, dtype=None):
     """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next threshold).
 
-    ``dtype`` overrides the gradient's own dtype code, for bfloat16 numbers that come as float32.
+    ``dtype`` overrides the gradient's own dtype code, for bfloat16 numbers that come as float32 or as their bits.
     """
-    if not isinstance(gradient, np.ndarray) or gradient.ndim != 1 or gradient.dtype.name not in container.DTYPES:
-        got = f"{gradient.dtype} of shape {gradient.shape}" if isinstance(gradient, np.ndarray) else type(gradient).__name__
-        raise InvalidArgument(f"gradient: expected a 1-D array of {', '.join(container.DTYPES)}, got {got}")
-    for name, array in zip(memory.state, state):
-        good = isinstance(array, np.ndarray) and array.dtype == np.float32 and array.shape == gradient.shape
-        if not good or not array.flags.c_contiguous or not array.flags.writeable:
-            got = f"{array.dtype} of shape {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise InvalidArgument(f"{name}: expected a writable contiguous float32 array of shape {gradient.shape}, got {got}")
-    gradient = np.ascontiguousarray(gradient)
-    dtype = container.DTYPES[gradient.dtype.name] if dtype is None else dtype
-    if native and codec.native:
+    gradient, dtype = _expect_gradient(gradient, dtype)
+    _expect_state(memory, state, gradient)
+    if native and codec.is_native(memory):
         payload, threshold, _ = _native.encode(
-            codec.fields(memory, step), gradient, dtype, *state, *[None] * (2 - len(state)), threshold=threshold,
-            seed=seed, step=step, tensor=tensor, rank=rank, simd=simd,
+            codec.fields(memory, step), _as_coded(gradient, dtype), dtype, *state, *[None] * (2 - len(state)),
+            threshold=threshold, seed=seed, step=step, tensor=tensor, rank=rank, simd=simd,
         )  # fmt: skip
         return payload, threshold
     stages = (codec.sparsifier, codec.index, codec.value, memory)
-    with np.errstate(over="ignore"):
-        as_float32 = gradient.astype(np.float32)
-    payload, new_state = reference.encode(stages, as_float32, dtype, state, seed, step, tensor, rank)
+    numbers = as_float32(gradient, dtype)
+    payload, new_state = reference.encode(stages, numbers, dtype, state, seed, step, tensor, rank)
     for array, new in zip(state, new_state):
         array[...] = new
     return payload, 0.0
@@ -197,16 +249,23 @@ def all_native(payloads):
     return all(data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads)
 
 
-def decode(payload, max_elements=container.MAX_ELEMENTS):
+def decode(payload, max_elements=None):
     """The dense tensor of a payload: (n,) uint8 -> (d,) float32 of the same kind.
 
-    ``max_elements`` bounds the memory that a payload from an untrusted source can ask for. A non-finite payload is NaN everywhere.
+    A non-finite payload is NaN everywhere.
+
+    Args:
+        max_elements: the most elements that are taken: a payload of 40 bytes can ask for 8 GiB. By default
+            2^24 (64 MiB), or 4096 for each byte of the payload if that is more. Give a larger number, up to
+            2^31 - 1, for what you trust.
 
     Raises:
         CorruptPayload: the bytes are not a payload of this format.
         UnknownCodec: of a codec that is not registered here.
         InvalidArgument: the payload's d exceeds ``max_elements``, or ``payload`` is not (n,) uint8.
     """
+    if max_elements is not None:
+        expect_keys(max_elements=max_elements)
     return backends.of(payload).decode(payload, max_elements)
 
 
@@ -223,6 +282,7 @@ def decode_sum(payloads, out, scale=1.0):
         CorruptPayload, UnknownCodec: as for :func:`decode`.
         InvalidArgument: a payload of another number of elements, or wrong dtypes or shapes.
     """
+    _expect_scale(scale)
     return backends.of(out).decode_sum(list(payloads), out, scale)
 
 
@@ -235,6 +295,8 @@ def decode_sum_sparse(payloads, d, scale=1.0):
         CorruptPayload, UnknownCodec: as for :func:`decode`.
         InvalidArgument: a payload of another number of elements than ``d``, or one that is non-finite: such a sum has no sparse form.
     """
+    _expect_scale(scale)
+    _expect_elements(d)
     payloads = [check_bytes(data) for data in payloads]
     if all_native(payloads):
         return _native.decode_sparse(payloads, d, scale)
@@ -252,31 +314,45 @@ def decode_sum_sparse(payloads, d, scale=1.0):
 
 def check_bytes(data):
     """``data`` as a contiguous uint8 array, or InvalidArgument."""
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 1:
-        got = f"{data.dtype} of shape {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise InvalidArgument(f"payload: expected a 1-D uint8 array, got {got}")
+    expect_array("payload", data, (np.uint8,), contiguous=False)
     return np.ascontiguousarray(data)
 
 
 def decode_numpy(data, max_elements):
     """The NumPy backend of decode."""
+    return decode_sum_numpy([data], np.zeros(elements_of(data, max_elements), dtype=np.float32), 1.0)
+
+
+def elements_of(data, max_elements):
+    """How many elements a payload, (n,) uint8 NumPy, has; InvalidArgument when those are too many."""
     d = inspect(data)["d"]
-    if d > max_elements:
-        raise InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
-    return decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0)
+    most, why = max_elements, ""
+    if max_elements is None:
+        most = _native.default_max_elements(data.size)
+        why = f", the default for {data.size} bytes (give a larger one for what you trust)"
+    if d > most:
+        raise InvalidArgument(f"payload: expected at most max_elements = {most} elements{why}, got {d}")
+    return d
 
 
 def decode_sum_numpy(payloads, out, scale, native=True, simd=-1):
     """The NumPy backend of decode_sum."""
-    if not isinstance(out, np.ndarray) or out.ndim != 1 or out.dtype != np.float32 or not out.flags.c_contiguous:
-        got = f"{out.dtype} of shape {out.shape}" if isinstance(out, np.ndarray) else type(out).__name__
-        raise InvalidArgument(f"out: expected a contiguous 1-D float32 array, got {got}")
+    add_payloads(payloads, out, scale, native, simd)
+    return out
+
+
+def add_payloads(payloads, out, scale, native=True, simd=-1):
+    """What decode_sum does with NumPy arrays.
+
+    Returns:
+        The largest magnitude that an addition left in any element, NaN being the largest of all. No addition has
+        overflowed unless it is Inf or NaN.
+    """
+    expect_array("out", out, (np.float32,), writable=True)
     payloads = [check_bytes(data) for data in payloads]
     if native and all_native(payloads):
-        _native.decode_sum(payloads, out, scale, simd)
-    else:
-        reference.decode_sum(payloads, out, scale)
-    return out
+        return _native.decode_sum(payloads, out, scale, simd)
+    return reference.decode_sum(payloads, out, scale)
 
 
 def inspect(data):

@@ -6,6 +6,7 @@ of four numbers, whose reduction tells ``decompress`` the scale in force.
 """
 
 import importlib
+import re
 import zlib
 
 from deepreduce_hvd import payload as container
@@ -16,7 +17,7 @@ from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.sparsifiers import TopK
-from deepreduce_hvd.stage import Memory
+from deepreduce_hvd.stage import Memory, expect_usable, overrides
 from deepreduce_hvd.statistics import summary_table
 from deepreduce_hvd.value import QSGD
 
@@ -28,6 +29,46 @@ _SESSIONS = {
     "tensorflow": "deepreduce_hvd._tensorflow_session",
     "keras": "deepreduce_hvd._tensorflow_session",
 }
+
+#: ranks of a process set -> the number of the next compressor for it; ranks outside of a set may have no compressor for it
+_next_numbers = {}
+
+
+def take_number(ranks, at_least=0):
+    """A number that no compressor for the same process set has had in this process.
+
+    Args:
+        ranks: of the process set, a tuple; empty for all ranks.
+        at_least: the smallest number to take; ranks that agree on the largest of what they would take next take the same.
+    """
+    number = max(next_number(ranks), at_least)
+    _next_numbers[ranks] = number + 1
+    return number
+
+
+def next_number(ranks):
+    """What :func:`take_number` would return."""
+    return _next_numbers.get(ranks, 0)
+
+
+def _ranks_of(process_set):
+    """The key of a process set for :func:`take_number`; Horovod keeps names of different sets apart."""
+    return () if process_set is None or process_set.process_set_id == 0 else tuple(process_set.ranks)
+
+
+def collective_name(number, label):
+    """The name of a collective: unique in the process and its process set, equal on all ranks, and the same in every framework.
+
+    Args:
+        number: of the compressor, which ranks must have agreed on.
+        label: of a parameter, or any other text.
+
+    Returns:
+        ``deepreduce.NUMBER.LABEL``, with letters and digits of the label as they are, ``_`` doubled, and all else as ``_x`` and two
+        hexadecimal digits a byte. Different labels stay different where Horovod turns ``.`` into ``_``, as it does on TensorFlow.
+    """
+    escaped = re.sub("[^a-zA-Z0-9]", lambda found: "__" if found[0] == "_" else "".join(f"_x{byte:02x}" for byte in found[0].encode()), label)
+    return f"deepreduce.{number}.{escaped}"
 
 
 def recommended_codec():
@@ -54,11 +95,11 @@ class Compressor:
         seed: of all random choices; equal on all ranks.
         process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.
         loss_scale: on PyTorch with loss scaling, a function that returns the scale now (``scaler.get_scale``): residuals follow the
-            scale, and a step that overflows on any rank leaves them everywhere as they were, for a second copy of them.
+            scale, and a step that overflows on any rank, or in the sum, leaves them everywhere as they were, for a second copy of them.
         writer: on PyTorch, a TensorBoard ``SummaryWriter``: gets scalars every ``writer_interval`` steps.
 
-    Codec, memory, communicator, bucket_bytes, dense_below, seed and the parameters' names and shapes must be equal on all ranks; ranks that differ
-    are told so by InvalidArgument in the first step.
+    Codec, memory, communicator, bucket_bytes, dense_below, seed and the parameters' names and shapes must be equal on all ranks, and on PyTorch
+    which of them are frozen; ranks that differ are told so by InvalidArgument in the first step.
 
     Raises:
         InvalidArgument: unnamed parameters, duplicate names, a wrong type or value, stages that the communicator cannot work with.
@@ -77,6 +118,11 @@ class Compressor:
         ):  # fmt: skip
             if not isinstance(value, kind):
                 raise InvalidArgument(f"Compressor {what}: expected a {kind.__name__}, got {value!r}")
+        expect_usable(self.memory)
+        if self.communicator.puts_back and not overrides(self.memory, Memory, "put_back"):
+            raise InvalidArgument(
+                f"Compressor memory: expected one with a put_back, which {self.communicator!r} needs, got {self.memory!r}; Allgather needs none"
+            )
         self.communicator.check(self.codec, self.memory)
         if not is_integer(bucket_bytes) or bucket_bytes < 0:
             raise InvalidArgument(f"Compressor bucket_bytes: expected an integer of at least 0, got {bucket_bytes!r}")
@@ -98,8 +144,16 @@ class Compressor:
         description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), bucket_bytes, dense_below, seed, names)
         #: 32 bits that ranks compare at every step
         self.fingerprint = zlib.crc32(repr(description).encode())
+        #: of this compressor in its process: a part of its collectives' names
+        self.number = take_number(_ranks_of(process_set))
         #: the adapter's side of this compressor
         self.session = self._open_session(named)
+
+    def __reduce__(self):
+        raise InvalidArgument(
+            "Compressor: expected state_dict() to be saved or sent, got the compressor itself, which belongs to this process; elastic states "
+            "that keep one are hvd.elastic.TorchState and those of deepreduce_hvd.tensorflow_elastic"
+        )
 
     @staticmethod
     def _named(parameters):
@@ -170,14 +224,37 @@ class Compressor:
 
         Raises:
             InvalidArgument: a state of another configuration (codec, memory, communicator, bucket_bytes, dense_below, seed) or model, or a single
-                state of another rank or number of ranks.
+                state of another rank or number of ranks; entries that are missing, unknown or not what they
+                should be; memories of another shape or dtype, or with NaN or Inf; memories in units of a loss
+                scale that this compressor does not follow, or the other way round; steps or loss scales that
+                differ between ranks. The compressor is then as it was.
         """
         self.session.load_state_dict(state)
 
     @property
     def trackable(self):
-        """On TensorFlow, the state as ``tf.train.Checkpoint(compressor=comp.trackable)`` takes it; one checkpoint a rank."""
+        """On TensorFlow, the state as ``tf.train.Checkpoint(compressor=comp.trackable)`` takes it; one checkpoint a rank.
+
+        Restoring that of another rank, number of ranks, configuration or model raises InvalidArgument, and
+        leaves the compressor as it was.
+        """
         return self.session.trackable
+
+    def bound_to(self, variables):
+        """On TensorFlow, a view of this compressor for ``compression=``, whose gradients are those of ``variables`` alone.
+
+        For gradients that could belong to several of the compressor's variables: of ``hvd.allreduce`` alone, which knows no variables,
+        and of several eager tapes or Keras optimizers with gradients of equal shapes. Others need none.
+
+        >>> # hvd.allreduce(gradient, compression=comp.bound_to([variable]))
+
+        Args:
+            variables: one or more of those that the compressor was given.
+
+        Raises:
+            InvalidArgument: a variable that the compressor was not given.
+        """
+        return self.session.bound_to(variables)
 
     def stats(self):
         """{parameter name: {field: figure}} of the last step: bytes dense and sent, by section, relative error, seconds, steps and more.

@@ -6,10 +6,11 @@ The native core makes the same bytes (tests/test_conformance.py), some hundred t
 import numpy as np
 
 from deepreduce_hvd import bits, payload as container
+from deepreduce_hvd.arrays import describe
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 from deepreduce_hvd.memory.saturated import saturated_difference
 from deepreduce_hvd.random import Purpose, random_key
-from deepreduce_hvd.stage import IndexCodec, ValueCodec, find
+from deepreduce_hvd.stage import IndexCodec, ValueCodec, find, is_built_in
 
 
 def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
@@ -24,12 +25,72 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
         raise InvalidArgument(f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; split the tensor")
     if not np.isfinite(gradient).all():
         return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), state
-    accumulated, state = memory.accumulate(gradient, state)
+    accumulated, state = accumulate(memory, gradient, state)
 
     # the selection is the same on every rank when it does not look at the data: no rank in its key
-    selected = sparsifier.select(accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step)
+    selected = choose(sparsifier, accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step)
     result, sent, decoded = pack(index_codec, value_codec, selected, lambda at: accumulated[at], d, dtype, (seed, step, tensor, rank))
-    return container.write(result), memory.update(gradient, accumulated, state, sent, decoded)
+    return container.write(result), update(memory, gradient, accumulated, state, sent, decoded)
+
+
+def accumulate(memory, gradient, state):
+    """(what to select from, the memory's next arrays); what a memory of one's own returns is checked."""
+    if is_built_in(memory):
+        return memory.accumulate(gradient, state)
+    returned = memory.accumulate(_read_only(gradient), tuple(map(_read_only, state)))
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        _refuse(memory, "accumulate", "(what to select from, new state)", type(returned).__name__)
+    accumulated, state = returned
+    accumulated = _expect_float32(memory, "accumulate", accumulated, gradient.size)
+    return accumulated, _expect_state(memory, "accumulate", state, gradient.size)
+
+
+def update(memory, gradient, accumulated, state, indices, decoded):
+    """The memory's arrays once ``decoded`` (k,) at ``indices`` (k,) was sent; checked in the same way."""
+    new = memory.update(gradient, accumulated, state, indices, decoded)
+    return new if is_built_in(memory) else _expect_state(memory, "update", new, gradient.size)
+
+
+def choose(sparsifier, accumulated, key, step):
+    """The sparsifier's choice; that of a sparsifier of the user's own is checked."""
+    if is_built_in(sparsifier):
+        return sparsifier.select(accumulated, key, step)
+    indices = sparsifier.select(_read_only(accumulated), key, step)
+    good = isinstance(indices, np.ndarray) and indices.dtype == np.uint32 and indices.ndim == 1
+    if good and indices.size:
+        good = (indices[1:] > indices[:-1]).all() and indices[-1] < accumulated.size
+    if not good:
+        raise InvalidArgument(
+            f"{type(sparsifier).__name__}.select: expected ascending distinct uint32 indices below "
+            f"{accumulated.size}, got {indices!r}"
+        )
+    return indices
+
+
+def _read_only(array):
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _refuse(memory, method, expected, got):
+    raise InvalidArgument(f"{type(memory).__name__}.{method}: expected {expected}, got {got}")
+
+
+def _expect_float32(memory, method, array, d):
+    if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (d,):
+        _refuse(memory, method, f"float32 arrays of shape ({d},)", describe(array))
+    if not np.isfinite(array).all():
+        _refuse(memory, method, "finite numbers (memory.saturated.saturated_sum stops at the largest)", "NaN or Inf")
+    return array
+
+
+def _expect_state(memory, method, state, d):
+    count = len(memory.state)
+    if not isinstance(state, tuple) or len(state) != count:
+        got = len(state) if isinstance(state, tuple) else type(state).__name__
+        _refuse(memory, method, f"a tuple of {count} arrays ({', '.join(memory.state)})", got)
+    return tuple(_expect_float32(memory, method, part, d) for part in state)
 
 
 def pack(index_codec, value_codec, selected, elements, d, dtype, position):
@@ -75,10 +136,10 @@ def select(stages, gradient, state, given=None, seed=0, step=0, tensor=0):
     sparsifier, memory = stages
     if not np.isfinite(gradient).all():
         return None
-    accumulated, state = memory.accumulate(gradient, state)
-    indices = sparsifier.select(accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step) if given is None else given
+    accumulated, state = accumulate(memory, gradient, state)
+    indices = choose(sparsifier, accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step) if given is None else given
     values = accumulated[indices]
-    return indices, values, memory.update(gradient, accumulated, state, indices, values)
+    return indices, values, update(memory, gradient, accumulated, state, indices, values)
 
 
 def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0, rank=0):
@@ -134,11 +195,19 @@ def decode_sparse(data, d=None):
 
 
 def decode_sum(payloads, out, scale=1.0):
-    """``out`` (d,) float32 += ``scale`` * each payload, in the order given; a non-finite payload makes it all NaN."""
+    """``out`` (d,) float32 += ``scale`` * each payload, in the order given; a non-finite payload makes it all NaN.
+
+    Returns:
+        The largest magnitude that an addition left in any element, NaN being the largest of all.
+    """
+    largest = 0.0
     for data in payloads:
         sent = decode_sparse(data, out.size)
         if sent is None:
-            out[:] = np.nan
+            out[:] = largest = np.nan
         else:
             indices, values = sent
-            out[indices] += np.float32(scale) * values
+            with np.errstate(over="ignore"):
+                out[indices] += np.float32(scale) * values
+            largest = float(np.maximum(largest, np.abs(out[indices]).max(initial=0)))  # NaN if either is
+    return largest

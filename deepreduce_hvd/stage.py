@@ -2,12 +2,13 @@
 
 A stage's class holds its NumPy implementation, which is both its specification in code and the oracle that the
 native core is tested against. A codec of the user's own subclasses :class:`IndexCodec` or :class:`ValueCodec`,
-takes a wire id of 128 to 255 and registers itself; nothing else changes (docs/add-a-codec.md).
+takes a wire id of 128 to 255 and registers itself; a sparsifier or memory of one's own needs neither, since it
+never travels. Nothing else changes (docs/add-a-codec.md).
 """
 
 from deepreduce_hvd.errors import InvalidArgument, UnknownCodec
 
-#: Built-in stages take ids below this one and have a native implementation; the rest are the users'.
+#: The package's own codecs take ids below this one; the rest are the users'.
 FIRST_USER_ID = 128
 
 
@@ -98,7 +99,11 @@ class ValueCodec(Stage):
 
 
 class Memory(Stage):
-    """What becomes of the part of a gradient that was not sent."""
+    """What becomes of the part of a gradient that was not sent.
+
+    State arrays are in units of the gradient: a change of the loss scale multiplies them, and where ranks take over
+    what others kept, they are added up. They start as zeros.
+    """
 
     #: names of the float32 state arrays (d,) that it keeps for each parameter, in the order of docs/format.md
     state = ()
@@ -106,7 +111,10 @@ class Memory(Stage):
     keeps_everything = False
 
     def accumulate(self, gradient, state):
-        """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select from, new state)."""
+        """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select from, new state).
+
+        All are finite, and left as they are: what is returned is new.
+        """
         raise NotImplementedError
 
     def update(self, gradient, accumulated, state, indices, decoded):
@@ -114,9 +122,58 @@ class Memory(Stage):
         raise NotImplementedError
 
     def put_back(self, state, indices, values):
-        """Takes back, in place, what was sent and did not reach the sum: ``values`` (k,) at distinct ``indices`` (k,)."""
+        """Takes back, in place, what was sent and did not reach the sum: ``values`` (k,) at distinct ``indices`` (k,).
+
+        Only :class:`Allgather` does without.
+        """
         raise NotImplementedError
 
+
+def _is_ours(stage_class):
+    return stage_class.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def is_built_in(stage):
+    """Whether a stage is the package's own, which the native core knows; a subclass of one is its author's."""
+    return _is_ours(type(stage))
+
+
+def overrides(stage, base, method):
+    """Whether a stage's class has a method of its own in place of that of ``base``, which raises NotImplementedError."""
+    own, inherited = (getattr(getattr(kind, method), "__func__", getattr(kind, method)) for kind in (type(stage), base))
+    return own is not inherited
+
+
+def expect_usable(stage):
+    """Raises InvalidArgument for a stage of the user's own that lacks what it needs in order to work."""
+    if is_built_in(stage):
+        return
+    name = type(stage).__name__
+    kind, needed = next((kind, needed) for kind, needed in _NEEDED.items() if isinstance(stage, kind))
+    missing = [method for method in needed if not overrides(stage, kind, method)]
+    if missing:
+        raise InvalidArgument(f"{name}: expected the methods {' and '.join(needed)}, got no {' and no '.join(missing)}")
+    if " at 0x" in repr(stage):
+        raise InvalidArgument(f"{name}: expected attributes with a repr that is the same on all ranks, such as numbers, got {stage!r}")
+    if kind is Memory:
+        names = stage.state
+        if not isinstance(names, tuple) or not all(isinstance(one, str) and one for one in names) or len(set(names)) < len(names):
+            raise InvalidArgument(f"{name}.state: expected a tuple of different names, got {names!r}")
+    elif kind in _registry and _registry[kind].get(stage.wire_id) is not type(stage):
+        taken = _registry[kind].get(stage.wire_id)
+        raise InvalidArgument(
+            f"{name}: expected a class with a wire_id of its own, registered with @dr.register, got wire_id {stage.wire_id!r}, "
+            + ("which is not registered" if taken is None else f"which is that of {taken.__name__}")
+        )
+
+
+#: what a stage of the user's own must have
+_NEEDED = {
+    Sparsifier: ("select",),
+    IndexCodec: ("encode", "decode"),
+    ValueCodec: ("encode", "decode"),
+    Memory: ("accumulate", "update"),
+}
 
 _registry = {IndexCodec: {}, ValueCodec: {}}
 
@@ -125,7 +182,7 @@ def register(codec_class):
     """Makes a codec decodable by its wire id; use as a class decorator. Returns the class.
 
     Raises:
-        InvalidArgument: neither an :class:`IndexCodec` nor a :class:`ValueCodec`, an id outside of 1 to 255, or an id or name that is taken.
+        InvalidArgument: neither an :class:`IndexCodec` nor a :class:`ValueCodec`, an id outside of 128 to 255, or an id or name that is taken.
     """
     for kind, table in _registry.items():
         if issubclass(codec_class, kind):
@@ -133,8 +190,9 @@ def register(codec_class):
     else:
         raise InvalidArgument(f"register: expected an IndexCodec or a ValueCodec, got {codec_class!r}")
     wire_id = codec_class.wire_id
-    if not isinstance(wire_id, int) or not 1 <= wire_id <= 255:
-        raise InvalidArgument(f"{codec_class.__name__}.wire_id: expected an integer of 1 to 255, got {wire_id!r}")
+    first = 1 if _is_ours(codec_class) else FIRST_USER_ID
+    if not isinstance(wire_id, int) or not first <= wire_id <= 255:
+        raise InvalidArgument(f"{codec_class.__name__}.wire_id: expected an integer of {first} to 255, got {wire_id!r}")
     for taken in table.values():
         if taken.wire_id == wire_id or taken.__name__ == codec_class.__name__:
             raise InvalidArgument(

@@ -1,12 +1,27 @@
-"""A compressor's state as plain values and arrays: saved by each rank, loaded by the same or another number of ranks.
+"""A compressor's state as plain values and arrays.
 
-What is kept of each parameter is an adapter's slot: ``steps``, ``loss_scale``, ``memory()`` -> {kind: copy of the array} and
-``set_memory({kind: array})``.
+Each rank saves its own; the same or another number of ranks loads it.
+
+What is kept of each parameter is an adapter's slot:
+
+- ``shape``, ``state_names`` and ``follows_loss_scale`` say what belongs in its state;
+- ``steps``, ``loss_scale`` and ``memory()``, {kind: copy of the array}, are what is saved;
+- ``numpy_of(value)`` is an array of its framework as a NumPy array, None for anything else;
+- ``set_memory({kind: (d,) float32 NumPy array})`` takes what was saved.
 """
 
+import math
+
+import numpy as np
+
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.memory.saturated import saturated_sum
+from deepreduce_hvd.settings import is_integer, is_number
 
 _VERSION = 1
+_KEYS = ("version", "fingerprint", "rank", "size", "parameters")
+_PARAMETER_KEYS = ("steps", "loss_scale", "memory")
+_MOST_LISTED = 8
 
 
 def dump(slots, fingerprint, rank, size):
@@ -16,45 +31,175 @@ def dump(slots, fingerprint, rank, size):
         "fingerprint": fingerprint,
         "rank": rank,
         "size": size,
-        "parameters": {name: {"steps": slot.steps, "loss_scale": slot.loss_scale, "memory": slot.memory()} for name, slot in slots.items()},
+        "parameters": {
+            name: {"steps": slot.steps, "loss_scale": slot.loss_scale, "memory": slot.memory()}
+            for name, slot in slots.items()
+        },
     }
 
 
 def load(slots, state, fingerprint, rank, size):
-    """Takes one rank's state, or those of all ranks in rank order (the rule is in Compressor.load_state_dict)."""
-    states = list(state) if isinstance(state, (list, tuple)) else [state]
-    for one in states:
-        _check(one, slots, fingerprint)
-    if isinstance(state, dict):
-        if (state["size"], state["rank"]) != (size, rank):
-            raise InvalidArgument(
-                f"compressor state: expected that of rank {rank} of {size}, got that of rank {state['rank']} of {state['size']}; "
-                "after a change of the number of ranks give the list of all ranks' states"
-            )
-        own = states
+    """Takes one rank's state, or those of all ranks, as Compressor.load_state_dict says.
+
+    Everything is checked before anything is taken: a refusal leaves all slots as they were.
+    """
+    if isinstance(state, (list, tuple)):
+        states = {f"compressor state of rank {rank}": one for rank, one in enumerate(state)}
+        for where, one in states.items():
+            _check_head(where, one, slots)
+        _check_ranks(list(states.values()))
+        own = list(states)[rank::size]
     else:
-        if [one["rank"] for one in states] != list(range(len(states))) or any(one["size"] != len(states) for one in states):
+        states = {"compressor state": state}
+        _check_head("compressor state", state, slots)
+        if (state["rank"], state["size"]) != (rank, size):
             raise InvalidArgument(
-                f"compressor states: expected those of all ranks in rank order, got ranks {[one['rank'] for one in states]} "
-                f"of {sorted({one['size'] for one in states})}"
+                f"compressor state: expected that of rank {rank} of {size}, got that of rank "
+                f"{state['rank']} of {state['size']}; after a change of the number of ranks give "
+                "the list of all ranks' states"
             )
-        own = states[rank::size]
-    for name, slot in slots.items():
-        saved = states[0]["parameters"][name]
-        slot.steps = saved["steps"]
-        slot.loss_scale = saved["loss_scale"]
-        kinds = saved["memory"].keys()
-        # 0 * keeps an array of the framework where no old rank's state is this one's
-        slot.set_memory({kind: sum((one["parameters"][name]["memory"][kind] for one in own), 0 * saved["memory"][kind]) for kind in kinds})
+        own = list(states)
+    for where, one in states.items():
+        _check_fingerprint(where, one["fingerprint"], fingerprint)
+        _expect_keys(f"{where}: parameters", one["parameters"], slots)
+    loaded = [_loaded(name, slot, states, own) for name, slot in slots.items()]
+    for slot, (steps, loss_scale, memory) in zip(slots.values(), loaded):
+        slot.steps = steps
+        slot.loss_scale = loss_scale
+        slot.set_memory(memory)
 
 
-def _check(state, slots, fingerprint):
+def check_identity(what, found, fingerprint, rank, size):
+    """Raises InvalidArgument unless ``found``, a dictionary of the other three, says the same."""
+    _expect_keys(what, found, ("fingerprint", "rank", "size"))
+    _check_fingerprint(what, found["fingerprint"], fingerprint)
+    if (found["rank"], found["size"]) != (rank, size):
+        raise InvalidArgument(
+            f"{what}: expected that of rank {rank} of {size}, got that of rank {found['rank']} of "
+            f"{found['size']}; after a change of the number of ranks give load_state_dict the list "
+            "of all ranks' states"
+        )
+
+
+def _check_fingerprint(where, found, expected):
+    if found != expected:
+        got = f"{found:08x}" if is_integer(found) else repr(found)
+        raise InvalidArgument(
+            f"{where}: expected one of the same configuration and parameters ({expected:08x}), "
+            f"got {got}"
+        )
+
+
+def _check_head(where, state, slots):
+    """The entries beside the parameters."""
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         got = state.get("version") if isinstance(state, dict) else type(state).__name__
-        raise InvalidArgument(f"compressor state: expected a dictionary of version {_VERSION}, got {got!r}")
-    if state["fingerprint"] != fingerprint:
+        raise InvalidArgument(f"{where}: expected a dictionary of version {_VERSION}, got {got!r}")
+    _expect_keys(where, state, _KEYS)
+    rank, size = state["rank"], state["size"]
+    if not is_integer(rank) or not is_integer(size) or not 0 <= rank < size:
         raise InvalidArgument(
-            f"compressor state: expected one of the same configuration and parameters ({fingerprint:08x}), got {state['fingerprint']:08x}"
+            f"{where}: expected integers 0 <= rank < size, got {rank!r} and {size!r}"
         )
-    if state["parameters"].keys() != slots.keys():
-        raise InvalidArgument(f"compressor state: expected parameters {sorted(slots)}, got {sorted(state['parameters'])}")
+
+
+def _check_ranks(states):
+    ranks, sizes = [one["rank"] for one in states], sorted({one["size"] for one in states})
+    if ranks != list(range(len(states))) or sizes != [len(states)]:
+        raise InvalidArgument(
+            "compressor states: expected those of all ranks in rank order, got ranks "
+            f"{ranks} of {sizes}"
+        )
+
+
+def _expect_keys(where, found, expected):
+    """Raises InvalidArgument unless ``found`` is a dictionary of just these keys."""
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{where}: expected a dictionary, got {type(found).__name__}")
+    missing = [key for key in expected if key not in found]
+    unknown = [key for key in found if key not in expected]
+    if missing or unknown:
+        kinds = {"no": missing, "also": unknown}
+        got = " and ".join(f"{kind} {_listed(keys)}" for kind, keys in kinds.items() if keys)
+        raise InvalidArgument(f"{where}: expected {_listed(expected)}, got {got}")
+
+
+def _listed(names):
+    names = [str(name) for name in names]
+    rest = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + rest or "nothing"
+
+
+def _loaded(name, slot, states, own):
+    """(steps, loss scale, memory) of one parameter: the sum of the memories of ``own`` states."""
+    parts = {
+        where: _Part(f"{where}, parameter {name}", slot, one["parameters"][name])
+        for where, one in states.items()
+    }
+    first = next(iter(parts.values()))
+    for part in parts.values():
+        for what in ("steps", "loss_scale"):
+            if getattr(part, what) != getattr(first, what):
+                raise InvalidArgument(
+                    f"{part.where}: expected the {what} of all ranks, {getattr(first, what)}, "
+                    f"got {getattr(part, what)}"
+                )
+    memory = {}
+    for kind in slot.state_names:
+        kept = [parts[where].memory[kind] for where in own]
+        memory[kind] = kept[0] if kept else np.zeros(math.prod(slot.shape), dtype=np.float32)
+        for array in kept[1:]:
+            memory[kind] = saturated_sum(memory[kind], array)
+    return first.steps, first.loss_scale if slot.follows_loss_scale else None, memory
+
+
+class _Part:
+    """One parameter in one rank's state, checked; ``memory`` is {kind: (d,) float32}."""
+
+    def __init__(self, where, slot, saved):
+        self.where = where
+        _expect_keys(where, saved, _PARAMETER_KEYS)
+        self.steps, self.loss_scale = saved["steps"], saved["loss_scale"]
+        if not is_integer(self.steps) or not 0 <= self.steps < 2**63:
+            raise InvalidArgument(
+                f"{where}: expected steps, an integer in [0, 2^63), got {self.steps!r}"
+            )
+        scale = self.loss_scale
+        if scale is not None and not (is_number(scale) and 0 < scale < math.inf):
+            raise InvalidArgument(
+                f"{where}: expected loss_scale None or a positive finite number, got {scale!r}"
+            )
+        _expect_keys(f"{where}, memory", saved["memory"], slot.state_names)
+        self.memory = {
+            kind: _checked_array(f"{where}, {kind}", slot, saved["memory"][kind])
+            for kind in slot.state_names
+        }
+        self._check_units(slot)
+
+    def _check_units(self, slot):
+        """A memory is in units of the scaled loss."""
+        if (self.loss_scale is not None) == slot.follows_loss_scale:
+            return
+        if any(array.any() for array in self.memory.values()):
+            expected = "a number" if slot.follows_loss_scale else "None"
+            given = "given" if slot.follows_loss_scale else "not given"
+            raise InvalidArgument(
+                f"{self.where}: expected loss_scale {expected}, as this Compressor is {given} "
+                f"loss_scale=, got {self.loss_scale!r}"
+            )
+
+
+def _checked_array(where, slot, value):
+    array = slot.numpy_of(value)
+    shape = tuple(slot.shape)
+    flat = (math.prod(shape),)
+    if array is None or array.dtype != np.float32 or array.shape not in (flat, shape):
+        got = type(value).__name__
+        if hasattr(value, "dtype"):
+            got = f"{value.dtype} of shape {tuple(value.shape)}"
+        raise InvalidArgument(f"{where}: expected a float32 array of shape {flat}, got {got}")
+    array = array.reshape(-1)
+    if not np.isfinite(array).all():
+        first = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InvalidArgument(f"{where}: expected finite numbers, got {array[first]} at {first}")
+    return array

@@ -7,20 +7,12 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from deepreduce_hvd import _native, codec as neutral, errors
+from deepreduce_hvd import _native, backends, codec as neutral, errors
 
 
 def _library():
-    """The op library, whose name carries the TensorFlow version that it was built for: another version's ABI is not the same."""
     directory = pathlib.Path(__file__).parent
-    library = directory / f"_tf_ops-{tf.__version__}.so"
-    if not library.exists():
-        built_for = ", ".join(sorted(path.stem.removeprefix("_tf_ops-") for path in directory.glob("_tf_ops-*.so"))) or "none"
-        raise errors.NativeMissing(
-            f"deepreduce_hvd: expected the TensorFlow operators for version {tf.__version__}, got those for {built_for}; "
-            "install the package again with this TensorFlow present and DEEPREDUCE_WITH_TENSORFLOW=1"
-        )
-    return library
+    return backends.operator_library(directory, "_tf_ops", "TensorFlow", tf.__version__)
 
 
 def _load_operators():
@@ -92,19 +84,24 @@ def allreduce_gradients(gradients, variables, compression, op=None):
             return None
         if isinstance(gradient, tf.IndexedSlices):
             return session.allreduce_slices(gradient, variable, op)
-        return hvd.allreduce(gradient, op=op, compression=compression, process_set=session.process_set)
+        return hvd.allreduce(gradient, op=op, compression=session.bound_to([variable]), process_set=session.process_set)
 
     return [reduce(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
 
 
 def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
     """One gradient -> (n,) uint8 payload; the ``state`` variables are updated in place."""
-    if codec.native:
+    if codec.is_native(memory):
         position = [seed, step, tensor, rank]
         with tf.device(gradient.device):
             return checked(
                 operators.deepreduce_encode, gradient, [codec.fields(memory, step)], position, [part.handle for part in state], []
             )
+    if not hasattr(gradient, "numpy"):
+        raise errors.InvalidArgument(
+            f"gradient: expected an eager tensor for {codec!r} with {memory!r}, which NumPy runs, got a "
+            "symbolic one; encode outside of tf.function"
+        )
     array = gradient.numpy()
     bfloat16 = gradient.dtype == tf.bfloat16
     arrays = tuple(part.numpy() for part in state)
@@ -132,13 +129,11 @@ class _TensorFlow:
 
     def decode(self, payload, max_elements):
         data = self.to_numpy_bytes(payload)
-        d = neutral.inspect(data)["d"]
-        if d > max_elements:
-            raise errors.InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
+        d = neutral.elements_of(data, max_elements)
         if not neutral.all_native([data]):
             return tf.constant(neutral.decode_numpy(data, max_elements))
         with tf.device(payload.device):
-            return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], [], [], [], [], T=tf.float32)
+            return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], 1, [], [], [], [], T=tf.float32)
 
     def decode_sum(self, payloads, out, scale):
         if not isinstance(out, tf.Variable) or out.dtype != tf.float32 or out.shape.rank != 1:
@@ -149,7 +144,7 @@ class _TensorFlow:
             for payload, array in zip(payloads, arrays):
                 _native.inspect(array)  # one payload and no more: the operator would take several
                 with tf.device(initial.device):
-                    initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, [initial], [], [], [], T=tf.float32)
+                    initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, 1, [initial], [], [], [], T=tf.float32)
             return out.assign(initial)
         return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
 

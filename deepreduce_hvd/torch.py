@@ -10,15 +10,16 @@ import re
 import numpy as np
 import torch
 
-from deepreduce_hvd import codec as neutral, errors, payload as container
+from deepreduce_hvd import backends, codec as neutral, errors, payload as container
 
-_LIBRARY = pathlib.Path(__file__).with_name("_torch_ops.so")
-if not _LIBRARY.exists():
-    raise errors.NativeMissing(
-        f"deepreduce_hvd: expected the PyTorch operators at {_LIBRARY.name}, got none; "
-        "install the package again with PyTorch present and DEEPREDUCE_WITH_PYTORCH=1"
-    )
-torch.ops.load_library(str(_LIBRARY))
+
+def _load_operators():
+    directory = pathlib.Path(__file__).parent
+    library = backends.operator_library(directory, "_torch_ops", "PyTorch", torch.__version__)
+    torch.ops.load_library(str(library))
+
+
+_load_operators()
 
 #: whether this installation has the operators for CUDA devices
 HAS_CUDA_OPERATORS = hasattr(torch.ops.deepreduce, "start_decode_sum_")
@@ -65,9 +66,9 @@ def checked(operator, *arguments):
 def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):
     """One contiguous (d,) gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are updated in place.
 
-    All of them are on the host or, with the operators for it and a codec that is :attr:`Codec.native`, on one CUDA device.
+    All of them are on the host or, with the operators for it and a codec that is :meth:`Codec.is_native`, on one CUDA device.
     """
-    if codec.native:
+    if codec.is_native(memory):
         padded = (*state, *[None] * (2 - len(state)))
         return checked(
             torch.ops.deepreduce.encode, gradient, *padded, threshold, codec.fields(memory, step), seed, step, tensor, rank
@@ -76,8 +77,9 @@ def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, r
     if dtype is None:
         raise errors.InvalidArgument(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
     array = gradient.float().numpy() if dtype == 2 else gradient.numpy()
+    arrays = tuple(part.detach().numpy() for part in state)
     data, _ = neutral.encode_numpy(
-        codec, memory, array, tuple(part.numpy() for part in state), 0.0, seed, step, tensor, rank, dtype=dtype
+        codec, memory, array, arrays, 0.0, seed, step, tensor, rank, dtype=dtype
     )
     return torch.from_numpy(data)
 
@@ -103,9 +105,12 @@ class _Torch:
         for name, part in (("gradient", gradient), *zip(memory.state, state)):
             if not isinstance(part, torch.Tensor) or part.dim() != 1 or part.layout != torch.strided:
                 raise errors.InvalidArgument(f"{name}: expected a dense 1-D torch tensor, got {_describe(part)}")
+            if part.is_neg() or part.is_conj():
+                raise errors.InvalidArgument(f"{name}: expected its own numbers, got a view that negates them; use resolve_neg()")
         if any(part.device != gradient.device for part in state):
             raise errors.InvalidArgument(f"residual: expected it on the gradient's device {gradient.device}, got {state[0].device}")
-        if on_device(gradient) and codec.native:
+        _expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
+        if on_device(gradient) and codec.is_native(memory):
             return encode_flat(codec, memory, gradient.detach().contiguous(), state, None, seed, step, tensor, rank), 0.0
         on_host = tuple(part.cpu() for part in state)
         payload = encode_flat(codec, memory, gradient.detach().cpu().contiguous(), on_host, None, seed, step, tensor, rank)
@@ -115,11 +120,8 @@ class _Torch:
         return payload.to(gradient.device), 0.0
 
     def decode(self, payload, max_elements):
-        host = payload.cpu()
-        d = neutral.inspect(self.to_numpy_bytes(host))["d"]
-        if d > max_elements:
-            raise errors.InvalidArgument(f"payload: expected at most max_elements = {max_elements} elements, got {d}")
-        return self.decode_sum([payload], torch.zeros(d, device=payload.device), 1.0)
+        d = neutral.elements_of(self.to_numpy_bytes(payload), max_elements)
+        return self.decode_sum([payload], torch.zeros(d, dtype=torch.float32, device=payload.device), 1.0)
 
     def decode_sum(self, payloads, out, scale):
         if out.dim() != 1 or out.dtype != torch.float32 or not out.is_contiguous():
@@ -140,6 +142,21 @@ class _Torch:
 def _expect_bytes(payload):
     if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8 or payload.dim() != 1:
         raise errors.InvalidArgument(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+
+
+def _expect_apart(**tensors):
+    """Raises InvalidArgument when tensors share memory: what is written to one would change another."""
+    spans = {}
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():  # a gradient, which is copied; other strided tensors are refused
+            continue
+        start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        for other, (device, first, end) in spans.items():
+            if device == tensor.device and size and start < end and first < start + size:
+                raise errors.InvalidArgument(
+                    f"{name}: expected memory of its own, got that of {other}"
+                )
+        spans[name] = tensor.device, start, start + size
 
 
 def _describe(value):

@@ -24,9 +24,22 @@ class Message(NamedTuple):
     notice: bytes | None
 
 
+def describe(error):
+    """The type and text of a failure, whatever they are: a message that cannot be made must not keep the others from hearing of it."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}, whose message cannot be read"
+
+
 def notice(error):
     """A failure as (n,) uint8 that takes a payload's place."""
-    return _native.write_notice(f"{type(error).__name__}: {error}")
+    return write_notice(describe(error))
+
+
+def write_notice(text):
+    """The same of a text. What UTF-8 cannot say, such as half of a pair of UTF-16, is escaped."""
+    return _native.write_notice(text.encode(errors="backslashreplace"))
 
 
 def split(gathered):
@@ -41,24 +54,43 @@ def raise_notices(name, messages):
         raise PeerFailed(f"parameter {name}: {'; '.join(failures)}")
 
 
-def probe(rank, fingerprint):
-    """What compress hands to Horovod's reduction, as a list of four numbers that float32 holds."""
-    return _native.make_probe(rank, fingerprint)
+class Present(NamedTuple):
+    """The ranks whose gradients a reduction adds up: how many, and the sum of each global rank plus one."""
+
+    count: int
+    rank_sum: int
+
+    @classmethod
+    def of(cls, ranks):
+        """Those of a list of global ranks."""
+        return cls(len(ranks), sum(ranks) + len(ranks))
 
 
-def scale_of(name, reduced, ranks, fingerprint):
+def probe(rank, fingerprint, step):
+    """What compress hands to Horovod's reduction, as a list of four numbers that float32 holds.
+
+    Args:
+        rank: this rank among all.
+        fingerprint: 32 bits of this rank's configuration.
+        step: how many gradients of this parameter came before.
+    """
+    return _native.make_probe(rank, fingerprint, step)
+
+
+def scale_of(name, reduced, present, fingerprint, step):
     """The factor that Horovod's reduction applies to each rank's gradient: 1/size under Average, 1 under Sum.
 
     Args:
         reduced: the probe after Horovod's reduction, four floats.
-        ranks: the global ranks that this compressor exchanges with.
+        present: the ranks that take part, as :class:`Present`.
         fingerprint: of this rank's configuration.
+        step: that of this rank's probe.
 
     Raises:
         InvalidArgument: the reduction is not a sum or an average, it runs over other ranks, or another rank's
-            compressor is configured differently.
+            compressor is configured differently or at another step.
     """
     try:
-        return _native.scale(reduced, len(ranks), sum(ranks) + len(ranks), fingerprint)
+        return _native.scale(reduced, *present, fingerprint, step)
     except InvalidArgument as error:
         raise InvalidArgument(f"parameter {name}: {error}") from None

@@ -209,7 +209,7 @@ def dry_run(architectures):
             expect_success("kernels", run(sys.executable, "scripts/build_cuda.py", *options))
         with part("compiling the operators against PyTorch's and TensorFlow's headers", "a minute"):
             expect_success("operators", run(sys.executable, "scripts/check_cuda_operators.py"))
-    if not list((ROOT / "deepreduce_hvd").glob("_torch_ops.so")):
+    if not list((ROOT / "deepreduce_hvd").glob("_torch_ops-*.so")):
         not_run.append("rehearsing the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)")
     else:
         with part("rehearsing the comparison on the host, which proves nothing of the GPU", "a minute"):

@@ -17,8 +17,8 @@ import time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import numpy as np
+import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -108,7 +108,7 @@ class Comparison:
     def sums(self, messages, lengths, table, start, what):
         def total(device, hints):
             with tf.device(device):
-                arguments = (tf.identity(messages), np.float64(0.5), [start.size], [tf.identity(start)], [], [], hints)
+                arguments = (tf.identity(messages), np.float64(0.5), [start.size], len(lengths), [tf.identity(start)], [], [], hints)
                 return outcome(lambda: adapter.operators.deepreduce_decode_sum(*arguments, T=tf.float32))
 
         expected = total(HOST, [])

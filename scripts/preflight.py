@@ -67,14 +67,14 @@ def tool_problems():
         problems.append("make: expected on PATH, got none; Debian package: make")
     command = shlex.split(os.environ.get("CXX", "g++"))
     if shutil.which(command[0]) is None:
-        return problems + ["C++ compiler: expected {} on PATH, got none; Debian package: g++".format(command[0])]
+        return problems + [f"C++ compiler: expected {command[0]} on PATH, got none; Debian package: g++"]
     answer = subprocess.run(command + ["-dumpfullversion", "-dumpversion"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     text = answer.stdout.decode(errors="replace").strip()
     version = re.match(r"(\d+)[.\d]*$", text)
     if answer.returncode != 0 or version is None:
-        problems.append("C++ compiler: expected a version from {}, got: {}".format(command[0], text))
+        problems.append(f"C++ compiler: expected a version from {command[0]}, got: {text}")
     elif int(version.group(1)) < OLDEST_COMPILER and "clang" not in command[0]:
-        problems.append("C++ compiler: expected g++ {} or newer, got {}; Debian package: g++".format(OLDEST_COMPILER, text))
+        problems.append(f"C++ compiler: expected g++ {OLDEST_COMPILER} or newer, got {text}; Debian package: g++")
     return problems
 
 
@@ -94,7 +94,7 @@ def header_problems(with_python=True):
                 if header == "zlib.h":
                     file.write("#include <zlib.h>\nint main() { return zlibVersion() == nullptr; }\n")
                 else:
-                    file.write("#include <{}>\nint main() {{ return 0; }}\n".format(header))
+                    file.write(f"#include <{header}>\nint main() {{ return 0; }}\n")
             trial = command + ["-I" + include] if include else command[:]
             trial += [source, "-o", os.path.join(scratch, "trial")] + (["-lz"] if header == "zlib.h" else [])
             done = subprocess.run(trial, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -103,7 +103,7 @@ def header_problems(with_python=True):
                 where = " in " + include if include else ""
                 problems.append(
                     "{}: expected {}{} to compile and link, got: {}; Debian package: {}".format(
-                        what, header, where, errors[0] if errors else "exit status {}".format(done.returncode), package
+                        what, header, where, errors[0] if errors else f"exit status {done.returncode}", package
                     )
                 )
     return problems
@@ -113,7 +113,7 @@ def host_problems():
     """What several hosts on one machine need; tools for root, which may not be on a user's PATH."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     return [
-        "hosts: expected {} on PATH, got none; Debian package: {}".format(tool, package)
+        f"hosts: expected {tool} on PATH, got none; Debian package: {package}"
         for tool, package in sorted(HOST_TOOLS.items())
         if shutil.which(tool, path=path) is None
     ]

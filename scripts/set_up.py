@@ -19,7 +19,6 @@ import os
 import subprocess
 import time
 import venv
-from pathlib import Path
 
 import build_horovod
 import fetch_data

@@ -15,6 +15,7 @@ REGISTER_OP("DeepreduceDecodeSum")
     .Input("messages: uint8")
     .Input("scale: double")
     .Input("shape: int64")
+    .Input("ranks: int32")
     .Input("initial: initials * float")
     .Input("spent: spent_types")
     .Input("seconds: records * resource")
@@ -42,7 +43,8 @@ Adds up payloads, in the order of the ranks.
 
 messages: the ranks' messages one after another; each rank sends `members` of them, this variable's is the one numbered `member`.
 scale: each payload's factor.
-shape: of the sum; [-1] takes the number of elements from the first payload.
+shape: of the sum; [-1] takes the number of elements from the first payload, at most 2^24 or 4096 for each of its bytes.
+ranks: how many sent messages, a scalar.
 initial: none, or one tensor to add to.
 spent: none, or the gradient that was encoded, whose memory the sum takes when nobody else needs it: fresh memory costs more than the sum.
 seconds: none, or the variable (2 double) in whose second element the time spent is counted.
@@ -61,7 +63,8 @@ class DecodeSumOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(kernel, decode_.check(kernel));
     Call call;
     OneVariablesPayloads payloads;
-    OP_REQUIRES_OK(kernel, payloads.split(call, kernel->input(DecodeSum::kMessages), decode_.member, decode_.members, decode_.variable));
+    OP_REQUIRES_OK(kernel, decode_.expect(kernel, &payloads));
+    OP_REQUIRES_OK(kernel, payloads.split(call, kernel->input(DecodeSum::kMessages), decode_.variable));
 
     tensorflow::TensorShape shape;
     OP_REQUIRES_OK(kernel, decode_.wanted_shape(call, kernel->input(DecodeSum::kShape), payloads, &shape));

@@ -11,7 +11,7 @@ namespace deepreduce_tf {
 
 struct DecodeSum {
   // inputs before the lists
-  enum { kMessages, kScale, kShape, kLists };
+  enum { kMessages, kScale, kShape, kRanks, kLists };
 
   explicit DecodeSum(tensorflow::OpKernelConstruction* construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("initials", &initials));
@@ -42,6 +42,11 @@ struct DecodeSum {
     return absl::OkStatus();
   }
 
+  // How many payloads there must be, and whose.
+  absl::Status expect(OpKernelContext* kernel, OneVariablesPayloads* payloads) const {
+    return payloads->expect(kernel->input(kRanks), member, members);
+  }
+
   float scale(OpKernelContext* kernel) const { return static_cast<float>(kernel->input(kScale).scalar<double>()()); }
 
   static bool takes_shape_of_payload(const Tensor& given) { return given.NumElements() == 1 && given.flat<int64_t>()(0) == -1; }
@@ -53,6 +58,12 @@ struct DecodeSum {
       dr_header header;
       const int status = dr_inspect(&call.context, payloads.data[0], payloads.sizes[0], &header);
       if (status != DR_OK) return status_of(status, named(variable, call.context.message));
+      const uint64_t most = dr_default_max_elements(payloads.sizes[0]);
+      if (header.d > most)
+        return absl::InvalidArgumentError(named(
+            variable, absl::StrCat("expected at most ", most, " elements of a payload of ", payloads.sizes[0],
+                                   " bytes where the shape is [-1], got ", header.d,
+                                   "; give the shape of a payload that you trust")));
       return tensorflow::TensorShape::BuildTensorShape({static_cast<int64_t>(header.d)}, shape);
     }
     return tensorflow::TensorShapeUtils::MakeShape(given.flat<int64_t>().data(), given.NumElements(), shape);
@@ -74,7 +85,7 @@ struct DecodeSum {
   // out += scale * each payload, all in host memory.
   absl::Status add_up(OpKernelContext* kernel, Call& call, const OneVariablesPayloads& payloads, float* out, int64_t elements) const {
     const int status = dr_decode_sum(&call.context, payloads.data.data(), payloads.sizes.data(), payloads.data.size(), out,
-                                     static_cast<uint64_t>(elements), scale(kernel));
+                                     static_cast<uint64_t>(elements), scale(kernel), nullptr);
     return status_of(status, named(variable, call.context.message));
   }
 

@@ -1,4 +1,4 @@
-// DeepreduceScale: the factor of the reduction in force.
+// DeepreduceProbe and DeepreduceScale: what rides on Horovod's reduction, and what it tells: the factor in force.
 #include "core.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -8,9 +8,60 @@ namespace {
 
 using tensorflow::shape_inference::InferenceContext;
 
+REGISTER_OP("DeepreduceProbe")
+    .Input("rank: int32")
+    .Input("step: int64")
+    .Output("probe: T")
+    .Attr("T: {float, double}")
+    .Attr("fingerprint: int")
+    .SetShapeFn([](InferenceContext* context) {
+      tensorflow::shape_inference::ShapeHandle scalar;
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 0, &scalar));
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 0, &scalar));
+      context->set_output(0, context->Vector(DR_PROBE_LENGTH));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+What a compressor hands to Horovod's reduction, (4,): it tells ranks, configuration (`fingerprint`) and step apart.
+)doc");
+
+class ProbeOp : public tensorflow::OpKernel {
+ public:
+  explicit ProbeOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("fingerprint", &fingerprint_));
+  }
+
+  void Compute(OpKernelContext* kernel) override {
+    OP_REQUIRES(kernel, kernel->input(0).dims() == 0 && kernel->input(1).dims() == 0,
+                absl::InvalidArgumentError("rank and step: expected scalars"));
+    Tensor* probe = nullptr;
+    OP_REQUIRES_OK(kernel, kernel->allocate_output(0, tensorflow::TensorShape({DR_PROBE_LENGTH}), &probe));
+    double numbers[DR_PROBE_LENGTH];
+    dr_make_probe(static_cast<uint64_t>(kernel->input(0).scalar<int32_t>()()), static_cast<uint32_t>(fingerprint_),
+                  static_cast<uint64_t>(kernel->input(1).scalar<int64_t>()()), numbers);
+    for (int i = 0; i < DR_PROBE_LENGTH; ++i) {
+      if (probe->dtype() == tensorflow::DT_FLOAT)
+        probe->flat<float>()(i) = static_cast<float>(numbers[i]);
+      else
+        probe->flat<double>()(i) = numbers[i];
+    }
+  }
+
+ private:
+  int64_t fingerprint_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DeepreduceProbe").Device(tensorflow::DEVICE_CPU), ProbeOp);
+#if GOOGLE_CUDA
+// for graphs that are placed on a GPU as a whole
+REGISTER_KERNEL_BUILDER(
+    Name("DeepreduceProbe").Device(tensorflow::DEVICE_GPU).HostMemory("rank").HostMemory("step").HostMemory("probe"), ProbeOp);
+#endif
+
 REGISTER_OP("DeepreduceScale")
     .Input("reduced_probe: T")
     .Input("size: int32")
+    .Input("step: int64")
     .Output("scale: double")
     .Attr("T: {float, double}")
     .Attr("ranks: list(int) = []")
@@ -22,13 +73,14 @@ REGISTER_OP("DeepreduceScale")
       TF_RETURN_IF_ERROR(context->WithRank(context->input(0), 1, &probe));
       TF_RETURN_IF_ERROR(context->WithValue(context->Dim(probe, 0), DR_PROBE_LENGTH, &length));
       TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 0, &size));
+      TF_RETURN_IF_ERROR(context->WithRank(context->input(2), 0, &size));
       context->set_output(0, context->Scalar());
       return absl::OkStatus();
     })
     .Doc(R"doc(
 The factor that Horovod's reduction applies to each rank's gradient, from the reduced probe.
 
-size: of the process set; `ranks` are its global ranks, all when there are none.
+size: of the process set; `ranks` are its global ranks, all when there are none. step: that of this rank's probe.
 )doc");
 
 class ScaleOp : public tensorflow::OpKernel {
@@ -44,7 +96,7 @@ class ScaleOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* kernel) override {
     const Tensor& probe = kernel->input(0);
-    OP_REQUIRES(kernel, probe.NumElements() == DR_PROBE_LENGTH && kernel->input(1).dims() == 0,
+    OP_REQUIRES(kernel, probe.NumElements() == DR_PROBE_LENGTH && kernel->input(1).dims() == 0 && kernel->input(2).dims() == 0,
                 absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ", probe.shape().DebugString())));
     uint64_t count = rank_count_, sum = rank_sum_;
     if (count == 0) {
@@ -57,7 +109,7 @@ class ScaleOp : public tensorflow::OpKernel {
     double numbers[DR_PROBE_LENGTH];
     for (int i = 0; i < DR_PROBE_LENGTH; ++i) numbers[i] = probe.dtype() == tensorflow::DT_FLOAT ? probe.flat<float>()(i) : probe.flat<double>()(i);
     const int status = dr_scale(&call.context, numbers, count, sum, static_cast<uint32_t>(fingerprint_),
-                                scale->scalar<double>().data());
+                                static_cast<uint64_t>(kernel->input(2).scalar<int64_t>()()), scale->scalar<double>().data());
     OP_REQUIRES_OK(kernel, status_of(status, absl::StrCat("parameter ", variable_, ": ", call.context.message)));
   }
 
@@ -71,7 +123,8 @@ REGISTER_KERNEL_BUILDER(Name("DeepreduceScale").Device(tensorflow::DEVICE_CPU), 
 #if GOOGLE_CUDA
 // five numbers: for graphs that are placed on a GPU as a whole
 REGISTER_KERNEL_BUILDER(
-    Name("DeepreduceScale").Device(tensorflow::DEVICE_GPU).HostMemory("reduced_probe").HostMemory("size").HostMemory("scale"), ScaleOp);
+    Name("DeepreduceScale").Device(tensorflow::DEVICE_GPU).HostMemory("reduced_probe").HostMemory("size").HostMemory("step").HostMemory("scale"),
+    ScaleOp);
 #endif
 
 }  // namespace

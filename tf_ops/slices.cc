@@ -70,14 +70,14 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     for (int64_t i = 0; i < indices.NumElements() && status == DR_OK; ++i)
       if (row[i] < 0 || row[i] >= rows_) status = failed(call, absl::StrCat("slices: expected indices of 0 to ", rows_ - 1, ", got ", row[i]));
 
-    std::vector<uint32_t> elements;
+    std::vector<uint32_t> elements, settled;
     std::vector<float> sums;
     if (status == DR_OK) {
       switch (type_) {
-        case tensorflow::DT_HALF: merge<Eigen::half>(values, row, slice_size, residual, &elements, &sums); break;
-        case tensorflow::DT_BFLOAT16: merge<tensorflow::bfloat16>(values, row, slice_size, residual, &elements, &sums); break;
-        case tensorflow::DT_DOUBLE: merge<double>(values, row, slice_size, residual, &elements, &sums); break;
-        default: merge<float>(values, row, slice_size, residual, &elements, &sums); break;
+        case tensorflow::DT_HALF: merge<Eigen::half>(values, row, slice_size, residual, &elements, &sums, &settled); break;
+        case tensorflow::DT_BFLOAT16: merge<tensorflow::bfloat16>(values, row, slice_size, residual, &elements, &sums, &settled); break;
+        case tensorflow::DT_DOUBLE: merge<double>(values, row, slice_size, residual, &elements, &sums, &settled); break;
+        default: merge<float>(values, row, slice_size, residual, &elements, &sums, &settled); break;
       }
       dr_sparse_encoding encoding{};
       encoding.indices = elements.data();
@@ -91,6 +91,7 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
       dr_message sent{};
       if (status == DR_OK) status = dr_read_message(&call.context, call.result->flat<uint8_t>().data(), call.result->NumElements(), &sent);
       if (status == DR_OK && residual != nullptr && !sent.non_finite) {
+        for (const uint32_t element : settled) residual[element] = 0.0f;
         for (size_t i = 0; i < elements.size(); ++i) residual[elements[i]] = sums[i];
         for (uint64_t i = 0; i < encoding.added_count; ++i) residual[encoding.added_indices[i]] += encoding.added_values[i];
       }
@@ -104,10 +105,10 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     return DR_INVALID_ARGUMENT;
   }
 
-  // The non-zero elements of the rows' sums, in ascending order.
+  // The non-zero elements of the rows' sums, in ascending order; `settled` are those whose residual the slices cancel: nothing of them is sent or kept.
   template <class T>
   static void merge(const Tensor& values, const int64_t* row, int64_t slice_size, const float* residual, std::vector<uint32_t>* elements,
-                    std::vector<float>* sums) {
+                    std::vector<float>* sums, std::vector<uint32_t>* settled) {
     const T* data = values.flat<T>().data();
     const int64_t n = values.dim_size(0);
     std::vector<int64_t> order(static_cast<size_t>(n));
@@ -122,7 +123,10 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
       for (last = first; last < n && row[order[last]] == row[order[first]]; ++last)
         for (int64_t j = 0; j < slice_size; ++j) sum[j] += static_cast<float>(data[order[last] * slice_size + j]);
       for (int64_t j = 0; j < slice_size; ++j) {
-        if (sum[j] == 0.0f) continue;
+        if (sum[j] == 0.0f) {
+          if (residual != nullptr && residual[start + j] != 0.0f) settled->push_back(static_cast<uint32_t>(start + j));
+          continue;
+        }
         elements->push_back(static_cast<uint32_t>(start + j));
         sums->push_back(sum[j]);
       }
@@ -139,6 +143,7 @@ REGISTER_KERNEL_BUILDER(Name("DeepreduceEncodeSlices").Device(tensorflow::DEVICE
 REGISTER_OP("DeepreduceDecodeSlices")
     .Input("messages: uint8")
     .Input("scale: double")
+    .Input("ranks: int32")
     .Input("seconds: resource")
     .Output("values: T")
     .Output("indices: int64")
@@ -157,7 +162,8 @@ REGISTER_OP("DeepreduceDecodeSlices")
       return absl::OkStatus();
     })
     .Doc(R"doc(
-Adds up the ranks' payloads of one variable of `shape` as slices: distinct rows in ascending order. A payload of NaN or Inf makes one slice of NaN.
+Adds up the payloads, one of each of `ranks` ranks, of one variable of `shape` as slices: distinct rows in ascending order. A payload of NaN or Inf
+makes one slice of NaN.
 )doc");
 
 class DecodeSlicesOp : public tensorflow::OpKernel {
@@ -175,7 +181,8 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
     const Stopwatch watch;
     Call call;
     OneVariablesPayloads payloads;
-    OP_REQUIRES_OK(kernel, payloads.split(call, kernel->input(0), 0, 1, variable_));
+    OP_REQUIRES_OK(kernel, payloads.expect(kernel->input(2)));
+    OP_REQUIRES_OK(kernel, payloads.split(call, kernel->input(0), variable_));
     std::vector<uint32_t> elements;
     std::vector<float> sums;
     if (payloads.non_finite) {
@@ -202,7 +209,7 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
     if (!kernel->status().ok()) return;
     LockedVariable record;
     double* seconds = nullptr;
-    OP_REQUIRES_OK(kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, 2)));
+    OP_REQUIRES_OK(kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, 3)));
     OP_REQUIRES_OK(kernel, record.writable(kernel, "seconds", 2, &seconds));
     seconds[1] += watch.seconds();
   }

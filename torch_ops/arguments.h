@@ -42,13 +42,14 @@ inline void expect_payload(const at::Tensor& payload) {
 
 inline void expect_elements(int64_t d) { DR_EXPECT(d >= 0, "d: expected at least 0, got ", d); }
 
-// Null when there is none.
+// Null when there is none; of an empty tensor, which PyTorch gives no memory, a pointer that nobody reads.
 inline float* state_data(const std::optional<at::Tensor>& state, int64_t d, at::Device device, const char* name) {
   if (!state.has_value()) return nullptr;
   DR_EXPECT(state->scalar_type() == at::kFloat && state->dim() == 1 && state->numel() == d && state->is_contiguous(), name,
             ": expected contiguous Float of shape [", d, "], got ", describe(*state));
   DR_EXPECT(state->device() == device, name, ": expected it on ", device, ", got ", describe(*state));
-  return state->mutable_data_ptr<float>();
+  static float nothing = 0;
+  return d == 0 ? &nothing : state->mutable_data_ptr<float>();
 }
 
 inline dr_codec codec_of(at::ArrayRef<double> fields) {

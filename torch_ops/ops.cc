@@ -75,7 +75,7 @@ void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double
   float* sum = state_data(out, out.numel(), at::kCPU, "out");
   Call call;
   call.check(dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(), sum,
-                           static_cast<uint64_t>(out.numel()), static_cast<float>(scale)));
+                           static_cast<uint64_t>(out.numel()), static_cast<float>(scale), nullptr));
 }
 
 at::Tensor decode(const at::Tensor& payload, int64_t d) {

@@ -7,6 +7,8 @@ from deepreduce_hvd.communicators.sums import PayloadSum
 class Allgather(Communicator):
     """One allgather of payloads; bytes received grow with the number of ranks (DeepReduce; GRACE's allgather)."""
 
+    puts_back = False
+
     def exchange(self, job, channel):
         gathered = yield channel.allgather(job.encode())
         return PayloadSum(job, gathered, channel.size)

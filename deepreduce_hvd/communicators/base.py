@@ -56,6 +56,9 @@ class Transport:
 class Communicator:
     """How what all ranks send of one bucket becomes their sum; a subclass is one file. An instance serves all buckets of a compressor."""
 
+    #: whether what it drops or loses of a sum goes back to memories, by their put_back
+    puts_back = True
+
     def check(self, codec, memory):
         """Raises InvalidArgument when the scheme cannot work with these stages."""
 

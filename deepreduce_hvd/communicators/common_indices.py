@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from deepreduce_hvd.communicators.partial import Partial, merged, notice
+from deepreduce_hvd import wire
+from deepreduce_hvd.communicators.partial import Partial, merged
 from deepreduce_hvd.communicators.sums import PartialSum
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
@@ -20,7 +21,7 @@ def flagged(count, own):
 
 def notices_of(own):
     """What a rank adds to the gather of failures' texts."""
-    return _NOTHING if own.failure is None else notice(own.failure)
+    return _NOTHING if own.failure is None else wire.write_notice(own.failure)
 
 
 def sum_values(job, channel, indices, own):

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.communicators.common_indices import notices_of
-from deepreduce_hvd.communicators.partial import merged
+from deepreduce_hvd.communicators.partial import failed, merged
 from deepreduce_hvd.communicators.sums import PartialSum
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
@@ -23,6 +23,19 @@ def send(channel, message, to):
     return channel.alltoall(parts)
 
 
+def _trimmed(job, total, trim, rank, keeps):
+    """What ``trim`` keeps of a sum; what it drops goes to this rank's memory if it ``keeps`` that."""
+    if not total.valid:
+        return total
+    try:
+        total, dropped = trim(total)
+        if keeps:
+            job.put_back(dropped.indices, dropped.values)
+    except Exception as error:  # the other ranks hear of it instead of waiting
+        return failed(rank, error)
+    return total
+
+
 def butterfly(job, channel, trim):
     """The exchange of recursive doubling, a generator that returns the sum.
 
@@ -38,11 +51,7 @@ def butterfly(job, channel, trim):
 
     def combine(low, high, lowest):
         total = merged([low, high], job.d, rank).without_zeros()
-        if total.valid:
-            total, dropped = trim(total)
-            if rank == lowest:
-                job.put_back(dropped.indices, dropped.values)
-        return total
+        return _trimmed(job, total, trim, rank, keeps=rank == lowest)
 
     if beyond:
         if rank >= power or rank < beyond:
@@ -93,8 +102,6 @@ def tree(job, channel, trim):
         received = yield send(channel, message, rank - distance if sends else None)
         if receives:
             partial = merged([message, received[rank + distance]], job.d, rank).without_zeros()
-            if partial.valid:
-                partial, dropped = trim(partial)
-                job.put_back(dropped.indices, dropped.values)
+            partial = _trimmed(job, partial, trim, rank, keeps=True)
     message = yield channel.broadcast(job.code(partial, stage + 1, 0) if rank == 0 else None, 0)
     return PartialSum(job, merged([message], job.d, rank))

@@ -2,11 +2,12 @@
 
 import numpy as np
 
+from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.common_indices import flagged, notices_of
 from deepreduce_hvd.communicators.job import Member
-from deepreduce_hvd.communicators.partial import Partial, failed, merged, notice
+from deepreduce_hvd.communicators.partial import Partial, failed, merged
 from deepreduce_hvd.communicators.sums import PartialSum
 from deepreduce_hvd.errors import DeepReduceError, InvalidArgument
 from deepreduce_hvd.index import RawIndex
@@ -33,6 +34,10 @@ class Hierarchical(Communicator):
         self.across = across
         self.ranks_per_host = ranks_per_host
 
+    @property
+    def puts_back(self):
+        return self.across.puts_back
+
     def check(self, codec, memory):
         self.across.check(codec, memory)
 
@@ -58,7 +63,7 @@ class Hierarchical(Communicator):
             try:
                 message = self._result(job, (yield from self.across.exchange(_host_job(job, local), across)))
             except DeepReduceError as error:  # the other ranks of the host hear of it too
-                message = notice(str(error))
+                message = wire.write_notice(str(error))
             except Exception as error:  # the same: they would wait for ever
                 message = failed(job.rank, error).message(job.d)
         message = yield within.broadcast(message, 0)
@@ -96,6 +101,7 @@ def _host_job(job, local):
             values, failure = np.broadcast_to(np.float32(0), end - start), RuntimeError(local.failure)
         else:
             values, failure = np.full(end - start, np.nan, dtype=np.float32) if local.non_finite else local.values[start:end], None
-        members.append(Member(member.name, values, member.state, member.key, 0, member.threshold))
+        held = member.held and not values.any()  # no rank of this host has learnt anything of it
+        members.append(Member(member.name, values, member.state, member.key, 0, member.threshold, held=held))
         members[-1].failure = failure
     return job.of(members)

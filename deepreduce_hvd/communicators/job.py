@@ -3,11 +3,19 @@
 import numpy as np
 
 from deepreduce_hvd import payload as container, wire
-from deepreduce_hvd.codec import encode_numpy, encode_sparse_numpy, select_numpy
+from deepreduce_hvd.codec import as_float32, encode_numpy, encode_sparse_numpy, select_numpy
 from deepreduce_hvd.communicators.partial import Partial, failed
+from deepreduce_hvd.memory import NoMemory
 
 #: coding keys of later stages are apart from those of the first; parameters' keys have 32 bits
 _STAGE_BITS = 32
+_NOTHING = np.zeros(0, dtype=np.uint32)
+_DTYPE_NAMES = {code: name for name, code in container.DTYPES.items()}
+
+
+def payload_of_nothing(codec, d, dtype=0):
+    """A payload (n,) uint8 of ``d`` elements of the type with the code ``dtype`` that decodes to zeros and carries none."""
+    return encode_sparse_numpy(codec, _NOTHING, np.zeros(0, dtype=np.float32), d, dtype=_DTYPE_NAMES[dtype])[0]
 
 
 class Member:
@@ -15,9 +23,11 @@ class Member:
 
     ``dtype`` is the gradient's code in docs/format.md, by default that of its NumPy type; numbers of bfloat16 come as uint16.
     ``threshold`` (1,) float32 is the hint that makes the next selection faster. ``encode`` overrides how its payload is made.
+    ``held``: the gradient is zero because nothing was learnt of the parameter in this step. It sends nothing, and its memory
+    stays as it is.
     """
 
-    def __init__(self, name, gradient, state, key=0, dtype=None, threshold=None, encode=None):
+    def __init__(self, name, gradient, state, key=0, dtype=None, threshold=None, encode=None, held=False):
         self.name = name
         self.gradient = gradient
         self.state = state
@@ -25,14 +35,12 @@ class Member:
         self.dtype = container.DTYPES.get(gradient.dtype.name) if dtype is None else dtype
         self.threshold = np.zeros(1, dtype=np.float32) if threshold is None else threshold
         self.encode = encode
+        self.held = held
         self.failure = None
 
     def as_float32(self):
         """The gradient as (d,) float32."""
-        if self.dtype == container.DTYPES["bfloat16"]:
-            return (self.gradient.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
-        with np.errstate(over="ignore"):
-            return self.gradient.astype(np.float32)
+        return as_float32(self.gradient, self.dtype)
 
     @classmethod
     def failed(cls, name, d, error):
@@ -78,14 +86,19 @@ class Job:
         return messages[0] if len(messages) == 1 else np.concatenate(messages)
 
     def _encode(self, member):
+        if member.held:
+            return payload_of_nothing(self.codec, member.gradient.size, member.dtype)
         payload, member.threshold[0] = encode_numpy(
             self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]),
             self.seed, self.step, member.key, self.rank, dtype=member.dtype,
         )  # fmt: skip
         return payload
 
-    def select(self, given=None):
-        """Takes the sparsifier's choice, or ``given`` indices, out of gradient plus memory, as a :class:`Partial`."""
+    def select(self, given=None, places_of_held=False):
+        """Takes the sparsifier's choice, or ``given`` indices, out of gradient plus memory, as a :class:`Partial`.
+
+        Of members that are held nothing is taken; with ``places_of_held`` zeros stand where the sparsifier would choose.
+        """
         indices, values = [], []
         for number, member in enumerate(self.members):
             start, end = self.offsets[number : number + 2]
@@ -96,16 +109,22 @@ class Job:
             try:
                 if member.failure is not None:
                     raise member.failure
-                found, selected, member.threshold[0] = select_numpy(
-                    self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]), self.seed, self.step, member.key,
-                    taken, dtype=member.dtype,
-                )  # fmt: skip
+                if member.held:
+                    found = taken
+                    if given is None:
+                        found = self._places(member) if places_of_held else _NOTHING
+                    selected = np.zeros(found.size, dtype=np.float32)
+                else:
+                    found, selected, member.threshold[0] = self._select(member, taken)
             except Exception as error:
                 member.failure = error
                 return failed(self.rank, error)
             if found is None:
-                for done, kept in zip(indices, values):
-                    self.put_back(done, kept)
+                try:
+                    for done, kept in zip(indices, values):
+                        self.put_back(done, kept)
+                except Exception as error:
+                    return failed(self.rank, error)
                 return Partial(non_finite=True)
             indices.append(found + np.uint32(start))
             values.append(selected)
@@ -113,16 +132,27 @@ class Job:
             return Partial(indices[0], values[0])
         return Partial(np.concatenate(indices), np.concatenate(values))
 
+    def _select(self, member, taken):
+        return select_numpy(
+            self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]), self.seed, self.step, member.key,
+            taken, dtype=member.dtype,
+        )  # fmt: skip
+
+    def _places(self, member):
+        """What the sparsifier chooses of zeros, (n,) uint32."""
+        zeros = np.zeros(member.gradient.size, dtype=np.float32)
+        return select_numpy(self.codec, NoMemory(), zeros, (), 0.0, self.seed, self.step, member.key)[0]
+
     def choose(self):
-        """The sparsifier's choice as a :class:`Partial`, with memories left as they are."""
-        kept = [member.state for member in self.members]
+        """The sparsifier's choice as a :class:`Partial`, with memories left as they are; members that are held have one too."""
+        kept = [(member.state, member.held) for member in self.members]
         try:
             for member in self.members:
-                member.state = tuple(part.copy() for part in member.state)
+                member.state, member.held = tuple(part.copy() for part in member.state), False
             return self.select()
         finally:
-            for member, state in zip(self.members, kept):
-                member.state = state
+            for member, (state, held) in zip(self.members, kept):
+                member.state, member.held = state, held
 
     def put_back(self, indices, values):
         """Returns to the memories what was taken and did not reach the sum: ``values`` (n,) at ascending ``indices`` (n,)."""
@@ -153,9 +183,9 @@ class Job:
             message, added, added_values = encode_sparse_numpy(
                 codec or self.codec, partial.indices, lacks, d, self.step, self.seed, self.members[0].key | stage << _STAGE_BITS, group
             )
-        except Exception as error:
+            if keep:
+                self.put_back(partial.indices + np.uint32(start), lacks)
+                self.put_back(added + np.uint32(start), added_values)
+        except Exception as error:  # the other ranks hear of it instead of waiting
             return failed(self.rank, error).message(d)
-        if keep:
-            self.put_back(partial.indices + np.uint32(start), lacks)
-            self.put_back(added + np.uint32(start), added_values)
         return message

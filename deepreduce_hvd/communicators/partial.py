@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd import _native, payload as container, wire
+from deepreduce_hvd import payload as container, wire
 from deepreduce_hvd.codec import decode_sum_sparse
 
 _NO_INDICES = np.zeros(0, dtype=np.uint32)
@@ -30,18 +30,13 @@ class Partial:
     def message(self, d):
         """What stands in for a payload of a tensor of ``d`` elements when there is none."""
         if self.failure is not None:
-            return notice(self.failure)
+            return wire.write_notice(self.failure)
         return container.write(container.Payload(d, 0, flags=container.NON_FINITE))
-
-
-def notice(text):
-    """The text of a failure as a message."""
-    return _native.write_notice(text)
 
 
 def failed(rank, error):
     """The partial sum of a rank that met ``error``."""
-    return Partial(failure=f"rank {rank}: {type(error).__name__}: {error}")
+    return Partial(failure=f"rank {rank}: {wire.describe(error)}")
 
 
 def merged(messages, d, rank):

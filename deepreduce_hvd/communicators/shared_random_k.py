@@ -19,7 +19,7 @@ class SharedRandomK(Communicator):
             raise InvalidArgument(f"SharedRandomK: expected the sparsifier RandomK or NoneSparsifier, got {codec.sparsifier!r}")
 
     def exchange(self, job, channel):
-        own = job.select()
+        own = job.select(places_of_held=True)
         indices = own.indices
         if not own.valid:  # the others expect as many numbers as from everyone
             indices = np.zeros(sum(job.codec.sparsifier.most_selected(member.gradient.size, job.step) for member in job.members), dtype=np.uint32)

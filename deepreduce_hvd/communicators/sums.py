@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd import wire
-from deepreduce_hvd.codec import decode_sum_numpy, decode_sum_sparse
+from deepreduce_hvd.codec import add_payloads, decode_sum_sparse
 from deepreduce_hvd.errors import CorruptPayload, PeerFailed
 
 
@@ -15,7 +15,12 @@ class Sum:
         raise NotImplementedError
 
     def add_to(self, member, out, scale):
-        """``out`` (d,) float32 NumPy += ``scale`` * the sum of this member; NaN everywhere when it is void."""
+        """``out`` (d,) float32 NumPy += ``scale`` * the sum of this member; NaN everywhere when it is void.
+
+        Returns:
+            The largest magnitude that an addition left in any element, NaN being the largest of all. No addition has
+            overflowed unless it is Inf or NaN.
+        """
         raise NotImplementedError
 
     def sparse(self, member, scale):
@@ -49,7 +54,7 @@ class PayloadSum(Sum):
 
     def add_to(self, member, out, scale):
         try:
-            decode_sum_numpy(self.payloads(member), out, scale)
+            return add_payloads(self.payloads(member), out, scale)
         except CorruptPayload:
             self._raise_culprit(member)
             raise
@@ -94,9 +99,10 @@ class PartialSum(Sum):
     def add_to(self, member, out, scale):
         if self.partial.non_finite:
             out[:] = np.nan
-            return
+            return np.nan
         indices, values = self._cut(member)
         out[indices] += np.float32(scale) * values
+        return np.abs(out[indices]).max(initial=0)
 
     def sparse(self, member, scale):
         indices, values = self._cut(member)

@@ -1,6 +1,8 @@
 // The C ABI: failures become a status and a message, the floating-point environment is the default one.
+#include <algorithm>
 #include <cstdio>
 
+#include "codecs.h"
 #include "encode.h"
 #include "payload.h"
 #include "wire.h"
@@ -78,9 +80,11 @@ int dr_encode_sparse(dr_context* context, const dr_codec* codec, dr_sparse_encod
 }
 
 int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
-                  float* out, uint64_t d, float scale) {
+                  float* out, uint64_t d, float scale, float* largest) {
   return guarded(context, [&](Context& inner) {
-    for (uint64_t p = 0; p < payload_count; ++p) decode_sum(inner, payloads[p], sizes[p], out, d, scale);
+    Largest of_all;
+    for (uint64_t p = 0; p < payload_count; ++p) decode_sum(inner, payloads[p], sizes[p], out, d, scale, of_all);
+    if (largest != nullptr) *largest = of_all.magnitude();
   });
 }
 
@@ -105,11 +109,24 @@ int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes) 
   return guarded(context, [&](Context&) { write_notice(context, text, text_bytes); });
 }
 
-void dr_make_probe(uint64_t rank, uint32_t fingerprint, double* probe) { make_probe(rank, fingerprint, probe); }
-
-int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint, double* scale) {
-  return guarded(context, [&](Context&) { *scale = scale_of(reduced_probe, rank_count, rank_sum, fingerprint); });
+void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
+  make_probe(rank, fingerprint, step, probe);
 }
+
+int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+             uint32_t fingerprint, uint64_t step, double* scale) {
+  return guarded(context, [&](Context&) {
+    *scale = scale_of(reduced_probe, rank_count, rank_sum, fingerprint, step);
+  });
+}
+
+uint64_t dr_default_max_elements(uint64_t payload_bytes) {
+  const uint64_t least = uint64_t{1} << 24, a_byte = 4096;
+  if (payload_bytes > kMaxElements / a_byte) return kMaxElements;
+  return std::max(least, payload_bytes * a_byte);
+}
+
+const dr_stage_row* dr_stage_table(uint32_t number) { return stage_row(number); }
 
 int dr_simd_level(void) { return static_cast<int>(best_simd()); }
 

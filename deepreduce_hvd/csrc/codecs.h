@@ -1,4 +1,4 @@
-// The contracts of the stages and the tables that name them. A codec is one .cc file and one row in registry.cc.
+// The contracts of the stages and the tables that name them. A codec is one .cc file and one row in stages.def.
 #ifndef DEEPREDUCE_CODECS_H
 #define DEEPREDUCE_CODECS_H
 
@@ -66,11 +66,25 @@ const Codec* find_codec(const Codec* const (&table)[count], int id) {
   return nullptr;
 }
 
-enum SparsifierId : int { kNoneSparsifier = 0, kTopK = 1, kRandomK = 2, kThreshold = 3, kChunkTopK = 4 };
-enum MemoryId : int { kNoMemory = 0, kResidual = 1, kLowPass = 2, kMomentumCorrection = 3 };
-enum IndexId : int { kAllIndices = 0, kRawIndex = 1, kBitmap = 2, kRLE = 3, kHuffman = 4, kRice = 5, kEliasFano = 6, kBloom = 7 };
+// A row of the table of stages, null past the last one.
+const dr_stage_row* stage_row(uint32_t number);
+
+enum SparsifierId : int {
+#define DR_SPARSIFIER(id, Name, file, where, ...) k##Name = id,
+#include "stages.def"
+};
+enum MemoryId : int {
+#define DR_MEMORY(id, Name, file, where, ...) k##Name = id,
+#include "stages.def"
+};
+enum IndexId : int {
+  kAllIndices = 0,  // of a payload that carries all elements
+#define DR_INDEX_CODEC(id, Name, file, where, ...) k##Name = id,
+#include "stages.def"
+};
 enum ValueId : int {
-  kRawValue = 1, kFloat16 = 2, kBFloat16 = 3, kDeflate = 4, kQSGD = 5, kFitPoly = 6, kFitDExp = 7, kQuantile = 8
+#define DR_VALUE_CODEC(id, Name, file, where, ...) k##Name = id,
+#include "stages.def"
 };
 
 }  // namespace deepreduce

@@ -61,22 +61,26 @@ Payload open(const uint8_t* data, uint64_t size, uint64_t d) {
 
 }  // namespace
 
-void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out, uint64_t d, float scale) {
+void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out, uint64_t d, float scale, Largest& caller_largest) {
   const Payload payload = open(data, size, d);
   if ((payload.flags & kNonFinite) != 0) {
     for (uint64_t i = 0; i < d; ++i) out[i] = std::numeric_limits<float>::quiet_NaN();
+    caller_largest.take(std::numeric_limits<float>::quiet_NaN());
     return;
   }
   const Selection sent = decode(context, payload);
+  Largest largest;  // no memory that the sum could be in
   if (sent.indices == nullptr) {
-    for (uint32_t i = 0; i < sent.count; ++i) out[i] += scale * sent.values[i];
+    for (uint32_t i = 0; i < sent.count; ++i) largest.take(out[i] += scale * sent.values[i]);
+    caller_largest.take(largest.magnitude());
     return;
   }
   constexpr uint32_t kAhead = 32;  // the scatter misses the cache at almost every element
   for (uint32_t i = 0; i < sent.count; ++i) {
     if (i + kAhead < sent.count) __builtin_prefetch(out + sent.indices[i + kAhead], 1);
-    out[sent.indices[i]] += scale * sent.values[i];
+    largest.take(out[sent.indices[i]] += scale * sent.values[i]);
   }
+  caller_largest.take(largest.magnitude());
 }
 
 namespace {

@@ -87,9 +87,10 @@ typedef struct dr_sparse_encoding {
 // values makes a non-finite payload and leaves the values as they were.
 int dr_encode_sparse(dr_context* context, const dr_codec* codec, dr_sparse_encoding* encoding);
 
-// out (d,) += scale * the dense tensor of each payload, in the order given.
+// out (d,) += scale * the dense tensor of each payload, in the order given. *largest, unless it is null, becomes the largest magnitude
+// that an addition left in any element, NaN being the largest of all: no addition overflowed unless it is Inf or NaN.
 int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
-                  float* out, uint64_t d, float scale);
+                  float* out, uint64_t d, float scale, float* largest);
 
 // The sum of the payloads as (count,) uint32 ascending distinct indices followed by (count,) float32 values in one output
 // of 8 * count bytes. Fails with DR_INVALID_ARGUMENT when a payload is non-finite: such a sum has no sparse form.
@@ -102,6 +103,10 @@ typedef struct dr_header {
   uint64_t d, count, index_bytes, value_bytes, order_bytes, total_bytes;
 } dr_header;
 int dr_inspect(dr_context* context, const uint8_t* payload, uint64_t size, dr_header* header);
+
+// The most elements that a payload of so many bytes may have where its receiver does not say how many
+// it expects: 2^24 (64 MiB of float32), or 4096 a byte if that is more. A header of 40 bytes can ask for 8 GiB.
+uint64_t dr_default_max_elements(uint64_t payload_bytes);
 
 // Messages between ranks: payloads, and the notice that a rank sends in a payload's place when it cannot encode.
 typedef struct dr_message {
@@ -117,15 +122,28 @@ int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
 // A notice; its bytes go to context->output.
 int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes);
 
-// What compress hands to Horovod's reduction, exact in float32: one, the rank plus one, and the low and the high 16 bits of the fingerprint
-// of the compressor's configuration, divided by 65536.
+// What compress hands to Horovod's reduction, exact in float32: one, the rank plus one, and the low and the high 16 bits, divided by 65536,
+// of a mark of the compressor's configuration and the step.
 #define DR_PROBE_LENGTH 4
-void dr_make_probe(uint64_t rank, uint32_t fingerprint, double* probe);
+void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe);
 
 // The factor that the reduction in force applies to each rank's gradient, from the reduced probe (1 / size under an average). rank_sum: of
 // the ranks that exchange, each plus one. DR_INVALID_ARGUMENT when it is no sum or average over these ranks, or another rank is configured
-// differently.
-int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint, double* scale);
+// differently or at another step.
+int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+             uint32_t fingerprint, uint64_t step, double* scale);
+
+// One row of the table of built-in stages.
+typedef struct dr_stage_row {
+  const char* kind;  // "sparsifier", "index", "value" or "memory"
+  const char* name;  // of its class
+  const char* file;  // the stem of its source files
+  int32_t on_device;  // whether it has CUDA kernels
+  dr_stage stage;    // its id and default parameters
+} dr_stage_row;
+
+// Row `number` of the table, in the order of kinds and ids; null past the last one.
+const dr_stage_row* dr_stage_table(uint32_t number);
 
 // The best SIMD level of this processor and build: 0 scalar, 1 AVX2, 2 AVX-512.
 int dr_simd_level(void);

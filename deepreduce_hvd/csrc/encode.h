@@ -3,14 +3,28 @@
 #define DEEPREDUCE_ENCODE_H
 
 #include "codecs.h"
+#include "half.h"
 
 namespace deepreduce {
+
+// The largest magnitude of what it is given; NaN is larger than Inf.
+class Largest {
+ public:
+  void take(float value) {
+    const int32_t bits = static_cast<int32_t>(float_bits(value) & 0x7FFFFFFFu);  // in the order of magnitudes
+    bits_ = bits > bits_ ? bits : bits_;
+  }
+  float magnitude() const { return bits_float(static_cast<uint32_t>(bits_)); }
+
+ private:
+  int32_t bits_ = 0;
+};
 
 void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding);
 void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec, dr_sparse_encoding& encoding);
 // False when the gradient is not finite.
 bool select_elements(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint64_t given_count);
-void decode_sum(Context& context, const uint8_t* payload, uint64_t size, float* out, uint64_t d, float scale);
+void decode_sum(Context& context, const uint8_t* payload, uint64_t size, float* out, uint64_t d, float scale, Largest& largest);
 void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* payloads, const uint64_t* sizes,
                    uint64_t payload_count, uint64_t d, float scale);
 

@@ -168,17 +168,19 @@ struct PayloadList {
   }
 };
 
-void decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale, int simd) {
+float decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale, int simd) {
   const PayloadList list(payloads);
   const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(out).size());
   float* sum = writable(out, d, "out");
   Call call(simd);
   int status;
+  float largest = 0;
   {
     py::gil_scoped_release release;
-    status = dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(), sum, d, scale);
+    status = dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(), sum, d, scale, &largest);
   }
   call.check(status);
+  return largest;
 }
 
 py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float scale, int simd) {
@@ -235,17 +237,34 @@ Bytes write_notice(const std::string& text) {
   return call.result();
 }
 
-std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint) {
+std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step) {
   std::vector<double> probe(DR_PROBE_LENGTH);
-  dr_make_probe(rank, fingerprint, probe.data());
+  dr_make_probe(rank, fingerprint, step, probe.data());
   return probe;
 }
 
-double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint) {
+double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+             uint32_t fingerprint, uint64_t step) {
   if (reduced_probe.size() != DR_PROBE_LENGTH) throw py::value_error("probe: expected 4 numbers, got " + std::to_string(reduced_probe.size()));
   Call call(-1);
   double result;
-  call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, &result));
+  call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, step, &result));
+  return result;
+}
+
+// [{kind, name, file, on_device, id, parameters}] of the built-in stages.
+py::list stages() {
+  py::list result;
+  for (uint32_t number = 0; const dr_stage_row* row = dr_stage_table(number); ++number) {
+    py::dict entry;
+    entry["kind"] = row->kind;
+    entry["name"] = row->name;
+    entry["file"] = row->file;
+    entry["on_device"] = row->on_device != 0;
+    entry["id"] = row->stage.id;
+    entry["parameters"] = std::vector<double>(row->stage.parameters, row->stage.parameters + DR_STAGE_PARAMETERS);
+    result.append(entry);
+  }
   return result;
 }
 
@@ -267,9 +286,12 @@ PYBIND11_MODULE(_native, module) {
   module.def("inspect", &inspect, py::arg("payload"));
   module.def("read_messages", &read_messages, py::arg("messages"));
   module.def("write_notice", &write_notice, py::arg("text"));
-  module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"));
-  module.def("scale", &scale, py::arg("reduced_probe"), py::arg("rank_count"), py::arg("rank_sum"), py::arg("fingerprint"));
+  module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"), py::arg("step"));
+  module.def("scale", &scale, py::arg("reduced_probe"), py::arg("rank_count"), py::arg("rank_sum"),
+             py::arg("fingerprint"), py::arg("step"));
+  module.def("default_max_elements", &dr_default_max_elements, py::arg("payload_bytes"));
   module.attr("probe_length") = DR_PROBE_LENGTH;
+  module.def("stages", &stages);
   module.def("simd_level", &dr_simd_level);
   module.attr("abi_version") = DR_ABI_VERSION;
 }

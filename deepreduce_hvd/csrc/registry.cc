@@ -1,47 +1,37 @@
-// The tables of codecs: one row each, one .cc file each.
+// The registries of codecs on the host, from the table of stages.
 #include "codecs.h"
 
 namespace deepreduce {
 
-extern const IndexCodec raw_index_codec;
-extern const IndexCodec bitmap_codec;
-extern const IndexCodec rle_codec;
-extern const IndexCodec huffman_codec;
-extern const IndexCodec rice_codec;
-extern const IndexCodec elias_fano_codec;
-extern const IndexCodec bloom_codec;
-extern const ValueCodec raw_value_codec;
-extern const ValueCodec float16_codec;
-extern const ValueCodec bfloat16_codec;
-extern const ValueCodec deflate_codec;
-extern const ValueCodec qsgd_codec;
-extern const ValueCodec fit_poly_codec;
-extern const ValueCodec fit_dexp_codec;
-extern const ValueCodec quantile_codec;
+#define DR_INDEX_CODEC(id, Name, file, where, ...) extern const IndexCodec file##_codec;
+#define DR_VALUE_CODEC(id, Name, file, where, ...) extern const ValueCodec file##_codec;
+#include "stages.def"
 
 namespace {
 const IndexCodec* const index_codecs[] = {
-    &raw_index_codec,
-    &bitmap_codec,
-    &rle_codec,
-    &huffman_codec,
-    &rice_codec,
-    &elias_fano_codec,
-    &bloom_codec,
+#define DR_INDEX_CODEC(id, Name, file, where, ...) &file##_codec,
+#include "stages.def"
 };
 const ValueCodec* const value_codecs[] = {
-    &raw_value_codec,
-    &float16_codec,
-    &bfloat16_codec,
-    &deflate_codec,
-    &qsgd_codec,
-    &fit_poly_codec,
-    &fit_dexp_codec,
-    &quantile_codec,
+#define DR_VALUE_CODEC(id, Name, file, where, ...) &file##_codec,
+#include "stages.def"
+};
+
+#define DR_HOST_ONLY 0
+#define DR_HOST_AND_DEVICE 1
+const dr_stage_row rows[] = {
+#define DR_SPARSIFIER(id, Name, file, where, ...) {"sparsifier", #Name, #file, where, {id, {__VA_ARGS__}}},
+#define DR_INDEX_CODEC(id, Name, file, where, ...) {"index", #Name, #file, where, {id, {__VA_ARGS__}}},
+#define DR_VALUE_CODEC(id, Name, file, where, ...) {"value", #Name, #file, where, {id, {__VA_ARGS__}}},
+#define DR_MEMORY(id, Name, file, where, ...) {"memory", #Name, #file, where, {id, {__VA_ARGS__}}},
+#include "stages.def"
 };
 }  // namespace
 
 const IndexCodec* find_index_codec(int id) { return find_codec(index_codecs, id); }
 const ValueCodec* find_value_codec(int id) { return find_codec(value_codecs, id); }
+const dr_stage_row* stage_row(uint32_t number) {
+  return number < sizeof(rows) / sizeof(rows[0]) ? &rows[number] : nullptr;
+}
 
 }  // namespace deepreduce

@@ -1,8 +1,10 @@
 #include "wire.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "payload.h"
+#include "random.h"
 
 namespace deepreduce {
 namespace {
@@ -10,9 +12,25 @@ namespace {
 constexpr char kNoticeMagic[4] = {'D', 'R', 'E', 'R'};
 constexpr uint64_t kNoticeHeaderBytes = 8;  // the magic, the text's length
 constexpr uint64_t kLongestText = 4096;
-constexpr double kRounding = 2e-6;  // of a float32 sum over many ranks
+constexpr double kRounding = 2e-6;  // of a float32 sum over up to 64 ranks, with factors before and after it
+constexpr double kHalfUlp = 1.0 / (1 << 25);  // of one more addition, relative to the whole sum, on average over the additions
 // Below one, so that ranks make the probes of two ranks differ in direction: Adasum averages what is all but parallel, and would pass for an average.
-constexpr double kFingerprintUnit = 1.0 / 65536;
+constexpr double kMarkUnit = 1.0 / 65536;
+
+// 32 bits of configuration and step. Of one configuration, steps less than 2^32 apart never have
+// the same mark, and near ones have marks that are far apart in both halves: every rank sees a
+// difference in the sum over many ranks. The step is multiplied by an odd number (2^32 divided by
+// the golden ratio) and its halves are mixed; both can be undone.
+uint32_t mark_of(uint32_t fingerprint, uint64_t step) {
+  uint32_t mixed = (static_cast<uint32_t>(step) ^ static_cast<uint32_t>(mix64(step >> 32))) * 0x9E3779B1u;
+  mixed ^= mixed >> 16;
+  return fingerprint + mixed;
+}
+
+struct Halves {
+  explicit Halves(uint32_t mark) : low((mark & 0xFFFF) * kMarkUnit), high((mark >> 16) * kMarkUnit) {}
+  double low, high;
+};
 
 }  // namespace
 
@@ -29,7 +47,9 @@ dr_message read_message(const uint8_t* messages, uint64_t size) {
 }
 
 void write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
-  const uint32_t length = static_cast<uint32_t>(text_bytes < kLongestText ? text_bytes : kLongestText);
+  uint32_t length = static_cast<uint32_t>(text_bytes < kLongestText ? text_bytes : kLongestText);
+  if (length < text_bytes)  // not in the midst of a character of UTF-8
+    while (length > kLongestText - 4 && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80) --length;
   uint8_t* out = static_cast<uint8_t*>(context->output(context->user, kNoticeHeaderBytes + length));
   if (out == nullptr) Arena::out_of_memory(kNoticeHeaderBytes + length, 1);
   std::memcpy(out, kNoticeMagic, sizeof(kNoticeMagic));
@@ -37,25 +57,30 @@ void write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
   std::memcpy(out + kNoticeHeaderBytes, text, length);
 }
 
-void make_probe(uint64_t rank, uint32_t fingerprint, double* probe) {
+void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
+  const Halves mark(mark_of(fingerprint, step));
   probe[0] = 1.0;
   probe[1] = static_cast<double>(rank + 1);
-  probe[2] = (fingerprint & 0xFFFF) * kFingerprintUnit;
-  probe[3] = (fingerprint >> 16) * kFingerprintUnit;
+  probe[2] = mark.low;
+  probe[3] = mark.high;
 }
 
-double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint) {
-  const auto close = [](double got, double expected) { return std::fabs(got - expected) <= kRounding * std::fabs(expected); };
+double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+                uint32_t fingerprint, uint64_t step) {
+  const double rounding = std::max(kRounding, kHalfUlp * static_cast<double>(rank_count));
+  const auto close = [rounding](double got, double expected) { return std::fabs(got - expected) <= rounding * std::fabs(expected); };
   const double scale = reduced_probe[0] / static_cast<double>(rank_count);
   if (!close(reduced_probe[1], scale * static_cast<double>(rank_sum)))
     invalid_argument("expected Horovod to sum or average over the %llu ranks of the compressor's process set, got another operation or "
                      "another set; give both the same process_set, and op=Average or op=Sum",
                      static_cast<unsigned long long>(rank_count));
-  const double low = (fingerprint & 0xFFFF) * kFingerprintUnit, high = (fingerprint >> 16) * kFingerprintUnit;
-  if (!close(reduced_probe[2], reduced_probe[0] * low) || !close(reduced_probe[3], reduced_probe[0] * high))
-    invalid_argument("expected the same compressor configuration on every rank, got different ones; codec, memory, communicator, seed, "
-                     "dense_below and the named parameters with their shapes must be equal (fingerprint here: %08x)",
-                     fingerprint);
+  const Halves mark(mark_of(fingerprint, step));
+  if (!close(reduced_probe[2], reduced_probe[0] * mark.low) ||
+      !close(reduced_probe[3], reduced_probe[0] * mark.high))
+    invalid_argument("expected the same compressor configuration on every rank, at the same step, got different ones "
+                     "(here configuration %08x at step %llu); give every rank the same settings and named parameters, "
+                     "freeze the same ones, and load a state on all ranks or broadcast it",
+                     fingerprint, static_cast<unsigned long long>(step));
   return scale;
 }
 

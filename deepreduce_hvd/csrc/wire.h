@@ -8,8 +8,9 @@ namespace deepreduce {
 
 dr_message read_message(const uint8_t* messages, uint64_t size);
 void write_notice(dr_context* context, const char* text, uint64_t text_bytes);
-void make_probe(uint64_t rank, uint32_t fingerprint, double* probe);
-double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum, uint32_t fingerprint);
+void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe);
+double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+                uint32_t fingerprint, uint64_t step);
 
 }  // namespace deepreduce
 #endif

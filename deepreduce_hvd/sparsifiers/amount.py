@@ -10,6 +10,11 @@ def check_amount(name, ratio, k):
     """Raises InvalidArgument unless exactly one of ``ratio`` in (0, 1] and ``k`` of at least 1 is given."""
     if (ratio is None) == (k is None):
         raise InvalidArgument(f"{name}: expected one of ratio and k, got ratio={ratio!r} and k={k!r}")
+    if is_integer(ratio) and ratio >= 1:
+        raise InvalidArgument(
+            f"{name} ratio: expected a float in (0, 1], got the integer {ratio}; write "
+            f"{name}(k={ratio}) to keep {ratio} element(s) or {name}(1.0) to keep all"
+        )
     if ratio is not None and not (is_number(ratio) and 0 < ratio <= 1):
         raise InvalidArgument(f"{name} ratio: expected a number in (0, 1], got {ratio!r}")
     if k is not None and not (is_integer(k) and 1 <= k < 2**31):

@@ -8,7 +8,7 @@ from deepreduce_hvd.stage import Sparsifier
 
 
 class ChunkTopK(Sparsifier):
-    """The largest |value| of every ``chunk`` consecutive elements, the smaller index first among equals; zeros are not sent.
+    """The element of largest magnitude of every ``chunk`` consecutive elements, the smaller index first among equals; zeros are not sent.
 
     It needs no threshold and one pass, and picks nearly what TopK does when large values lie scattered (ScaleCom, Chen et al.
     2020, section 3). ``ratio`` in (0, 1] is short for chunks of round(1 / ratio) elements. The last chunk may be shorter.

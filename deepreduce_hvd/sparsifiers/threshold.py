@@ -8,7 +8,7 @@ from deepreduce_hvd.stage import Sparsifier
 
 
 class Threshold(Sparsifier):
-    """Elements with |value| > ``threshold`` (Strom 2015), which is rounded to float32; 0 keeps every non-zero element.
+    """Elements whose magnitude exceeds ``threshold`` (Strom 2015), which is rounded to float32; 0 keeps every non-zero element.
 
     With 0 it carries a gradient that is sparse by itself, such as an embedding's, without loss.
 

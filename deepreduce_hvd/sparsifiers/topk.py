@@ -9,7 +9,7 @@ from deepreduce_hvd.stage import Sparsifier
 
 
 class TopK(Sparsifier):
-    """The ``k`` elements largest by (|value|, smaller index first), exactly; zeros are never sent (Aji and Heafield 2017).
+    """The ``k`` elements largest by magnitude, exactly, the smaller index first among equals; zeros are never sent (Aji and Heafield 2017).
 
     ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements (DeepReduce's Top-r); ``k`` keeps that many.
     ``warmup_steps`` lets the ratio fall exponentially from ``warmup_ratio`` to ``ratio`` over so many steps, as Deep

@@ -32,7 +32,7 @@ def _decode_table(bits):
 class QSGD(ValueCodec):
     """Quantised values with a norm a bucket (Alistarh et al. 2017, section 3): unbiased, ``bits`` bits a value.
 
-    One bit is the sign, the rest one of s + 1 = 2^(bits−1) levels of |value| / norm, rounded at random to one of the two
+    One bit is the sign, the rest one of s + 1 = 2^(bits−1) levels of abs(value) / norm, rounded at random to one of the two
     nearest so that the expectation is the value. With one bit a value becomes plus or minus the norm.
 
     Args:

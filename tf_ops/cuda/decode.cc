@@ -27,13 +27,14 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     DeviceCall device(kernel);
     Call call;
     OneVariablesPayloads payloads;  // on the device
+    OP_REQUIRES_OK(kernel, decode_.expect(kernel, &payloads));
     std::optional<Tensor> on_host;
     dr_codec codec{};
     if (decode_.hints != 0 && !DecodeSum::takes_shape_of_payload(wanted)) {
       OP_REQUIRES_OK(kernel, from_hints(kernel, &payloads, &codec));
     } else {
       OP_REQUIRES_OK(kernel, device.fetch(messages.data(), messages.TotalBytes(), &on_host.emplace()));
-      OP_REQUIRES_OK(kernel, payloads.split(call, *on_host, decode_.member, decode_.members, decode_.variable));
+      OP_REQUIRES_OK(kernel, payloads.split(call, *on_host, decode_.variable));
     }
     tensorflow::TensorShape shape;
     OP_REQUIRES_OK(kernel, decode_.wanted_shape(call, wanted, payloads, &shape));
@@ -59,7 +60,7 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     if (lengths.dims() != 1) return absl::InvalidArgumentError(absl::StrCat("lengths: expected a vector, got shape ", lengths.shape().DebugString()));
     TF_RETURN_IF_ERROR(check_codec_table(table));
     *codec = codec_at(table, 0);  // a schedule changes what is kept, not how it is coded
-    return payloads->split_by(lengths, kernel->input(DecodeSum::kMessages), decode_.member, decode_.members, decode_.variable);
+    return payloads->split_by(lengths, kernel->input(DecodeSum::kMessages), decode_.variable);
   }
 
   // As far as decoding goes; of payloads in host memory.
@@ -105,7 +106,8 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     const Tensor& messages = kernel->input(DecodeSum::kMessages);
     if (!on_host.has_value()) TF_RETURN_IF_ERROR(device.fetch(messages.data(), messages.TotalBytes(), &on_host.emplace()));
     OneVariablesPayloads payloads;
-    TF_RETURN_IF_ERROR(payloads.split(call, *on_host, decode_.member, decode_.members, decode_.variable));
+    TF_RETURN_IF_ERROR(decode_.expect(kernel, &payloads));
+    TF_RETURN_IF_ERROR(payloads.split(call, *on_host, decode_.variable));
     Tensor total;
     if (decode_.initials == 1) {
       TF_RETURN_IF_ERROR(device.fetch(kernel->input(DecodeSum::kLists).data(), sum->TotalBytes(), &total));
@@ -122,7 +124,7 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
 };
 
 REGISTER_KERNEL_BUILDER(
-    Name("DeepreduceDecodeSum").DR_PLACED.TypeConstraint<float>("T").HostMemory("scale").HostMemory("shape").HostMemory("seconds").HostMemory("hints"),
+    Name("DeepreduceDecodeSum").DR_PLACED.TypeConstraint<float>("T").HostMemory("scale").HostMemory("shape").HostMemory("ranks").HostMemory("seconds").HostMemory("hints"),
     DecodeSumOnDeviceOp);
 
 }  // namespace

@@ -1,37 +1,26 @@
-// The tables of codecs on the device. Those that stay on the host, and why: Deflate (zlib's streams are sequential), Huffman (codes of one stream,
-// small sections), Quantile and RLE (sequential by their format).
+// The registries of codecs on the device, from the table of stages.
 #include "codecs.cuh"
 
 namespace deepreduce {
 namespace cuda {
 
-extern const DeviceIndexCodec raw_index_device_codec;
-extern const DeviceIndexCodec bitmap_device_codec;
-extern const DeviceIndexCodec rice_device_codec;
-extern const DeviceIndexCodec elias_fano_device_codec;
-extern const DeviceIndexCodec bloom_device_codec;
-extern const DeviceValueCodec raw_value_device_codec;
-extern const DeviceValueCodec float16_device_codec;
-extern const DeviceValueCodec bfloat16_device_codec;
-extern const DeviceValueCodec qsgd_device_codec;
-extern const DeviceValueCodec fit_poly_device_codec;
-extern const DeviceValueCodec fit_dexp_device_codec;
+#define DR_HOST_ONLY(row)
+#define DR_HOST_AND_DEVICE(row) row
 
+#define DR_INDEX_CODEC(id, Name, file, where, ...) where(extern const DeviceIndexCodec file##_device_codec;)
+#define DR_VALUE_CODEC(id, Name, file, where, ...) where(extern const DeviceValueCodec file##_device_codec;)
+#include "stages.def"
+
+// A trailing comma cannot be an argument of a macro of its own.
+#define DR_COMMA ,
 namespace {
 const DeviceIndexCodec* const index_codecs[] = {
-    &raw_index_device_codec,
-    &bitmap_device_codec,
-    &rice_device_codec,
-    &elias_fano_device_codec,
-    &bloom_device_codec,
+#define DR_INDEX_CODEC(id, Name, file, where, ...) where(&file##_device_codec DR_COMMA)
+#include "stages.def"
 };
 const DeviceValueCodec* const value_codecs[] = {
-    &raw_value_device_codec,
-    &float16_device_codec,
-    &bfloat16_device_codec,
-    &qsgd_device_codec,
-    &fit_poly_device_codec,
-    &fit_dexp_device_codec,
+#define DR_VALUE_CODEC(id, Name, file, where, ...) where(&file##_device_codec DR_COMMA)
+#include "stages.def"
 };
 }  // namespace
 

@@ -1,0 +1,137 @@
+"""Rounds: one step of one optimizer, from the first gradient that it hands over to the last result that it gets back."""
+
+import zlib
+
+from deepreduce_hvd import buckets
+from deepreduce_hvd._torch_copies import CopiesToHost
+from deepreduce_hvd.communicators.exchange import Exchange
+from deepreduce_hvd.communicators.job import Job
+from deepreduce_hvd.compressor import collective_name
+
+
+class Plan:
+    """Which gradients of one optimizer share a message.
+
+    Gradients are cut into buckets in the order in which backward makes them ready, from the last parameter to the first.
+    Frozen parameters have buckets of their own: Horovod hands their zeros over only when backward has ended, and no other
+    gradient may wait for them.
+    """
+
+    def __init__(self, slots, bucket_bytes, fingerprint):
+        self.slots = slots
+        self.training = self.trains(slots)
+        self._bucket_of = {}
+        bucket_list = []
+        for training in (True, False):
+            ready = [slot for slot, trains in zip(slots, self.training) if trains == training and not slot.dense][::-1]
+            for positions in buckets.assign([slot.parameter.numel() for slot in ready], bucket_bytes):
+                bucket_list.append([ready[position] for position in positions])
+        for number, bucket in enumerate(bucket_list):
+            self._bucket_of.update((slot, (number, bucket)) for slot in bucket)
+        names = [[slot.name for slot in bucket] for bucket in bucket_list]
+        #: 32 bits of the compressor's configuration and of this plan, which ranks compare
+        self.fingerprint = zlib.crc32(repr(names).encode(), fingerprint)
+
+    @staticmethod
+    def trains(slots):
+        return [slot.parameter.requires_grad for slot in slots]
+
+    def bucket_of(self, slot):
+        """(number of the slot's bucket, all slots of it)."""
+        return self._bucket_of[slot]
+
+
+class Apart:
+    """The plan of gradients that belong to no optimizer: each travels by itself."""
+
+    def __init__(self, fingerprint):
+        self.fingerprint = fingerprint
+
+    def bucket_of(self, slot):
+        return slot, [slot]
+
+
+class Flight:
+    """One bucket in one round: filled by compress, exchanged, emptied by decompress."""
+
+    def __init__(self, slots):
+        self.slots = slots  # of the whole bucket, in the order of their parts in its messages
+        self.members = {}  # slot -> Member
+        self.copies = CopiesToHost()  # of gradients that are encoded there
+        self.exchange = None
+        self.numbers = {}  # slot -> number of its member, once the exchange has started
+        self._left = 0
+
+    @property
+    def full(self):
+        return len(self.members) == len(self.slots)
+
+    def start(self, compressor, transport, communicator, rank):
+        """Starts the exchange of what is there: of the whole bucket, unless some gradients did not come."""
+        order = [slot for slot in self.slots if slot in self.members]
+        self.numbers = {slot: number for number, slot in enumerate(order)}
+        self._left = len(order)
+        for slot in order:
+            slot.payload = None
+        members = [self.members[slot] for slot in order]
+        job = Job(compressor.codec, compressor.memory, members, compressor.seed, order[0].steps - 1, rank)
+        name = collective_name(compressor.number, order[0].name)
+        self.exchange = Exchange(communicator, job, transport, name, after=self.copies or None)
+
+    def hand_over(self):
+        """Counts one result; says whether it was the last."""
+        self._left -= 1
+        return self._left == 0
+
+
+class Round:
+    """What is in flight of one step, and what must be known of it when it is over.
+
+    Attributes:
+        plan: a :class:`Plan`, or :class:`Apart`.
+        loss_scale: that of this step, or None.
+        slots: those whose gradients have come.
+        delivering: whether a result has been asked for, before which all gradients have come.
+        void: whether some result has NaN or Inf.
+        closed: whether what the step leaves has been settled.
+    """
+
+    def __init__(self, plan, loss_scale, device_sums):
+        self.plan = plan
+        self.loss_scale = loss_scale
+        self.device_sums = device_sums
+        self.slots = []
+        self.delivering = False
+        self.void = False
+        self.closed = False
+        self._flights = {}  # by the bucket's number
+        self._left = 0
+
+    def ends_before(self, slot):
+        """Whether a gradient of ``slot`` belongs to another step."""
+        return self.closed or slot.turn is self or (self.delivering and isinstance(self.plan, Plan))
+
+    def add(self, slot):
+        slot.turn = self
+        self.slots.append(slot)
+        self._left += 1
+
+    def flight_for(self, slot):
+        """The flight that a slot's gradient joins."""
+        number, bucket = self.plan.bucket_of(slot)
+        return self._flights.setdefault(number, Flight(bucket))
+
+    @property
+    def flights(self):
+        return list(self._flights.values())
+
+    @property
+    def complete(self):
+        """Whether all results have been handed over."""
+        return self.delivering and self._left == 0
+
+    def hand_over(self, slot, flight=None):
+        """Counts a result; of a flight whose last it was, nothing is kept, its gradients least of all."""
+        self._left -= 1
+        if flight is not None and flight.hand_over():
+            del self._flights[self.plan.bucket_of(slot)[0]]

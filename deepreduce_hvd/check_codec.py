@@ -1,0 +1,155 @@
+"""check_codec: tries a codec of the user's own against the contract."""
+
+import numpy as np
+
+from deepreduce_hvd.codec import Codec, decode
+from deepreduce_hvd.errors import CorruptPayload, InvalidArgument, UnknownCodec
+from deepreduce_hvd.index import RawIndex
+from deepreduce_hvd.sparsifiers import TopK
+from deepreduce_hvd.stage import IndexCodec, ValueCodec, find
+from deepreduce_hvd.value import RawValue
+
+_COUNTS = (0, 1, 2, 7, 64, 1000)
+_KEY = 12345
+
+
+def check_codec(codec):
+    """Try an index or value codec of your own against the contract of its base class.
+
+    The codec encodes and decodes arrays of several lengths and distributions. Each result is
+    compared with what ``encode`` promised. Each section is also decoded cut short and lengthened.
+
+    Args:
+        codec: an instance of a registered subclass of :class:`IndexCodec` or :class:`ValueCodec`.
+
+    Raises:
+        InvalidArgument: the codec breaks the contract. The message names the method, the input,
+            what was expected and what was got.
+
+    >>> import deepreduce_hvd as dr
+    >>> dr.check_codec(dr.Rice())
+    >>> dr.check_codec(dr.QSGD(bits=4))
+    """
+    for kind, check in ((IndexCodec, _check_index), (ValueCodec, _check_value)):
+        if isinstance(codec, kind):
+            _check_registration(codec, kind)
+            check(codec)
+            _check_in_a_payload(codec, kind)
+            return
+    raise InvalidArgument(f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}")
+
+
+def _expect(good, codec, method, case, expected, got):
+    if not good:
+        raise InvalidArgument(
+            f"{type(codec).__name__}.{method} of {case}: expected {expected}, got {got}"
+        )
+
+
+def _check_registration(codec, kind):
+    try:
+        registered = find(kind, codec.wire_id)
+    except UnknownCodec:
+        registered = None
+    if registered is not type(codec):
+        raise InvalidArgument(
+            f"{type(codec).__name__}: expected a class registered with dr.register under its "
+            f"wire_id, got wire_id = {codec.wire_id!r}"
+        )
+
+
+def _inputs(count):
+    """name -> (count,) float32 values."""
+    normal = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    return {
+        f"{count} normal values": normal,
+        f"{count} positive values": np.abs(normal),
+        f"{count} equal values": np.full(count, 0.25, dtype=np.float32),
+        f"{count} zeros": np.zeros(count, dtype=np.float32),
+        f"{count} values of 1e38": np.where(normal < 0, np.float32(-1e38), np.float32(1e38)),
+    }
+
+
+def _three(codec, case, result):
+    """What encode returned, checked to be a tuple of three with a section of bytes."""
+    good = isinstance(result, tuple) and len(result) == 3
+    _expect(good, codec, "encode", case, "a tuple of three", type(result).__name__)
+    section = result[0]
+    good = isinstance(section, (bytes, bytearray, memoryview))
+    _expect(good, codec, "encode", case, "a section of bytes first", type(section).__name__)
+    return (bytes(section), *result[1:])
+
+
+def _array(codec, method, case, array, dtype, count):
+    good = isinstance(array, np.ndarray) and array.dtype == dtype and array.shape == (count,)
+    got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+    _expect(good, codec, method, case, f"a {np.dtype(dtype).name} array ({count},)", got)
+    return array
+
+
+def _check_value(codec):
+    for count in _COUNTS:
+        for case, values in _inputs(count).items():
+            before = values.copy()
+            section, decoded, order = _three(codec, case, codec.encode(values, _KEY))
+            unchanged = np.array_equal(values, before)
+            _expect(unchanged, codec, "encode", case, "its input left as it was", "other values")
+            _array(codec, "encode", case, decoded, np.float32, count)
+            finite = bool(np.isfinite(decoded).all())
+            _expect(finite, codec, "encode", case, "finite decoded values", "NaN or Inf")
+            _expect((order is not None) == bool(codec.sorts), codec, "encode", case,
+                    f"an order {'array' if codec.sorts else 'of None'}, as sorts = {codec.sorts} says",
+                    type(order).__name__)  # fmt: skip
+            sent = decoded
+            if order is not None:
+                _array(codec, "encode", case, order, np.uint32, count)
+                permutation = np.array_equal(np.sort(order), np.arange(count))
+                _expect(permutation, codec, "encode", case, "an order that is a permutation", order)
+                sent = decoded[order]
+            _check_decoder(codec, case, section, (count,), sent, np.float32)
+            again = _three(codec, case, codec.encode(values, _KEY))[0]
+            _expect(again == section, codec, "encode", case, "the same bytes again", "other bytes")
+
+
+def _check_index(codec):
+    for count in _COUNTS:
+        for d in {max(count, 1), 3 * count + 1, 100_000}:
+            case = f"{count} of {d} indices"
+            random = np.random.default_rng(count + d)
+            indices = np.sort(random.permutation(d)[:count]).astype(np.uint32)
+            section, decoded, stay = _three(codec, case, codec.encode(indices, d, _KEY))
+            size = decoded.size if isinstance(decoded, np.ndarray) else count
+            _array(codec, "encode", case, decoded, np.uint32, size)
+            good = size == 0 or (bool((decoded[1:] > decoded[:-1]).all()) and int(decoded[-1]) < d)
+            _expect(good, codec, "encode", case, f"ascending indices below {d}", decoded)
+            good = isinstance(stay, (bool, np.bool_))
+            _expect(good, codec, "encode", case, "values_stay of True or False", repr(stay))
+            _check_decoder(codec, case, section, (d, size), decoded, np.uint32)
+
+
+def _check_decoder(codec, case, section, arguments, expected, dtype):
+    """``decode`` gives back what ``encode`` promised, and refuses what is cut short or too long."""
+    read = _array(codec, "decode", case, codec.decode(section, *arguments), dtype, expected.size)
+    same = np.array_equal(read, expected)
+    _expect(same, codec, "decode", case, "what encode said that it decodes to", "other numbers")
+    for damaged, what in ((section[:-1], "cut short"), (section + b"\0", "with a byte too many")):
+        if damaged == section:
+            continue
+        try:
+            codec.decode(damaged, *arguments)
+            got = "no error"
+        except CorruptPayload:
+            continue
+        except Exception as error:  # whatever it is, it is not the error that callers wait for
+            got = f"{type(error).__name__}: {error}"
+        _expect(False, codec, "decode", f"{case}, {what}", "CorruptPayload", got)
+
+
+def _check_in_a_payload(codec, kind):
+    """In a whole payload, what is sent and what is kept add up to the gradient."""
+    index, value = (codec, RawValue()) if kind is IndexCodec else (RawIndex(), codec)
+    gradient = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    residual = np.zeros_like(gradient)
+    payload = Codec(TopK(0.05), index=index, value=value).encode(gradient, residual)
+    error = float(np.abs(decode(payload) + residual - gradient).max())
+    _expect(error < 1e-5, codec, "encode", "a gradient", "nothing lost or added", f"{error:g}")

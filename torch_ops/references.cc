@@ -1,0 +1,18 @@
+// Tensors that are kept alive from C++: what Python refers to does not count where another thread must not be the last.
+#include <torch/custom_class.h>
+
+namespace deepreduce_torch {
+namespace {
+
+struct References : torch::CustomClassHolder {
+  explicit References(std::vector<at::Tensor> tensors) : tensors(std::move(tensors)) {}
+  const std::vector<at::Tensor> tensors;
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(deepreduce, library) {
+  library.class_<References>("References").def(torch::init<std::vector<at::Tensor>>());
+}
+
+}  // namespace deepreduce_torch
