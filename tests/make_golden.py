@@ -6,10 +6,10 @@ import textwrap
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-from codecs_table import INDEX, VALUE, gradient  # noqa: E402
+from codecs_table import INDEX, VALUE, gradient
 
-import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd.codec import encode_numpy  # noqa: E402
+import deepreduce_hvd as dr
+from deepreduce_hvd.codec import encode_numpy
 
 directory = pathlib.Path(__file__).parent / "golden" / "v1"
 for name in [*INDEX, *VALUE]:

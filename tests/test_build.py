@@ -99,7 +99,7 @@ def test_missing_torch_is_a_printed_skip_and_an_error_when_asked_for(package, wi
         variables.update({"CXXFLAGS": "-O0", **environment})
         return subprocess.run([without_torch, "setup.py", "-q", "build_ext", "--inplace"], cwd=package, env=variables, capture_output=True, text=True)
 
-    stale = package / "deepreduce_hvd/_torch_ops.so"
+    stale = package / "deepreduce_hvd/_torch_ops-2.9.0.so"
     stale.write_bytes(b"of an earlier build")
     skipped = build_without_torch()
     assert skipped.returncode == 0, skipped.stderr

@@ -3,16 +3,25 @@
 import numpy as np
 import pytest
 from codecs_table import gradient
-from simulated_ranks import LOSSY, SCHEMES, dense_of, gradients_of, jobs_of, kept_of, run, same_bits, sparsifier_of
+from sampling import parametrize_product
+from simulated_ranks import (
+    LOSSY,
+    SCHEMES,
+    dense_of,
+    gradients_of,
+    jobs_of,
+    kept_of,
+    run,
+    same_bits,
+    sparsifier_of,
+)
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.job import Member
 from deepreduce_hvd.communicators.simulator import PeerGone, Simulator
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("who", [0, 1, 4])
-@pytest.mark.parametrize("shapes", [None, [60, 140]])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize_product(scheme=SCHEMES, shapes=[None, [60, 140]], who=[0, 1, 4], bad=[np.nan, np.inf])
 def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
     gradients = gradients_of(5, 200)
     gradients[who][120] = bad
@@ -25,8 +34,28 @@ def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
     same_bits(kept[60:] if shapes else kept, residuals[who][60:] if shapes else residuals[who])
 
 
-@pytest.mark.parametrize("who", [[0], [1], [4], [2, 3]])
+class Unprintable(Exception):
+    def __str__(self):
+        raise KeyError("no message")
+
+
+@pytest.mark.parametrize(
+    ("error", "heard"),
+    [
+        (ValueError("lone \ud83d surrogate"), "ValueError: lone \\ud83d surrogate"),
+        (ValueError("四" * 5000), "ValueError: " + "四" * 1300),
+        (Unprintable(), "Unprintable, whose message cannot be read"),
+    ],
+)
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_failure_of_any_text_is_heard(scheme, error, heard):
+    jobs = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(3, 200))
+    jobs[1].members[0] = Member.failed("tensor0", 200, error)
+    for outcome in Simulator(3).run(SCHEMES[scheme], jobs):
+        assert isinstance(outcome, dr.PeerFailed) and f"rank 1: {heard}" in str(outcome) and "\ufffd" not in str(outcome), outcome
+
+
+@parametrize_product(scheme=SCHEMES, who=[[0], [1], [4], [2, 3]])
 def test_a_rank_that_fails_makes_all_raise(scheme, who):
     jobs = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(5, 200))
     for rank in who:
@@ -61,9 +90,7 @@ def test_a_corrupt_message_is_named(scheme):
         assert "rank 2: CorruptPayload" in str(outcome)
 
 
-@pytest.mark.parametrize("who", [0, 3])
-@pytest.mark.parametrize("size", [2, 5])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize_product(scheme=SCHEMES, size=[2, 5], who=[0, 3])
 def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
     """A rank that sends a payload broken in its last byte, in any round: every rank raises, with the cause and who met it."""
     who = min(who, size - 1)

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient
 from communicator_oracles import Oracle
-from simulated_ranks import LOSSY, RAW, SCHEMES, assert_mass_balance, gradients_of, kept_of, run, same_bits, sparsifier_of
+from sampling import parametrize_product
+from simulated_ranks import (
+    LOSSY,
+    RAW,
+    SCHEMES,
+    assert_mass_balance,
+    gradients_of,
+    kept_of,
+    run,
+    same_bits,
+    sparsifier_of,
+)
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.gtopk import keep_largest
@@ -13,9 +24,7 @@ from deepreduce_hvd.communicators.partial import Partial
 SIZES = [*range(1, 18), 64, 100]
 
 
-@pytest.mark.parametrize("stages", [RAW, LOSSY], ids=["raw", "lossy"])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "allgather"])
+@parametrize_product(scheme=[name for name in SCHEMES if name != "allgather"], size=SIZES, stages=[RAW, LOSSY])
 def test_it_equals_its_oracle(scheme, size, stages):
     codec = dr.Codec(sparsifier_of(scheme), *stages)
     gradients = gradients_of(size, 500)
@@ -43,10 +52,7 @@ def test_allgather_sums_in_rank_order_what_encode_makes(size):
         same_bits(total, expected)
 
 
-@pytest.mark.parametrize("index", ["rice", "bloom_p0", "bloom_p2", "bloom_naive", "bitmap"])
-@pytest.mark.parametrize("value", ["raw_value", "qsgd_4", "fit_poly", "quantile"])
-@pytest.mark.parametrize("size", [2, 3, 6])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize_product(scheme=SCHEMES, size=[2, 3, 6], value=["raw_value", "qsgd_4", "fit_poly", "quantile"], index=["rice", "bloom_p0", "bloom_p2", "bloom_naive", "bitmap"])
 def test_nothing_is_lost_over_steps(scheme, size, value, index):
     codec = dr.Codec(sparsifier_of(scheme, 0.05), INDEX[index], VALUE[value])
     gradients = gradients_of(size, 800)
@@ -72,8 +78,7 @@ def test_a_thousand_ranks(scheme, size):
     assert_mass_balance(gradients, None, totals[0], jobs, terms=1100)
 
 
-@pytest.mark.parametrize("memory", [dr.NoMemory(), dr.LowPass(0.3), dr.MomentumCorrection(0.5)], ids=repr)
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize_product(scheme=SCHEMES, memory=[dr.NoMemory(), dr.LowPass(0.3), dr.MomentumCorrection(0.5)])
 def test_other_memories_and_chunk_selection(scheme, memory):
     sparsifier = sparsifier_of(scheme) if scheme == "shared_random_k" else dr.ChunkTopK(chunk=10)
     codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
@@ -100,9 +105,7 @@ DEGENERATE = {
 }
 
 
-@pytest.mark.parametrize("case", DEGENERATE)
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize_product(scheme=SCHEMES, size=[1, 2, 3, 7, 8], case=DEGENERATE)
 def test_degenerate_inputs(scheme, size, case):
     gradients = [np.roll(DEGENERATE[case], rank) for rank in range(size)]
     totals, jobs = run(scheme, dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue()), gradients)

@@ -1,5 +1,7 @@
 """Construction of compressors: what is taken, what is refused with which words, and the settings dictionary."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -221,6 +223,12 @@ def test_parameters_do_not_keep_a_dropped_compressor():
     network(torch.ones(3, 40)).sum().backward()
 
 
+def test_a_compressor_is_not_pickled():
+    compressor = dr.Compressor(parameters=[("weight", torch.nn.Parameter(torch.ones(5)))])
+    with pytest.raises(dr.InvalidArgument, match=r"expected state_dict\(\) to be saved or sent, got the compressor itself"):
+        pickle.dumps(compressor)
+
+
 def test_a_codec_of_the_users_own_trains():
     """Pure Python, an id of 128 or more: the pipeline runs it in NumPy, nothing of the core is touched."""
     from deepreduce_hvd.stage import ValueCodec, _registry
@@ -244,7 +252,7 @@ def test_a_codec_of_the_users_own_trains():
     try:
         network = torch.nn.Linear(40, 50)
         codec = dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=Signs())
-        assert not codec.native
+        assert not codec.is_native(dr.Residual()) and not codec.is_native(dr.NoMemory())
         compressor = dr.Compressor(codec, parameters=network.named_parameters())
         network(torch.ones(3, 40)).sum().backward()
         gradient = network.weight.grad.clone()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
 from hostile_payloads import expect_same_outcome, resealed, with_hostile_sections
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, payload as container
@@ -35,9 +36,7 @@ def dense(data, d, native=True, simd=-1):
     return decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0, native=native, simd=simd)
 
 
-@pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("value", VALUE)
-@pytest.mark.parametrize("index", INDEX)
+@parametrize_product(index=INDEX, value=VALUE, case=INPUTS)
 def test_native_equals_oracle(index, value, case):
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
     values = INPUTS[case]
@@ -55,9 +54,7 @@ def test_native_equals_oracle(index, value, case):
     assert data.size <= container.HEADER.size + 4 * values.size, "a payload larger than dense must go dense"
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("sparsifier", SPARSIFIERS)
-@pytest.mark.parametrize("case", INPUTS)
+@parametrize_product(memory=MEMORIES, sparsifier=SPARSIFIERS, case=INPUTS)
 def test_sparsifier_and_memory(sparsifier, memory, case):
     codec = dr.Codec(SPARSIFIERS[sparsifier])
     memory = MEMORIES[memory]

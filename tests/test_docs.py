@@ -177,3 +177,22 @@ def test_every_make_target_is_in_the_help():
     (phony,) = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     shown = re.findall(r"make ([\w-]+)", text.split("help:")[1].split("\n\n")[0])
     assert set(phony.split()) - {"help", "python", "distclean"} <= set(shown)
+
+
+def test_the_site_builds_without_warnings(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", tmp_path]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert (tmp_path / "api.html").exists()
+
+
+def test_every_public_name_is_in_the_reference():
+    listed = re.findall(r":: deepreduce_hvd\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    assert set(dr.__all__) <= set(listed), sorted(set(dr.__all__) - set(listed))
+
+
+def test_the_pages_code_runs():
+    finished = subprocess.run([sys.executable, "-c", "\n".join(python_blocks("docs/choosing.md"))], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    sizes = [int(size.replace(",", "")) for size in re.findall(r"^ *([\d,]+) bytes", finished.stdout, re.MULTILINE)]
+    assert sizes == sorted(sizes, reverse=True) and len(sizes) == 3

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native
@@ -23,9 +24,7 @@ def given(count, d, key=5):
 CASES = {"none": (0, 500), "empty": (0, 0), "one": (1, 1), "one_of_many": (1, 4000), "some": (40, 4000), "half": (900, 1800), "all": (300, 300)}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("value", VALUE)
-@pytest.mark.parametrize("index", INDEX)
+@parametrize_product(index=INDEX, value=VALUE, case=CASES)
 def test_native_equals_oracle_and_nothing_is_lost(index, value, case):
     codec = dr.Codec(dr.TopK(0.5), index=INDEX[index], value=VALUE[value])
     count, d = CASES[case]
@@ -59,10 +58,7 @@ def test_it_equals_encode_of_the_same_elements(index):
     np.testing.assert_array_equal(copy, residual)
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("sparsifier", SPARSIFIERS)
-@pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("taken", [False, True])
+@parametrize_product(memory=MEMORIES, sparsifier=SPARSIFIERS, case=INPUTS, taken=[False, True])
 def test_selection_equals_its_oracle(case, sparsifier, memory, taken):
     values, memory = INPUTS[case], MEMORIES[memory]
     codec = dr.Codec(SPARSIFIERS[sparsifier])

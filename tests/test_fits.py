@@ -12,7 +12,7 @@ from scipy.special import eval_legendre
 import deepreduce_hvd as dr
 from deepreduce_hvd import bits, exact_math, payload as container, reference
 from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
-from deepreduce_hvd.value import fit_dexp, fit_poly
+from deepreduce_hvd.value import fit_poly
 from deepreduce_hvd.value.fit_sides import sort_sides
 
 FITS = [dr.FitPoly(), dr.FitPoly(degree=1), dr.FitPoly(degree=7), dr.FitPoly(segments=3), dr.FitDExp()]

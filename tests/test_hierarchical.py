@@ -2,16 +2,25 @@
 
 import numpy as np
 import pytest
-from simulated_ranks import LOSSY, SCHEMES, assert_mass_balance, dense_of, gradients_of, jobs_of, kept_of, same_bits, sparsifier_of
+from sampling import parametrize_product
+from simulated_ranks import (
+    LOSSY,
+    SCHEMES,
+    assert_mass_balance,
+    dense_of,
+    gradients_of,
+    jobs_of,
+    kept_of,
+    same_bits,
+    sparsifier_of,
+)
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.job import Member
 from deepreduce_hvd.communicators.simulator import Simulator
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 3, 5])
-@pytest.mark.parametrize("per_host", [1, 2, 4])
-@pytest.mark.parametrize("scheme", [name for name in SCHEMES if name != "split_dense_4"])
+@parametrize_product(scheme=[name for name in SCHEMES if name != "split_dense_4"], per_host=[1, 2, 4], hosts=[1, 2, 3, 5])
 def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts):
     codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
     gradients = gradients_of(hosts * per_host, 300)
@@ -32,8 +41,7 @@ def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts
     assert_mass_balance(gradients, None, dense_of(outcomes[0], jobs), jobs, terms=12 * len(jobs))
 
 
-@pytest.mark.parametrize("who", [0, 1, 5])
-@pytest.mark.parametrize("scheme", SCHEMES)
+@parametrize_product(scheme=SCHEMES, who=[0, 1, 5])
 def test_hierarchical_failures_and_nan(scheme, who):
     codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
     jobs = jobs_of(codec, dr.Residual(), gradients_of(6, 200), shapes=[80, 120])

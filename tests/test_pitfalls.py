@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import bits, payload as container
@@ -34,8 +35,7 @@ def exact_indices():
 
 
 @BOTH_IMPLEMENTATIONS
-@pytest.mark.parametrize("value", VALUE)
-@pytest.mark.parametrize("index", exact_indices())
+@parametrize_product(index=exact_indices(), value=VALUE)
 def test_values_stay_with_their_indices_when_both_are_coded(index, value, native):
     """In the published "both" mode values kept the sparsifier's order while indices came back ascending: relative error 1.41."""
     values = gradient(20_000)
@@ -65,8 +65,7 @@ def test_width_of_the_order_mapping_at_powers_of_two(count, native):
     np.testing.assert_allclose(decode(data, d, native), values, rtol=0.02)
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 4, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**24, 2**30, 2**31 - 2])
-@pytest.mark.parametrize("index", ["rle", "huffman_delta", "rice", "elias_fano"])
+@parametrize_product(index=["rle", "huffman_delta", "rice", "elias_fano"], largest=[1, 2, 3, 4, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**24, 2**30, 2**31 - 2])
 def test_width_of_indices_at_powers_of_two(index, largest):
     """The last index and d itself on either side of a power of two."""
     indices = np.array(sorted({0, largest // 2, largest - 1, largest}), dtype=np.uint32)
@@ -75,8 +74,7 @@ def test_width_of_indices_at_powers_of_two(index, largest):
         np.testing.assert_array_equal(type(INDEX[index]).decode(section, d, indices.size), indices)
 
 
-@pytest.mark.parametrize("value", VALUE)
-@pytest.mark.parametrize("index", INDEX)
+@parametrize_product(index=INDEX, value=VALUE)
 def test_payloads_of_ranks_differ_in_size(index, value):
     """Fits of different data have different sizes, which must not be declared equal: each payload tells its own, and sums work."""
     d = 3000
@@ -95,8 +93,7 @@ def test_payloads_of_ranks_differ_in_size(index, value):
 
 
 @BOTH_IMPLEMENTATIONS
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("value", VALUE)
+@parametrize_product(value=VALUE, sign=[1, -1])
 def test_all_values_of_one_sign(value, sign, native):
     """A side without values made published fits fail."""
     values = np.float32(sign) * (np.abs(gradient(2000)) + np.float32(0.01))
@@ -115,8 +112,7 @@ def random_states():
     return states
 
 
-@pytest.mark.parametrize("value", VALUE)
-@pytest.mark.parametrize("index", INDEX)
+@parametrize_product(index=INDEX, value=VALUE)
 def test_global_random_generators_are_left_alone(index, value):
     """Published code reseeded the global generator at every call, so that dropout and shuffling repeated themselves."""
     pytest.importorskip("torch")
@@ -132,8 +128,7 @@ def test_global_random_generators_are_left_alone(index, value):
     assert encode(codec, values, False).tobytes() == encode(codec, values).tobytes() == expected
 
 
-@pytest.mark.parametrize("index", ["bloom_p0", "rice", "raw_index"])
-@pytest.mark.parametrize("value", ["float16", "bfloat16", "raw_value"])
+@parametrize_product(value=["float16", "bfloat16", "raw_value"], index=["bloom_p0", "rice", "raw_index"])
 def test_counts_beyond_float16(index, value):
     """A count that travels as a value overflows float16 above 65504 and is rounded above 2048."""
     d, k = 300_000, 70_001

@@ -5,6 +5,7 @@ import pytest
 from codecs_table import MEMORIES, SPARSIFIERS, gradient
 from hypothesis import given, settings, strategies
 from hypothesis.extra.numpy import arrays
+from sampling import parametrize_product
 from scipy.stats import chi2
 
 import deepreduce_hvd as dr
@@ -49,8 +50,7 @@ def assert_top_k(values, k, threshold=0.0, simd=-1):
         assert after == np.abs(values[expected]).min()
 
 
-@pytest.mark.parametrize("simd", SIMD_LEVELS)
-@pytest.mark.parametrize("d", SIZES)
+@parametrize_product(d=SIZES, simd=SIMD_LEVELS)
 def test_top_k_at_every_size(d, simd):
     for values in (gradient(d), np.round(gradient(d) * 3).astype(np.float32)):
         for k in {1, 2, max(d // 100, 1), max(d // 3, 1)}:
@@ -88,8 +88,7 @@ def misleading():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("simd", SIMD_LEVELS)
-@pytest.mark.parametrize("case", misleading())
+@parametrize_product(case=misleading(), simd=SIMD_LEVELS)
 def test_misleading_inputs(case, simd):
     values = misleading()[case]
     for k in (1, 100, 1000):
@@ -118,8 +117,7 @@ def test_top_k_of_anything(values, k, hint, simd):
     assert_top_k(values, k, threshold=hint, simd=simd)
 
 
-@pytest.mark.parametrize("sparsifier", SPARSIFIERS)
-@pytest.mark.parametrize("memory", MEMORIES)
+@parametrize_product(memory=MEMORIES, sparsifier=SPARSIFIERS)
 def test_simd_levels_and_sizes_agree_with_the_oracle(sparsifier, memory):
     codec, memory = dr.Codec(SPARSIFIERS[sparsifier]), MEMORIES[memory]
     for d in SIZES:
@@ -136,9 +134,7 @@ def test_simd_levels_and_sizes_agree_with_the_oracle(sparsifier, memory):
                     np.testing.assert_array_equal(array.view(np.uint32), oracle.view(np.uint32))
 
 
-@pytest.mark.parametrize("simd", SIMD_LEVELS)
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "bfloat16"])
+@parametrize_product(dtype=["float32", "float16", "float64", "bfloat16"], memory=MEMORIES, simd=SIMD_LEVELS)
 def test_dtypes(dtype, memory, simd):
     """Every float16 and bfloat16 number, and float64 numbers around float32's edges, convert as NumPy says."""
     memory = MEMORIES[memory]
@@ -186,8 +182,7 @@ def test_non_finite_leaves_the_memory(dtype, bad, memory, simd):
             np.testing.assert_array_equal(array.view(np.uint32), before.view(np.uint32))
 
 
-@pytest.mark.parametrize("simd", SIMD_LEVELS)
-@pytest.mark.parametrize("memory", [name for name in MEMORIES if name != "no_memory"])
+@parametrize_product(memory=[name for name in MEMORIES if name != "no_memory"], simd=SIMD_LEVELS)
 def test_sums_saturate(memory, simd):
     memory = MEMORIES[memory]
     huge = np.float32(3.4e38)
@@ -349,7 +344,7 @@ def test_warm_up_falls_exponentially():
 
 @pytest.mark.parametrize("make, says", [
     (lambda: dr.TopK(), "one of ratio and k"), (lambda: dr.TopK(0.1, k=3), "one of ratio and k"), (lambda: dr.TopK(0), "ratio"),
-    (lambda: dr.TopK(1.5), "ratio"), (lambda: dr.TopK(np.nan), "ratio"), (lambda: dr.TopK(k=0), "k"), (lambda: dr.TopK(k=1.5), "k"),
+    (lambda: dr.TopK(1), "float in"), (lambda: dr.RandomK(20), "float in"), (lambda: dr.TopK(1.5), "ratio"), (lambda: dr.TopK(np.nan), "ratio"), (lambda: dr.TopK(k=0), "k"), (lambda: dr.TopK(k=1.5), "k"),
     (lambda: dr.TopK(k=2**31), "k"), (lambda: dr.TopK(k=3, warmup_steps=2), "warmup_steps"),
     (lambda: dr.TopK(0.1, warmup_steps=-1), "warmup_steps"), (lambda: dr.TopK(0.1, warmup_steps=1.5), "warmup_steps"),
     (lambda: dr.TopK(0.1, warmup_steps=2, warmup_ratio=0), "warmup_ratio"),

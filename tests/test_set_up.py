@@ -9,9 +9,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-import build_horovod  # noqa: E402
-import console  # noqa: E402
-import set_up  # noqa: E402
+import build_horovod
+import console
+import set_up
 
 
 @pytest.fixture(autouse=True)

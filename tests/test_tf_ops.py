@@ -84,23 +84,23 @@ def test_operators_validate_what_a_graph_can_hand_them():
     with pytest.raises(ValueError, match="Dimension must be 20 but is 19"):
         tf.function(lambda: operators.deepreduce_encode(tf.ones([4]), table[:, :19], [0, 0, 0, 0], [], [])).get_concrete_function()
     payload = operators.deepreduce_encode(tf.ones([4]), table, [0, 0, 0, 0], [], [])
-    with pytest.raises(tf.errors.DataLossError, match="parameter kernel: expected 2 messages of each rank, got 1 in all"):
-        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], [], [], member=0, members=2, variable="kernel", T=tf.float32)
+    with pytest.raises(tf.errors.DataLossError, match="parameter kernel: expected 2 messages of each of 1 ranks, got 1 in all"):
+        operators.deepreduce_decode_sum(payload, np.float64(1), [4], 1, [], [], [], [], member=0, members=2, variable="kernel", T=tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match="and a member of 2, got"):
-        operators.deepreduce_decode_sum(payload, np.float64(1), [4], [], [], [], [], member=2, members=2, T=tf.float32)
+        operators.deepreduce_decode_sum(payload, np.float64(1), [4], 1, [], [], [], [], member=2, members=2, T=tf.float32)
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices of 0 to 9, got 10"):
         operators.deepreduce_encode_slices(tf.ones([1, 2]), tf.constant([10], tf.int64), table, [0, 0, 0, 0], [], [], rows=10)
     for corrupt in range(0, payload.shape[0], 7):
         bytes_of = payload.numpy().copy()
         bytes_of[corrupt] ^= 0x10
         with pytest.raises((tf.errors.DataLossError, tf.errors.UnimplementedError)):
-            operators.deepreduce_decode_sum(tf.constant(bytes_of), np.float64(1), [4], [], [], [], [], T=tf.float32)
+            operators.deepreduce_decode_sum(tf.constant(bytes_of), np.float64(1), [4], 1, [], [], [], [], T=tf.float32)
 
 
 def test_a_graph_takes_the_shape_from_the_payload():
     codec = dr.Codec(dr.TopK(0.5))
     payload = codec.encode(tf.constant([1.0, -5.0, 2.0]))
-    decode = tf.function(lambda data: tensorflow_adapter.operators.deepreduce_decode_sum(data, tf.constant(1.0, tf.float64), [-1], [], [], [], [], T=tf.float32))
+    decode = tf.function(lambda data: tensorflow_adapter.operators.deepreduce_decode_sum(data, tf.constant(1.0, tf.float64), [-1], 1, [], [], [], [], T=tf.float32))
     np.testing.assert_array_equal(decode(payload).numpy(), [0, -5, 0])
 
 
@@ -157,9 +157,75 @@ def test_the_residual_of_slices_keeps_what_the_payload_lacks(index, value):
         np.testing.assert_allclose(arrived + residual.numpy(), came_in, rtol=0, atol=4e-6)
 
 
+@pytest.mark.parametrize("dtype", CODES)
+def test_slices_that_cancel_the_residual_leave_nothing_behind(dtype):
+    residual = tf.Variable(np.repeat(np.float32([0.5, 0.25]), 100))
+    values = tf.cast(tf.constant([[-0.25, -0.5, 0, 1.5], [-0.25, 0, 0, 0]]), dtype)  # of one row
+    payload = slices(tf.constant([3, 3], tf.int64), values, residual=residual)
+    assert dr.decode(payload).numpy()[12:16].tolist() == [0, 0, 0.5, 2] and dr.inspect(payload)["k"] == 2
+    expected = np.repeat(np.float32([0.5, 0.25]), 100)
+    expected[12:16] = 0
+    np.testing.assert_array_equal(residual.numpy(), expected)
+    # a step that is void leaves all of it
+    residual.assign(np.repeat(np.float32([0.5, 0.25]), 100))
+    slices(tf.constant([3], tf.int64), tf.cast([[-0.5, np.nan, 0, 0]], dtype), residual=residual)
+    np.testing.assert_array_equal(residual.numpy(), np.repeat(np.float32([0.5, 0.25]), 100))
+
+
+@pytest.mark.parametrize(("messages", "ranks"), [(0, 1), (2, 1), (1, 2), (3, 2), (4, 2), (2, 4)])
+def test_the_number_of_messages_must_be_that_of_the_ranks(messages, ranks):
+    """Neither zeros of no payload, nor a payload that is added twice."""
+    operators = tensorflow_adapter.operators
+    one = dr.Codec(dr.TopK(0.5)).encode(tf.ones([4]))
+    gathered = tf.concat([one] * messages, 0) if messages else tf.zeros([0], tf.uint8)
+    expected = f"parameter kernel: expected 1 messages of each of {ranks} ranks, got {messages} in all"
+    for initial in ([], [tf.ones([4])]):
+        with pytest.raises(tf.errors.DataLossError, match=expected):
+            operators.deepreduce_decode_sum(gathered, np.float64(1), [4], ranks, initial, [], [], [], variable="kernel", T=tf.float32)
+    seconds = tf.Variable(np.zeros(2))
+    with pytest.raises(tf.errors.DataLossError, match=expected):
+        operators.deepreduce_decode_slices(gathered, np.float64(1), ranks, seconds.handle, T=tf.float32, shape=[2, 2], variable="kernel")
+    for wrong in (0, -1, [1]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="ranks: expected a number of at least 1"):
+            operators.deepreduce_decode_sum(one, np.float64(1), [4], wrong, [], [], [], [], T=tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b"plain", "plain"), ("vier Stück, 四 🙂".encode(), "vier Stück, 四 🙂"), (b"half \xed\xa0\x80 pair", "half ??? pair"),
+        (b"\xff\xfe\xc0\xaf\xf5\x80\x80\x80", "????????"), (b"cut \xe5\x9b", "cut ??"), (b"", ""),
+    ],
+)  # fmt: skip
+def test_a_notice_of_any_bytes_is_read(text, shown):
+    from deepreduce_hvd import _native
+
+    notice = tf.constant(_native.write_notice(text))
+    for call in (lambda work: work(), lambda work: tf.function(work)()):
+        with pytest.raises(tf.errors.AbortedError) as error:
+            call(lambda: tensorflow_adapter.operators.deepreduce_decode_sum(notice, np.float64(1), [4], 1, [], [], [], [], variable="kernel", T=tf.float32))
+        assert f"parameter kernel: rank 0: {shown}" in error.value.message
+
+
 def test_slices_edge_cases():
     residual = tf.Variable(tf.ones([200]))
     nothing = slices(tf.zeros([0], tf.int64), tf.zeros([0, 4]), residual=residual)
     assert not dr.decode(nothing).numpy().any() and (residual.numpy() == 1).all()
     slices(tf.constant([5], tf.int64), tf.constant([[1.0, np.nan, 0, 0]]), residual=residual)
     assert (residual.numpy() == 1).all(), "a non-finite step changed the residual"
+
+
+def test_a_graph_that_is_shared_runs_on_the_variable_that_it_was_traced_for():
+    operators = tensorflow_adapter.operators
+    one, other = tf.Variable(1.0, name="one"), tf.Variable(1.0, name="other")
+    names = [operators.deepreduce_variable_name(variable.handle).numpy().decode() for variable in (one, one, other)]
+    assert names[0] == names[1] != names[2]
+
+    @tf.function
+    def expect_one(variable):
+        operators.deepreduce_expect_variable(variable.handle, expected=names[0], variable="one")
+
+    expect_one(one)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="parameter one: expected the gradient of this variable, got that of other"):
+        expect_one(other)
+    assert expect_one.experimental_get_tracing_count() == 1

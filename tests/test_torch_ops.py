@@ -6,7 +6,7 @@ import torch
 from codecs_table import INDEX, VALUE, gradient
 
 import deepreduce_hvd as dr
-import deepreduce_hvd.torch  # noqa: F401  loads the operators
+import deepreduce_hvd.torch
 from deepreduce_hvd.codec import encode_numpy
 
 FIELDS = dr.Codec(dr.TopK(0.1)).fields(dr.Residual())
@@ -83,6 +83,13 @@ def test_bad_residual_and_payloads():
         dr.decode(payload, max_elements=5)
 
 
+@pytest.mark.parametrize("memory", [dr.NoMemory(), dr.Residual(), dr.LowPass(0.5), dr.MomentumCorrection()])
+def test_an_empty_tensor_has_an_empty_memory(memory):
+    codec, state = dr.Codec(dr.TopK(0.5)), tuple(torch.zeros(0) for _ in memory.state)
+    payload = deepreduce_hvd.torch.encode_flat(codec, memory, torch.zeros(0), state, torch.zeros(1), 0, 0, 0, 0)
+    assert dr.decode(payload).shape == (0,)
+
+
 def test_operators_trace():
     """The fake kernels let a graph be captured with the payload's size unknown."""
 
@@ -96,3 +103,18 @@ def test_operators_trace():
     traced = torch.compile(there_and_back, backend="aot_eager", fullgraph=True)
     assert torch.equal(traced(values, residual), eager)
     assert torch.equal(residual + eager, values)
+
+
+def test_operators_of_another_pytorch_are_refused_by_version(monkeypatch, tmp_path):
+    monkeypatch.setattr(deepreduce_hvd.torch, "__file__", str(tmp_path / "torch.py"))
+    with pytest.raises(dr.NativeMissing, match="PyTorch operators for version .*, got those for none"):
+        deepreduce_hvd.torch._load_operators()
+    for built_for in ("2.12.0+cu130", "2.9.1"):
+        (tmp_path / f"_torch_ops-{built_for}.so").touch()
+    (tmp_path / "_torch_ops.so").touch()  # of a package from before names had versions
+    with pytest.raises(dr.NativeMissing) as refused:
+        deepreduce_hvd.torch._load_operators()
+    assert str(refused.value) == (
+        f"deepreduce_hvd: expected the PyTorch operators for version {torch.__version__}, got those for 2.12.0+cu130, "
+        "2.9.1; install the package again with this PyTorch present and DEEPREDUCE_WITH_PYTORCH=1"
+    )

@@ -10,6 +10,7 @@ barrier that is missing, blocks that meet, a shuffle taken for a barrier are dat
 """
 
 import ctypes
+import fcntl
 import functools
 import os
 import pathlib
@@ -56,7 +57,13 @@ def build(sanitizer=None):
     """Compiles what changed and returns the library's path."""
     folder = ROOT / "build" / ("cuda_emulation" if sanitizer is None else f"cuda_emulation_{sanitizer.replace(',', '_')}")
     folder.mkdir(parents=True, exist_ok=True)
-    headers = [path for pattern in ("*.h", "*.cuh") for path in CORE.rglob(pattern)]
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run want it
+        return _build(folder, sanitizer)
+
+
+def _build(folder, sanitizer):
+    headers = [path for pattern in ("*.h", "*.cuh", "*.def") for path in CORE.rglob(pattern)]
     newest_header = max(path.stat().st_mtime for path in headers)
     options = ["-std=c++17", "-O2" if sanitizer is None else "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
     instrumented = [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]

@@ -7,6 +7,7 @@ from codecs_table import gradient
 from hostile_payloads import expect_same_outcome
 from hypothesis import given, settings, strategies
 from hypothesis.extra import numpy as numpy_strategies
+from sampling import parametrize_product
 from test_stages import KEY, expect_oracle, hostile
 
 import deepreduce_hvd as dr
@@ -48,15 +49,12 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("d", [2, 5, 31, 2500])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("stage", FITS, ids=IDS)
+@parametrize_product(stage=FITS, shape=SHAPES, d=[2, 5, 31, 2500])
 def test_fit_of_shapes(stage, shape, d):
     expect_oracle(stage, SHAPES[shape](d))
 
 
-@pytest.mark.parametrize("d", [1, 2, 3, 4, 15, 16, 17, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 40000])
-@pytest.mark.parametrize("stage", FITS, ids=IDS)
+@parametrize_product(stage=FITS, d=[1, 2, 3, 4, 15, 16, 17, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 40000])
 def test_fit_of_sizes(stage, d):
     expect_oracle(stage, gradient(d), spare=d % 3 * 1000)
     expect_oracle(stage, np.abs(gradient(d, key=3)))
@@ -68,8 +66,7 @@ def test_fit_in_any_schedule(stage, schedule):
     expect_oracle(stage, staircase(3000))
 
 
-@pytest.mark.parametrize("shape", ["plateaus", "all_exponents"])
-@pytest.mark.parametrize("degree", [1, 5])
+@parametrize_product(degree=[1, 5], shape=["plateaus", "all_exponents"])
 def test_more_cuts_than_rounds_look_ahead(degree, shape):
     """These trees are deeper than the rounds: the block that chooses the cuts looks up the rest."""
     section = expect_oracle(dr.FitPoly(degree=degree, segments=1024), SHAPES[shape](2500))
@@ -87,8 +84,7 @@ def test_any_finite_values(values, stage):
     expect_oracle(stage, values)
 
 
-@pytest.mark.parametrize("d", [0, 1, 7, 8, 9, 503, 504, 505, 2047, 2048, 2049, 40000])
-@pytest.mark.parametrize("stage", QSGDS, ids=IDS)
+@parametrize_product(stage=QSGDS, d=[0, 1, 7, 8, 9, 503, 504, 505, 2047, 2048, 2049, 40000])
 def test_qsgd_of_sizes(stage, d):
     expect_oracle(stage, gradient(d), spare=d % 3 * 1000)
 
@@ -98,8 +94,7 @@ def test_qsgd_in_any_schedule(stage, schedule):
     expect_oracle(stage, gradient(5000))
 
 
-@pytest.mark.parametrize("shape", ["largest", "negative_zeros", "all_exponents", "one_far"])
-@pytest.mark.parametrize("stage", QSGDS, ids=IDS)
+@parametrize_product(stage=QSGDS, shape=["largest", "negative_zeros", "all_exponents", "one_far"])
 def test_qsgd_of_shapes(stage, shape):
     expect_oracle(stage, SHAPES[shape](1000))
 

@@ -3,6 +3,7 @@
 import emulation
 import numpy as np
 import pytest
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 
@@ -59,9 +60,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("spare", [0, 20_000])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", GAP_CODECS)
+@parametrize_product(name=GAP_CODECS, layout=LAYOUTS, spare=[0, 20_000])
 def test_gaps(name, layout, spare):
     d, indices = LAYOUTS[layout]
     same_both_ways(GAP_CODECS[name], indices, d, spare=spare)
@@ -127,8 +126,7 @@ def test_bloom(policy, d, k):
     same_both_ways(dr.Bloom(fpr=1e-3, policy=policy), chosen(d, k), d, spare=500)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("fpr", [2.0**-33, 1e-6, 0.1, 0.5, 0.7, 0.999])
+@parametrize_product(fpr=[2.0**-33, 1e-6, 0.1, 0.5, 0.7, 0.999], policy=POLICIES)
 def test_bloom_rates(policy, fpr):
     for d, k in ((9000, 1), (9000, 3), (9000, 700), (30, 30)):
         same_both_ways(dr.Bloom(fpr=fpr, policy=policy), chosen(d, k), d, spare=40)

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
 
-import build_cuda  # noqa: E402
+import build_cuda
 
 needs_nvcc = pytest.mark.skipif(build_cuda.find_nvcc() is None, reason="there is no nvcc: the CUDA sources were not compiled by it")
 

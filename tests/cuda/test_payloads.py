@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
 from hostile_payloads import expect_same_outcome, outcome, resealed, with_hostile_sections
+from sampling import parametrize_product
 from test_stages import DEVICE_INDEX, DEVICE_VALUE
 
 import deepreduce_hvd as dr
@@ -65,9 +66,7 @@ def test_codecs(index, value, case):
         expect_sum(codec, memory, [data], values.size, misalignment=misalignment)
 
 
-@pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("sparsifier", SPARSIFIERS)
+@parametrize_product(sparsifier=SPARSIFIERS, memory=MEMORIES, case=INPUTS)
 def test_sparsifiers_and_memories(sparsifier, memory, case):
     codec, memory, values = dr.Codec(SPARSIFIERS[sparsifier]), MEMORIES[memory], INPUTS[case]
     state = tuple(np.zeros_like(values) for _ in memory.state)
@@ -76,10 +75,7 @@ def test_sparsifiers_and_memories(sparsifier, memory, case):
     expect_sum(codec, memory, [data], values.size)
 
 
-@pytest.mark.parametrize("d", [1, 7, 1000, 20011])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("sparsifier", ["topk", "topk_half", "random_k", "threshold", "chunk_topk", "none"])
+@parametrize_product(sparsifier=["topk", "topk_half", "random_k", "threshold", "chunk_topk", "none"], memory=MEMORIES, dtype=DTYPES, d=[1, 7, 1000, 20011])
 def test_dtypes(sparsifier, memory, dtype, d):
     codec, memory = dr.Codec(SPARSIFIERS[sparsifier]), MEMORIES[memory]
     for misalignment in (0, 1, 3):
@@ -87,9 +83,7 @@ def test_dtypes(sparsifier, memory, dtype, d):
     expect_sum(codec, memory, [data], d)
 
 
-@pytest.mark.parametrize("index", DEVICE_INDEX)
-@pytest.mark.parametrize("value", DEVICE_VALUE)
-@pytest.mark.parametrize("sparsifier", ["topk", "threshold_0", "random_k_all", "none", "chunk_topk_1"])
+@parametrize_product(sparsifier=["topk", "threshold_0", "random_k_all", "none", "chunk_topk_1"], value=DEVICE_VALUE, index=DEVICE_INDEX)
 def test_all_elements_and_dense_fallback(sparsifier, value, index):
     codec = dr.Codec(SPARSIFIERS[sparsifier], index=INDEX[index], value=VALUE[value])
     for memory in (dr.NoMemory(), dr.LowPass(0.1), dr.MomentumCorrection()):
@@ -115,8 +109,7 @@ def deceptive(d):
     return {"few": few, "ties": ties, "alternating": alternating, "ends": ends, "equal": np.full(d, 3, dtype=np.float32)}
 
 
-@pytest.mark.parametrize("k", [1, 100, 8191])
-@pytest.mark.parametrize("case", deceptive(16))
+@parametrize_product(case=deceptive(16), k=[1, 100, 8191])
 def test_largest_of_deceptive_inputs(case, k):
     d = 90001  # more than there is room for candidates
     both(dr.Codec(dr.TopK(k=k)), dr.Residual(), deceptive(d)[case], (np.zeros(d, dtype=np.float32),))
@@ -146,9 +139,7 @@ def test_more_tiles_than_blocks(sparsifier):
     expect_sum(codec, memory, [data], d)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 500, 999])
-@pytest.mark.parametrize("sparsifier", ["topk", "random_k", "threshold", "chunk_topk", "none"])
+@parametrize_product(sparsifier=["topk", "random_k", "threshold", "chunk_topk", "none"], place=[0, 500, 999], bad=[np.nan, np.inf, -np.inf])
 def test_non_finite_leaves_the_memory(sparsifier, place, bad):
     codec = dr.Codec(SPARSIFIERS[sparsifier])
     for memory in MEMORIES.values():

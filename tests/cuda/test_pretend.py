@@ -56,6 +56,14 @@ def test_a_bucket_is_read_at_once_and_failures_reach_both_ranks(folder):
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 
+@pytest.mark.parametrize("script", ["groups.py", "steps.py"])
+def test_steps_and_groups(folder, script):
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+    done = horovodrun(2, HERE / "pretend" / "run.py", folder, HERE / "pretend" / script)
+    assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
+
+
 def test_errors_come_by_their_cause(folder):
     done = run(folder, HERE / "pretend" / "failures.py")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient, inputs
 from hostile_payloads import expect_same_outcome
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 
@@ -25,9 +26,7 @@ def selected(values):
     return np.sort(np.argsort(-np.abs(values), kind="stable")[:k]).astype(np.uint32)
 
 
-@pytest.mark.parametrize("spare", [0, 1000])
-@pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("name", DEVICE_INDEX)
+@parametrize_product(name=DEVICE_INDEX, case=INPUTS, spare=[0, 1000])
 def test_index(name, case, spare):
     stage, d = INDEX[name], INPUTS[case].size
     indices = selected(INPUTS[case])
@@ -65,9 +64,7 @@ def expect_oracle(stage, values, spare=0, misalignments=(1,)):
     return section
 
 
-@pytest.mark.parametrize("spare", [0, 1000])
-@pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize("name", DEVICE_VALUE)
+@parametrize_product(name=DEVICE_VALUE, case=INPUTS, spare=[0, 1000])
 def test_value(name, case, spare):
     expect_oracle(VALUE[name], INPUTS[case], spare, emulation.MISALIGNMENTS)
 
@@ -89,8 +86,7 @@ def hostile(section):
     yield from (section + b"\0", section + section, b"\xff" * len(section), b"\0" * len(section))
 
 
-@pytest.mark.parametrize("d", [31, 300])
-@pytest.mark.parametrize("name", DEVICE_INDEX)
+@parametrize_product(name=DEVICE_INDEX, d=[31, 300])
 def test_hostile_index_sections(name, d):
     stage = INDEX[name]
     section, decoded, _ = stage.encode(selected(gradient(d)), d, KEY)

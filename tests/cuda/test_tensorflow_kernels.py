@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 
@@ -75,20 +76,17 @@ def same_encoding(kernels, codec, memory, values, dtype="float32", steps=2, rows
     return payloads
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("index", ["raw_index", "bitmap", "rice", "elias_fano", "bloom_p0", "bloom_p2"])
+@parametrize_product(index=["raw_index", "bitmap", "rice", "elias_fano", "bloom_p0", "bloom_p2"], case=CASES)
 def test_index_codecs(kernels, index, case):
     same_encoding(kernels, dr.Codec(dr.TopK(0.05), index=INDEX[index]), dr.Residual(), CASES[case])
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("value", ["float16", "bfloat16", "qsgd_4", "qsgd_5_l2", "fit_poly", "fit_dexp"])
+@parametrize_product(value=["float16", "bfloat16", "qsgd_4", "qsgd_5_l2", "fit_poly", "fit_dexp"], case=CASES)
 def test_value_codecs(kernels, value, case):
     same_encoding(kernels, dr.Codec(dr.TopK(0.05), value=VALUE[value]), dr.Residual(), CASES[case])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("memory", MEMORIES)
+@parametrize_product(memory=MEMORIES, dtype=DTYPES)
 def test_memories_and_dtypes(kernels, memory, dtype):
     same_encoding(kernels, RECOMMENDED, MEMORIES[memory], CASES["plain"], dtype, steps=3)
     same_encoding(kernels, dr.Codec(dr.NoneSparsifier()), MEMORIES[memory], CASES["odd"], dtype)
@@ -132,7 +130,7 @@ def test_records_are_refused_on_a_gpu(kernels):
     _, message = outcome(lambda: kernels.encode(tf.ones([4]), table_of(RECOMMENDED), [0] * 4, [], handles))
     assert "expected no records, which are the host's, got 4" in message
     payload = HOST[0](tf.ones([4]), table_of(RECOMMENDED), [0] * 4, [], [])
-    _, message = outcome(lambda: kernels.decode(payload, np.float64(1), [4], [], [], handles[2:3], [], T=tf.float32))
+    _, message = outcome(lambda: kernels.decode(payload, np.float64(1), [4], 1, [], [], handles[2:3], [], T=tf.float32))
     assert "expected no record, which is the host's, got 1" in message
 
 
@@ -156,14 +154,15 @@ def messages_of(codecs, members, ranks, d=400, dtype="float32"):
     return tf.concat(payloads, 0), np.array([payload.shape[0] for payload in payloads])
 
 
-def same_sum(kernels, messages, lengths, codec, d=400, initial=None, member=0, members=1, scale=0.25, spent=()):
-    """Both kernels' answers, the GPU's with hints and without; returns the host's."""
+def same_sum(kernels, messages, lengths, codec, d=400, initial=None, member=0, members=1, scale=0.25, spent=(), ranks=None):
+    """Both kernels' answers, the GPU's with hints and without; returns the host's. As many ranks as there are lengths for, unless said."""
+    ranks = len(lengths) // members if ranks is None else ranks
     initial = [] if initial is None else [initial]
     attributes = {"member": member, "members": members, "variable": "kernel", "T": tf.float32}
-    expected = outcome(lambda: HOST[1](messages, np.float64(scale), [d], initial, [], [], [], **attributes))
+    expected = outcome(lambda: HOST[1](messages, np.float64(scale), [d], ranks, initial, [], [], [], **attributes))
     hints = [tf.constant(lengths, tf.int64), table_of(codec)]
     for given in (hints, []):
-        made = outcome(lambda: kernels.decode(messages, np.float64(scale), [d], initial, list(spent), [], given, **attributes))
+        made = outcome(lambda: kernels.decode(messages, np.float64(scale), [d], ranks, initial, list(spent), [], given, **attributes))
         assert plain(made) == plain(expected), f"with {len(given)} hints"
     return expected
 
@@ -203,8 +202,7 @@ def test_sums_of_payloads_of_other_codecs_than_hinted(kernels):
         same_sum(kernels, messages, lengths, codec, initial=tf.constant(gradient(400, key=5)))
 
 
-@pytest.mark.parametrize("case", ["empty", "one", "nan", "inf", "zeros"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@parametrize_product(dtype=DTYPES, case=["empty", "one", "nan", "inf", "zeros"])
 def test_sums_of_unusual_gradients(kernels, case, dtype):
     payload = HOST[0](tf.cast(tf.constant(CASES[case]), dtype), table_of(RECOMMENDED), [1, 2, 3, 4], [], [])
     same_sum(kernels, tf.concat([payload, payload], 0), [payload.shape[0]] * 2, RECOMMENDED, d=CASES[case].size)
@@ -213,17 +211,16 @@ def test_sums_of_unusual_gradients(kernels, case, dtype):
 def test_the_shape_of_the_payload(kernels):
     payload = HOST[0](tf.constant([1.0, -5.0, 2.0]), table_of(dr.Codec(dr.TopK(0.5))), [0] * 4, [], [])
     for hints in ([], [tf.constant([payload.shape[0]], tf.int64), table_of(dr.Codec(dr.TopK(0.5)))]):
-        total = kernels.decode(payload, np.float64(1), [-1], [], [], [], hints, T=tf.float32)
+        total = kernels.decode(payload, np.float64(1), [-1], 1, [], [], [], hints, T=tf.float32)
         np.testing.assert_array_equal(total.numpy(), [0, -5, 0])
-    nothing = tf.zeros([0], tf.uint8)
-    _, message = outcome(lambda: kernels.decode(nothing, np.float64(1), [-1], [], [], [], [], T=tf.float32))
-    assert "expected a payload to take the shape from, got none" in message
 
 
-def test_no_payloads_make_zeros(kernels):
-    for shape in ([3, 2], []):
-        total = kernels.decode(tf.zeros([0], tf.uint8), np.float64(1), np.array(shape, np.int64), [], [], [], [], T=tf.float32)
-        assert total.shape == shape and not total.numpy().any()
+@pytest.mark.parametrize(("messages", "ranks"), [(0, 1), (2, 1), (1, 2), (3, 2), (4, 2)])
+def test_the_number_of_messages_must_be_that_of_the_ranks(kernels, messages, ranks):
+    payload = HOST[0](tf.constant(gradient(400)), table_of(RECOMMENDED), [0] * 4, [], [])
+    gathered = tf.concat([payload] * messages, 0) if messages else tf.zeros([0], tf.uint8)
+    answer = same_sum(kernels, gathered, [payload.shape[0]] * messages, RECOMMENDED, ranks=ranks)
+    assert answer == ("DataLossError", f"parameter kernel: expected 1 messages of each of {ranks} ranks, got {messages} in all")
 
 
 def test_corrupt_messages_are_refused_as_on_the_host(kernels):
@@ -266,14 +263,14 @@ def test_notices_are_every_ranks_failure(kernels):
 def test_lengths_that_do_not_fit_are_refused(kernels, lengths, message):
     messages, _ = messages_of([RECOMMENDED], members=1, ranks=2)
     hints = [tf.constant(lengths, tf.int64), table_of(RECOMMENDED)]
-    _, said = outcome(lambda: kernels.decode(messages, np.float64(1), [400], [], [], [], hints, variable="kernel", T=tf.float32))
+    _, said = outcome(lambda: kernels.decode(messages, np.float64(1), [400], 2, [], [], [], hints, variable="kernel", T=tf.float32))
     assert message in said
 
 
 def test_hints_that_are_none(kernels):
     messages, lengths = messages_of([RECOMMENDED], members=1, ranks=3)
-    decode = lambda hints, **options: outcome(lambda: kernels.decode(messages, np.float64(1), [400], [], [], [], hints, T=tf.float32, **options))  # noqa: E731
-    assert "expected 2 messages of each rank, got 3 in all" in decode([tf.constant(lengths), table_of(RECOMMENDED)], members=2)[1]
+    decode = lambda hints, **options: outcome(lambda: kernels.decode(messages, np.float64(1), [400], 3, [], [], [], hints, T=tf.float32, **options))  # noqa: E731
+    assert "expected 2 messages of each of 3 ranks, got 3 in all" in decode([tf.constant(lengths), table_of(RECOMMENDED)], members=2)[1]
     assert "codec: expected shape [rows, 20], got [1,19]" in decode([tf.constant(lengths), table_of(RECOMMENDED)[:, :19]])[1]
     assert "expected no hints, or lengths (int64) and a codec (double), got int64" in decode([tf.constant(lengths)])[1]
 

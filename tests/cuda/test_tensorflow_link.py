@@ -34,7 +34,7 @@ found = {name: {kernel.device_type: [sorted(kernel.host_memory_arg), [str(one.na
          for name in ("DeepreduceEncode", "DeepreduceDecodeSum", "DeepreduceScale", "DeepreduceEncodeSlices")}
 print(json.dumps({
     "kernels": found, "supports": [supports(table(codec).ctypes.data_as(ctypes.POINTER(ctypes.c_double))) for codec in codecs],
-    "sum": library.deepreduce_decode_sum(payload, np.float64(1), [3], [], [], [], [], T=tf.float32).numpy().tolist(),
+    "sum": library.deepreduce_decode_sum(payload, np.float64(1), [3], 1, [], [], [], [], T=tf.float32).numpy().tolist(),
     "expected": dr.decode(payload.numpy()).tolist(),
 }))
 """
@@ -77,8 +77,9 @@ def test_it_loads_and_says_where_each_operator_runs(library):
     assert found["supports"] == [1, 0] and found["sum"] == found["expected"]
     kernels = found["kernels"]
     assert kernels["DeepreduceEncode"] == {"CPU": [[], []], "GPU": [["codec", "memory", "position", "record"], []]}
-    assert kernels["DeepreduceDecodeSum"] == {"CPU": [[], []], "GPU": [["hints", "scale", "seconds", "shape"], ["T"]]}
-    assert kernels["DeepreduceScale"] == {"CPU": [[], []], "GPU": [["reduced_probe", "scale", "size"], []]}
+    assert kernels["DeepreduceDecodeSum"] == {"CPU": [[], []], "GPU": [["hints", "ranks", "scale", "seconds", "shape"], ["T"]]}
+    assert kernels["DeepreduceScale"] == {"CPU": [[], []], "GPU": [["reduced_probe", "scale", "size", "step"], []]}
+    assert kernels["DeepreduceProbe"] == {"CPU": [[], []], "GPU": [["probe", "rank", "step"], []]}
     assert list(kernels["DeepreduceEncodeSlices"]) == ["CPU"]
 
 

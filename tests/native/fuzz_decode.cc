@@ -39,7 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t input_bytes) 
   const int inspected = dr_inspect(&inspecting.context, payloads[0], sizes[0], &header);
   const int status = dr_decode_sparse(&sparse.context, payloads, sizes, 1, d, 1.0f);
   const Block<float> out(static_cast<float*>(std::calloc(size_t{d} + 1, sizeof(float))));
-  const int dense_status = dr_decode_sum(&dense.context, payloads, sizes, 1, out.get(), d, 1.0f);
+  const int dense_status = dr_decode_sum(&dense.context, payloads, sizes, 1, out.get(), d, 1.0f, nullptr);
   if (inspected != DR_OK) {
     expect(status == inspected && dense_status == inspected, "what cannot be inspected not to be decoded", sparse.context);
     return 0;

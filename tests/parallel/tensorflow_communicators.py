@@ -12,8 +12,20 @@ import numpy as np
 import tensorflow as tf
 from codecs_table import VALUE
 from tensorflow_tools import (
-    ALL_COMPRESSED, RATE, SIZES, assert_equal_everywhere, assert_same, batch, compressor_of, local_gradients, make_step, model, run_all, sum_over_ranks,
-    train, variables,
+    ALL_COMPRESSED,
+    RATE,
+    SIZES,
+    assert_equal_everywhere,
+    assert_same,
+    batch,
+    compressor_of,
+    local_gradients,
+    make_step,
+    model,
+    run_all,
+    sum_over_ranks,
+    train,
+    variables,
 )  # fmt: skip
 
 import deepreduce_hvd as dr

@@ -9,15 +9,32 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
+import tensorflow_several
+import tensorflow_variables
 from codecs_table import INDEX, MEMORIES, VALUE
+from own_stages import OwnResidual
 from scenario_runner import expect_statistics_that_add_up
 from tensorflow_tools import (
-    ALL_COMPRESSED, RATE, SIZES, assert_close, assert_equal_everywhere, assert_same, batch, compressor_of, local_gradients, loss_of, make_step, model,
-    run_all, sum_over_ranks, train, variables,
+    ALL_COMPRESSED,
+    RATE,
+    SIZES,
+    assert_close,
+    assert_equal_everywhere,
+    assert_same,
+    batch,
+    compressor_of,
+    local_gradients,
+    loss_of,
+    make_step,
+    model,
+    run_all,
+    sum_over_ranks,
+    train,
+    variables,
 )  # fmt: skip
 
 import deepreduce_hvd as dr
-import deepreduce_hvd.tensorflow  # noqa: F401  allreduce_gradients
+import deepreduce_hvd.tensorflow
 from deepreduce_hvd.stage import registered
 
 
@@ -137,11 +154,12 @@ def scenario_backward_passes_per_step(directory):
 
 
 def scenario_version_1_optimizer(directory):
-    expected, _ = train(3)
+    codec = dr.Codec(dr.TopK(0.05, warmup_steps=2))
+    expected, _ = train(3, codec)
     graph = tf.Graph()
     with graph.as_default():
         named = model()
-        compressor = compressor_of(named)
+        compressor = compressor_of(named, codec)
         images = tf.compat.v1.placeholder(tf.float32, [16, 48])
         optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(RATE), compression=compressor)
         training = optimizer.minimize(loss_of(named, images), var_list=variables(named))
@@ -264,6 +282,28 @@ def scenario_resumed_equals_uninterrupted(directory):
                     np.testing.assert_array_equal(one[name]["memory"][kind], two[name]["memory"][kind])
 
 
+def scenario_a_schedule_stays_out_of_graphs(directory):
+    """A warm-up of any length adds next to nothing to a graph, and every step sends what it says."""
+
+    def graph_bytes(compressor, named):
+        return tf.function(make_step(named, compressor)).get_concrete_function(batch(0)).graph.as_graph_def().ByteSize()
+
+    plain, long = model(), model()
+    without = graph_bytes(compressor_of(plain, **ALL_COMPRESSED), plain)
+    with_schedule = graph_bytes(compressor_of(long, dr.Codec(dr.TopK(0.05, warmup_steps=100_000)), **ALL_COMPRESSED), long)
+    assert with_schedule < without + 20_000, (without, with_schedule)
+
+    for eager in (False, True):
+        sparsifier = dr.TopK(0.02, warmup_steps=3, warmup_ratio=0.5)
+        named = model()
+        compressor = compressor_of(named, dr.Codec(sparsifier), **ALL_COMPRESSED)
+        step = make_step(named, compressor) if eager else tf.function(make_step(named, compressor))
+        for number in range(5):
+            step(batch(number))
+            sent = {name: row["sent_values"] for name, row in compressor.stats().items()}
+            assert sent == {name: sparsifier.most_selected(int(np.prod(variable.shape)), number) for name, variable in named}, (number, sent)
+
+
 def scenario_retracing_keeps_the_residuals(directory):
     named, other = model(), model()
     compressor, kept = compressor_of(named, **ALL_COMPRESSED), compressor_of(other, **ALL_COMPRESSED)
@@ -326,6 +366,37 @@ def scenario_a_codec_of_the_users_own(directory):
     assert row["steps"] == 3 and row["value_bytes"] == 2 * row["sent_values"] and 0 < row["relative_error"] < 1
     plain, _ = train(3, dr.Codec(dr.TopK(0.1)))
     assert_close(plain, named, rtol=1e-3, atol=1e-3)
+    # eagerly, and without a memory: the payload is all that comes back from NumPy
+    weight = tf.Variable(tf.zeros([48, 40]))
+    compressor = dr.Compressor(dr.Codec(dr.TopK(1.0), value=Tenths()), dr.NoMemory(), parameters=[("weight", weight)])
+    gradient = tf.fill([48, 40], 0.25 + hvd.rank())
+    mean = hvd.allreduce(gradient, compression=compressor)
+    np.testing.assert_allclose(mean.numpy(), 0.25 + (hvd.size() - 1) / 2, rtol=1e-3)
+
+
+def scenario_a_memory_of_the_users_own(directory):
+    """Run by NumPy inside the graph, it trains bit for bit as the built-in memory that does the same."""
+    codec = dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=dr.QSGD(bits=4))
+    for communicator in (dr.Allgather(), dr.GTopK()):
+        trained = []
+        for memory in (dr.Residual(), OwnResidual()):
+            named = model()
+            compressor = compressor_of(named, codec, memory, communicator=communicator, **ALL_COMPRESSED)
+            train(2, compressor=compressor, named=named, groups=1)
+            trained.append((named, compressor.state_dict()["parameters"]))
+        (one, built_in), (other, own) = trained
+        assert_same(one, other)
+        for name, state in own.items():
+            np.testing.assert_array_equal(state["memory"]["kept"], built_in[name]["memory"]["residual"], err_msg=f"{communicator} {name}")
+    table = tf.Variable(tf.ones([1000, 16]))
+    compressor = dr.Compressor(codec, OwnResidual(), parameters=[("table", table)])
+    slices = tf.IndexedSlices(tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64))
+    try:
+        dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
+    except dr.InvalidArgument as error:
+        assert "expected a built-in codec and NoMemory or Residual for slices" in str(error)
+    else:
+        raise AssertionError("slices were taken with a memory of the user's own")
 
 
 def scenario_statistics_add_up(directory):
@@ -335,4 +406,4 @@ def scenario_statistics_add_up(directory):
 
 if __name__ == "__main__":
     hvd.init()
-    run_all(globals(), sys.argv[1])
+    run_all({**globals(), **vars(tensorflow_several), **vars(tensorflow_variables)}, sys.argv[1])

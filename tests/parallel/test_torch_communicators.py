@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch import Reports, scenarios  # noqa: E402
+from launch import Reports, scenarios
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from launch import Reports, expect_failure_with_a_message_on_every_rank, scenarios  # noqa: E402
+from launch import Reports, expect_failure_with_a_message_on_every_rank, scenarios
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +30,15 @@ def test_scenario(reports, processes, scenario):
         pytest.param("other_k_in_rounds", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
         pytest.param("other_communicator_on_one_rank", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
         pytest.param("other_order_on_one_rank", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
+        pytest.param("other_layers_frozen_on_one_rank", r"freeze the same ones", marks=pytest.mark.slow),
         ("adasum", r"expected a gradient, got a parameter, as op=Adasum"),
         pytest.param("other_process_set", r"expected Horovod to sum or average over the 1 ranks of the compressor's process set", marks=pytest.mark.slow),
         pytest.param("min_as_the_operation", r"expected Horovod to sum or average", marks=pytest.mark.slow),
+        pytest.param(
+            "elastic_state_without_the_compressor",
+            r"elastic training: expected the compressor among what the state keeps",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("unnamed_gradient", r"expected the gradient of one of the 6 named parameters", marks=pytest.mark.slow),
     ],
 )

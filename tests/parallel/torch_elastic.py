@@ -22,6 +22,20 @@ def kept_by_all(compressor):
     return sum_over_ranks(torch.cat([kept for one in parameters.values() for kept in one["memory"].values()]), "kept")
 
 
+def training(network, compressor):
+    """What the parameters and all ranks' memories are together: a moment of training."""
+    return torch.cat([parameter.detach().double().reshape(-1) for parameter in network.parameters()]), kept_by_all(compressor)
+
+
+def largest_difference(moment, other):
+    return max(float((one - two).abs().max()) for one, two in zip(moment, other))
+
+
+def commits_go_on(directory):
+    """Whether the test wants commits, in rank 0's view."""
+    return bool(hvd.broadcast(torch.tensor(not (directory / "no_commits").exists()).int(), 0, name="commits"))
+
+
 def main(directory, communicator):
     directory = pathlib.Path(directory)
     host = os.environ["HOROVOD_HOSTNAME"]
@@ -30,15 +44,17 @@ def main(directory, communicator):
     network = model()
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))  # whose choices depend on the step counter: a joining rank must learn it
     optimizer, compressor = distributed(network, codec, compressor_options={"communicator": communicator})
-    state = hvd.elastic.TorchState(compressor=compressor, model=network, optimizer=optimizer, step=0, kept=None)
+    state = hvd.elastic.TorchState(compressor=compressor, model=network, optimizer=optimizer, step=0, committed=None)
+    newest = []  # the moment after the last step, which is not in the state: Horovod takes that back to the last commit
 
     @hvd.elastic.run
     def train(state):
-        if state.kept is not None:
-            state.save()  # ranks that have only left are made up for at the next step or commit
-            kept = kept_by_all(compressor)
-            largest = float(state.kept.abs().max())
-            entry = {"size": hvd.size(), "step": state.step, "largest": largest, "error": float((kept - state.kept).abs().max())}
+        if state.committed is not None:
+            if commits_go_on(directory):
+                state.save()  # ranks that have only left are made up for at the next step or commit
+            now = training(network, compressor)
+            errors = [largest_difference(now, moment) for moment in (state.committed, *newest)]
+            entry = {"size": hvd.size(), "step": state.step, "kept": float(now[1].abs().max()), "error": min(errors), "moment": errors.index(min(errors))}
             with open(directory / "starts", "a") as starts:
                 if hvd.rank() == 0:
                     starts.write(json.dumps(entry) + "\n")
@@ -48,9 +64,12 @@ def main(directory, communicator):
             optimizer.step()
             state.step += 1
             assert_equal_everywhere(network.named_parameters(), f"step {state.step}")
-            state.kept = kept_by_all(compressor)
-            if state.step % COMMIT_EVERY == 0:
+            newest[:] = [training(network, compressor)]
+            state.committed = newest[0]
+            if state.step % COMMIT_EVERY == 0 and commits_go_on(directory):
                 state.commit()
+            else:
+                state.check_host_updates()
             if hvd.rank() == 0:
                 (directory / "progress.new").write_text(json.dumps({"size": hvd.size(), "step": state.step}))
                 (directory / "progress.new").rename(directory / "progress")

@@ -51,6 +51,17 @@ def other_order_on_one_rank():
     optimizer.step()
 
 
+def other_layers_frozen_on_one_rank():
+    network = model()
+    optimizer, _ = distributed(network, dr.Codec(dr.TopK(0.05)))
+    for step in range(2):
+        if step == 1:
+            network[2 if hvd.rank() == 1 else 0].weight.requires_grad_(False)
+        optimizer.zero_grad()
+        backward(network, step)
+        optimizer.step()
+
+
 def adasum():
     network = model()
     optimizer, _ = distributed(network, op=hvd.Adasum)
@@ -81,6 +92,18 @@ def unnamed_gradient():
     )
     backward(network, 0)
     optimizer.step()
+
+
+def elastic_state_without_the_compressor():
+    network = model()
+    optimizer, _ = distributed(network)
+
+    @hvd.elastic.run
+    def train(state):
+        backward(network, 0)
+        optimizer.step()
+
+    train(hvd.elastic.TorchState(model=network, optimizer=optimizer))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,19 @@ import sys
 import horovod.torch as hvd
 import torch
 from codecs_table import INDEX, MEMORIES, VALUE
+from own_stages import OwnResidual
 from scenario_runner import expect_statistics_that_add_up
 from torch_tools import (
-    ALL_COMPRESSED, assert_equal_everywhere, backward, batch, distributed, gradients, local_gradients, model, run_all, sum_over_ranks,
+    ALL_COMPRESSED,
+    assert_equal_everywhere,
+    backward,
+    batch,
+    distributed,
+    gradients,
+    local_gradients,
+    model,
+    run_all,
+    sum_over_ranks,
 )  # fmt: skip
 
 import deepreduce_hvd as dr
@@ -356,6 +366,27 @@ def scenario_states_of_another_world_size(directory):
                     assert "expected" in str(error)
                 else:
                     raise AssertionError("a state of another world was taken")
+
+
+def scenario_a_memory_of_the_users_own(directory):
+    """Run by NumPy, it trains bit for bit as the built-in memory that does the same, with every communicator."""
+    lossy = {"index": dr.Rice(), "value": dr.QSGD(bits=4)}
+    topk, random = dr.Codec(dr.TopK(0.1), **lossy), dr.Codec(dr.RandomK(0.1), **lossy)
+    cases = [
+        (topk, dr.Allgather()), (topk, dr.SplitAllgather()), (topk, dr.RecursiveDoubling()), (topk, dr.GTopK()), (topk, dr.CLTK()),
+        (random, dr.SharedRandomK()), (topk, dr.Hierarchical(dr.Allgather(), ranks_per_host=hvd.size())),
+    ]  # fmt: skip
+    for codec, communicator in cases:
+        trained = []
+        for memory in (dr.Residual(), OwnResidual()):
+            options = {"communicator": communicator, **ALL_COMPRESSED}
+            trained.append(_train(2, codec, memory, compressor_options=options))
+        (one, built_in), (other, own) = trained
+        for (name, first), (_, second) in zip(one.named_parameters(), other.named_parameters()):
+            assert torch.equal(first, second), f"{communicator} {name}"
+        for name, state in own.state_dict()["parameters"].items():
+            twin = built_in.state_dict()["parameters"][name]["memory"]["residual"]
+            assert torch.equal(state["memory"]["kept"], twin), f"{communicator} {name}"
 
 
 def scenario_statistics_add_up(directory):

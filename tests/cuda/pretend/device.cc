@@ -84,6 +84,11 @@ at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
   return to;
 }
 at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  if (to.numel() == 0) {
+    const at::Tensor memory = at::empty(from.sizes(), to.options());
+    to.unsafeGetTensorImpl()->set_storage_keep_dtype(memory.storage());
+    to.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes(), memory.strides());
+  }
   TORCH_CHECK(to.sizes() == from.sizes(), "the pretended device: expected the size of ", to.sizes(), ", got ", from.sizes());
   on_host(to).copy_(on_host(from));
   return to;

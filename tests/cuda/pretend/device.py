@@ -6,6 +6,7 @@ imports torch, makes ``torch.device("cuda")`` work.
 
 import contextlib
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -43,7 +44,8 @@ def package(folder):
 
     core = [path.relative_to(ROOT) for path in sorted((ROOT / CORE).rglob("*.cc")) if path.name != "python.cc" and "cuda" not in path.parts]
     with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(compile_one, [pathlib.Path("torch_ops/ops.cc"), pathlib.Path("torch_ops/cuda/ops.cc"), *core]))
+        operators = [path.relative_to(ROOT) for path in sorted((ROOT / "torch_ops").rglob("*.cc"))]
+        made = list(pool.map(compile_one, [*operators, *core]))
         pretended = pool.submit(compile_one, (HERE / "device.cc").relative_to(ROOT)).result()
     # of the kernels and the emulator
     made += [str(ROOT / "build/cuda_emulation" / f"{'_'.join(path.relative_to(ROOT).parts)}.o") for path in emulation.sources() if path.suffix == ".cu" or path.name == "scheduler.cc"]
@@ -51,9 +53,10 @@ def package(folder):
     home = pathlib.Path(folder) / "deepreduce_hvd"
     home.mkdir()
     for path in (ROOT / "deepreduce_hvd").iterdir():
-        if path.name not in ("_torch_ops.so", "__pycache__"):
+        if not path.name.startswith(("_torch_ops", "__pycache__")):
             (home / path.name).symlink_to(path)
-    subprocess.run([compiler, "-shared", *made, "-Wl,-Bsymbolic", *links, "-o", str(home / "_torch_ops.so")], check=True)
+    library = home / f"_torch_ops-{importlib.metadata.version('torch')}.so"
+    subprocess.run([compiler, "-shared", *made, "-Wl,-Bsymbolic", *links, "-o", str(library)], check=True)
     subprocess.run([compiler, "-shared", pretended, *links, "-o", str(pathlib.Path(folder) / "pretended_device.so")], check=True)
     return folder
 

@@ -9,27 +9,34 @@ from deepreduce_hvd import _torch_device, _torch_transport
 
 hvd.nccl_built = lambda: True
 on_device = []
-_started = _torch_transport.hvd.allgather_async
+_horovod, _functions = _torch_transport.hvd, _torch_transport.mpi_ops
+
+
+class _Functions:
+    """Horovod's functions that start collectives; that of allgathers brings what it is given to the host."""
+
+    def __getattr__(self, name):
+        return getattr(_functions, name)
+
+    def _allgather_async(self, tensor, output, *arguments):
+        on_device.append(tensor.is_cuda)
+        return _functions._allgather_async(tensor.cpu(), output.cpu(), *arguments), tensor.device
 
 
 class _Horovod:
     def __getattr__(self, name):
-        return getattr(hvd, name)
-
-    def allgather_async(self, tensor, **options):
-        on_device.append(tensor.is_cuda)
-        return _started(tensor.cpu(), **options), tensor.device
+        return getattr(_horovod, name)
 
     def synchronize(self, handle):
         started, device = handle if isinstance(handle, tuple) else (handle, None)
-        result = hvd.synchronize(started)
+        result = _horovod.synchronize(started)
         return result if device is None else result.to(device)
 
     def poll(self, handle):
-        return hvd.poll(handle[0] if isinstance(handle, tuple) else handle)
+        return _horovod.poll(handle[0] if isinstance(handle, tuple) else handle)
 
 
-_torch_transport.hvd = _Horovod()
+_torch_transport.hvd, _torch_transport.mpi_ops = _Horovod(), _Functions()
 assert _torch_device.hvd.nccl_built()
 runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))["main"]()
 assert True in on_device and False in on_device, "expected payloads on the device and headers on the host"

@@ -8,7 +8,7 @@ import sys
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
 
-import horovod.tensorflow as hvd  # noqa: E402
+import horovod.tensorflow as hvd
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "parallel")]

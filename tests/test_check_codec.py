@@ -1,0 +1,71 @@
+"""check_codec accepts what keeps the contract and names what breaks it."""
+
+import itertools
+
+import numpy as np
+import pytest
+from codecs_table import INDEX, VALUE
+
+import deepreduce_hvd as dr
+
+numbers = itertools.count(230)
+
+
+@pytest.mark.parametrize("name", [*INDEX, *VALUE])
+def test_every_built_in_codec_keeps_the_contract(name):
+    dr.check_codec(INDEX.get(name) or VALUE[name])
+
+
+def value_codec(**methods):
+    """A registered value codec of float32 numbers, with some methods of its own."""
+
+    def encode(self, values, key):
+        return values.tobytes(), values.copy(), None
+
+    def decode(cls, section, count):
+        if len(section) != 4 * count:
+            raise dr.CorruptPayload(f"expected {4 * count} bytes, got {len(section)}")
+        return np.frombuffer(section, dtype=np.float32).copy()
+
+    number = next(numbers)
+    body = {"wire_id": number, "encode": encode, "decode": classmethod(decode), **methods}
+    return dr.register(type(f"Own{number}", (dr.ValueCodec,), body))()
+
+
+def test_a_codec_of_ones_own():
+    dr.check_codec(value_codec())
+
+
+BROKEN = {
+    "a tuple of three": {"encode": lambda self, values, key: values.tobytes()},
+    "a section of bytes": {"encode": lambda self, values, key: (values, values.copy(), None)},
+    "a float32 array": {"encode": lambda self, values, key: (values.tobytes(), values.astype(float), None)},
+    "what encode said": {"encode": lambda self, values, key: (values.tobytes(), values * np.float32(0.5), None)},
+    "an order array": {"sorts": True},
+    "CorruptPayload, got no error": {
+        "decode": classmethod(lambda cls, section, count: np.frombuffer(section[: len(section) // 4 * 4], np.float32)[:count].copy()
+                              if len(section) // 4 >= count else np.zeros(count, np.float32))
+    },
+    "CorruptPayload, got ValueError": {
+        "decode": classmethod(lambda cls, section, count: np.frombuffer(section, np.float32).copy())
+    },
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_what_breaks_the_contract_is_named(message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        dr.check_codec(value_codec(**BROKEN[message]))
+
+
+def test_a_codec_that_is_not_registered():
+    class Loose(dr.ValueCodec):
+        wire_id = 222
+
+    with pytest.raises(dr.InvalidArgument, match="registered"):
+        dr.check_codec(Loose())
+
+
+def test_something_else():
+    with pytest.raises(dr.InvalidArgument, match="expected an IndexCodec or a ValueCodec, got 3"):
+        dr.check_codec(3)

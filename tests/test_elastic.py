@@ -1,0 +1,310 @@
+"""Memories when ranks come and go: their sum over all ranks belongs to the moment that training goes on from, on every path."""
+
+import warnings
+
+import numpy as np
+import pytest
+from threaded_ranks import Group, Lost, ThreadedTransport, on_all
+
+from deepreduce_hvd import state as saved_state
+from deepreduce_hvd.elastic import MemoryKeeper
+from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+
+SIZES = {"a": 3, "b": 1, "dense": None}
+FINGERPRINT = 0x1234ABCD
+
+
+class Slot:
+    """What an adapter keeps of a parameter, with NumPy's arrays."""
+
+    def __init__(self, size):
+        self.steps = 0
+        self.loss_scale = None
+        self.residual = None if size is None else np.zeros(size, dtype=np.float32)
+
+    def memory(self):
+        return {} if self.residual is None else {"residual": self.residual.copy()}
+
+    def set_memory(self, arrays):
+        if self.residual is not None:
+            self.residual[...] = arrays["residual"]
+
+
+class Worker:
+    """A process with its session and, in ``model``, what a framework's own elastic state would keep: the number of steps."""
+
+    process_set = None
+    fingerprint = FINGERPRINT
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+        self.slots = {name: Slot(size) for name, size in SIZES.items()}
+        self.session = self
+        self.keeper = MemoryKeeper(self, Lost)
+        self.model = self.saved_model = 0
+
+    # the session
+
+    def state_dict(self):
+        return saved_state.dump(self.slots, self.fingerprint, self.transport.rank, self.transport.size)
+
+    def close_round(self):
+        pass
+
+    def abandon(self):
+        pass
+
+    # training
+
+    def step(self):
+        self.keeper.follow()
+        self.model += 1
+        for slot in self.slots.values():
+            slot.steps += 1
+            if slot.residual is not None:
+                slot.residual += self.random.integers(-9, 10, slot.residual.size)
+
+    def save(self):
+        self.keeper.save()
+        self.saved_model = self.model
+
+    def restore(self):
+        self.keeper.restore()
+        self.model = self.saved_model
+
+    @property
+    def kept(self):
+        return np.concatenate([slot.residual for slot in self.slots.values() if slot.residual is not None])
+
+
+class Job:
+    """Workers in the order of their ranks; a moment of training is what they keep together after each number of steps."""
+
+    def __init__(self, size):
+        self.workers = [Worker(seed) for seed in range(size)]
+        self.moments = {}
+        self.form()
+        self.expect_success("sync")
+
+    def form(self, interrupted=()):
+        self.group = Group(len(self.workers), interrupted)
+        for rank, worker in enumerate(self.workers):
+            worker.transport = ThreadedTransport(self.group, rank)
+
+    def call(self, action, names=None):
+        """Of each worker, by keeper or worker; ``names`` gives one an action of its own."""
+        actions = names or [action] * len(self.workers)
+        functions = [worker.keeper.sync if name == "sync" else getattr(worker, name) for worker, name in zip(self.workers, actions)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return on_all(self.group, functions)
+
+    def expect_success(self, action):
+        assert self.call(action) == [None] * len(self.workers)
+        if action == "sync":
+            for worker in self.workers:
+                worker.model = self.workers[0].model
+                worker.saved_model = worker.model
+
+    def step(self, count=1):
+        for _ in range(count):
+            self.expect_success("step")
+            self.moments[self.workers[0].model] = self.kept()
+
+    def kept(self):
+        return np.sum([worker.kept for worker in self.workers], axis=0)
+
+    def lose(self, *ranks):
+        self.workers = [worker for rank, worker in enumerate(self.workers) if rank not in ranks]
+
+    def fail(self):
+        """What Horovod's elastic loop does after a failure."""
+        for worker in self.workers:
+            worker.restore()
+        self.form()
+        self.expect_success("sync")
+
+    def expect_moment(self, steps):
+        assert [worker.model for worker in self.workers] == [steps] * len(self.workers)
+        np.testing.assert_array_equal(self.kept(), self.moments[steps])
+        assert {slot.steps for worker in self.workers for slot in worker.slots.values()} == {steps}
+        self.step(2)  # and it goes on from there
+        self.expect_success("save")
+        self.fail()
+        np.testing.assert_array_equal(self.kept(), self.moments[steps + 2])
+
+
+def trained(size, steps_since=2):
+    """A job with a commit after 3 steps, and some more."""
+    job = Job(size)
+    job.step(3)
+    job.expect_success("save")
+    job.step(steps_since)
+    return job
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("victim", [0, 1, -1])
+def test_a_killed_rank(size, victim):
+    job = trained(size)
+    job.lose(victim % size)
+    job.fail()
+    job.expect_moment(3)
+
+
+def test_ranks_that_leave_right_after_a_commit():
+    job = trained(3, steps_since=0)
+    job.lose(1)
+    job.form()
+    job.step()  # which makes up for it: Horovod calls nothing
+    assert [worker.model for worker in job.workers] == [4, 4]
+    job.lose(0)
+    job.fail()
+    assert job.workers[0].model == 3
+    np.testing.assert_array_equal(job.kept(), job.moments[3])
+
+
+@pytest.mark.parametrize("action", ["step", "save", "sync"])
+def test_ranks_that_leave_without_a_commit(action):
+    """Nobody has what they kept since: all go back."""
+    job = trained(3)
+    job.lose(1)
+    job.form()
+    outcomes = job.call(action)
+    assert [type(outcome) for outcome in outcomes] == [Lost, Lost]
+    assert "ranks [1] left without a commit" in str(outcomes[0])
+    job.fail()
+    job.expect_moment(3)
+
+
+@pytest.mark.parametrize("steps_since", [0, 2])
+def test_ranks_that_join(steps_since):
+    job = trained(2, steps_since)
+    job.workers += [Worker(7), Worker(8)]
+    job.form()
+    job.expect_success("sync")
+    job.expect_moment(3 + steps_since)
+
+
+def test_ranks_that_join_while_others_leave():
+    job = trained(3)
+    job.lose(2)
+    job.workers.append(Worker(7))
+    job.form()
+    assert {type(outcome) for outcome in job.call("sync")} == {Lost}
+    job.fail()
+    job.expect_moment(3)
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_rank_that_went_back_alone_takes_the_others_along(leaves):
+    """One rank can see a failure where the others see that hosts are to be removed."""
+    job = trained(3)
+    job.workers[1].restore()
+    if leaves:
+        job.lose(0)
+    job.form()
+    assert {type(outcome) for outcome in job.call("sync", ["sync", "step"] if leaves else None)} == {Lost}
+    job.fail()
+    job.expect_moment(3)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("cut_off", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2), (0, 1, 2)])
+def test_a_commit_that_is_complete_on_some_ranks_only(victim, cut_off):
+    job = Job(3)
+    job.step(3)
+    job.expect_success("save")
+    job.step(1)
+    job.form({(rank, "deepreduce.elastic.copies.0") for rank in cut_off})
+    outcomes = job.call("save")
+    agreed = 4 if outcomes[min({0, 1, 2} - {victim})] is None else 3
+    job.lose(victim)
+    with_copy = (victim + 1) % 3
+    job.fail()
+    assert job.workers[0].model == agreed
+    if agreed == 3 or outcomes[with_copy] is None:  # the other case warns, and counts with the commit before
+        job.expect_moment(agreed)
+
+
+@pytest.mark.parametrize("cut_off", [0, 1, 2])
+def test_a_failure_while_ranks_make_up_for_another(cut_off):
+    job = trained(4)
+    job.lose(1)
+    for worker in job.workers:
+        worker.restore()
+    job.form({(cut_off, "deepreduce.elastic.copies.0")})
+    outcomes = job.call("sync")
+    assert isinstance(outcomes[cut_off], Lost)
+    job.fail()
+    job.expect_moment(3)
+
+
+def test_a_rank_that_is_lost_with_the_one_after_it_is_told():
+    job = trained(4)
+    job.lose(1, 2)
+    for worker in job.workers:
+        worker.restore()
+    job.form()
+    with pytest.warns(UserWarning, match=r"ranks \[1\] were lost together with those that held copies"):
+        on_all(job.group, [worker.keeper.sync for worker in job.workers])
+
+
+def test_loss_scales_and_steps_follow_rank_0():
+    job = Job(2)
+    job.workers[0].slots["a"].loss_scale = 1024.0
+    job.workers[0].slots["a"].steps = 5
+    job.workers.append(Worker(7))
+    job.form()
+    job.expect_success("sync")
+    assert [(worker.slots["a"].loss_scale, worker.slots["b"].loss_scale) for worker in job.workers] == [(1024.0, None)] * 3
+    assert [worker.slots["a"].steps for worker in job.workers] == [5] * 3
+
+
+def test_ranks_that_are_configured_differently():
+    job = trained(2)
+    other = Worker(7)
+    other.keeper._fingerprint += 1
+    job.workers.append(other)
+    job.form()
+    for outcome in job.call("sync"):
+        assert isinstance(outcome, InvalidArgument)
+        assert "expected the same compressor configuration and parameters on every rank, got others than rank 0's on [2]" in str(outcome)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [(1, 2), (2, -1), (3, -4), (4, 2), (5, 0), (6, 7)], ids=["restored", "moved", "number", "rank", "size", "complete"]
+)
+def test_numbers_that_no_rank_sends(place, value):
+    job = trained(2)
+
+    class Lying(ThreadedTransport):
+        def allgather(self, array, name):
+            array.view(np.int64)[place] = value
+            return super().allgather(array, name)
+
+    job.form()
+    job.workers[1].transport = Lying(job.group, 1)
+    assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayload}
+
+
+@pytest.mark.parametrize("name", ["places", "counters", "copies.0"])
+def test_fewer_bytes_than_expected(name):
+    job = trained(2)
+    shorter = lambda array: array[:-4] if array is not None and array.size else array  # noqa: E731
+
+    class Short(ThreadedTransport):
+        def allgather(self, array, name):
+            return super().allgather(shorter(array) if name.endswith(short) else array, name)
+
+        def broadcast(self, array, root, name):
+            return super().broadcast(shorter(array) if name.endswith(short) else array, root, name)
+
+        def alltoall(self, parts, name):
+            return super().alltoall([shorter(part) if name.endswith(short) else part for part in parts], name)
+
+    short = name
+    job.form()
+    for worker in job.workers:
+        worker.transport = Short(job.group, worker.transport.rank)
+    assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayload}

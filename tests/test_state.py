@@ -1,0 +1,365 @@
+"""Compressor.load_state_dict and checkpoints: all of a state is checked, then all of it is taken, or nothing."""
+
+import copy
+
+import numpy as np
+import pytest
+
+import deepreduce_hvd as dr
+
+CODEC = dr.Codec(dr.TopK(0.1), index=dr.Rice())
+SHAPES = {"first": (20, 10), "second": (30, 10), "third": (4,)}
+PARTS = {"residual": 0, "velocity": 1}
+
+
+class OnTorch:
+    """A compressor of three PyTorch parameters, the last one dense."""
+
+    has_loss_scale = True
+
+    def __init__(self, memory=None, shapes=SHAPES, **options):
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        self.torch = torch
+        self.named = [
+            (name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in shapes.items()
+        ]
+        self.compressor = dr.Compressor(
+            CODEC, memory, parameters=self.named, dense_below=50, **options
+        )
+
+    def step(self, seed):
+        generator = self.torch.Generator().manual_seed(seed)
+        for _, parameter in self.named:
+            parameter.grad = self.torch.randn(parameter.shape, generator=generator)
+        pending = [self.compressor.compress(parameter.grad) for _, parameter in self.named]
+        return [
+            self.compressor.decompress(reduced, context).numpy().copy()
+            for reduced, context in pending
+        ]
+
+    def array(self, values):
+        return self.torch.from_numpy(np.array(values))
+
+
+class OnTensorFlow:
+    """The same of TensorFlow variables."""
+
+    has_loss_scale = False
+
+    def __init__(self, memory=None, shapes=SHAPES, **options):
+        tf = pytest.importorskip("tensorflow")
+        import horovod.tensorflow as hvd
+
+        hvd.init()
+        self.tf, self.hvd = tf, hvd
+        self.named = [(name, tf.Variable(tf.zeros(shape))) for name, shape in shapes.items()]
+        self.compressor = dr.Compressor(
+            CODEC, memory, parameters=self.named, dense_below=50, **options
+        )
+
+    def step(self, seed):
+        random = np.random.default_rng(seed)
+        gradients = [
+            self.tf.constant(random.standard_normal(variable.shape), self.tf.float32)
+            for _, variable in self.named
+        ]
+        pending = [self.compressor.compress(gradient) for gradient in gradients]
+        return [
+            self.compressor.decompress(reduced, context).numpy() for reduced, context in pending
+        ]
+
+    def array(self, values):
+        return np.array(values)
+
+
+FRAMEWORKS = pytest.mark.parametrize("framework", [OnTorch, OnTensorFlow])
+
+
+def snapshot(compressor):
+    """All that a refused state must leave as it was."""
+    return {
+        name: (
+            row["steps"],
+            row["loss_scale"],
+            {kind: np.array(part) for kind, part in row["memory"].items()},
+        )
+        for name, row in compressor.state_dict()["parameters"].items()
+    }
+
+
+def assert_equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name][:2] == other[name][:2], name
+        for kind in one[name][2]:
+            np.testing.assert_array_equal(one[name][2][kind], other[name][2][kind])
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize(
+    "memory", [dr.Residual(), dr.MomentumCorrection(), dr.NoMemory()], ids=repr
+)
+def test_what_is_saved_is_taken(framework, memory):
+    source, target = framework(memory), framework(memory)
+    for seed in range(3):
+        source.step(seed)
+    state = source.compressor.state_dict()
+    target.step(9)
+    target.compressor.load_state_dict(state)
+    assert_equal(snapshot(target.compressor), snapshot(source.compressor))
+    for one, other in zip(source.step(4), target.step(4)):
+        np.testing.assert_array_equal(one, other)
+    assert state["parameters"]["first"]["steps"] == 3, "the state itself changed"
+
+
+@FRAMEWORKS
+def test_arrays_in_the_parameters_shape_and_numbers_of_numpy(framework):
+    source, target = framework(), framework()
+    source.step(0)
+    state = source.compressor.state_dict()
+    for name, row in state["parameters"].items():
+        row["steps"] = np.int64(row["steps"])
+        for kind, part in row["memory"].items():
+            row["memory"][kind] = np.array(part).reshape(SHAPES[name])
+    target.compressor.load_state_dict(state)
+    assert_equal(snapshot(target.compressor), snapshot(source.compressor))
+
+
+def change(path, value):
+    """An edit of a state: ``value`` at ``path``; a function of the framework when callable, Ellipsis to remove it."""
+
+    def edit(state, framework):
+        *parents, last = path
+        for key in parents:
+            state = state[key]
+        if value is ...:
+            del state[last]
+        else:
+            state[last] = value(framework) if callable(value) else value
+
+    return edit
+
+
+FIRST, SECOND = ("parameters", "first"), ("parameters", "second")
+RESIDUAL = (*SECOND, "memory", "residual")
+
+
+def array_of(value, shape=(300,), dtype=np.float32):
+    return lambda framework: framework.array(np.full(shape, value, dtype))
+
+
+REFUSED = {
+    "version": (("version",), 2, "expected a dictionary of version 1, got 2"),
+    "no_version": (("version",), ..., "expected a dictionary of version 1, got None"),
+    "no_rank": (("rank",), ..., "expected version, fingerprint, rank, size, parameters, got no rank"),
+    "more": (("epoch",), 3, "got also epoch"),
+    "fingerprint": (("fingerprint",), 5, r"of the same configuration and parameters \(\w{8}\), got 00000005"),
+    "text_fingerprint": (("fingerprint",), "5", "got '5'"),
+    "rank": (("rank",), 1, "expected integers 0 <= rank < size, got 1 and 1"),
+    "text_rank": (("rank",), "0", "expected integers 0 <= rank < size, got '0' and 1"),
+    "another_size": (("size",), 2, "expected that of rank 0 of 1, got that of rank 0 of 2; after a change of the number of ranks give the list"),
+    "list_of_parameters": (("parameters",), [], ": parameters: expected a dictionary, got list"),
+    "missing_parameter": (SECOND, ..., "parameters: expected first, second, third, got no second"),
+    "unknown_parameter": (("parameters", "fourth"), {}, "parameters: .* got also fourth"),
+    "no_dictionary": (SECOND, 3, ", parameter second: expected a dictionary, got int"),
+    "no_steps": ((*SECOND, "steps"), ..., "parameter second: expected steps, loss_scale, memory, got no steps"),
+    "more_of_a_parameter": ((*SECOND, "lr"), 1, "parameter second: .* got also lr"),
+    "text_steps": ((*SECOND, "steps"), "a", r"parameter second: expected steps, an integer in \[0, 2\^63\), got 'a'"),
+    "negative_steps": ((*SECOND, "steps"), -5, "parameter second: expected steps.*, got -5"),
+    "too_many_steps": ((*SECOND, "steps"), 2**70, f"got {2**70}"),
+    "half_a_step": ((*SECOND, "steps"), 1.5, "got 1.5"),
+    "true_steps": ((*SECOND, "steps"), True, "got True"),
+    "loss_scale_of_0": ((*SECOND, "loss_scale"), 0.0, "parameter second: expected loss_scale None or a positive finite number, got 0.0"),
+    "loss_scale_of_nan": ((*SECOND, "loss_scale"), float("nan"), "got nan"),
+    "text_loss_scale": ((*SECOND, "loss_scale"), "1024", "got '1024'"),
+    "loss_scale_that_is_not_followed": ((*SECOND, "loss_scale"), 1024.0, "parameter second: expected loss_scale None, as this Compressor is not given loss_scale=, got 1024.0"),
+    "no_residual": (RESIDUAL, ..., "parameter second, memory: expected residual, got no residual"),
+    "velocity": ((*SECOND, "memory", "velocity"), array_of(0), "parameter second, memory: expected residual, got also velocity"),
+    "memory_of_a_dense_one": (("parameters", "third", "memory", "residual"), array_of(0, (4,)), "parameter third, memory: expected nothing, got also residual"),
+    "one_element": (RESIDUAL, array_of(0, (1,)), r"parameter second, residual: expected a float32 array of shape \(300,\), got .*float32 of shape \(1,\)"),
+    "transposed": (RESIDUAL, array_of(0, (10, 30)), r"got .*float32 of shape \(10, 30\)"),
+    "float": (RESIDUAL, 0.0, r"expected a float32 array of shape \(300,\), got float"),
+    "float64": (RESIDUAL, array_of(0, dtype=np.float64), "got .*float64 of shape"),
+    "integers": (RESIDUAL, array_of(0, dtype=np.int32), "got .*int32 of shape"),
+    "other_byte_order": (RESIDUAL, lambda _: np.zeros(300, ">f4"), "got >f4 of shape"),
+    "nan": (RESIDUAL, array_of(np.nan), "parameter second, residual: expected finite numbers, got nan at 0"),
+    "inf": (RESIDUAL, array_of(-np.inf), "parameter second, residual: expected finite numbers, got -inf at 0"),
+}  # fmt: skip
+
+
+@FRAMEWORKS
+@pytest.mark.parametrize("refused", REFUSED)
+@pytest.mark.parametrize("as_list", [False, True], ids=["own", "list"])
+def test_a_refused_state_leaves_everything_as_it_was(framework, refused, as_list):
+    path, value, message = REFUSED[refused]
+    if as_list and refused == "another_size":
+        message = r"expected those of all ranks in rank order, got ranks \[0\] of \[2\]"
+    elif not refused.startswith("another"):
+        message = f"^compressor state{' of rank 0' if as_list else ''}.*{message}"
+    owner = framework()
+    owner.step(0)
+    state = copy.deepcopy(owner.compressor.state_dict())
+    owner.step(1)
+    before = snapshot(owner.compressor)
+    change(path, value)(state, owner)
+    with pytest.raises(dr.InvalidArgument, match=message):
+        owner.compressor.load_state_dict([state] if as_list else state)
+    assert_equal(snapshot(owner.compressor), before)
+
+
+@FRAMEWORKS
+def test_no_state_at_all(framework):
+    owner = framework()
+    for wrong, message in (
+        (None, "got 'NoneType'"),
+        (3, "got 'int'"),
+        ([3], "of rank 0: expected a dictionary of version 1, got 'int'"),
+        ([], r"got ranks \[\] of \[\]"),
+    ):
+        with pytest.raises(dr.InvalidArgument, match=message):
+            owner.compressor.load_state_dict(wrong)
+
+
+@FRAMEWORKS
+def test_the_list_of_all_ranks(framework):
+    owner = framework()
+    owner.step(0)
+    state = owner.compressor.state_dict()
+    states = [{**copy.deepcopy(state), "rank": rank, "size": 3} for rank in range(3)]
+    owner.step(1)
+    before = snapshot(owner.compressor)
+    wrong = copy.deepcopy(states)
+    wrong[2]["parameters"]["second"]["steps"] = 7
+    for given, message in (
+        (
+            states[::-1],
+            r"expected those of all ranks in rank order, got ranks \[2, 1, 0\] of \[3\]",
+        ),
+        (states[:2], r"got ranks \[0, 1\] of \[3\]"),
+        (
+            wrong,
+            "compressor state of rank 2, parameter second: expected the steps of all ranks, 1, got 7",
+        ),
+    ):
+        with pytest.raises(dr.InvalidArgument, match=message):
+            owner.compressor.load_state_dict(given)
+        assert_equal(snapshot(owner.compressor), before)
+    owner.compressor.load_state_dict(states)
+    for name, (steps, _, memory) in snapshot(owner.compressor).items():
+        assert steps == state["parameters"][name]["steps"], name
+        for kind, part in memory.items():
+            one = np.array(state["parameters"][name]["memory"][kind])
+            np.testing.assert_array_equal(part, one + one + one)
+    largest = np.float32(3e38)
+    for one in states:
+        one["parameters"]["second"]["memory"]["residual"] = owner.array(np.full(300, largest))
+    owner.compressor.load_state_dict(states)
+    kept = snapshot(owner.compressor)["second"][2]["residual"]
+    assert (kept == np.finfo(np.float32).max).all(), (
+        "a sum beyond float32 must stop at its largest number"
+    )
+
+
+def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_it():
+    scaled, plain, other = (
+        OnTorch(loss_scale=lambda: 1024.0),
+        OnTorch(),
+        OnTorch(loss_scale=lambda: 2.0),
+    )
+    fresh = OnTorch().compressor.state_dict()
+    for owner in (scaled, plain):
+        owner.step(0)
+    state = scaled.compressor.state_dict()
+    with pytest.raises(
+        dr.InvalidArgument, match="parameter first: expected loss_scale None, .*, got 1024.0"
+    ):
+        plain.compressor.load_state_dict(state)
+    with pytest.raises(
+        dr.InvalidArgument,
+        match="parameter first: expected loss_scale a number, .* given loss_scale=, got None",
+    ):
+        scaled.compressor.load_state_dict(plain.compressor.state_dict())
+    other.compressor.load_state_dict(state)
+    assert other.compressor.state_dict()["parameters"]["first"]["loss_scale"] == 1024.0
+    scaled.compressor.load_state_dict(fresh)  # empty memories have no unit
+    assert not snapshot(scaled.compressor)["first"][2]["residual"].any()
+
+
+class TestCheckpoint:
+    """``trackable`` of TensorFlow."""
+
+    @pytest.fixture(autouse=True)
+    def tf(self):
+        return pytest.importorskip("tensorflow")
+
+    @staticmethod
+    def saved(tf, directory, owner):
+        return tf.train.Checkpoint(compressor=owner.compressor.trackable).write(
+            str(directory / "checkpoint")
+        )
+
+    def test_its_own(self, tf, tmp_path):
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        path = self.saved(tf, tmp_path, source)
+        tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
+        assert_equal(snapshot(target.compressor), snapshot(source.compressor))
+
+    @pytest.mark.parametrize("deferred", [False, True])
+    def test_of_another_configuration(self, tf, tmp_path, deferred):
+        source, target = OnTensorFlow(), OnTensorFlow(seed=1)
+        source.step(0)
+        path = self.saved(tf, tmp_path, source)
+        before = snapshot(target.compressor)
+        with pytest.raises(
+            dr.InvalidArgument,
+            match="compressor checkpoint: expected one of the same configuration and parameters",
+        ):
+            if deferred:
+                checkpoint = tf.train.Checkpoint()
+                checkpoint.read(path)
+                checkpoint.compressor = target.compressor.trackable
+            else:
+                tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
+        assert_equal(snapshot(target.compressor), before)
+
+    def test_of_another_rank(self, tf, tmp_path, monkeypatch):
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        monkeypatch.setattr(source.hvd.global_process_set.__class__, "rank", lambda self: 1)
+        monkeypatch.setattr(source.hvd.global_process_set.__class__, "size", lambda self: 2)
+        path = self.saved(tf, tmp_path, source)
+        monkeypatch.undo()
+        before = snapshot(target.compressor)
+        with pytest.raises(
+            dr.InvalidArgument,
+            match="checkpoint: expected that of rank 0 of 1, got that of rank 1 of 2; .* load_state_dict",
+        ):
+            tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
+        assert_equal(snapshot(target.compressor), before)
+
+    def test_in_a_graph_of_version_1(self, tf, tmp_path):
+        paths, graphs = {}, {}
+        for seed in (0, 1):
+            graphs[seed] = tf.Graph()
+            with graphs[seed].as_default():
+                owner = OnTensorFlow(seed=seed)
+                checkpoint = tf.train.Checkpoint(compressor=owner.compressor.trackable)
+                with tf.compat.v1.Session() as session:
+                    session.run(
+                        [
+                            tf.compat.v1.global_variables_initializer(),
+                            tf.compat.v1.local_variables_initializer(),
+                        ]
+                    )
+                    paths[seed] = checkpoint.write(str(tmp_path / f"graph{seed}"))
+                    checkpoint.read(paths[seed]).assert_consumed().run_restore_ops(session)
+                    if seed == 1:
+                        with pytest.raises(
+                            dr.InvalidArgument,
+                            match="compressor checkpoint: expected one of the same configuration",
+                        ):
+                            checkpoint.read(paths[0])

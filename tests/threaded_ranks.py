@@ -1,0 +1,82 @@
+"""Ranks that are threads of one process: a Transport whose collectives wait for each other, and fail when a rank is gone."""
+
+import contextlib
+import threading
+
+import numpy as np
+
+from deepreduce_hvd.communicators.base import Transport
+
+
+class Lost(RuntimeError):
+    """Another rank is gone, as Horovod reports it."""
+
+
+class Group:
+    """The ranks that exchange with each other until one of them is gone.
+
+    ``interrupted``: {(rank, name of a collective)}, which fails on this rank although all took part.
+    """
+
+    def __init__(self, size, interrupted=()):
+        self.size = size
+        self.interrupted = set(interrupted)
+        self.given = {}
+        self.barrier = threading.Barrier(size)
+
+    def exchange(self, rank, name, data):
+        try:
+            self.barrier.wait(timeout=20)
+            self.given[rank] = name, data
+            self.barrier.wait(timeout=20)
+        except threading.BrokenBarrierError:
+            raise Lost(f"rank {rank} waited in {name}") from None
+        given = dict(self.given)
+        with contextlib.suppress(threading.BrokenBarrierError):  # a rank that has its result may be gone by now
+            self.barrier.wait(timeout=20)
+        assert {other for other, _ in given.values()} == {name}, given
+        if (rank, name) in self.interrupted:
+            self.barrier.abort()
+            raise Lost(f"rank {rank} was cut off in {name}")
+        return [data for _, (_, data) in sorted(given.items())]
+
+
+class ThreadedTransport(Transport):
+    def __init__(self, group, rank):
+        self.group = group
+        self.rank = rank
+
+    @property
+    def size(self):
+        return self.group.size
+
+    def allgather(self, array, name):
+        return np.concatenate(self.group.exchange(self.rank, name, array))
+
+    def alltoall(self, parts, name):
+        return [given[self.rank] for given in self.group.exchange(self.rank, name, parts)]
+
+    def broadcast(self, array, root, name):
+        return self.group.exchange(self.rank, name, array)[root]
+
+    def wait(self, handle):
+        return handle
+
+
+def on_all(group, functions):
+    """Calls a function a rank, at once; returns what each returned or the exception that it raised."""
+    outcomes = [None] * group.size
+
+    def run(rank):
+        try:
+            outcomes[rank] = functions[rank]()
+        except Exception as error:
+            outcomes[rank] = error
+            group.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(group.size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
