@@ -13,7 +13,7 @@ SLOW := -m ''
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test bench bench-hosts gpu-check asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-hosts gpu-check asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
@@ -22,6 +22,9 @@ help:
 	@echo 'make demo-tf    the same job in Keras on TensorFlow                   7 min after set-up'
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
 	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   14 min after set-up, 35 with the slow ones'
+	@echo 'make test-fast  set-up, then the tests without jobs of several ranks   1 min after set-up'
+	@echo 'make lint       set-up, then the linter on all Python                     5 s after set-up'
+	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
 	@echo 'make gpu-check  CUDA operators: build, byte-equality, sanitizer, speed   5 min, needs a GPU, nvcc and a PyTorch with CUDA (PYTHON=)'
@@ -48,8 +51,20 @@ demo-tf: setup
 recommender: setup
 	$(WITH_VENV) python examples/recommender.py
 
+# one process per core; jobs of several ranks run one after another (tests/conftest.py)
 test: setup
-	$(WITH_VENV) python -m pytest $(SLOW) $(PYTEST_OPTIONS)
+	$(WITH_VENV) python -m pytest -n 2 --dist loadgroup $(SLOW) $(PYTEST_OPTIONS)
+
+# the inner loop: no horovodrun, no builds, no emulated device
+test-fast: setup
+	$(WITH_VENV) python -m pytest -n 2 --dist loadgroup -m 'not slow and not several_processes and not device' -q $(PYTEST_OPTIONS)
+
+lint: setup
+	$(WITH_VENV) ruff check .
+
+docs: setup
+	$(WITH_VENV) python -m sphinx -W --keep-going -q -b html docs build/docs/html
+	@echo 'build/docs/html/index.html'
 
 bench: setup
 	$(WITH_VENV) python benchmarks/run.py
