@@ -9,7 +9,7 @@ WITH_VENV := PATH="$(CURDIR)/.venv/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PYT
 
 # the tests marked slow run where nobody waits for them
 ifeq ($(CI),true)
-SLOW := -m ''
+SLOW := --slow
 endif
 PYTEST_OPTIONS ?=
 
@@ -51,13 +51,12 @@ demo-tf: setup
 recommender: setup
 	$(WITH_VENV) python examples/recommender.py
 
-# one process per core; jobs of several ranks run one after another (tests/conftest.py)
 test: setup
-	$(WITH_VENV) python -m pytest -n 2 --dist loadgroup $(SLOW) $(PYTEST_OPTIONS)
+	$(WITH_VENV) python scripts/run_tests.py $(SLOW) $(PYTEST_OPTIONS)
 
 # the inner loop: no horovodrun, no builds, no emulated device
 test-fast: setup
-	$(WITH_VENV) python -m pytest -n 2 --dist loadgroup -m 'not slow and not several_processes and not device' -q $(PYTEST_OPTIONS)
+	$(WITH_VENV) python scripts/run_tests.py --fast $(PYTEST_OPTIONS)
 
 lint: setup
 	$(WITH_VENV) ruff check .

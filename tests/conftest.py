@@ -1,5 +1,6 @@
-"""How the tests share a machine: with ``-n 2`` all jobs of several ranks run on one worker."""
+"""Marks tests by what they take of a machine, and reports failures at once."""
 
+import os
 import pathlib
 
 import pytest
@@ -19,6 +20,12 @@ def pytest_collection_modifyitems(items):
         place = pathlib.Path(item.path).relative_to(HERE).as_posix()
         if place.startswith(SEVERAL_PROCESSES):
             item.add_marker(pytest.mark.several_processes)
-            item.add_marker(pytest.mark.xdist_group("several-processes"))
         elif place.startswith("cuda"):
             item.add_marker(pytest.mark.device)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report):
+    """Print a failure when it happens: a run that is cut short has then said what failed."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\n{report.nodeid} failed in {report.duration:.0f} s:\n{report.longreprtext[-3000:]}", flush=True)

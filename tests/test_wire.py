@@ -40,7 +40,7 @@ def test_every_rank_sees_that_one_is_at_another_step(ranks, other):
         steps = [step + other * (rank == odd) for rank in range(ranks)]
         total = reduced(probes_of(steps), 1, 1 / ranks)
         for own in steps:
-            with pytest.raises(dr.InvalidArgument, match=f"the same step on every rank, .*at step {own}\\)"):
+            with pytest.raises(dr.InvalidArgument, match=f"on every rank, at the same step, .*at step {own}\\)"):
                 wire.scale_of("w", total, present, FINGERPRINT, own)
 
 

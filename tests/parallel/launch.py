@@ -10,7 +10,7 @@ import sys
 HERE = pathlib.Path(__file__).parent
 
 
-def horovodrun(processes, script, *arguments, timeout=300):
+def horovodrun(processes, script, *arguments, timeout=600):
     """Runs ``script`` on ``processes`` ranks of this machine; returns the finished process, output as text."""
     root = HERE.parent.parent
     environment = dict(
@@ -53,8 +53,14 @@ class Reports:
 
     def __getitem__(self, processes):
         if processes not in self._known:
-            self._known[processes] = report_of(processes, self._script, self._directory)
-        return self._known[processes]
+            try:
+                self._known[processes] = report_of(processes, self._script, self._directory)
+            except Exception as error:  # kept: the next scenario must not wait for the same job again
+                self._known[processes] = error
+        known = self._known[processes]
+        if isinstance(known, Exception):
+            raise AssertionError(f"the job of {processes} ranks failed: {known}") from known
+        return known
 
     def expect_success(self, processes, scenario):
         failed = {rank: outcome for rank, outcome in self[processes][scenario].items() if outcome is not None}
