@@ -1,112 +1,143 @@
 """from_params: the dictionary of settings that users of GRACE and DeepReduce already have."""
 
-from deepreduce_hvd import communicators, index, memory, sparsifiers, value
+import warnings
+from collections.abc import Mapping
+
+from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.compressor import Compressor
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.index import Bloom, RawIndex
+from deepreduce_hvd.params_table import CHOICES, DEFAULTS, OTHER_NAMES, WITHOUT_EFFECT
+from deepreduce_hvd.sparsifiers import NoneSparsifier, RandomK
+from deepreduce_hvd.value import RawValue
 
-_POLICIES = {
-    "naive": "naive", "p0": "p0", "p1": "p1", "random": "p1", "leftmost": "leftmost", "p2": "p2", "conflict_sets": "p2",
-}  # fmt: skip
-
-#: setting -> (choice -> how it is made from the dictionary); choices are what the published configurations call them
-_CHOICES = {
-    "compressor": {
-        "topk": lambda get: sparsifiers.TopK(get("compress_ratio", 0.01)),
-        "randomk": lambda get: sparsifiers.RandomK(get("compress_ratio", 0.01)),
-        "chunktopk": lambda get: sparsifiers.ChunkTopK(get("compress_ratio", 0.01)),
-        "threshold": lambda get: sparsifiers.Threshold(get("threshold", 0.0)),
-        "none": lambda get: sparsifiers.NoneSparsifier(),
-    },
-    "memory": {
-        "residual": lambda get: memory.Residual(),
-        "none": lambda get: memory.NoMemory(),
-        "low_pass": lambda get: memory.LowPass(get("beta", 0.1)),
-        "dgc": lambda get: memory.MomentumCorrection(get("momentum", 0.9)),
-    },
-    "communicator": {
-        "allgather": lambda get: communicators.Allgather(),
-        "split_allgather": lambda get: communicators.SplitAllgather(get("dense", "auto")),
-        "recursive_doubling": lambda get: communicators.RecursiveDoubling(),
-        "gtopk": lambda get: communicators.GTopK(get("form", "butterfly")),
-        "cltk": lambda get: communicators.CLTK(),
-        "shared_random_k": lambda get: communicators.SharedRandomK(),
-        "auto": lambda get: communicators.Auto(),
-    },
-    "index": {
-        "bloom": lambda get: index.Bloom(fpr=get("fpr", None), policy=_policy(get("policy", "p2"))),
-        "rle": lambda get: index.RLE(),
-        "huffman": lambda get: index.Huffman(),
-        "huffman_delta": lambda get: index.Huffman(delta=True),
-        "bitmap": lambda get: index.Bitmap(),
-        "rice": lambda get: index.Rice(),
-        "elias_fano": lambda get: index.EliasFano(),
-        "none": lambda get: index.RawIndex(),
-    },
-    "value": {
-        "polyfit": lambda get: value.FitPoly(degree=get("poly_degree", 5)),
-        "doubleexp": lambda get: value.FitDExp(),
-        "qsgd": lambda get: value.QSGD(bits=get("quantum_bits", 4), bucket=get("bucket_size", 512)),
-        "gzip": lambda get: value.Deflate(),
-        "deflate": lambda get: value.Deflate(),
-        "fp16": lambda get: value.Float16(),
-        "bf16": lambda get: value.BFloat16(),
-        "quantile": lambda get: value.Quantile(buckets=get("buckets", 256)),
-        "none": lambda get: value.RawValue(),
-    },
-}
-_DEFAULTS = {"compressor": "topk", "memory": "residual", "communicator": "allgather", "index": "bloom", "value": "polyfit"}
 _PARTS = ("index", "value", "both", None)
+_RAW = {"index": RawIndex(), "value": RawValue()}
 
 
-def _policy(name):
-    if name not in _POLICIES:
-        raise InvalidArgument(f"policy: expected one of {', '.join(_POLICIES)}, got {name!r}")
-    return _POLICIES[name]
+class _Settings:
+    """The dictionary: notes what it is asked for, and what will differ from the projects."""
+
+    def __init__(self, params):
+        if not isinstance(params, Mapping):
+            raise InvalidArgument(f"params: expected a dictionary of settings, got {type(params).__name__}")
+        self._params = params
+        self._used = set()
+        self.differences = []
+
+    def __call__(self, name, default=None):
+        """The setting's value; without one ``default``, or that of DEFAULTS."""
+        self._used.add(name)
+        return self._params.get(name, DEFAULTS.get(name) if default is None else default)
+
+    def has(self, name):
+        return name in self._params
+
+    def differ(self, text):
+        self.differences.append(text)
+
+    def choice(self, setting):
+        """The name that a setting has, and what the table says of it."""
+        given = self(setting)
+        name = "none" if given is None else given
+        choices = CHOICES[setting]
+        accepted = ", ".join(known for known, choice in choices.items() if choice.make is not None)
+        if not isinstance(name, str) or name not in choices:
+            raise InvalidArgument(f"{setting}: expected one of {accepted}, got {given!r}")
+        choice = choices[name]
+        if choice.make is None:
+            raise InvalidArgument(f"{setting}: expected one of {accepted}, got {name!r}, which has no equal here: {choice.instead}")
+        if choice.differs:
+            self.differ(f"{setting} {name}: {choice.differs}")
+        return name, choice
+
+    def make(self, setting):
+        return self.choice(setting)[1].make(self)
+
+    def finish(self):
+        """Refuses what has not been asked for; None says nothing, so that it needs no use."""
+        for name, text in WITHOUT_EFFECT.items():
+            if text and self._params.get(name):
+                self.differ(f"{name}: {text}")
+        unused = [name for name, given in self._params.items() if given is not None and name not in self._used | set(WITHOUT_EFFECT)]
+        if unused:
+            advice = "".join(f"; for {name} write {OTHER_NAMES[name]}" for name in unused if name in OTHER_NAMES)
+            raise InvalidArgument(
+                f"params: expected settings that apply to this choice ({', '.join(sorted(self._used))}), got also "
+                f"{', '.join(sorted(map(str, unused)))}{advice}"
+            )
 
 
 def from_params(params, parameters, **options):
-    """A :class:`Compressor` from a dictionary in the manner of GRACE and DeepReduce.
+    """A :class:`Compressor` from the dictionary of settings that GRACE and DeepReduce take.
+
+    Every setting and value of those projects' own scripts is taken, or refused by an error that says what to write
+    instead. What the dictionary does not say has the default of their code, also where :class:`Compressor` has
+    another one: no compressor, no memory, allreduce, a ratio of 0.3, a threshold of 0.01, the policy leftmost.
+    A warning names what works differently here. docs/migration.md has all names and values.
+
+    >>> # dr.from_params({"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"},
+    >>> #                model.named_parameters())
 
     Args:
-        params: settings by name. "compressor" (topk, randomk, chunktopk, threshold, none) with "compress_ratio" or "threshold";
-            "memory" (residual, none, low_pass with "beta", dgc with "momentum"); "communicator" (allgather, split_allgather with "dense",
-            recursive_doubling, gtopk with "form", cltk, shared_random_k, auto); "deepreduce": "index", "value", "both" or None says
-            which of the following apply; "index" (bloom with "fpr" and "policy", rle, huffman, huffman_delta, bitmap, rice,
-            elias_fano, none); "value" (polyfit with "poly_degree", doubleexp, qsgd with "quantum_bits" and "bucket_size", gzip or
-            deflate, fp16, bf16, quantile with "buckets", none).
+        params: settings by name. "compressor" with "compress_ratio", "threshold" or "quantum_num"; "memory";
+            "communicator"; "deepreduce": "index", "value", "both" or None says which of "index" (with "fpr" and
+            "policy") and "value" (with "poly_degree", "quantum_num" and "bucket_size") apply.
         parameters: (name, parameter) pairs or TensorFlow variables, as for :class:`Compressor`.
-        options: further keyword arguments of :class:`Compressor`.
+        options: further keyword arguments of :class:`Compressor`. Small tensors are compressed as well, as in GRACE:
+            ``dense_below`` is 0 here.
+
+    Returns:
+        A :class:`Compressor`. With "none" and "allreduce" it leaves all gradients to Horovod's own allreduce.
 
     Raises:
-        InvalidArgument: an unknown setting or choice, or one that does not apply to the others; nothing is ignored.
-
-    What is not said: topk with "compress_ratio" 0.01, residual, allgather; ⟨index, value⟩ pairs without "deepreduce", and with it bloom with
-    the policy "p2" for indices, polyfit for values. "policy" is naive, p0, p1 or random, leftmost, p2 or conflict_sets.
+        InvalidArgument: an unknown setting or value, one that has no equal here, or one that does not apply to the
+            others; nothing is ignored in silence.
     """
-    used = set()
+    settings = _Settings(params)
+    codec = _codec(settings)
+    memory = settings.make("memory")
+    communicator = _communicator(settings, codec)
+    settings.finish()
+    as_it_is = settings("communicator") == "allreduce" and isinstance(codec.sparsifier, NoneSparsifier)
+    options.setdefault("dense_below", container.MAX_ELEMENTS + 1 if as_it_is else 0)
+    compressor = Compressor(codec, memory, communicator, parameters, **options)
+    for text in settings.differences:
+        warnings.warn(f"deepreduce_hvd: from_params: {text}", stacklevel=2)
+    return compressor
 
-    def get(name, default):
-        used.add(name)
-        return params.get(name, default)
 
-    def make(setting):
-        choice = get(setting, _DEFAULTS[setting])
-        choice = "none" if choice is None else choice
-        if choice not in _CHOICES[setting]:
-            raise InvalidArgument(f"{setting}: expected one of {', '.join(_CHOICES[setting])}, got {choice!r}")
-        return _CHOICES[setting][choice](get)
-
-    part = get("deepreduce", None)
+def _codec(settings):
+    part = settings("deepreduce")
     if part not in _PARTS:
         raise InvalidArgument(f"deepreduce: expected index, value, both or None, got {part!r}")
-    codec = Codec(
-        make("compressor"),
-        index=make("index") if part in ("index", "both") else None,
-        value=make("value") if part in ("value", "both") else None,
-    )
-    stages = {"memory": make("memory"), "communicator": make("communicator")}
-    unused = sorted(set(params) - used)
-    if unused:
-        raise InvalidArgument(f"params: expected settings that apply to this choice ({', '.join(sorted(used))}), got also {', '.join(unused)}")
-    return Compressor(codec, parameters=parameters, **stages, **options)
+    if part is not None and not settings.has("compressor"):
+        raise InvalidArgument("compressor: expected one that selects what to send, such as 'topk', got none with 'deepreduce'; the default is 'none'")
+    name, choice = settings.choice("compressor")
+    stages = choice.make(settings)
+    if part is not None and len(stages) > 1:
+        raise InvalidArgument(f"deepreduce: expected None with the compressor {name}, which encodes values itself, got {part!r}; leave it out")
+    for stage in ("index", "value") if part == "both" else () if part is None else (part,):
+        stages[stage] = settings.make(stage)
+    codec = Codec(**stages)
+    if part == "both" and isinstance(codec.index, Bloom) and codec.index.policy in ("leftmost", "p1"):
+        settings.differ("deepreduce both: values are those of the indices that the policy chooses, as in the paper; DeepReduce's code keeps the others")
+    return codec
+
+
+def _communicator(settings, codec):
+    name, choice = settings.choice("communicator")
+    if name == "allreduce" and not isinstance(codec.sparsifier, (NoneSparsifier, RandomK)):
+        said = "" if settings.has("communicator") else ", the default"
+        raise InvalidArgument(
+            f"communicator: expected allgather with {codec.sparsifier!r}, got allreduce{said}, which adds numbers up place by place and "
+            "suits the compressors none and randomk; write 'communicator': 'allgather'"
+        )
+    for stage in choice.unused_stages:
+        if getattr(codec, stage) != _RAW[stage]:
+            raise InvalidArgument(
+                f"communicator: expected one that encodes with {getattr(codec, stage)!r}, got {name}, in which it plays no part; "
+                "write 'communicator': 'allgather'"
+            )
+    return choice.make(settings)

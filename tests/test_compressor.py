@@ -1,4 +1,4 @@
-"""Construction of compressors: what is taken, what is refused with which words, and the settings dictionary."""
+"""Construction of compressors: what is taken and what is refused with which words."""
 
 import pickle
 
@@ -27,38 +27,7 @@ def test_the_recommended_instance():
     assert compressor.memory == dr.Residual()
 
 
-def test_settings_of_the_published_kind():
-    compressor = dr.from_params(
-        {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather", "deepreduce": "both",
-         "index": "bloom", "policy": "p2", "fpr": 1e-3, "value": "polyfit"},
-        parameters=named(),
-    )  # fmt: skip
-    assert compressor.codec.sparsifier == dr.TopK(0.01)
-    assert compressor.codec.index == dr.Bloom(fpr=1e-3, policy="p2")
-    assert compressor.codec.value == dr.FitPoly(degree=5)
-    assert dr.from_params({"deepreduce": "index", "index": "bloom", "policy": "conflict_sets"}, named()).codec.index == dr.Bloom()
-    assert dr.from_params({"deepreduce": "value", "value": "qsgd", "quantum_bits": 2}, named()).codec.value == dr.QSGD(bits=2)
-    plain = dr.from_params({"compressor": "threshold", "threshold": 0.5, "memory": "none"}, named())
-    assert plain.codec.sparsifier == dr.Threshold(0.5) and plain.memory == dr.NoMemory()
-    assert plain.codec.index == dr.RawIndex() and plain.codec.value == dr.RawValue()
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({"communicator": "split_allgather", "dense": 4}, dr.SplitAllgather(dense=4)),
-        ({"communicator": "recursive_doubling"}, dr.RecursiveDoubling()),
-        ({"communicator": "gtopk", "form": "tree"}, dr.GTopK(form="tree")),
-        ({"communicator": "cltk", "compressor": "chunktopk", "memory": "low_pass"}, dr.CLTK()),
-        ({"communicator": "shared_random_k", "compressor": "randomk"}, dr.SharedRandomK()),
-    ],
-)
-def test_communicators_by_name(settings, expected):
-    assert dr.from_params(settings, named()).communicator == expected
-
-
 def test_auto_by_name():
-    assert isinstance(dr.from_params({"communicator": "auto"}, named()).communicator, dr.Auto)
     assert isinstance(dr.Compressor(communicator="auto", parameters=named()).communicator, dr.Auto)
 
 
@@ -68,23 +37,6 @@ def test_buckets_close_once_they_hold_enough():
     assert buckets.assign([10, 1000, 10], 41) == [[0, 1], [2]]
     assert buckets.assign([10, 10], 1 << 30) == [[0, 1]]
     assert buckets.assign([], 5) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"compressor": "topq"}, "compressor: expected one of topk, .*, got 'topq'"),
-        ({"deepreduce": "all"}, "deepreduce: expected index, value, both or None, got 'all'"),
-        ({"deepreduce": "index", "index": "bloom", "policy": "p9"}, "policy: expected one of .*, got 'p9'"),
-        ({"compressor": "topk", "treshold": 0.5}, "got also treshold"),
-        ({"index": "rice"}, "got also index"),
-        ({"communicator": "gtopk", "dense": 4}, "got also dense"),
-        ({"communicator": "shared_random_k"}, "SharedRandomK: expected the sparsifier RandomK"),
-    ],
-)
-def test_settings_that_are_refused(settings, message):
-    with pytest.raises(dr.InvalidArgument, match=message):
-        dr.from_params(settings, parameters=named())
 
 
 @pytest.mark.parametrize(

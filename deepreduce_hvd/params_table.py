@@ -1,0 +1,226 @@
+"""What the settings of GRACE and DeepReduce are called, what each becomes here, and their defaults.
+
+The names and defaults are those of the helpers and scripts of github.com/sands-lab/grace,
+github.com/sands-lab/grace-benchmarks and github.com/hangxu0304/DeepReduce; docs/migration.md shows this table.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from deepreduce_hvd import communicators, index, memory, sparsifiers, value
+from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.settings import is_integer, is_number
+
+#: what a setting is when the dictionary does not say
+DEFAULTS = {
+    # as in the projects' own code
+    "compressor": "none", "memory": "none", "communicator": "allreduce",
+    "deepreduce": None, "index": "bloom", "value": "polyfit",
+    "compress_ratio": 0.3, "threshold": 0.01, "quantum_num": 127, "quantiles": 64,
+    "momentum": 0.9, "gradient_clipping": False,
+    "fpr": None, "policy": "leftmost", "poly_degree": 5, "sort": False, "bucket_size": 512,
+    # of settings that only this package has
+    "beta": 0.1, "dense": "auto", "form": "butterfly", "buckets": 256,
+}  # fmt: skip
+
+#: of the compressor "qsgd", as in grace_dl.dist, the only one of GRACE's three packages that has buckets
+COMPRESSOR_BUCKET_SIZE = 128
+
+POLICIES = {
+    "naive": "naive", "p0": "p0", "p1": "p1", "random": "p1", "leftmost": "leftmost", "p2": "p2",
+    "policy_zero": "p0", "randomK": "p1", "leftmostK": "leftmost", "conflict_sets": "p2",
+}  # fmt: skip
+
+#: settings that change no result here -> what to know of them, "" where there is nothing to know
+WITHOUT_EFFECT = {
+    "world_size": "",
+    "kernel": "",
+    "hash_table": "",
+    "micro-benchmark": "nothing is printed; Compressor.stats() has bytes and seconds",
+    "buckets_num": "neither project reads it; bucket_size says how many values share a norm",
+}
+
+#: settings of DeepReduce's TensorFlow code, which no published script sets -> what to write
+OTHER_NAMES = {
+    "bloom_fpr": "'fpr'",
+    "bloom_on": "'compressor'",
+    "bloom_policy": "'policy'",
+    "polynomial_degree": "'poly_degree', one less: there it is the number of coefficients",
+    "threshold_val": "'threshold'",
+    "use_memory": "'memory': 'residual' or 'none'",
+}
+
+
+class Choice(NamedTuple):
+    """What one value of a setting becomes."""
+
+    #: makes it from the settings; None where there is no equal
+    make: Callable | None
+    #: how it differs from what the projects do, for a warning
+    differs: str = ""
+    #: without an equal: why, and what to write
+    instead: str = ""
+    #: the codec's stages that play no part with this communicator
+    unused_stages: tuple = ()
+
+
+def refused(instead):
+    """A choice that has no equal here."""
+    return Choice(None, instead=instead)
+
+
+def _ratio(settings):
+    ratio = settings("compress_ratio")
+    if not is_number(ratio) or not 0 < ratio <= 1:
+        raise InvalidArgument(f"compress_ratio: expected a number in (0, 1], got {ratio!r}")
+    return float(ratio)
+
+
+def _policy(settings):
+    name = settings("policy")
+    if name not in POLICIES:
+        raise InvalidArgument(f"policy: expected one of {', '.join(POLICIES)}, got {name!r}")
+    return POLICIES[name]
+
+
+def _polynomials(settings):
+    if settings("sort"):
+        raise InvalidArgument("sort: expected False, got True; FitPoly sorts the values itself, leave it out")
+    return value.FitPoly(degree=settings("poly_degree"))
+
+
+def _qsgd(settings, bucket_size):
+    bucket = settings("bucket_size", bucket_size)
+    if settings.has("quantum_bits"):
+        return value.QSGD(bits=settings("quantum_bits"), bucket=bucket)
+    levels = settings("quantum_num")
+    if not is_integer(levels) or not 1 <= levels <= 127:
+        raise InvalidArgument(
+            f"quantum_num: expected an integer of 1 to 127, which 8 bits a value hold, got {levels!r}; write 127, or 'value': 'none' for exact values"
+        )
+    bits = int(levels).bit_length() + 1
+    if levels != 2 ** (bits - 1) - 1:
+        settings.differ(f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, as many as {bits} bits a value hold")
+    return value.QSGD(bits=bits, bucket=bucket, norm="l2")
+
+
+def _momentum(settings):
+    if settings("gradient_clipping"):
+        raise InvalidArgument("gradient_clipping: expected False, got True; clip gradients in the training loop, before the optimizer's step")
+    return memory.MomentumCorrection(settings("momentum"))
+
+
+def _sketch(settings):
+    """SKCompress: its sparsifier and number of quantiles have no default that is published."""
+    for name, example in (("sparsifier", "'threshold'"), ("num_quantiles", "128")):
+        if not settings.has(name):
+            raise InvalidArgument(f"{name}: expected it with this compressor, got none; write '{name}': {example}")
+    name = settings("sparsifier")
+    if name not in SPARSIFIERS:
+        raise InvalidArgument(f"sparsifier: expected one of {', '.join(SPARSIFIERS)}, got {name!r}")
+    return {
+        "sparsifier": SPARSIFIERS[name](settings),
+        "index": index.Huffman(delta=True),
+        "value": value.Quantile(buckets=settings("num_quantiles")),
+    }
+
+
+SPARSIFIERS = {
+    "topk": lambda settings: sparsifiers.TopK(_ratio(settings)),
+    "randomk": lambda settings: sparsifiers.RandomK(_ratio(settings)),
+    "chunktopk": lambda settings: sparsifiers.ChunkTopK(_ratio(settings)),
+    "threshold": lambda settings: sparsifiers.Threshold(settings("threshold")),
+    "none": lambda settings: sparsifiers.NoneSparsifier(),
+}
+
+_TOPK = "write 'compressor': 'topk', 'compress_ratio': 0.01, 'memory': 'residual', 'communicator': 'allgather'"
+_ONE_BIT = f"it sends one bit an element, which none of our codecs does without increasing the error; for fewer bytes {_TOPK}"
+_POWERS = "there is no codec of powers of two; write 'compressor': 'qsgd' for 8 bits an element, or 'fp16'"
+_MANY_LEVELS = "there is no such 8-bit codec; write 'compressor': 'qsgd', which has 8 bits an element too"
+_QSGD_DIFFERS = (
+    "the L2 norm is that of bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod take one norm of the whole tensor, which is coarser"
+)
+_POLYNOMIALS_DIFFER = "the values say where segments begin, as in the paper; DeepReduce's code has fixed shares of them"
+_SKETCH_DIFFERS = "of SKCompress, quantile buckets, delta keys and Huffman codes are here, its MinMaxSketch is not"
+
+#: setting -> its values -> what each becomes; compressors become the keyword arguments of a Codec
+CHOICES = {
+    "compressor": {
+        **{name: Choice(lambda settings, make=make: {"sparsifier": make(settings)}) for name, make in SPARSIFIERS.items()},
+        "dgc": Choice(
+            lambda settings: {"sparsifier": sparsifiers.TopK(_ratio(settings))},
+            differs="exactly the largest compress_ratio is sent; GRACE estimates a threshold from a random sample and sends 0.7 to 1.3 times as much",
+        ),
+        "fp16": Choice(lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": value.Float16()}),
+        **dict.fromkeys(
+            ("qsgd", "qsgd_cuda"),
+            Choice(
+                lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": _qsgd(settings, COMPRESSOR_BUCKET_SIZE)},
+                differs=_QSGD_DIFFERS,
+            ),
+        ),
+        "sketch": Choice(
+            lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": value.Quantile(buckets=settings("quantiles"))},
+            differs="negative and other values have quantiles of their own, so that no sign flips",
+        ),
+        **dict.fromkeys(("SKCompressCPU", "SKCompressGPU"), Choice(_sketch, differs=_SKETCH_DIFFERS)),
+        "adaq": refused(
+            "it sends the mean of the largest elements of either sign; nearest is 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2"
+        ),
+        "efsignsgd": refused(_ONE_BIT),
+        "inceptionn": refused(_MANY_LEVELS),
+        "natural": refused(_POWERS),
+        "natural_cuda": refused(_POWERS),
+        "onebit": refused(_ONE_BIT),
+        "powersgd": refused(f"there is no low-rank codec here; for as few bytes {_TOPK}"),
+        "signsgd": refused(_ONE_BIT),
+        "signum": refused(_ONE_BIT),
+        "terngrad": refused(
+            "it has three levels of one maximum a tensor and clips; nearest is 'compressor': 'none' with 'deepreduce': 'value', 'value': 'qsgd', 'quantum_bits': 2"
+        ),
+        "u8bit": refused(_MANY_LEVELS),
+    },
+    "memory": {
+        "residual": Choice(lambda settings: memory.Residual()),
+        "none": Choice(lambda settings: memory.NoMemory()),
+        "low_pass": Choice(lambda settings: memory.LowPass(settings("beta"))),
+        "dgc": Choice(_momentum),
+        "efsignsgd": refused("it is error feedback of the gradient times the learning rate, for efsignsgd; write 'memory': 'residual'"),
+        "powersgd": refused("it keeps PowerSGD's factors; write 'memory': 'residual'"),
+    },
+    "communicator": {
+        "allgather": Choice(lambda settings: communicators.Allgather()),
+        "broadcast": Choice(lambda settings: communicators.Allgather()),
+        "allreduce": Choice(lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")),
+        "alltoall": refused("what is summed would be compressed again without error feedback; write 'communicator': 'allgather' or 'split_allgather'"),
+        "split_allgather": Choice(lambda settings: communicators.SplitAllgather(settings("dense"))),
+        "recursive_doubling": Choice(lambda settings: communicators.RecursiveDoubling()),
+        "gtopk": Choice(lambda settings: communicators.GTopK(settings("form"))),
+        "cltk": Choice(lambda settings: communicators.CLTK(), unused_stages=("value",)),
+        "shared_random_k": Choice(lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")),
+        "auto": Choice(lambda settings: communicators.Auto()),
+    },
+    "index": {
+        "bloom": Choice(lambda settings: index.Bloom(fpr=settings("fpr"), policy=_policy(settings))),
+        "bloom_cpu": Choice(lambda settings: index.Bloom(policy="leftmost")),
+        "rle": Choice(lambda settings: index.RLE()),
+        "huffman": Choice(lambda settings: index.Huffman()),
+        "huffman_delta": Choice(lambda settings: index.Huffman(delta=True)),
+        "bitmap": Choice(lambda settings: index.Bitmap()),
+        "rice": Choice(lambda settings: index.Rice()),
+        "elias_fano": Choice(lambda settings: index.EliasFano()),
+        "none": Choice(lambda settings: index.RawIndex()),
+    },
+    "value": {
+        "polyfit": Choice(_polynomials, differs=_POLYNOMIALS_DIFFER),
+        "polyfit_cpu": Choice(lambda settings: value.FitPoly(degree=5), differs=_POLYNOMIALS_DIFFER),
+        "doubleexp": Choice(lambda settings: value.FitDExp()),
+        "qsgd": Choice(lambda settings: _qsgd(settings, DEFAULTS["bucket_size"])),
+        "gzip": Choice(lambda settings: value.Deflate()),
+        "deflate": Choice(lambda settings: value.Deflate()),
+        "fp16": Choice(lambda settings: value.Float16()),
+        "bf16": Choice(lambda settings: value.BFloat16()),
+        "quantile": Choice(lambda settings: value.Quantile(buckets=settings("buckets"))),
+        "none": Choice(lambda settings: value.RawValue()),
+    },
+}
