@@ -61,6 +61,14 @@ class Codec:
     def __repr__(self):
         return f"Codec({self.sparsifier!r}, index={self.index!r}, value={self.value!r})"
 
+    def __getattr__(self, name):
+        if name in ("compress", "decompress"):  # Horovod was given the codec itself
+            raise AttributeError(
+                "compression: expected a dr.Compressor, got a Codec; "
+                "write dr.Compressor(codec, parameters=model.named_parameters())"
+            )
+        raise AttributeError(f"'Codec' object has no attribute {name!r}")
+
     def is_native(self, memory):
         """Whether the native core runs this codec with ``memory``; NumPy does where a stage is the user's own."""
         return all(map(is_built_in, (self.sparsifier, self.index, self.value, memory)))

@@ -11,14 +11,13 @@ import zlib
 
 from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
-from deepreduce_hvd.communicators import Allgather, Auto, Communicator
+from deepreduce_hvd.communicators import Allgather, Auto
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
-from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.sparsifiers import TopK
-from deepreduce_hvd.stage import Memory, expect_usable, overrides
 from deepreduce_hvd.statistics import summary_table
+from deepreduce_hvd.validation import expect_settings, expect_stages, of_an_instance
 from deepreduce_hvd.value import QSGD
 
 #: of Compressor(bucket_bytes=)
@@ -113,25 +112,11 @@ class Compressor:
         self.codec = recommended_codec() if codec is None else codec
         self.memory = Residual() if memory is None else memory
         self.communicator = Allgather() if communicator is None else Auto() if communicator == "auto" else communicator
-        for value, kind, what in (
-            (self.codec, Codec, "codec"), (self.memory, Memory, "memory"), (self.communicator, Communicator, "communicator"),
-        ):  # fmt: skip
-            if not isinstance(value, kind):
-                raise InvalidArgument(f"Compressor {what}: expected a {kind.__name__}, got {value!r}")
-        expect_usable(self.memory)
-        if self.communicator.puts_back and not overrides(self.memory, Memory, "put_back"):
-            raise InvalidArgument(
-                f"Compressor memory: expected one with a put_back, which {self.communicator!r} needs, got {self.memory!r}; Allgather needs none"
-            )
-        self.communicator.check(self.codec, self.memory)
-        if not is_integer(bucket_bytes) or bucket_bytes < 0:
-            raise InvalidArgument(f"Compressor bucket_bytes: expected an integer of at least 0, got {bucket_bytes!r}")
-        if not is_integer(dense_below) or dense_below < 0:
-            raise InvalidArgument(f"Compressor dense_below: expected an integer of at least 0, got {dense_below!r}")
-        if not is_integer(seed) or not 0 <= seed < 2**63:
-            raise InvalidArgument(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
-        if loss_scale is not None and not callable(loss_scale):
-            raise InvalidArgument(f"Compressor loss_scale: expected a function such as scaler.get_scale, got {loss_scale!r}")
+        expect_stages(self.codec, self.memory, self.communicator)
+        expect_settings(
+            bucket_bytes=bucket_bytes, dense_below=dense_below, seed=seed, process_set=process_set,
+            loss_scale=loss_scale, writer=writer, writer_interval=writer_interval,
+        )  # fmt: skip
         self.bucket_bytes = bucket_bytes
         self.dense_below = dense_below
         self.seed = seed
@@ -140,6 +125,7 @@ class Compressor:
         self.writer = writer
         self.writer_interval = writer_interval
         named = self._named(parameters)
+        session_module = _session_module(*named[0])
         names = [(name, tuple(parameter.shape)) for name, parameter in named]  # in order, on which buckets depend
         description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), bucket_bytes, dense_below, seed, names)
         #: 32 bits that ranks compare at every step
@@ -147,7 +133,7 @@ class Compressor:
         #: of this compressor in its process: a part of its collectives' names
         self.number = take_number(_ranks_of(process_set))
         #: the adapter's side of this compressor
-        self.session = self._open_session(named)
+        self.session = importlib.import_module(session_module).Session(self, named)
 
     def __reduce__(self):
         raise InvalidArgument(
@@ -155,8 +141,20 @@ class Compressor:
             "that keep one are hvd.elastic.TorchState and those of deepreduce_hvd.tensorflow_elastic"
         )
 
+    def __repr__(self):
+        return (
+            f"Compressor({self.codec!r}, memory={self.memory!r}, communicator={self.communicator!r}, "
+            f"bucket_bytes={self.bucket_bytes}, dense_below={self.dense_below}, seed={self.seed}, "
+            f"parameters={len(self.session.slots)} named)"
+        )
+
     @staticmethod
     def _named(parameters):
+        if parameters is not None and not hasattr(parameters, "__iter__"):
+            raise InvalidArgument(
+                "Compressor parameters: expected what model.named_parameters() returns, "
+                f"got {parameters!r}{'; call it' if callable(parameters) else ''}"
+            )
         if parameters is None:
             raise InvalidArgument("Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter (on TensorFlow: model.trainable_variables)")
         named = [entry if isinstance(entry, tuple) else _with_name(entry) for entry in parameters]
@@ -171,13 +169,7 @@ class Compressor:
             raise InvalidArgument(f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once")
         return named
 
-    def _open_session(self, named):
-        for kind in type(named[0][1]).__mro__:
-            module = _SESSIONS.get(kind.__module__.partition(".")[0])
-            if module is not None:
-                return importlib.import_module(module).Session(self, named)
-        raise InvalidArgument(f"Compressor parameters: expected parameters of {', '.join(_SESSIONS)}, got {type(named[0][1]).__name__}")
-
+    @of_an_instance
     def compress(self, tensor):
         """Called by Horovod: starts the exchange of one gradient; returns (what Horovod reduces, context).
 
@@ -272,3 +264,15 @@ def _with_name(parameter):
     """A TensorFlow or Keras variable with its own name; anything else as it is, for the caller to refuse."""
     name = getattr(parameter, "path", None) or getattr(parameter, "name", None)
     return (name, parameter) if isinstance(name, str) else parameter
+
+
+def _session_module(name, parameter):
+    """The module of this package with the ``Session`` for a parameter's framework."""
+    for kind in type(parameter).__mro__:
+        module = _SESSIONS.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            return module
+    raise InvalidArgument(
+        f"Compressor parameters: expected parameters of {', '.join(_SESSIONS)}, "
+        f"got {type(parameter).__name__} for {name!r}"
+    )

@@ -217,3 +217,42 @@ def test_a_codec_of_the_users_own_trains():
             dr.register(Signs)
     finally:
         del _registry[ValueCodec][200]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dr.Compressor(named()), r"expected a Codec, .*write Compressor\(parameters="),
+        (lambda: dr.Compressor(list(named())), r"expected a Codec, .*write Compressor\(parameters="),
+        (lambda: dr.Compressor(dr.TopK(0.01), parameters=named()), r"write Compressor\(Codec\(TopK\("),
+        (lambda: dr.Compressor(dr.Rice(), parameters=named()), r"Codec\(TopK\(0.01\), index=Rice\("),
+        (lambda: dr.Compressor(dr.QSGD(), parameters=named()), r"Codec\(TopK\(0.01\), value=QSGD\("),
+        (lambda: dr.Compressor(dr.Residual(), parameters=named()), "write Compressor.memory=Residual"),
+        (lambda: dr.Compressor(dr.GTopK(), parameters=named()), "write Compressor.communicator=GTopK"),
+        (lambda: dr.Compressor(memory=dr.Residual, parameters=named()), r"write Residual\(\), an instance"),
+        (lambda: dr.Compressor(memory=dr.recommended_codec(), parameters=named()), "with the codec first"),
+        (lambda: dr.Compressor("topk", parameters=named()), "expected a Codec, got 'topk'$"),
+        (lambda: dr.Compressor(parameters=named(), writer="runs"), "expected an object with add_scalar"),
+        (lambda: dr.Compressor(parameters=named(), writer_interval=0), "writer_interval: expected an integer of at"),
+        (lambda: dr.Compressor(parameters=named(), process_set=[0, 1]), "process_set: expected a horovod ProcessSet"),
+        (lambda: dr.Compressor(parameters=[("a", 1)]), "parameters of torch, .*got int for 'a'"),
+        (lambda: dr.Compressor(parameters=torch.nn.Linear(2, 2).named_parameters), "; call it$"),
+        (lambda: dr.Compressor(parameters=5), "expected what model.named_parameters.. returns, got 5$"),
+        (lambda: dr.Compressor.compress(torch.zeros(3)), "got the class Compressor; write compression="),
+    ],
+)
+def test_a_message_says_what_was_meant(make, message):
+    with pytest.raises(dr.InvalidArgument, match=message):
+        make()
+
+
+def test_a_codec_in_place_of_a_compressor():
+    with pytest.raises(AttributeError, match=r"expected a dr.Compressor, got a Codec; write dr.Compressor\("):
+        dr.recommended_codec().compress(torch.zeros(3))
+
+
+def test_a_compressor_shows_its_settings():
+    text = repr(dr.Compressor(parameters=named(), bucket_bytes=5, dense_below=6, seed=7))
+    for part in (repr(dr.recommended_codec()), "memory=Residual(", "communicator=Allgather()", "bucket_bytes=5",
+                 "dense_below=6", "seed=7", "parameters=2 named"):  # fmt: skip
+        assert part in text

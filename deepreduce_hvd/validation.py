@@ -1,0 +1,119 @@
+"""Check the arguments of :class:`Compressor`, and say what was probably meant."""
+
+import functools
+import reprlib
+
+from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.communicators import Communicator
+from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.stage import (
+    IndexCodec,
+    Memory,
+    Sparsifier,
+    ValueCodec,
+    expect_usable,
+    overrides,
+)
+
+
+def expect_stages(codec, memory, communicator):
+    """Check that codec, memory and communicator are what they should be and work together.
+
+    Raises:
+        InvalidArgument: one of them is something else, or they do not work together.
+    """
+    for value, kind, what in (
+        (codec, Codec, "codec"),
+        (memory, Memory, "memory"),
+        (communicator, Communicator, "communicator"),
+    ):
+        if not isinstance(value, kind):
+            raise InvalidArgument(
+                f"Compressor {what}: expected a {kind.__name__}, got {_shown(value)}{_meant(value, kind)}"
+            )
+    expect_usable(memory)
+    if communicator.puts_back and not overrides(memory, Memory, "put_back"):
+        raise InvalidArgument(
+            f"Compressor memory: expected one with a put_back, which {communicator!r} needs, "
+            f"got {memory!r}; Allgather needs none"
+        )
+    communicator.check(codec, memory)
+
+
+def _shown(value):
+    """A value's text, shortened unless it is a stage's own."""
+    own = isinstance(value, (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec, type))
+    return repr(value) if own else reprlib.repr(value)
+
+
+def _meant(value, kind):
+    """What to write for a value of the wrong kind: text to append to a message, or nothing."""
+    if isinstance(value, type):
+        return f"; write {value.__name__}(), an instance"
+    if isinstance(value, Sparsifier):
+        return f"; write Compressor(Codec({value!r}), parameters=...)"
+    if isinstance(value, IndexCodec):
+        return f"; write Compressor(Codec(TopK(0.01), index={value!r}), parameters=...)"
+    if isinstance(value, ValueCodec):
+        return f"; write Compressor(Codec(TopK(0.01), value={value!r}), parameters=...)"
+    if isinstance(value, Codec):
+        return "; write Compressor(codec, ...), with the codec first"
+    if isinstance(value, Memory):
+        return f"; write Compressor(memory={value!r}, parameters=...)"
+    if isinstance(value, Communicator):
+        return f"; write Compressor(communicator={value!r}, parameters=...)"
+    if kind is Codec and not isinstance(value, str) and hasattr(value, "__iter__"):
+        return "; for parameters write Compressor(parameters=model.named_parameters())"
+    return ""
+
+
+def expect_settings(
+    *, bucket_bytes, dense_below, seed, process_set, loss_scale, writer, writer_interval
+):
+    """Check the other arguments of :class:`Compressor`.
+
+    Raises:
+        InvalidArgument: one of them has the wrong type or value.
+    """
+    for name, value in (("bucket_bytes", bucket_bytes), ("dense_below", dense_below)):
+        if not is_integer(value) or value < 0:
+            raise InvalidArgument(
+                f"Compressor {name}: expected an integer of at least 0, got {value!r}"
+            )
+    if not is_integer(seed) or not 0 <= seed < 2**63:
+        raise InvalidArgument(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
+    if process_set is not None and not hasattr(process_set, "process_set_id"):
+        raise InvalidArgument(
+            "Compressor process_set: expected a horovod ProcessSet, as hvd.add_process_set(ranks) "
+            f"returns, got {process_set!r}"
+        )
+    if loss_scale is not None and not callable(loss_scale):
+        raise InvalidArgument(
+            f"Compressor loss_scale: expected a function such as scaler.get_scale, got {loss_scale!r}"
+        )
+    if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+        raise InvalidArgument(
+            "Compressor writer: expected an object with add_scalar, such as "
+            f"torch.utils.tensorboard.SummaryWriter('runs'), got {writer!r}"
+        )
+    if not is_integer(writer_interval) or writer_interval < 1:
+        raise InvalidArgument(
+            "Compressor writer_interval: expected an integer of at least 1, "
+            f"the steps from one record to the next, got {writer_interval!r}"
+        )
+
+
+def of_an_instance(method):
+    """Refuse calls through the class, as Horovod makes them when it is given the class itself."""
+
+    @functools.wraps(method)
+    def checked(self, *arguments):
+        if not arguments:
+            raise InvalidArgument(
+                "compression: expected a compressor, got the class Compressor; "
+                "write compression=dr.Compressor(parameters=model.named_parameters())"
+            )
+        return method(self, *arguments)
+
+    return checked
