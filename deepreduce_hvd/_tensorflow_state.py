@@ -140,13 +140,16 @@ class Slot(tf.Module):
         if last.rounds:
             sent_bytes, rounds, communicator = round(last.sent_bytes * last.share), last.rounds, last.scheme
         sent_bytes += wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
+        path = "compressed"
         if self.dense:
-            sent_bytes, rounds, communicator = self.elements * reduced_dtype(self.dtype).size, 0, None
+            sent_bytes, rounds, communicator, path = self.elements * reduced_dtype(self.dtype).size, 0, None, "dense"
+        elif payload.size == 0 and not last.rounds:
+            sent_bytes, rounds, communicator, path = 0, 0, None, "none"
         seconds = read(self.seconds.variable)
         return statistics.row(
             self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
             float(seconds[0]) + last.encode_seconds, float(seconds[1]) + last.decode_seconds,
-            dense=self.dense, payload=None if self.dense or payload.size == 0 else payload,
+            path=path, payload=None if self.dense or payload.size == 0 else payload,
             kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None, rounds=rounds, communicator=communicator,
         )  # fmt: skip
 

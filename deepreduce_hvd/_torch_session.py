@@ -246,7 +246,11 @@ class Session:
     def _pass_on(self, tensor):
         """A sparse gradient that Horovod has summed by itself, without asking compress."""
         self._warn_once("sparse", "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it")
-        turn = self._turns.get(_torch_caller.current().owner)
+        caller = _torch_caller.current()
+        slot = self._slot_of.get(id(caller.parameter))
+        if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
+            slot.count_sparse(slot.parameter.grad)
+        turn = self._turns.get(caller.owner)
         if turn is not None and not turn.closed and turn.loss_scale is not None:
             self._look_at(turn, tensor.coalesce().values())
         return tensor
@@ -369,9 +373,13 @@ class Session:
             stats = self.stats()
             for field, value in totals(stats).items():
                 writer.add_scalar(f"deepreduce/{field}", value, self._rounds)
-            errors = [row["relative_error"] for row in stats.values() if row["relative_error"] is not None]
+            errors = {name: row["relative_error"] for name, row in stats.items() if row["relative_error"] is not None}
+            for name, row in stats.items():
+                writer.add_scalar(f"deepreduce_sent_bytes/{name}", row["sent_bytes"], self._rounds)
+            for name, error in errors.items():
+                writer.add_scalar(f"deepreduce_relative_error/{name}", error, self._rounds)
             if errors:
-                writer.add_scalar("deepreduce/relative_error", sum(errors) / len(errors), self._rounds)
+                writer.add_scalar("deepreduce/relative_error", sum(errors.values()) / len(errors), self._rounds)
 
     def stats(self):
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}

@@ -16,10 +16,10 @@ class Slot:
         d = parameter.numel()
         self.dense = d < dense_below
         self.state_names = () if self.dense else memory.state
-        self.state = tuple(torch.zeros(d, dtype=torch.float32, device=device) for _ in self.state_names)
+        self.state = tuple(_zeros(d, device) for _ in self.state_names)
         #: what is kept is in units of the scaled loss, and a void step is undone from a second copy
         self.follows_loss_scale = keep_backup
-        self.backup = tuple(torch.zeros_like(part) for part in self.state) if keep_backup else ()
+        self.backup = tuple(_zeros(d, device) for _ in self.state) if keep_backup else ()
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
@@ -35,6 +35,8 @@ class Slot:
         self.payload = None
         self.dense_bytes = 0
         self.sent_bytes = 0
+        #: how its gradients travel when they are not compressed
+        self.uncompressed_path = "dense" if self.dense else None
 
     def move_to(self, device):
         """The memory's arrays, to where the gradient turned out to be."""
@@ -62,6 +64,14 @@ class Slot:
     def count_dense(self, tensor, reduced):
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.sent_bytes = reduced.numel() * reduced.element_size()
+
+    def count_sparse(self, gradient):
+        """Of a sparse gradient that Horovod has summed by itself: its indices and values."""
+        self.uncompressed_path = "sparse"
+        self.steps += 1
+        values, indices = gradient._values(), gradient._indices()
+        self.dense_bytes = gradient.numel() * values.element_size()
+        self.sent_bytes = values.numel() * values.element_size() + indices.numel() * indices.element_size()
 
     def count_sent(self, tensor, exchange):
         """Of an exchange of several parameters each counts its share by elements; a payload of its own it counts itself."""
@@ -96,9 +106,17 @@ class Slot:
 
     def statistics(self, memory):
         """One row of Compressor.stats()."""
-        compressed = not self.dense and self.payload is not None
+        compressed = self.uncompressed_path is None and self.payload is not None
+        path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
         return statistics.row(
             self.parameter.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
-            rounds=self.rounds, communicator=self.communicator, dense=self.dense, payload=self.payload.cpu().numpy() if compressed else None,
+            rounds=self.rounds, communicator=self.communicator, path=path, payload=self.payload.cpu().numpy() if compressed else None,
             kept=self.state[0].cpu().numpy() if compressed and memory.keeps_everything else None,
         )  # fmt: skip
+
+
+def _zeros(d, device):
+    """(d,) float32 zeros; on the host the system makes their pages when they are first written."""
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(np.zeros(d, dtype=np.float32))
+    return torch.zeros(d, dtype=torch.float32, device=device)

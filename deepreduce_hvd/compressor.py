@@ -16,7 +16,7 @@ from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
 from deepreduce_hvd.sparsifiers import TopK
-from deepreduce_hvd.statistics import summary_table
+from deepreduce_hvd.statistics import notes, summary_table
 from deepreduce_hvd.validation import expect_settings, expect_stages, of_an_instance
 from deepreduce_hvd.value import QSGD
 
@@ -256,8 +256,21 @@ class Compressor:
         return self.session.stats()
 
     def summary(self):
-        """Prints :meth:`stats` as a table."""
-        print(summary_table(self.stats()))
+        """Print :meth:`stats` as a table, and what was not compressed and why."""
+        stats = self.stats()
+        print("\n".join([summary_table(stats), *notes(stats, self.session.transport.size)]))
+
+    def plot(self, path):
+        """Draw the layers' bytes, dense beside sent, and their relative errors.
+
+        Needs matplotlib.
+
+        Args:
+            path: of the picture to write; its ending says the format, such as ``layers.png``.
+        """
+        from deepreduce_hvd.layers_plot import draw
+
+        draw(self.stats(), path)
 
 
 def _with_name(parameter):

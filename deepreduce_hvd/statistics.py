@@ -21,27 +21,27 @@ FIELDS = {
     "steps": "steps so far; TensorFlow counts those of compressed parameters only",
     "rounds": "collectives one after another in the last step; 0 of Horovod's own allreduce",
     "communicator": "how it was exchanged, and why when that was chosen; None of what was not",
-    "path": "'compressed', or 'dense' through Horovod's own allreduce",
+    "path": "'compressed'; 'dense', through Horovod's own allreduce; 'sparse', through Horovod's own allgather; 'none' before the first step",
 }
 
 
-def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, dense, payload, kept, rounds=0, communicator=None):
+def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, path, payload, kept, rounds=0, communicator=None):
     """One parameter's figures.
 
     Args:
         encode_seconds, decode_seconds: of all ``steps`` together.
         rounds: collectives one after another in the last step.
         communicator: how it was exchanged.
-        dense: whether the parameter goes uncompressed.
+        path: how the gradient travels, as in :data:`FIELDS`.
         payload: (n,) uint8, the last one of this rank; None when there is none.
         kept: (d,) float32, what payloads have not carried so far; None where that is not known.
     """
     figures = {
         "elements": elements, "dense_bytes": dense_bytes, "sent_bytes": sent_bytes,
         "header_bytes": 0, "index_bytes": 0, "value_bytes": 0, "order_bytes": 0, "sent_values": 0,
-        "relative_error": 0.0 if dense else None,
+        "relative_error": 0.0 if path in ("dense", "sparse") else None,
         "encode_seconds": encode_seconds / max(steps, 1), "decode_seconds": decode_seconds / max(steps, 1),
-        "steps": steps, "rounds": rounds, "communicator": communicator, "path": "dense" if dense else "compressed",
+        "steps": steps, "rounds": rounds, "communicator": communicator, "path": path,
     }  # fmt: skip
     if payload is None:
         return figures
@@ -84,3 +84,32 @@ def summary_table(stats):
         "  ".join(cell.ljust(width) if column in (0, len(heads) - 1) else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths))).rstrip()
         for row in rows
     )
+
+
+def notes(stats, ranks):
+    """What a user should know of what was not compressed, a list of sentences.
+
+    Args:
+        stats: what :meth:`Compressor.stats` returns.
+        ranks: how many ranks the compressor exchanges with, this one included.
+    """
+    paths = {path: [name for name, row in stats.items() if row["path"] == path] for path in ("none", "sparse")}
+    if len(paths["none"]) == len(stats):
+        if ranks == 1:
+            return ["Nothing was exchanged: Horovod has one rank here. Start the script with `horovodrun -np 2 python ...`."]
+        return ["Nothing was exchanged so far."]
+    found = []
+    if paths["none"]:
+        found.append(
+            f"No gradient was exchanged so far of {_listed(paths['none'])}. Is it used? Did Horovod get the same parameters? Sparse gradients need sparse_as_dense=True."
+        )
+    if paths["sparse"]:
+        found.append(
+            f"Sparse gradients went uncompressed, of {_listed(paths['sparse'])}. Give DistributedOptimizer sparse_as_dense=True to compress them."
+        )
+    return found
+
+
+def _listed(names, most=5):
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import buckets
+from deepreduce_hvd import buckets, layers_plot, statistics
 
 
 def named():
@@ -150,6 +150,8 @@ def test_writer_gets_scalars(tmp_path):
     sent = events.Scalars("deepreduce/sent_bytes")
     assert [event.step for event in sent] == [2, 4]
     assert 0 < sent[0].value < 4 * (2000 + 50)
+    assert [event.step for event in events.Scalars("deepreduce_sent_bytes/weight")] == [2, 4]
+    assert {"deepreduce_relative_error/weight", "deepreduce/relative_error"} <= set(events.Tags()["scalars"])
     assert {"deepreduce/dense_bytes", "deepreduce/relative_error", "deepreduce/encode_seconds"} <= set(events.Tags()["scalars"])
 
 
@@ -160,6 +162,39 @@ def test_summary_is_a_table(capsys):
     printed = capsys.readouterr().out
     assert printed.splitlines()[0].split()[:2] == ["parameter", "elements"]
     assert "weight" in printed and "total" in printed
+    assert "one rank" in printed.splitlines()[-1] and "horovodrun -np 2" in printed.splitlines()[-1]
+
+
+def _row(path, dense_bytes, sent_bytes, error):
+    return statistics.row(
+        dense_bytes // 4, dense_bytes, sent_bytes, int(path != "none"), 0, 0, path=path, payload=None, kept=None
+    ) | {"relative_error": error}  # fmt: skip
+
+
+def test_a_summary_names_what_was_not_compressed():
+    stats = {"a": _row("compressed", 4000, 40, 0.9), "b": _row("sparse", 800, 99, 0.0)}
+    stats |= {f"c{number}": _row("none", 0, 0, None) for number in range(7)}
+    unused, sparse = statistics.notes(stats, 2)
+    assert "c0, c1, c2, c3, c4 and 2 more." in unused and "the same parameters" in unused
+    assert "uncompressed, of b." in sparse and "sparse_as_dense=True" in sparse
+    assert statistics.notes({"a": stats["a"]}, 2) == []
+    assert statistics.notes({"c": stats["c0"]}, 2) == ["Nothing was exchanged so far."]
+
+
+@pytest.mark.parametrize("rows", [[], [("none", 0, 0, None)], [("compressed", 4000, 40, 0.9), ("dense", 80, 80, 0.0)]])
+def test_a_picture_of_the_layers(tmp_path, rows):
+    layers_plot.draw({f"layer{number}": _row(*row) for number, row in enumerate(rows)}, tmp_path / "layers.png")
+    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_memories_take_no_pages_before_they_are_used():
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    frozen = torch.nn.Parameter(torch.empty(1, 1).expand(10_000, 10_000), requires_grad=False)  # 400 MB, of one number
+    compressor = dr.Compressor(parameters=[("frozen", frozen)])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
+    assert compressor.session.slots["frozen"].state[0].numel() == 10**8
 
 
 def test_parameters_do_not_keep_a_dropped_compressor():

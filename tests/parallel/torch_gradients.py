@@ -374,6 +374,8 @@ def scenario_sparse_gradients_that_horovod_sums_itself(directory):
         (network["dense"](torch.ones(16)).sum() + looked_up * (float("inf") if poisoned and hvd.rank() == 0 else 1.0)).backward()
         optimizer.synchronize()
         gradient = network["table"].weight.grad.to_dense()
+        row = compressor.stats()["table.weight"]
+        expect((row["path"], row["steps"]) == ("sparse", 1) and row["sent_bytes"] >= 2 * 16 * 4, row)
         if poisoned:
             expect(not gradient.isfinite().all(), "finite")
             expect(torch.equal(residual(compressor, "dense.weight"), kept), "the residual changed in the skipped step")
