@@ -17,13 +17,21 @@ FINGERPRINT = 0x1234ABCD
 class Slot:
     """What an adapter keeps of a parameter, with NumPy's arrays."""
 
+    follows_loss_scale = False
+
     def __init__(self, size):
+        self.shape = () if size is None else (size,)
+        self.state_names = () if size is None else ("residual",)
         self.steps = 0
         self.loss_scale = None
         self.residual = None if size is None else np.zeros(size, dtype=np.float32)
 
     def memory(self):
         return {} if self.residual is None else {"residual": self.residual.copy()}
+
+    @staticmethod
+    def numpy_of(value):
+        return value
 
     def set_memory(self, arrays):
         if self.residual is not None:
