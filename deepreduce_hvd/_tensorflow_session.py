@@ -19,12 +19,16 @@ from deepreduce_hvd._tensorflow_exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd._tensorflow_schedule import CodecNumbers
 from deepreduce_hvd._tensorflow_state import Identity, Slot, reduced_dtype
 from deepreduce_hvd._tensorflow_variables import Variables, View, expect_variable
+from deepreduce_hvd._tensorflow_waits import watch
 from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.elastic import expect_keeper
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 from deepreduce_hvd.memory import NoMemory, Residual
 from deepreduce_hvd.tensorflow import DTYPES, checked, operators
+
+#: of how many variables the watch on waits reads the counter of steps
+_STEPS_READ = 3
 
 
 class _Group:
@@ -80,6 +84,14 @@ class Session:
         self.elastic = None
         self._expecting = weakref.WeakSet()
         self._group = None
+        self.watcher = watch(self)
+
+    def progress(self):
+        """How many steps it has begun; 0 where that cannot be read, in a graph of tf.compat.v1."""
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return 0
+        compressed = [slot for slot in self.slots.values() if not slot.dense]
+        return max((slot.steps for slot in compressed[:_STEPS_READ]), default=0)
 
     def _make_slot(self, name, parameter):
         shape = tf.TensorShape(getattr(parameter, "shape", None))

@@ -16,6 +16,7 @@ from deepreduce_hvd._torch_references import Kept, Probes
 from deepreduce_hvd._torch_rounds import Apart, Plan, Round
 from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
+from deepreduce_hvd._torch_waits import names_who_is_gone, watch
 from deepreduce_hvd.communicators.job import Member, payload_of_nothing
 from deepreduce_hvd.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgument
@@ -74,6 +75,11 @@ class Session:
         self._rounds = 0
         self._forget_rounds()
         self._warned = set()
+        self.watcher = watch(self)
+
+    def progress(self):
+        """How many steps it has begun."""
+        return max((slot.steps for slot in self.slots.values()), default=0)
 
     # --- which parameter, and which step ---
 
@@ -146,6 +152,7 @@ class Session:
 
     # --- there ---
 
+    @names_who_is_gone
     def compress(self, tensor):
         caller = _torch_caller.current()
         slot = self._slot_for(tensor, caller)
@@ -228,6 +235,7 @@ class Session:
 
     # --- and back ---
 
+    @names_who_is_gone
     def decompress(self, tensor, pending):
         self._delivered = True
         if pending is None:

@@ -102,6 +102,8 @@ class MemoryKeeper:
         self._commits = []  # the last one or two
         self._rounds = 0  # since the last one
         self._restored = False
+        #: whether it has raised what makes all ranks go back, while Horovod has not failed
+        self.goes_back = False
 
     @property
     def _transport(self):
@@ -127,6 +129,7 @@ class MemoryKeeper:
 
     def restore(self):
         """Goes back to the last commit."""
+        self.goes_back = False
         self._session.abandon()
         self._restored = True
         self._load(self._place().complete)
@@ -166,6 +169,7 @@ class MemoryKeeper:
         if (lost or any(place.restored for place in old)) and not all(place.is_at(agreed) for place in old):
             text = f"ranks {sorted(lost)} left without a commit" if lost else "some ranks went back to their last commit"
             self._warn(f"{text}: training goes on from the last commit")
+            self.goes_back = True
             raise self._failure(f"deepreduce_hvd: {text}")
         if self._restored:
             self._load(agreed)

@@ -31,6 +31,7 @@ def launch(script, processes, arguments):
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**30))
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))  # the largest that glibc takes
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    environment.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")  # nothing else ends a job in which one rank's program hangs
     with subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
         for line in job.stdout:
             rank, mark, text = line.partition("<stdout>:")

@@ -2,6 +2,9 @@
 
 import time
 
+#: how many of an exchange's gradients a message names
+_NAMES_SHOWN = 3
+
 
 class Channel:
     """A transport as one exchange sees it: names made of the exchange's own, bytes counted."""
@@ -20,9 +23,14 @@ class Channel:
         within, across = self._transport.by_host(ranks_per_host)
         return Channel(within, f"{self._name}.within", self), None if across is None else Channel(across, f"{self._name}.across", self)
 
+    @property
+    def name(self):
+        """Of the collective that is in flight."""
+        return f"{self._name}.{self.rounds}"
+
     def _next(self, sent):
         self._count(sent)
-        return f"{self._name}.{self.rounds}"
+        return self.name
 
     def _count(self, sent):
         self.sent_bytes += sent
@@ -92,6 +100,12 @@ class Exchange:
         while not self.done:
             if not any([exchange.advance() for exchange in (self, *pending)]):
                 self._transport.pause()
+
+    def describe(self):
+        """What it waits for, in words."""
+        names = [member.name for member in self.job.members]
+        more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+        return f"the exchange {self.channel.name} of {', '.join(names[:_NAMES_SHOWN])}{more}"
 
     def finish(self):
         """Waits for the sum; raises what the exchange raised."""

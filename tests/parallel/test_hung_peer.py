@@ -1,0 +1,37 @@
+"""A rank that hangs: the others say whom they wait for and, with the settings of docs/troubleshooting.md, end."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from test_misfortunes import _SILENT, IN_ROUNDS, TENSORFLOW, TORCH, expect_to_say
+
+_LAST = r"expected all of \d ranks to go on, got rank {last} last heard of elsewhere"
+_WAITS = {
+    TORCH: r"has waited \d+ s for (the gradient of|the exchange deepreduce\.0\.) .*, at .*torch_misfortunes\.py:\d+ in main, in step 7",
+    TENSORFLOW: r"has waited \d+ s for the TensorFlow function train_step, at .*tensorflow_misfortunes\.py:\d+ in main, in step",
+    IN_ROUNDS: r"has waited \d+ s for the exchange deepreduce\.0\.\w+\.\d of weight:0",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)])
+def test_a_stopped_process(worker, ranks):
+    """Gloo gives up after its time."""
+    expect_to_say(
+        worker, ranks, "stopped", _WAITS[worker], r"Nothing is heard of rank {last}:", _SILENT,
+        HOROVOD_GLOO_TIMEOUT_SECONDS="10", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)])
+def test_a_program_that_does_not_go_on(worker, ranks):
+    """Horovod's threads in the process still answer: only the time for stalls ends it."""
+    asleep = r"ank {last} is elsewhere at .*misfortunes\.py:\d+ in load_for_ever in step 6, for \d+ s"
+    expect_to_say(
+        worker, ranks, "asleep", _WAITS[worker], asleep, _LAST, HOROVOD_STALL_CHECK_TIME_SECONDS="3", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8"
+    )

@@ -1,0 +1,46 @@
+"""A rank that hangs, is killed, ends or raises an error: the others say which, and end."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import survivors
+
+_RAISED = r"got rank {last} ended in step [67] by ValueError: a bad batch at .*misfortunes\.py:\d+ in raise_an_error"
+_ENDED = r"got rank {last} came to the end of its program after 6 steps"
+_SILENT = r"expected all of \d ranks to go on, got no sign of life from rank {last} within"
+
+TORCH = ("torch_misfortunes.py",)
+TENSORFLOW = ("tensorflow_misfortunes.py", "allgather")
+IN_ROUNDS = ("tensorflow_misfortunes.py", "rounds")
+
+
+def expect_to_say(worker, ranks, misfortune, *messages, **environment):
+    """The last rank meets the misfortune: all others must say the ``messages``, regular expressions, and end with an error."""
+    script, *arguments = worker
+    texts, statuses, _ = survivors.run(ranks, script, misfortune, *arguments, **environment)
+    assert all(status not in (0, None) for status in statuses), f"{statuses}\n{texts}"
+    for rank, text in enumerate(texts[:-1]):
+        for message in messages:
+            assert re.search(message.format(last=ranks - 1), text, re.DOTALL), f"rank {rank} said:\n{text[-6000:]}"
+
+
+@pytest.mark.parametrize(
+    ("worker", "ranks", "misfortune", "message"),
+    [
+        (TORCH, 2, "raises in backward", _RAISED),
+        pytest.param(TORCH, 3, "raises in backward", _RAISED, marks=pytest.mark.slow),
+        pytest.param(TORCH, 2, "killed", _SILENT, marks=pytest.mark.slow),
+        pytest.param(TORCH, 3, "killed", _SILENT, marks=pytest.mark.slow),
+        pytest.param(TORCH, 2, "ends", _ENDED, marks=pytest.mark.slow),
+        pytest.param(TENSORFLOW, 2, "raises", _RAISED, marks=pytest.mark.slow),
+        pytest.param(TENSORFLOW, 3, "killed", _SILENT, marks=pytest.mark.slow),
+        pytest.param(IN_ROUNDS, 2, "killed", _SILENT, marks=pytest.mark.slow),
+    ],
+)
+def test_survivors_say_who_is_gone(worker, ranks, misfortune, message):
+    expect_to_say(worker, ranks, misfortune, message)

@@ -1,0 +1,37 @@
+"""A rank that hangs, is killed, ends or raises an error in the midst of training with PyTorch. Started as one rank of a job."""
+
+import signal
+import sys
+
+import horovod.torch as hvd
+import torch
+from misfortunes import STEP, meet, raise_an_error
+from torch_tools import backward, distributed, model
+
+
+def main(misfortune):
+    hvd.init()
+    last = hvd.rank() == hvd.size() - 1
+    network = model()
+    optimizer, _ = distributed(network)
+    step = 0
+
+    def stumble(_):
+        if last and step == STEP:
+            raise_an_error()
+
+    if misfortune == "raises in backward":
+        next(network.parameters()).register_hook(stumble)
+    while True:
+        if last and step == STEP:
+            meet(misfortune)
+        optimizer.zero_grad()
+        backward(network, step)
+        optimizer.step()
+        step += 1
+
+
+if __name__ == "__main__":
+    signal.alarm(120)  # not longer than the test, should that be killed
+    torch.set_num_threads(1)
+    main(sys.argv[1])
