@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import codec as neutral, payload as container, state as saved_state, wire
+from deepreduce_hvd import codec as neutral, handshake, payload as container, state as saved_state, wire
 from deepreduce_hvd._tensorflow_device import DevicePath
 from deepreduce_hvd._tensorflow_exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd._tensorflow_schedule import CodecNumbers
 from deepreduce_hvd._tensorflow_state import Identity, Slot, reduced_dtype
-from deepreduce_hvd._tensorflow_variables import Variables, View, expect_variable
+from deepreduce_hvd._tensorflow_variables import Variables, View, expect_variable, reducing_process_set
 from deepreduce_hvd._tensorflow_waits import watch
 from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.compressor import collective_name
@@ -85,6 +85,7 @@ class Session:
         self._expecting = weakref.WeakSet()
         self._group = None
         self.watcher = watch(self)
+        handshake.register(self)
 
     def progress(self):
         """How many steps it has begun; 0 where that cannot be read, in a graph of tf.compat.v1."""
@@ -128,6 +129,7 @@ class Session:
             raise InvalidArgument(f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}")
         _refuse_xla()
         self._expect_keeper()
+        self._agree()
         slot, variable = self.variables.find(tensor, tuple(self.slots.values()) if slots is None else slots)
         slot.dtype = tensor.dtype
         if slot.dense:
@@ -262,6 +264,7 @@ class Session:
                 f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
             )
         _refuse_xla()
+        self._agree()
         if slot.home is not None:
             slot.move_to_host()
         slot.dtype = slices.dtype
@@ -291,6 +294,7 @@ class Session:
     def abandon(self):
         """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
         self._group = None
+        handshake.forget(self)
         self.transport.reset()
         self.compressor.communicator.reset()
 
@@ -303,6 +307,22 @@ class Session:
         elif tf.compat.v1.get_default_graph() not in self._expecting:
             self._expecting.add(tf.compat.v1.get_default_graph())
             tf.numpy_function(lambda: expect_keeper(self.elastic, notification_manager), [], [])
+
+    # --- the handshake ---
+
+    def _agree(self):
+        """Compares configurations with the other ranks, once, when the first graph is traced. All ranks trace it.
+
+        In elastic training it is a part of sync, which all ranks call at once. A graph of tf.compat.v1 runs nothing while it is built.
+        """
+        wire.expect_process_set(self.process_set, reducing_process_set())
+        if not self.agreed and not _elastic() and tf.compat.v1.executing_eagerly_outside_functions():
+            with tf.init_scope(), tf.device("CPU:0"):
+                handshake.agree(self)
+
+    def describe(self, with_steps):
+        """What must be equal on all ranks, for the handshake."""
+        return [*self.compressor.settings, *saved_state.steps_to_compare(self.slots, with_steps)]
 
     # --- what the compressor tells ---
 

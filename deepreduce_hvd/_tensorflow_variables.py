@@ -20,6 +20,8 @@ from deepreduce_hvd.tensorflow import checked, operators
 
 #: the function of horovod.tensorflow that has gradients beside variables, as it is and as AutoGraph rewrites it
 _REDUCING = ("allreduce_grads", "tf__allreduce_grads")
+#: those that call compress for one gradient or for several
+_CALLING = ("allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce")
 
 
 def tensorflow_variable(parameter):
@@ -140,6 +142,16 @@ def _variable_beside(tensor):
             if not places or variables is None:
                 return None
             return variables[places[_met.number(tensor, len(places))]]
+        frame = frame.f_back
+    return None
+
+
+def reducing_process_set():
+    """The process set over which Horovod reduces what it compresses now, or None where it does not say."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _CALLING and frame.f_globals.get("__name__") == "horovod.tensorflow":
+            return frame.f_locals.get("process_set")
         frame = frame.f_back
     return None
 

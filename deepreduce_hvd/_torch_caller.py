@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 import torch
-from horovod.torch import optimizer as horovod_optimizer
+from horovod.torch import mpi_ops, optimizer as horovod_optimizer
 
 
 class Direct:
@@ -26,14 +26,16 @@ class Caller(NamedTuple):
         owner: the optimizer, or :data:`DIRECT`.
         parameter: whose gradient it is; None when the caller does not say.
         alone: whether Horovod reduces what it gets by itself; False when it may be one of several tensors in a call.
+        process_set: over which Horovod reduces; None when the caller does not say.
     """
 
     owner: object
     parameter: torch.Tensor | None
     alone: bool
+    process_set: object
 
 
-_UNKNOWN = Caller(DIRECT, None, alone=False)
+_FUNCTIONS = {mpi_ops.allreduce.__code__, mpi_ops.grouped_allreduce.__code__}
 
 
 def _code_of(*names):
@@ -47,12 +49,15 @@ _METHODS = _ALONE | _code_of("_grouped_allreduce_grad_async", "synchronize")
 
 def current():
     """The :class:`Caller` of the compression that is at work in this thread."""
-    below, frame = None, sys._getframe(1)
+    below, frame, process_set = None, sys._getframe(1), None
     while frame is not None and frame.f_code not in _METHODS:
+        if frame.f_code in _FUNCTIONS:
+            process_set = frame.f_locals["process_set"]
         below, frame = frame, frame.f_back
     if frame is None:
-        return _UNKNOWN
+        return Caller(DIRECT, None, alone=False, process_set=process_set)
     arguments = frame.f_locals
     # Before Python 3.12 a list comprehension, as in the method for groups, has a frame of its own.
     parameter = arguments["p"] if "p" in arguments else below.f_locals.get("p")
-    return Caller(arguments["self"], parameter, frame.f_code in _ALONE)
+    owner = arguments["self"]
+    return Caller(owner, parameter, frame.f_code in _ALONE, getattr(owner, "process_set", None))

@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import torch
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import _torch_caller, _torch_elastic, _torch_results as results, payload as container, state as saved_state, wire
+from deepreduce_hvd import _torch_caller, _torch_elastic, _torch_results as results, handshake, payload as container, state as saved_state, wire
 from deepreduce_hvd._torch_device import DevicePath
 from deepreduce_hvd._torch_references import Kept, Probes
 from deepreduce_hvd._torch_rounds import Apart, Plan, Round
@@ -53,6 +53,7 @@ class Session:
         _torch_elastic.register()
         self.compressor = compressor
         self.transport = HorovodTransport(compressor.process_set)
+        self.process_set = self.transport.process_set
         self.device_path = DevicePath(compressor)
         memory = compressor.memory
         keep_backup = compressor.loss_scale is not None
@@ -76,6 +77,7 @@ class Session:
         self._forget_rounds()
         self._warned = set()
         self.watcher = watch(self)
+        handshake.register(self)
 
     def progress(self):
         """How many steps it has begun."""
@@ -127,6 +129,8 @@ class Session:
             expect_keeper(self.elastic, notification_manager)
             if self.elastic is not None:
                 self.elastic.follow()
+        if not self.agreed and self.elastic is None:  # in elastic training it is a part of sync, which all ranks call at once
+            handshake.agree(self)
         self._delivered = False
         turn = self._turns[owner] = Round(self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums())
         return turn
@@ -155,6 +159,7 @@ class Session:
     @names_who_is_gone
     def compress(self, tensor):
         caller = _torch_caller.current()
+        wire.expect_process_set(self.process_set, caller.process_set)
         slot = self._slot_for(tensor, caller)
         turn = self._turn_of(caller.owner, slot)
         if slot.turn is not None:
@@ -354,8 +359,15 @@ class Session:
         self._moving = []  # exchanges that are not done
         self._delivered = True  # whether a result has been handed over since elastic training was asked
 
+    def describe(self, with_steps):
+        """What must be equal on all ranks, for the handshake."""
+        compressed = [slot for slot in self.slots.values() if not slot.dense]
+        frozen = [f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}" for slot in compressed]
+        return [*self.compressor.settings, handshake.Setting("frozen parameters", frozen), *saved_state.steps_to_compare(self.slots, with_steps)]
+
     def abandon(self):
         """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
+        handshake.forget(self)
         self._forget_rounds()
         self.transport.reset()
         self.compressor.communicator.reset()

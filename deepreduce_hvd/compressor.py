@@ -13,6 +13,7 @@ from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.handshake import Setting
 from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
 from deepreduce_hvd.sparsifiers import TopK
@@ -98,7 +99,8 @@ class Compressor:
         writer: on PyTorch, a TensorBoard ``SummaryWriter``: gets scalars every ``writer_interval`` steps.
 
     Codec, memory, communicator, bucket_bytes, dense_below, seed and the parameters' names and shapes must be equal on all ranks, and on PyTorch
-    which of them are frozen; ranks that differ are told so by InvalidArgument in the first step.
+    which of them are frozen and whether ``loss_scale`` is given. In the first step ranks compare them, before anything else travels, and
+    all raise an InvalidArgument that names what differs.
 
     Raises:
         InvalidArgument: unnamed parameters, duplicate names, a wrong type or value, stages that the communicator cannot work with.
@@ -128,6 +130,19 @@ class Compressor:
         session_module = _session_module(*named[0])
         names = [(name, tuple(parameter.shape)) for name, parameter in named]  # in order, on which buckets depend
         description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), bucket_bytes, dense_below, seed, names)
+        #: what ranks tell each other before the first exchange
+        self.settings = [
+            Setting("format version", str(container.VERSION)),
+            Setting("codec", repr(self.codec)),
+            Setting("memory", repr(self.memory)),
+            Setting("communicator", repr(self.communicator)),
+            Setting("bucket_bytes", str(bucket_bytes)),
+            Setting("dense_below", str(dense_below)),
+            Setting("seed", str(seed)),
+            Setting("loss_scale", "not given" if loss_scale is None else "given"),
+            Setting("number of parameters", str(len(names))),
+            Setting("parameters", [f"{name} {shape}" for name, shape in names]),
+        ]
         #: 32 bits that ranks compare at every step
         self.fingerprint = zlib.crc32(repr(description).encode())
         #: of this compressor in its process: a part of its collectives' names

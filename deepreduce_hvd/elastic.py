@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deepreduce_hvd import state as saved_state
+from deepreduce_hvd import handshake, state as saved_state
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 
 #: bytes of a memory that travel in one collective, whose lengths have 31 bits
@@ -138,6 +138,7 @@ class MemoryKeeper:
         """Makes up for ranks that have come or gone."""
         self._session.close_round()
         self._session.abandon()
+        handshake.agree(self._session, with_steps=False)  # steps are made equal below
         places = self._gather_places()
         agreed = places[0].complete
         if agreed:

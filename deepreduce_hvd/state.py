@@ -15,6 +15,7 @@ import math
 import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.handshake import Setting
 from deepreduce_hvd.memory.saturated import saturated_sum
 from deepreduce_hvd.settings import is_integer, is_number
 
@@ -79,6 +80,11 @@ def check_identity(what, found, fingerprint, rank, size):
             f"{found['size']}; after a change of the number of ranks give load_state_dict the list "
             "of all ranks' states"
         )
+
+
+def steps_to_compare(slots, with_steps):
+    """The step counters as what ranks compare in a handshake; nothing without ``with_steps``."""
+    return [Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])] if with_steps else []
 
 
 def _check_fingerprint(where, found, expected):

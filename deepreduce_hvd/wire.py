@@ -66,6 +66,18 @@ class Present(NamedTuple):
         return cls(len(ranks), sum(ranks) + len(ranks))
 
 
+def expect_process_set(own, of_horovod):
+    """Raises InvalidArgument unless Horovod reduces over the compressor's process set, as far as the caller says over which it does.
+
+    Ranks that do not take part in Horovod's reduction would be waited for in ours.
+    """
+    if of_horovod is not None and of_horovod.process_set_id != own.process_set_id:
+        raise InvalidArgument(
+            f"expected Horovod to sum or average over the {own.size()} ranks of the compressor's process set, got another set, "
+            f"{of_horovod}; give both the same process_set"
+        )
+
+
 def probe(rank, fingerprint, step):
     """What compress hands to Horovod's reduction, as a list of four numbers that float32 holds.
 

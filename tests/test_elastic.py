@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 
-from deepreduce_hvd import state as saved_state
+from deepreduce_hvd import handshake, state as saved_state
 from deepreduce_hvd.elastic import MemoryKeeper
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
 
@@ -43,11 +43,13 @@ class Worker:
 
     process_set = None
     fingerprint = FINGERPRINT
+    number = 0
+    agreed = True
 
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)
         self.slots = {name: Slot(size) for name, size in SIZES.items()}
-        self.session = self
+        self.session = self.compressor = self
         self.keeper = MemoryKeeper(self, Lost)
         self.model = self.saved_model = 0
 
@@ -60,7 +62,10 @@ class Worker:
         pass
 
     def abandon(self):
-        pass
+        handshake.forget(self)
+
+    def describe(self, with_steps):
+        return [handshake.Setting("model", list(self.slots)), *saved_state.steps_to_compare(self.slots, with_steps)]
 
     # training
 
@@ -288,7 +293,8 @@ def test_numbers_that_no_rank_sends(place, value):
 
     class Lying(ThreadedTransport):
         def allgather(self, array, name):
-            array.view(np.int64)[place] = value
+            if name == "deepreduce.elastic.places":
+                array.view(np.int64)[place] = value
             return super().allgather(array, name)
 
     job.form()

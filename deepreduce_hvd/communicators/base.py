@@ -17,6 +17,11 @@ class Transport:
     size = None
     rank = None
 
+    @property
+    def ranks(self):
+        """What the ranks of the group are called outside of it, in order."""
+        return list(range(self.size))
+
     def allgather(self, array, name):
         """Starts gathering every rank's (n,) uint8 array, lengths may differ; the result is their concatenation in rank order."""
         raise NotImplementedError

@@ -6,8 +6,6 @@ from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.errors import InvalidArgument
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
-#: ranks -> their process set: Horovod lets every set of ranks be added once
-_process_sets = {}
 
 
 class ProcessSetTransport(Transport):
@@ -55,12 +53,19 @@ class ProcessSetTransport(Transport):
         return self._by_host[key]
 
     def _process_set(self, ranks):
+        """The process set of these ranks: the one that Horovod has, which the user may have registered, or a new one.
+
+        Horovod itself is asked: a set that this package remembered would be void after a shutdown, and Horovod has one of any ranks.
+        """
         if ranks == list(range(self.horovod.size())):
             return self.horovod.global_process_set
-        known = _process_sets.get(tuple(ranks))
-        if known is None or known.process_set_id is None:  # Horovod was shut down since
-            known = _process_sets[tuple(ranks)] = self.horovod.add_process_set(ranks)
-        return known
+        known = self.horovod.mpi_ops._basics._get_process_set_ids_and_ranks()
+        for number, members in known.items():
+            if list(members) == ranks:
+                process_set = self.horovod.ProcessSet(ranks)
+                process_set.process_set_id = number
+                return process_set
+        return self.horovod.add_process_set(ranks)
 
     def reset(self):
         """Horovod was shut down: its process sets are no more."""

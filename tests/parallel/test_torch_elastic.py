@@ -16,6 +16,7 @@ from elastic_job import Job, come_and_go
         ("allgather", "without a commit"),
         pytest.param("allgather", "after a commit", marks=pytest.mark.slow),
         pytest.param("auto", "after a commit", marks=pytest.mark.slow),
+        pytest.param("hierarchical", "after a commit", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_come_and_go(tmp_path, communicator, removal):

@@ -81,4 +81,4 @@ def main(directory, communicator):
 
 if __name__ == "__main__":
     signal.alarm(600)  # it trains until it is told to stop: not longer than the test, should that be killed
-    main(sys.argv[1], {"allgather": dr.Allgather(), "auto": "auto"}[sys.argv[2]])
+    main(sys.argv[1], {"allgather": dr.Allgather(), "auto": "auto", "hierarchical": dr.Hierarchical(dr.Allgather(), 1)}[sys.argv[2]])

@@ -1,0 +1,104 @@
+"""What ranks must agree on, with stock Horovod and TensorFlow: configurations, process sets.
+
+Started by test_tensorflow_protocol.py under horovodrun.
+"""
+
+import sys
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from tensorflow_tools import assert_equal_everywhere, batch, compressor_of, make_step, model, run_all, variables
+
+import deepreduce_hvd as dr
+
+SAME = "expected the same compressor configuration on every rank, at the same step, got "
+
+
+def on_last(other, usual):
+    """``other`` on the last rank, ``usual`` on those before it."""
+    return other if hvd.rank() == hvd.size() - 1 else usual
+
+
+def before_last():
+    ranks = list(range(hvd.size() - 1))
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def refusal_of(expected, run):
+    """What is wrong with a step that every rank must refuse with ``expected``; no rank waits, nothing has started."""
+    try:
+        run()
+    except Exception as error:  # AutoGraph has one of its own, with the text of InvalidArgument
+        return [] if expected in str(error) else [f"expected {expected}, got {error}"]
+    return [f"went on silently, expected {expected}"]
+
+
+def scenario_ranks_that_differ_are_told_in_what(directory):
+    """Eagerly and in a function, with gradients that some ranks compress and others do not, and communicators that measure first."""
+    found = []
+    last = f" on rank {hvd.size() - 1}"
+    for name, other, usual in (
+        ("dense_below", 50, 300), ("dense_below", 1 << 20, 0), ("seed", 1, 0), ("codec", dr.Codec(dr.TopK(0.02)), dr.Codec(dr.TopK(0.05))),
+        ("communicator", dr.Auto(), dr.Allgather()), ("communicator", dr.Allgather(), dr.Hierarchical(dr.Allgather(), 1)),
+        ("communicator", dr.Auto(), dr.Hierarchical(dr.Allgather(), 1)),
+    ):  # fmt: skip
+        for wrap in (tf.function, lambda function: function):
+            named = model()
+            step = wrap(make_step(named, compressor_of(named, **{name: on_last(other, usual)})))
+            found += refusal_of(f"{SAME}{name}={usual} on {before_last()} and {other}{last}", lambda step=step: step(batch(0)))
+    slices = tf.IndexedSlices(tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64))
+    table = tf.Variable(tf.ones([1000, 16]))
+    compressor = dr.Compressor(parameters=[("table", table)], dense_below=on_last(0, 1 << 20))
+    reduce = lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)  # noqa: E731
+    found += refusal_of(f"{SAME}dense_below={1 << 20} on {before_last()} and 0{last}", reduce)
+    assert not found, "\n".join(found)
+
+
+def scenario_a_state_that_one_rank_has_loaded(directory):
+    named = model()
+    compressor = compressor_of(named)
+    make_step(named, compressor)(batch(0))
+    state = compressor.state_dict()
+    named = model()
+    compressor = compressor_of(named)
+    if hvd.rank() < hvd.size() - 1:
+        compressor.load_state_dict(state)
+    expected = f"{SAME}steps, number 0=kernel0 at step 1 on {before_last()} and kernel0 at step 0 on rank {hvd.size() - 1}"
+    found = refusal_of(expected, lambda: make_step(named, compressor)(batch(0)))
+    assert not found, found
+
+
+def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
+    """Ranks that are not in Horovod's set are not waited for."""
+    some = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
+    expected = f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's process set, got another set"
+    named = model()
+    compressor = compressor_of(named)
+    found = []
+    if some.included():
+        gradient = tf.ones_like(named[0][1])
+        calls = [
+            lambda: hvd.allreduce(gradient, compression=compressor, process_set=some),
+            lambda: hvd.grouped_allreduce([gradient], compression=compressor, process_set=some),
+        ]
+        if hvd.size() > 2:  # a tape does nothing with one rank
+            calls.append(lambda: make_step(named, compressor, process_set=some)(batch(0)))
+        for call in calls:
+            found += refusal_of(expected, call)
+    hvd.allreduce(tf.zeros([1]), name="process sets")
+    hvd.remove_process_set(some)
+    assert not found, found
+
+
+def scenario_process_sets_that_are_there_already(directory):
+    """Hierarchical uses those that the user has registered, and finds its own of another compressor."""
+    hvd.add_process_set([1])
+    for turn in range(2):
+        named = model()
+        make_step(named, compressor_of(named, communicator=dr.Hierarchical(dr.Allgather(), 1)))(batch(0))
+        assert_equal_everywhere(variables(named), f"sets {turn}")
+
+
+if __name__ == "__main__":
+    hvd.init()
+    run_all(globals(), sys.argv[1])

@@ -1,0 +1,187 @@
+"""What ranks must agree on, with stock Horovod and PyTorch: configurations, process sets, who takes part.
+
+Started by test_torch_protocol.py under horovodrun.
+"""
+
+import sys
+
+import horovod.torch as hvd
+import torch
+from torch_gradients import expect, named, reporting
+from torch_tools import assert_equal_everywhere, backward, distributed, model, run_all
+
+import deepreduce_hvd as dr
+
+SAME = "expected the same compressor configuration on every rank, at the same step, got "
+
+
+def on_last(other, usual):
+    """``other`` on the last rank, ``usual`` on those before it."""
+    return other if hvd.rank() == hvd.size() - 1 else usual
+
+
+def before_last():
+    ranks = list(range(hvd.size() - 1))
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def expect_refusal(what, expected, run):
+    """Every rank must be told ``expected``, in the first step, and go on to the next scenario: no rank waits, nothing has started."""
+    try:
+        run()
+        expect(False, what, "went on silently")
+    except dr.InvalidArgument as error:
+        expect(expected in str(error), what, "got:", error)
+    hvd.barrier()
+
+
+def one_step(network, **options):
+    optimizer, compressor = distributed(network, options.pop("codec", None), options.pop("memory", None), compressor_options=options)
+    backward(network, 0)
+    optimizer.step()
+    return compressor
+
+
+# --- configurations ---
+
+
+def scenario_ranks_that_differ_are_told_in_what(directory):
+    """Each setting by itself. Communicators that measure, or make process sets, before their first exchange do so after the comparison."""
+    last = f" on rank {hvd.size() - 1}"
+
+    def told(name, other, usual, shown_other=None, shown_usual=None, run=None, **options):
+        expected = f"{SAME}{name}={shown_usual or usual} on {before_last()} and {shown_other or other}{last}"
+        expect_refusal(name, expected, run or (lambda: one_step(model(), **options, **{name: on_last(other, usual)})))
+
+    told("dense_below", 50, 300)
+    told("dense_below", 1 << 20, 0)  # on one rank all are dense
+    told("bucket_bytes", 0, 1 << 20)
+    told("seed", 1, 0)
+    told("codec", dr.Codec(dr.TopK(0.02)), dr.Codec(dr.TopK(0.05)))
+    told("memory", dr.NoMemory(), dr.Residual())
+    told("loss_scale", lambda: 1.0, None, "given", "not given")
+    for other in (dr.Auto(), dr.Hierarchical(dr.Allgather(), 1), dr.CLTK(), dr.GTopK()):
+        for usual in (dr.Allgather(), dr.SplitAllgather()):
+            told("communicator", other, usual)
+            told("communicator", usual, other)
+
+
+def scenario_ranks_with_other_parameters_are_told_which(directory):
+    """Number, order, names and shapes; which are frozen; steps of a state that one rank has loaded."""
+    def parameters(*entries):
+        return lambda: dr.Compressor(parameters=entries, dense_below=0).compress(entries[0][1].grad)
+
+    def parameter(*shape):
+        made = torch.nn.Parameter(torch.ones(shape))
+        made.grad = torch.ones(shape)
+        return made
+
+    a, b, other = ("a", parameter(30, 4)), ("b", parameter(4, 30)), ("b", parameter(4, 31))
+    at = f"{SAME}parameters, number "
+    last = f"rank {hvd.size() - 1}"
+    expect_refusal("number", f"{SAME}number of parameters=2 on {before_last()} and 1 on {last}", parameters(*on_last([a], [a, b])))
+    expect_refusal("order", f"{at}0=a (30, 4) on {before_last()} and b (4, 30) on {last}", parameters(*on_last([b, a], [a, b])))
+    expect_refusal("name", f"{at}1=b (4, 30) on {before_last()} and c (4, 30) on {last}", parameters(a, on_last(("c", b[1]), b)))
+    expect_refusal("shape", f"{at}1=b (4, 30) on {before_last()} and b (4, 31) on {last}", parameters(a, on_last(other, b)))
+
+    network = model()
+    network[on_last(2, 0)].weight.requires_grad_(False)
+    expected = f"{SAME}frozen parameters, number 0=0.weight frozen on {before_last()} and 0.weight trained on {last}"
+    expect_refusal("frozen", expected, lambda: one_step(network))
+
+    network = model()
+    state = one_step(model()).state_dict()
+    optimizer, compressor = distributed(network)
+    if hvd.rank() < hvd.size() - 1:
+        compressor.load_state_dict(state)
+    backward_and_step = lambda: (backward(network, 0), optimizer.step())  # noqa: E731
+    expected = f"{SAME}steps, number 0=0.weight at step 1 on {before_last()} and 0.weight at step 0 on {last}"
+    expect_refusal("steps", expected, backward_and_step)
+
+
+def scenario_ranks_compare_once(directory):
+    """In the first step; and again when ranks may have changed."""
+    network = model()
+    optimizer, compressor = distributed(network)
+    transport = compressor.session.transport
+    names, started = [], transport.allgather
+
+    def noting(array, name):
+        names.append(name)
+        return started(array, name)
+
+    transport.allgather = noting
+    for step in range(4):
+        if step == 2:
+            compressor.session.abandon()
+        optimizer.zero_grad()
+        backward(network, step)
+        optimizer.step()
+        handshakes = [name for name in names if "handshake" in name]
+        expect(len(handshakes) == (1 if step < 2 else 2) and "handshake" in names[0], step, names)
+    assert_equal_everywhere(network.named_parameters(), "compare once")
+
+
+def scenario_compressors_may_take_turns_in_any_order(directory):
+    """In the first backward pass too: each rank begins with another one."""
+    networks = [named(first=(40, 30)), named(second=(30, 30))]
+    optimizers = [distributed(network)[0] for network in networks]
+    for step in range(2):
+        for number in range(2):
+            next(networks[(number + hvd.rank()) % 2].parameters()).sum().backward()
+        for network, optimizer in zip(networks, optimizers):
+            optimizer.step()
+            optimizer.zero_grad()
+            assert_equal_everywhere(network.named_parameters(), f"turns {step}")
+
+
+def scenario_a_compressor_that_one_rank_lacks(directory):
+    """The others would wait for messages by the names of another compressor."""
+    if hvd.rank() == 0:
+        kept = dr.Compressor(parameters=model().named_parameters())
+    expect_refusal("more on rank 0", "make the same compressors in the same order on every rank", lambda: one_step(model()))
+    if hvd.rank() > 0:  # numbers are as before on all ranks
+        kept = dr.Compressor(parameters=model().named_parameters())
+    del kept
+
+
+def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
+    """Ranks that are not in Horovod's set are not waited for; neither by an optimizer nor by hvd.allreduce."""
+    some = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
+    expected = f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's process set, got another set"
+    network = model()
+    named = list(network.named_parameters())
+    compressor = dr.Compressor(parameters=named, dense_below=50)
+    if some.included():
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor, process_set=some)
+        for call in (lambda: backward(network, 0), lambda: hvd.allreduce(named[0][1].grad, compression=compressor, process_set=some)):
+            try:
+                call()
+                expect(False, "went on silently")
+            except dr.InvalidArgument as error:
+                expect(expected in str(error), error)
+    hvd.barrier()
+    hvd.remove_process_set(some)
+
+
+# --- process sets ---
+
+
+def scenario_process_sets_that_are_there_already(directory):
+    """Hierarchical uses those that the user has registered, and finds its own of another compressor, and new ones of a removed one."""
+    mine = hvd.add_process_set([1])
+    for turn in range(3):
+        network = model()
+        optimizer, _ = distributed(network, compressor_options={"communicator": dr.Hierarchical(dr.Allgather(), 1)})
+        backward(network, 0)
+        optimizer.step()
+        assert_equal_everywhere(network.named_parameters(), f"sets {turn}")
+        if turn == 1:
+            hvd.remove_process_set(mine)
+
+
+if __name__ == "__main__":
+    hvd.init()
+    torch.set_num_threads(1)
+    run_all({name: reporting(value) for name, value in globals().items() if name.startswith("scenario_")}, sys.argv[1])
