@@ -31,7 +31,7 @@ codecs = [dr.Codec(dr.TopK(0.5), index=dr.Rice(), value=dr.QSGD(bits=4)), dr.Cod
 payload = library.deepreduce_encode(tf.constant([1.0, -5.0, 2.0]), table(codecs[0]), [0] * 4, [], [])
 found = {name: {kernel.device_type: [sorted(kernel.host_memory_arg), [str(one.name) for one in kernel.constraint]]
                 for kernel in kernels.get_registered_kernels_for_op(name).kernel}
-         for name in ("DeepreduceEncode", "DeepreduceDecodeSum", "DeepreduceScale", "DeepreduceEncodeSlices")}
+         for name in ("DeepreduceEncode", "DeepreduceDecodeSum", "DeepreduceProbe", "DeepreduceScale", "DeepreduceEncodeSlices")}
 print(json.dumps({
     "kernels": found, "supports": [supports(table(codec).ctypes.data_as(ctypes.POINTER(ctypes.c_double))) for codec in codecs],
     "sum": library.deepreduce_decode_sum(payload, np.float64(1), [3], 1, [], [], [], [], T=tf.float32).numpy().tolist(),
