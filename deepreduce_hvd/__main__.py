@@ -63,10 +63,17 @@ def _check_framework(report, name, module, distributions, adapter, switch):
         report.absent(name, "not installed")
         return False
     try:
-        importlib.import_module(adapter)
+        loaded = importlib.import_module(adapter)
     except Exception as error:
         report.problem(name, f"{version}: {type(error).__name__}: {error}", f"install deepreduce_hvd again with {switch}=1")
         return False
+    if getattr(loaded, "WHY_NO_OPERATORS", None) is not None:
+        report.problem(
+            name,
+            f"{version}: works on the host, without operators: {loaded.WHY_NO_OPERATORS}",
+            f"for operators: {switch}=1 pip install --force-reinstall --no-deps PATH_TO_THE_SOURCES",
+        )
+        return True
     report.good(name, f"{version}, operators loaded")
     return True
 

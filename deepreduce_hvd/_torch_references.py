@@ -9,10 +9,17 @@ another C++ reference at that moment. References from Python do not count, and H
 import torch
 from horovod.torch import mpi_ops
 
-from deepreduce_hvd import torch as operators  # noqa: F401  # loads torch.classes.deepreduce
+from deepreduce_hvd import torch as operators
 
 _in_flight = set()
 _handles = None
+
+
+def _references(tensors):
+    """An object with C++ references to tensors."""
+    if operators.WHY_NO_OPERATORS is None:
+        return torch.classes.deepreduce.References(tensors)
+    return torch.jit.script(tensors)  # a ScriptList, which takes some ten times longer
 
 
 class Kept:
@@ -23,7 +30,7 @@ class Kept:
 
     def __init__(self, *tensors):
         self.tensors = tensors
-        self._references = torch.classes.deepreduce.References(list(tensors))
+        self._references = _references(list(tensors))
 
     def hold(self):
         global _handles

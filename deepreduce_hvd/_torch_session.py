@@ -21,7 +21,7 @@ from deepreduce_hvd.communicators.job import Member, payload_of_nothing
 from deepreduce_hvd.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.statistics import totals
-from deepreduce_hvd.torch import encode_flat
+from deepreduce_hvd.torch import WHY_NO_OPERATORS, encode_flat
 
 _GRACE_SECONDS = 1.0
 #: PyTorch's types of gradients -> their codes in docs/format.md
@@ -76,6 +76,8 @@ class Session:
         self._rounds = 0
         self._forget_rounds()
         self._warned = set()
+        if WHY_NO_OPERATORS is not None:
+            self._warn_once("operators", f"gradients take the slower way through NumPy: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}")
         self.watcher = watch(self)
         handshake.register(self)
 

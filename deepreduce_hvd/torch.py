@@ -2,6 +2,9 @@
 
 ``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for tracing. Built with CUDA it works on tensors of
 the device, and has start_encode_ and start_decode_sum_, which do not wait, cuda_supports and raise_failure besides (docs/gpu.md).
+
+An installation without operators for the PyTorch that is there uses the core's binding for NumPy instead. Payloads and
+results are the same, bit for bit; only tensors of a GPU and ``torch.compile`` need the operators.
 """
 
 import pathlib
@@ -14,38 +17,50 @@ from deepreduce_hvd import backends, codec as neutral, errors, payload as contai
 
 
 def _load_operators():
+    """Load the operators for this PyTorch; return None, or why there are none."""
     directory = pathlib.Path(__file__).parent
-    library = backends.operator_library(directory, "_torch_ops", "PyTorch", torch.__version__)
+    try:
+        library = backends.operator_library(directory, "_torch_ops", "PyTorch", torch.__version__)
+    except errors.NativeMissing as error:
+        return str(error)
     torch.ops.load_library(str(library))
+    return None
 
 
-_load_operators()
-
+#: why this installation has no operators for this PyTorch; None when it has
+WHY_NO_OPERATORS = _load_operators()
 #: whether this installation has the operators for CUDA devices
-HAS_CUDA_OPERATORS = hasattr(torch.ops.deepreduce, "start_decode_sum_")
+HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, "start_decode_sum_")
 
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _STATUS = re.compile(r"deepreduce status (\d+): (.*)")
 _ERRORS = {1: errors.CorruptPayload, 2: errors.InvalidArgument, 3: errors.UnknownCodec, 4: MemoryError, 5: RuntimeError}
 
 
-@torch.library.register_fake("deepreduce::encode")
+def _fake_of(name):
+    """Register a function as what an operator does to shapes, where there are operators."""
+    if WHY_NO_OPERATORS is None:
+        return torch.library.register_fake(f"deepreduce::{name}")
+    return lambda function: function
+
+
+@_fake_of("encode")
 def _encode_fake(gradient, residual, velocity, threshold, codec, seed, step, tensor, rank):
     size = torch.library.get_ctx().new_dynamic_size(min=container.HEADER.size)
     return gradient.new_empty([size], dtype=torch.uint8)
 
 
-@torch.library.register_fake("deepreduce::decode_sum_")
+@_fake_of("decode_sum_")
 def _decode_sum_fake(out, payloads, scale, codec=None):
     return None
 
 
-@torch.library.register_fake("deepreduce::decode")
+@_fake_of("decode")
 def _decode_fake(payload, d):
     return payload.new_empty([d], dtype=torch.float32)
 
 
-@torch.library.register_fake("deepreduce::decode_sparse")
+@_fake_of("decode_sparse")
 def _decode_sparse_fake(payloads, d, scale):
     size = torch.library.get_ctx().new_dynamic_size(min=0)
     values = torch.empty([size], dtype=torch.float32, device="cpu" if not payloads else payloads[0].device)
@@ -68,7 +83,7 @@ def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, r
 
     All of them are on the host or, with the operators for it and a codec that is :meth:`Codec.is_native`, on one CUDA device.
     """
-    if codec.is_native(memory):
+    if WHY_NO_OPERATORS is None and codec.is_native(memory):
         padded = (*state, *[None] * (2 - len(state)))
         return checked(
             torch.ops.deepreduce.encode, gradient, *padded, threshold, codec.fields(memory, step), seed, step, tensor, rank
@@ -76,17 +91,20 @@ def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, r
     dtype = _DTYPES.get(gradient.dtype)
     if dtype is None:
         raise errors.InvalidArgument(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
-    array = gradient.float().numpy() if dtype == 2 else gradient.numpy()
+    array = gradient.view(torch.int16).numpy() if dtype == 2 else gradient.numpy()
     arrays = tuple(part.detach().numpy() for part in state)
-    data, _ = neutral.encode_numpy(
-        codec, memory, array, arrays, 0.0, seed, step, tensor, rank, dtype=dtype
+    hint = 0.0 if threshold is None else float(threshold)
+    data, hint = neutral.encode_numpy(
+        codec, memory, array, arrays, hint, seed, step, tensor, rank, dtype=dtype
     )
+    if threshold is not None:
+        threshold.fill_(hint)
     return torch.from_numpy(data)
 
 
 def decode_sum_flat(payloads, out, scale):
     """``out`` (d,) contiguous float32 CPU tensor += ``scale`` * each payload."""
-    if neutral.all_native([data.numpy() for data in payloads]):
+    if WHY_NO_OPERATORS is None and neutral.all_native([data.numpy() for data in payloads]):
         checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
     else:
         neutral.decode_sum_numpy([data.numpy() for data in payloads], out.numpy(), scale)

@@ -105,16 +105,14 @@ def test_operators_trace():
     assert torch.equal(residual + eager, values)
 
 
-def test_operators_of_another_pytorch_are_refused_by_version(monkeypatch, tmp_path):
+def test_operators_of_another_pytorch_are_not_loaded(monkeypatch, tmp_path):
     monkeypatch.setattr(deepreduce_hvd.torch, "__file__", str(tmp_path / "torch.py"))
-    with pytest.raises(dr.NativeMissing, match="PyTorch operators for version .*, got those for none"):
-        deepreduce_hvd.torch._load_operators()
+    assert "PyTorch operators for version" in deepreduce_hvd.torch._load_operators()
+    assert "got those for none" in deepreduce_hvd.torch._load_operators()
     for built_for in ("2.12.0+cu130", "2.9.1"):
         (tmp_path / f"_torch_ops-{built_for}.so").touch()
     (tmp_path / "_torch_ops.so").touch()  # of a package from before names had versions
-    with pytest.raises(dr.NativeMissing) as refused:
-        deepreduce_hvd.torch._load_operators()
-    assert str(refused.value) == (
+    assert deepreduce_hvd.torch._load_operators() == (
         f"deepreduce_hvd: expected the PyTorch operators for version {torch.__version__}, got those for 2.12.0+cu130, "
         "2.9.1; install the package again with this PyTorch present and DEEPREDUCE_WITH_PYTORCH=1"
     )
