@@ -14,13 +14,13 @@ from tensorflow.python.eager import execute
 
 from deepreduce_hvd.watch import Wait, frames_of, watcher
 
-_RUNS_GRAPH = execute.quick_execute.__code__
+_RUNS_GRAPH = {execute.quick_execute.__code__, execute.execute_with_cancellation.__code__}
 _DECORATION = re.compile(r"^(__inference_|__forward_)+|(_\d+)+$")
 
 
 def find_wait(frame):
     """The :class:`Wait` that a thread is in, or None. The frame is the key: it is another one in the next call."""
-    if frame.f_code is _RUNS_GRAPH:
+    if frame.f_code in _RUNS_GRAPH:
         return Wait(frame, functools.partial(_describe, frame))
     for one in frames_of(frame):
         if one.f_globals.get("__name__", "").startswith("horovod.tensorflow"):

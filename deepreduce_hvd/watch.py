@@ -138,7 +138,7 @@ class Watcher:
             if step == self._failed_at:
                 return
             self._failed_at = None
-        wait, frame = self._find()
+        wait, frames = self._find()
         key = ("elsewhere", step) if wait is None else (wait.key, step)
         if self._key is None or key != self._key:
             self._begin(key, now)
@@ -146,7 +146,7 @@ class Watcher:
         seconds = now - self._since
         if seconds < self._next_note:
             return
-        place = place_of(frame, self._hidden)
+        place = next(filter(None, (place_of(frame, self._hidden) for frame in frames)), "")
         note = Note("elsewhere", step, "", place, seconds) if wait is None else Note("waits", step, wait.describe(), place, seconds)
         with self._writes:
             if self._board is not None and self._failed_at is None:
@@ -175,15 +175,16 @@ class Watcher:
         self._next_note, self._next_message = self._limit * _NOTE_PART, self._limit
 
     def _find(self):
-        """(the wait that a thread of this process is in or None, its frame or else the main thread's)."""
+        """(the wait that a thread of this process is in or None, that thread's frame and the main thread's)."""
         frames = sys._current_frames()
         frames.pop(threading.get_ident(), None)
+        main = frames.get(threading.main_thread().ident)
         for find in (exchange_in, self._find_wait):
             for frame in frames.values():
                 wait = find(frame)
                 if wait is not None:
-                    return wait, frame
-        return None, frames.get(threading.main_thread().ident)
+                    return wait, (frame, main)
+        return None, (main,)
 
     def _message(self, own):
         text = f"rank {self._rank} has waited {own.seconds:.0f} s for {own.what}"

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -94,9 +95,12 @@ def come_and_go(job, removal):
             (job.directory / "no_commits").unlink()
         steps.append(job.wait_for(1))
         status = job.end()
-        assert status == 0, job.output()[-6000:]
+        said = job.output()
+        assert status == 0, said[-6000:]
     finally:
         job.close()
+    named = re.search(r"expected all of 3 ranks to go on, got no sign of life from rank \d within", said)
+    assert named, f"expected survivors to name the killed rank, they said:\n{said[-6000:]}"
     assert steps == sorted(steps), "expected training to go on from the last commit"
     starts = [json.loads(line) for line in (job.directory / "starts").read_text().splitlines()]
     assert list(dict.fromkeys(start["size"] for start in starts)) == [3, 2, 1]

@@ -13,7 +13,7 @@ _LAST = r"expected all of \d ranks to go on, got rank {last} last heard of elsew
 _WAITS = {
     TORCH: r"has waited \d+ s for (the gradient of|the exchange deepreduce\.0\.) .*, at .*torch_misfortunes\.py:\d+ in main, in step 7",
     TENSORFLOW: r"has waited \d+ s for the TensorFlow function train_step, at .*tensorflow_misfortunes\.py:\d+ in main, in step",
-    IN_ROUNDS: r"has waited \d+ s for the exchange deepreduce\.0\.\w+\.\d of weight:0",
+    IN_ROUNDS: r"has waited \d+ s for (the exchange deepreduce\.0\.|the TensorFlow function train_step)",
 }
 
 

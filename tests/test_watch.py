@@ -1,0 +1,186 @@
+"""The watch on long waits, with a stand-in for Horovod; tests/parallel/test_hung_peer.py has the real one."""
+
+import atexit
+import logging
+import math
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from deepreduce_hvd import Codec, NoMemory, NoneSparsifier
+from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.communicators.base import Transport
+from deepreduce_hvd.communicators.exchange import Exchange
+from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd.peers import Board, Note
+from deepreduce_hvd.watch import Watcher, _limits, exchange_in
+
+http_server = pytest.importorskip("horovod.runner.http.http_server")
+
+
+class Silence(Transport):
+    """Two ranks, of which the other never sends, until it is told to."""
+
+    size, rank = 2, 0
+
+    def __init__(self):
+        self.over = threading.Event()
+
+    def allgather(self, array, name):
+        return array
+
+    def test(self, handle):
+        return self.over.is_set()
+
+    def wait(self, handle):
+        return np.concatenate([handle, handle])
+
+
+class Horovod:
+    """Rank 0 of three."""
+
+    __name__ = "horovod"
+
+    def __init__(self):
+        self.is_shut_down = threading.Event()
+
+    def is_initialized(self):
+        return not self.is_shut_down.is_set()
+
+    def rank(self):
+        return 0
+
+    def size(self):
+        return 3
+
+    def shutdown(self):
+        self.is_shut_down.set()
+
+
+class Session:
+    def progress(self):
+        return 7
+
+
+@pytest.fixture
+def board(monkeypatch):
+    server = http_server.RendezvousServer(0)
+    port = server.start()
+    server.init([])
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(port))
+    yield Board("127.0.0.1", port)
+    server.stop()
+
+
+@pytest.fixture
+def exchange():
+    """One that waits, in a thread."""
+    transport = Silence()
+    members = [Member(f"layer{number}", np.ones(8, np.float32), ()) for number in range(5)]
+    one = Exchange(Allgather(), Job(Codec(NoneSparsifier()), NoMemory(), members), transport, "deepreduce.0.layer0")
+    thread = threading.Thread(target=one.wait)
+    thread.start()
+    yield one
+    transport.over.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def start(session, is_failure=lambda error: False):
+    watcher = Watcher(Horovod(), np, lambda frame: None, is_failure)
+    atexit.unregister(watcher._at_exit)
+    watcher.add(session)
+    return watcher
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(board, exchange, caplog, monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.9")
+    board.put(1, Note("elsewhere", 6, "", "data.py:3 in load", 0.3))
+    session = Session()
+    with caplog.at_level(logging.WARNING, "deepreduce_hvd"):
+        watcher = start(session)
+        assert watcher._horovod.is_shut_down.wait(30)
+        watcher._stop.set()
+        watcher._thread.join(30)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0].startswith("deepreduce_hvd: rank 0 has waited 0 s for the exchange deepreduce.0.layer0.1 of layer0, layer1, layer2 and 2 more, at ")
+    assert "test_watch.py" in said[0]
+    assert "in step 7. Nothing is heard of rank 2: gone, stopped, cut off, or there for less than" in said[0]
+    assert "Rank 1 is elsewhere at data.py:3 in load in step 6, for 0 s" in said[0]
+    assert said[-1].endswith("Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for")
+    note = board.get(0)
+    assert note.state == "waits"
+    assert note.what.startswith("the exchange deepreduce.0.layer0.1")
+
+
+def test_a_program_that_stays_elsewhere_leaves_a_note_and_says_nothing(board, caplog, monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
+    session = Session()
+    watcher = start(session)
+    until(lambda: board.get(0) is not None)
+    note = board.get(0)
+    assert note.state == "elsewhere"
+    assert note.step == 7
+    assert not caplog.records
+    session.progress = lambda: 8
+    until(lambda: board.get(0) is None or board.get(0).step == 8)
+    watcher._stop.set()
+    watcher._thread.join(30)
+
+
+def test_after_a_failure_the_note_says_so(board, monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
+    session = Session()
+    watcher = start(session)
+    until(lambda: board.get(0) is not None)
+    board.put(1, Note("failed", 7))
+    assert watcher.explain(grace=0.3).startswith("expected all of 3 ranks to go on, got no sign of life from rank 2")
+    assert watcher.explain(grace=0.3) == "", "expected it to be said once"
+    time.sleep(0.5)
+    assert board.get(0) == Note("failed", 7)
+    watcher._stop.set()
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a bad batch")])
+def test_the_end_leaves_a_note(board, monkeypatch, error):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    session = Session()
+    watcher = start(session)
+    monkeypatch.setattr(sys, "last_value", error, raising=False)
+    watcher._at_exit()
+    assert board.get(0) == Note("ended", 7, "" if error is None else "ValueError: a bad batch")
+
+
+def test_a_child_process_leaves_no_note(board, monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    watcher = start(Session())
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    watcher._at_exit()
+    assert board.get(0) is None
+
+
+def test_what_does_not_wait_is_no_wait():
+    assert exchange_in(sys._getframe()) is None
+
+
+@pytest.mark.parametrize(
+    ("check", "end", "expected"),
+    [("0", "", (60, math.inf)), ("x", "y", (60, math.inf)), ("5", "4", (5, math.inf)), ("5", "9", (5, 9))],
+)
+def test_limits_are_horovods(monkeypatch, check, end, expected):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", check)
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", end)
+    assert _limits() == expected
