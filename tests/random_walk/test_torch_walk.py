@@ -1,0 +1,28 @@
+"""Random programs on stock Horovod and PyTorch, against an oracle that knows all ranks."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
+
+from launch import horovodrun
+
+WALK = Path(__file__).with_name("torch_walk.py")
+#: what is shown of a walk that failed: the programs of its seeds
+_SHOWN = 20_000
+
+
+@pytest.mark.parametrize(
+    ("processes", "seeds"),
+    [
+        (2, "0-7"),
+        pytest.param(2, "8-127", marks=pytest.mark.slow),
+        pytest.param(3, "1000-1079", marks=pytest.mark.slow),
+    ],
+)
+def test_random_programs_come_to_what_the_oracle_says(processes, seeds):
+    finished = horovodrun(processes, WALK, "--seeds", seeds, timeout=600)
+    assert finished.returncode == 0, finished.stdout[-_SHOWN:]
+    assert f"seeds on {processes} ranks" in finished.stdout

@@ -1,0 +1,171 @@
+"""What a random program for PyTorch is: a model, its optimizers and compressors, and its steps."""
+
+import dataclasses
+
+import torch
+
+import deepreduce_hvd as dr
+
+
+@dataclasses.dataclass
+class Parameter:
+    """One parameter.
+
+    Attributes:
+        kind: dense, channels_last, transposed (its memory is), or embedding, whose gradient is
+            sparse.
+        frozen: from the start.
+        tied: used twice in the loss.
+        style: how its gradients are distributed.
+        magnitude: of its gradients.
+    """
+
+    name: str
+    shape: tuple
+    dtype: torch.dtype = torch.float32
+    kind: str = "dense"
+    frozen: bool = False
+    tied: bool = False
+    style: str = "normal"
+    magnitude: float = 1.0
+
+    @property
+    def elements(self):
+        return torch.Size(self.shape).numel()
+
+
+@dataclasses.dataclass
+class CompressorSettings:
+    """What a compressor is made with; ``ranks`` are those of its process set, None for all."""
+
+    codec: dr.Codec
+    memory: object
+    communicator: object
+    bucket_bytes: int
+    dense_below: int
+    seed: int
+    loss_scale: bool
+    ranks: tuple | None
+
+    @property
+    def scheme(self):
+        """The communicator, or the one that Hierarchical uses across hosts."""
+        hierarchical = isinstance(self.communicator, dr.Hierarchical)
+        return self.communicator.across if hierarchical else self.communicator
+
+
+@dataclasses.dataclass
+class Part:
+    """Parameters with an optimizer of their own.
+
+    Attributes:
+        compressor: number of its compressor.
+        optimizer: sgd, momentum or adam.
+        by_hand: reduced by hvd.allreduce(..., compression=) or hvd.grouped_allreduce, without
+            Horovod's optimizer.
+        passes: backward_passes_per_step.
+        groups: None, a number, or "lists".
+        clip: the norm to which gradients are clipped, or None.
+        zero: whether gradients are set to None ("none") or to zeros before a step.
+        plain_step: whether step() synchronizes by itself.
+        unknown: whether its first parameter was not given to the compressor.
+    """
+
+    name: str
+    parameters: list
+    compressor: int
+    optimizer: str
+    by_hand: bool
+    passes: int
+    op: str
+    predivide: float
+    groups: object
+    sparse_as_dense: bool
+    clip: float | None
+    zero: str
+    plain_step: bool
+    unknown: bool = False
+
+
+@dataclasses.dataclass
+class Step:
+    """One step of all parts.
+
+    Attributes:
+        scale: the loss scale.
+        frozen: names of parameters that are frozen now.
+        unused: {(name, pass): ranks that do not use it}.
+        events: ("backward", ((part, pass), ...)) or ("finish", part), in order.
+        poison: (name, ranks, value), or None: one element of their gradients becomes that value.
+        direct: names of parameters whose gradients, as they are after the step, hvd.allreduce
+            reduces once more.
+        look: whether memories are compared after the step.
+        checkpoint: None, save, load, load_now, load_list, load_other_size or restart.
+    """
+
+    scale: float
+    frozen: frozenset
+    unused: dict
+    events: list
+    poison: tuple | None
+    direct: tuple
+    look: bool
+    checkpoint: str | None
+
+
+@dataclasses.dataclass
+class Program:
+    """A whole program; ``refused`` is what :func:`refusal` says of it."""
+
+    seed: int
+    size: int
+    compressors: list
+    parts: list
+    steps: list
+    refused: str | None = None
+
+    def ranks_of(self, part):
+        """The ranks that train a part."""
+        ranks = self.compressors[part.compressor].ranks
+        return tuple(range(self.size)) if ranks is None else ranks
+
+    def parts_of(self, number):
+        """The parts of a compressor."""
+        return [part for part in self.parts if part.compressor == number]
+
+    def __str__(self):
+        lines = [f"seed {self.seed} on {self.size} ranks, refused: {self.refused}"]
+        lines += [f"  compressor {number}: {one}" for number, one in enumerate(self.compressors)]
+        for part in self.parts:
+            fields = {name: value for name, value in vars(part).items() if name != "parameters"}
+            lines.append(f"  part {fields}")
+            lines += [f"    {parameter}" for parameter in part.parameters]
+        lines += [f"  step {number}: {step}" for number, step in enumerate(self.steps)]
+        return "\n".join(lines)
+
+
+def refusal(program):
+    """A regular expression for the InvalidArgument that a program must end with, or None.
+
+    This is the one place that says what is refused.
+    """
+    for settings in program.compressors:
+        sparsifier = settings.codec.sparsifier
+        if isinstance(settings.scheme, dr.GTopK) and isinstance(sparsifier, dr.Threshold):
+            return "GTopK: expected a sparsifier with a fixed k"
+        shared = isinstance(settings.scheme, dr.SharedRandomK)
+        if shared and not isinstance(sparsifier, (dr.RandomK, dr.NoneSparsifier)):
+            return "SharedRandomK: expected the sparsifier RandomK"
+    for part in program.parts:
+        settings = program.compressors[part.compressor]
+        if part.unknown:
+            return "expected the gradient of one of the"
+        if part.groups is not None and any(one.kind == "embedding" for one in part.parameters):
+            return "expected a dense gradient, got a sparse one"
+        trained = [one for one in part.parameters if not one.frozen]
+        compressed = any(one.elements >= settings.dense_below for one in trained)
+        hierarchical = isinstance(settings.communicator, dr.Hierarchical)
+        partial = len(program.ranks_of(part)) < program.size
+        if hierarchical and partial and compressed:
+            return "Hierarchical: expected a compressor of all ranks"
+    return None

@@ -1,0 +1,172 @@
+"""What a user makes on one rank, and does with it: parameters, compressors, optimizers."""
+
+import horovod.torch as hvd
+import torch
+from horovod.common import process_sets
+from torch_model import make_parameter
+
+import deepreduce_hvd as dr
+
+
+def process_set_of(ranks, known):
+    """The process set of these ranks, kept in ``known``: Horovod lets a set be added once."""
+    if ranks is None:
+        return hvd.global_process_set
+    if ranks not in known:
+        present = process_sets._basics._get_process_set_ids_and_ranks()
+        numbers = [number for number, members in present.items() if tuple(members) == ranks]
+        if numbers:
+            known[ranks] = hvd.ProcessSet(list(ranks))
+            known[ranks].process_set_id = numbers[0]
+        else:
+            known[ranks] = hvd.add_process_set(list(ranks))
+    return known[ranks]
+
+
+def make_optimizer(part, weights):
+    """PyTorch's optimizer of a part, over ``weights`` by name."""
+    parameters = [weights[one.name] for one in part.parameters]
+    if part.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=0.01, eps=1e-3)
+    momentum = 0.9 if part.optimizer == "momentum" else 0
+    return torch.optim.SGD(parameters, lr=0.01, momentum=momentum)
+
+
+class User:
+    """One rank's side of a program.
+
+    Args:
+        program: a :class:`~torch_program.Program`.
+        known: process sets by their ranks, which outlive programs.
+        made: a set in which compressors are noted.
+
+    Attributes:
+        parts: {name: Part} of those that this rank trains.
+        weights: {name: parameter}; of them ``optimizers``, {part's name: optimizer}, and
+            ``compressors`` and ``sets``, by number.
+        scale: the loss scale now.
+    """
+
+    def __init__(self, program, known, made):
+        self.program = program
+        # every rank makes all process sets
+        self.sets = [process_set_of(settings.ranks, known) for settings in program.compressors]
+        own = [part for part in program.parts if hvd.rank() in program.ranks_of(part)]
+        self.parts = {part.name: part for part in own}
+        self.weights = {one.name: make_parameter(one) for part in own for one in part.parameters}
+        self.compressors = {}
+        self.optimizers = {}
+        self.scale = 1.0
+        self._made = made
+
+    def make_compressor(self, number):
+        settings = self.program.compressors[number]
+        given = [
+            one for part in self.program.parts_of(number) for one in part.parameters[part.unknown :]
+        ]
+        self.compressors[number] = dr.Compressor(
+            settings.codec,
+            settings.memory,
+            settings.communicator,
+            [(one.name, self.weights[one.name]) for one in given],
+            bucket_bytes=settings.bucket_bytes,
+            dense_below=settings.dense_below,
+            seed=settings.seed,
+            process_set=None if settings.ranks is None else self.sets[number],
+            loss_scale=(lambda: self.scale) if settings.loss_scale else None,
+        )
+        self._made.add(self.compressors[number])
+
+    def make_optimizer(self, part, state=None):
+        optimizer = make_optimizer(part, self.weights)
+        if not part.by_hand:
+            groups = part.groups
+            if groups == "lists":
+                trained = [self.weights[one.name] for one in part.parameters if not one.frozen]
+                groups = [trained[::2], trained[1::2]]
+            optimizer = hvd.DistributedOptimizer(
+                optimizer,
+                named_parameters=[(one.name, self.weights[one.name]) for one in part.parameters],
+                compression=self.compressors[part.compressor],
+                backward_passes_per_step=part.passes,
+                op=getattr(hvd, part.op),
+                gradient_predivide_factor=part.predivide,
+                groups=groups,
+                sparse_as_dense=part.sparse_as_dense,
+                process_set=self.sets[part.compressor],
+            )
+        if state is not None:
+            optimizer.load_state_dict(state)
+        self.optimizers[part.name] = optimizer
+
+    def begin(self, step):
+        """Freezes what the step freezes; gradients become None or zeros."""
+        self.scale = step.scale
+        for part in self.parts.values():
+            for one in part.parameters:
+                weight = self.weights[one.name]
+                weight.requires_grad_(not one.frozen and one.name not in step.frozen)
+                if part.zero == "none" or weight.grad is None:
+                    weight.grad = None
+                else:
+                    weight.grad.zero_()
+
+    def reduce(self, part, number):
+        """Reduces a part's gradients in step ``number``, and steps if step() does both."""
+        optimizer = self.optimizers[part.name]
+        if part.by_hand:
+            self._reduce_by_hand(part, number)
+        elif part.plain_step:
+            optimizer.step()
+        else:
+            optimizer.synchronize()
+
+    def _reduce_by_hand(self, part, number):
+        weights = [self.weights[one.name] for one in part.parameters if not one.frozen]
+        grads = [weight.grad for weight in weights]
+        label = f"{part.name}.{number}"
+        if number % 2:
+            options = self._options(part)
+            reduced = hvd.grouped_allreduce(grads, name=label, **options)
+        else:
+            reduced = [
+                self.allreduce(part, grad, f"{label}.{place}") for place, grad in enumerate(grads)
+            ]
+        for weight, grad in zip(weights, reduced):
+            weight.grad = grad
+
+    def allreduce(self, part, grad, label):
+        """What ``hvd.allreduce(grad, compression=)`` returns."""
+        return hvd.allreduce(grad, name=label, **self._options(part))
+
+    def _options(self, part):
+        return {
+            "op": getattr(hvd, part.op),
+            "compression": self.compressors[part.compressor],
+            "process_set": self.sets[part.compressor],
+        }
+
+    def step(self, part):
+        """The optimizer's step, of gradients that are reduced already."""
+        # the norm of sparse gradients is for others to take
+        if part.clip is not None and not any(one.kind == "embedding" for one in part.parameters):
+            weights = [self.weights[one.name] for one in part.parameters]
+            torch.nn.utils.clip_grad_norm_(weights, part.clip)
+        if part.by_hand:
+            self.optimizers[part.name].step()
+        else:
+            with self.optimizers[part.name].skip_synchronize():
+                self.optimizers[part.name].step()
+
+    def restart(self, number, state):
+        """Makes all of a compressor anew from what was saved, as a new process would."""
+        parts = self.program.parts_of(number)
+        saved = {part.name: self.optimizers.pop(part.name).state_dict() for part in parts}
+        for part in parts:
+            for one in part.parameters:
+                values = self.weights[one.name].detach().clone()
+                self.weights[one.name] = torch.nn.Parameter(values, requires_grad=not one.frozen)
+        self.make_compressor(number)
+        self.compressors[number].load_state_dict(state)
+        for part in parts:
+            self.make_optimizer(part, saved[part.name])
