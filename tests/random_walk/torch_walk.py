@@ -130,6 +130,7 @@ def main():
     parser.add_argument("--seeds", default="0-9", help="such as 17, 0-119 or 3,5,8-9")
     parser.add_argument("--steps", type=int, help="at most so many steps of each")
     parser.add_argument("--hang-seconds", type=float, default=40.0, help="a longer seed hangs")
+    parser.add_argument("--seconds", type=float, help="begin no seed after so many")
     parser.add_argument("--most-failures", type=int, default=5, help="after which the walk ends")
     arguments = parser.parse_args()
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
@@ -146,6 +147,9 @@ def main():
     known, counts, failed, alive = {}, {}, [], []
     started = time.perf_counter()
     for seed in seeds_of(arguments.seeds):
+        late = arguments.seconds is not None and time.perf_counter() - started > arguments.seconds
+        if hvd.broadcast(torch.tensor([int(late)]), 0, f"walk.{seed}.late"):
+            break
         if hvd.rank() == 0:
             say(f"{time.strftime('%X')} seed {seed}")
         program = torch_generator.make(seed, hvd.size(), arguments.steps)
