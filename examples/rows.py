@@ -126,33 +126,41 @@ def table(rows):
 
 
 def draw(figures, path):
-    """Accuracy against bytes a step."""
+    """Draw accuracy against bytes: each seed a dot, their mean a larger one with the row's name."""
     import matplotlib
 
     matplotlib.use("Agg")
+    from adjustText import adjust_text
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    names = []
     for row in figures["rows"]:
         ours = row["name"] not in ("none", "fp16", "Top-r pairs")
-        axes.plot(row["bytes_a_step"], 100 * row["accuracy"], "o" if ours else "s", color="tab:blue" if ours else "tab:gray", markersize=8)
+        shape, color = ("o", "tab:blue") if ours else ("s", "tab:gray")
+        axes.plot(row["bytes_a_step"], 100 * row["accuracy"], shape, color=color, markersize=8)
         if len(row["accuracies"]) > 1:
-            axes.vlines(row["bytes_a_step"], 100 * min(row["accuracies"]), 100 * max(row["accuracies"]), color="tab:blue" if ours else "tab:gray")
-    # names beside their points, pushed apart where points are close
-    placed = []
-    low, high = axes.get_ylim()
-    for row in sorted(figures["rows"], key=lambda row: row["accuracy"]):
-        height = 100 * row["accuracy"]
-        while any(abs(height - other) < 0.045 * (high - low) and 0.4 < row["bytes_a_step"] / x < 2.5 for x, other in placed):
-            height += 0.01 * (high - low)
-        placed.append((row["bytes_a_step"], height))
-        axes.annotate(row["name"], (row["bytes_a_step"], 100 * row["accuracy"]), (row["bytes_a_step"] * 1.08, height), fontsize=9, va="center")
+            seeds = [100 * accuracy for accuracy in row["accuracies"]]
+            axes.plot([row["bytes_a_step"]] * len(seeds), seeds, shape, color=color, markersize=3, alpha=0.6)
+            axes.vlines(row["bytes_a_step"], min(seeds), max(seeds), color=color, alpha=0.4)
+        names.append(axes.text(row["bytes_a_step"], 100 * row["accuracy"], row["name"], fontsize=9))
     axes.set_xscale("log")
-    axes.set_xlim(right=axes.get_xlim()[1] * 1.5)
-    axes.set_xlabel("bytes a rank hands to the collectives in a step (log scale)")
+    axes.margins(0.08)
+    axes.set_xlabel("bytes per rank and step, handed to the collectives (log scale)")
     axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy against bytes")
+    axes.set_title(
+        f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy against bytes"
+    )
     axes.grid(alpha=0.3)
+    figure.tight_layout()
+    adjust_text(
+        names,
+        x=[row["bytes_a_step"] for row in figures["rows"]],
+        y=[100 * row["accuracy"] for row in figures["rows"]],
+        ax=axes,
+        expand=(1.15, 1.6),
+        arrowprops={"arrowstyle": "-", "color": "gray", "linewidth": 0.6},
+    )
     figure.savefig(path, dpi=120)
 
 
