@@ -119,7 +119,7 @@ class GroupExchange:
         number, *results = tf.numpy_function(self._exchange, [order, scale, self._steps[0], *flat, *state], kinds)
         updates = [order.assign(number)]
         updates += [part.assign(new) for part, new in zip(state, results[len(self._slots) :])]
-        with tf.control_dependencies(self._steps):
+        with tf.control_dependencies([*self._steps, number]):  # an exchange that fails is no step
             updates += [slot.steps_taken.assign_add(1) for slot in self._slots]
         with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return [tf.ensure_shape(tf.identity(total), [slot.elements]) for slot, total in zip(self._slots, results)]

@@ -178,7 +178,8 @@ class Session:
         payload, *state = tf.nest.flatten(encoded)  # eagerly, of one result, it is no list
         payload = tf.ensure_shape(payload, [None])
         updates = [variable.assign(new) for variable, new in zip(slot.state, state)]
-        updates += [slot.steps_taken.assign_add(1), slot.payload.variable.assign(payload)]
+        with tf.control_dependencies([payload]):  # a step that is refused before is none
+            updates += [slot.steps_taken.assign_add(1), slot.payload.variable.assign(payload)]
         with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return tf.identity(payload)
 

@@ -8,6 +8,7 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
+from own_stages import OwnResidual
 from tensorflow_tools import assert_equal_everywhere, sum_over_ranks
 
 import deepreduce_hvd as dr
@@ -182,6 +183,25 @@ def scenario_eager_tapes_of_equal_shapes(directory):
             balance.count(name, gradient, result)
     balance.check("views")
     expect_refusal(lambda: tape_step(compressor.bound_to([a]), [a, b], [first, first]), "expected the gradient of layer0, of shape", "got that of layer1")
+
+
+def scenario_a_refused_step_is_none(directory):
+    """Neither counted nor kept, also where Python runs the codec or the exchange."""
+    for memory, communicator in ((OwnResidual(), dr.Allgather()), (dr.Residual(), dr.GTopK())):
+        named = alike(2)
+        (_, a), (_, b) = named
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.05)), memory, communicator, parameters=named
+        )
+        tape_step(compressor, [a], [gradient_of(0)])
+        before = compressor.state_dict()["parameters"]
+        for number in range(3):
+            expect_refusal(lambda: tape_step(compressor, [b], [gradient_of(number)]), "bound_to")
+        after = compressor.state_dict()["parameters"]
+        assert [after[name]["steps"] for name, _ in named] == [1, 0], f"{communicator}: {after}"
+        for name, _ in named:
+            for kind, array in after[name]["memory"].items():
+                np.testing.assert_array_equal(array, before[name]["memory"][kind], err_msg=name)
 
 
 def scenario_allreduce_alone(directory):

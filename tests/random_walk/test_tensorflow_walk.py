@@ -1,0 +1,24 @@
+"""Random programs over the API for TensorFlow on 2 and 3 ranks, see tensorflow_walk.py."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
+
+from launch import horovodrun
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+    ),
+]
+
+
+@pytest.mark.parametrize(("processes", "seeds"), [(2, "0-39"), (3, "1000-1019")])
+def test_programs_do_what_the_oracle_says(processes, seeds):
+    finished = horovodrun(processes, "../random_walk/tensorflow_walk.py", "--seeds", seeds)
+    assert finished.returncode == 0, finished.stdout[-12000:]
