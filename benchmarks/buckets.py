@@ -18,6 +18,7 @@ import sys
 import time
 
 import resnet50
+from measure import write
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKETS = [0, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -103,7 +104,7 @@ def main():
         bucket = "one by one" if row["one_by_one"] else row["bucket_bytes"] >> 20
         figures = [1e3 * row[field] for field in ("median_seconds", "fastest", "slowest")]
         print(f"{row['communicator']:34}{bucket:>12}{figures[0]:12.1f}   {figures[1]:.1f} to {figures[2]:.1f}")
-    (ROOT / "results" / "buckets.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write(ROOT / "results" / "buckets.json", rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ Times are medians between CUDA events around whole operator calls, host work inc
 """
 
 import argparse
-import json
 import pathlib
 import statistics
 import sys
@@ -17,7 +16,7 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from measure import RESNET50, row  # noqa: E402
+from measure import RESNET50, row, write  # noqa: E402
 
 import deepreduce_hvd as dr  # noqa: E402
 from deepreduce_hvd import torch as operators  # noqa: E402
@@ -209,7 +208,7 @@ def main():
     bench = Bench(arguments.device, arguments.repeats)
     missing = measure(bench, *sizes)
     arguments.output.parent.mkdir(exist_ok=True)
-    arguments.output.write_text(json.dumps(bench.rows, indent=1) + "\n")
+    write(arguments.output, bench.rows)
     reason = draw(bench.rows, arguments.output.with_suffix(".png"))
     if reason is not None:
         print(f"no plot: {reason}")

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 
+from measure import write
 from network import Network, NetworkError, problems
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
@@ -122,7 +123,7 @@ def save(measured, path):
     rows = [row for row in kept if (row["hosts"], row["link"], row["name"]) not in new] + measured
     rows.sort(key=lambda row: (row["hosts"], list(LINKS).index(row["link"])))
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"targets": verdicts(rows), "rows": rows}, indent=1) + "\n")
+    write(path, {"targets": verdicts(rows), "rows": rows})
     draw(rows, path.with_suffix(".png"))
 
 

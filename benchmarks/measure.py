@@ -52,7 +52,7 @@ def verdict(entry):
 def write(path, rows):
     """Leaves rows as JSON; its folder is made if it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+    path.write_text(as_lines(rows))
 
 
 def bound(d, count):
@@ -67,3 +67,27 @@ def heavy_tailed(d, seed):
     values *= np.exp(random.standard_normal(d, dtype=np.float32))
     values *= np.float32(1e-3)
     return values
+
+
+def as_lines(value):
+    """Figures as JSON text: one record per line, numbers with six digits.
+
+    Args:
+        value: a list of records, or a dictionary of such lists and other values.
+    """
+    if isinstance(value, dict):
+        parts = ",\n".join(f"{json.dumps(key)}: {as_lines(part).rstrip()}" for key, part in value.items())
+        return f"{{\n{parts}\n}}\n"
+    if isinstance(value, list):
+        return "[\n" + ",\n".join(json.dumps(_rounded(record)) for record in value) + "\n]\n"
+    return json.dumps(_rounded(value)) + "\n"
+
+
+def _rounded(value):
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_rounded(part) for part in value]
+    return value

@@ -19,6 +19,8 @@ import time
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+from measure import write  # noqa: E402
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 PARTS = ("targets", "combinations", "figure8", "tensorflow", "accuracy")
@@ -48,7 +50,7 @@ def combinations():
     import combinations as module
 
     rows = module.all_combinations()
-    (RESULTS / "combinations.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write(RESULTS / "combinations.json", rows)
     print(f"\nevery index × value combination on the gradient of the demo's largest layer ({RESULTS.name}/combinations.json has the others)")
     print(module.combination_table(rows, "hidden.weight@100"))
 
@@ -57,7 +59,7 @@ def figure8():
     import combinations as module
 
     rows = module.figure_8()
-    (RESULTS / "figure8.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write(RESULTS / "figure8.json", rows)
     module.draw_figure_8(rows, RESULTS / "figure8.png")
     print("\nDeepReduce's Figure 8 with ours: % of dense, d = 36,864, Top-r 1 %")
     for row in rows:
@@ -117,7 +119,7 @@ def main():
         path = RESULTS / "bench.json"
         measured = {row["what"] for row in rows}
         kept = [row for row in json.loads(path.read_text()) if row["what"] not in measured] if path.exists() and len(parts) < len(PARTS) else []
-        path.write_text(json.dumps(kept + rows, indent=1) + "\n")
+        write(path, kept + rows)
     print(f"\n{sum(row['met'] is False for row in rows)} of {sum(row['met'] is not None for row in rows)} targets missed; {time.perf_counter() - started:.0f} s")
 
 

@@ -32,7 +32,7 @@ def measure(options):
     import numpy as np
     import resnet50
     import tensorflow as tf
-    from measure import heavy_tailed, row
+    from measure import heavy_tailed, row, write
 
     import deepreduce_hvd as dr
     from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
@@ -112,7 +112,7 @@ def measure(options):
     if hvd.rank() == 0:
         kept = json.loads(RESULT.read_text()) if RESULT.exists() else []
         measured = {entry["what"] for entry in rows}
-        RESULT.write_text(json.dumps([entry for entry in kept if entry["what"] not in measured] + rows, indent=1) + "\n")
+        write(RESULT, [entry for entry in kept if entry["what"] not in measured] + rows)
         from run import show
 
         for entry in rows:

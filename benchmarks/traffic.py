@@ -8,12 +8,12 @@ headers, RawIndex and RawValue, so that an element costs 8 bytes and the formula
 """
 
 import argparse
-import json
 import math
 import pathlib
 
 import matplotlib
 import numpy as np
+from measure import write
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.doubling import folded
@@ -148,7 +148,7 @@ def main():
                     f"{row['rounds']:8}{row['sum_elements']:9,}{row['sum_elements'] / row['union_formula']:10.3f}", flush=True
                 )  # fmt: skip
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "traffic.json").write_text(json.dumps(rows, indent=1) + "\n")
+    write(RESULTS / "traffic.json", rows)
     plot(rows, RESULTS / "traffic.png")
 
 
