@@ -45,6 +45,6 @@ def is_failure(error):
 
 def watch(session):
     """Starts the watch on a session's process; returns the :class:`Watcher`."""
-    process_watcher = watcher(hvd, tf, find_wait, is_failure)
+    process_watcher = watcher(hvd, tf, find_wait, is_failure, hvd.shutdown)
     process_watcher.add(session)
     return process_watcher

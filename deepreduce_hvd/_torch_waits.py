@@ -49,7 +49,8 @@ def is_failure(error):
 
 def watch(session):
     """Starts the watch on a session's process; returns the :class:`Watcher`."""
-    process_watcher = watcher(hvd, torch, find_wait, is_failure)
+    # hvd.shutdown() itself would also forget the handles that the program waits for
+    process_watcher = watcher(hvd, torch, find_wait, is_failure, mpi_ops._basics.shutdown)
     process_watcher.add(session)
     return process_watcher
 

@@ -91,10 +91,16 @@ class Board:
         """Leaves a rank's note in place of its last one; says whether that went well."""
         return self._request("PUT", rank, note.pack()) is not None
 
-    def get(self, rank):
-        """A rank's :class:`Note`, or None when there is none that can be read."""
+    def get(self, rank, step=0):
+        """A rank's :class:`Note`, or None when there is none that can be read.
+
+        ``step``: how many steps this rank has begun, so that the others have ended all but the last of them. What they had
+        to say before is of the past.
+        """
         data = self._request("GET", rank)
-        return Note.unpack(data) if data else None
+        note = Note.unpack(data) if data else None
+        past = note is not None and note.state in ("waits", "elsewhere") and note.step < step - 1
+        return None if past else note
 
     def remove(self, rank):
         self._request("DELETE", rank)
@@ -140,7 +146,7 @@ def who_is_gone(board, rank, size, step, grace=GRACE_SECONDS):
         deadline, pause = started + grace, 0.005
         while silent and time.monotonic() < deadline:
             for other in silent:
-                notes[other] = board.get(other)
+                notes[other] = board.get(other, step)
                 if time.monotonic() > deadline:
                     break
             silent = [other for other in silent if notes[other] is None or notes[other].state not in ("failed", "ended")]
@@ -160,6 +166,8 @@ def _verdict(size, notes, seconds, ending):
     silent = [rank for rank, note in notes.items() if note is None]
     if silent:
         doubt = ", before this rank was told to end; others may have been too: the launcher's messages say which ended first" if ending else ""
+        if len(silent) > 1:
+            doubt = f"{doubt} (some of them may only not have noticed yet)"
         found.append(f"no sign of life from {ranks_text(silent)} within {seconds:.2g} s{doubt}")
     for rank, note in notes.items():
         if note is None or note.state == "failed":

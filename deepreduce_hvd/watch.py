@@ -82,13 +82,15 @@ class Watcher:
         framework: the framework's module.
         find_wait: a function of a thread's innermost frame that returns a :class:`Wait`, or None.
         is_failure: a function that tells whether an exception is Horovod's failure.
+        shut_down: a function that shuts Horovod down, so that what waits for it fails.
     """
 
-    def __init__(self, horovod, framework, find_wait, is_failure):
+    def __init__(self, horovod, framework, find_wait, is_failure, shut_down):
         self._horovod = horovod
         self._hidden = _hidden(horovod, framework)
         self._find_wait = find_wait
         self._is_failure = is_failure
+        self._shut_down = shut_down
         self._sessions = weakref.WeakSet()
         self._process = os.getpid()
         self._stop = threading.Event()
@@ -165,7 +167,7 @@ class Watcher:
     def _end(self, note):
         """Ends a wait: Horovod's threads are alive on all ranks, so its shutdown makes every rank's collectives fail."""
         log.error("deepreduce_hvd: %s. Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for", self._message(note))
-        self._horovod.shutdown()
+        self._shut_down()
 
     def _begin(self, key, now):
         if self._noted:
@@ -193,7 +195,7 @@ class Watcher:
             return f"{text}. Which ranks are missing is not known here; rank 0 has Horovod's message, if any"
         if not peers.reads(self._rank, self._size):
             return f"{text}. The messages of the first ranks say who is missing"
-        notes = {rank: self._board.get(rank) for rank in range(self._size) if rank != self._rank}
+        notes = {rank: self._board.get(rank, own.step) for rank in range(self._size) if rank != self._rank}
         silent = [rank for rank, note in notes.items() if note is None]
         found = [f"Rank {rank} is {peers.where(note)}" for rank, note in notes.items() if note is not None and _apart(note, own)]
         if silent:

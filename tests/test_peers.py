@@ -33,6 +33,18 @@ def test_a_note_comes_back(board):
     assert board.get(3) is None
 
 
+def test_what_a_rank_said_in_an_earlier_step_is_past(board):
+    """A rank waits in step 7: all have begun step 6."""
+    board.put(1, Note("elsewhere", 5, "", "setup.py:1 in load", 2))
+    assert board.get(1, step=7) is None
+    assert "no sign of life from rank 1" in who_is_gone(board, 0, 2, 7, grace=0.1)
+    board.put(1, Note("elsewhere", 6, "", "data.py:1 in load", 2))
+    assert board.get(1, step=7).place == "data.py:1 in load"
+    assert "rank 1 last heard of elsewhere at data.py:1 in load" in who_is_gone(board, 0, 2, 7, grace=0.1)
+    board.put(1, Note("ended", 5))
+    assert board.get(1, step=7) == Note("ended", 5)
+
+
 def test_no_server():
     nowhere = Board("127.0.0.1", 1)
     assert not nowhere.put(0, Note("failed", 1))

@@ -92,7 +92,8 @@ def exchange():
 
 
 def start(session, is_failure=lambda error: False):
-    watcher = Watcher(Horovod(), np, lambda frame: None, is_failure)
+    horovod = Horovod()
+    watcher = Watcher(horovod, np, lambda frame: None, is_failure, horovod.shutdown)
     atexit.unregister(watcher._at_exit)
     watcher.add(session)
     return watcher
