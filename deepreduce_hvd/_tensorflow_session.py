@@ -78,7 +78,7 @@ class Session:
         #: what tf.train.Checkpoint keeps
         self.trackable = tf.Module()
         self.trackable.slots = self.slots
-        self.trackable.identity = Identity(compressor.fingerprint, self.process_set)
+        self.trackable.identity = Identity(self)
         self._views = {}  # slots -> the view of them
         #: the keeper of its memories in an elastic job
         self.elastic = None
@@ -323,18 +323,22 @@ class Session:
 
     def describe(self, with_steps):
         """What must be equal on all ranks, for the handshake."""
-        return [*self.compressor.settings, *saved_state.steps_to_compare(self.slots, with_steps)]
+        return [*self.compressor.settings(self.transport), *saved_state.steps_to_compare(self.slots, with_steps)]
 
     # --- what the compressor tells ---
 
     def stats(self):
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
 
+    def keeper_of(self, rank):
+        """The rank whose memory takes what ``rank`` keeps back."""
+        return self.compressor.communicator.keeper_of(rank, self.transport)
+
     def state_dict(self):
-        return saved_state.dump(self.slots, self.compressor.fingerprint, self.process_set.rank(), self.process_set.size())
+        return saved_state.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
 
     def load_state_dict(self, state):
-        saved_state.load(self.slots, state, self.compressor.fingerprint, self.process_set.rank(), self.process_set.size())
+        saved_state.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size, self.keeper_of)
 
 
 def _elastic():

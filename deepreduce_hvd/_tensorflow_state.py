@@ -1,6 +1,7 @@
 """What the compressor keeps of each TensorFlow variable: tf.Variables made once, so that retracing a function keeps them."""
 
 import json
+import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -160,15 +161,21 @@ class Identity(tf.train.experimental.PythonState):
     TensorFlow restores it before any variable, so that a checkpoint which is refused changes none.
     """
 
-    def __init__(self, fingerprint, process_set):
-        self._fingerprint = fingerprint
-        self._process_set = process_set
+    def __init__(self, session):
+        self._session = weakref.ref(session)  # the session keeps it
 
     def _own(self):
-        return {"fingerprint": self._fingerprint, "rank": self._process_set.rank(), "size": self._process_set.size()}
+        session = self._session()
+        rank = session.transport.rank
+        return {
+            "fingerprint": session.compressor.fingerprint,
+            "rank": rank,
+            "size": session.transport.size,
+            "keeper": session.keeper_of(rank),
+        }
 
     def serialize(self):
-        return json.dumps(self._own())
+        return json.dumps(saved_state.identity(**self._own()))
 
     def deserialize(self, string_value):
         saved_state.check_identity("compressor checkpoint", json.loads(string_value), **self._own())

@@ -10,7 +10,16 @@ import horovod.torch as hvd
 import torch
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import _torch_caller, _torch_elastic, _torch_results as results, handshake, payload as container, state as saved_state, wire
+from deepreduce_hvd import (
+    _torch_agreement as agreement,
+    _torch_caller,
+    _torch_elastic,
+    _torch_results as results,
+    handshake,
+    payload as container,
+    state as saved_state,
+    wire,
+)
 from deepreduce_hvd._torch_device import DevicePath
 from deepreduce_hvd._torch_references import Kept, Probes
 from deepreduce_hvd._torch_rounds import Apart, Plan, Round
@@ -23,7 +32,6 @@ from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.statistics import totals
 from deepreduce_hvd.torch import WHY_NO_OPERATORS, encode_flat
 
-_GRACE_SECONDS = 1.0
 #: PyTorch's types of gradients -> their codes in docs/format.md
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _HOST = torch.device("cpu")
@@ -79,6 +87,7 @@ class Session:
         if WHY_NO_OPERATORS is not None:
             self._warn_once("operators", f"gradients take the slower way through NumPy: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}")
         self.watcher = watch(self)
+        self.roll_calls = 0
         handshake.register(self)
 
     def progress(self):
@@ -132,7 +141,7 @@ class Session:
             if self.elastic is not None:
                 self.elastic.follow()
         if not self.agreed and self.elastic is None:  # in elastic training it is a part of sync, which all ranks call at once
-            handshake.agree(self)
+            agreement.agree(self)
         self._delivered = False
         turn = self._turns[owner] = Round(self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums())
         return turn
@@ -288,7 +297,7 @@ class Session:
             present = wire.Present.of(self.transport.ranks)
             scale = wire.scale_of(slot.name, tensor.tolist(), present, turn.plan.fingerprint, slot.steps - 1)
         except InvalidArgument:
-            time.sleep(_GRACE_SECONDS)  # this rank's end shuts Horovod down: the others come to the same check, and message, before
+            agreement.expect_all_ranks(self)
             raise
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
@@ -363,9 +372,7 @@ class Session:
 
     def describe(self, with_steps):
         """What must be equal on all ranks, for the handshake."""
-        compressed = [slot for slot in self.slots.values() if not slot.dense]
-        frozen = [f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}" for slot in compressed]
-        return [*self.compressor.settings, handshake.Setting("frozen parameters", frozen), *saved_state.steps_to_compare(self.slots, with_steps)]
+        return agreement.describe(self, with_steps)
 
     def abandon(self):
         """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
@@ -406,13 +413,17 @@ class Session:
     def stats(self):
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
 
+    def keeper_of(self, rank):
+        """The rank whose memory takes what ``rank`` keeps back."""
+        return self.compressor.communicator.keeper_of(rank, self.transport)
+
     def state_dict(self):
         self.close_round()
         return saved_state.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
 
     def load_state_dict(self, state):
         self.close_round()
-        saved_state.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size)
+        saved_state.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size, self.keeper_of)
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:

@@ -130,25 +130,29 @@ class Compressor:
         session_module = _session_module(*named[0])
         names = [(name, tuple(parameter.shape)) for name, parameter in named]  # in order, on which buckets depend
         description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), bucket_bytes, dense_below, seed, names)
-        #: what ranks tell each other before the first exchange
-        self.settings = [
-            Setting("format version", str(container.VERSION)),
-            Setting("codec", repr(self.codec)),
-            Setting("memory", repr(self.memory)),
-            Setting("communicator", repr(self.communicator)),
-            Setting("bucket_bytes", str(bucket_bytes)),
-            Setting("dense_below", str(dense_below)),
-            Setting("seed", str(seed)),
-            Setting("loss_scale", "not given" if loss_scale is None else "given"),
-            Setting("number of parameters", str(len(names))),
-            Setting("parameters", [f"{name} {shape}" for name, shape in names]),
-        ]
         #: 32 bits that ranks compare at every step
         self.fingerprint = zlib.crc32(repr(description).encode())
         #: of this compressor in its process: a part of its collectives' names
         self.number = take_number(_ranks_of(process_set))
         #: the adapter's side of this compressor
         self.session = importlib.import_module(session_module).Session(self, named)
+
+    def settings(self, transport):
+        """What ranks compare in the handshake, of any framework."""
+        alike = self.communicator.depends_on(transport)
+        return [
+            Setting("format version", str(container.VERSION)),
+            Setting("codec", repr(self.codec)),
+            Setting("memory", repr(self.memory)),
+            Setting("communicator", repr(self.communicator)),
+            *(Setting(what, str(found)) for what, found in alike.items()),
+            Setting("bucket_bytes", str(self.bucket_bytes)),
+            Setting("dense_below", str(self.dense_below)),
+            Setting("seed", str(self.seed)),
+            Setting("loss_scale", "not given" if self.loss_scale is None else "given"),
+            Setting("number of parameters", str(len(self.session.slots))),
+            Setting("parameters", [f"{name} {tuple(slot.shape)}" for name, slot in self.session.slots.items()]),
+        ]
 
     def __reduce__(self):
         raise InvalidArgument(

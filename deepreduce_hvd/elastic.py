@@ -143,6 +143,7 @@ class MemoryKeeper:
         agreed = places[0].complete
         if agreed:
             self._make_up(agreed, places)
+        self._hand_on()
         self._follow_rank_0()
         newest = max((entry.number for place in places for entry in place.commits), default=0)
         self._restored = False
@@ -261,18 +262,55 @@ class MemoryKeeper:
     def _from_the_rank_before(self):
         """The memory of the rank before this one, (n,) float32, while the next one gets this one's."""
         transport = self._transport
-        parts = [np.asarray(part).reshape(-1) for slot in self._slots for part in slot.memory().values()]
-        own = np.concatenate(parts).view(np.uint8) if parts else np.zeros(0, dtype=np.uint8)
-        copy = np.empty_like(own)
+        own = self._flat()
         after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+        copy = np.empty_like(own)
+        for start, received in self._sent(own, after, [before], "copies"):
+            copy[start : start + received[before].size] = received[before]
+        return copy.view(np.float32)
+
+    def _hand_on(self):
+        """Gives the memory of a rank that no longer sends it to the one that does: a host has another first rank when ranks have left."""
+        transport = self._transport
+        keepers = [self._session.keeper_of(rank) for rank in range(transport.size)]
+        if keepers == list(range(transport.size)):
+            return
+        own = self._flat()
+        keeper = keepers[transport.rank]
+        hands_on = keeper != transport.rank and bool(own.any())
+        flags = transport.wait(transport.allgather(np.array([hands_on], dtype=np.uint8), "deepreduce.elastic.keepers"))
+        if flags.size != transport.size or flags.max() > 1:
+            raise CorruptPayload(f"elastic training: expected a flag of 0 or 1 from each of {transport.size} ranks, got {flags}")
+        if not flags.any():
+            return
+        givers = [rank for rank, flag in enumerate(flags) if flag and keepers[rank] == transport.rank]
+        total = np.zeros(own.size // 4, dtype=np.float32)
+        for start, received in self._sent(own, keeper if hands_on else None, givers, "handed"):
+            for rank in givers:
+                part = np.array(received[rank]).view(np.float32)
+                total[start // 4 : start // 4 + part.size] += part
+        if hands_on:
+            for slot in self._slots:
+                slot.set_memory({kind: 0 * part for kind, part in slot.memory().items()})
+        if givers:
+            self._add(total)
+
+    def _flat(self):
+        """This rank's memory, (n,) uint8."""
+        parts = [np.asarray(part).reshape(-1) for slot in self._slots for part in slot.memory().values()]
+        return np.concatenate(parts).view(np.uint8) if parts else np.zeros(0, dtype=np.uint8)
+
+    def _sent(self, own, receiver, givers, what):
+        """Sends ``own`` to a rank, in parts; yields where a part starts, and what came from each rank, as many bytes from each of ``givers``."""
+        transport = self._transport
         for start in range(0, own.size, _PART_BYTES):
             sent = own[start : start + _PART_BYTES]
-            handed = [sent if rank == after else sent[:0] for rank in range(transport.size)]
-            received = transport.wait(transport.alltoall(handed, f"deepreduce.elastic.copies.{start}"))
-            if received[before].size != sent.size:
-                raise CorruptPayload(f"elastic training: expected {sent.size} bytes of memory from rank {before}, got {received[before].size}")
-            copy[start : start + _PART_BYTES] = received[before]
-        return copy.view(np.float32)
+            handed = [sent if rank == receiver else sent[:0] for rank in range(transport.size)]
+            received = transport.wait(transport.alltoall(handed, f"deepreduce.elastic.{what}.{start}"))
+            for rank in givers:
+                if received[rank].size != sent.size:
+                    raise CorruptPayload(f"elastic training: expected {sent.size} bytes of memory from rank {rank}, got {received[rank].size}")
+            yield start, received
 
     def _warn(self, text):
         if self._transport.rank == 0:

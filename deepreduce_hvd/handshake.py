@@ -84,7 +84,7 @@ def agree(session, with_steps=True):
         if lacking:
             raise InvalidArgument(
                 f"expected the same compressor configuration on every rank, got a compressor (the {_ordinal(number)} of its process set) "
-                f"that is not there or was used before on {_ranks(lacking)}; make the same compressors in the same order on every rank"
+                f"that is not there or was used before on {listed(lacking)}; make the same compressors in the same order on every rank"
             )
     for number, one in sorted(waiting.items()):
         rows = [table.get(number) for _, table in tables]
@@ -189,10 +189,11 @@ def _by_rank(ranks, texts):
     having = {}
     for rank, text in zip(ranks, texts):
         having.setdefault(_short(text), []).append(rank)
-    return " and ".join(f"{text} on {_ranks(some)}" for text, some in having.items())
+    return " and ".join(f"{text} on {listed(some)}" for text, some in having.items())
 
 
-def _ranks(ranks):
+def listed(ranks):
+    """Ranks in a message: rank 1, or ranks 0, 2."""
     rest = f" and {len(ranks) - _MOST_RANKS_SHOWN} more" if len(ranks) > _MOST_RANKS_SHOWN else ""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_MOST_RANKS_SHOWN]))}{rest}"
 

@@ -39,17 +39,25 @@ def dump(slots, fingerprint, rank, size):
     }
 
 
-def load(slots, state, fingerprint, rank, size):
+def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
     """Takes one rank's state, or those of all ranks, as Compressor.load_state_dict says.
 
     Everything is checked before anything is taken: a refusal leaves all slots as they were.
+
+    Args:
+        slots: the parameters, by name.
+        state: one state, or the list of all.
+        fingerprint, rank, size: of this rank now.
+        keeper_of: the rank whose memory takes what a rank keeps back. The memory of another one would never be sent.
     """
     if isinstance(state, (list, tuple)):
         states = {f"compressor state of rank {rank}": one for rank, one in enumerate(state)}
         for where, one in states.items():
             _check_head(where, one, slots)
         _check_ranks(list(states.values()))
-        own = list(states)[rank::size]
+        own = [
+            where for old, where in enumerate(states) if keeper_of(old % size) == rank
+        ]
     else:
         states = {"compressor state": state}
         _check_head("compressor state", state, slots)
@@ -64,15 +72,40 @@ def load(slots, state, fingerprint, rank, size):
         _check_fingerprint(where, one["fingerprint"], fingerprint)
         _expect_keys(f"{where}: parameters", one["parameters"], slots)
     loaded = [_loaded(name, slot, states, own) for name, slot in slots.items()]
+    if own == ["compressor state"] and keeper_of(rank) != rank:
+        _expect_no_memory(slots, loaded, rank, keeper_of(rank))
     for slot, (steps, loss_scale, memory) in zip(slots.values(), loaded):
         slot.steps = steps
         slot.loss_scale = loss_scale
         slot.set_memory(memory)
 
 
-def check_identity(what, found, fingerprint, rank, size):
-    """Raises InvalidArgument unless ``found``, a dictionary of the other three, says the same."""
-    _expect_keys(what, found, ("fingerprint", "rank", "size"))
+def _expect_no_memory(slots, loaded, rank, keeper):
+    for name, (_, _, memory) in zip(slots, loaded):
+        if any(array.any() for array in memory.values()):
+            raise InvalidArgument(
+                f"compressor state, parameter {name}: expected no memory on rank {rank}, whose "
+                f"communicator sends from rank {keeper}, the first of its host, and got some, as "
+                "of a job whose hosts had other ranks; give every rank the list of all ranks' states"
+            )
+
+
+def identity(fingerprint, rank, size, keeper):
+    """What a checkpoint says of the compressor and rank that it is of; ``keeper``: the rank whose memory takes what it keeps."""
+    own = {"fingerprint": fingerprint, "rank": rank, "size": size}
+    return own if keeper == rank else {**own, "keeper": keeper}
+
+
+def check_identity(what, found, fingerprint, rank, size, keeper):
+    """Raises InvalidArgument unless ``found``, from :func:`identity`, says the same."""
+    expected = identity(fingerprint, rank, size, keeper)
+    if isinstance(found, dict) and ("keeper" in found) != ("keeper" in expected):
+        raise InvalidArgument(
+            f"{what}: expected that of a rank whose memory is sent from rank {keeper}, got one "
+            f"whose memory is sent from rank {found.get('keeper', found.get('rank'))}; hosts have "
+            "other ranks now: give load_state_dict the list of all ranks' states"
+        )
+    _expect_keys(what, found, expected)
     _check_fingerprint(what, found["fingerprint"], fingerprint)
     if (found["rank"], found["size"]) != (rank, size):
         raise InvalidArgument(

@@ -45,6 +45,7 @@ class Worker:
     fingerprint = FINGERPRINT
     number = 0
     agreed = True
+    per_host = 1
 
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)
@@ -64,6 +65,9 @@ class Worker:
     def abandon(self):
         handshake.forget(self)
 
+    def keeper_of(self, rank):
+        return rank - rank % self.per_host
+
     def describe(self, with_steps):
         return [handshake.Setting("model", list(self.slots)), *saved_state.steps_to_compare(self.slots, with_steps)]
 
@@ -74,8 +78,12 @@ class Worker:
         self.model += 1
         for slot in self.slots.values():
             slot.steps += 1
+        self.kept_in_a_step(self.random)
+
+    def kept_in_a_step(self, random):
+        for slot in self.slots.values():
             if slot.residual is not None:
-                slot.residual += self.random.integers(-9, 10, slot.residual.size)
+                slot.residual += random.integers(-9, 10, slot.residual.size)
 
     def save(self):
         self.keeper.save()
@@ -272,6 +280,37 @@ def test_loss_scales_and_steps_follow_rank_0():
     job.expect_success("sync")
     assert [(worker.slots["a"].loss_scale, worker.slots["b"].loss_scale) for worker in job.workers] == [(1024.0, None)] * 3
     assert [worker.slots["a"].steps for worker in job.workers] == [5] * 3
+
+
+@pytest.mark.parametrize("how", ["restored", "left", "joined"])
+@pytest.mark.parametrize("gone", [[0], [2], [3], [0, 2], [1, 2]])
+def test_memories_of_ranks_that_do_not_send_them_are_handed_on(gone, how, monkeypatch):
+    """Hosts of two ranks whose first keeps and sends the memory: ranks that have become a second one give theirs to it."""
+    monkeypatch.setattr(Worker, "per_host", 2)
+
+    def keep(self, amounts):
+        for slot in self.slots.values():
+            if slot.residual is not None:
+                slot.residual += amounts.integers(-9, 10, slot.residual.size) * (self.transport.rank % 2 == 0)
+
+    monkeypatch.setattr(Worker, "kept_in_a_step", keep)
+    job = Job(4)
+    job.step(2)
+    job.expect_success("save")
+    at_commit = job.kept()
+    if how == "restored":
+        job.step(1)
+    job.lose(*gone)
+    if how == "restored":
+        for worker in job.workers:
+            worker.restore()
+    if how == "joined":
+        job.workers += [Worker(40 + rank) for rank in gone]
+    job.form()
+    job.expect_success("sync")
+    np.testing.assert_array_equal(job.kept(), at_commit)
+    assert all(not worker.kept.any() for worker in job.workers[1::2])
+    job.step(1)
 
 
 def test_ranks_that_are_configured_differently():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
+from deepreduce_hvd import state as saved_state
 
 CODEC = dr.Codec(dr.TopK(0.1), index=dr.Rice())
 SHAPES = {"first": (20, 10), "second": (30, 10), "third": (4,)}
@@ -263,6 +264,36 @@ def test_the_list_of_all_ranks(framework):
     )
 
 
+@FRAMEWORKS
+def test_memories_go_to_the_ranks_that_send_them(framework):
+    """Hosts of two ranks, whose first sends: of six ranks' memories, four now."""
+    owner = framework()
+    owner.step(0)
+    slots, fingerprint = owner.compressor.session.slots, owner.compressor.fingerprint
+    state = owner.compressor.state_dict()
+    states = [{**copy.deepcopy(state), "rank": rank, "size": 6} for rank in range(6)]
+    for rank, one in enumerate(states):
+        one["parameters"]["first"]["memory"]["residual"] = owner.array(np.full(200, 2.0**rank, np.float32))
+
+    def first_of_host(rank):
+        return rank - rank % 2
+
+    for rank, old in enumerate([(0, 1, 4, 5), (), (2, 3), ()]):
+        saved_state.load(slots, states, fingerprint, rank, 4, first_of_host)
+        kept = snapshot(owner.compressor)["first"][2]["residual"]
+        assert (kept == sum(2.0**one for one in old)).all()
+    owner.compressor.load_state_dict({**state, "rank": 0, "size": 1})
+    before = snapshot(owner.compressor)
+    with pytest.raises(dr.InvalidArgument, match="parameter first: expected no memory on rank 3, whose communicator sends from rank 2.* list of all"):
+        saved_state.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
+    assert_equal(snapshot(owner.compressor), before)
+    saved_state.load(slots, states[2] | {"size": 4}, fingerprint, 2, 4, first_of_host)
+    assert (snapshot(owner.compressor)["first"][2]["residual"] == 4).all()
+    for name in ("first", "second"):
+        states[3]["parameters"][name]["memory"]["residual"] *= 0
+    saved_state.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
+
+
 def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_it():
     scaled, plain, other = (
         OnTorch(loss_scale=lambda: 1024.0),
@@ -340,6 +371,21 @@ class TestCheckpoint:
         ):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
+
+    def test_of_a_rank_that_sends_no_more(self, tf, tmp_path, monkeypatch):
+        """Hosts have other ranks than when the checkpoint was made."""
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        for session, keeper in ((source.compressor.session, 3), (target.compressor.session, 0)):
+            monkeypatch.setattr(session, "keeper_of", lambda rank, keeper=keeper: keeper)
+        before = snapshot(target.compressor)
+        path = self.saved(tf, tmp_path, source)
+        message = "checkpoint: expected that of a rank whose memory is sent from rank 0, got one .* from rank 3; .* load_state_dict"
+        with pytest.raises(dr.InvalidArgument, match=message):
+            tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
+        assert_equal(snapshot(target.compressor), before)
+        monkeypatch.setattr(target.compressor.session, "keeper_of", lambda rank: 3)
+        tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
 
     def test_in_a_graph_of_version_1(self, tf, tmp_path):
         paths, graphs = {}, {}

@@ -16,11 +16,17 @@ class Transport:
     #: how many ranks exchange, and which of them this is
     size = None
     rank = None
+    #: how many ranks this host has
+    local_size = None
 
     @property
     def ranks(self):
         """What the ranks of the group are called outside of it, in order."""
         return list(range(self.size))
+
+    def at(self, step):
+        """The transport for what is sent in this step of training, in case that makes a difference to the collectives beneath."""
+        return self
 
     def allgather(self, array, name):
         """Starts gathering every rank's (n,) uint8 array, lengths may differ; the result is their concatenation in rank order."""
@@ -66,6 +72,14 @@ class Communicator:
 
     def check(self, codec, memory):
         """Raises InvalidArgument when the scheme cannot work with these stages."""
+
+    def keeper_of(self, rank, transport):
+        """The rank whose memory takes what ``rank`` keeps back: itself, unless the scheme sends for it from another one."""
+        return rank
+
+    def depends_on(self, transport):
+        """What the scheme finds out about this rank and all ranks must find alike, {what: a number or text}."""
+        return {}
 
     def prepare(self, transport):
         """Called on all ranks before an exchange is started; may measure the transport."""

@@ -9,19 +9,21 @@ _NAMES_SHOWN = 3
 class Channel:
     """A transport as one exchange sees it: names made of the exchange's own, bytes counted."""
 
-    def __init__(self, transport, name, parent=None):
+    def __init__(self, transport, name, parent=None, step=0):
         self.size = transport.size
         self.rank = transport.rank
         self.sent_bytes = 0
         self.rounds = 0
-        self._transport = transport
+        self._transport = transport.at(step)
         self._name = name
         self._parent = parent
+        self._step = step
 
     def by_host(self, ranks_per_host):
         """(channel of this rank's host, channel of the hosts' first ranks or None on the others)."""
         within, across = self._transport.by_host(ranks_per_host)
-        return Channel(within, f"{self._name}.within", self), None if across is None else Channel(across, f"{self._name}.across", self)
+        channels = [None if one is None else Channel(one, f"{self._name}.{place}", self, self._step) for one, place in ((within, "within"), (across, "across"))]
+        return tuple(channels)
 
     @property
     def name(self):
@@ -60,7 +62,7 @@ class Exchange:
     def __init__(self, communicator, job, transport, name, after=None):
         self.job = job
         job.scheme = repr(communicator)
-        self.channel = Channel(transport, name)
+        self.channel = Channel(transport, name, step=job.step)
         self.done = False
         self.result = None
         self.error = None

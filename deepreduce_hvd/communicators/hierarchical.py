@@ -41,6 +41,15 @@ class Hierarchical(Communicator):
     def check(self, codec, memory):
         self.across.check(codec, memory)
 
+    def keeper_of(self, rank, transport):
+        return rank - rank % self._count(transport)
+
+    def depends_on(self, transport):
+        return {"ranks per host": self._count(transport)}
+
+    def _count(self, transport):
+        return transport.local_size if self.ranks_per_host is None else self.ranks_per_host
+
     def reset(self):
         self.across.reset()
 

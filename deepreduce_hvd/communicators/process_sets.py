@@ -26,6 +26,10 @@ class ProcessSetTransport(Transport):
         return self.process_set.rank()
 
     @property
+    def local_size(self):
+        return self.horovod.local_size()
+
+    @property
     def ranks(self):
         """The global ranks of the process set."""
         own = self.process_set.ranks
@@ -69,4 +73,4 @@ class ProcessSetTransport(Transport):
 
     def reset(self):
         """Horovod was shut down: its process sets are no more."""
-        self._by_host = {}
+        self._by_host.clear()

@@ -72,7 +72,7 @@ double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_
   const double scale = reduced_probe[0] / static_cast<double>(rank_count);
   if (!close(reduced_probe[1], scale * static_cast<double>(rank_sum)))
     invalid_argument("expected Horovod to sum or average over the %llu ranks of the compressor's process set, got another operation or "
-                     "another set; give both the same process_set, and op=Average or op=Sum",
+                     "another set; give both the same process_set, op=Average or op=Sum, and all ranks the same number of batches, without hvd.join()",
                      static_cast<unsigned long long>(rank_count));
   const Halves mark(mark_of(fingerprint, step));
   if (!close(reduced_probe[2], reduced_probe[0] * mark.low) ||

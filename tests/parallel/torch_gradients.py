@@ -222,8 +222,11 @@ class CountingTransport:
     def __getattr__(self, name):
         return getattr(self.transport, name)
 
+    def at(self, step):
+        return self
+
     def allgather(self, array, name):
-        self.started += 1
+        self.started += "handshake" not in name  # which comes once, before the first step
         return self.transport.allgather(array, name)
 
 
@@ -454,7 +457,9 @@ def scenario_a_step_asks_once(directory):
     for step in range(3):
         optimizer.zero_grad()
         rows = network["table"](torch.arange(4)) + network["twin"](torch.arange(4))
-        slots, compressor.session.slots = compressor.session.slots, NoLookingThrough(compressor.session.slots)
+        slots = compressor.session.slots
+        if step:  # ranks compare all parameters before the first one
+            compressor.session.slots = NoLookingThrough(slots)
         sum(network[f"layer{number}"](rows).sum() for number in range(step, 20)).backward()
         optimizer.step()
         compressor.session.slots = slots
