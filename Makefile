@@ -23,7 +23,7 @@ help:
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
 	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   14 min after set-up, 35 with the slow ones'
 	@echo 'make test-fast  set-up, then the tests without jobs of several ranks   1 min after set-up'
-	@echo 'make lint       set-up, then the linter on all Python                     5 s after set-up'
+	@echo 'make lint       set-up, then ruff on all Python and mypy on the package      15 s after set-up'
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
@@ -60,6 +60,7 @@ test-fast: setup
 
 lint: setup
 	$(WITH_VENV) ruff check .
+	$(WITH_VENV) mypy
 
 docs: setup
 	$(WITH_VENV) python -m sphinx -W --keep-going -q -b html docs build/docs/html

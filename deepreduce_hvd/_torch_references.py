@@ -11,7 +11,7 @@ from horovod.torch import mpi_ops
 
 from deepreduce_hvd import torch as operators
 
-_in_flight = set()
+_in_flight: set["Kept"] = set()
 _handles = None
 
 

@@ -13,7 +13,7 @@ _COUNTS = (0, 1, 2, 7, 64, 1000)
 _KEY = 12345
 
 
-def check_codec(codec):
+def check_codec(codec: IndexCodec | ValueCodec) -> None:
     """Try an index or value codec of your own against the contract of its base class.
 
     The codec encodes and decodes arrays of several lengths and distributions. Each result is

@@ -1,5 +1,8 @@
 """Codec: a sparsifier, an index codec and a value codec, composed into one encoder of tensors."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd import backends, payload as container, reference
@@ -51,14 +54,19 @@ class Codec:
     array([ 0.,  0., -3.,  1.], dtype=float32)
     """
 
-    def __init__(self, sparsifier, index=None, value=None):
+    def __init__(
+        self,
+        sparsifier: Sparsifier,
+        index: IndexCodec | None = None,
+        value: ValueCodec | None = None,
+    ) -> None:
         self.sparsifier = _expect(sparsifier, Sparsifier, "Codec sparsifier")
         self.index = _expect(RawIndex() if index is None else index, IndexCodec, "Codec index")
         self.value = _expect(RawValue() if value is None else value, ValueCodec, "Codec value")
         for stage in (self.sparsifier, self.index, self.value):
             expect_usable(stage)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Codec({self.sparsifier!r}, index={self.index!r}, value={self.value!r})"
 
     def __getattr__(self, name):
@@ -69,15 +77,24 @@ class Codec:
             )
         raise AttributeError(f"'Codec' object has no attribute {name!r}")
 
-    def is_native(self, memory):
+    def is_native(self, memory: Memory) -> bool:
         """Whether the native core runs this codec with ``memory``; NumPy does where a stage is the user's own."""
         return all(map(is_built_in, (self.sparsifier, self.index, self.value, memory)))
 
-    def fields(self, memory, step=0):
+    def fields(self, memory: Memory, step: int = 0) -> list[float]:
         """The 20 numbers by which the native core knows this codec with ``memory``."""
         return [*self.sparsifier.fields(step), *self.index.fields(), *self.value.fields(), *memory.fields()]
 
-    def encode(self, gradient, residual=None, step=0, seed=0, tensor=0, rank=0, memory=None):
+    def encode(
+        self,
+        gradient: Any,
+        residual: Any = None,
+        step: int = 0,
+        seed: int = 0,
+        tensor: int = 0,
+        rank: int = 0,
+        memory: Memory | None = None,
+    ) -> Any:
         """Encodes one tensor as a self-describing payload.
 
         Args:
@@ -110,7 +127,17 @@ class Codec:
         payload, _ = backends.of(gradient).encode(self, memory, gradient, state, 0.0, seed, step, tensor, rank)
         return payload
 
-    def encode_sparse(self, indices, values, d, step=0, seed=0, tensor=0, rank=0, dtype="float32"):
+    def encode_sparse(
+        self,
+        indices: np.ndarray,
+        values: np.ndarray,
+        d: int,
+        step: int = 0,
+        seed: int = 0,
+        tensor: int = 0,
+        rank: int = 0,
+        dtype: str = "float32",
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Encodes a tensor of ``d`` elements that is 0 except where given, with the index and value codecs; nothing is selected.
 
         Work and memory are in proportion to the elements given, unless the index codec itself needs more (Bitmap, Bloom).
@@ -257,7 +284,7 @@ def all_native(payloads):
     return all(data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads)
 
 
-def decode(payload, max_elements=None):
+def decode(payload: Any, max_elements: int | None = None) -> Any:
     """The dense tensor of a payload: (n,) uint8 -> (d,) float32 of the same kind.
 
     A non-finite payload is NaN everywhere.
@@ -277,7 +304,7 @@ def decode(payload, max_elements=None):
     return backends.of(payload).decode(payload, max_elements)
 
 
-def decode_sum(payloads, out, scale=1.0):
+def decode_sum(payloads: Sequence[Any], out: Any, scale: float = 1.0) -> Any:
     """``out`` (d,) float32 += ``scale`` * the dense tensor of each payload, in the order given; returns ``out``.
 
     Args:
@@ -294,7 +321,9 @@ def decode_sum(payloads, out, scale=1.0):
     return backends.of(out).decode_sum(list(payloads), out, scale)
 
 
-def decode_sum_sparse(payloads, d, scale=1.0):
+def decode_sum_sparse(
+    payloads: Sequence[Any], d: int, scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """``scale`` * the sum of the payloads, (n,) uint8 NumPy arrays, as ((m,) uint32 ascending distinct indices, (m,) float32 values).
 
     Work and memory follow the elements sent, unless a codec is the user's own or needs more (Bitmap, Bloom).
@@ -363,7 +392,7 @@ def add_payloads(payloads, out, scale, native=True, simd=-1):
     return reference.decode_sum(payloads, out, scale)
 
 
-def inspect(data):
+def inspect(data: Any) -> dict[str, Any]:
     """What a payload, (n,) uint8 NumPy, torch or TF, says of itself, as a dict; its sections are not decoded.
 
     "version"; "index" and "value", the codecs' names ("all" where no indices travel, "none" of values of a non-finite payload); "dtype" of the

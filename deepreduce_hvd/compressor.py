@@ -6,17 +6,21 @@ of four numbers, whose reduction tells ``decompress`` the scale in force.
 """
 
 import importlib
+import os
 import re
 import zlib
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
-from deepreduce_hvd.communicators import Allgather, Auto
+from deepreduce_hvd.communicators import Allgather, Auto, Communicator
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.handshake import Setting
 from deepreduce_hvd.index import Rice
 from deepreduce_hvd.memory import Residual
 from deepreduce_hvd.sparsifiers import TopK
+from deepreduce_hvd.stage import Memory
 from deepreduce_hvd.statistics import notes, summary_table
 from deepreduce_hvd.validation import expect_settings, expect_stages, of_an_instance
 from deepreduce_hvd.value import QSGD
@@ -31,7 +35,7 @@ _SESSIONS = {
 }
 
 #: ranks of a process set -> the number of the next compressor for it; ranks outside of a set may have no compressor for it
-_next_numbers = {}
+_next_numbers: dict[tuple[int, ...], int] = {}
 
 
 def take_number(ranks, at_least=0):
@@ -71,7 +75,7 @@ def collective_name(number, label):
     return f"deepreduce.{number}.{escaped}"
 
 
-def recommended_codec():
+def recommended_codec() -> Codec:
     """The :class:`Codec` of ``Compressor(parameters=...)`` with nothing else said: the largest 1 %, Rice, 4-bit QSGD; README tells why."""
     return Codec(TopK(0.01), index=Rice(), value=QSGD(bits=4))
 
@@ -108,9 +112,20 @@ class Compressor:
     """
 
     def __init__(
-        self, codec=None, memory=None, communicator=None, parameters=None, *,
-        bucket_bytes=DEFAULT_BUCKET_BYTES, dense_below=1024, seed=0, process_set=None, loss_scale=None, writer=None, writer_interval=100,
-    ):  # fmt: skip
+        self,
+        codec: Codec | None = None,
+        memory: Memory | None = None,
+        communicator: Communicator | str | None = None,
+        parameters: Iterable[Any] | None = None,
+        *,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        dense_below: int = 1024,
+        seed: int = 0,
+        process_set: Any = None,
+        loss_scale: Callable[[], float] | None = None,
+        writer: Any = None,
+        writer_interval: int = 100,
+    ) -> None:
         self.codec = recommended_codec() if codec is None else codec
         self.memory = Residual() if memory is None else memory
         self.communicator = Allgather() if communicator is None else Auto() if communicator == "auto" else communicator
@@ -160,7 +175,7 @@ class Compressor:
             "that keep one are hvd.elastic.TorchState and those of deepreduce_hvd.tensorflow_elastic"
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"Compressor({self.codec!r}, memory={self.memory!r}, communicator={self.communicator!r}, "
             f"bucket_bytes={self.bucket_bytes}, dense_below={self.dense_below}, seed={self.seed}, "
@@ -189,7 +204,7 @@ class Compressor:
         return named
 
     @of_an_instance
-    def compress(self, tensor):
+    def compress(self, tensor: Any) -> tuple[Any, Any]:
         """Called by Horovod: starts the exchange of one gradient; returns (what Horovod reduces, context).
 
         Args:
@@ -203,7 +218,7 @@ class Compressor:
         """
         return self.session.compress(tensor)
 
-    def decompress(self, tensor, context):
+    def decompress(self, tensor: Any, context: Any) -> Any:
         """Called by Horovod: the reduced gradient, in the gradient's own dtype, shape and layout.
 
         Args:
@@ -217,7 +232,7 @@ class Compressor:
         """
         return self.session.decompress(tensor, context)
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and step counters; save one a rank. Training resumed from it continues bit for bit.
 
         A dictionary of numbers, strings and the memory's float32 arrays in the parameters' shapes or flat: tensors on PyTorch, which
@@ -225,7 +240,7 @@ class Compressor:
         """
         return self.session.state_dict()
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Takes what :meth:`state_dict` returned.
 
         Args:
@@ -243,7 +258,7 @@ class Compressor:
         self.session.load_state_dict(state)
 
     @property
-    def trackable(self):
+    def trackable(self) -> Any:
         """On TensorFlow, the state as ``tf.train.Checkpoint(compressor=comp.trackable)`` takes it; one checkpoint a rank.
 
         Restoring that of another rank, number of ranks, configuration or model raises InvalidArgument, and
@@ -251,7 +266,7 @@ class Compressor:
         """
         return self.session.trackable
 
-    def bound_to(self, variables):
+    def bound_to(self, variables: Iterable[Any]) -> Any:
         """On TensorFlow, a view of this compressor for ``compression=``, whose gradients are those of ``variables`` alone.
 
         For gradients that could belong to several of the compressor's variables: of ``hvd.allreduce`` alone, which knows no variables,
@@ -267,19 +282,19 @@ class Compressor:
         """
         return self.session.bound_to(variables)
 
-    def stats(self):
+    def stats(self) -> dict[str, dict[str, Any]]:
         """{parameter name: {field: figure}} of the last step: bytes dense and sent, by section, relative error, seconds, steps and more.
 
         ``deepreduce_hvd.statistics.FIELDS`` has every field with its meaning; ``deepreduce_hvd.statistics.totals`` adds them up.
         """
         return self.session.stats()
 
-    def summary(self):
+    def summary(self) -> None:
         """Print :meth:`stats` as a table, and what was not compressed and why."""
         stats = self.stats()
         print("\n".join([summary_table(stats), *notes(stats, self.session.transport.size)]))
 
-    def plot(self, path):
+    def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the layers' bytes, dense beside sent, and their relative errors.
 
         Needs matplotlib.

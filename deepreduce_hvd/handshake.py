@@ -28,7 +28,7 @@ _LONGEST_TEXT = 300
 _MOST_SHOWN = 3
 _MOST_RANKS_SHOWN = 8
 
-_sessions = weakref.WeakSet()
+_sessions: weakref.WeakSet = weakref.WeakSet()
 
 
 class Setting(NamedTuple):

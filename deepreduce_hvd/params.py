@@ -1,7 +1,8 @@
 """from_params: the dictionary of settings that users of GRACE and DeepReduce already have."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
@@ -69,7 +70,7 @@ class _Settings:
             )
 
 
-def from_params(params, parameters, **options):
+def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options: Any) -> Compressor:
     """A :class:`Compressor` from the dictionary of settings that GRACE and DeepReduce take.
 
     Every setting and value of those projects' own scripts is taken, or refused by an error that says what to write

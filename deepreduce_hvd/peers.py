@@ -26,6 +26,8 @@ _NOTE_BYTES = 4096
 _TEXT_LENGTH = 300
 #: how many notes all ranks together may read at once
 _READS = 1024
+#: of a note
+_STATES = ("waits", "elsewhere", "failed", "ended")
 
 log = logging.getLogger("deepreduce_hvd")
 
@@ -47,8 +49,6 @@ class Note(NamedTuple):
     place: str = ""
     seconds: float = 0.0
 
-    STATES = ("waits", "elsewhere", "failed", "ended")
-
     def pack(self):
         return json.dumps([self.state, self.step, self.what[:_TEXT_LENGTH], self.place[:_TEXT_LENGTH], self.seconds]).encode()
 
@@ -61,7 +61,7 @@ class Note(NamedTuple):
             return None
         texts = isinstance(what, str) and isinstance(place, str)
         numbers = type(step) is int and isinstance(seconds, (int, float)) and math.isfinite(seconds)
-        if state not in cls.STATES or not texts or not numbers:
+        if state not in _STATES or not texts or not numbers:
             return None
         return cls(state, step, _printable(what), _printable(place), float(seconds))
 

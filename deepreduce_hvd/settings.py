@@ -1,16 +1,17 @@
 """What the checks of constructors' and methods' arguments share."""
 
 import numbers
+from typing import TypeGuard
 
 from deepreduce_hvd.errors import InvalidArgument
 
 
-def is_number(value):
+def is_number(value: object) -> TypeGuard[float]:
     """Whether ``value`` is a real number, of Python or NumPy; True and False are none."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def is_integer(value):
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether ``value`` is an integer, of Python or NumPy; True and False are none."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 

@@ -6,7 +6,16 @@ takes a wire id of 128 to 255 and registers itself; a sparsifier or memory of on
 never travels. Nothing else changes (docs/add-a-codec.md).
 """
 
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
 from deepreduce_hvd.errors import InvalidArgument, UnknownCodec
+
+#: the state arrays of a memory, (d,) float32 each
+Arrays = tuple[np.ndarray, ...]
+Registered = TypeVar("Registered", bound="type[Stage]")
 
 #: The package's own codecs take ids below this one; the rest are the users'.
 FIRST_USER_ID = 128
@@ -16,24 +25,25 @@ class Stage:
     """The part that all stages share: identity by parameters. Constructors raise InvalidArgument for what is not in the range that they name."""
 
     #: the id in docs/format.md
-    wire_id = None
+    wire_id: int | None = None
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> Sequence[float]:
         """At most four floats, in the order that the native core knows. ``step`` matters to schedules only."""
         return ()
 
-    def fields(self, step=0):
+    def fields(self, step: int = 0) -> list[float]:
         """[wire id, four parameters], as the native core takes a stage."""
         parameters = [float(value) for value in self.parameters(step)]
+        assert self.wire_id is not None
         return [float(self.wire_id), *parameters, *[0.0] * (4 - len(parameters))]
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash((type(self), tuple(sorted(vars(self).items()))))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({arguments})"
 
@@ -42,13 +52,13 @@ class Sparsifier(Stage):
     """Chooses which elements are sent."""
 
     #: from this step on, ``parameters`` stay as they are
-    schedule_steps = 0
+    schedule_steps: int = 0
 
-    def select(self, accumulated, key, step=0):
+    def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
         """Ascending uint32 indices of what to send from ``accumulated`` (d,) float32; ``key`` is equal on all ranks."""
         raise NotImplementedError
 
-    def most_selected(self, d, step=0):
+    def most_selected(self, d: int, step: int = 0) -> int | None:
         """The most elements that are selected of any ``d``, or None when that depends on the gradient."""
         return None
 
@@ -57,9 +67,11 @@ class IndexCodec(Stage):
     """Turns a set of indices into bytes and back."""
 
     #: the codec carries indices in any order, so that values that travel sorted need no order mapping
-    any_order = False
+    any_order: bool = False
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         """``indices`` (k,) uint32, ascending, distinct, below ``d`` -> (section bytes, decoded indices, values_stay).
 
         A lossless codec returns ``(section, indices, False)``. A lossy one returns the ascending indices that the
@@ -69,7 +81,7 @@ class IndexCodec(Stage):
         raise NotImplementedError
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         """bytes -> (count,) uint32, distinct, below ``d``, ascending unless ``any_order``; raises CorruptPayload."""
         raise NotImplementedError
 
@@ -78,13 +90,15 @@ class ValueCodec(Stage):
     """Turns values into bytes and back."""
 
     #: the codec sends values in an order of its own
-    sorts = False
+    sorts: bool = False
 
-    def bits_a_value(self):
+    def bits_a_value(self) -> float:
         """An estimate of the payload's bits for one more value."""
         return 32.0
 
-    def encode(self, values, key):
+    def encode(
+        self, values: np.ndarray, key: int
+    ) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         """``values`` (k,) finite float32 -> (section bytes, decoded (k,) float32, order).
 
         ``decoded[i]`` is what ``values[i]`` decodes to. ``order`` is None, or when the codec ``sorts`` a (k,) uint32
@@ -93,7 +107,7 @@ class ValueCodec(Stage):
         raise NotImplementedError
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         """bytes -> (count,) float32 in the order sent; raises CorruptPayload."""
         raise NotImplementedError
 
@@ -106,22 +120,31 @@ class Memory(Stage):
     """
 
     #: names of the float32 state arrays (d,) that it keeps for each parameter, in the order of docs/format.md
-    state = ()
+    state: tuple[str, ...] = ()
     #: the first state array is exactly what payloads have not carried so far
-    keeps_everything = False
+    keeps_everything: bool = False
 
-    def accumulate(self, gradient, state):
+    def accumulate(
+        self, gradient: np.ndarray, state: Arrays
+    ) -> tuple[np.ndarray, Arrays]:
         """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select from, new state).
 
         All are finite, and left as they are: what is returned is new.
         """
         raise NotImplementedError
 
-    def update(self, gradient, accumulated, state, indices, decoded):
+    def update(
+        self,
+        gradient: np.ndarray,
+        accumulated: np.ndarray,
+        state: Arrays,
+        indices: np.ndarray,
+        decoded: np.ndarray,
+    ) -> Arrays:
         """The state once a payload that decodes to ``decoded`` (k,) at ``indices`` (k,) was sent; gets accumulate's state."""
         raise NotImplementedError
 
-    def put_back(self, state, indices, values):
+    def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
         """Takes back, in place, what was sent and did not reach the sum: ``values`` (k,) at distinct ``indices`` (k,).
 
         Only :class:`Allgather` does without.
@@ -175,19 +198,17 @@ _NEEDED = {
     Memory: ("accumulate", "update"),
 }
 
-_registry = {IndexCodec: {}, ValueCodec: {}}
+_registry: dict[type, dict[int, Any]] = {IndexCodec: {}, ValueCodec: {}}
 
 
-def register(codec_class):
+def register(codec_class: Registered) -> Registered:
     """Makes a codec decodable by its wire id; use as a class decorator. Returns the class.
 
     Raises:
         InvalidArgument: neither an :class:`IndexCodec` nor a :class:`ValueCodec`, an id outside of 128 to 255, or an id or name that is taken.
     """
-    for kind, table in _registry.items():
-        if issubclass(codec_class, kind):
-            break
-    else:
+    table = next((table for kind, table in _registry.items() if issubclass(codec_class, kind)), None)
+    if table is None:
         raise InvalidArgument(f"register: expected an IndexCodec or a ValueCodec, got {codec_class!r}")
     wire_id = codec_class.wire_id
     first = 1 if _is_ours(codec_class) else FIRST_USER_ID
@@ -202,12 +223,12 @@ def register(codec_class):
     return codec_class
 
 
-def registered(kind):
+def registered(kind: type) -> dict[int, Any]:
     """{wire id: class} of ``kind``, IndexCodec or ValueCodec."""
     return dict(_registry[kind])
 
 
-def find(kind, wire_id):
+def find(kind: type, wire_id: int) -> Any:
     """The class of ``kind`` with ``wire_id``; UnknownCodec when there is none."""
     try:
         return _registry[kind][wire_id]

@@ -57,7 +57,7 @@ def raise_notices(name, messages):
 class Present(NamedTuple):
     """The ranks whose gradients a reduction adds up: how many, and the sum of each global rank plus one."""
 
-    count: int
+    ranks: int
     rank_sum: int
 
     @classmethod

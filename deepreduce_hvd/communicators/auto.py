@@ -73,12 +73,12 @@ class Auto(Communicator):
 
     _SCHEMES = {"Allgather": Allgather(), "SplitAllgather": SplitAllgather(), "RecursiveDoubling": RecursiveDoubling()}
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._measured_size = None
         self._latency = None
         self._seconds_a_byte = None
-        self._unions = {}
-        self._counts = {}
+        self._unions: dict[int, int] = {}
+        self._counts: dict[int, float] = {}
 
     def __repr__(self):
         return "Auto()"

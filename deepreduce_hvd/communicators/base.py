@@ -1,8 +1,18 @@
 """What a communicator is written against, so that it knows no framework; and what it gives back."""
 
 import time
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.stage import Memory
+
+if TYPE_CHECKING:
+    from deepreduce_hvd.codec import Codec
+    from deepreduce_hvd.communicators.exchange import Channel
+    from deepreduce_hvd.communicators.job import Job
 
 _PAUSE_SECONDS = 5e-5
 
@@ -14,52 +24,52 @@ class Transport:
     """
 
     #: how many ranks exchange, and which of them this is
-    size = None
-    rank = None
+    size: int
+    rank: int
     #: how many ranks this host has
-    local_size = None
+    local_size: int
 
     @property
-    def ranks(self):
+    def ranks(self) -> list[int]:
         """What the ranks of the group are called outside of it, in order."""
         return list(range(self.size))
 
-    def at(self, step):
+    def at(self, step: int) -> "Transport":
         """The transport for what is sent in this step of training, in case that makes a difference to the collectives beneath."""
         return self
 
-    def allgather(self, array, name):
+    def allgather(self, array: np.ndarray, name: str) -> Any:
         """Starts gathering every rank's (n,) uint8 array, lengths may differ; the result is their concatenation in rank order."""
         raise NotImplementedError
 
-    def alltoall(self, parts, name):
+    def alltoall(self, parts: Sequence[np.ndarray], name: str) -> Any:
         """Starts handing ``parts[i]``, (n,) uint8, to rank i, lengths may differ; the result is the list of the parts from every rank."""
         raise NotImplementedError
 
-    def broadcast(self, array, root, name):
+    def broadcast(self, array: np.ndarray | None, root: int, name: str) -> Any:
         """Starts handing rank ``root``'s (n,) uint8 array to all; the others give None. The result is the array."""
         raise NotImplementedError
 
-    def allreduce(self, array, name):
+    def allreduce(self, array: np.ndarray, name: str) -> Any:
         """Starts the sum of every rank's (n,) float32 array, equal lengths; the result is the same on all ranks, bit for bit."""
         raise NotImplementedError
 
-    def by_host(self, ranks_per_host):
+    def by_host(self, ranks_per_host: int | None) -> tuple["Transport", "Transport | None"]:
         """(transport of this rank's host, transport of the hosts' first ranks or None on the others).
 
         Hosts hold ``ranks_per_host`` consecutive ranks; None leaves it to the adapter. All ranks call it before any of them exchanges.
         """
         raise NotImplementedError
 
-    def test(self, handle):
+    def test(self, handle: Any) -> bool:
         """Whether :meth:`wait` would return at once."""
         raise NotImplementedError
 
-    def wait(self, handle):
+    def wait(self, handle: Any) -> Any:
         """The result of a collective."""
         raise NotImplementedError
 
-    def pause(self):
+    def pause(self) -> None:
         """Sleeps for a moment between two tests: a rank that spins takes the processor from those that it waits for."""
         time.sleep(_PAUSE_SECONDS)
 
@@ -70,24 +80,24 @@ class Communicator:
     #: whether what it drops or loses of a sum goes back to memories, by their put_back
     puts_back = True
 
-    def check(self, codec, memory):
+    def check(self, codec: "Codec", memory: Memory) -> None:
         """Raises InvalidArgument when the scheme cannot work with these stages."""
 
-    def keeper_of(self, rank, transport):
+    def keeper_of(self, rank: int, transport: Transport) -> int:
         """The rank whose memory takes what ``rank`` keeps back: itself, unless the scheme sends for it from another one."""
         return rank
 
-    def depends_on(self, transport):
+    def depends_on(self, transport: Transport) -> dict[str, Any]:
         """What the scheme finds out about this rank and all ranks must find alike, {what: a number or text}."""
         return {}
 
-    def prepare(self, transport):
+    def prepare(self, transport: Transport) -> None:
         """Called on all ranks before an exchange is started; may measure the transport."""
 
-    def reset(self):
+    def reset(self) -> None:
         """Called on all ranks when ranks have come or gone: forgets what was found out about them."""
 
-    def exchange(self, job, channel):
+    def exchange(self, job: "Job", channel: "Channel") -> Generator[Any, Any, Any]:
         """A generator that yields handles of ``channel`` and gets their results; returns the sum over all ranks.
 
         Args:
@@ -99,14 +109,14 @@ class Communicator:
         """
         raise NotImplementedError
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({settings})"
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(repr(self))
 
 

@@ -25,7 +25,7 @@ class GTopK(Communicator):
     is lost. ``form``: "butterfly", ceil(log2 P) exchanges between pairs, or "tree", up to rank 0 and back by a broadcast.
     """
 
-    def __init__(self, form="butterfly"):
+    def __init__(self, form: str = "butterfly") -> None:
         self.form = expect_choice("GTopK form", form, ("butterfly", "tree"))
 
     def check(self, codec, memory):

@@ -26,7 +26,7 @@ class Hierarchical(Communicator):
     first rank of a host has a memory that fills. Horovod needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, and the compressor all ranks.
     """
 
-    def __init__(self, across, ranks_per_host=None):
+    def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
         if not isinstance(across, Communicator) or isinstance(across, Hierarchical):
             raise InvalidArgument(f"Hierarchical across: expected another communicator, got {across!r}")
         if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):

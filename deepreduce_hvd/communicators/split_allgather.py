@@ -30,7 +30,7 @@ class SplitAllgather(Communicator):
     owner decides by its own slice, whose payload says what it is, so ranks need not agree beforehand.
     """
 
-    def __init__(self, dense="auto"):
+    def __init__(self, dense: int | str | None = "auto") -> None:
         self.dense = expect_choice("SplitAllgather dense", dense, ("auto", None, 2, 4, 8))
 
     def exchange(self, job, channel):

@@ -126,8 +126,8 @@ class Bloom(IndexCodec):
 
     wire_id = 7
 
-    def __init__(self, fpr=None, policy="p2"):
-        if not (fpr is None or fpr == "auto" or (is_number(fpr) and 0 < fpr < 1)):
+    def __init__(self, fpr: float | str | None = None, policy: str = "p2") -> None:
+        if not (fpr is None or fpr == "auto" or (not isinstance(fpr, str) and is_number(fpr) and 0 < fpr < 1)):
             raise InvalidArgument(f'Bloom fpr: expected a number in (0, 1), "auto" or None, got {fpr!r}')
         if policy not in POLICIES:
             raise InvalidArgument(f"Bloom policy: expected one of {', '.join(POLICIES)}, got {policy!r}")

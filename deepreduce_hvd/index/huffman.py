@@ -40,7 +40,7 @@ class Huffman(IndexCodec):
 
     wire_id = 4
 
-    def __init__(self, delta=False):
+    def __init__(self, delta: bool = False) -> None:
         if delta not in (False, True):
             raise InvalidArgument(f"Huffman delta: expected True or False, got {delta!r}")
         self.delta = bool(delta)

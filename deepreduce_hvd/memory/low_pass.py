@@ -19,7 +19,7 @@ class LowPass(Memory):
     wire_id = 2
     state = ("residual",)
 
-    def __init__(self, beta=0.1):
+    def __init__(self, beta: float = 0.1) -> None:
         if not (is_number(beta) and 0 < beta <= 1):
             raise InvalidArgument(f"LowPass beta: expected a number in (0, 1], got {beta!r}")
         self.beta = beta

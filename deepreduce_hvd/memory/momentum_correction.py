@@ -19,7 +19,7 @@ class MomentumCorrection(Memory):
     wire_id = 3
     state = ("residual", "velocity")
 
-    def __init__(self, momentum=0.9):
+    def __init__(self, momentum: float = 0.9) -> None:
         if not (is_number(momentum) and 0 <= momentum < 1):
             raise InvalidArgument(f"MomentumCorrection momentum: expected a number in [0, 1), got {momentum!r}")
         self.momentum = momentum

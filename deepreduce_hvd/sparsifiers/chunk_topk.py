@@ -19,7 +19,7 @@ class ChunkTopK(Sparsifier):
 
     wire_id = 4
 
-    def __init__(self, ratio=None, chunk=None):
+    def __init__(self, ratio: float | None = None, chunk: int | None = None) -> None:
         if (ratio is None) == (chunk is None):
             raise InvalidArgument(f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and chunk={chunk!r}")
         if ratio is not None and not (is_number(ratio) and 2**-31 < ratio <= 1):

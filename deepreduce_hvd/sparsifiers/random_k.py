@@ -43,7 +43,7 @@ class RandomK(Sparsifier):
 
     wire_id = 2
 
-    def __init__(self, ratio=None, k=None):
+    def __init__(self, ratio: float | None = None, k: int | None = None) -> None:
         check_amount("RandomK", ratio, k)
         self.ratio = ratio
         self.k = k

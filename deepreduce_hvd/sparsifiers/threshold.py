@@ -18,7 +18,7 @@ class Threshold(Sparsifier):
 
     wire_id = 3
 
-    def __init__(self, threshold):
+    def __init__(self, threshold: float) -> None:
         if not is_number(threshold) or not 0 <= threshold <= np.finfo(np.float32).max:
             raise InvalidArgument(f"Threshold: expected a finite float32 of at least 0, got {threshold!r}")
         self.threshold = threshold

@@ -23,7 +23,13 @@ class TopK(Sparsifier):
 
     wire_id = 1
 
-    def __init__(self, ratio=None, k=None, warmup_steps=0, warmup_ratio=0.25):
+    def __init__(
+        self,
+        ratio: float | None = None,
+        k: int | None = None,
+        warmup_steps: int = 0,
+        warmup_ratio: float = 0.25,
+    ) -> None:
         check_amount("TopK", ratio, k)
         if not is_integer(warmup_steps) or warmup_steps < 0:
             raise InvalidArgument(f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}")

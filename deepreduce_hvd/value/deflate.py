@@ -31,7 +31,7 @@ class Deflate(ValueCodec):
 
     wire_id = 4
 
-    def __init__(self, level=1, shuffle=True, strategy=None):
+    def __init__(self, level: int = 1, shuffle: bool = True, strategy: str | None = None) -> None:
         if not is_integer(level) or level not in range(1, 10):
             raise InvalidArgument(f"Deflate level: expected an integer of 1 to 9, got {level!r}")
         if shuffle not in (False, True):

@@ -166,7 +166,7 @@ class FitPoly(ValueCodec):
     wire_id = 6
     sorts = True
 
-    def __init__(self, degree=5, segments=None):
+    def __init__(self, degree: int = 5, segments: int | None = None) -> None:
         for name, value, most in (("degree", degree, MAX_DEGREE), ("segments", segments, MAX_SEGMENTS)):
             if name == "segments" and value is None:
                 continue

@@ -46,7 +46,7 @@ class QSGD(ValueCodec):
 
     wire_id = 5
 
-    def __init__(self, bits=4, bucket=512, norm="max"):
+    def __init__(self, bits: int = 4, bucket: int = 512, norm: str = "max") -> None:
         if not is_integer(bits) or bits not in range(1, 9):
             raise InvalidArgument(f"QSGD bits: expected an integer of 1 to 8, got {bits!r}")
         if not is_integer(bucket) or bucket not in range(8, 32769, 8):

@@ -43,7 +43,7 @@ class Quantile(ValueCodec):
 
     wire_id = 8
 
-    def __init__(self, buckets=256):
+    def __init__(self, buckets: int = 256) -> None:
         if not is_integer(buckets) or buckets not in range(2, 257):
             raise InvalidArgument(f"Quantile buckets: expected an integer of 2 to 256, got {buckets!r}")
         self.buckets = int(buckets)

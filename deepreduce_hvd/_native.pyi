@@ -1,0 +1,5 @@
+"""The native core's binding for NumPy (csrc/python.cc), whose functions the package's own modules wrap."""
+
+from typing import Any
+
+def __getattr__(name: str) -> Any: ...
