@@ -14,7 +14,7 @@ from typing import Any
 
 from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
-from deepreduce_hvd.communicators import Allgather, Auto, Communicator
+from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.errors import InvalidArgument
 from deepreduce_hvd.handshake import Setting
 from deepreduce_hvd.index import Rice
@@ -152,7 +152,7 @@ class Compressor:
         #: the adapter's side of this compressor
         self.session = importlib.import_module(session_module).Session(self, named)
 
-    def settings(self, transport):
+    def settings(self, transport: Transport) -> list[Setting]:
         """What ranks compare in the handshake, of any framework."""
         alike = self.communicator.depends_on(transport)
         return [
