@@ -10,7 +10,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 from deepreduce_hvd import payload as container
 from deepreduce_hvd.codec import Codec
@@ -128,7 +128,8 @@ class Compressor:
     ) -> None:
         self.codec = recommended_codec() if codec is None else codec
         self.memory = Residual() if memory is None else memory
-        self.communicator = Allgather() if communicator is None else Auto() if communicator == "auto" else communicator
+        scheme = Auto() if communicator == "auto" else communicator
+        self.communicator = cast(Communicator, Allgather() if scheme is None else scheme)
         expect_stages(self.codec, self.memory, self.communicator)
         expect_settings(
             bucket_bytes=bucket_bytes, dense_below=dense_below, seed=seed, process_set=process_set,
