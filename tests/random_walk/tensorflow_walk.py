@@ -353,10 +353,17 @@ def _run(seed, sets, directory, show):
         faulthandler.cancel_dump_traceback_later()
 
 
+def _is_over(seed, seconds):
+    """Whether any rank has used up its time: all of them end after the same seed."""
+    over = tf.constant(float(seconds < 0))
+    return bool(hvd.allreduce(over, op=hvd.Max, name=f"walk.over.{seed}"))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=_seeds, default=range(20), help="one number, or first-last")
     parser.add_argument("--show", action="store_true", help="print every program before it runs")
+    parser.add_argument("--seconds", type=float, help="start no seed after so many")
     arguments = parser.parse_args()
     hvd.init()
     tf.get_logger().setLevel("ERROR")  # functions are traced again and again on purpose
@@ -371,11 +378,16 @@ def main():
             outcomes[seed] = _run(seed, sets, pathlib.Path(directory), arguments.show)
             tf.keras.backend.clear_session()
             gc.collect()
-            if hvd.rank() == 0 and (len(outcomes) % 10 == 0 or seed == arguments.seeds[-1]):
+            seconds = time.monotonic() - started
+            last = seed == arguments.seeds[-1]
+            if arguments.seconds is not None:
+                last = last or _is_over(seed, arguments.seconds - seconds)
+            if hvd.rank() == 0 and (len(outcomes) % 10 == 0 or last):
                 found = list(outcomes.values())
                 counts = ", ".join(f"{found.count(one)} {one}" for one in sorted(set(found)))
-                seconds = time.monotonic() - started
                 print(f"{len(found)} seeds in {seconds:.0f} s: {counts}", flush=True)
+            if last:
+                break
     failed = [seed for seed, outcome in outcomes.items() if outcome == "failed"]
     if failed:
         print(f"rank {hvd.rank()}: seeds {failed} failed", flush=True)
