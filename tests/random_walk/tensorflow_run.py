@@ -28,18 +28,16 @@ class Compressors:
         self._variables = variables
         self._sets = sets
         self.made = [None] * len(program.compressors)
-        for number in range(len(self.made)):
-            self.renew(number)
 
     def has(self, number):
         return hvd.rank() in self._program.ranks(number)
 
     def renew(self, number):
-        """A compressor of the same settings, with an empty memory, in place of the last one."""
+        """Makes a compressor, if this rank has it, with an empty memory."""
         if self.has(number):
-            self.made[number] = self.make(self._program.compressors[number])
+            self.made[number] = self._make(self._program.compressors[number])
 
-    def make(self, compressor):
+    def _make(self, compressor):
         named = [
             (self._program.variables[one].name, self._variables[one])
             for one in compressor.variables

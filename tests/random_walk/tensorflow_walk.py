@@ -63,14 +63,19 @@ class Walk:
 
     def run(self):
         """Returns "ran" or "refused"; an exception is a defect."""
-        for compressor in self.program.compressors:
-            words = self._refusals.of_compressor(compressor)
-            if words:
-                _expect_refusal(
-                    lambda: Compressors(self.program, self._variables, self._sets), words
-                )
-                return "refused"
         self._compressors = Compressors(self.program, self._variables, self._sets)
+        refused = {
+            number: self._refusals.of_compressor(compressor)
+            for number, compressor in enumerate(self.program.compressors)
+        }
+        refused = {number: words for number, words in refused.items() if words}
+        for number, words in refused.items():
+            if self._compressors.has(number):
+                _expect_refusal(lambda: self._compressors.renew(number), words)
+        if refused:
+            return "refused"
+        for number in range(len(self.program.compressors)):
+            self._compressors.renew(number)
         self._runner = Runner(self.program, self._variables, self._compressors)
         self._fits = {}
         self._moved()
