@@ -15,7 +15,7 @@ from measure import RESNET50, row, seconds, verdict, write
 from numpy.polynomial import chebyshev
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.value import fit_poly
 from deepreduce_hvd.value.fit_sides import sort_sides
 

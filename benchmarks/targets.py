@@ -13,7 +13,7 @@ import numpy as np
 from measure import RESNET50, bound, heavy_tailed, paired_ratio, row, seconds
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
 COMPRESS = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.RawValue())
 
@@ -130,7 +130,7 @@ _PEAK = """
 import sys
 import numpy as np
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import encode_numpy
+from deepreduce_hvd.numpy_backend import encode_numpy
 sys.path.insert(0, {here!r})
 from measure import RESNET50, bound, heavy_tailed
 

@@ -35,7 +35,7 @@ def measure(options):
     from measure import heavy_tailed, row, write
 
     import deepreduce_hvd as dr
-    from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+    from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
     hvd.init()
     tf.config.threading.set_intra_op_parallelism_threads(1)

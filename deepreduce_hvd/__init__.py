@@ -5,7 +5,7 @@ float32, float16, bfloat16 or float64; payloads are (n,) uint8 (docs/format.md).
 """
 
 from deepreduce_hvd.check_codec import check_codec
-from deepreduce_hvd.codec import Codec, decode, decode_sum, decode_sum_sparse, inspect
+from deepreduce_hvd.codec import Codec, decode, decode_sum, inspect
 from deepreduce_hvd.communicators import *  # noqa: F403
 from deepreduce_hvd.communicators import __all__ as _communicators
 from deepreduce_hvd.compressor import Compressor, recommended_codec
@@ -21,6 +21,7 @@ from deepreduce_hvd.index import *  # noqa: F403
 from deepreduce_hvd.index import __all__ as _index
 from deepreduce_hvd.memory import *  # noqa: F403
 from deepreduce_hvd.memory import __all__ as _memory
+from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.params import from_params
 from deepreduce_hvd.sparsifiers import *  # noqa: F403
 from deepreduce_hvd.sparsifiers import __all__ as _sparsifiers

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import codec as neutral, handshake, payload as container, state as saved_state, wire
+from deepreduce_hvd import handshake, numpy_backend as neutral, payload as container, state as saved_state, wire
 from deepreduce_hvd._tensorflow_device import DevicePath
 from deepreduce_hvd._tensorflow_exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd._tensorflow_schedule import CodecNumbers

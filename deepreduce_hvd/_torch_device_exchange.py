@@ -7,11 +7,11 @@ import torch
 
 from deepreduce_hvd import payload as container, torch as operators, wire
 from deepreduce_hvd._torch_copies import CopiesToHost
-from deepreduce_hvd.codec import add_payloads, decode_sum_sparse
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.job import Member
 from deepreduce_hvd.communicators.sums import PayloadSum
 from deepreduce_hvd.errors import CorruptPayload, PeerFailed
+from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 
 _LENGTH = struct.Struct("<I")
 

@@ -4,7 +4,6 @@ import math
 import time
 import warnings
 import weakref
-import zlib
 
 import horovod.torch as hvd
 import torch
@@ -16,14 +15,13 @@ from deepreduce_hvd import (
     _torch_elastic,
     _torch_results as results,
     handshake,
-    payload as container,
     state as saved_state,
     wire,
 )
 from deepreduce_hvd._torch_device import DevicePath
+from deepreduce_hvd._torch_parameters import Parameters, make_slots
 from deepreduce_hvd._torch_references import Kept, Probes
 from deepreduce_hvd._torch_rounds import Apart, Plan, Round
-from deepreduce_hvd._torch_state import Slot
 from deepreduce_hvd._torch_transport import HorovodTransport
 from deepreduce_hvd._torch_waits import names_who_is_gone, watch
 from deepreduce_hvd.communicators.job import Member, payload_of_nothing
@@ -63,21 +61,8 @@ class Session:
         self.transport = HorovodTransport(compressor.process_set)
         self.process_set = self.transport.process_set
         self.device_path = DevicePath(compressor)
-        memory = compressor.memory
-        keep_backup = compressor.loss_scale is not None
-        self.slots = {}
-        for name, parameter in named:
-            if not isinstance(parameter, torch.Tensor):
-                raise InvalidArgument(f"Compressor parameter {name}: expected a torch parameter, got {type(parameter).__name__}")
-            if parameter.numel() > container.MAX_ELEMENTS:
-                raise InvalidArgument(
-                    f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {parameter.numel()}; split the tensor"
-                )
-            home = self.device_path.home(parameter)
-            self.slots[name] = Slot(name, parameter, zlib.crc32(name.encode()), memory, compressor.dense_below, keep_backup, home)
-        self._slot_of = {id(slot.parameter): slot for slot in self.slots.values()}
-        self._hooked = set()
-        self._register_hooks()
+        self.slots = make_slots(compressor, named, self.device_path.home)
+        self._parameters = Parameters(self.slots)
         self._probes = Probes()
         #: the handler of hvd.elastic.TorchState that this compressor was given to
         self.elastic = None
@@ -95,41 +80,6 @@ class Session:
         return max((slot.steps for slot in self.slots.values()), default=0)
 
     # --- which parameter, and which step ---
-
-    def _register_hooks(self):
-        """Notes which gradients backward makes: Horovod's own hooks run right after these."""
-        session = weakref.ref(self)  # a parameter outlives its compressor, whose residuals it must not keep
-
-        def note(parameter):
-            if session() is not None:
-                session()._slot_of[id(parameter)].made = True
-
-        for slot in self._slot_of.values():
-            parameter = slot.parameter
-            if slot not in self._hooked and parameter.requires_grad and parameter.is_leaf:
-                parameter.register_post_accumulate_grad_hook(note)
-                self._hooked.add(slot)
-
-    def _slot_for(self, tensor, caller):
-        parameter = caller.parameter
-        if parameter is None:
-            slot = next((slot for slot in self.slots.values() if slot.parameter.grad is tensor), None)
-        else:
-            slot = self._slot_of.get(id(parameter))
-        if slot is None or slot.parameter.shape != tensor.shape:
-            raise InvalidArgument(
-                f"compress: expected the gradient of one of the {len(self.slots)} named parameters, got another tensor of shape "
-                f"{tuple(tensor.shape)}; give Compressor the same named_parameters as DistributedOptimizer"
-            )
-        if slot.parameter is tensor:
-            raise InvalidArgument(
-                "compress: expected a gradient, got a parameter, as op=Adasum hands over; use op=Average or op=Sum with this compressor"
-            )
-        if tensor.layout == torch.sparse_coo:
-            raise InvalidArgument(
-                f"parameter {slot.name}: expected a dense gradient, got a sparse one; use sparse_as_dense=True and no groups="
-            )
-        return slot
 
     def _turn_of(self, owner, slot):
         """The round that a gradient belongs to: one of its optimizer's, or of what belongs to none."""
@@ -151,10 +101,10 @@ class Session:
         if owner is _torch_caller.DIRECT:
             return self._apart
         owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
-        slots = [slot for slot in self._slot_of.values() if id(slot.parameter) in owned]
+        slots = [slot for slot in self._parameters if id(slot.parameter) in owned]
         if last is not None and last.plan.slots == slots and last.plan.training == Plan.trains(slots):
             return last.plan
-        self._register_hooks()
+        self._parameters.register_hooks()
         return Plan(slots, self.compressor.bucket_bytes, self.compressor.fingerprint)
 
     def _loss_scale(self):
@@ -171,7 +121,7 @@ class Session:
     def compress(self, tensor):
         caller = _torch_caller.current()
         wire.expect_process_set(self.process_set, caller.process_set)
-        slot = self._slot_for(tensor, caller)
+        slot = self._parameters.slot_for(tensor, caller.parameter)
         turn = self._turn_of(caller.owner, slot)
         if slot.turn is not None:
             self._close(slot.turn)
@@ -271,7 +221,7 @@ class Session:
         """A sparse gradient that Horovod has summed by itself, without asking compress."""
         self._warn_once("sparse", "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it")
         caller = _torch_caller.current()
-        slot = self._slot_of.get(id(caller.parameter))
+        slot = self._parameters.get(caller.parameter)
         if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
             slot.count_sparse(slot.parameter.grad)
         turn = self._turns.get(caller.owner)

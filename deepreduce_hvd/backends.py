@@ -8,6 +8,7 @@ import importlib
 
 import numpy as np
 
+from deepreduce_hvd import numpy_backend
 from deepreduce_hvd.errors import InvalidArgument, NativeMissing
 
 #: the top module of an array's type -> the module of this package with its ``backend``
@@ -16,24 +17,16 @@ _ADAPTERS = {"torch": "deepreduce_hvd.torch", "tensorflow": "deepreduce_hvd.tens
 
 class _NumPy:
     def encode(self, *arguments):
-        from deepreduce_hvd.codec import encode_numpy
-
-        return encode_numpy(*arguments)
+        return numpy_backend.encode_numpy(*arguments)
 
     def decode(self, payload, max_elements):
-        from deepreduce_hvd.codec import decode_numpy
-
-        return decode_numpy(payload, max_elements)
+        return numpy_backend.decode_numpy(payload, max_elements)
 
     def decode_sum(self, payloads, out, scale):
-        from deepreduce_hvd.codec import decode_sum_numpy
-
-        return decode_sum_numpy(payloads, out, scale)
+        return numpy_backend.decode_sum_numpy(payloads, out, scale)
 
     def to_numpy_bytes(self, payload):
-        from deepreduce_hvd.codec import check_bytes
-
-        return check_bytes(payload)
+        return numpy_backend.check_bytes(payload)
 
 
 _numpy = _NumPy()

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from deepreduce_hvd import _native, backends, codec as neutral, errors
+from deepreduce_hvd import _native, backends, errors, numpy_backend as neutral
 
 
 def _library():

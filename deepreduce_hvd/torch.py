@@ -13,7 +13,7 @@ import re
 import numpy as np
 import torch
 
-from deepreduce_hvd import backends, codec as neutral, errors, payload as container
+from deepreduce_hvd import backends, errors, numpy_backend as neutral, payload as container
 
 
 def _load_operators():

@@ -9,7 +9,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from codecs_table import INDEX, VALUE, gradient
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import encode_numpy
+from deepreduce_hvd.numpy_backend import encode_numpy
 
 directory = pathlib.Path(__file__).parent / "golden" / "v1"
 for name in [*INDEX, *VALUE]:

@@ -5,7 +5,7 @@ import pytest
 from codecs_table import gradient
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import encode_numpy, encode_sparse_numpy, select_numpy
+from deepreduce_hvd.numpy_backend import encode_numpy, encode_sparse_numpy, select_numpy
 from deepreduce_hvd.stage import Memory
 
 CODEC = dr.Codec(dr.TopK(0.25), index=dr.Rice())

@@ -10,9 +10,9 @@ from codecs_table import gradient
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, payload as container
-from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.exact_log import exact_log
 from deepreduce_hvd.index.bloom import POLICIES, murmur3, scan
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
 
 def support(d, k, seed=0):

@@ -10,7 +10,7 @@ from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, payload as container
-from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "v1"
 INPUTS = inputs()

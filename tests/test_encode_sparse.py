@@ -7,7 +7,7 @@ from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native
-from deepreduce_hvd.codec import encode_sparse_numpy, select_numpy
+from deepreduce_hvd.numpy_backend import encode_sparse_numpy, select_numpy
 
 INPUTS = inputs()
 SIMD_LEVELS = range(_native.simd_level() + 1)

@@ -11,7 +11,7 @@ from scipy.special import eval_legendre
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import bits, exact_math, payload as container, reference
-from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.value import fit_poly
 from deepreduce_hvd.value.fit_sides import sort_sides
 

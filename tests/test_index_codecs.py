@@ -11,8 +11,8 @@ from test_conformance import SIMD_LEVELS, both
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import huffman_code, payload as container, reference
-from deepreduce_hvd.codec import decode_sum_numpy
 from deepreduce_hvd.index.huffman import static_lengths
+from deepreduce_hvd.numpy_backend import decode_sum_numpy
 
 LOSSLESS = ("raw_index", "bitmap", "rle", "huffman", "huffman_delta", "rice", "elias_fano")
 LARGEST_D = 2**31 - 1

@@ -9,9 +9,9 @@ from own_stages import OwnResidual, Three, WithoutPutBack
 from simulated_ranks import SCHEMES, gradients_of, jobs_of, run, same_bits, sparsifier_of
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import select_numpy
 from deepreduce_hvd.communicators.job import Job, Member
 from deepreduce_hvd.communicators.simulator import Simulator
+from deepreduce_hvd.numpy_backend import select_numpy
 
 CODECS = {
     "raw": dr.Codec(dr.TopK(0.05)),

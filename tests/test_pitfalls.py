@@ -14,7 +14,7 @@ from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import bits, payload as container
-from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
 ROOT = pathlib.Path(__file__).parents[1]
 BOTH_IMPLEMENTATIONS = pytest.mark.parametrize("native", [True, False], ids=["native", "oracle"])
@@ -181,7 +181,7 @@ import hashlib, sys
 sys.path.insert(0, "tests")
 from codecs_table import INDEX, VALUE, gradient
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import encode_numpy
+from deepreduce_hvd.numpy_backend import encode_numpy
 digest = hashlib.sha256()
 for native in (True, False):
     for name in [*INDEX, *VALUE]:

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native
-from deepreduce_hvd.codec import encode_numpy
+from deepreduce_hvd.numpy_backend import encode_numpy
 from deepreduce_hvd.sparsifiers.random_k import permuted
 
 SIMD_LEVELS = range(_native.simd_level() + 1)

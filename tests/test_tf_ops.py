@@ -7,7 +7,7 @@ import pytest
 from codecs_table import INDEX, VALUE, gradient
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.codec import encode_numpy
+from deepreduce_hvd.numpy_backend import encode_numpy
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")

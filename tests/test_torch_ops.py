@@ -7,7 +7,7 @@ from codecs_table import INDEX, VALUE, gradient
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.torch
-from deepreduce_hvd.codec import encode_numpy
+from deepreduce_hvd.numpy_backend import encode_numpy
 
 FIELDS = dr.Codec(dr.TopK(0.1)).fields(dr.Residual())
 NO_MEMORY = dr.Codec(dr.TopK(0.1)).fields(dr.NoMemory())

@@ -11,7 +11,7 @@ from test_conformance import SIMD_LEVELS, both
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import payload as container
-from deepreduce_hvd.codec import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.value import quantile
 
 LARGEST = np.finfo(np.float32).max

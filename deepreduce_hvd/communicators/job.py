@@ -3,9 +3,9 @@
 import numpy as np
 
 from deepreduce_hvd import payload as container, wire
-from deepreduce_hvd.codec import as_float32, encode_numpy, encode_sparse_numpy, select_numpy
 from deepreduce_hvd.communicators.partial import Partial, failed
 from deepreduce_hvd.memory import NoMemory
+from deepreduce_hvd.numpy_backend import as_float32, encode_numpy, encode_sparse_numpy, select_numpy
 
 #: coding keys of later stages are apart from those of the first; parameters' keys have 32 bits
 _STAGE_BITS = 32

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd import payload as container, wire
-from deepreduce_hvd.codec import decode_sum_sparse
+from deepreduce_hvd.numpy_backend import decode_sum_sparse
 
 _NO_INDICES = np.zeros(0, dtype=np.uint32)
 _NO_VALUES = np.zeros(0, dtype=np.float32)

@@ -5,12 +5,13 @@ import math
 import numpy as np
 
 from deepreduce_hvd import wire
-from deepreduce_hvd.codec import Codec, decode_sum_sparse
+from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
 from deepreduce_hvd.communicators.partial import Partial, failed, merged
 from deepreduce_hvd.communicators.sums import PartialSum
 from deepreduce_hvd.errors import CorruptPayload
 from deepreduce_hvd.index import RawIndex
+from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.sparsifiers import NoneSparsifier
 from deepreduce_hvd.value import QSGD, RawValue
 

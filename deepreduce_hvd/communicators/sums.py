@@ -3,8 +3,8 @@
 import numpy as np
 
 from deepreduce_hvd import wire
-from deepreduce_hvd.codec import add_payloads, decode_sum_sparse
 from deepreduce_hvd.errors import CorruptPayload, PeerFailed
+from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 
 
 class Sum:

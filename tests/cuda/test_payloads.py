@@ -10,7 +10,7 @@ from test_stages import DEVICE_INDEX, DEVICE_VALUE
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, payload as container
-from deepreduce_hvd.codec import decode_sum_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy
 from deepreduce_hvd.random import random32, random_uniform
 
 INPUTS = inputs()

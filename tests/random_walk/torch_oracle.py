@@ -12,9 +12,9 @@ import torch
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import buckets, reference
-from deepreduce_hvd.codec import as_float32
 from deepreduce_hvd.communicators.job import Job, Member
 from deepreduce_hvd.communicators.simulator import Simulator
+from deepreduce_hvd.numpy_backend import as_float32
 
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _EPSILON = 2.0**-23

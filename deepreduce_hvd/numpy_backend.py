@@ -1,0 +1,213 @@
+"""The backend for NumPy arrays: what runs in the native core, and what in Python where a stage is the user's own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from deepreduce_hvd import payload as container, reference
+from deepreduce_hvd.arrays import expect_apart, expect_array
+from deepreduce_hvd.errors import InvalidArgument, NativeMissing
+from deepreduce_hvd.index import RawIndex
+from deepreduce_hvd.memory import NoMemory
+from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.stage import FIRST_USER_ID, is_built_in
+from deepreduce_hvd.value import RawValue
+
+try:
+    from deepreduce_hvd import _native
+except ImportError as error:
+    raise NativeMissing(f"deepreduce_hvd._native: expected the built extension, got {error}; run `pip install .`") from error
+
+_BFLOAT16 = container.DTYPES["bfloat16"]
+#: codes of gradients' dtypes that NumPy has
+_DTYPES = {code: np.dtype(name) for name, code in container.DTYPES.items() if code != _BFLOAT16}
+#: NumPy has no bfloat16: such numbers come as they lie in memory, too
+_BITS = (np.uint16, np.int16)
+
+
+def as_float32(gradient, dtype):
+    """Numbers of the ``dtype`` code as (d,) float32; those of bfloat16 may come as their 16 bits."""
+    if dtype == _BFLOAT16 and gradient.dtype in _BITS:
+        bits = gradient.view(np.uint16).astype(np.uint32)
+        return (bits << np.uint32(16)).view(np.float32)
+    with np.errstate(over="ignore"):
+        return gradient.astype(np.float32)
+
+
+def _as_coded(gradient, dtype):
+    """Numbers of the ``dtype`` code as the native core reads them; they may come as float32."""
+    if dtype != _BFLOAT16:
+        return gradient.astype(_DTYPES[dtype], copy=False)
+    if gradient.dtype in _BITS:
+        return gradient
+    return (as_float32(gradient, dtype).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+
+
+def _expect_gradient(gradient, dtype):
+    """(contiguous gradient, code of its dtype)."""
+    kinds = (*_DTYPES.values(), *(_BITS if dtype == _BFLOAT16 else ()))
+    expect_array("gradient", gradient, kinds, contiguous=False)
+    code = container.DTYPES[gradient.dtype.name] if dtype is None else dtype
+    return np.ascontiguousarray(gradient), code
+
+
+def _expect_state(memory, state, gradient):
+    """The memory's arrays, as they are written to in place."""
+    for name, array in zip(memory.state, state, strict=True):
+        expect_array(name, array, (np.float32,), gradient.shape, writable=True)
+    expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
+
+
+def expect_elements(d):
+    if not is_integer(d) or not 0 <= d <= container.MAX_ELEMENTS:
+        raise InvalidArgument(f"d: expected an integer of at least 0 and at most {container.MAX_ELEMENTS}, got {d!r}")
+
+
+def expect_scale(scale):
+    if not is_number(scale) or not abs(float(scale)) <= float(np.finfo(np.float32).max):
+        raise InvalidArgument(f"scale: expected a finite float32, got {scale!r}")
+
+
+def _expect_indices(indices, d):
+    expect_array("indices", indices, (np.uint32,))
+    expect_elements(d)
+    if indices.size and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= d):
+        raise InvalidArgument(f"indices: expected ascending distinct ones below d = {d}")
+
+
+def encode_sparse_numpy(codec, indices, values, d, step=0, seed=0, tensor=0, rank=0, dtype="float32", native=True, simd=-1):
+    """The NumPy backend of encode_sparse."""
+    expect_array("indices", indices, (np.uint32,))
+    expect_array("values", values, (np.float32,), indices.shape, writable=True)
+    expect_apart(indices=indices, values=values)
+    dtype = container.DTYPES[dtype]
+    if native and codec.is_native(NoMemory()):
+        return _native.encode_sparse(codec.fields(NoMemory()), indices, values, d, dtype, True, seed, step, tensor, rank, simd)
+    _expect_indices(indices, d)
+    stages = (codec.index, codec.value)
+    payload, values[...], added = reference.encode_sparse(stages, indices, values, d, dtype, seed, step, tensor, rank)
+    return payload, *added
+
+
+def select_numpy(codec, memory, gradient, state, threshold=0.0, seed=0, step=0, tensor=0, given=None, native=True, simd=-1, dtype=None):
+    """Error feedback and selection without coding; ``state`` is left without what was selected.
+
+    ``given`` (k,) uint32 ascending: what to take instead of the sparsifier's choice. Returns (indices (k,) uint32, values (k,) float32,
+    next threshold); indices and values are None when the gradient is not finite, and the state is then as it was.
+    """
+    gradient, dtype = _expect_gradient(gradient, dtype)
+    _expect_state(memory, state, gradient)
+    if given is not None:
+        _expect_indices(given, gradient.size)
+    if native and is_built_in(codec.sparsifier) and is_built_in(memory):
+        fields = [*codec.sparsifier.fields(step), *RawIndex().fields(), *RawValue().fields(), *memory.fields()]
+        return _native.select(
+            fields, _as_coded(gradient, dtype), dtype, *state, *[None] * (2 - len(state)),
+            threshold=threshold, seed=seed, step=step, tensor=tensor, given=given, simd=simd,
+        )  # fmt: skip
+    stages, numbers = (codec.sparsifier, memory), as_float32(gradient, dtype)
+    selected = reference.select(stages, numbers, state, given, seed, step, tensor)
+    if selected is None:
+        return None, None, threshold
+    indices, values, new_state = selected
+    for array, new in zip(state, new_state):
+        array[...] = new
+    return indices, values, threshold
+
+
+def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, rank, native=True, simd=-1, dtype=None):
+    """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next threshold).
+
+    ``dtype`` overrides the gradient's own dtype code, for bfloat16 numbers that come as float32 or as their bits.
+    """
+    gradient, dtype = _expect_gradient(gradient, dtype)
+    _expect_state(memory, state, gradient)
+    if native and codec.is_native(memory):
+        payload, threshold, _ = _native.encode(
+            codec.fields(memory, step), _as_coded(gradient, dtype), dtype, *state, *[None] * (2 - len(state)),
+            threshold=threshold, seed=seed, step=step, tensor=tensor, rank=rank, simd=simd,
+        )  # fmt: skip
+        return payload, threshold
+    stages = (codec.sparsifier, codec.index, codec.value, memory)
+    numbers = as_float32(gradient, dtype)
+    payload, new_state = reference.encode(stages, numbers, dtype, state, seed, step, tensor, rank)
+    for array, new in zip(state, new_state):
+        array[...] = new
+    return payload, 0.0
+
+
+def all_native(payloads):
+    """Whether the native core knows every codec of the payloads (bytes 6 and 7 are the ids)."""
+    return all(data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads)
+
+
+def decode_sum_sparse(
+    payloads: Sequence[Any], d: int, scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """``scale`` * the sum of the payloads, (n,) uint8 NumPy arrays, as ((m,) uint32 ascending distinct indices, (m,) float32 values).
+
+    Work and memory follow the elements sent, unless a codec is the user's own or needs more (Bitmap, Bloom).
+
+    Raises:
+        CorruptPayload, UnknownCodec: as for :func:`decode`.
+        InvalidArgument: a payload of another number of elements than ``d``, or one that is non-finite: such a sum has no sparse form.
+    """
+    expect_scale(scale)
+    expect_elements(d)
+    payloads = [check_bytes(data) for data in payloads]
+    if all_native(payloads):
+        return _native.decode_sparse(payloads, d, scale)
+    dense = np.zeros(d, dtype=np.float32)
+    support = np.zeros(d, dtype=bool)
+    for data in payloads:
+        sent = reference.decode_sparse(data, d)
+        if sent is None:
+            raise InvalidArgument("a payload is non-finite: its sum has no sparse form")
+        dense[sent[0]] += np.float32(scale) * sent[1]
+        support[sent[0]] = True
+    indices = np.flatnonzero(support).astype(np.uint32)
+    return indices, dense[indices]
+
+
+def check_bytes(data):
+    """``data`` as a contiguous uint8 array, or InvalidArgument."""
+    expect_array("payload", data, (np.uint8,), contiguous=False)
+    return np.ascontiguousarray(data)
+
+
+def decode_numpy(data, max_elements):
+    """The NumPy backend of decode."""
+    return decode_sum_numpy([data], np.zeros(elements_of(data, max_elements), dtype=np.float32), 1.0)
+
+
+def elements_of(data, max_elements):
+    """How many elements a payload, (n,) uint8 NumPy, has; InvalidArgument when those are too many."""
+    d = container.read(check_bytes(data)).d
+    most, why = max_elements, ""
+    if max_elements is None:
+        most = _native.default_max_elements(data.size)
+        why = f", the default for {data.size} bytes (give a larger one for what you trust)"
+    if d > most:
+        raise InvalidArgument(f"payload: expected at most max_elements = {most} elements{why}, got {d}")
+    return d
+
+
+def decode_sum_numpy(payloads, out, scale, native=True, simd=-1):
+    """The NumPy backend of decode_sum."""
+    add_payloads(payloads, out, scale, native, simd)
+    return out
+
+
+def add_payloads(payloads, out, scale, native=True, simd=-1):
+    """What decode_sum does with NumPy arrays.
+
+    Returns:
+        The largest magnitude that an addition left in any element, NaN being the largest of all. No addition has
+        overflowed unless it is Inf or NaN.
+    """
+    expect_array("out", out, (np.float32,), writable=True)
+    payloads = [check_bytes(data) for data in payloads]
+    if native and all_native(payloads):
+        return _native.decode_sum(payloads, out, scale, simd)
+    return reference.decode_sum(payloads, out, scale)
