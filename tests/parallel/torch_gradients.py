@@ -367,6 +367,21 @@ def scenario_allreduce_leaves_its_input(directory):
             torch.testing.assert_close(reduced, mean, rtol=1e-5, atol=1e-6, msg=name)
 
 
+def scenario_a_parameter_under_two_names_has_one_memory(directory):
+    """As tied weights may have: with Horovod's optimizer and with hvd.allreduce."""
+    network = named(tied=(40, 30))
+    pairs = [("first", network["tied"]), ("last", network["tied"])]
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=pairs, dense_below=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1), named_parameters=pairs, compression=compressor
+    )
+    loss_of(network, 0).backward()
+    optimizer.step()
+    hvd.allreduce(network["tied"].grad, compression=compressor, name="two names")
+    steps = {name: saved["steps"] for name, saved in compressor.state_dict()["parameters"].items()}
+    expect(steps == {"first": 0, "last": 2}, steps)
+
+
 def scenario_sparse_gradients_that_horovod_sums_itself(directory):
     """Without sparse_as_dense=True they pass by the compressor, uncompressed; what overflows there skips the step of all."""
     for poisoned in (False, True):

@@ -3,18 +3,20 @@
 import horovod.torch as hvd
 import numpy as np
 import torch
+from own_stages import OwnResidual, Three, WithoutPutBack
 from torch_model import dense
 
 import deepreduce_hvd as dr
 
 _EPSILON = 2.0**-24
+_KEEP_ALL = (dr.Residual, OwnResidual, Three, WithoutPutBack)
 #: roundings to float32 that an element may meet on a rank in a step
 _ROUNDINGS = 32
 
 
 def keeps_all(memory):
-    """Whether what a memory keeps is all that was not sent."""
-    return isinstance(memory, dr.Residual) or memory == dr.LowPass(1)
+    """Whether the first array that a memory keeps is all that was not sent."""
+    return isinstance(memory, _KEEP_ALL) or memory == dr.LowPass(1)
 
 
 class Balance:
@@ -49,7 +51,7 @@ class Balance:
                 gradients = [one.double().numpy() / scale for one in trainer.gradients_of(name)]
                 arrived = dense(results[name]).double().numpy() / factor / scale
                 states = self.oracle.models[name].states
-                kept = [part / np.float64(scale) for state in states for part in state]
+                kept = [state[0] / np.float64(scale) for state in states if state]
                 account.add(gradients, arrived, kept)
             elif not self.oracle.settings.loss_scale:
                 account.known = False  # what was sent is lost, as the documentation says

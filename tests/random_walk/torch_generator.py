@@ -7,6 +7,7 @@ import random
 
 import torch
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE
+from own_stages import OwnResidual, Three, WithoutPutBack
 from torch_program import CompressorSettings, Parameter, Part, Program, Step, refusal
 
 import deepreduce_hvd as dr
@@ -65,7 +66,8 @@ def _compressor(draw, size):
         sparsifiers = [one for one in sparsifiers if not isinstance(one, dr.Threshold)]
     stages = sparsifiers, list(INDEX.values()), list(VALUE.values())
     codec = dr.Codec(*(draw.choice(one) for one in stages))
-    memory = dr.Residual() if draw.random() < 0.5 else draw.choice(list(MEMORIES.values()))
+    memories = [*MEMORIES.values(), OwnResidual(), Three()]
+    memory = dr.Residual() if draw.random() < 0.5 else draw.choice(memories)
     subsets = [(rank,) for rank in range(size)]
     if size > 2:
         subsets += [(first, last) for last in range(size) for first in range(last)]
@@ -96,6 +98,7 @@ def _parameter(draw, name):
         draw.choice(_DTYPES),
         kind,
         tied=draw.random() < 0.15,
+        twice=draw.random() < 0.05,
         style=draw.choice(_STYLES),
         magnitude=draw.choice((1e-3, 1.0, 1.0, 30.0)),
     )
@@ -146,11 +149,13 @@ def _spoil(draw, program):
     """Makes of a program one that may be refused."""
     part = draw.choice(program.parts)
     settings = program.compressors[part.compressor]
-    way = draw.choice(("gtopk", "shared", "hierarchical", "groups", "unknown"))
+    way = draw.choice(("gtopk", "shared", "memory", "hierarchical", "groups", "unknown"))
     if way == "gtopk":
         settings.communicator, settings.codec = dr.GTopK(), dr.Codec(dr.Threshold(0.1))
     elif way == "shared":
         settings.communicator, settings.codec = dr.SharedRandomK(), dr.Codec(dr.TopK(0.1))
+    elif way == "memory":
+        settings.memory = WithoutPutBack()
     elif way == "hierarchical":
         settings.communicator = dr.Hierarchical(dr.Allgather())
         settings.ranks = (program.size - 1,)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import torch
+from own_stages import WithoutPutBack
 
 import deepreduce_hvd as dr
 
@@ -16,6 +17,7 @@ class Parameter:
             sparse.
         frozen: from the start.
         tied: used twice in the loss.
+        twice: given to the compressor under two names, as a model with tied weights may.
         style: how its gradients are distributed.
         magnitude: of its gradients.
     """
@@ -26,12 +28,19 @@ class Parameter:
     kind: str = "dense"
     frozen: bool = False
     tied: bool = False
+    twice: bool = False
     style: str = "normal"
     magnitude: float = 1.0
 
     @property
     def elements(self):
         return torch.Size(self.shape).numel()
+
+    @property
+    def under_all_names(self):
+        """This parameter, once for each name that the compressor is given; the last one counts."""
+        first = [dataclasses.replace(self, name=f"{self.name}.first")] if self.twice else []
+        return [*first, self]
 
 
 @dataclasses.dataclass
@@ -150,6 +159,8 @@ def refusal(program):
     This is the one place that says what is refused.
     """
     for settings in program.compressors:
+        if isinstance(settings.memory, WithoutPutBack) and settings.communicator.puts_back:
+            return "expected one with a put_back"
         sparsifier = settings.codec.sparsifier
         if isinstance(settings.scheme, dr.GTopK) and isinstance(sparsifier, dr.Threshold):
             return "GTopK: expected a sparsifier with a fixed k"

@@ -76,7 +76,9 @@ class Trainer:
         for number in sorted({part.compressor for part in user.parts.values()}):
             user.make_compressor(number)
             parts = self.program.parts_of(number)
-            parameters = [one for part in parts for one in part.parameters]
+            parameters = [
+                same for part in parts for one in part.parameters for same in one.under_all_names
+            ]  # fmt: skip
             ranks = self.program.ranks_of(parts[0])
             self.oracles[number] = Oracle(self.program.compressors[number], parameters, ranks)
             self._balances[number] = Balance(self, number)

@@ -61,14 +61,13 @@ class User:
 
     def make_compressor(self, number):
         settings = self.program.compressors[number]
-        given = [
-            one for part in self.program.parts_of(number) for one in part.parameters[part.unknown :]
-        ]
+        parts = self.program.parts_of(number)
+        given = [one for part in parts for one in part.parameters[part.unknown :]]
         self.compressors[number] = dr.Compressor(
             settings.codec,
             settings.memory,
             settings.communicator,
-            [(one.name, self.weights[one.name]) for one in given],
+            [(same.name, self.weights[one.name]) for one in given for same in one.under_all_names],
             bucket_bytes=settings.bucket_bytes,
             dense_below=settings.dense_below,
             seed=settings.seed,
