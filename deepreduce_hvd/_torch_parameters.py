@@ -46,11 +46,16 @@ def make_slots(compressor, named, home):
 
 
 class Parameters:
-    """The slots by parameter, and the hooks that note which gradients backward makes."""
+    """The slots by parameter, and the hooks that note which gradients backward makes.
+
+    Attributes:
+        gradients_made: how many gradients backward has made so far, of all of them.
+    """
 
     def __init__(self, slots):
         self._by_id = {id(slot.parameter): slot for slot in slots.values()}
         self._hooked = set()
+        self.gradients_made = 0
         self.register_hooks()
 
     def __iter__(self):
@@ -68,6 +73,7 @@ class Parameters:
         def note(parameter):
             if own() is not None:
                 own().get(parameter).made = True
+                own().gradients_made += 1
 
         for slot in self:
             parameter = slot.parameter

@@ -96,7 +96,7 @@ class Round:
         closed: whether what the step leaves has been settled.
     """
 
-    def __init__(self, plan, loss_scale, device_sums):
+    def __init__(self, plan, loss_scale, device_sums, gradients_made):
         self.plan = plan
         self.loss_scale = loss_scale
         self.device_sums = device_sums
@@ -106,10 +106,17 @@ class Round:
         self.closed = False
         self._flights = {}  # by the bucket's number
         self._left = 0
+        self._gradients_made = gradients_made
 
-    def ends_before(self, slot):
-        """Whether a gradient of ``slot`` belongs to another step."""
-        return self.closed or slot.turn is self or (self.delivering and isinstance(self.plan, Plan))
+    def ends_before(self, slot, gradients_made):
+        """Whether a gradient of ``slot`` belongs to another step.
+
+        One of an optimizer ends with its first result. What belongs to none comes one by one: such a step ends with the
+        next backward pass, of which ``gradients_made``, how many gradients backward has made so far, tells.
+        """
+        if self.closed or slot.turn is self:
+            return True
+        return self.delivering and (isinstance(self.plan, Plan) or gradients_made != self._gradients_made)
 
     def add(self, slot):
         slot.turn = self

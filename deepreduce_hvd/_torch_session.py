@@ -84,7 +84,7 @@ class Session:
     def _turn_of(self, owner, slot):
         """The round that a gradient belongs to: one of its optimizer's, or of what belongs to none."""
         turn = self._turns.get(owner)
-        if turn is not None and not turn.ends_before(slot):
+        if turn is not None and not turn.ends_before(slot, self._parameters.gradients_made):
             return turn
         if self._delivered:
             expect_keeper(self.elastic, notification_manager)
@@ -93,7 +93,9 @@ class Session:
         if not self.agreed and self.elastic is None:  # in elastic training it is a part of sync, which all ranks call at once
             agreement.agree(self)
         self._delivered = False
-        turn = self._turns[owner] = Round(self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums())
+        turn = self._turns[owner] = Round(
+            self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums(), self._parameters.gradients_made
+        )
         return turn
 
     def _plan_of(self, owner, last):

@@ -367,6 +367,27 @@ def scenario_allreduce_leaves_its_input(directory):
             torch.testing.assert_close(reduced, mean, rtol=1e-5, atol=1e-6, msg=name)
 
 
+def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
+    """One that leaves a parameter out: the next one's void step and loss scale are its own."""
+    network = named(a=(40, 30), b=(40, 30))
+    scale = [1.0]
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.1)), parameters=network.named_parameters(), dense_below=0, loss_scale=lambda: scale[0]
+    )
+    kept = {name: torch.zeros(1200) for name in network}
+    for step, (names, scale[0], void) in enumerate([("ab", 4.0, False), ("b", 4.0, True), ("ab", 2.0, False)]):
+        network.zero_grad()
+        (loss_of(network, step, list(names)) * (float("inf") if void and hvd.rank() == 0 else scale[0])).backward()
+        for name in names:
+            gradient = network[name].grad
+            came_in = gradient.view(-1) + kept[name] * (0.5 if step == 2 else 1.0)
+            hvd.allreduce(gradient, compression=compressor, name=f"{name}.{step}", op=hvd.Sum)
+            if not void:
+                kept[name] = came_in - dr.decode(compressor.codec.encode(came_in))
+    for name in network:
+        expect(torch.equal(residual(compressor, name), kept[name]), name, "keeps something else")
+
+
 def scenario_a_parameter_under_two_names_has_one_memory(directory):
     """As tied weights may have: with Horovod's optimizer and with hvd.allreduce."""
     network = named(tied=(40, 30))

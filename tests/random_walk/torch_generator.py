@@ -182,15 +182,15 @@ def _step(draw, program, number, scale):
             ranks = (draw.choice(ranks),)
         poison = one.name, ranks, draw.choice(_POISONS)
     elif not quiet and draw.random() < 0.15:
-        # What belongs to no optimizer is one round, whoever calls, until a parameter comes again
-        # or the state is read: it is not mixed with parts that are reduced by hand.
+        # What belongs to no optimizer is one round, whoever calls, until the next backward pass:
+        # it is not mixed with parts that are reduced by hand.
         hands = {part.compressor for part in program.parts if part.by_hand}
         names = [
             one.name for part, one in trained
             if part.compressor not in hands and one.kind != "embedding" and one.name not in frozen
         ]  # fmt: skip
         direct = tuple(draw.sample(names, min(len(names), 2)))
-    look = bool(direct) or draw.random() < 0.6
+    look = draw.random() < 0.6
     checkpoint = draw.choice(_CHECKPOINTS) if draw.random() < 0.3 else None
     return Step(scale, frozen, unused, events, poison, direct, look, checkpoint)
 

@@ -154,16 +154,18 @@ class Trainer:
         user, oracle = self.user, self.oracles[part.compressor]
         weights = user.weights
         own = [one for one in part.parameters if not one.frozen]
-        for one in own if part.by_hand else ():
-            if weights[one.name].grad is None:
-                weights[one.name].grad = torch.zeros_like(weights[one.name])
+        if part.by_hand:  # what no rank has used is left out
+            own = [one for one in own if any(oracle.models[one.name].made)]
+            for one in own:
+                if weights[one.name].grad is None:
+                    weights[one.name].grad = torch.zeros_like(weights[one.name])
         before = {one.name: weights[one.name].grad for one in own}
         kept = {name: bits(grad) for name, grad in before.items()} if part.by_hand else {}
         strides = {name: self._strides_of(name, grad) for name, grad in before.items()}
         others = self._idle_gradients(part)
         self._expect_own_gradients(before, oracle)
 
-        user.reduce(part, self.number)
+        user.reduce(part, self.number, own)
         results = {one.name: weights[one.name].grad for one in own}
         for name, grad in self._idle_gradients(part).items():
             self.expect(grad == others[name], name, "had its gradient changed by", part.name)

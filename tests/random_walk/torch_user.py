@@ -110,21 +110,21 @@ class User:
                 else:
                     weight.grad.zero_()
 
-    def reduce(self, part, number):
-        """Reduces a part's gradients in step ``number``, and steps if step() does both."""
+    def reduce(self, part, number, parameters):
+        """Reduces gradients of some of a part's ``parameters``; steps, if step() does both."""
         optimizer = self.optimizers[part.name]
         if part.by_hand:
-            self._reduce_by_hand(part, number)
+            self._reduce_by_hand(part, number, parameters)
         elif part.plain_step:
             optimizer.step()
         else:
             optimizer.synchronize()
 
-    def _reduce_by_hand(self, part, number):
-        weights = [self.weights[one.name] for one in part.parameters if not one.frozen]
+    def _reduce_by_hand(self, part, number, parameters):
+        weights = [self.weights[one.name] for one in parameters]
         grads = [weight.grad for weight in weights]
         label = f"{part.name}.{number}"
-        if number % 2:
+        if number % 2 and grads:
             options = self._options(part)
             reduced = hvd.grouped_allreduce(grads, name=label, **options)
         else:
