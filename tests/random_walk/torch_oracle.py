@@ -60,7 +60,8 @@ class Model:
 class Expected:
     """A reduced gradient: ``values`` (d,), and how far from them a result may be.
 
-    ``values`` is None where nothing is known beforehand. With a tolerance of 0 all is exact.
+    ``values`` is None where nothing is known beforehand. With a tolerance of 0 all is exact, and
+    with one of Inf nothing is known of an element.
     """
 
     def __init__(self, values, tolerance=0.0):
@@ -76,11 +77,11 @@ class Expected:
             return bool(((expected == result) | (expected.isnan() & result.isnan())).all())
         info = torch.finfo(result.dtype)
         expected, got = expected.double(), result.double()
-        slack = torch.as_tensor(self.tolerance, dtype=torch.float64)
-        slack = slack + 2 * info.eps * expected.abs() + info.tiny
-        close = (expected - got).abs() <= slack
-        # near the largest number it depends on the order whether a sum is finite
-        unknown = expected.isfinite() & (expected.abs() > 0.4 * info.max)
+        tolerance = torch.as_tensor(self.tolerance, dtype=torch.float64)
+        slack = tolerance + 2 * info.eps * expected.abs() + info.tiny
+        close = expected.isfinite() & ((expected - got).abs() <= slack)
+        # next to the largest number a rounding decides whether it is finite
+        unknown = tolerance.isinf() | (expected.isfinite() & (expected.abs() > 0.99 * info.max))
         return bool((close | unknown | (~expected.isfinite() & ~got.isfinite())).all())
 
 
@@ -169,8 +170,11 @@ class Oracle:
         """Horovod's own sum, in the gradient's type."""
         numbers = [part.double().numpy() for part in parts]
         info = torch.finfo(parts[0].dtype)
-        largest = _finite(sum(np.abs(one) for one in numbers)) * factor
-        return Expected(sum(numbers) * factor, 4 * self.size * info.eps * largest + info.tiny)
+        largest = sum(np.abs(one) for one in numbers)
+        tolerance = 4 * self.size * info.eps * _finite(largest) * factor + info.tiny
+        # near the largest number it depends on the order whether a sum is finite on its way
+        tolerance[np.isfinite(largest) & (largest > 0.4 * info.max)] = np.inf
+        return Expected(sum(numbers) * factor, tolerance)
 
     def _exchange(self, names, gradients, held, factor, exact, schemes):
         communicator = self.settings.communicator

@@ -267,7 +267,7 @@ class Trainer:
             got = dense(results[name])
             if not one.accepts(got):
                 got, wanted = got.double().numpy(), np.asarray(one.values, dtype=np.float64)
-                where = np.flatnonzero(got != wanted)
+                where = np.flatnonzero((got != wanted) & ~(np.isnan(got) & np.isnan(wanted)))
                 self.problems.append(
                     f"{name}: {where.size} of {got.size} elements are not what was expected: at "
                     f"{where[:4]} got {got[where[:4]]}, expected {wanted[where[:4]]} "
