@@ -16,6 +16,7 @@ from horovod.common.elastic import notification_manager
 from deepreduce_hvd import handshake, numpy_backend as neutral, payload as container, state as saved_state, wire
 from deepreduce_hvd._tensorflow_device import DevicePath
 from deepreduce_hvd._tensorflow_exchange import GroupExchange, HorovodTransport
+from deepreduce_hvd._tensorflow_rounds import Rounds
 from deepreduce_hvd._tensorflow_schedule import CodecNumbers
 from deepreduce_hvd._tensorflow_state import Identity, Slot, reduced_dtype
 from deepreduce_hvd._tensorflow_variables import Variables, View, expect_variable, reducing_process_set
@@ -60,14 +61,13 @@ class Session:
     """The TensorFlow side of one Compressor."""
 
     def __init__(self, compressor, named):
-        if compressor.loss_scale is not None:
-            raise InvalidArgument("Compressor loss_scale: expected None on TensorFlow, where residuals do not follow a loss scale, got a function")
         if compressor.writer is not None:
             raise InvalidArgument("Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary")
         self.compressor = compressor
         self.transport = HorovodTransport(compressor.process_set)
         self.process_set = self.transport.process_set
         self.device_path = DevicePath(compressor)
+        self.rounds = Rounds(compressor.loss_scale)
         with tf.init_scope(), tf.device("CPU:0"):
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
             native = compressor.codec.is_native(compressor.memory)
@@ -85,7 +85,10 @@ class Session:
         self._expecting = weakref.WeakSet()
         self._group = None
         self.watcher = watch(self)
-        handshake.register(self)
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            handshake.register(self)
+        else:  # a graph of tf.compat.v1 runs nothing while it is built, and no other compressor can read its variables
+            self.agreed = True
 
     def progress(self):
         """How many steps it has begun; 0 where that cannot be read, in a graph of tf.compat.v1."""
@@ -103,7 +106,10 @@ class Session:
                 f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {shape.num_elements()}; split the variable"
             )
         home = self.device_path.home(parameter)
-        return Slot(name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below, home, self.device_path.nccl)
+        return Slot(
+            name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below, home, self.device_path.nccl,
+            self.rounds.active,
+        )  # fmt: skip
 
     # --- which variable ---
 
@@ -132,8 +138,10 @@ class Session:
         self._agree()
         slot, variable = self.variables.find(tensor, tuple(self.slots.values()) if slots is None else slots)
         slot.dtype = tensor.dtype
+        begun = self.rounds.begin(slot)
         if slot.dense:
-            return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
+            with tf.control_dependencies(begun):
+                return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
         if variable is not None:
             tensor = expect_variable(tensor, slot, variable)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
@@ -147,7 +155,7 @@ class Session:
             probe = tf.identity(self._probe(step, reduced_dtype(tensor.dtype)), name=f"{self._name(slot)}.probe")
             if group.exchange is not None:
                 return probe, _Pending(slot, tensor, group, group.exchange.add(slot, tensor, step), step)
-            with tf.control_dependencies([step]):
+            with tf.control_dependencies([step, *begun]):
                 payload = self._encode(slot, tensor, step)
         group.payloads.append(payload)
         return probe, _Pending(slot, tensor, group, len(group.payloads) - 1, step)
@@ -190,6 +198,9 @@ class Session:
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
+        return self.rounds.look_at(pending.slot, self._result(tensor, pending))
+
+    def _result(self, tensor, pending):
         if pending.group is None:
             return tf.cast(tensor, pending.dtype)
         slot, group = pending.slot, pending.group
@@ -272,7 +283,7 @@ class Session:
         with tf.device("CPU:0"):
             position = [self.compressor.seed, 0, slot.key, _rank()]
             step = slot.steps_taken.read_value()  # before the encoder counts this one
-            with tf.control_dependencies([step]):
+            with tf.control_dependencies([step, *self.rounds.begin(slot)]):
                 payload = checked(
                     operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers.at(step),
                     _stack(position, tf.int64), [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
@@ -285,17 +296,20 @@ class Session:
                 operators.deepreduce_decode_slices, gathered, self._scale(slot, reduced, step), _size(self.process_set), slot.seconds.variable.handle,
                 T=slices.dtype, shape=slot.shape, variable=slot.label,
             )  # fmt: skip
-        return tf.IndexedSlices(values, indices, dense_shape=tf.constant(slot.shape.as_list(), tf.int64))
+            dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
+        return self.rounds.look_at(slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape))
 
     # --- elastic training ---
 
     def close_round(self):
-        """Nothing is left to be done after a step of a graph."""
+        """Before anything reads or changes state after a step: undoes what loss scaling has skipped."""
+        self.rounds.settle(self.slots.values())
 
     def abandon(self):
         """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
         self._group = None
         handshake.forget(self)
+        self.rounds.forget(self.slots.values())
         self.transport.reset()
         self.compressor.communicator.reset()
 
@@ -335,9 +349,11 @@ class Session:
         return self.compressor.communicator.keeper_of(rank, self.transport)
 
     def state_dict(self):
+        self.close_round()
         return saved_state.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
 
     def load_state_dict(self, state):
+        self.close_round()
         saved_state.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size, self.keeper_of)
 
 

@@ -42,12 +42,13 @@ def local_variable(value, **options):
 class Slot(tf.Module):
     """State and figures of one named variable; a checkpoint keeps ``steps_taken`` and the memory.
 
-    ``home``: the GPU where the memory is, or None; ``payload_on_gpu``: whether the last payload is there too.
+    Args:
+        home: the GPU where the memory is, or None.
+        payload_on_gpu: whether the last payload is there too.
+        follows_loss_scale: whether the memory is in units of the scaled loss, and void steps are undone from a second copy of it.
     """
 
-    follows_loss_scale = False
-
-    def __init__(self, name, parameter, key, memory, dense_below, home=None, payload_on_gpu=False):
+    def __init__(self, name, parameter, key, memory, dense_below, home=None, payload_on_gpu=False, follows_loss_scale=False):
         super().__init__()
         self.label = name
         self.key = key
@@ -58,11 +59,15 @@ class Slot(tf.Module):
         self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
         # of the last gradient traced
         self.dtype = tf.as_dtype(parameter.dtype)
-        self.loss_scale = None
+        self.follows_loss_scale = follows_loss_scale
+        #: the last Step that its gradient was part of
+        self.step = None
         self.state_names = () if self.dense else memory.state
         with tf.device(self.home or "CPU:0"):
             self.state = [local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
         self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
+        if follows_loss_scale:  # that of the last step; 0 before there was one
+            self.scale = local_variable(np.float64(0), name="deepreduce_loss_scale")
 
         def untracked(value, **options):  # of no use to a checkpoint
             return _Untracked(local_variable(value, **options))
@@ -70,6 +75,8 @@ class Slot(tf.Module):
         # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
         self.threshold = untracked(np.float32(0))
         self.seconds = untracked(np.zeros(2))
+        with tf.device(self.home or "CPU:0"):
+            self._copies = _Untracked([local_variable(tf.zeros(self.elements)) for _ in self.state] if follows_loss_scale else [])
         with tf.device(self.payload_home):
             self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
         self.selected = np.zeros(1, np.float32)  # the same as threshold, where exchanges select in Python
@@ -81,6 +88,7 @@ class Slot(tf.Module):
             # a graph of tf.compat.v1 that is being built has not run
             values = [read(part) if tf.executing_eagerly() else tf.zeros(self.elements) for part in self.state]
             self.state = [local_variable(value, name=f"deepreduce_{kind}") for kind, value in zip(self.state_names, values)]
+            self._copies = _Untracked([local_variable(tf.zeros(self.elements)) for _ in self.copies])
             self.payload = _Untracked(local_variable(np.zeros(0, np.uint8), shape=[None]))
         self.home, self.payload_home = None, "CPU:0"
 
@@ -89,7 +97,7 @@ class Slot(tf.Module):
 
         Horovod keeps every compressor, and graphs that hold these variables, for ever.
         """
-        parts = [*self.state, self.payload.variable]
+        parts = [*self.state, *self.copies, self.payload.variable]
         if not isinstance(parts[-1].handle, EagerTensor):  # a graph of tf.compat.v1 owns its variables
             return
         with eager_mode():  # whatever is being built when the last reference goes
@@ -101,6 +109,27 @@ class Slot(tf.Module):
     def records(self):
         """The handles that the encode operator calls records."""
         return [self.steps_taken.handle, *(part.variable.handle for part in (self.threshold, self.seconds, self.payload))]
+
+    @property
+    def copies(self):
+        """The memory as it was before the last step; none without loss_scale=."""
+        return self._copies.variable
+
+    def restore(self):
+        """Undoes the last step."""
+        for part, copy in zip(self.state, self.copies):
+            write(part, read(copy))
+
+    @property
+    def loss_scale(self):
+        """That of the last step, whose units the memory has; None without one."""
+        scale = float(read(self.scale)) if self.follows_loss_scale else 0.0
+        return scale if scale > 0 else None
+
+    @loss_scale.setter
+    def loss_scale(self, value):
+        if self.follows_loss_scale:
+            write(self.scale, np.float64(value or 0.0))
 
     @property
     def steps(self):
@@ -121,6 +150,7 @@ class Slot(tf.Module):
         return value.numpy() if isinstance(value, (tf.Tensor, tf.Variable)) and hasattr(value, "numpy") else None
 
     def set_memory(self, arrays):
+        self.step = None
         write(self.threshold.variable, np.float32(0))
         for kind, part in zip(self.state_names, self.state):
             write(part, arrays[kind])
@@ -175,10 +205,19 @@ class Identity(tf.train.experimental.PythonState):
         }
 
     def serialize(self):
-        return json.dumps(saved_state.identity(**self._own()))
+        session = self._session()
+        session.close_round()  # the variables are read after this
+        scaled = {"loss_scale": True} if session.rounds.active else {}
+        return json.dumps({**saved_state.identity(**self._own()), **scaled})
 
     def deserialize(self, string_value):
-        saved_state.check_identity("compressor checkpoint", json.loads(string_value), **self._own())
+        session, found = self._session(), json.loads(string_value)
+        follows, expected = found.pop("loss_scale", False), session.rounds.active
+        saved_state.check_identity("compressor checkpoint", found, **self._own())
+        if follows != expected:
+            expected, got = ("with" if follow else "without" for follow in (expected, follows))
+            raise InvalidArgument(f"compressor checkpoint: expected one {expected} loss_scale=, as this Compressor, got one {got}")
+        session.rounds.forget(session.slots.values())
 
 
 class _Exchanged:
@@ -193,7 +232,7 @@ class _Exchanged:
 
 
 class _Untracked:
-    """Hides a variable from checkpoints."""
+    """Hides a variable, or a list of them, from checkpoints."""
 
     def __init__(self, variable):
         self.variable = variable

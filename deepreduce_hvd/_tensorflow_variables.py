@@ -129,21 +129,29 @@ class _Met:
 _met = _Met()
 
 
-def _variable_beside(tensor):
-    """The variable that Horovod has beside a gradient which it reduces now, or None where it has none."""
+def reducing_frame():
+    """(the frame of Horovod's function that has gradients beside variables, and with groups= the places of the gradients that it reduces now)."""
     frame, group = sys._getframe(1), None
     while frame is not None:
         if group is None and _names(frame.f_code, "index_group"):
-            group = frame.f_locals.get("index_group")  # with groups=, the places of the gradients that are reduced now
+            group = frame.f_locals.get("index_group")
         if frame.f_code.co_name in _REDUCING and frame.f_globals.get("__name__") == "horovod.tensorflow":
-            gradients, variables = frame.f_locals["grads"], frame.f_locals["vars"]
-            places = group if isinstance(group, list) else range(len(gradients))
-            places = [place for place in places if gradients[place] is tensor]
-            if not places or variables is None:
-                return None
-            return variables[places[_met.number(tensor, len(places))]]
+            return frame, group
         frame = frame.f_back
-    return None
+    return None, None
+
+
+def _variable_beside(tensor):
+    """The variable that Horovod has beside a gradient which it reduces now, or None where it has none."""
+    frame, group = reducing_frame()
+    if frame is None:
+        return None
+    gradients, variables = frame.f_locals["grads"], frame.f_locals["vars"]
+    places = group if isinstance(group, list) else range(len(gradients))
+    places = [place for place in places if gradients[place] is tensor]
+    if not places or variables is None:
+        return None
+    return variables[places[_met.number(tensor, len(places))]]
 
 
 def reducing_process_set():

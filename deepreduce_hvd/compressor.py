@@ -98,8 +98,9 @@ class Compressor:
         dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
         seed: of all random choices; equal on all ranks.
         process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.
-        loss_scale: on PyTorch with loss scaling, a function that returns the scale now (``scaler.get_scale``): residuals follow the
-            scale, and a step that overflows on any rank, or in the sum, leaves them everywhere as they were, for a second copy of them.
+        loss_scale: with loss scaling, a function that returns the scale now, ``scaler.get_scale`` on PyTorch, a variable or tensor
+            on TensorFlow (``lambda: optimizer.dynamic_scale``): residuals follow the scale, and a step that overflows on any rank, or
+            in the sum, leaves them everywhere as they were, for a second copy of them.
         writer: on PyTorch, a TensorBoard ``SummaryWriter``: gets scalars every ``writer_interval`` steps.
 
     Codec, memory, communicator, bucket_bytes, dense_below, seed and the parameters' names and shapes must be equal on all ranks, and on PyTorch

@@ -86,7 +86,8 @@ def allreduce_gradients(gradients, variables, compression, op=None):
             return session.allreduce_slices(gradient, variable, op)
         return hvd.allreduce(gradient, op=op, compression=session.bound_to([variable]), process_set=session.process_set)
 
-    return [reduce(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+    with session.rounds.reduce_together():
+        return [reduce(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
 
 
 def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
