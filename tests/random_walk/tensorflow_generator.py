@@ -102,13 +102,13 @@ class Generator:
     def _compressor(self, numbers):
         communicator = dr.Allgather() if self._chance(0.5) else self._communicator()
         ranks = None
-        if self._chance(0.2) and not isinstance(communicator, dr.Hierarchical):
+        if self._chance(0.15) and not isinstance(communicator, dr.Hierarchical):
             ranks = self._one(process_sets(self._size))
         codec, memory = self._codec(communicator), self._one(MEMORIES)
         if self._chance(0.1):
             codec, memory = dr.Codec(self._sparsifier(communicator, WHOLE)), dr.NoMemory()
         return Compressor(
-            numbers, codec, memory, communicator, self._one((0, 0, 1, 20, 50, 1024)),
+            numbers, codec, memory, communicator, self._one((0, 0, 0, 0, 1, 20, 20, 50, 1024)),
             int(self._random.integers(3)), ranks,
         )  # fmt: skip
 
@@ -220,10 +220,12 @@ class Generator:
     def _steps(self):
         program, refusals = self._program, Refusals(self._program)
         steps, saved = [], {}
+        moved = set()  # compressors of which something has been reduced since they were saved
         for _ in range(self._random.integers(4, 9)):
             choice = self._random.random()
-            if saved and self._chance(0.3):
-                what = self._one(list(saved))
+            stale = [one for one in saved if one in moved]
+            if stale and self._chance(0.5):
+                what = self._one(stale)
                 steps.append(Step("load", what, way=self._one(saved.pop(what))))
                 refusals.of_step(steps[-1])
                 continue
@@ -231,6 +233,7 @@ class Generator:
                 what = int(self._random.integers(len(program.compressors)))
                 way = self._one(("state", "checkpoint"))
                 saved[what] = LOADED[way]
+                moved.discard(what)
                 steps.append(Step("save", what, way=way))
                 continue
             if choice < 0.2:
@@ -239,12 +242,14 @@ class Generator:
             if choice < 0.45 and program.fits:
                 what = int(self._random.integers(len(program.fits)))
                 steps.append(Step("fit", what, turns=int(self._random.integers(1, 4))))
+                moved.add(program.fits[what].part.compressor)
                 continue
             what = int(self._random.integers(len(program.functions)))
             function = program.functions[what]
             kind = "trace" if self._chance(0.1) else "run"
             step = Step(kind, what, turns=function.turns, bad=self._bad(function))
             steps.append(step)
+            moved |= {part.compressor for part in function.parts}
             if refusals.of_step(step) and not harmless(function):
                 break
         return tuple(steps)
