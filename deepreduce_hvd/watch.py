@@ -6,6 +6,7 @@ wait too, which are elsewhere, and which say nothing at all.
 """
 
 import atexit
+import contextlib
 import math
 import os
 import sys
@@ -128,8 +129,9 @@ class Watcher:
 
     def _knows_place(self):
         """Whether this process is one of several ranks; notes which."""
-        if self._horovod.is_initialized():
-            self._rank, self._size = self._horovod.rank(), self._horovod.size()
+        with contextlib.suppress(ValueError):  # another thread has shut it down in between
+            if self._horovod.is_initialized():
+                self._rank, self._size = self._horovod.rank(), self._horovod.size()
         return self._size is not None and self._size > 1
 
     def _look(self):
@@ -232,7 +234,11 @@ class Watcher:
             return
         error = getattr(sys, "last_value", None)  # what ended the main thread
         if error is not None and self._is_failure(error):
+            # ranks that are connected with this one see at once that it goes, and not only after it has asked who is gone
+            closing = threading.Thread(target=self._shut_down, daemon=True)
+            closing.start()
             self.report(peers.GRACE_SECONDS_AT_THE_END)
+            closing.join()
         elif self._board is not None:
             self._board.put(self._rank, Note("ended", self.step, *_cause(error)))
 
