@@ -226,7 +226,9 @@ class Session:
         return collective_name(self.compressor.number, slot.label)
 
     def _allgather(self, message, name):
-        return hvd.allgather(message, name=name, ignore_name_scope=True, process_set=self.process_set)
+        # hvd.elastic.run takes an error for Horovod's failure when it names HorovodAllgather, which an operator's name does;
+        # at any other error training ends in silence
+        return hvd.allgather(message, name=f"HorovodAllgather.{name}", ignore_name_scope=True, process_set=self.process_set)
 
     def _scale(self, slot, reduced_probe, step):
         return checked(
@@ -291,7 +293,7 @@ class Session:
             name = self._name(slot)
             gathered = self._allgather(payload, name)
             probe = self._probe(step, reduced_dtype(slices.dtype))
-            reduced = hvd.allreduce(probe, op=op, name=f"{self._name(slot)}.probe", process_set=self.process_set)
+            reduced = hvd.allreduce(probe, op=op, name=f"HorovodAllreduce.{self._name(slot)}.probe", process_set=self.process_set)
             values, indices = checked(
                 operators.deepreduce_decode_slices, gathered, self._scale(slot, reduced, step), _size(self.process_set), slot.seconds.variable.handle,
                 T=slices.dtype, shape=slot.shape, variable=slot.label,

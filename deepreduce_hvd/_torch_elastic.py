@@ -18,8 +18,6 @@ class CompressorStateHandler(StateHandler):
         self._keeper.save()
 
     def restore(self):
-        if not self._keeper.goes_back:
-            self.value.session.watcher.report()
         self._keeper.restore()
 
     def sync(self):

@@ -41,8 +41,6 @@ class _WithCompressor:
 
     def restore(self):
         self._failure = None
-        if not self._keeper.goes_back:
-            self.compressor.session.watcher.report()
         self._keeper.restore()
         super().restore()
 

@@ -208,7 +208,13 @@ class Watcher:
     # --- the end ---
 
     def explain(self, grace=peers.GRACE_SECONDS):
-        """After Horovod's failure: which rank is gone, as a text; empty when that has been said, or cannot matter."""
+        """After Horovod's failure: which rank is gone, as a text; empty when that has been said, or cannot matter.
+
+        In elastic training nothing is asked: ranks that wait for this one notice the failure only when it lets go of its
+        connections. The launcher names the process that ended.
+        """
+        if os.environ.get("HOROVOD_ELASTIC") == "1":
+            return ""
         step = self.step
         if step == self._failed_at or not self._knows_place():
             return ""

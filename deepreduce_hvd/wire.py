@@ -72,8 +72,9 @@ def expect_process_set(own, of_horovod):
     Ranks that do not take part in Horovod's reduction would be waited for in ours.
     """
     if of_horovod is not None and of_horovod.process_set_id != own.process_set_id:
+        count = f"{len(own.ranks)} " if own.ranks else ""  # Horovod may be shut down by now, and cannot be asked
         raise InvalidArgument(
-            f"expected Horovod to sum or average over the {own.size()} ranks of the compressor's process set, got another set, "
+            f"expected Horovod to sum or average over the {count}ranks of the compressor's process set, got another set, "
             f"{of_horovod}; give both the same process_set"
         )
 

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -78,13 +77,16 @@ class Job:
         self.said.close()
 
 
-def come_and_go(job, removal):
-    """One rank joins, one is killed, one is taken out; returns the last moment at which training started again."""
+def come_and_go(job, removal, killed=True):
+    """One rank joins, one is killed or taken out, another is taken out; returns the last moment at which training started again."""
     try:
         steps = [job.wait_for(2)]
         job.set_hosts("localhost:2", "127.0.0.1:1")
         steps.append(job.wait_for(3))
-        job.kill("127.0.0.1", 0)
+        if killed:
+            job.kill("127.0.0.1", 0)
+        else:
+            job.set_hosts("localhost:2")
         steps.append(job.wait_for(2))
         if removal == "without a commit":
             (job.directory / "no_commits").touch()
@@ -99,8 +101,7 @@ def come_and_go(job, removal):
         assert status == 0, said[-6000:]
     finally:
         job.close()
-    named = re.search(r"expected all of 3 ranks to go on, got no sign of life from rank \d within", said)
-    assert named, f"expected survivors to name the killed rank, they said:\n{said[-6000:]}"
+    assert "no sign of life" not in said, "expected survivors to go on without asking who is gone"
     assert steps == sorted(steps), "expected training to go on from the last commit"
     starts = [json.loads(line) for line in (job.directory / "starts").read_text().splitlines()]
     assert list(dict.fromkeys(start["size"] for start in starts)) == [3, 2, 1]

@@ -178,7 +178,11 @@ def scenario_memories_follow_the_loss_scale(directory):
             assert_equal_everywhere(network.values(), f"{memory} {scaled}")
             trained.append(network)
         for name in SHAPES:
-            np.testing.assert_array_equal(trained[0][name].numpy(), trained[1][name].numpy(), err_msg=f"{memory} {name}")
+            one, other = (network[name].numpy() for network in trained)
+            if compressor.stats()[name]["path"] == "dense":  # Horovod's ring adds three ranks up in an order that its buffer decides
+                np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=f"{memory} {name}")
+            else:
+                np.testing.assert_array_equal(one, other, err_msg=f"{memory} {name}")
 
 
 def scenario_a_checkpoint_after_a_void_step(directory):

