@@ -1,0 +1,46 @@
+"""What PyTorch costs without this package's operators: encode and decode-and-sum, through NumPy, against the operators in the same run.
+
+    python benchmarks/without_operators.py
+"""
+
+import sys
+
+import torch
+from measure import paired_ratio
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import torch as adapter
+
+SIZES = (10_000, 1_000_000)
+
+
+def step_of(d, why_no_operators):
+    """A function that encodes a gradient of ``d`` elements and adds up two payloads."""
+    gradient = torch.randn(d, generator=torch.Generator().manual_seed(0))
+    residual, hint, out = torch.zeros(d), torch.zeros(1), torch.zeros(d)
+    codec, memory = dr.recommended_codec(), dr.Residual()
+    number = iter(range(sys.maxsize))
+
+    def step():
+        adapter.WHY_NO_OPERATORS = why_no_operators
+        payload = adapter.encode_flat(codec, memory, gradient, (residual,), hint, 0, next(number), 1, 0)
+        adapter.decode_sum_flat([payload, payload], out, 0.5)
+
+    return step
+
+
+def main():
+    torch.set_num_threads(1)
+    if adapter.WHY_NO_OPERATORS is not None:
+        sys.exit(f"expected the operators, to compare with: {adapter.WHY_NO_OPERATORS}")
+    for d in SIZES:
+        without, operators = step_of(d, "measured without"), step_of(d, None)
+        for _ in range(20):  # until the residuals are as in the midst of training
+            without()
+            operators()
+        ratio, seconds, unit = paired_ratio(without, operators, repeats=201)
+        print(f"{d:>9,} elements: {1e6 * seconds:8.1f} us without, {1e6 * unit:8.1f} us with operators, ratio {ratio:.3f}")
+
+
+if __name__ == "__main__":
+    main()
