@@ -76,6 +76,7 @@ class Slot:
     def count_sent(self, tensor, exchange):
         """Of an exchange of several parameters each counts its share by elements; a payload of its own it counts itself."""
         self.dense_bytes = tensor.numel() * tensor.element_size()
+        self.uncompressed_path = None  # an earlier gradient may have been sparse
         if self.payload is not None:
             sent = self.payload.numel()
         else:

@@ -291,3 +291,15 @@ def test_a_compressor_shows_its_settings():
     for part in (repr(dr.recommended_codec()), "memory=Residual(", "communicator=Allgather()", "bucket_bytes=5",
                  "dense_below=6", "seed=7", "parameters=2 named"):  # fmt: skip
         assert part in text
+
+
+def test_a_parameter_is_compressed_again_after_a_sparse_gradient():
+    from types import SimpleNamespace
+
+    compressor = dr.Compressor(parameters=[("table", torch.nn.Parameter(torch.ones(100, 20)))])
+    slot = compressor.session.slots["table"]
+    slot.count_sparse(torch.sparse_coo_tensor([[3]], torch.ones(1, 20), (100, 20), check_invariants=True))
+    assert compressor.stats()["table"]["path"] == "sparse"
+    channel, job = SimpleNamespace(sent_bytes=10, rounds=1), SimpleNamespace(d=2000, scheme="Allgather()")
+    slot.count_sent(torch.ones(100, 20), SimpleNamespace(channel=channel, job=job))
+    assert compressor.stats()["table"]["path"] == "compressed"
