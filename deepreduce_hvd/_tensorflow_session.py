@@ -207,12 +207,14 @@ class Session:
         if self._group is group:
             self._group = None  # what Horovod compresses next is of another message
         with tf.device("CPU:0"):
+            scale = self._scale(slot, tensor, pending.step)
             if group.exchange is not None:
-                total = group.exchange.sum_of(pending.member, self._scale(slot, tensor, pending.step))
+                total = group.exchange.sum_of(pending.member, scale)
                 return tf.ensure_shape(tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape)
             if group.gathered is None:
-                self._gather(group)
-            result = self._decode(slot, group, pending, self._scale(slot, tensor, pending.step))
+                with tf.control_dependencies([scale]):  # which tells that all ranks are there
+                    self._gather(group)
+            result = self._decode(slot, group, pending, scale)
             return tf.ensure_shape(result, slot.shape)
 
     def _gather(self, group):
@@ -291,11 +293,13 @@ class Session:
                     _stack(position, tf.int64), [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
                 )  # fmt: skip
             name = self._name(slot)
-            gathered = self._allgather(payload, name)
             probe = self._probe(step, reduced_dtype(slices.dtype))
-            reduced = hvd.allreduce(probe, op=op, name=f"HorovodAllreduce.{self._name(slot)}.probe", process_set=self.process_set)
+            reduced = hvd.allreduce(probe, op=op, name=f"HorovodAllreduce.{name}.probe", process_set=self.process_set)
+            scale = self._scale(slot, reduced, step)
+            with tf.control_dependencies([scale]):  # which tells that all ranks are there
+                gathered = self._allgather(payload, name)
             values, indices = checked(
-                operators.deepreduce_decode_slices, gathered, self._scale(slot, reduced, step), _size(self.process_set), slot.seconds.variable.handle,
+                operators.deepreduce_decode_slices, gathered, scale, _size(self.process_set), slot.seconds.variable.handle,
                 T=slices.dtype, shape=slot.shape, variable=slot.label,
             )  # fmt: skip
             dense_shape = tf.constant(slot.shape.as_list(), tf.int64)

@@ -40,6 +40,10 @@ class Plan:
         """(number of the slot's bucket, all slots of it)."""
         return self._bucket_of[slot]
 
+    def called_for(self, slot):
+        """The label of the roll call before the slot's bucket is exchanged: one for all buckets of a round."""
+        return self.slots[0].name
+
 
 class Apart:
     """The plan of gradients that belong to no optimizer: each travels by itself."""
@@ -50,6 +54,9 @@ class Apart:
     def bucket_of(self, slot):
         return slot, [slot]
 
+    def called_for(self, slot):
+        return slot.name
+
 
 class Flight:
     """One bucket in one round: filled by compress, exchanged, emptied by decompress."""
@@ -58,6 +65,8 @@ class Flight:
         self.slots = slots  # of the whole bucket, in the order of their parts in its messages
         self.members = {}  # slot -> Member
         self.copies = CopiesToHost()  # of gradients that are encoded there
+        self.roll_call = None
+        self.called_by = None  # the slot whose gradient started the roll call, if it is one of these
         self.exchange = None
         self.numbers = {}  # slot -> number of its member, once the exchange has started
         self._left = 0
@@ -76,7 +85,13 @@ class Flight:
         members = [self.members[slot] for slot in order]
         job = Job(compressor.codec, compressor.memory, members, compressor.seed, order[0].steps - 1, rank)
         name = collective_name(compressor.number, order[0].name)
-        self.exchange = Exchange(communicator, job, transport, name, after=self.copies or None)
+        self.exchange = Exchange(communicator, job, transport, name, before=self._before())
+
+    def _before(self):
+        """What must have come before the exchange starts."""
+        yield from self.roll_call.expect_all()
+        if self.copies:
+            yield self.copies
 
     def hand_over(self):
         """Counts one result; says whether it was the last."""
@@ -105,6 +120,7 @@ class Round:
         self.void = False
         self.closed = False
         self._flights = {}  # by the bucket's number
+        self._roll_calls = {}  # by what the plan calls at once
         self._left = 0
         self._gradients_made = gradients_made
 
@@ -123,10 +139,23 @@ class Round:
         self.slots.append(slot)
         self._left += 1
 
-    def flight_for(self, slot):
-        """The flight that a slot's gradient joins."""
+    def flight_for(self, slot, call):
+        """The flight that a slot's gradient joins.
+
+        Args:
+            slot: of the gradient.
+            call: a function of a label that starts a :class:`~deepreduce_hvd.roll_call.RollCall`. The first
+                gradient makes it, so that the answer is there when backward has made a bucket's other gradients.
+        """
         number, bucket = self.plan.bucket_of(slot)
-        return self._flights.setdefault(number, Flight(bucket))
+        flight = self._flights.setdefault(number, Flight(bucket))
+        if flight.roll_call is None:
+            label = self.plan.called_for(slot)
+            if label not in self._roll_calls:
+                self._roll_calls[label] = call(label)
+                flight.called_by = slot
+            flight.roll_call = self._roll_calls[label]
+        return flight
 
     @property
     def flights(self):

@@ -10,7 +10,6 @@ import torch
 from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd import (
-    _torch_agreement as agreement,
     _torch_caller,
     _torch_elastic,
     _torch_results as results,
@@ -25,8 +24,10 @@ from deepreduce_hvd._torch_rounds import Apart, Plan, Round
 from deepreduce_hvd._torch_transport import HorovodTransport
 from deepreduce_hvd._torch_waits import names_who_is_gone, watch
 from deepreduce_hvd.communicators.job import Member, payload_of_nothing
+from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.roll_call import RollCall
 from deepreduce_hvd.statistics import totals
 from deepreduce_hvd.torch import WHY_NO_OPERATORS, encode_flat
 
@@ -72,7 +73,6 @@ class Session:
         if WHY_NO_OPERATORS is not None:
             self._warn_once("operators", f"gradients take the slower way through NumPy: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}")
         self.watcher = watch(self)
-        self.roll_calls = 0
         handshake.register(self)
 
     def progress(self):
@@ -91,7 +91,7 @@ class Session:
             if self.elastic is not None:
                 self.elastic.follow()
         if not self.agreed and self.elastic is None:  # in elastic training it is a part of sync, which all ranks call at once
-            agreement.agree(self)
+            handshake.agree(self)
         self._delivered = False
         turn = self._turns[owner] = Round(
             self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums(), self._parameters.gradients_made
@@ -137,7 +137,7 @@ class Session:
             kept = Kept(reduced)
             kept.hold()
             return reduced, _Pending(slot, tensor, made, turn, kept)
-        flight = turn.flight_for(slot)
+        flight = turn.flight_for(slot, self._call_ranks)
         # What no backward pass has made and is zero says nothing of the parameter: it is frozen, or was not used.
         held = not made and not bool(tensor.any())
         flight.members[slot] = self._member(slot, tensor, flight.copies, turn.loss_scale, held)
@@ -146,6 +146,9 @@ class Session:
         self._advance()
         kept = self._probes.take(self._probe_of(slot, turn), _probe_device(caller, tensor))
         return kept.tensors[0], _Pending(slot, tensor, made, turn, kept, flight)
+
+    def _call_ranks(self, label):
+        return RollCall(self.transport, collective_name(self.compressor.number, label))
 
     @staticmethod
     def _probe_of(slot, turn):
@@ -249,7 +252,7 @@ class Session:
             present = wire.Present.of(self.transport.ranks)
             scale = wire.scale_of(slot.name, tensor.tolist(), present, turn.plan.fingerprint, slot.steps - 1)
         except InvalidArgument:
-            agreement.expect_all_ranks(self)
+            flight.roll_call.wait()
             raise
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
@@ -264,7 +267,7 @@ class Session:
         started = time.perf_counter()
         number = flight.numbers[slot]
         slot.encode_seconds += exchange.seconds * slot.parameter.numel() / max(exchange.job.d, 1)
-        slot.count_sent(pending.gradient, exchange)
+        slot.count_sent(pending.gradient, exchange, flight.roll_call.sent_bytes if flight.called_by is slot else 0)
         if total.non_finite(number):
             turn.void = True
             self._warn_of_non_finite(slot.name)
@@ -324,7 +327,10 @@ class Session:
 
     def describe(self, with_steps):
         """What must be equal on all ranks, for the handshake."""
-        return agreement.describe(self, with_steps)
+        compressed = [slot for slot in self.slots.values() if not slot.dense]
+        frozen = [f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}" for slot in compressed]
+        steps = saved_state.steps_to_compare(self.slots, with_steps)
+        return [*self.compressor.settings(self.transport), handshake.Setting("frozen parameters", frozen), *steps]
 
     def abandon(self):
         """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""

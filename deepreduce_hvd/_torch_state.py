@@ -73,7 +73,7 @@ class Slot:
         self.dense_bytes = gradient.numel() * values.element_size()
         self.sent_bytes = values.numel() * values.element_size() + indices.numel() * indices.element_size()
 
-    def count_sent(self, tensor, exchange):
+    def count_sent(self, tensor, exchange, roll_call_bytes):
         """Of an exchange of several parameters each counts its share by elements; a payload of its own it counts itself."""
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.uncompressed_path = None  # an earlier gradient may have been sparse
@@ -81,7 +81,7 @@ class Slot:
             sent = self.payload.numel()
         else:
             sent = round(exchange.channel.sent_bytes * tensor.numel() / max(exchange.job.d, 1))
-        self.sent_bytes = sent + wire.PROBE_BYTES
+        self.sent_bytes = sent + wire.PROBE_BYTES + roll_call_bytes
         self.rounds = exchange.channel.rounds
         self.communicator = exchange.job.scheme
 

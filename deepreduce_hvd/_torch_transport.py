@@ -1,13 +1,5 @@
-"""The Transport over Horovod's PyTorch collectives.
+"""The Transport over Horovod's PyTorch collectives."""
 
-Horovod remembers what it has gathered under a name and shape, and then runs it without asking. A rank that has called
-``hvd.join()`` gives zeros to every allreduce, and agrees to all that is remembered, gathers too, which it cannot run: Horovod
-ends there, on all ranks. What is not remembered it refuses to gather, and goes on. So messages of successive steps have other
-shapes, (n,) and (n, 1), and the step in which a rank is missing ends with an error that names it.
-"""
-
-import copy
-import functools
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -50,37 +42,23 @@ class HorovodTransport(ProcessSetTransport):
     """Asynchronous. A handle has query(), whether it is done, and result(), which waits; copies to the host have the same."""
 
     horovod = hvd
-    _in_a_column = False  # whether messages have the shape (n, 1)
-
-    def at(self, step):
-        return self._twin if step % 2 else self
-
-    @functools.cached_property
-    def _twin(self):
-        twin = copy.copy(self)
-        twin._in_a_column = True
-        return twin
 
     # Horovod's own functions behind its public ones: they take the output, to which there must be another reference beforehand
 
     def allgather(self, array, name):
         """Of a tensor on a device, (n,) uint8, too; the result is then one as well."""
-        finish = _flat_numpy if isinstance(array, np.ndarray) else torch.Tensor.flatten
-        tensor = self._message(array)
+        finish = torch.Tensor.numpy if isinstance(array, np.ndarray) else _as_it_is
+        tensor = _tensor(array)
         return self._start(mpi_ops._allgather_async, [tensor, tensor.new()], [name], finish)
 
     def alltoall(self, parts, name):
         splits = torch.tensor([part.size for part in parts], dtype=torch.int32)
-        tensor = self._message(np.concatenate(parts))
+        tensor = _tensor(np.concatenate(parts))
         return self._start(mpi_ops._alltoall_async, [tensor, splits, tensor.new(), splits.new()], [name], _split)
 
     def allreduce(self, array, name):
         tensor = _tensor(array)
         return self._start(mpi_ops._allreduce_async, [tensor, torch.empty_like(tensor)], [name, hvd.Sum, 1.0, 1.0], torch.Tensor.numpy)
-
-    def _message(self, array):
-        tensor = _tensor(array)
-        return tensor.view(-1, 1) if self._in_a_column else tensor
 
     def _start(self, function, tensors, arguments, finish):
         kept = Kept(*tensors)
@@ -94,10 +72,10 @@ class HorovodTransport(ProcessSetTransport):
         return handle.result()
 
 
-def _flat_numpy(output):
-    return output.view(-1).numpy()
+def _as_it_is(output):
+    return output
 
 
 def _split(received):
     output, splits = received
-    return np.split(_flat_numpy(output), np.cumsum(splits.numpy())[:-1])
+    return np.split(output.numpy(), np.cumsum(splits.numpy())[:-1])

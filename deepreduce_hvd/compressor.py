@@ -98,7 +98,7 @@ class Compressor:
         dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
         seed: of all random choices; equal on all ranks.
         process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks by default.
-            Of compressors whose sets have ranks in common, use the same one first on every rank: ranks wait for each other there.
+            On TensorFlow, use compressors whose sets have ranks in common for the first time in the same order on every rank.
         loss_scale: with loss scaling, a function that returns the scale now, ``scaler.get_scale`` on PyTorch, a variable or tensor
             on TensorFlow (``lambda: optimizer.dynamic_scale``): residuals follow the scale, and a step that overflows on any rank, or
             in the sum, leaves them everywhere as they were, for a second copy of them.

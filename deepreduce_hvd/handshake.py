@@ -5,7 +5,8 @@ exchange, and for gradients that some ranks compress and others do not. So the f
 ranks of its process set gather a description of it. All see the same bytes, hence all raise, or none.
 
 Several compressors may take turns in another order on another rank, when a backward pass takes another way there. So a
-handshake is one of the process set: it describes all compressors that still wait for theirs.
+handshake is one of the process set: it describes all compressors that still wait for theirs. And a rank that has waited for
+some seconds takes part in the handshakes of its other process sets too, since another rank may wait there for this one.
 
 What comes from other ranks is bounded text. It is compared and shown, and nothing else.
 """
@@ -13,6 +14,7 @@ What comes from other ranks is bounded text. It is compared and shown, and nothi
 import hashlib
 import json
 import struct
+import time
 import weakref
 import zlib
 from typing import NamedTuple
@@ -20,15 +22,22 @@ from typing import NamedTuple
 import numpy as np
 
 from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd.peers import ranks_text
+from deepreduce_hvd.roll_call import RollCall
 
 _FRAME = struct.Struct("<4sI")  # the magic, the length of what follows
 _MAGIC = b"DRHS"
 _CRC_BYTES = 4
 _LONGEST_TEXT = 300
 _MOST_SHOWN = 3
-_MOST_RANKS_SHOWN = 8
+_PAUSE_SECONDS = 1e-3
+#: how long a rank waits for one process set alone
+_PATIENCE_SECONDS = 5.0
+#: in Horovod's message when a rank has joined and others want to gather
+_JOINED = "not supported with Join"
 
 _sessions: weakref.WeakSet = weakref.WeakSet()
+_under_way: dict = {}  # the process sets' comparisons that have no result yet
 
 
 class Setting(NamedTuple):
@@ -63,7 +72,7 @@ def agree(session, with_steps=True):
 
     Args:
         session: the adapter's side of the compressor. ``describe(with_steps)`` lists its :class:`Setting`.
-        with_steps: whether step counters must be equal too.
+        with_steps: whether step counters must be equal too. False in elastic training, where all ranks come in one order.
 
     Raises:
         InvalidArgument: ranks differ; it names what differs, and what each rank has.
@@ -74,31 +83,92 @@ def agree(session, with_steps=True):
         session.agreed = True
         return
     key = _process_set(session)
-    waiting = {one.compressor.number: one for one in (*_sessions, session) if not one.agreed and _process_set(one) == key}
-    described = {number: one.describe(with_steps) for number, one in waiting.items()}
-    gather = _Gather(transport)
-    tables = [_unpack(rank, part) for rank, part in zip(transport.ranks, gather(_pack(session.compressor.number, described)))]
-    used = sorted({number for number, _ in tables})
-    for number in used:
-        lacking = [rank for rank, (_, table) in zip(transport.ranks, tables) if number not in table]
-        if lacking:
-            raise InvalidArgument(
-                f"expected the same compressor configuration on every rank, got a compressor (the {_ordinal(number)} of its process set) "
-                f"that is not there or was used before on {listed(lacking)}; make the same compressors in the same order on every rank"
-            )
-    for number, one in sorted(waiting.items()):
-        rows = [table.get(number) for _, table in tables]
-        if any(row != rows[0] for row in rows):
-            if number in used:
-                _refuse(gather, transport.ranks, rows, described[number])
-        else:
-            one.agreed = True
+    since = time.monotonic()
+    try:
+        while not session.agreed:
+            if key not in _under_way:
+                _under_way[key] = _Comparison(session, session.compressor.number, with_steps)
+            if _take_results(session):
+                continue
+            if with_steps and time.monotonic() - since > _PATIENCE_SECONDS:
+                _begin_others(session)
+            time.sleep(_PAUSE_SECONDS)
+    except Exception as error:
+        if _JOINED in str(error):
+            RollCall(transport, "deepreduce.handshake").wait()
+        raise
+    finally:
+        _under_way.pop(key, None)
+
+
+def _take_results(session):
+    """Of the comparisons that are done; says whether there were any."""
+    done = [(key, one) for key, one in list(_under_way.items()) if _rank(key) == _rank(_process_set(session)) and one.done()]
+    for key, one in done:
+        del _under_way[key]
+        one.finish()
+    return bool(done)
+
+
+def _begin_others(session):
+    """Comparisons in the other process sets, in case that another rank waits in one of them while this one waits here."""
+    own = _process_set(session)
+    for other in list(_sessions):
+        key = _process_set(other)
+        if not other.agreed and _rank(key) == _rank(own) and key not in _under_way and other.transport.size > 1:
+            _under_way[key] = _Comparison(other, None, True)
 
 
 def _process_set(session):
     """What the compressors of one handshake have in common. Horovod's libraries for two frameworks know nothing of each other."""
     transport = session.transport
     return type(transport), tuple(transport.ranks), transport.rank
+
+
+def _rank(key):
+    """The framework and the rank among all that a process set of :func:`_process_set` is seen from."""
+    framework, ranks, place = key
+    return framework, ranks[place]
+
+
+class _Comparison:
+    """A gather of the descriptions of all compressors that wait for it in one process set.
+
+    Args:
+        session: of one of the compressors.
+        number: of the compressor that is used now, or None when none of them is.
+        with_steps: as of :func:`agree`.
+    """
+
+    def __init__(self, session, number, with_steps):
+        key = _process_set(session)
+        self._transport = session.transport
+        self._waiting = {one.compressor.number: one for one in (*_sessions, session) if not one.agreed and _process_set(one) == key}
+        self._described = {number: one.describe(with_steps) for number, one in self._waiting.items()}
+        self._gather = _Gather(self._transport)
+        self._handle = self._gather.start(_pack(number, self._described))
+
+    def done(self):
+        return self._transport.test(self._handle)
+
+    def finish(self):
+        """Takes the result: compressors have ``agreed``; raises what :func:`agree` raises."""
+        ranks = self._transport.ranks
+        tables = [_unpack(rank, part) for rank, part in zip(ranks, self._gather.result(self._handle))]
+        used = sorted({number for number, _ in tables} - {None})
+        for number in used:
+            lacking = [rank for rank, (in_use, table) in zip(ranks, tables) if number not in table and in_use is not None]
+            if lacking:
+                raise InvalidArgument(
+                    f"expected the same compressor configuration on every rank, got a compressor (the {_ordinal(number)} of its process set) "
+                    f"that is not there or was used before on {ranks_text(lacking)}; make the same compressors in the same order on every rank"
+                )
+        for number, one in sorted(self._waiting.items()):
+            rows = [table.get(number) for _, table in tables]
+            if all(row == rows[0] for row in rows):
+                one.agreed = True
+            elif number in used and None not in rows:
+                _refuse(self._gather, ranks, rows, self._described[number])
 
 
 # --- what travels ---
@@ -115,10 +185,18 @@ class _Gather:
         self._calls = 0
 
     def __call__(self, own):
+        return self.result(self.start(own))
+
+    def start(self, own):
+        """A handle."""
         message = np.frombuffer(_FRAME.pack(_MAGIC, len(own)) + own, dtype=np.uint8)
         name = f"deepreduce.handshake.{self._calls}"
         self._calls += 1
-        gathered = bytes(self._transport.wait(self._transport.allgather(message, name)))
+        return self._transport.allgather(message, name)
+
+    def result(self, handle):
+        """The parts, in the order of ranks."""
+        gathered = bytes(self._transport.wait(handle))
         parts, start = [], 0
         for rank in self._transport.ranks:
             if len(gathered) - start < _FRAME.size:
@@ -144,7 +222,7 @@ def _unpack(rank, part):
     try:
         number, table = json.loads(part)
         table = {int(key): [[str(text) for text in row] for row in rows] for key, rows in table.items()}
-        if type(number) is not int or any(len(row) != 3 for rows in table.values() for row in rows):
+        if (number is not None and type(number) is not int) or any(len(row) != 3 for rows in table.values() for row in rows):
             raise ValueError("expected a number and rows of three texts")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptPayload(f"handshake: expected a description from rank {rank}, got {_short(repr(part))} ({_short(str(error))})") from None
@@ -189,13 +267,7 @@ def _by_rank(ranks, texts):
     having = {}
     for rank, text in zip(ranks, texts):
         having.setdefault(_short(text), []).append(rank)
-    return " and ".join(f"{text} on {listed(some)}" for text, some in having.items())
-
-
-def listed(ranks):
-    """Ranks in a message: rank 1, or ranks 0, 2."""
-    rest = f" and {len(ranks) - _MOST_RANKS_SHOWN} more" if len(ranks) > _MOST_RANKS_SHOWN else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_MOST_RANKS_SHOWN]))}{rest}"
+    return " and ".join(f"{text} on {ranks_text(some)}" for text, some in having.items())
 
 
 def _ordinal(number):

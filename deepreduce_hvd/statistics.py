@@ -9,7 +9,7 @@ from deepreduce_hvd.numpy_backend import decode_sum_numpy
 FIELDS = {
     "elements": "elements of the parameter",
     "dense_bytes": "bytes of the gradient uncompressed",
-    "sent_bytes": "bytes that this rank handed to the collectives in the last step, the four-number probe included",
+    "sent_bytes": "bytes that this rank handed to the collectives in the last step; the four-number probe is included, and the roll call in one parameter",
     "header_bytes": "of these, payload header",
     "index_bytes": "of these, index section",
     "value_bytes": "of these, value section",

@@ -34,10 +34,6 @@ class Transport:
         """What the ranks of the group are called outside of it, in order."""
         return list(range(self.size))
 
-    def at(self, step: int) -> "Transport":
-        """The transport for what is sent in this step of training, in case that makes a difference to the collectives beneath."""
-        return self
-
     def allgather(self, array: np.ndarray, name: str) -> Any:
         """Starts gathering every rank's (n,) uint8 array, lengths may differ; the result is their concatenation in rank order."""
         raise NotImplementedError

@@ -9,21 +9,20 @@ _NAMES_SHOWN = 3
 class Channel:
     """A transport as one exchange sees it: names made of the exchange's own, bytes counted."""
 
-    def __init__(self, transport, name, parent=None, step=0):
+    def __init__(self, transport, name, parent=None):
         self.size = transport.size
         self.rank = transport.rank
         self.sent_bytes = 0
         self.rounds = 0
-        self._transport = transport.at(step)
+        self._transport = transport
         self._name = name
         self._parent = parent
-        self._step = step
 
     def by_host(self, ranks_per_host):
         """(channel of this rank's host, channel of the hosts' first ranks or None on the others)."""
         within, across = self._transport.by_host(ranks_per_host)
-        channels = [None if one is None else Channel(one, f"{self._name}.{place}", self, self._step) for one, place in ((within, "within"), (across, "across"))]
-        return tuple(channels)
+        pairs = ((within, "within"), (across, "across"))
+        return tuple(None if one is None else Channel(one, f"{self._name}.{place}", self) for one, place in pairs)
 
     @property
     def name(self):
@@ -56,25 +55,33 @@ class Channel:
 class Exchange:
     """One communicator's generator on its way: ``done`` with ``result``, or with the ``error`` that it raised.
 
-    ``after``: a handle of the transport to wait for before the generator is started; None for nothing. ``seconds``: spent in the generator.
+    Args:
+        communicator: whose ``exchange`` makes the generator.
+        job: what it is made for.
+        transport: of the group of ranks.
+        name: of its collectives, unique among what is in flight.
+        before: a generator that runs first and yields handles too, or None. When it raises, nothing is exchanged.
+
+    Attributes:
+        seconds: spent in the generator.
     """
 
-    def __init__(self, communicator, job, transport, name, after=None):
+    def __init__(self, communicator, job, transport, name, before=None):
         self.job = job
         job.scheme = repr(communicator)
-        self.channel = Channel(transport, name, step=job.step)
+        self.channel = Channel(transport, name)
         self.done = False
         self.result = None
         self.error = None
         self.seconds = 0.0
         self._transport = transport
-        self._generator = self._steps(communicator, after)
+        self._generator = self._steps(communicator, before)
         self._handle = None
         self._send(None)
 
-    def _steps(self, communicator, after):
-        if after is not None:
-            yield after
+    def _steps(self, communicator, before):
+        if before is not None:
+            yield from before
         return (yield from communicator.exchange(self.job, self.channel))
 
     def _send(self, value):

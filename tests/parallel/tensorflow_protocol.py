@@ -99,6 +99,45 @@ def scenario_process_sets_that_are_there_already(directory):
         assert_equal_everywhere(variables(named), f"sets {turn}")
 
 
+# --- who takes part ---
+
+
+def scenario_data_that_ends_earlier_on_some_ranks(directory):
+    """After some steps, with messages whose sizes stay the same, which Horovod remembers, and others; and before the first.
+
+    On TensorFlow Horovod joins once in a process: later calls of ``hvd.join()`` return at once.
+    """
+    constant = dr.Codec(dr.TopK(0.05), dr.RawIndex(), dr.RawValue())
+    steps = []
+    for eager in (False, True):
+        for count, codec, communicator in (
+            (3, constant, dr.Allgather()), (3, dr.Codec(dr.TopK(0.05)), dr.Allgather()), (3, constant, dr.GTopK()), (0, constant, dr.Allgather()),
+        ):  # fmt: skip
+            named = model()
+            step = make_step(named, compressor_of(named, codec, communicator=communicator))
+            step = step if eager else tf.function(step)
+            for number in range(count):
+                step(batch(number))
+            steps.append(lambda step=step: step(batch(9)))
+    table = tf.Variable(tf.ones([1000, 16]))
+    compressor = dr.Compressor(parameters=[("table", table)])
+
+    def reduce_slices():
+        slices = tf.IndexedSlices(tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64))
+        return dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
+
+    for _ in range(3):
+        reduce_slices()
+    found = []
+    if hvd.rank() == 0:
+        for step in (*steps, reduce_slices):
+            found += refusal_of("hvd.join()", step)
+        # what this rank has started must have ended before it joins
+        hvd.allreduce(tf.zeros([1]), name="told")
+    hvd.join()
+    assert not found, "\n".join(found)
+
+
 if __name__ == "__main__":
     hvd.init()
     run_all(globals(), sys.argv[1])

@@ -161,9 +161,6 @@ class BreakingTransport:
     def __getattr__(self, name):
         return getattr(self.transport, name)
 
-    def at(self, step):
-        return self
-
     def _broken(self, data):
         if self.broke or data is None or not data.size:
             return data

@@ -391,7 +391,7 @@ def scenario_a_memory_of_the_users_own(directory):
 
 def scenario_statistics_add_up(directory):
     _, compressor = _train(2)
-    expect_statistics_that_add_up(compressor)
+    expect_statistics_that_add_up(compressor, roll_call_bytes=4 * hvd.size())
 
 
 if __name__ == "__main__":

@@ -172,12 +172,7 @@ def _step(draw, program, number, scale):
     trained = [(part, one) for part in program.parts for one in part.parameters if not one.frozen]
     quiet = program.refused is not None  # it is refused in the first step, by all ranks alike
     frozen = _frozen(draw, program, trained) if number and not quiet else frozenset()
-    # Ranks wait for each other, in backward, where a compressor is used for the first time. Of two
-    # process sets with ranks in common some may wait in the one and some in the other, if a rank
-    # does not use what the others begin with: a known defect of the handshake.
-    begins = number == 0 or program.steps[-1].checkpoint == "restart"
-    overlap = len({settings.ranks for settings in program.compressors}) > 1
-    unused = {} if quiet or (begins and overlap) else _unused(draw, program, trained)
+    unused = {} if quiet else _unused(draw, program, trained)
     events = _events(draw, program, quiet)
     poison, direct = None, ()
     if not quiet and draw.random() < 0.2:
