@@ -26,6 +26,10 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import nvcc  # noqa: E402
+
 CORE = Path("deepreduce_hvd/csrc")
 BINDING = CORE / "python.cc"
 TORCH_OPS = Path("torch_ops")
@@ -38,8 +42,7 @@ CUDA_TENSORFLOW_OPS = TENSORFLOW_OPS / "cuda"
 # why nothing here asks for -march=native: the core chooses its SIMD level when it runs.
 COMMON_FLAGS = ["-O3", "-g1", "-fPIC", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # The same rules on the device. -lineinfo lets tools name the line of a kernel; it costs no speed.
-CUDA_FLAGS = ["-O3", "-std=c++17", "--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "-lineinfo", "-Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden"]
-CUDA_ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")
+CUDA_FLAGS = ["-O3", "-std=c++17", *nvcc.EXACT, "-lineinfo", "-Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden"]
 
 # Prints what a torch op library needs; does not import torch.utils.cpp_extension, which needs setuptools to be there.
 ASK_TORCH = """
@@ -124,16 +127,6 @@ def find_framework(name, question, sources):
     return answer
 
 
-def find_nvcc():
-    """(nvcc's path, None) or (None, where there was none)."""
-    for variable, path in (("CUDACXX", "{}"), ("CUDA_HOME", "{}/bin/nvcc"), ("CUDA_PATH", "{}/bin/nvcc")):
-        if os.environ.get(variable):
-            found = shutil.which(path.format(os.environ[variable]))
-            return found, None if found else f"none as {variable}={os.environ[variable]} says"
-    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
-    return found, None if found else "none on PATH or in /usr/local/cuda/bin"
-
-
 def output_of(*command):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -141,38 +134,35 @@ def output_of(*command):
     return done.stdout + done.stderr
 
 
-def code_options(nvcc, version):
+def code_options(path, version):
     """nvcc's options for what it shall compile for, PTX of the newest included, which later devices compile when they load it."""
-    listed = set(re.findall(r"compute_(\d+)", output_of(nvcc, "--list-gpu-arch")))
+    known = nvcc.known_architectures(path)
     asked = re.split(r"[\s,;]+", os.environ.get("DEEPREDUCE_CUDA_ARCHITECTURES", "").strip())
     if asked == [""]:
-        left_out = [name for name in CUDA_ARCHITECTURES if name.replace(".", "") not in listed]
+        left_out = [name for name in nvcc.ARCHITECTURES if name not in known]
         if left_out:
             say(f"nvcc {version} does not compile for {' '.join(left_out)}: left out")
-        asked = [name for name in CUDA_ARCHITECTURES if name not in left_out]
+        asked = [name for name in nvcc.ARCHITECTURES if name in known]
         asked[-1:] = [f"{name}+PTX" for name in asked[-1:]]
     options = []
     for name in asked:
-        form = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", name)
-        if form is None or form[1] + form[2] not in listed:
-            known = " ".join(f"{number[:-1]}.{number[-1]}" for number in sorted(listed, key=int))
-            raise BuildError(f"DEEPREDUCE_CUDA_ARCHITECTURES: expected some of {known}, each with +PTX or without, got {name!r}")
-        number = form[1] + form[2] + form[3]
-        options.append(f"-gencode=arch=compute_{number},code=sm_{number}")
-        if form[4]:
-            options.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+        form = re.fullmatch(r"(\d+\.\d)([af]?)(\+PTX)?", name)
+        if form is None or form[1] not in known:
+            choices = " ".join(sorted(known, key=float))
+            raise BuildError(f"DEEPREDUCE_CUDA_ARCHITECTURES: expected some of {choices}, each with +PTX or without, got {name!r}")
+        options += nvcc.code_options(form[1] + form[2], ptx=bool(form[3]))
     say(f"compiling CUDA kernels for {' '.join(asked)}")
     return options
 
 
-def why_no_cuda(name, framework, nvcc, nvcc_version):
+def why_no_cuda(name, framework, path, nvcc_version):
     """What keeps a framework's operators from having kernels for CUDA, or None."""
     if framework["cuda"] is None:
         return f"expected {name} with CUDA, got {name} {framework['version']}, which is built without"
     major = framework["cuda"].partition(".")[0]
     # the driver that serves the framework's CUDA serves kernels of that CUDA too
-    if nvcc is not None and major != nvcc_version.partition(".")[0]:
-        return f"expected nvcc of CUDA {major} as {name} {framework['version']} has, got {nvcc} of CUDA {nvcc_version}"
+    if path is not None and major != nvcc_version.partition(".")[0]:
+        return f"expected nvcc of CUDA {major} as {name} {framework['version']} has, got {path} of CUDA {nvcc_version}"
     return None
 
 
@@ -184,14 +174,14 @@ def find_cuda(frameworks):
     if unwanted:
         say("skipping the CUDA operators: DEEPREDUCE_WITHOUT_CUDA=1")
         return None
-    nvcc, nowhere = find_nvcc()
-    version = re.search(r"release (\d+\.\d+)", output_of(nvcc, "--version"))[1] if nvcc else None
+    path, nowhere = nvcc.look()
+    version = re.search(r"release (\d+\.\d+)", output_of(path, "--version"))[1] if path else None
     present = [(extension, name) for extension, name, _, _ in FRAMEWORKS if extension in frameworks]
-    reasons = {extension: why_no_cuda(name, frameworks[extension], nvcc, version) for extension, name in present}
+    reasons = {extension: why_no_cuda(name, frameworks[extension], path, version) for extension, name in present}
     problems = list(reasons.values()) if None not in reasons.values() else []
     if not frameworks:
         problems.append("expected PyTorch or TensorFlow with CUDA, got the operators of neither")
-    if nvcc is None:
+    if path is None:
         problems.append(f"expected nvcc, got {nowhere}")
     if not list(CUDA_CORE.rglob("*.cu")):
         problems = ["no CUDA kernels in this version"]
@@ -202,14 +192,14 @@ def find_cuda(frameworks):
         return None
     for extension, name in present:
         if reasons[extension] is None:
-            say(f"building the CUDA operators for {name} with {nvcc} of CUDA {version}")
+            say(f"building the CUDA operators for {name} with {path} of CUDA {version}")
         else:
             say(f"skipping the CUDA operators for {name}: {reasons[extension]}")
-    plan = output_of(nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null")  # names its directories
+    plan = output_of(path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null")  # names its directories
     return {
         "extensions": {extension for extension, reason in reasons.items() if reason is None},
-        "nvcc": nvcc,
-        "code": code_options(nvcc, version),
+        "nvcc": path,
+        "code": code_options(path, version),
         "include": re.findall(r'"-I([^"]+)"', plan),
         "libraries": re.findall(r'"-L([^"]+)"', plan),
     }

@@ -11,15 +11,15 @@ import subprocess
 import sys
 import tempfile
 
-import build_cuda
+import nvcc
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SETTINGS = "c10/cuda/impl/cuda_cmake_macros.h"
 
 
-def toolkit_includes(nvcc):
+def toolkit_includes(path):
     """Where nvcc has the headers of the CUDA runtime."""
-    plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True, check=True)
+    plan = subprocess.run([path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True, check=True)
     return re.findall(r'"-I([^"]+)"', plan.stdout + plan.stderr)
 
 
@@ -43,12 +43,12 @@ def tensorflow(_):
 
 
 def main():
-    nvcc = build_cuda.find_nvcc()
-    if nvcc is None:
+    path = nvcc.find()
+    if path is None:
         print("expected nvcc, with the headers of the CUDA runtime, got none: the CUDA operators were not compiled", file=sys.stderr)
         return 2
     compiler = [os.environ.get("CXX", "g++"), "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Ideepreduce_hvd/csrc", "-Ideepreduce_hvd/csrc/cuda"]
-    compiler += [word for path in toolkit_includes(nvcc) for word in ("-isystem", path)]
+    compiler += [word for folder in toolkit_includes(path) for word in ("-isystem", folder)]
     for name, settings in (("torch", pytorch), ("tensorflow", tensorflow)):
         if importlib.util.find_spec(name) is None:
             print(f"{name} is not installed: its CUDA operators were not compiled", flush=True)

@@ -23,7 +23,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import build_cuda  # noqa: E402
+import nvcc  # noqa: E402
 
 #: what a build takes, by the name that Python imports
 MODULES = ("torch", "numpy", "setuptools")
@@ -117,7 +117,7 @@ def why_no_tensorflow():
 
 
 def build(architecture, with_tensorflow=False):
-    if build_cuda.find_nvcc() is None:
+    if nvcc.find() is None:
         raise Stop("expected nvcc in $CUDACXX, $CUDA_HOME/bin, PATH or /usr/local/cuda/bin, got none")
     expect_success(
         "build",
@@ -201,7 +201,7 @@ def dry_run(architectures):
     """What a machine without a GPU can do."""
     expect_modules()
     not_run = []
-    if build_cuda.find_nvcc() is None:
+    if nvcc.find() is None:
         not_run.append("compiling the CUDA sources: there is no nvcc")
     else:
         with part(f"compiling every kernel with nvcc for {' '.join(architectures)}", "minutes on few cores"):

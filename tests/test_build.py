@@ -23,9 +23,10 @@ def package(tmp_path):
     for name, text in SOURCES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
+    for name in ("setup.py", "scripts/nvcc.py", "pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():
-            shutil.copy(ROOT / name, tmp_path)
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 

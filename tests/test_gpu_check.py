@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import build_cuda  # noqa: E402
 import gpu_check  # noqa: E402
+import nvcc  # noqa: E402
 
 
 def check(*options):
@@ -33,7 +34,7 @@ def test_without_a_gpu_it_fails_and_says_why():
 def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
     done = check("--dry-run")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    if build_cuda.find_nvcc() is None:
+    if nvcc.find() is None:
         assert "NOT RUN: compiling the CUDA sources: there is no nvcc" in done.stdout
     else:
         assert f"{len(build_cuda.sources())} objects for 9.0 in build/cuda_check" in done.stdout

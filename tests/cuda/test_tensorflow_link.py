@@ -14,9 +14,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import build_cuda  # noqa: E402
+import nvcc  # noqa: E402
 from check_cuda_operators import tensorflow, toolkit_includes  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(build_cuda.find_nvcc() is None, reason="there is no nvcc: nothing was linked")]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc: nothing was linked")]
 
 #: prints what the runtime knows of the library's kernels, and what those of the host make
 USE = """
@@ -45,11 +46,11 @@ def library(tmp_path_factory):
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     import tensorflow as tf
 
-    nvcc, folder = build_cuda.find_nvcc(), tmp_path_factory.mktemp("linked")
-    objects = [str(made) for made in build_cuda.build(nvcc, ROOT / "build/cuda_check", ["9.0"])]
+    path, folder = nvcc.find(), tmp_path_factory.mktemp("linked")
+    objects = [str(made) for made in build_cuda.build(path, ROOT / "build/cuda_check", ["9.0"])]
     compiler, core = os.environ.get("CXX", "g++"), ROOT / "deepreduce_hvd/csrc"
     common = [compiler, "-O0", "-fPIC", "-fvisibility=hidden", f"-I{core}", f"-I{core / 'cuda'}"]
-    of_tensorflow = [*tensorflow(None)[0], *(word for path in toolkit_includes(nvcc) for word in ("-isystem", path))]
+    of_tensorflow = [*tensorflow(None)[0], *(word for include in toolkit_includes(path) for word in ("-isystem", include))]
 
     def compile_one(source):
         made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
@@ -60,7 +61,7 @@ def library(tmp_path_factory):
     sources = [*(ROOT / "tf_ops").rglob("*.cc"), *(path for path in core.rglob("*.cc") if path.name != "python.cc")]
     with ThreadPoolExecutor(2) as pool:
         objects += pool.map(compile_one, sorted(sources))
-    plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True, check=True)
+    plan = subprocess.run([path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True, check=True)
     directories = [f"-L{path}" for path in re.findall(r'"-L([^"]+)"', plan.stdout + plan.stderr)]
     made = folder / "operators.so"
     links = [*tf.sysconfig.get_link_flags(), *directories, "-lcudart_static", "-ldl", "-lrt", "-lpthread", "-lz"]
