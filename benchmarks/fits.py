@@ -16,8 +16,8 @@ from numpy.polynomial import chebyshev
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
-from deepreduce_hvd.value import fit_poly
-from deepreduce_hvd.value.fit_sides import sort_sides
+from deepreduce_hvd.stages.value_codecs import fit_poly
+from deepreduce_hvd.stages.value_codecs.fit_sides import sort_sides
 
 SAMPLES = {
     "laplace": lambda random, n: random.laplace(size=n),

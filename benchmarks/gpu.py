@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from measure import RESNET50, row, write  # noqa: E402
 
 import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd import torch as operators  # noqa: E402
+from deepreduce_hvd.torch import ops as operators  # noqa: E402
 
 LARGE = 350_000_000
 VALUES = 3_500_000

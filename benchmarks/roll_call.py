@@ -44,11 +44,11 @@ def measure(model, inputs, steps):
     compressor = dr.Compressor(parameters=model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compressor)
-    usual = compressor.session._call_ranks
+    usual = compressor.adapter._call_ranks
     times = [], []
     for number in range(-10, 2 * steps):
         without = number % 2
-        compressor.session._call_ranks = (lambda label: AllThere()) if without else usual
+        compressor.adapter._call_ranks = (lambda label: AllThere()) if without else usual
         hvd.barrier()
         started = time.perf_counter()
         optimizer.zero_grad()

@@ -3,7 +3,7 @@
     python benchmarks/tensorflow_overhead.py            one process: the step against the core's own encode and decode, one thread
     python benchmarks/tensorflow_overhead.py --ranks 2  under horovodrun: the step against Horovod's none and fp16
 
-The step multiplies prepared gradients (log-normal magnitudes) by one and reduces them; the multiplication alone is timed and subtracted.
+The step's loss is one whose gradients are prepared arrays (log-normal magnitudes). The same step without a reduction is timed and subtracted.
 """
 
 import argparse
@@ -49,12 +49,11 @@ def measure(options):
     def step_of(compression, groups):
         @tf.function
         def step(one):
-            scaled = [gradient * one for gradient in gradients]
-            if compression is not None and groups:
-                scaled = hvd.grouped_allreduce(scaled, compression=compression, op=hvd.Average)
-            elif compression is not None:
-                scaled = [hvd.allreduce(gradient, compression=compression, op=hvd.Average) for gradient in scaled]
-            return scaled  # what nobody takes is not computed
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(variable * (gradient * one)) for variable, gradient in zip(variables, gradients)])
+            if compression is not None:
+                tape = hvd.DistributedGradientTape(tape, compression=compression, groups=1 if groups else None)
+            return tape.gradient(loss, variables)  # what nobody takes is not computed
 
         return step
 

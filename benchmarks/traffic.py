@@ -16,8 +16,8 @@ import numpy as np
 from measure import write
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.doubling import folded
-from deepreduce_hvd.communicators.job import Job, Member
 from deepreduce_hvd.communicators.simulator import Simulator
 
 matplotlib.use("Agg")
@@ -85,12 +85,12 @@ def formula(scheme, k, d, size):
 def measure(scheme, k, d, size):
     sparsifier = dr.RandomK(k=k) if scheme == "SharedRandomK" else dr.TopK(k=k)
     codec = dr.Codec(sparsifier, dr.RawIndex(), dr.RawValue())
-    jobs = []
+    buckets = []
     for rank in range(size):
         values = np.random.default_rng([rank, k]).standard_normal(d).astype(np.float32)
-        jobs.append(Job(codec, dr.Residual(), [Member("tensor", values, (np.zeros(d, dtype=np.float32),))], rank=rank))
+        buckets.append(Bucket(codec, dr.Residual(), [BucketMember("tensor", values, (np.zeros(d, dtype=np.float32),))], rank=rank))
     simulator = Simulator(size)
-    outcomes = simulator.run(SCHEMES[scheme], jobs)
+    outcomes = simulator.run(SCHEMES[scheme], buckets)
     indices, values = outcomes[0].sparse(0, 1.0)
     return {
         "scheme": scheme, "density": k / d, "elements": d, "k": k, "ranks": size,

@@ -49,7 +49,7 @@ def build(folder):
 
 def time_codec(program, file, value, simd, repeats):
     """Bytes, nanoseconds to encode, nanoseconds to decode, relative error."""
-    words = [program, file, str(value.wire_id), str(simd), str(repeats), *(str(float(p)) for p in value.parameters())]
+    words = [program, file, str(value.stage_id), str(simd), str(repeats), *(str(float(p)) for p in value.parameters())]
     numbers = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     return [float(number) for number in numbers]
 

@@ -9,7 +9,7 @@ import torch
 from measure import paired_ratio
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import torch as adapter
+from deepreduce_hvd.torch import ops as adapter
 
 SIZES = (10_000, 1_000_000)
 

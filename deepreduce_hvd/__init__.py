@@ -10,31 +10,31 @@ from deepreduce_hvd.communicators import *  # noqa: F403
 from deepreduce_hvd.communicators import __all__ as _communicators
 from deepreduce_hvd.compressor import Compressor, recommended_codec
 from deepreduce_hvd.errors import (
-    CorruptPayload,
+    CorruptPayloadError,
     DeepReduceError,
-    InvalidArgument,
-    NativeMissing,
-    PeerFailed,
-    UnknownCodec,
+    InvalidArgumentError,
+    NativeMissingError,
+    PeerFailedError,
+    UnknownCodecError,
 )
-from deepreduce_hvd.index import *  # noqa: F403
-from deepreduce_hvd.index import __all__ as _index
-from deepreduce_hvd.memory import *  # noqa: F403
-from deepreduce_hvd.memory import __all__ as _memory
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.params import from_params
-from deepreduce_hvd.sparsifiers import *  # noqa: F403
-from deepreduce_hvd.sparsifiers import __all__ as _sparsifiers
-from deepreduce_hvd.stage import IndexCodec, Memory, Sparsifier, ValueCodec, register
-from deepreduce_hvd.value import *  # noqa: F403
-from deepreduce_hvd.value import __all__ as _value
+from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, register
+from deepreduce_hvd.stages.index_codecs import *  # noqa: F403
+from deepreduce_hvd.stages.index_codecs import __all__ as _index
+from deepreduce_hvd.stages.memories import *  # noqa: F403
+from deepreduce_hvd.stages.memories import __all__ as _memory
+from deepreduce_hvd.stages.sparsifiers import *  # noqa: F403
+from deepreduce_hvd.stages.sparsifiers import __all__ as _sparsifiers
+from deepreduce_hvd.stages.value_codecs import *  # noqa: F403
+from deepreduce_hvd.stages.value_codecs import __all__ as _value
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Codec", "check_codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
     "Compressor", "from_params", "recommended_codec",
-    "CorruptPayload", "DeepReduceError", "InvalidArgument", "NativeMissing", "PeerFailed", "UnknownCodec",
+    "CorruptPayloadError", "DeepReduceError", "InvalidArgumentError", "NativeMissingError", "PeerFailedError", "UnknownCodecError",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
     *_communicators, *_index, *_memory, *_sparsifiers, *_value,
 ]  # fmt: skip

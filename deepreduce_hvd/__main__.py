@@ -104,8 +104,8 @@ def main(arguments=None):
     _check_core(report)
     frameworks = []
     for name, module, distributions, adapter in (
-        ("PyTorch", "torch", ("torch",), "deepreduce_hvd.torch"),
-        ("TensorFlow", "tensorflow", ("tensorflow", "tensorflow-cpu"), "deepreduce_hvd.tensorflow"),
+        ("PyTorch", "torch", ("torch",), "deepreduce_hvd.torch.ops"),
+        ("TensorFlow", "tensorflow", ("tensorflow", "tensorflow-cpu"), "deepreduce_hvd.tensorflow.ops"),
     ):
         if _check_framework(report, name, module, distributions, adapter, f"DEEPREDUCE_WITH_{name.upper()}"):
             frameworks.append((name, module))

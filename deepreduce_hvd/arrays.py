@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.errors import InvalidArgumentError
 
 
 def describe(array):
@@ -24,7 +24,7 @@ def describe(array):
 
 
 def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=False):
-    """Raises InvalidArgument unless ``array`` is a 1-D NumPy array of one of ``dtypes``, a tuple.
+    """Raises InvalidArgumentError unless ``array`` is a 1-D NumPy array of one of ``dtypes``, a tuple.
 
     Args:
         name: what the message calls it.
@@ -44,15 +44,15 @@ def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=Fals
         manner = "writable " * writable + "contiguous " * contiguous
         of = ", ".join(np.dtype(dtype).name for dtype in dtypes)
         of_shape = "" if shape is None else f" of shape {shape}"
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{name}: expected a {manner}1-D {of} array{of_shape}, got {describe(array)}"
         )
 
 
 def expect_apart(**arrays):
-    """Raises InvalidArgument when arrays share memory: what is written to one would change another."""
+    """Raises InvalidArgumentError when arrays share memory: what is written to one would change another."""
     named = list(arrays.items())
     for position, (name, array) in enumerate(named):
         for other, one in named[:position]:
             if np.may_share_memory(array, one):
-                raise InvalidArgument(f"{name}: expected memory of its own, got that of {other}")
+                raise InvalidArgumentError(f"{name}: expected memory of its own, got that of {other}")

@@ -9,10 +9,10 @@ import importlib
 import numpy as np
 
 from deepreduce_hvd import numpy_backend
-from deepreduce_hvd.errors import InvalidArgument, NativeMissing
+from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 
 #: the top module of an array's type -> the module of this package with its ``backend``
-_ADAPTERS = {"torch": "deepreduce_hvd.torch", "tensorflow": "deepreduce_hvd.tensorflow"}
+_ADAPTERS = {"torch": "deepreduce_hvd.torch.ops", "tensorflow": "deepreduce_hvd.tensorflow.ops"}
 
 
 class _NumPy:
@@ -33,14 +33,14 @@ _numpy = _NumPy()
 
 
 def of(array):
-    """The backend of an array; InvalidArgument when there is none."""
+    """The backend of an array; InvalidArgumentError when there is none."""
     if isinstance(array, np.ndarray):
         return _numpy
     for kind in type(array).__mro__:
         adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])
         if adapter is not None:
             return importlib.import_module(adapter).backend
-    raise InvalidArgument(f"expected a NumPy array or a tensor of {', '.join(_ADAPTERS)}, got {type(array).__name__}")
+    raise InvalidArgumentError(f"expected a NumPy array or a tensor of {', '.join(_ADAPTERS)}, got {type(array).__name__}")
 
 
 def operator_library(directory, name, framework, version):
@@ -49,12 +49,12 @@ def operator_library(directory, name, framework, version):
     Another version's ABI is not the same: loaded there it would end in undefined symbols, or in wrong results.
 
     Raises:
-        NativeMissing: there is none for this version.
+        NativeMissingError: there is none for this version.
     """
     library = directory / f"{name}-{version}.so"
     if not library.exists():
         others = sorted(path.stem.removeprefix(f"{name}-") for path in directory.glob(f"{name}-*.so"))
-        raise NativeMissing(
+        raise NativeMissingError(
             f"deepreduce_hvd: expected the {framework} operators for version {version}, got those for "
             f"{', '.join(others) or 'none'}; install the package again with this {framework} present and "
             f"DEEPREDUCE_WITH_{framework.upper()}=1"

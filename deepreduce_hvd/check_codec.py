@@ -3,11 +3,11 @@
 import numpy as np
 
 from deepreduce_hvd.codec import Codec, decode
-from deepreduce_hvd.errors import CorruptPayload, InvalidArgument, UnknownCodec
-from deepreduce_hvd.index import RawIndex
-from deepreduce_hvd.sparsifiers import TopK
-from deepreduce_hvd.stage import IndexCodec, ValueCodec, find
-from deepreduce_hvd.value import RawValue
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, UnknownCodecError
+from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find
+from deepreduce_hvd.stages.index_codecs import RawIndex
+from deepreduce_hvd.stages.sparsifiers import TopK
+from deepreduce_hvd.stages.value_codecs import RawValue
 
 _COUNTS = (0, 1, 2, 7, 64, 1000)
 _KEY = 12345
@@ -23,7 +23,7 @@ def check_codec(codec: IndexCodec | ValueCodec) -> None:
         codec: an instance of a registered subclass of :class:`IndexCodec` or :class:`ValueCodec`.
 
     Raises:
-        InvalidArgument: the codec breaks the contract. The message names the method, the input,
+        InvalidArgumentError: the codec breaks the contract. The message names the method, the input,
             what was expected and what was got.
 
     >>> import deepreduce_hvd as dr
@@ -36,25 +36,25 @@ def check_codec(codec: IndexCodec | ValueCodec) -> None:
             check(codec)
             _check_in_a_payload(codec, kind)
             return
-    raise InvalidArgument(f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}")
+    raise InvalidArgumentError(f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}")
 
 
 def _expect(good, codec, method, case, expected, got):
     if not good:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{type(codec).__name__}.{method} of {case}: expected {expected}, got {got}"
         )
 
 
 def _check_registration(codec, kind):
     try:
-        registered = find(kind, codec.wire_id)
-    except UnknownCodec:
+        registered = find(kind, codec.stage_id)
+    except UnknownCodecError:
         registered = None
     if registered is not type(codec):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{type(codec).__name__}: expected a class registered with dr.register under its "
-            f"wire_id, got wire_id = {codec.wire_id!r}"
+            f"stage_id, got stage_id = {codec.stage_id!r}"
         )
 
 
@@ -138,11 +138,11 @@ def _check_decoder(codec, case, section, arguments, expected, dtype):
         try:
             codec.decode(damaged, *arguments)
             got = "no error"
-        except CorruptPayload:
+        except CorruptPayloadError:
             continue
         except Exception as error:  # whatever it is, it is not the error that callers wait for
             got = f"{type(error).__name__}: {error}"
-        _expect(False, codec, "decode", f"{case}, {what}", "CorruptPayload", got)
+        _expect(False, codec, "decode", f"{case}, {what}", "CorruptPayloadError", got)
 
 
 def _check_in_a_payload(codec, kind):

@@ -5,13 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from deepreduce_hvd import backends, payload as container
-from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.index import RawIndex
-from deepreduce_hvd.memory import NoMemory, Residual
+from deepreduce_hvd import backends, container
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numpy_backend import encode_sparse_numpy, expect_elements, expect_scale
 from deepreduce_hvd.settings import expect_keys
-from deepreduce_hvd.stage import (
+from deepreduce_hvd.stages.base import (
     IndexCodec,
     Memory,
     Sparsifier,
@@ -19,13 +17,15 @@ from deepreduce_hvd.stage import (
     expect_usable,
     find,
     is_built_in,
-)  # fmt: skip
-from deepreduce_hvd.value import RawValue
+)
+from deepreduce_hvd.stages.index_codecs import RawIndex
+from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.stages.value_codecs import RawValue
 
 
 def _expect(value, kind, what):
     if not isinstance(value, kind):
-        raise InvalidArgument(f"{what}: expected a {kind.__name__}, got {value!r}")
+        raise InvalidArgumentError(f"{what}: expected a {kind.__name__}, got {value!r}")
     return value
 
 
@@ -38,7 +38,7 @@ class Codec:
         value: how their values are coded, a :class:`ValueCodec`; :class:`RawValue` by default.
 
     Raises:
-        InvalidArgument: something else than such a stage, or one of one's own that lacks a method or
+        InvalidArgumentError: something else than such a stage, or one of one's own that lacks a method or
             is not registered.
 
     >>> import deepreduce_hvd as dr
@@ -106,7 +106,7 @@ class Codec:
             everywhere and leaves ``residual`` as it was. When compression would not pay, all elements are sent.
 
         Raises:
-            InvalidArgument: wrong dtype, shape or kind, more than 2^31 - 1 elements, or a key that is no integer in [0, 2^63).
+            InvalidArgumentError: wrong dtype, shape or kind, more than 2^31 - 1 elements, or a key that is no integer in [0, 2^63).
         """
         expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
         state = () if residual is None else residual if isinstance(residual, tuple) else (residual,)
@@ -114,7 +114,7 @@ class Codec:
             memory = Residual() if state else NoMemory()
         expect_usable(_expect(memory, Memory, "memory"))
         if len(state) != len(memory.state):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"residual: expected the {len(memory.state)} arrays that {memory!r} keeps "
                 f"({', '.join(memory.state)}), got {len(state)}"
             )
@@ -146,11 +146,11 @@ class Codec:
             the number that it decodes to; usually empty. A NaN or Inf makes a non-finite payload and leaves ``values`` as they were.
 
         Raises:
-            InvalidArgument: wrong dtypes, shapes or indices.
+            InvalidArgumentError: wrong dtypes, shapes or indices.
         """
         expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
         if dtype not in container.DTYPES:
-            raise InvalidArgument(f"dtype: expected one of {', '.join(container.DTYPES)}, got {dtype!r}")
+            raise InvalidArgumentError(f"dtype: expected one of {', '.join(container.DTYPES)}, got {dtype!r}")
         expect_elements(d)
         return encode_sparse_numpy(self, indices, values, d, step, seed, tensor, rank, dtype)
 
@@ -166,9 +166,9 @@ def decode(payload: Any, max_elements: int | None = None) -> Any:
             2^31 - 1, for what you trust.
 
     Raises:
-        CorruptPayload: the bytes are not a payload of this format.
-        UnknownCodec: of a codec that is not registered here.
-        InvalidArgument: the payload's d exceeds ``max_elements``, or ``payload`` is not (n,) uint8.
+        CorruptPayloadError: the bytes are not a payload of this format.
+        UnknownCodecError: of a codec that is not registered here.
+        InvalidArgumentError: the payload's d exceeds ``max_elements``, or ``payload`` is not (n,) uint8.
     """
     if max_elements is not None:
         expect_keys(max_elements=max_elements)
@@ -185,8 +185,8 @@ def decode_sum(payloads: Sequence[Any], out: Any, scale: float = 1.0) -> Any:
     A non-finite payload makes all of ``out`` NaN. When a payload is refused, ``out`` is left part-summed.
 
     Raises:
-        CorruptPayload, UnknownCodec: as for :func:`decode`.
-        InvalidArgument: a payload of another number of elements, or wrong dtypes or shapes.
+        CorruptPayloadError, UnknownCodecError: as for :func:`decode`.
+        InvalidArgumentError: a payload of another number of elements, or wrong dtypes or shapes.
     """
     expect_scale(scale)
     return backends.of(out).decode_sum(list(payloads), out, scale)
@@ -200,7 +200,7 @@ def inspect(data: Any) -> dict[str, Any]:
     and their sum "total_bytes".
 
     Raises:
-        CorruptPayload, UnknownCodec: as for :func:`decode`.
+        CorruptPayloadError, UnknownCodecError: as for :func:`decode`.
 
     >>> import deepreduce_hvd as dr
     >>> about = dr.inspect(dr.Codec(dr.TopK(k=2), index=dr.Rice()).encode(np.arange(9, dtype=np.float32)))

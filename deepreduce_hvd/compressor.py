@@ -12,26 +12,26 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from deepreduce_hvd import payload as container
+from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
-from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.handshake import Setting
-from deepreduce_hvd.index import Rice
-from deepreduce_hvd.memory import Residual
-from deepreduce_hvd.sparsifiers import TopK
-from deepreduce_hvd.stage import Memory
+from deepreduce_hvd.coordination.handshake import Setting
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.stages.index_codecs import Rice
+from deepreduce_hvd.stages.memories import Residual
+from deepreduce_hvd.stages.sparsifiers import TopK
+from deepreduce_hvd.stages.value_codecs import QSGD
 from deepreduce_hvd.statistics import notes, summary_table
 from deepreduce_hvd.validation import expect_settings, expect_stages, of_an_instance
-from deepreduce_hvd.value import QSGD
 
 #: of Compressor(bucket_bytes=)
 DEFAULT_BUCKET_BYTES = 64 << 20
-#: the top module of a parameter's type -> the module of this package with its ``Session``
+#: the top module of a parameter's type -> the module of this package with its ``Adapter``
 _SESSIONS = {
-    "torch": "deepreduce_hvd._torch_session",
-    "tensorflow": "deepreduce_hvd._tensorflow_session",
-    "keras": "deepreduce_hvd._tensorflow_session",
+    "torch": "deepreduce_hvd.torch.adapter",
+    "tensorflow": "deepreduce_hvd.tensorflow.adapter",
+    "keras": "deepreduce_hvd.tensorflow.adapter",
 }
 
 #: ranks of a process set -> the number of the next compressor for it; ranks outside of a set may have no compressor for it
@@ -106,11 +106,11 @@ class Compressor:
 
     Codec, memory, communicator, bucket_bytes, dense_below, seed and the parameters' names and shapes must be equal on all ranks, and on PyTorch
     which of them are frozen and whether ``loss_scale`` is given. In the first step ranks compare them, before anything else travels, and
-    all raise an InvalidArgument that names what differs.
+    all raise an InvalidArgumentError that names what differs.
 
     Raises:
-        InvalidArgument: unnamed parameters, duplicate names, a wrong type or value, stages that the communicator cannot work with.
-        NativeMissing: the package was built without the operators of the parameters' framework.
+        InvalidArgumentError: unnamed parameters, duplicate names, a wrong type or value, stages that the communicator cannot work with.
+        NativeMissingError: the package was built without the operators of the parameters' framework.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Compressor:
         self.writer = writer
         self.writer_interval = writer_interval
         named = self._named(parameters)
-        session_module = _session_module(*named[0])
+        adapter_module = _adapter_module(*named[0])
         names = [(name, tuple(parameter.shape)) for name, parameter in named]  # in order, on which buckets depend
         description = (container.VERSION, repr(self.codec), repr(self.memory), repr(self.communicator), bucket_bytes, dense_below, seed, names)
         #: 32 bits that ranks compare at every step
@@ -153,7 +153,7 @@ class Compressor:
         #: of this compressor in its process: a part of its collectives' names
         self.number = take_number(_ranks_of(process_set))
         #: the adapter's side of this compressor
-        self.session = importlib.import_module(session_module).Session(self, named)
+        self.adapter = importlib.import_module(adapter_module).Adapter(self, named)
 
     def settings(self, transport: Transport) -> list[Setting]:
         """What ranks compare in the handshake, of any framework."""
@@ -168,42 +168,42 @@ class Compressor:
             Setting("dense_below", str(self.dense_below)),
             Setting("seed", str(self.seed)),
             Setting("loss_scale", "not given" if self.loss_scale is None else "given"),
-            Setting("number of parameters", str(len(self.session.slots))),
-            Setting("parameters", [f"{name} {tuple(slot.shape)}" for name, slot in self.session.slots.items()]),
+            Setting("number of parameters", str(len(self.adapter.slots))),
+            Setting("parameters", [f"{name} {tuple(slot.shape)}" for name, slot in self.adapter.slots.items()]),
         ]
 
     def __reduce__(self):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "Compressor: expected state_dict() to be saved or sent, got the compressor itself, which belongs to this process; elastic states "
-            "that keep one are hvd.elastic.TorchState and those of deepreduce_hvd.tensorflow_elastic"
+            "that keep one are hvd.elastic.TorchState and those of deepreduce_hvd.tensorflow.elastic"
         )
 
     def __repr__(self) -> str:
         return (
             f"Compressor({self.codec!r}, memory={self.memory!r}, communicator={self.communicator!r}, "
             f"bucket_bytes={self.bucket_bytes}, dense_below={self.dense_below}, seed={self.seed}, "
-            f"parameters={len(self.session.slots)} named)"
+            f"parameters={len(self.adapter.slots)} named)"
         )
 
     @staticmethod
     def _named(parameters):
         if parameters is not None and not hasattr(parameters, "__iter__"):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "Compressor parameters: expected what model.named_parameters() returns, "
                 f"got {parameters!r}{'; call it' if callable(parameters) else ''}"
             )
         if parameters is None:
-            raise InvalidArgument("Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter (on TensorFlow: model.trainable_variables)")
+            raise InvalidArgumentError("Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter (on TensorFlow: model.trainable_variables)")
         named = [entry if isinstance(entry, tuple) else _with_name(entry) for entry in parameters]
         for entry in named:
             if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
-                raise InvalidArgument(f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}")
+                raise InvalidArgumentError(f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}")
         if not named:
-            raise InvalidArgument("Compressor parameters: expected at least one (name, parameter) pair, got none")
+            raise InvalidArgumentError("Compressor parameters: expected at least one (name, parameter) pair, got none")
         names = [name for name, _ in named]
         repeated = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
         if repeated:
-            raise InvalidArgument(f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once")
+            raise InvalidArgumentError(f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once")
         return named
 
     @of_an_instance
@@ -217,9 +217,9 @@ class Compressor:
             (4,) float32, the probe, or for what goes uncompressed the gradient itself; and what :meth:`decompress` wants to have back.
 
         Raises:
-            InvalidArgument: not the gradient of one of the parameters.
+            InvalidArgumentError: not the gradient of one of the parameters.
         """
-        return self.session.compress(tensor)
+        return self.adapter.compress(tensor)
 
     def decompress(self, tensor: Any, context: Any) -> Any:
         """Called by Horovod: the reduced gradient, in the gradient's own dtype, shape and layout.
@@ -229,11 +229,11 @@ class Compressor:
             context: the second.
 
         Raises:
-            PeerFailed: a rank could not encode its gradient; all ranks raise it.
-            CorruptPayload: what a rank sent is not a payload.
-            InvalidArgument: a reduction other than a sum or an average over the process set, or ranks that are configured differently.
+            PeerFailedError: a rank could not encode its gradient; all ranks raise it.
+            CorruptPayloadError: what a rank sent is not a payload.
+            InvalidArgumentError: a reduction other than a sum or an average over the process set, or ranks that are configured differently.
         """
-        return self.session.decompress(tensor, context)
+        return self.adapter.decompress(tensor, context)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals and step counters; save one a rank. Training resumed from it continues bit for bit.
@@ -241,7 +241,7 @@ class Compressor:
         A dictionary of numbers, strings and the memory's float32 arrays in the parameters' shapes or flat: tensors on PyTorch, which
         ``torch.load(weights_only=True)`` takes, NumPy arrays on TensorFlow.
         """
-        return self.session.state_dict()
+        return self.adapter.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Takes what :meth:`state_dict` returned.
@@ -252,22 +252,22 @@ class Compressor:
                 residuals' sum over all ranks is conserved; ranks without an old one start from zero.
 
         Raises:
-            InvalidArgument: a state of another configuration (codec, memory, communicator, bucket_bytes, dense_below, seed) or model, or a single
+            InvalidArgumentError: a state of another configuration (codec, memory, communicator, bucket_bytes, dense_below, seed) or model, or a single
                 state of another rank or number of ranks; entries that are missing, unknown or not what they
                 should be; memories of another shape or dtype, or with NaN or Inf; memories in units of a loss
                 scale that this compressor does not follow, or the other way round; steps or loss scales that
                 differ between ranks. The compressor is then as it was.
         """
-        self.session.load_state_dict(state)
+        self.adapter.load_state_dict(state)
 
     @property
     def trackable(self) -> Any:
         """On TensorFlow, the state as ``tf.train.Checkpoint(compressor=comp.trackable)`` takes it; one checkpoint a rank.
 
-        Restoring that of another rank, number of ranks, configuration or model raises InvalidArgument, and
+        Restoring that of another rank, number of ranks, configuration or model raises InvalidArgumentError, and
         leaves the compressor as it was.
         """
-        return self.session.trackable
+        return self.adapter.trackable
 
     def bound_to(self, variables: Iterable[Any]) -> Any:
         """On TensorFlow, a view of this compressor for ``compression=``, whose gradients are those of ``variables`` alone.
@@ -281,21 +281,21 @@ class Compressor:
             variables: one or more of those that the compressor was given.
 
         Raises:
-            InvalidArgument: a variable that the compressor was not given.
+            InvalidArgumentError: a variable that the compressor was not given.
         """
-        return self.session.bound_to(variables)
+        return self.adapter.bound_to(variables)
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """{parameter name: {field: figure}} of the last step: bytes dense and sent, by section, relative error, seconds, steps and more.
 
         ``deepreduce_hvd.statistics.FIELDS`` has every field with its meaning; ``deepreduce_hvd.statistics.totals`` adds them up.
         """
-        return self.session.stats()
+        return self.adapter.stats()
 
     def summary(self) -> None:
         """Print :meth:`stats` as a table, and what was not compressed and why."""
         stats = self.stats()
-        print("\n".join([summary_table(stats), *notes(stats, self.session.transport.size)]))
+        print("\n".join([summary_table(stats), *notes(stats, self.adapter.transport.size)]))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the layers' bytes, dense beside sent, and their relative errors.
@@ -316,13 +316,13 @@ def _with_name(parameter):
     return (name, parameter) if isinstance(name, str) else parameter
 
 
-def _session_module(name, parameter):
-    """The module of this package with the ``Session`` for a parameter's framework."""
+def _adapter_module(name, parameter):
+    """The module of this package with the ``Adapter`` for a parameter's framework."""
     for kind in type(parameter).__mro__:
         module = _SESSIONS.get(kind.__module__.partition(".")[0])
         if module is not None:
             return module
-    raise InvalidArgument(
+    raise InvalidArgumentError(
         f"Compressor parameters: expected parameters of {', '.join(_SESSIONS)}, "
         f"got {type(parameter).__name__} for {name!r}"
     )

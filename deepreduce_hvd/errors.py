@@ -5,21 +5,21 @@ class DeepReduceError(Exception):
     """The base of every error that this package raises on purpose."""
 
 
-class CorruptPayload(DeepReduceError, ValueError):
+class CorruptPayloadError(DeepReduceError, ValueError):
     """The bytes are not a payload that an encoder of this format writes."""
 
 
-class InvalidArgument(DeepReduceError, ValueError):
+class InvalidArgumentError(DeepReduceError, ValueError):
     """The caller asked for something that cannot be done."""
 
 
-class UnknownCodec(DeepReduceError, LookupError):
+class UnknownCodecError(DeepReduceError, LookupError):
     """A codec name or id that is not registered here."""
 
 
-class NativeMissing(DeepReduceError, ImportError):
+class NativeMissingError(DeepReduceError, ImportError):
     """A part of the native code was not built; the message says how to build it."""
 
 
-class PeerFailed(DeepReduceError, RuntimeError):
+class PeerFailedError(DeepReduceError, RuntimeError):
     """Another rank could not encode its gradient; the message names the rank and its error."""

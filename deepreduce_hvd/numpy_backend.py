@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from deepreduce_hvd import payload as container, reference
+from deepreduce_hvd import container, reference
 from deepreduce_hvd.arrays import expect_apart, expect_array
-from deepreduce_hvd.errors import InvalidArgument, NativeMissing
-from deepreduce_hvd.index import RawIndex
-from deepreduce_hvd.memory import NoMemory
+from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 from deepreduce_hvd.settings import is_integer, is_number
-from deepreduce_hvd.stage import FIRST_USER_ID, is_built_in
-from deepreduce_hvd.value import RawValue
+from deepreduce_hvd.stages.base import FIRST_USER_ID, is_built_in
+from deepreduce_hvd.stages.index_codecs import RawIndex
+from deepreduce_hvd.stages.memories import NoMemory
+from deepreduce_hvd.stages.value_codecs import RawValue
 
 try:
     from deepreduce_hvd import _native
 except ImportError as error:
-    raise NativeMissing(f"deepreduce_hvd._native: expected the built extension, got {error}; run `pip install .`") from error
+    raise NativeMissingError(f"deepreduce_hvd._native: expected the built extension, got {error}; run `pip install .`") from error
 
 _BFLOAT16 = container.DTYPES["bfloat16"]
 #: codes of gradients' dtypes that NumPy has
@@ -61,19 +61,19 @@ def _expect_state(memory, state, gradient):
 
 def expect_elements(d):
     if not is_integer(d) or not 0 <= d <= container.MAX_ELEMENTS:
-        raise InvalidArgument(f"d: expected an integer of at least 0 and at most {container.MAX_ELEMENTS}, got {d!r}")
+        raise InvalidArgumentError(f"d: expected an integer of at least 0 and at most {container.MAX_ELEMENTS}, got {d!r}")
 
 
 def expect_scale(scale):
     if not is_number(scale) or not abs(float(scale)) <= float(np.finfo(np.float32).max):
-        raise InvalidArgument(f"scale: expected a finite float32, got {scale!r}")
+        raise InvalidArgumentError(f"scale: expected a finite float32, got {scale!r}")
 
 
 def _expect_indices(indices, d):
     expect_array("indices", indices, (np.uint32,))
     expect_elements(d)
     if indices.size and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= d):
-        raise InvalidArgument(f"indices: expected ascending distinct ones below d = {d}")
+        raise InvalidArgumentError(f"indices: expected ascending distinct ones below d = {d}")
 
 
 def encode_sparse_numpy(codec, indices, values, d, step=0, seed=0, tensor=0, rank=0, dtype="float32", native=True, simd=-1):
@@ -150,8 +150,8 @@ def decode_sum_sparse(
     Work and memory follow the elements sent, unless a codec is the user's own or needs more (Bitmap, Bloom).
 
     Raises:
-        CorruptPayload, UnknownCodec: as for :func:`decode`.
-        InvalidArgument: a payload of another number of elements than ``d``, or one that is non-finite: such a sum has no sparse form.
+        CorruptPayloadError, UnknownCodecError: as for :func:`decode`.
+        InvalidArgumentError: a payload of another number of elements than ``d``, or one that is non-finite: such a sum has no sparse form.
     """
     expect_scale(scale)
     expect_elements(d)
@@ -163,7 +163,7 @@ def decode_sum_sparse(
     for data in payloads:
         sent = reference.decode_sparse(data, d)
         if sent is None:
-            raise InvalidArgument("a payload is non-finite: its sum has no sparse form")
+            raise InvalidArgumentError("a payload is non-finite: its sum has no sparse form")
         dense[sent[0]] += np.float32(scale) * sent[1]
         support[sent[0]] = True
     indices = np.flatnonzero(support).astype(np.uint32)
@@ -171,7 +171,7 @@ def decode_sum_sparse(
 
 
 def check_bytes(data):
-    """``data`` as a contiguous uint8 array, or InvalidArgument."""
+    """``data`` as a contiguous uint8 array, or InvalidArgumentError."""
     expect_array("payload", data, (np.uint8,), contiguous=False)
     return np.ascontiguousarray(data)
 
@@ -182,14 +182,14 @@ def decode_numpy(data, max_elements):
 
 
 def elements_of(data, max_elements):
-    """How many elements a payload, (n,) uint8 NumPy, has; InvalidArgument when those are too many."""
+    """How many elements a payload, (n,) uint8 NumPy, has; InvalidArgumentError when those are too many."""
     d = container.read(check_bytes(data)).d
     most, why = max_elements, ""
     if max_elements is None:
         most = _native.default_max_elements(data.size)
         why = f", the default for {data.size} bytes (give a larger one for what you trust)"
     if d > most:
-        raise InvalidArgument(f"payload: expected at most max_elements = {most} elements{why}, got {d}")
+        raise InvalidArgumentError(f"payload: expected at most max_elements = {most} elements{why}, got {d}")
     return d
 
 

@@ -4,14 +4,14 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from deepreduce_hvd import payload as container
+from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.compressor import Compressor
-from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.index import Bloom, RawIndex
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.params_table import CHOICES, DEFAULTS, OTHER_NAMES, WITHOUT_EFFECT
-from deepreduce_hvd.sparsifiers import NoneSparsifier, RandomK
-from deepreduce_hvd.value import RawValue
+from deepreduce_hvd.stages.index_codecs import Bloom, RawIndex
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
+from deepreduce_hvd.stages.value_codecs import RawValue
 
 _PARTS = ("index", "value", "both", None)
 _RAW = {"index": RawIndex(), "value": RawValue()}
@@ -22,7 +22,7 @@ class _Settings:
 
     def __init__(self, params):
         if not isinstance(params, Mapping):
-            raise InvalidArgument(f"params: expected a dictionary of settings, got {type(params).__name__}")
+            raise InvalidArgumentError(f"params: expected a dictionary of settings, got {type(params).__name__}")
         self._params = params
         self._used = set()
         self.differences = []
@@ -45,10 +45,10 @@ class _Settings:
         choices = CHOICES[setting]
         accepted = ", ".join(known for known, choice in choices.items() if choice.make is not None)
         if not isinstance(name, str) or name not in choices:
-            raise InvalidArgument(f"{setting}: expected one of {accepted}, got {given!r}")
+            raise InvalidArgumentError(f"{setting}: expected one of {accepted}, got {given!r}")
         choice = choices[name]
         if choice.make is None:
-            raise InvalidArgument(f"{setting}: expected one of {accepted}, got {name!r}, which has no equal here: {choice.instead}")
+            raise InvalidArgumentError(f"{setting}: expected one of {accepted}, got {name!r}, which has no equal here: {choice.instead}")
         if choice.differs:
             self.differ(f"{setting} {name}: {choice.differs}")
         return name, choice
@@ -64,7 +64,7 @@ class _Settings:
         unused = [name for name, given in self._params.items() if given is not None and name not in self._used | set(WITHOUT_EFFECT)]
         if unused:
             advice = "".join(f"; for {name} write {OTHER_NAMES[name]}" for name in unused if name in OTHER_NAMES)
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"params: expected settings that apply to this choice ({', '.join(sorted(self._used))}), got also "
                 f"{', '.join(sorted(map(str, unused)))}{advice}"
             )
@@ -93,7 +93,7 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
         A :class:`Compressor`. With "none" and "allreduce" it leaves all gradients to Horovod's own allreduce.
 
     Raises:
-        InvalidArgument: an unknown setting or value, one that has no equal here, or one that does not apply to the
+        InvalidArgumentError: an unknown setting or value, one that has no equal here, or one that does not apply to the
             others; nothing is ignored in silence.
     """
     settings = _Settings(params)
@@ -112,13 +112,13 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
 def _codec(settings):
     part = settings("deepreduce")
     if part not in _PARTS:
-        raise InvalidArgument(f"deepreduce: expected index, value, both or None, got {part!r}")
+        raise InvalidArgumentError(f"deepreduce: expected index, value, both or None, got {part!r}")
     if part is not None and not settings.has("compressor"):
-        raise InvalidArgument("compressor: expected one that selects what to send, such as 'topk', got none with 'deepreduce'; the default is 'none'")
+        raise InvalidArgumentError("compressor: expected one that selects what to send, such as 'topk', got none with 'deepreduce'; the default is 'none'")
     name, choice = settings.choice("compressor")
     stages = choice.make(settings)
     if part is not None and len(stages) > 1:
-        raise InvalidArgument(f"deepreduce: expected None with the compressor {name}, which encodes values itself, got {part!r}; leave it out")
+        raise InvalidArgumentError(f"deepreduce: expected None with the compressor {name}, which encodes values itself, got {part!r}; leave it out")
     for stage in ("index", "value") if part == "both" else () if part is None else (part,):
         stages[stage] = settings.make(stage)
     codec = Codec(**stages)
@@ -131,13 +131,13 @@ def _communicator(settings, codec):
     name, choice = settings.choice("communicator")
     if name == "allreduce" and not isinstance(codec.sparsifier, (NoneSparsifier, RandomK)):
         said = "" if settings.has("communicator") else ", the default"
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"communicator: expected allgather with {codec.sparsifier!r}, got allreduce{said}, which adds numbers up place by place and "
             "suits the compressors none and randomk; write 'communicator': 'allgather'"
         )
     for stage in choice.unused_stages:
         if getattr(codec, stage) != _RAW[stage]:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"communicator: expected one that encodes with {getattr(codec, stage)!r}, got {name}, in which it plays no part; "
                 "write 'communicator': 'allgather'"
             )

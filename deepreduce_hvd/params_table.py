@@ -7,9 +7,15 @@ github.com/sands-lab/grace-benchmarks and github.com/hangxu0304/DeepReduce; docs
 from collections.abc import Callable
 from typing import NamedTuple
 
-from deepreduce_hvd import communicators, index, memory, sparsifiers, value
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd import communicators
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.stages import (
+    index_codecs as index,
+    memories as memory,
+    sparsifiers,
+    value_codecs as value,
+)
 
 #: what a setting is when the dictionary does not say
 DEFAULTS = {
@@ -72,20 +78,20 @@ def refused(instead):
 def _ratio(settings):
     ratio = settings("compress_ratio")
     if not is_number(ratio) or not 0 < ratio <= 1:
-        raise InvalidArgument(f"compress_ratio: expected a number in (0, 1], got {ratio!r}")
+        raise InvalidArgumentError(f"compress_ratio: expected a number in (0, 1], got {ratio!r}")
     return float(ratio)
 
 
 def _policy(settings):
     name = settings("policy")
     if name not in POLICIES:
-        raise InvalidArgument(f"policy: expected one of {', '.join(POLICIES)}, got {name!r}")
+        raise InvalidArgumentError(f"policy: expected one of {', '.join(POLICIES)}, got {name!r}")
     return POLICIES[name]
 
 
 def _polynomials(settings):
     if settings("sort"):
-        raise InvalidArgument("sort: expected False, got True; FitPoly sorts the values itself, leave it out")
+        raise InvalidArgumentError("sort: expected False, got True; FitPoly sorts the values itself, leave it out")
     return value.FitPoly(degree=settings("poly_degree"))
 
 
@@ -95,7 +101,7 @@ def _qsgd(settings, bucket_size):
         return value.QSGD(bits=settings("quantum_bits"), bucket=bucket)
     levels = settings("quantum_num")
     if not is_integer(levels) or not 1 <= levels <= 127:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"quantum_num: expected an integer of 1 to 127, which 8 bits a value hold, got {levels!r}; write 127, or 'value': 'none' for exact values"
         )
     bits = int(levels).bit_length() + 1
@@ -106,7 +112,7 @@ def _qsgd(settings, bucket_size):
 
 def _momentum(settings):
     if settings("gradient_clipping"):
-        raise InvalidArgument("gradient_clipping: expected False, got True; clip gradients in the training loop, before the optimizer's step")
+        raise InvalidArgumentError("gradient_clipping: expected False, got True; clip gradients in the training loop, before the optimizer's step")
     return memory.MomentumCorrection(settings("momentum"))
 
 
@@ -114,10 +120,10 @@ def _sketch(settings):
     """SKCompress: its sparsifier and number of quantiles have no default that is published."""
     for name, example in (("sparsifier", "'threshold'"), ("num_quantiles", "128")):
         if not settings.has(name):
-            raise InvalidArgument(f"{name}: expected it with this compressor, got none; write '{name}': {example}")
+            raise InvalidArgumentError(f"{name}: expected it with this compressor, got none; write '{name}': {example}")
     name = settings("sparsifier")
     if name not in SPARSIFIERS:
-        raise InvalidArgument(f"sparsifier: expected one of {', '.join(SPARSIFIERS)}, got {name!r}")
+        raise InvalidArgumentError(f"sparsifier: expected one of {', '.join(SPARSIFIERS)}, got {name!r}")
     return {
         "sparsifier": SPARSIFIERS[name](settings),
         "index": index.Huffman(delta=True),

@@ -5,12 +5,13 @@ The native core makes the same bytes (tests/test_conformance.py), some hundred t
 
 import numpy as np
 
-from deepreduce_hvd import bits, payload as container
+from deepreduce_hvd import container
 from deepreduce_hvd.arrays import describe
-from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
-from deepreduce_hvd.memory.saturated import saturated_difference
-from deepreduce_hvd.random import Purpose, random_key
-from deepreduce_hvd.stage import IndexCodec, ValueCodec, find, is_built_in
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.numerics import bits
+from deepreduce_hvd.numerics.random import Purpose, random_key
+from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find, is_built_in
+from deepreduce_hvd.stages.memories.saturated import saturated_difference
 
 
 def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
@@ -22,7 +23,7 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
     sparsifier, index_codec, value_codec, memory = stages
     d = gradient.size
     if d > container.MAX_ELEMENTS:
-        raise InvalidArgument(f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; split the tensor")
+        raise InvalidArgumentError(f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; split the tensor")
     if not np.isfinite(gradient).all():
         return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), state
     accumulated, state = accumulate(memory, gradient, state)
@@ -60,7 +61,7 @@ def choose(sparsifier, accumulated, key, step):
     if good and indices.size:
         good = (indices[1:] > indices[:-1]).all() and indices[-1] < accumulated.size
     if not good:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"{type(sparsifier).__name__}.select: expected ascending distinct uint32 indices below "
             f"{accumulated.size}, got {indices!r}"
         )
@@ -74,7 +75,7 @@ def _read_only(array):
 
 
 def _refuse(memory, method, expected, got):
-    raise InvalidArgument(f"{type(memory).__name__}.{method}: expected {expected}, got {got}")
+    raise InvalidArgumentError(f"{type(memory).__name__}.{method}: expected {expected}, got {got}")
 
 
 def _expect_float32(memory, method, array, d):
@@ -100,12 +101,12 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
     """
     policy_key = random_key(*position, Purpose.BLOOM_POLICY)
     rounding_key = random_key(*position, Purpose.ROUNDING)
-    result = container.Payload(d, selected.size, dtype, value_id=value_codec.wire_id)
+    result = container.Payload(d, selected.size, dtype, value_id=value_codec.stage_id)
     sent, values = selected, elements(selected)
     everything = selected.size == d
     reorder_indices = not everything and value_codec.sorts and index_codec.any_order
     if not everything:
-        result.index_id = index_codec.wire_id
+        result.index_id = index_codec.stage_id
         if not reorder_indices:
             result.index, sent, values_stay = index_codec.encode(selected, d, policy_key, value_codec.bits_a_value())
             if not values_stay:
@@ -121,7 +122,7 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
 
     if result.total_bytes() > container.HEADER.size + d * (2 if dtype in (1, 2) else 4):
         dense_codec = find(ValueCodec, {0: 1, 1: 2, 2: 3, 3: 1}[dtype])()
-        result = container.Payload(d, d, dtype, value_id=dense_codec.wire_id)
+        result = container.Payload(d, d, dtype, value_id=dense_codec.stage_id)
         sent = np.arange(d, dtype=np.uint32)
         result.values, decoded, _ = dense_codec.encode(elements(sent), rounding_key)
     return result, sent, decoded
@@ -165,26 +166,26 @@ def decode_sparse(data, d=None):
     """uint8 array -> ((k,) uint32 indices, (k,) float32 values), ascending; None in place of both when non-finite."""
     parts = container.read(data)
     if d is not None and parts.d != d:
-        raise InvalidArgument(f"payload: expected d = {d} elements, got {parts.d}")
+        raise InvalidArgumentError(f"payload: expected d = {d} elements, got {parts.d}")
     if parts.flags & container.NON_FINITE:
         return None
     value_codec = find(ValueCodec, parts.value_id)
     if (parts.order != container.ASCENDING) != value_codec.sorts:
         expected = "1 or 2" if value_codec.sorts else "0"
-        raise CorruptPayload(f"payload order: expected {expected} for {value_codec.__name__} values, got {parts.order}")
+        raise CorruptPayloadError(f"payload order: expected {expected} for {value_codec.__name__} values, got {parts.order}")
     indices = np.arange(parts.d, dtype=np.uint32)
     if parts.index_id:
         index_codec = find(IndexCodec, parts.index_id)
         if parts.order == container.INDICES_IN_VALUE_ORDER and not index_codec.any_order:
-            raise CorruptPayload(f"payload order: expected 0 or 1 for {index_codec.__name__} indices, got 2")
+            raise CorruptPayloadError(f"payload order: expected 0 or 1 for {index_codec.__name__} indices, got 2")
         indices = index_codec.decode(parts.index, parts.d, parts.count)
         if index_codec.any_order and parts.order != container.INDICES_IN_VALUE_ORDER and (indices[1:] <= indices[:-1]).any():
-            raise CorruptPayload(f"index section: expected ascending indices for payload order {parts.order}")
+            raise CorruptPayloadError(f"index section: expected ascending indices for payload order {parts.order}")
     values = value_codec.decode(parts.values, parts.count)
     if parts.order == container.PERMUTATION:
         order = bits.unpack_fields(parts.order_map, parts.count, bits.bit_width_of(parts.count), "order section")
         if not np.array_equal(np.sort(order), np.arange(parts.count)):
-            raise CorruptPayload(f"order section: expected a permutation of {parts.count} positions")
+            raise CorruptPayloadError(f"order section: expected a permutation of {parts.count} positions")
         ordered = np.empty_like(values)
         ordered[order] = values
         values = ordered

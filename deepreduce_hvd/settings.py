@@ -3,7 +3,7 @@
 import numbers
 from typing import TypeGuard
 
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.errors import InvalidArgumentError
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -17,7 +17,7 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def expect_keys(**keys):
-    """Raises InvalidArgument unless each is an integer in [0, 2^63)."""
+    """Raises InvalidArgumentError unless each is an integer in [0, 2^63)."""
     for name, value in keys.items():
         if not is_integer(value) or not 0 <= value < 2**63:
-            raise InvalidArgument(f"{name}: expected an integer in [0, 2^63), got {value!r}")
+            raise InvalidArgumentError(f"{name}: expected an integer in [0, 2^63), got {value!r}")

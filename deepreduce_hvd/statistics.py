@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd import payload as container
+from deepreduce_hvd import container
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
 
 #: the columns of stats(), in order, with what they mean

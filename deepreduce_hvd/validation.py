@@ -5,9 +5,9 @@ import reprlib
 
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Communicator
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer
-from deepreduce_hvd.stage import (
+from deepreduce_hvd.stages.base import (
     IndexCodec,
     Memory,
     Sparsifier,
@@ -21,7 +21,7 @@ def expect_stages(codec, memory, communicator):
     """Check that codec, memory and communicator are what they should be and work together.
 
     Raises:
-        InvalidArgument: one of them is something else, or they do not work together.
+        InvalidArgumentError: one of them is something else, or they do not work together.
     """
     for value, kind, what in (
         (codec, Codec, "codec"),
@@ -29,12 +29,12 @@ def expect_stages(codec, memory, communicator):
         (communicator, Communicator, "communicator"),
     ):
         if not isinstance(value, kind):
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Compressor {what}: expected a {kind.__name__}, got {_shown(value)}{_meant(value, kind)}"
             )
     expect_usable(memory)
     if communicator.puts_back and not overrides(memory, Memory, "put_back"):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"Compressor memory: expected one with a put_back, which {communicator!r} needs, "
             f"got {memory!r}; Allgather needs none"
         )
@@ -74,31 +74,31 @@ def expect_settings(
     """Check the other arguments of :class:`Compressor`.
 
     Raises:
-        InvalidArgument: one of them has the wrong type or value.
+        InvalidArgumentError: one of them has the wrong type or value.
     """
     for name, value in (("bucket_bytes", bucket_bytes), ("dense_below", dense_below)):
         if not is_integer(value) or value < 0:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Compressor {name}: expected an integer of at least 0, got {value!r}"
             )
     if not is_integer(seed) or not 0 <= seed < 2**63:
-        raise InvalidArgument(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
+        raise InvalidArgumentError(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
     if process_set is not None and not hasattr(process_set, "process_set_id"):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "Compressor process_set: expected a horovod ProcessSet, as hvd.add_process_set(ranks) "
             f"returns, got {process_set!r}"
         )
     if loss_scale is not None and not callable(loss_scale):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"Compressor loss_scale: expected a function such as scaler.get_scale, got {loss_scale!r}"
         )
     if writer is not None and not callable(getattr(writer, "add_scalar", None)):
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "Compressor writer: expected an object with add_scalar, such as "
             f"torch.utils.tensorboard.SummaryWriter('runs'), got {writer!r}"
         )
     if not is_integer(writer_interval) or writer_interval < 1:
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             "Compressor writer_interval: expected an integer of at least 1, "
             f"the steps from one record to the next, got {writer_interval!r}"
         )
@@ -110,7 +110,7 @@ def of_an_instance(method):
     @functools.wraps(method)
     def checked(self, *arguments):
         if not arguments:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 "compression: expected a compressor, got the class Compressor; "
                 "write compression=dr.Compressor(parameters=model.named_parameters())"
             )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deepreduce_hvd import _native
-from deepreduce_hvd.errors import InvalidArgument, PeerFailed
+from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 
 #: bytes of a probe: four float32 numbers
 PROBE_BYTES = 4 * _native.probe_length
@@ -43,15 +43,15 @@ def write_notice(text):
 
 
 def split(gathered):
-    """Cuts (n,) uint8, the concatenated messages of all ranks, into a list of :class:`Message`; raises CorruptPayload."""
+    """Cuts (n,) uint8, the concatenated messages of all ranks, into a list of :class:`Message`; raises CorruptPayloadError."""
     return [Message(*fields) for fields in _native.read_messages(np.asarray(gathered))]
 
 
 def raise_notices(name, messages):
-    """Raises PeerFailed when a rank sent a notice in place of its payload of parameter ``name``; one message a rank."""
+    """Raises PeerFailedError when a rank sent a notice in place of its payload of parameter ``name``; one message a rank."""
     failures = [f"rank {rank}: {message.notice.decode(errors='replace')}" for rank, message in enumerate(messages) if message.notice is not None]
     if failures:
-        raise PeerFailed(f"parameter {name}: {'; '.join(failures)}")
+        raise PeerFailedError(f"parameter {name}: {'; '.join(failures)}")
 
 
 class Present(NamedTuple):
@@ -67,13 +67,13 @@ class Present(NamedTuple):
 
 
 def expect_process_set(own, of_horovod):
-    """Raises InvalidArgument unless Horovod reduces over the compressor's process set, as far as the caller says over which it does.
+    """Raises InvalidArgumentError unless Horovod reduces over the compressor's process set, as far as the caller says over which it does.
 
     Ranks that do not take part in Horovod's reduction would be waited for in ours.
     """
     if of_horovod is not None and of_horovod.process_set_id != own.process_set_id:
         count = f"{len(own.ranks)} " if own.ranks else ""  # Horovod may be shut down by now, and cannot be asked
-        raise InvalidArgument(
+        raise InvalidArgumentError(
             f"expected Horovod to sum or average over the {count}ranks of the compressor's process set, got another set, "
             f"{of_horovod}; give both the same process_set"
         )
@@ -100,10 +100,10 @@ def scale_of(name, reduced, present, fingerprint, step):
         step: that of this rank's probe.
 
     Raises:
-        InvalidArgument: the reduction is not a sum or an average, it runs over other ranks, or another rank's
+        InvalidArgumentError: the reduction is not a sum or an average, it runs over other ranks, or another rank's
             compressor is configured differently or at another step.
     """
     try:
         return _native.scale(reduced, *present, fingerprint, step)
-    except InvalidArgument as error:
-        raise InvalidArgument(f"parameter {name}: {error}") from None
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"parameter {name}: {error}") from None

@@ -22,8 +22,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE  # noqa: E402
 
 import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd import payload as container, torch as operators  # noqa: E402
+from deepreduce_hvd import container  # noqa: E402
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy  # noqa: E402
+from deepreduce_hvd.torch import ops as operators  # noqa: E402
 
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 SIZES = (1, 2, 3, 7, 8, 9, 31, 33, 63, 64, 65, 255, 257, 1000, 4095, 4097, 20011)

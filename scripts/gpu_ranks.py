@@ -10,7 +10,7 @@ import horovod.torch as hvd
 import torch
 
 import deepreduce_hvd as dr
-import deepreduce_hvd.torch
+import deepreduce_hvd.torch.ops
 
 STEPS = 4
 SHAPES = {"first": (300, 200), "second": (200, 70), "bias": (70,)}

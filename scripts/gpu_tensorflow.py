@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE  # noqa: E402
 
 import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd import tensorflow as adapter  # noqa: E402
+from deepreduce_hvd.tensorflow import ops as adapter  # noqa: E402
 
 HOST = "CPU:0"
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -3,7 +3,7 @@
 import numpy as np
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.random import random32, random_uniform
+from deepreduce_hvd.numerics.random import random32, random_uniform
 
 #: name -> an index codec; every parameter setting worth a golden file is a row
 INDEX = {

@@ -3,7 +3,7 @@
 import numpy as np
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import payload as container
+from deepreduce_hvd import container
 
 
 def resealed(data):

@@ -1,7 +1,7 @@
 """Stages of the user's own that do what built-in ones do: their results must be equal bit for bit."""
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.memory.saturated import saturated_difference, saturated_sum
+from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 
 
 class OwnResidual(dr.Memory):

@@ -1,10 +1,10 @@
-"""What the tests of communicators share: jobs of simulated ranks, their dense sums, and the balance of what came in and what is kept."""
+"""What the tests of communicators share: buckets of simulated ranks, their dense sums, and the balance of what came in and what is kept."""
 
 import numpy as np
 from codecs_table import gradient
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 
 RAW = (dr.RawIndex(), dr.RawValue())
@@ -27,8 +27,8 @@ def sparsifier_of(scheme, ratio=0.1):
 
 
 def jobs_of(codec, memory, gradients, residuals=None, step=0, seed=3, shapes=None):
-    """One job a rank; ``shapes`` cuts the gradient into members."""
-    jobs = []
+    """One bucket a rank; ``shapes`` cuts the gradient into members."""
+    buckets = []
     for rank, whole in enumerate(gradients):
         state = () if not memory.state else tuple(np.zeros(whole.size, dtype=np.float32) for _ in memory.state)
         if residuals is not None and state:
@@ -36,51 +36,51 @@ def jobs_of(codec, memory, gradients, residuals=None, step=0, seed=3, shapes=Non
         members, start = [], 0
         for number, d in enumerate(shapes or [whole.size]):
             piece = slice(start, start + d)
-            members.append(Member(f"tensor{number}", whole[piece], tuple(part[piece] for part in state), key=77 + number))
+            members.append(BucketMember(f"tensor{number}", whole[piece], tuple(part[piece] for part in state), key=77 + number))
             start += d
-        jobs.append(Job(codec, memory, members, seed=seed, step=step, rank=rank))
-    return jobs
+        buckets.append(Bucket(codec, memory, members, seed=seed, step=step, rank=rank))
+    return buckets
 
 
 def gradients_of(size, d):
     return [gradient(d, 100 + 3 * rank) + np.float32(0.5) * gradient(d, 99) for rank in range(size)]
 
 
-def dense_of(total, jobs):
+def dense_of(total, buckets):
     """The sum as one (d,) array."""
-    out = np.zeros(jobs[0].d, dtype=np.float32)
-    for number in range(len(jobs[0].members)):
-        start, end = jobs[0].offsets[number : number + 2]
+    out = np.zeros(buckets[0].d, dtype=np.float32)
+    for number in range(len(buckets[0].members)):
+        start, end = buckets[0].offsets[number : number + 2]
         total.add_to(number, out[start:end], 1.0)
     return out
 
 
-def kept_of(job):
-    return np.concatenate([member.state[0] for member in job.members])
+def kept_of(bucket):
+    return np.concatenate([member.state[0] for member in bucket.members])
 
 
 def run(scheme, codec, gradients, memory=None, **options):
     memory = dr.Residual() if memory is None else memory
-    jobs = jobs_of(codec, memory, gradients, **options)
+    buckets = jobs_of(codec, memory, gradients, **options)
     SCHEMES[scheme].check(codec, memory)
-    outcomes = Simulator(len(jobs)).run(SCHEMES[scheme], jobs)
+    outcomes = Simulator(len(buckets)).run(SCHEMES[scheme], buckets)
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-    return [dense_of(outcome, jobs) for outcome in outcomes], jobs
+    return [dense_of(outcome, buckets) for outcome in outcomes], buckets
 
 
 def same_bits(a, b):
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-def assert_mass_balance(gradients, residuals, total, jobs, terms):
+def assert_mass_balance(gradients, residuals, total, buckets, terms):
     """Sum of what came in = what every rank got + what memories keep, but for ``terms`` roundings to float32 of each element."""
     came_in = np.sum([whole.astype(np.float64) for whole in gradients], axis=0)
     largest = np.sum([np.abs(whole.astype(np.float64)) for whole in gradients], axis=0)
     if residuals is not None:
         came_in += np.sum([part.astype(np.float64) for part in residuals], axis=0)
         largest += np.sum([np.abs(part.astype(np.float64)) for part in residuals], axis=0)
-    kept = np.sum([kept_of(job).astype(np.float64) for job in jobs], axis=0)
+    kept = np.sum([kept_of(bucket).astype(np.float64) for bucket in buckets], axis=0)
     error = np.abs(total.astype(np.float64) + kept - came_in)
     assert (error <= terms * 2.0**-24 * largest.max()).all(), error.max() / largest.max() * 2**24

@@ -6,7 +6,7 @@ from codecs_table import gradient
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import encode_numpy, encode_sparse_numpy, select_numpy
-from deepreduce_hvd.stage import Memory
+from deepreduce_hvd.stages.base import Memory
 
 CODEC = dr.Codec(dr.TopK(0.25), index=dr.Rice())
 D = 40
@@ -73,7 +73,7 @@ def test_gradients(dtype, memory, bad):
         lambda: select_numpy(CODEC, memory, wrong, (kept,)),
     ):
         with pytest.raises(
-            dr.InvalidArgument,
+            dr.InvalidArgumentError,
             match=f"gradient: expected a 1-D float32, float16, float64 array, got .*{message}",
         ):
             refused()
@@ -120,7 +120,7 @@ def test_residuals(memory, wrong, message):
         lambda: select_numpy(CODEC, memory, values(), (wrong,)),
     ):
         with pytest.raises(
-            dr.InvalidArgument,
+            dr.InvalidArgumentError,
             match=rf"residual: expected a writable contiguous 1-D float32 array of shape \({D},\), got .*{message}",
         ):
             refused()
@@ -130,16 +130,16 @@ def test_residuals(memory, wrong, message):
 def test_a_residual_has_memory_of_its_own(memory):
     both = np.zeros(2 * D, np.float32)
     with pytest.raises(
-        dr.InvalidArgument, match="residual: expected memory of its own, got that of gradient"
+        dr.InvalidArgumentError, match="residual: expected memory of its own, got that of gradient"
     ):
         CODEC.encode(both[:D], both[:D], memory=memory)
     with pytest.raises(
-        dr.InvalidArgument, match="residual: expected memory of its own, got that of gradient"
+        dr.InvalidArgumentError, match="residual: expected memory of its own, got that of gradient"
     ):
         CODEC.encode(both[5 : D + 5], both[:D], memory=memory)
     CODEC.encode(both[:D], both[D:], memory=memory)
     with pytest.raises(
-        dr.InvalidArgument, match="velocity: expected memory of its own, got that of residual"
+        dr.InvalidArgumentError, match="velocity: expected memory of its own, got that of residual"
     ):
         CODEC.encode(values(), (both[:D], both[:D]), memory=dr.MomentumCorrection())
 
@@ -149,17 +149,17 @@ def test_indices_and_values_of_a_sparse_tensor(bad):
     make, message = BAD[bad]
     indices, sent = np.arange(5, dtype=np.uint32), np.ones(5, np.float32)
     with pytest.raises(
-        dr.InvalidArgument,
+        dr.InvalidArgumentError,
         match=f"indices: expected a contiguous 1-D uint32 array, got .*{message}",
     ):
         CODEC.encode_sparse(make(indices), sent, D)
     with pytest.raises(
-        dr.InvalidArgument,
+        dr.InvalidArgumentError,
         match=rf"values: expected a writable contiguous 1-D float32 array of shape \(5,\), got .*{message}",
     ):
         CODEC.encode_sparse(indices, make(sent), D)
     with pytest.raises(
-        dr.InvalidArgument,
+        dr.InvalidArgumentError,
         match=f"indices: expected a contiguous 1-D uint32 array, got .*{message}",
     ):
         select_numpy(CODEC, dr.NoMemory(), values(), (), given=make(indices))
@@ -173,13 +173,13 @@ def test_more_of_sparse_tensors(native):
         (strided(sent), "not contiguous"),
         (sent[:4], r"of shape \(4,\)"),
     ):
-        with pytest.raises(dr.InvalidArgument, match=f"values: expected a writable .*{message}"):
+        with pytest.raises(dr.InvalidArgumentError, match=f"values: expected a writable .*{message}"):
             encode_sparse_numpy(CODEC, indices, wrong, D, native=native)
     with pytest.raises(
-        dr.InvalidArgument, match="values: expected memory of its own, got that of indices"
+        dr.InvalidArgumentError, match="values: expected memory of its own, got that of indices"
     ):
         encode_sparse_numpy(CODEC, indices, indices.view(np.float32), D, native=native)
-    with pytest.raises(dr.InvalidArgument, match="indices: expected a contiguous"):
+    with pytest.raises(dr.InvalidArgumentError, match="indices: expected a contiguous"):
         encode_sparse_numpy(CODEC, strided(indices), sent, D, native=native)
     expected = encode_sparse_numpy(CODEC, indices, sent.copy(), D, native=native)
     found = encode_sparse_numpy(CODEC, read_only(indices), sent, D, native=native)
@@ -197,7 +197,7 @@ def test_payloads(bad):
         lambda: dr.decode_sum_sparse([wrong], D),
     ):
         with pytest.raises(
-            dr.InvalidArgument, match=f"payload: expected a 1-D uint8 array, got .*{message}"
+            dr.InvalidArgumentError, match=f"payload: expected a 1-D uint8 array, got .*{message}"
         ):
             refused()
     assert not out.any()
@@ -216,7 +216,7 @@ def test_payloads_need_not_be_contiguous_or_writable():
 )
 def test_sums(wrong, message):
     with pytest.raises(
-        dr.InvalidArgument,
+        dr.InvalidArgumentError,
         match=f"out: expected a writable contiguous 1-D float32 array, got .*{message}",
     ):
         dr.decode_sum([payload()], wrong)
@@ -229,7 +229,7 @@ def test_scales(scale):
         lambda: dr.decode_sum([payload()], out, scale),
         lambda: dr.decode_sum_sparse([payload()], D, scale),
     ):
-        with pytest.raises(dr.InvalidArgument, match=r"scale: expected a finite float32, got"):
+        with pytest.raises(dr.InvalidArgumentError, match=r"scale: expected a finite float32, got"):
             refused()
     assert not out.any()
 
@@ -237,11 +237,11 @@ def test_scales(scale):
 @pytest.mark.parametrize("d", [-1, 2**31, 1.5, "40", None, True])
 def test_numbers_of_elements(d):
     with pytest.raises(
-        dr.InvalidArgument, match="d: expected an integer of at least 0 and at most 2147483647, got"
+        dr.InvalidArgumentError, match="d: expected an integer of at least 0 and at most 2147483647, got"
     ):
         dr.decode_sum_sparse([payload()], d)
     with pytest.raises(
-        dr.InvalidArgument, match="d: expected an integer of at least 0 and at most 2147483647, got"
+        dr.InvalidArgumentError, match="d: expected an integer of at least 0 and at most 2147483647, got"
     ):
         CODEC.encode_sparse(np.zeros(0, np.uint32), np.zeros(0, np.float32), d)
 
@@ -255,11 +255,11 @@ def test_what_is_no_array_at_all():
             lambda: dr.decode_sum([], wrong),
         ):
             with pytest.raises(
-                dr.InvalidArgument,
+                dr.InvalidArgumentError,
                 match="expected a NumPy array or a tensor of torch, tensorflow, got",
             ):
                 refused()
-    with pytest.raises(dr.InvalidArgument, match="payload: expected a 1-D uint8 array, got bytes"):
+    with pytest.raises(dr.InvalidArgumentError, match="payload: expected a 1-D uint8 array, got bytes"):
         dr.decode_sum([b"bytes"], np.zeros(D, np.float32))
 
 
@@ -281,7 +281,7 @@ class TestTorch:
     def test_memory_of_its_own(self, torch):
         both = torch.zeros(2 * D)
         with pytest.raises(
-            dr.InvalidArgument, match="residual: expected memory of its own, got that of gradient"
+            dr.InvalidArgumentError, match="residual: expected memory of its own, got that of gradient"
         ):
             CODEC.encode(both[:D], both[5 : D + 5])
         CODEC.encode(both[:D], both[D:])
@@ -291,7 +291,7 @@ class TestTorch:
         negated = torch.complex(torch.zeros(D), torch.from_numpy(values())).conj().imag
         assert negated.is_neg()
         with pytest.raises(
-            dr.InvalidArgument,
+            dr.InvalidArgumentError,
             match="gradient: expected its own numbers, got a view that negates them",
         ):
             CODEC.encode(negated)
@@ -304,12 +304,12 @@ class TestTorch:
         twice = torch.from_numpy(np.repeat(values(), 2))
         expected = CODEC.encode(values())
         assert CODEC.encode(twice[::2]).numpy().tobytes() == expected.tobytes()
-        with pytest.raises(dr.InvalidArgument, match="residual: expected .*contiguous"):
+        with pytest.raises(dr.InvalidArgumentError, match="residual: expected .*contiguous"):
             CODEC.encode(twice[::2], torch.zeros(2 * D)[::2], memory=memory)
         data = torch.from_numpy(np.repeat(expected, 2))[::2]
         assert torch.equal(dr.decode(data), dr.decode(torch.from_numpy(expected)))
         with pytest.raises(
-            dr.InvalidArgument, match="out: expected a contiguous 1-D float32 tensor"
+            dr.InvalidArgumentError, match="out: expected a contiguous 1-D float32 tensor"
         ):
             dr.decode_sum([data], torch.zeros(2 * D)[::2])
 

@@ -9,10 +9,10 @@ import pytest
 from codecs_table import gradient
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import _native, payload as container
-from deepreduce_hvd.exact_log import exact_log
-from deepreduce_hvd.index.bloom import POLICIES, murmur3, scan
+from deepreduce_hvd import _native, container
+from deepreduce_hvd.numerics.exact_log import exact_log
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
+from deepreduce_hvd.stages.index_codecs.bloom import POLICIES, murmur3, scan
 
 
 def support(d, k, seed=0):
@@ -115,7 +115,7 @@ def native_indices(data, d, simd=-1):
     """The indices that the native decoder finds, or None when it refuses them."""
     try:
         return _native.decode_sparse([data], d, 1.0, simd)[0]
-    except dr.CorruptPayload:
+    except dr.CorruptPayloadError:
         return None
 
 
@@ -123,7 +123,7 @@ def oracle_indices(data, d):
     parts = container.read(data)
     try:
         return dr.Bloom.decode(parts.index, d, parts.count)
-    except dr.CorruptPayload:
+    except dr.CorruptPayloadError:
         return None
 
 
@@ -173,7 +173,7 @@ def test_hostile_more_sets_of_one_than_indices():
     d, k = 2_000, 40
     section, _, _ = dr.Bloom(fpr=1e-3, policy="p2").encode(support(d, k), d, key=0)
     data = container.write(container.Payload(d, k - 5, index_id=7, value_id=1, index=section, values=bytes(4 * (k - 5))))
-    with pytest.raises(dr.CorruptPayload, match="alone in a conflict set, got 4"):
+    with pytest.raises(dr.CorruptPayloadError, match="alone in a conflict set, got 4"):
         dr.decode(data)
     assert oracle_indices(data, d) is None
 
@@ -236,7 +236,7 @@ def test_auto_rate_is_where_p0_is_smallest():
 
 @pytest.mark.parametrize("arguments", [{"fpr": 0}, {"fpr": 1}, {"fpr": -0.1}, {"fpr": "best"}, {"fpr": True}, {"policy": "p3"}])
 def test_bad_settings_are_refused(arguments):
-    with pytest.raises(dr.InvalidArgument, match=r"expected .*, got"):
+    with pytest.raises(dr.InvalidArgumentError, match=r"expected .*, got"):
         dr.Bloom(**arguments)
 
 
@@ -249,7 +249,7 @@ def test_hostile_full_filter_is_refused_without_memory(policy):
         indices, _ = dr.decode_sum_sparse([data], 2**22)
         np.testing.assert_array_equal(indices, [0, 1, 2])
     else:
-        with pytest.raises(dr.CorruptPayload, match="expected a Bloom filter"):
+        with pytest.raises(dr.CorruptPayloadError, match="expected a Bloom filter"):
             dr.decode_sum_sparse([data], 2**22)
 
 

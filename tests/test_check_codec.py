@@ -24,11 +24,11 @@ def value_codec(**methods):
 
     def decode(cls, section, count):
         if len(section) != 4 * count:
-            raise dr.CorruptPayload(f"expected {4 * count} bytes, got {len(section)}")
+            raise dr.CorruptPayloadError(f"expected {4 * count} bytes, got {len(section)}")
         return np.frombuffer(section, dtype=np.float32).copy()
 
     number = next(numbers)
-    body = {"wire_id": number, "encode": encode, "decode": classmethod(decode), **methods}
+    body = {"stage_id": number, "encode": encode, "decode": classmethod(decode), **methods}
     return dr.register(type(f"Own{number}", (dr.ValueCodec,), body))()
 
 
@@ -42,11 +42,11 @@ BROKEN = {
     "a float32 array": {"encode": lambda self, values, key: (values.tobytes(), values.astype(float), None)},
     "what encode said": {"encode": lambda self, values, key: (values.tobytes(), values * np.float32(0.5), None)},
     "an order array": {"sorts": True},
-    "CorruptPayload, got no error": {
+    "CorruptPayloadError, got no error": {
         "decode": classmethod(lambda cls, section, count: np.frombuffer(section[: len(section) // 4 * 4], np.float32)[:count].copy()
                               if len(section) // 4 >= count else np.zeros(count, np.float32))
     },
-    "CorruptPayload, got ValueError": {
+    "CorruptPayloadError, got ValueError": {
         "decode": classmethod(lambda cls, section, count: np.frombuffer(section, np.float32).copy())
     },
 }
@@ -54,18 +54,18 @@ BROKEN = {
 
 @pytest.mark.parametrize("message", BROKEN)
 def test_what_breaks_the_contract_is_named(message):
-    with pytest.raises(dr.InvalidArgument, match=message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         dr.check_codec(value_codec(**BROKEN[message]))
 
 
 def test_a_codec_that_is_not_registered():
     class Loose(dr.ValueCodec):
-        wire_id = 222
+        stage_id = 222
 
-    with pytest.raises(dr.InvalidArgument, match="registered"):
+    with pytest.raises(dr.InvalidArgumentError, match="registered"):
         dr.check_codec(Loose())
 
 
 def test_something_else():
-    with pytest.raises(dr.InvalidArgument, match="expected an IndexCodec or a ValueCodec, got 3"):
+    with pytest.raises(dr.InvalidArgumentError, match="expected an IndexCodec or a ValueCodec, got 3"):
         dr.check_codec(3)

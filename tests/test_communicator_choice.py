@@ -37,16 +37,16 @@ def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
         one._latency, one._seconds_a_byte = 1e-6, 1e-6
     chosen = []
     for step in range(3):
-        jobs = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)
+        buckets = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)
 
         class Each(dr.Communicator):
-            def exchange(self, job, channel):
-                return (yield from communicators[job.rank].exchange(job, channel))
+            def exchange(self, bucket, channel):
+                return (yield from communicators[bucket.rank].exchange(bucket, channel))
 
-        totals = [dense_of(outcome, jobs) for outcome in Simulator(8).run(Each(), jobs)]
+        totals = [dense_of(outcome, buckets) for outcome in Simulator(8).run(Each(), buckets)]
         for total in totals:
             same_bits(total, totals[0])
-        schemes = {job.scheme for job in jobs}
+        schemes = {bucket.scheme for bucket in buckets}
         assert len(schemes) == 1
         chosen.append(schemes.pop())
     if isinstance(sparsifier, dr.Threshold):

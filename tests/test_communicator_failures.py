@@ -17,7 +17,7 @@ from simulated_ranks import (
 )
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators.job import Member
+from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.communicators.simulator import PeerGone, Simulator
 
 
@@ -26,11 +26,11 @@ def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
     gradients = gradients_of(5, 200)
     gradients[who][120] = bad
     residuals = [gradient(200, 30 + rank) for rank in range(5)]
-    totals, jobs = run(scheme, dr.Codec(sparsifier_of(scheme), *LOSSY), gradients, residuals=residuals, shapes=shapes)
+    totals, buckets = run(scheme, dr.Codec(sparsifier_of(scheme), *LOSSY), gradients, residuals=residuals, shapes=shapes)
     for total in totals:
         assert np.isnan(total[60:]).all()
     # the rank's own memory is as it was; adding a selected element to what was left of it is exact but for the part selected from the gradient
-    kept = kept_of(jobs[who])
+    kept = kept_of(buckets[who])
     same_bits(kept[60:] if shapes else kept, residuals[who][60:] if shapes else residuals[who])
 
 
@@ -49,20 +49,20 @@ class Unprintable(Exception):
 )
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_failure_of_any_text_is_heard(scheme, error, heard):
-    jobs = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(3, 200))
-    jobs[1].members[0] = Member.failed("tensor0", 200, error)
-    for outcome in Simulator(3).run(SCHEMES[scheme], jobs):
-        assert isinstance(outcome, dr.PeerFailed) and f"rank 1: {heard}" in str(outcome) and "\ufffd" not in str(outcome), outcome
+    buckets = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(3, 200))
+    buckets[1].members[0] = BucketMember.failed("tensor0", 200, error)
+    for outcome in Simulator(3).run(SCHEMES[scheme], buckets):
+        assert isinstance(outcome, dr.PeerFailedError) and f"rank 1: {heard}" in str(outcome) and "\ufffd" not in str(outcome), outcome
 
 
 @parametrize_product(scheme=SCHEMES, who=[[0], [1], [4], [2, 3]])
 def test_a_rank_that_fails_makes_all_raise(scheme, who):
-    jobs = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(5, 200))
+    buckets = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(5, 200))
     for rank in who:
-        jobs[rank].members[0].state = (np.zeros(7, dtype=np.float32),)
-    outcomes = Simulator(5).run(SCHEMES[scheme], jobs)
+        buckets[rank].members[0].state = (np.zeros(7, dtype=np.float32),)
+    outcomes = Simulator(5).run(SCHEMES[scheme], buckets)
     for rank, outcome in enumerate(outcomes):
-        assert isinstance(outcome, dr.PeerFailed), (rank, outcome)
+        assert isinstance(outcome, dr.PeerFailedError), (rank, outcome)
         for failed in who:
             assert f"rank {failed}: " in str(outcome)
         assert "tensor0" in str(outcome)
@@ -83,11 +83,11 @@ def test_a_corrupt_message_is_named(scheme):
                 received[2] = [*received[2][:3], part, *received[2][4:]]
             return received
 
-    jobs = jobs_of(dr.Codec(dr.TopK(0.1), dr.Rice(), dr.RawValue()), dr.Residual(), gradients_of(4, 200))
-    outcomes = Breaking(4).run(SCHEMES[scheme], jobs)
+    buckets = jobs_of(dr.Codec(dr.TopK(0.1), dr.Rice(), dr.RawValue()), dr.Residual(), gradients_of(4, 200))
+    outcomes = Breaking(4).run(SCHEMES[scheme], buckets)
     for outcome in outcomes:
-        assert isinstance(outcome, dr.PeerFailed), outcome
-        assert "rank 2: CorruptPayload" in str(outcome)
+        assert isinstance(outcome, dr.PeerFailedError), outcome
+        assert "rank 2: CorruptPayloadError" in str(outcome)
 
 
 @parametrize_product(scheme=SCHEMES, size=[2, 5], who=[0, 3])
@@ -114,17 +114,17 @@ def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
     codec = dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue())
     broken = 0
     for broken_round in range(10):
-        jobs = jobs_of(codec, dr.Residual(), gradients_of(size, 200), step=who)  # which makes it CLTK's leader
+        buckets = jobs_of(codec, dr.Residual(), gradients_of(size, 200), step=who)  # which makes it CLTK's leader
         simulator = Breaking(broken_round)
-        outcomes = simulator.run(SCHEMES[scheme], jobs)
+        outcomes = simulator.run(SCHEMES[scheme], buckets)
         broken += simulator.broke
         for rank, outcome in enumerate(outcomes):
             if not simulator.broke:
                 assert not isinstance(outcome, Exception)
                 continue
             if not isinstance(outcome, Exception):
-                with pytest.raises(dr.CorruptPayload) as raised:
-                    dense_of(outcome, jobs)
+                with pytest.raises(dr.CorruptPayloadError) as raised:
+                    dense_of(outcome, buckets)
                 outcome = raised.value
             assert "payload checksum: expected" in str(outcome) and "rank " in str(outcome), (rank, outcome)
     assert broken >= (scheme != "shared_random_k") and broken <= simulator.rounds
@@ -132,12 +132,12 @@ def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
 
 def test_a_rank_that_dies_does_not_leave_the_others_in_silence():
     class Dying(dr.Allgather):
-        def exchange(self, job, channel):
-            if job.rank == 1:
+        def exchange(self, bucket, channel):
+            if bucket.rank == 1:
                 raise OSError("gone")
-            return (yield from super().exchange(job, channel))
+            return (yield from super().exchange(bucket, channel))
 
-    jobs = jobs_of(dr.Codec(dr.TopK(0.1)), dr.Residual(), gradients_of(3, 50))
-    outcomes = Simulator(3).run(Dying(), jobs)
+    buckets = jobs_of(dr.Codec(dr.TopK(0.1)), dr.Residual(), gradients_of(3, 50))
+    outcomes = Simulator(3).run(Dying(), buckets)
     assert isinstance(outcomes[1], OSError)
     assert isinstance(outcomes[0], PeerGone) and isinstance(outcomes[2], PeerGone)

@@ -19,7 +19,7 @@ from simulated_ranks import (
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.gtopk import keep_largest
-from deepreduce_hvd.communicators.partial import Partial
+from deepreduce_hvd.communicators.sparse_sum import SparseSum
 
 SIZES = [*range(1, 18), 64, 100]
 
@@ -29,25 +29,25 @@ def test_it_equals_its_oracle(scheme, size, stages):
     codec = dr.Codec(sparsifier_of(scheme), *stages)
     gradients = gradients_of(size, 500)
     oracle = Oracle(scheme, codec, gradients, step=2)
-    totals, jobs = run(scheme, codec, gradients, step=2)
+    totals, buckets = run(scheme, codec, gradients, step=2)
     expected = oracle.total()
     for total in totals:
         same_bits(total, totals[0])
     same_bits(totals[0], expected)
-    for rank, job in enumerate(jobs):
-        same_bits(kept_of(job) + np.float32(0), oracle.residuals[rank] + np.float32(0))
+    for rank, bucket in enumerate(buckets):
+        same_bits(kept_of(bucket) + np.float32(0), oracle.residuals[rank] + np.float32(0))
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_allgather_sums_in_rank_order_what_encode_makes(size):
     codec = dr.Codec(dr.TopK(0.1), dr.Rice(), dr.QSGD(bits=4))
     gradients = gradients_of(size, 500)
-    totals, jobs = run("allgather", codec, gradients, step=2)
+    totals, buckets = run("allgather", codec, gradients, step=2)
     expected = np.zeros(500, dtype=np.float32)
     for rank, whole in enumerate(gradients):
         residual = np.zeros(500, dtype=np.float32)
         expected += dr.decode(codec.encode(whole, residual, step=2, seed=3, tensor=77, rank=rank))
-        same_bits(kept_of(jobs[rank]), residual)
+        same_bits(kept_of(buckets[rank]), residual)
     for total in totals:
         same_bits(total, expected)
 
@@ -58,12 +58,12 @@ def test_nothing_is_lost_over_steps(scheme, size, value, index):
     gradients = gradients_of(size, 800)
     residuals = [np.float32(0.3) * gradient(800, 50 + rank) for rank in range(size)]
     for step in range(3):
-        totals, jobs = run(scheme, codec, gradients, residuals=residuals, step=step, shapes=[300, 0, 1, 499])
+        totals, buckets = run(scheme, codec, gradients, residuals=residuals, step=step, shapes=[300, 0, 1, 499])
         for total in totals:
             same_bits(total, totals[0])
         assert np.abs(totals[0]).sum() > 0
-        assert_mass_balance(gradients, residuals, totals[0], jobs, terms=12 * size)
-        residuals = [kept_of(job) for job in jobs]
+        assert_mass_balance(gradients, residuals, totals[0], buckets, terms=12 * size)
+        residuals = [kept_of(bucket) for bucket in buckets]
 
 
 THOUSANDS = [(1024, name) for name in SCHEMES if not name.startswith("split")] + [(200, name) for name in SCHEMES if name.startswith("split")]
@@ -72,10 +72,10 @@ THOUSANDS = [(1024, name) for name in SCHEMES if not name.startswith("split")] +
 @pytest.mark.parametrize(("size", "scheme"), [*THOUSANDS, pytest.param(1024, "split", marks=pytest.mark.slow)])
 def test_a_thousand_ranks(scheme, size):
     gradients = gradients_of(size, 300)
-    totals, jobs = run(scheme, dr.Codec(sparsifier_of(scheme, 0.02), dr.Rice(), dr.RawValue()), gradients)
+    totals, buckets = run(scheme, dr.Codec(sparsifier_of(scheme, 0.02), dr.Rice(), dr.RawValue()), gradients)
     for total in totals[1:]:
         same_bits(total, totals[0])
-    assert_mass_balance(gradients, None, totals[0], jobs, terms=1100)
+    assert_mass_balance(gradients, None, totals[0], buckets, terms=1100)
 
 
 @parametrize_product(scheme=SCHEMES, memory=[dr.NoMemory(), dr.LowPass(0.3), dr.MomentumCorrection(0.5)])
@@ -83,16 +83,16 @@ def test_other_memories_and_chunk_selection(scheme, memory):
     sparsifier = sparsifier_of(scheme) if scheme == "shared_random_k" else dr.ChunkTopK(chunk=10)
     codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
     gradients = gradients_of(5, 200)
-    totals, jobs = run(scheme, codec, gradients, memory=memory)
+    totals, buckets = run(scheme, codec, gradients, memory=memory)
     for total in totals:
         same_bits(total, totals[0])
     if scheme == "cltk" and memory == dr.LowPass(0.3):
         # ScaleCom, algorithm 1: (1 - beta) m + beta (p - what was sent), m = 0 here
         sent = np.flatnonzero(totals[0])
-        for job, whole in zip(jobs, gradients):
+        for bucket, whole in zip(buckets, gradients):
             expected = np.float32(0.3) * whole
             expected[sent] = 0
-            np.testing.assert_allclose(kept_of(job), expected, atol=1e-6)
+            np.testing.assert_allclose(kept_of(bucket), expected, atol=1e-6)
 
 
 DEGENERATE = {
@@ -108,15 +108,15 @@ DEGENERATE = {
 @parametrize_product(scheme=SCHEMES, size=[1, 2, 3, 7, 8], case=DEGENERATE)
 def test_degenerate_inputs(scheme, size, case):
     gradients = [np.roll(DEGENERATE[case], rank) for rank in range(size)]
-    totals, jobs = run(scheme, dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue()), gradients)
+    totals, buckets = run(scheme, dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue()), gradients)
     for total in totals:
         same_bits(total, totals[0])
     if gradients[0].size:
-        assert_mass_balance(gradients, None, totals[0], jobs, terms=4 * size)
+        assert_mass_balance(gradients, None, totals[0], buckets, terms=4 * size)
 
 
 def test_ties_break_by_magnitude_then_index():
-    total = Partial(np.array([2, 5, 7, 9], dtype=np.uint32), np.array([1, -1, 1, 2], dtype=np.float32))
+    total = SparseSum(np.array([2, 5, 7, 9], dtype=np.uint32), np.array([1, -1, 1, 2], dtype=np.float32))
     kept, dropped = keep_largest(total, 2)
     assert kept.indices.tolist() == [2, 9] and dropped.indices.tolist() == [5, 7]
 
@@ -140,5 +140,5 @@ def test_gtopk_and_cltk_do_not_fill_in():
     ],
 )
 def test_settings_that_cannot_be(make, message):
-    with pytest.raises(dr.InvalidArgument, match=message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         make()

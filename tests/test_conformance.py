@@ -9,7 +9,7 @@ from hostile_payloads import expect_same_outcome, resealed, with_hostile_section
 from sampling import parametrize_product
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import _native, payload as container
+from deepreduce_hvd import _native, container
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "v1"
@@ -122,12 +122,12 @@ def test_corruption(name):
     codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
     data = codec.encode(gradient(300))
     for length in range(data.size):
-        with pytest.raises(dr.CorruptPayload):
+        with pytest.raises(dr.CorruptPayloadError):
             dense(data[:length], 300)
     for bit in range(data.size * 8):
         flipped = data.copy()
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(dr.CorruptPayload):
+        with pytest.raises(dr.CorruptPayloadError):
             dense(flipped, 300)
         agree(resealed(flipped), 300)
 

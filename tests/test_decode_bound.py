@@ -56,14 +56,14 @@ def test_the_default(size, most):
 def test_a_few_bytes_do_not_ask_for_much(give, take, d):
     payload = payload_of(d)
     assert payload.size < 100
-    with pytest.raises(dr.InvalidArgument) as refused:
+    with pytest.raises(dr.InvalidArgumentError) as refused:
         dr.decode(give(payload))
     assert str(refused.value) == (
         f"payload: expected at most max_elements = {MOST} elements, the default for {payload.size} bytes "
         f"(give a larger one for what you trust), got {d}"
     )
     with pytest.raises(
-        dr.InvalidArgument, match=f"at most max_elements = {d - 1} elements, got {d}"
+        dr.InvalidArgumentError, match=f"at most max_elements = {d - 1} elements, got {d}"
     ):
         dr.decode(give(payload), max_elements=d - 1)
 
@@ -81,14 +81,14 @@ def test_what_bytes_have_earned_is_decoded(give, take):
 @pytest.mark.parametrize("wrong", [-1, 1.5, "5", True, 2**63])
 def test_max_elements_is_an_integer(wrong):
     with pytest.raises(
-        dr.InvalidArgument, match=r"max_elements: expected an integer in \[0, 2\^63\), got"
+        dr.InvalidArgumentError, match=r"max_elements: expected an integer in \[0, 2\^63\), got"
     ):
         dr.decode(payload_of(5), max_elements=wrong)
 
 
 def test_tensorflows_operator_when_it_takes_the_shape_from_the_payload():
     tf = pytest.importorskip("tensorflow")
-    operators = pytest.importorskip("deepreduce_hvd.tensorflow").operators
+    operators = pytest.importorskip("deepreduce_hvd.tensorflow.ops").operators
 
     def decode(payload, shape):
         return operators.deepreduce_decode_sum(

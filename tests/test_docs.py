@@ -11,8 +11,14 @@ import sys
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import communicators, index, memory, sparsifiers, value
-from deepreduce_hvd.stage import FIRST_USER_ID, registered
+from deepreduce_hvd import communicators
+from deepreduce_hvd.stages import (
+    index_codecs as index,
+    memories as memory,
+    sparsifiers,
+    value_codecs as value,
+)
+from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests" / "parallel"), str(ROOT / "examples"), str(ROOT / "scripts")]

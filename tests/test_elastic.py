@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 
-from deepreduce_hvd import handshake, state as saved_state
-from deepreduce_hvd.elastic import MemoryKeeper
-from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
+from deepreduce_hvd import checkpoint
+from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.elastic import MemoryKeeper
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 SIZES = {"a": 3, "b": 1, "dense": None}
 FINGERPRINT = 0x1234ABCD
@@ -50,14 +51,14 @@ class Worker:
     def __init__(self, seed):
         self.random = np.random.default_rng(seed)
         self.slots = {name: Slot(size) for name, size in SIZES.items()}
-        self.session = self.compressor = self
+        self.adapter = self.compressor = self
         self.keeper = MemoryKeeper(self, Lost)
         self.model = self.saved_model = 0
 
     # the session
 
     def state_dict(self):
-        return saved_state.dump(self.slots, self.fingerprint, self.transport.rank, self.transport.size)
+        return checkpoint.dump(self.slots, self.fingerprint, self.transport.rank, self.transport.size)
 
     def close_round(self):
         pass
@@ -69,7 +70,7 @@ class Worker:
         return rank - rank % self.per_host
 
     def describe(self, with_steps):
-        return [handshake.Setting("model", list(self.slots)), *saved_state.steps_to_compare(self.slots, with_steps)]
+        return [handshake.Setting("model", list(self.slots)), *checkpoint.steps_to_compare(self.slots, with_steps)]
 
     # training
 
@@ -320,7 +321,7 @@ def test_ranks_that_are_configured_differently():
     job.workers.append(other)
     job.form()
     for outcome in job.call("sync"):
-        assert isinstance(outcome, InvalidArgument)
+        assert isinstance(outcome, InvalidArgumentError)
         assert "expected the same compressor configuration and parameters on every rank, got others than rank 0's on [2]" in str(outcome)
 
 
@@ -338,7 +339,7 @@ def test_numbers_that_no_rank_sends(place, value):
 
     job.form()
     job.workers[1].transport = Lying(job.group, 1)
-    assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayload}
+    assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayloadError}
 
 
 @pytest.mark.parametrize("name", ["places", "counters", "copies.0"])
@@ -360,4 +361,4 @@ def test_fewer_bytes_than_expected(name):
     job.form()
     for worker in job.workers:
         worker.transport = Short(job.group, worker.transport.rank)
-    assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayload}
+    assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayloadError}

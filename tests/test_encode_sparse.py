@@ -102,7 +102,7 @@ def test_a_gradient_that_is_not_finite_selects_nothing():
 )
 @pytest.mark.parametrize("native", [True, False])
 def test_bad_arguments(indices, values, d, message, native):
-    with pytest.raises(dr.InvalidArgument, match=message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         encode_sparse_numpy(dr.Codec(dr.TopK(0.1)), np.array(indices, dtype=np.uint32), np.array(values, dtype=np.float32), d, native=native)
 
 

@@ -10,10 +10,11 @@ from scipy.optimize import curve_fit
 from scipy.special import eval_legendre
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import bits, exact_math, payload as container, reference
+from deepreduce_hvd import container, reference
+from deepreduce_hvd.numerics import bits, exact_math
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
-from deepreduce_hvd.value import fit_poly
-from deepreduce_hvd.value.fit_sides import sort_sides
+from deepreduce_hvd.stages.value_codecs import fit_poly
+from deepreduce_hvd.stages.value_codecs.fit_sides import sort_sides
 
 FITS = [dr.FitPoly(), dr.FitPoly(degree=1), dr.FitPoly(degree=7), dr.FitPoly(segments=3), dr.FitDExp()]
 LARGEST = np.finfo(np.float32).max
@@ -139,13 +140,13 @@ def test_segments_and_degree_are_obeyed():
 
 @pytest.mark.parametrize("bad", [0, 8, -1, 2.5, True, "5"])
 def test_bad_degree(bad):
-    with pytest.raises(dr.InvalidArgument, match="degree: expected an integer of 1 to 7, got"):
+    with pytest.raises(dr.InvalidArgumentError, match="degree: expected an integer of 1 to 7, got"):
         dr.FitPoly(degree=bad)
 
 
 @pytest.mark.parametrize("bad", [0, 1025, 1.5])
 def test_bad_segments(bad):
-    with pytest.raises(dr.InvalidArgument, match="segments: expected an integer of 1 to 1024, got"):
+    with pytest.raises(dr.InvalidArgumentError, match="segments: expected an integer of 1 to 1024, got"):
         dr.FitPoly(segments=bad)
 
 
@@ -271,7 +272,7 @@ def test_order_section_must_be_a_permutation(change):
     parts.order_map = {"short": parts.order_map[:-1], "long": parts.order_map + b"\0"}.get(change, parts.order_map)
     hostile = container.write(parts)
     for native in (True, False):
-        with pytest.raises(dr.CorruptPayload, match="order section"):
+        with pytest.raises(dr.CorruptPayloadError, match="order section"):
             decode_sum_numpy([hostile], np.zeros(37, dtype=np.float32), 1.0, native=native)
 
 
@@ -299,7 +300,7 @@ def test_hostile_exponentials_saturate_or_are_refused():
         rates = [LARGEST, extreme, -LARGEST, extreme] * 2
         assert np.isfinite(hostile_values((values, dr.FitDExp()), with_coefficients(*rates))).all()
     for bad in (np.nan, np.inf, -np.inf):
-        with pytest.raises(dr.CorruptPayload, match="finite"):
+        with pytest.raises(dr.CorruptPayloadError, match="finite"):
             hostile_values((values, dr.FitDExp()), with_coefficients(*[1.0] * 7, bad))
 
 
@@ -332,5 +333,5 @@ def test_varied_fields_round_trip(fields):
 
 @pytest.mark.parametrize("data", [b"", b"\x00\x00\x00", b"\x00\x80"])
 def test_varied_fields_must_fill_the_bytes(data):
-    with pytest.raises(dr.CorruptPayload):
+    with pytest.raises(dr.CorruptPayloadError):
         bits.unpack_varied(data, [5, 6])

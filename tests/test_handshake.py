@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from threaded_ranks import Group, ThreadedTransport, on_all
 
-from deepreduce_hvd import handshake
-from deepreduce_hvd.errors import CorruptPayload, InvalidArgument
-from deepreduce_hvd.handshake import Setting
+from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.handshake import Setting
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 
 @pytest.fixture(autouse=True)
 def no_others(monkeypatch):
     """Sessions of other tests wait for no handshake here."""
-    monkeypatch.setattr(handshake, "_sessions", weakref.WeakSet())
+    monkeypatch.setattr(handshake, "_adapters", weakref.WeakSet())
     monkeypatch.setattr(handshake, "_under_way", {})
 
 
-class Session:
+class Adapter:
     """One rank's side of a compressor that has these settings."""
 
     def __init__(self, transport, number, **settings):
@@ -36,7 +36,7 @@ class Session:
 def outcomes(*ranks, transport=ThreadedTransport, **options):
     """What agree comes to on each rank, which has one compressor of the given settings."""
     group = Group(len(ranks))
-    sessions = [Session(transport(group, rank), 0, **settings) for rank, settings in enumerate(ranks)]
+    sessions = [Adapter(transport(group, rank), 0, **settings) for rank, settings in enumerate(ranks)]
     return on_all(group, [lambda session=session: handshake.agree(session, **options) for session in sessions]), sessions
 
 
@@ -56,7 +56,7 @@ def test_equal_settings(size):
 def test_what_differs_is_named_with_the_ranks_that_have_it():
     same = {"seed": "3", "dense_below": "1024"}
     raised, sessions = outcomes(same, {**same, "dense_below": "512"}, same)
-    expect_all(InvalidArgument, "at the same step, got dense_below=1024 on ranks 0, 2 and 512 on rank 1; give every rank", raised)
+    expect_all(InvalidArgumentError, "at the same step, got dense_below=1024 on ranks 0, 2 and 512 on rank 1; give every rank", raised)
     assert not any(session.agreed for session in sessions)
 
 
@@ -71,36 +71,36 @@ def test_what_differs_is_named_with_the_ranks_that_have_it():
 )
 def test_the_first_line_that_differs_is_named(lines, other, message):
     raised, _ = outcomes({"parameters": lines}, {"parameters": other})
-    expect_all(InvalidArgument, message, raised)
+    expect_all(InvalidArgumentError, message, raised)
 
 
 def test_of_many_differences_the_settings_come_first():
     raised, _ = outcomes(*[{**{f"setting{number}": str(rank) for number in range(5)}, "names": [str(rank)]} for rank in range(2)])
-    expect_all(InvalidArgument, "setting2=0 on rank 0 and 1 on rank 1 (and 2 more); give", raised)
+    expect_all(InvalidArgumentError, "setting2=0 on rank 0 and 1 on rank 1 (and 2 more); give", raised)
     assert "names" not in str(raised[0])
 
 
 def test_a_setting_that_another_version_lacks():
     raised, _ = outcomes({"seed": "3", "new": "1"}, {"seed": "3"})
-    expect_all(InvalidArgument, "new=1 on rank 0 and nothing on rank 1", raised)
+    expect_all(InvalidArgumentError, "new=1 on rank 0 and nothing on rank 1", raised)
 
 
 def test_many_ranks_are_not_all_listed():
     raised, _ = outcomes(*[{"seed": str(int(rank == 3))} for rank in range(20)])
     shown = ", ".join(str(rank) for rank in range(17) if rank != 3)
-    expect_all(InvalidArgument, f"seed=0 on ranks {shown} and 3 others and 1 on rank 3", raised)
+    expect_all(InvalidArgumentError, f"seed=0 on ranks {shown} and 3 others and 1 on rank 3", raised)
 
 
 @pytest.mark.parametrize("text", ["line\nbreak \x1b[31m", "half a pair \ud83d", "四"])
 def test_texts_of_any_kind(text):
     assert outcomes({"codec": text}, {"codec": text})[0] == [None] * 2
     raised, _ = outcomes({"codec": text}, {"codec": "Codec"})
-    expect_all(InvalidArgument, "Codec on rank 1", raised)
+    expect_all(InvalidArgumentError, "Codec on rank 1", raised)
     assert str(raised[0]).isascii() and "\n" not in str(raised[0])
 
 
 def test_steps_are_left_out_where_they_are_made_equal_afterwards():
-    expect_all(InvalidArgument, "steps, number 0=a at step 1 on rank 0", outcomes({"steps": ["a at step 1"]}, {"steps": ["a at step 2"]})[0])
+    expect_all(InvalidArgumentError, "steps, number 0=a at step 1 on rank 0", outcomes({"steps": ["a at step 1"]}, {"steps": ["a at step 2"]})[0])
     assert outcomes({"steps": ["a at step 1"]}, {"steps": ["a at step 2"]}, with_steps=False)[0] == [None] * 2
 
 
@@ -110,7 +110,7 @@ def test_steps_are_left_out_where_they_are_made_equal_afterwards():
 def several(*tables):
     """The sessions of each rank, {number: settings} of all that wait."""
     group = Group(len(tables))
-    return group, [{number: Session(ThreadedTransport(group, rank), number, **one) for number, one in table.items()} for rank, table in enumerate(tables)]
+    return group, [{number: Adapter(ThreadedTransport(group, rank), number, **one) for number, one in table.items()} for rank, table in enumerate(tables)]
 
 
 def test_ranks_may_begin_with_different_compressors():
@@ -124,13 +124,13 @@ def test_a_difference_of_compressors_that_nobody_uses_can_wait():
     assert on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][0]) for rank in range(2)]) == [None] * 2
     assert not ranks[0][1].agreed
     raised = on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][1]) for rank in range(2)])
-    expect_all(InvalidArgument, "seed=4 on rank 0 and 5 on rank 1", raised)
+    expect_all(InvalidArgumentError, "seed=4 on rank 0 and 5 on rank 1", raised)
 
 
 def test_a_compressor_that_one_rank_lacks():
     group, ranks = several({0: {"seed": "3"}, 1: {"seed": "3"}}, {0: {"seed": "3"}})
     raised = on_all(group, [lambda: handshake.agree(ranks[0][1]), lambda: handshake.agree(ranks[1][0])])
-    expect_all(InvalidArgument, "a compressor (the 2nd of its process set) that is not there or was used before on rank 1;", raised)
+    expect_all(InvalidArgumentError, "a compressor (the 2nd of its process set) that is not there or was used before on rank 1;", raised)
 
 
 def test_again_when_ranks_have_changed():
@@ -164,7 +164,7 @@ def test_bytes_that_no_rank_sends(message):
             return super().allgather(np.frombuffer(message, np.uint8) if self.rank == 1 else array, name)
 
     raised, _ = outcomes({"seed": "3"}, {"seed": "3"}, {"seed": "3"}, transport=Lying)
-    assert {type(error) for error in raised} == {CorruptPayload}, raised
+    assert {type(error) for error in raised} == {CorruptPayloadError}, raised
     assert all(len(str(error)) < 1000 for error in raised)
 
 

@@ -10,7 +10,7 @@ from hostile_payloads import resealed
 from test_conformance import agree
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import payload as container
+from deepreduce_hvd import container
 
 D = 30_000
 #: blocks of 4096 indices or values
@@ -45,7 +45,7 @@ BLOCKED = [name for name in INDEX if not name.startswith("bloom")]
 def test_index_sections(name):
     values = gradient(D)
     parts = container.read(dr.Codec(dr.TopK(k=K), index=INDEX[name], value=dr.QSGD(bits=1)).encode(values))
-    assert parts.index_id == INDEX[name].wire_id
+    assert parts.index_id == INDEX[name].stage_id
     section = parts.index
     for parts.index in mutations(section, 1, INDEX_DIRECTORIES.get(name, range(0))):
         agree(container.write(parts), D)
@@ -59,7 +59,7 @@ def test_value_sections(name):
     if name == "quantile_6":
         values = np.where(np.arange(count) % 500 == 0, np.float32(-1), np.abs(values))
     parts = container.read(dr.Codec(dr.NoneSparsifier(), value=VALUES[name]).encode(values))
-    assert parts.value_id == VALUES[name].wire_id
+    assert parts.value_id == VALUES[name].stage_id
     assert name != "quantile_6" or parts.values[4] == 1, "expected Huffman coded buckets"
     section = parts.values
     for parts.values in mutations(section, 2, VALUE_DIRECTORIES.get(name, range(0))):

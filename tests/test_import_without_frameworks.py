@@ -10,8 +10,8 @@ import deepreduce_hvd
 
 ROOT = Path(deepreduce_hvd.__file__).parent
 FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "tf_keras")
-#: the only files that may import a framework
-ADAPTERS = ("torch", "_torch", "tensorflow", "_tensorflow", "keras", "_keras")
+#: the only folders and files that may import a framework
+ADAPTERS = ("torch", "tensorflow", "tensorflow_elastic.py")
 
 BLOCK = f"""
 import sys
@@ -36,13 +36,14 @@ assert np.count_nonzero(dense) == 10 and dense[0] == -50, dense
 
 
 def is_adapter(path):
-    """Whether a file is a framework's own: torch.py, _torch_state.py, …"""
-    return path.parent == ROOT and any(path.stem == name or path.stem.startswith(f"{name}_") for name in ADAPTERS)
+    """Whether a file is a framework's own, such as torch/slot.py."""
+    return path.relative_to(ROOT).parts[0] in ADAPTERS
 
 
 def modules(adapters):
     for path in sorted(ROOT.rglob("*.py")):
-        if is_adapter(path) == adapters:
+        # what is nobody's but documents a folder imports nothing
+        if is_adapter(path) == adapters and "import" in path.read_text():
             parts = path.relative_to(ROOT).with_suffix("").parts
             yield ".".join(("deepreduce_hvd", *(part for part in parts if part != "__init__")))
 

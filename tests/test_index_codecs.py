@@ -10,9 +10,10 @@ from hypothesis import assume, given, settings, strategies
 from test_conformance import SIMD_LEVELS, both
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import huffman_code, payload as container, reference
-from deepreduce_hvd.index.huffman import static_lengths
+from deepreduce_hvd import container, reference
+from deepreduce_hvd.numerics import huffman_code
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
+from deepreduce_hvd.stages.index_codecs.huffman import static_lengths
 
 LOSSLESS = ("raw_index", "bitmap", "rle", "huffman", "huffman_delta", "rice", "elias_fano")
 LARGEST_D = 2**31 - 1
@@ -41,7 +42,7 @@ def index_section(name, indices, d):
 def by_hand(name, section, count, d):
     """A payload of this index section and the values 1, 2, 3, …"""
     values = (1 + np.arange(count, dtype=np.float32)).tobytes()
-    return container.write(container.Payload(d, count, index_id=INDEX[name].wire_id, value_id=1, index=section, values=values))
+    return container.write(container.Payload(d, count, index_id=INDEX[name].stage_id, value_id=1, index=section, values=values))
 
 
 def decoded_natively(name, indices, d):
@@ -119,9 +120,9 @@ def test_other_number_of_set_bits_is_refused(name, change, simd):
     bitmap[: count + change - 1] = 1
     bitmap[bits - 1] = 1
     data = by_hand(name, low + np.packbits(bitmap, bitorder="little").tobytes(), count, d)
-    with pytest.raises(dr.CorruptPayload, match=f"{count} (set bits|unary codes)"):
+    with pytest.raises(dr.CorruptPayloadError, match=f"{count} (set bits|unary codes)"):
         decode_sum_numpy([data], np.zeros(d, np.float32), 1.0, simd=simd)
-    with pytest.raises(dr.CorruptPayload, match=f"{count} (set bits|unary codes)"):
+    with pytest.raises(dr.CorruptPayloadError, match=f"{count} (set bits|unary codes)"):
         decode_sum_numpy([data], np.zeros(d, np.float32), 1.0, native=False)
 
 
@@ -150,10 +151,10 @@ def test_index_beyond_d_is_refused(name):
     section, _, _ = INDEX[name].encode(indices, 1000, key=0)
     if name == "huffman":  # its code is that of d
         section = b"\0" + huffman_code.encode(indices.view(np.uint8), static_lengths(999))
-    data = container.write(container.Payload(999, 2, index_id=INDEX[name].wire_id, value_id=1, index=section, values=bytes(8)))
-    with pytest.raises(dr.CorruptPayload, match="index"):
+    data = container.write(container.Payload(999, 2, index_id=INDEX[name].stage_id, value_id=1, index=section, values=bytes(8)))
+    with pytest.raises(dr.CorruptPayloadError, match="index"):
         dr.decode_sum_sparse([data], 999)
-    with pytest.raises(dr.CorruptPayload, match="index"):
+    with pytest.raises(dr.CorruptPayloadError, match="index"):
         type(INDEX[name]).decode(section, 999, 2)
 
 
@@ -162,12 +163,12 @@ def test_indices_that_should_ascend_and_do_not(order):
     """RawIndex carries any order, but only where the payload says that it does: sums of sparse payloads rely on it."""
     payload = container.Payload(10, 2, index_id=1, value_id=1, index=np.array([7, 3], dtype="<u4").tobytes(), values=bytes(8))
     if order == 1:
-        payload.value_id, payload.order, payload.order_map = dr.FitDExp.wire_id, 1, b"\2"
+        payload.value_id, payload.order, payload.order_map = dr.FitDExp.stage_id, 1, b"\2"
         payload.values, _, _ = dr.FitDExp().encode(np.array([2, 1], dtype=np.float32), key=0)
     data = container.write(payload)
-    with pytest.raises(dr.CorruptPayload, match="ascending"):
+    with pytest.raises(dr.CorruptPayloadError, match="ascending"):
         dr.decode_sum_sparse([data], 10)
-    with pytest.raises(dr.CorruptPayload, match="ascending"):
+    with pytest.raises(dr.CorruptPayloadError, match="ascending"):
         reference.decode_sparse(data, 10)
 
 

@@ -9,7 +9,7 @@ from own_stages import OwnResidual, Three, WithoutPutBack
 from simulated_ranks import SCHEMES, gradients_of, jobs_of, run, same_bits, sparsifier_of
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.numpy_backend import select_numpy
 
@@ -66,10 +66,10 @@ def test_several_arrays_are_given_as_a_tuple():
     CODECS["raw"].encode(gradient(900), velocity, memory=dr.MomentumCorrection())
     assert velocity[1].any()
     with pytest.raises(
-        dr.InvalidArgument, match=r"the 3 arrays that Three\(\) keeps \(kept, steps, sent\), got 1"
+        dr.InvalidArgumentError, match=r"the 3 arrays that Three\(\) keeps \(kept, steps, sent\), got 1"
     ):
         CODECS["raw"].encode(gradient(900), state[0], memory=Three())
-    with pytest.raises(dr.InvalidArgument, match="memory: expected a Memory, got 'residual'"):
+    with pytest.raises(dr.InvalidArgumentError, match="memory: expected a Memory, got 'residual'"):
         CODECS["raw"].encode(gradient(900), state[0], memory="residual")
 
 
@@ -84,11 +84,11 @@ def test_every_communicator_sums_and_keeps_what_it_does_with_the_twin(scheme, st
         residuals = [gradient(400, 50 + rank) for rank in range(size)]
         options = {"residuals": residuals, "shapes": [300, 1, 0, 99], "step": 1}
         expected, twins = run(scheme, codec, gradients, memory=dr.Residual(), **options)
-        totals, jobs = run(scheme, codec, gradients, memory=OwnResidual(), **options)
+        totals, buckets = run(scheme, codec, gradients, memory=OwnResidual(), **options)
         for total in totals:
             same_bits(total, expected[0])
-        for job, twin in zip(jobs, twins):
-            for member, other in zip(job.members, twin.members):
+        for bucket, twin in zip(buckets, twins):
+            for member, other in zip(bucket.members, twin.members):
                 same_bits(member.state[0], other.state[0])
 
 
@@ -97,10 +97,10 @@ def test_hierarchical_too():
     communicator = dr.Hierarchical(dr.RecursiveDoubling(), ranks_per_host=2)
     kept = []
     for memory in (dr.Residual(), OwnResidual()):
-        jobs = jobs_of(codec, memory, gradients)
-        outcomes = Simulator(4).run(communicator, jobs)
+        buckets = jobs_of(codec, memory, gradients)
+        outcomes = Simulator(4).run(communicator, buckets)
         assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
-        kept.append([job.members[0].state[0] for job in jobs])
+        kept.append([bucket.members[0].state[0] for bucket in buckets])
     for one, other in zip(*kept):
         same_bits(one, other)
 
@@ -118,9 +118,9 @@ def test_bfloat16_numbers_come_as_their_bits(kind):
         np.testing.assert_array_equal(found[0], expected[0])
         same_bits(found[1], expected[1])
         same_bits(own[0], state[0])
-        job = Job(codec, memory, [Member("w", bits, (np.zeros(500, np.float32),), dtype=2)])
-        payload = job.encode()
-        assert job.members[0].failure is None
+        bucket = Bucket(codec, memory, [BucketMember("w", bits, (np.zeros(500, np.float32),), dtype=2)])
+        payload = bucket.encode()
+        assert bucket.members[0].failure is None
         assert dr.inspect(payload)["dtype"] == "bfloat16"
         np.testing.assert_array_equal(np.flatnonzero(dr.decode(payload)), expected[0])
 
@@ -142,17 +142,17 @@ def test_a_subclass_of_a_built_in_codec_is_refused_until_it_has_an_id_of_its_own
         pass
 
     with pytest.raises(
-        dr.InvalidArgument,
-        match="Halved: expected a class with a wire_id of its own, .*, got wire_id 5, which is that of QSGD",
+        dr.InvalidArgumentError,
+        match="Halved: expected a class with a stage_id of its own, .*, got stage_id 5, which is that of QSGD",
     ):
         dr.Codec(dr.TopK(0.1), value=Halved())
-    Halved.wire_id = 100
+    Halved.stage_id = 100
     with pytest.raises(
-        dr.InvalidArgument, match="Halved.wire_id: expected an integer of 128 to 255, got 100"
+        dr.InvalidArgumentError, match="Halved.stage_id: expected an integer of 128 to 255, got 100"
     ):
         dr.register(Halved)
-    Halved.wire_id = 210
-    with pytest.raises(dr.InvalidArgument, match="got wire_id 210, which is not registered"):
+    Halved.stage_id = 210
+    with pytest.raises(dr.InvalidArgumentError, match="got stage_id 210, which is not registered"):
         dr.Codec(dr.TopK(0.1), value=Halved())
 
 
@@ -204,7 +204,7 @@ def memory_that(**methods):
 )
 def test_what_cannot_work_is_refused_by_name(memory, message):
     kept = gradient(900, 5)
-    with pytest.raises(dr.InvalidArgument, match=message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         CODECS["raw"].encode(gradient(900), kept, memory=memory)
     same_bits(kept, gradient(900, 5))
 
@@ -226,10 +226,10 @@ def test_a_put_back_that_fails_on_one_rank_is_heard_by_all(scheme):
         raise ValueError("no room")
 
     codec = dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.QSGD(bits=2))
-    jobs = jobs_of(codec, OwnResidual(), gradients_of(4, 400))
-    jobs[2].memory = memory_that(put_back=put_back)
-    for outcome in Simulator(4).run(SCHEMES[scheme], jobs):
-        assert isinstance(outcome, dr.PeerFailed) and "rank 2: ValueError: no room" in str(
+    buckets = jobs_of(codec, OwnResidual(), gradients_of(4, 400))
+    buckets[2].memory = memory_that(put_back=put_back)
+    for outcome in Simulator(4).run(SCHEMES[scheme], buckets):
+        assert isinstance(outcome, dr.PeerFailedError) and "rank 2: ValueError: no room" in str(
             outcome
         ), outcome
 
@@ -293,20 +293,20 @@ class TestCompressor:
         )
         for communicator in refused:
             with pytest.raises(
-                dr.InvalidArgument,
+                dr.InvalidArgumentError,
                 match=r"memory: expected one with a put_back, which .* needs, got WithoutPutBack\(\)",
             ):
                 dr.Compressor(memory=WithoutPutBack(), communicator=communicator, parameters=named)
-        with pytest.raises(dr.InvalidArgument, match="Broken.state: expected a tuple"):
+        with pytest.raises(dr.InvalidArgumentError, match="Broken.state: expected a tuple"):
             dr.Compressor(memory=memory_that(state=["kept"]), parameters=named)
 
     def test_operators_for_gpus_leave_it_to_the_host(self, monkeypatch):
         import torch
 
-        from deepreduce_hvd import _torch_device
+        from deepreduce_hvd.torch.cuda import device as torch_device
 
-        monkeypatch.setattr(_torch_device.operators, "HAS_CUDA_OPERATORS", True)
+        monkeypatch.setattr(torch_device.operators, "HAS_CUDA_OPERATORS", True)
         compressor = dr.Compressor(
             memory=OwnResidual(), parameters=torch.nn.Linear(40, 50).named_parameters()
         )
-        assert "OwnResidual() is not all built in" in compressor.session.device_path.why_not
+        assert "OwnResidual() is not all built in" in compressor.adapter.device_path.why_not

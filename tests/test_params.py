@@ -69,15 +69,15 @@ def test_defaults_are_those_of_the_projects():
 
 
 def test_none_with_allreduce_is_horovods_own():
-    slots = quiet({"communicator": "allreduce"}).session.slots
+    slots = quiet({"communicator": "allreduce"}).adapter.slots
     assert all(slot.dense for slot in slots.values())
-    slots = quiet({"communicator": "allreduce"}, dense_below=100).session.slots
+    slots = quiet({"communicator": "allreduce"}, dense_below=100).adapter.slots
     assert slots["bias"].dense and not slots["weight"].dense
 
 
 def test_small_tensors_are_compressed():
-    assert not any(slot.dense for slot in quiet(TOPK).session.slots.values())
-    assert all(slot.dense for slot in quiet(TOPK, dense_below=10_000).session.slots.values())
+    assert not any(slot.dense for slot in quiet(TOPK).adapter.slots.values())
+    assert all(slot.dense for slot in quiet(TOPK, dense_below=10_000).adapter.slots.values())
 
 
 def test_a_dictionary_that_says_all_is_taken_as_it_is():
@@ -190,7 +190,7 @@ def test_auto_by_name():
     ],
 )
 def test_settings_that_are_refused(settings, message):
-    with pytest.raises(dr.InvalidArgument, match=message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         dr.from_params(settings, parameters=named())
 
 
@@ -200,7 +200,7 @@ def test_settings_that_are_refused(settings, message):
 )
 def test_what_has_no_equal_says_what_to_write(setting, name):
     """And what it says, taken as it stands, is accepted."""
-    with pytest.raises(dr.InvalidArgument, match=f"{setting}: expected one of .*, got '{name}', which has no equal here: .*") as caught:
+    with pytest.raises(dr.InvalidArgumentError, match=f"{setting}: expected one of .*, got '{name}', which has no equal here: .*") as caught:
         dr.from_params({**TOPK, setting: name}, named())
     advised = re.findall(r"'(\w+)': ('\w+'|[\d.]+)", str(caught.value).split("no equal here: ")[1])
     assert advised

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from deepreduce_hvd import peers
-from deepreduce_hvd.peers import Board, Note, who_is_gone
+from deepreduce_hvd.coordination import peers
+from deepreduce_hvd.coordination.peers import Board, Note, who_is_gone
 
 http_server = pytest.importorskip("horovod.runner.http.http_server")
 
@@ -108,7 +108,7 @@ def test_of_many_ranks_the_first_ones_read(board):
 
 _ASKS = """
 import sys
-from deepreduce_hvd.peers import Board, who_is_gone
+from deepreduce_hvd.coordination.peers import Board, who_is_gone
 print("asks", flush=True)
 who_is_gone(Board("127.0.0.1", int(sys.argv[1])), 0, 2, 4, grace=60)
 """

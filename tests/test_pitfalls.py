@@ -13,7 +13,8 @@ from codecs_table import INDEX, VALUE, gradient
 from sampling import parametrize_product
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import bits, payload as container
+from deepreduce_hvd import container
+from deepreduce_hvd.numerics import bits
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -220,9 +221,9 @@ def test_dense_payload_is_told_by_its_id_not_by_its_count():
     """A payload with an index section for all of its d elements is not a dense one, and the other way round."""
     section, _, _ = dr.Rice().encode(np.arange(8, dtype=np.uint32), 8, key=0)
     values = np.arange(8, dtype=np.float32).tobytes()
-    with_indices = container.write(container.Payload(8, 8, index_id=dr.Rice.wire_id, value_id=1, index=section, values=values))
+    with_indices = container.write(container.Payload(8, 8, index_id=dr.Rice.stage_id, value_id=1, index=section, values=values))
     without = container.write(container.Payload(8, 8, value_id=1, values=values))
     for data in (with_indices, without):
         np.testing.assert_array_equal(dr.decode(data), np.arange(8))
-    with pytest.raises(dr.CorruptPayload, match="index"):
+    with pytest.raises(dr.CorruptPayloadError, match="index"):
         dr.decode(container.write(container.Payload(8, 8, value_id=1, index=section, values=values)))

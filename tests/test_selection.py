@@ -11,7 +11,7 @@ from scipy.stats import chi2
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native
 from deepreduce_hvd.numpy_backend import encode_numpy
-from deepreduce_hvd.sparsifiers.random_k import permuted
+from deepreduce_hvd.stages.sparsifiers.random_k import permuted
 
 SIMD_LEVELS = range(_native.simd_level() + 1)
 #: around the widths of vectors, of the passes' blocks and of the room for candidates
@@ -355,7 +355,7 @@ def test_warm_up_falls_exponentially():
     (lambda: dr.LowPass(np.nan), "beta"), (lambda: dr.MomentumCorrection(1), "momentum"), (lambda: dr.MomentumCorrection(-0.1), "momentum"),
 ])  # fmt: skip
 def test_bad_parameters(make, says):
-    with pytest.raises(dr.InvalidArgument, match=rf"{says}.*got"):
+    with pytest.raises(dr.InvalidArgumentError, match=rf"{says}.*got"):
         make()
 
 
@@ -368,7 +368,7 @@ def test_the_native_core_refuses_bad_sparsifiers(sparsifier):
     fields[:3] = sparsifier
     residual = gradient(100, key=3)
     before = residual.copy()
-    with pytest.raises(dr.InvalidArgument, match="expected.*got"):
+    with pytest.raises(dr.InvalidArgumentError, match="expected.*got"):
         _native.encode(fields, gradient(100), 0, residual)
     np.testing.assert_array_equal(residual, before)
 
@@ -380,7 +380,7 @@ def test_the_native_core_refuses_bad_memories(memory, parameter):
     fields = dr.Codec(dr.TopK(0.1)).fields(memory)
     fields[16] = parameter
     state = [gradient(100, key=3) for _ in memory.state]
-    with pytest.raises(dr.InvalidArgument, match="expected.*got"):
+    with pytest.raises(dr.InvalidArgumentError, match="expected.*got"):
         _native.encode(fields, gradient(100), 0, *state)
     for array in state:
         np.testing.assert_array_equal(array, gradient(100, key=3))
@@ -389,5 +389,5 @@ def test_the_native_core_refuses_bad_memories(memory, parameter):
 def test_the_native_core_refuses_an_unknown_sparsifier():
     fields = dr.Codec(dr.TopK(0.1)).fields(dr.NoMemory())
     fields[0] = 9
-    with pytest.raises(dr.UnknownCodec, match="sparsifier id: expected 0 to 4, got 9"):
+    with pytest.raises(dr.UnknownCodecError, match="sparsifier id: expected 0 to 4, got 9"):
         _native.encode(fields, gradient(100), 0)

@@ -7,7 +7,13 @@ import re
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import _native, index, memory, sparsifiers, value
+from deepreduce_hvd import _native
+from deepreduce_hvd.stages import (
+    index_codecs as index,
+    memories as memory,
+    sparsifiers,
+    value_codecs as value,
+)
 
 ROOT = pathlib.Path(dr.__file__).parent
 KINDS = {"sparsifier": sparsifiers, "index": index, "value": value, "memory": memory}
@@ -17,7 +23,7 @@ ROWS = _native.stages()
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_class_has_its_row(kind):
     rows = {row["name"]: row["id"] for row in ROWS if row["kind"] == kind}
-    classes = {name: getattr(KINDS[kind], name).wire_id for name in KINDS[kind].__all__}
+    classes = {name: getattr(KINDS[kind], name).stage_id for name in KINDS[kind].__all__}
     assert rows == classes
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import state as saved_state
+from deepreduce_hvd import checkpoint
 
 CODEC = dr.Codec(dr.TopK(0.1), index=dr.Rice())
 SHAPES = {"first": (20, 10), "second": (30, 10), "third": (4,)}
@@ -206,7 +206,7 @@ def test_a_refused_state_leaves_everything_as_it_was(framework, refused, as_list
     owner.step(1)
     before = snapshot(owner.compressor)
     change(path, value)(state, owner)
-    with pytest.raises(dr.InvalidArgument, match=message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         owner.compressor.load_state_dict([state] if as_list else state)
     assert_equal(snapshot(owner.compressor), before)
 
@@ -220,7 +220,7 @@ def test_no_state_at_all(framework):
         ([3], "of rank 0: expected a dictionary of version 1, got 'int'"),
         ([], r"got ranks \[\] of \[\]"),
     ):
-        with pytest.raises(dr.InvalidArgument, match=message):
+        with pytest.raises(dr.InvalidArgumentError, match=message):
             owner.compressor.load_state_dict(wrong)
 
 
@@ -245,7 +245,7 @@ def test_the_list_of_all_ranks(framework):
             "compressor state of rank 2, parameter second: expected the steps of all ranks, 1, got 7",
         ),
     ):
-        with pytest.raises(dr.InvalidArgument, match=message):
+        with pytest.raises(dr.InvalidArgumentError, match=message):
             owner.compressor.load_state_dict(given)
         assert_equal(snapshot(owner.compressor), before)
     owner.compressor.load_state_dict(states)
@@ -269,7 +269,7 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
     """Hosts of two ranks, whose first sends: of six ranks' memories, four now."""
     owner = framework()
     owner.step(0)
-    slots, fingerprint = owner.compressor.session.slots, owner.compressor.fingerprint
+    slots, fingerprint = owner.compressor.adapter.slots, owner.compressor.fingerprint
     state = owner.compressor.state_dict()
     states = [{**copy.deepcopy(state), "rank": rank, "size": 6} for rank in range(6)]
     for rank, one in enumerate(states):
@@ -279,19 +279,19 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
         return rank - rank % 2
 
     for rank, old in enumerate([(0, 1, 4, 5), (), (2, 3), ()]):
-        saved_state.load(slots, states, fingerprint, rank, 4, first_of_host)
+        checkpoint.load(slots, states, fingerprint, rank, 4, first_of_host)
         kept = snapshot(owner.compressor)["first"][2]["residual"]
         assert (kept == sum(2.0**one for one in old)).all()
     owner.compressor.load_state_dict({**state, "rank": 0, "size": 1})
     before = snapshot(owner.compressor)
-    with pytest.raises(dr.InvalidArgument, match="parameter first: expected no memory on rank 3, whose communicator sends from rank 2.* list of all"):
-        saved_state.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
+    with pytest.raises(dr.InvalidArgumentError, match="parameter first: expected no memory on rank 3, whose communicator sends from rank 2.* list of all"):
+        checkpoint.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
     assert_equal(snapshot(owner.compressor), before)
-    saved_state.load(slots, states[2] | {"size": 4}, fingerprint, 2, 4, first_of_host)
+    checkpoint.load(slots, states[2] | {"size": 4}, fingerprint, 2, 4, first_of_host)
     assert (snapshot(owner.compressor)["first"][2]["residual"] == 4).all()
     for name in ("first", "second"):
         states[3]["parameters"][name]["memory"]["residual"] *= 0
-    saved_state.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
+    checkpoint.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
 
 
 def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_it():
@@ -305,11 +305,11 @@ def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_
         owner.step(0)
     state = scaled.compressor.state_dict()
     with pytest.raises(
-        dr.InvalidArgument, match="parameter first: expected loss_scale None, .*, got 1024.0"
+        dr.InvalidArgumentError, match="parameter first: expected loss_scale None, .*, got 1024.0"
     ):
         plain.compressor.load_state_dict(state)
     with pytest.raises(
-        dr.InvalidArgument,
+        dr.InvalidArgumentError,
         match="parameter first: expected loss_scale a number, .* given loss_scale=, got None",
     ):
         scaled.compressor.load_state_dict(plain.compressor.state_dict())
@@ -346,7 +346,7 @@ class TestCheckpoint:
         path = self.saved(tf, tmp_path, source)
         before = snapshot(target.compressor)
         with pytest.raises(
-            dr.InvalidArgument,
+            dr.InvalidArgumentError,
             match="compressor checkpoint: expected one of the same configuration and parameters",
         ):
             if deferred:
@@ -366,7 +366,7 @@ class TestCheckpoint:
         monkeypatch.undo()
         before = snapshot(target.compressor)
         with pytest.raises(
-            dr.InvalidArgument,
+            dr.InvalidArgumentError,
             match="checkpoint: expected that of rank 0 of 1, got that of rank 1 of 2; .* load_state_dict",
         ):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
@@ -376,15 +376,15 @@ class TestCheckpoint:
         """Hosts have other ranks than when the checkpoint was made."""
         source, target = OnTensorFlow(), OnTensorFlow()
         source.step(0)
-        for session, keeper in ((source.compressor.session, 3), (target.compressor.session, 0)):
+        for session, keeper in ((source.compressor.adapter, 3), (target.compressor.adapter, 0)):
             monkeypatch.setattr(session, "keeper_of", lambda rank, keeper=keeper: keeper)
         before = snapshot(target.compressor)
         path = self.saved(tf, tmp_path, source)
         message = "checkpoint: expected that of a rank whose memory is sent from rank 0, got one .* from rank 3; .* load_state_dict"
-        with pytest.raises(dr.InvalidArgument, match=message):
+        with pytest.raises(dr.InvalidArgumentError, match=message):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
-        monkeypatch.setattr(target.compressor.session, "keeper_of", lambda rank: 3)
+        monkeypatch.setattr(target.compressor.adapter, "keeper_of", lambda rank: 3)
         tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
 
     def test_in_a_graph_of_version_1(self, tf, tmp_path):
@@ -405,7 +405,7 @@ class TestCheckpoint:
                     checkpoint.read(paths[seed]).assert_consumed().run_restore_ops(session)
                     if seed == 1:
                         with pytest.raises(
-                            dr.InvalidArgument,
+                            dr.InvalidArgumentError,
                             match="compressor checkpoint: expected one of the same configuration",
                         ):
                             checkpoint.read(paths[0])

@@ -6,7 +6,7 @@ from codecs_table import INDEX, VALUE, gradient
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native
-from deepreduce_hvd.communicators.job import payload_of_nothing
+from deepreduce_hvd.communicators.bucket import payload_of_nothing
 from deepreduce_hvd.numpy_backend import add_payloads
 
 D = 500

@@ -12,9 +12,9 @@ from deepreduce_hvd.communicators import RecursiveDoubling
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed")
-adapter = pytest.importorskip("deepreduce_hvd.tensorflow")
-from deepreduce_hvd import _tensorflow_device  # noqa: E402
-from deepreduce_hvd._tensorflow_device import DevicePath, gpu_of  # noqa: E402
+adapter = pytest.importorskip("deepreduce_hvd.tensorflow.ops")
+from deepreduce_hvd.tensorflow import device as tensorflow_device  # noqa: E402
+from deepreduce_hvd.tensorflow.device import DevicePath, gpu_of  # noqa: E402
 
 GPU = "/job:localhost/replica:0/task:0/device:GPU:1"
 CODEC = dr.Codec(dr.TopK(0.1), index=dr.Rice())
@@ -31,7 +31,7 @@ def path(codec=CODEC, communicator=None):
 @pytest.fixture
 def kernels(monkeypatch):
     """As in a build for CUDA that knows the codecs of Rice."""
-    monkeypatch.setattr(adapter, "cuda_supports", lambda fields: fields[5] == dr.Rice().wire_id)
+    monkeypatch.setattr(adapter, "cuda_supports", lambda fields: fields[5] == dr.Rice().stage_id)
 
 
 def test_the_gpu_of_a_variable():
@@ -47,7 +47,7 @@ def test_a_home_beside_the_variable(kernels):
 
 
 def test_nccl_is_asked_for_by_what_horovod_was_built_with(kernels, monkeypatch):
-    monkeypatch.setattr(_tensorflow_device.hvd, "nccl_built", lambda: 21805)
+    monkeypatch.setattr(tensorflow_device.hvd, "nccl_built", lambda: 21805)
     assert path().nccl and not path(dr.Codec(dr.TopK(0.1), index=dr.RLE())).nccl
 
 

@@ -6,7 +6,7 @@ import torch
 from codecs_table import INDEX, VALUE, gradient
 
 import deepreduce_hvd as dr
-import deepreduce_hvd.torch
+import deepreduce_hvd.torch.ops
 from deepreduce_hvd.numpy_backend import encode_numpy
 
 FIELDS = dr.Codec(dr.TopK(0.1)).fields(dr.Residual())
@@ -62,31 +62,31 @@ def test_same_bytes_as_numpy(index, value, dtype):
     ],
 )
 def test_bad_gradients(values, message):
-    with pytest.raises(dr.InvalidArgument, match=message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
         dr.Codec(dr.TopK(0.5)).encode(values)
 
 
 def test_bad_residual_and_payloads():
     codec = dr.Codec(dr.TopK(0.5))
-    with pytest.raises(dr.InvalidArgument, match=r"residual: expected contiguous Float of shape \[10\], got Double of shape \[10\]"):
+    with pytest.raises(dr.InvalidArgumentError, match=r"residual: expected contiguous Float of shape \[10\], got Double of shape \[10\]"):
         codec.encode(torch.zeros(10), torch.zeros(10, dtype=torch.float64))
-    with pytest.raises(dr.InvalidArgument, match=r"residual: expected contiguous Float of shape \[10\], got Float of shape \[11\]"):
+    with pytest.raises(dr.InvalidArgumentError, match=r"residual: expected contiguous Float of shape \[10\], got Float of shape \[11\]"):
         codec.encode(torch.zeros(10), torch.zeros(11))
     payload = codec.encode(torch.ones(10))
-    with pytest.raises(dr.CorruptPayload, match="payload length: expected"):
+    with pytest.raises(dr.CorruptPayloadError, match="payload length: expected"):
         dr.decode_sum([payload[:-1]], torch.zeros(10))
-    with pytest.raises(dr.InvalidArgument, match="expected d = 11 elements, got 10"):
+    with pytest.raises(dr.InvalidArgumentError, match="expected d = 11 elements, got 10"):
         dr.decode_sum([payload], torch.zeros(11))
-    with pytest.raises(dr.InvalidArgument, match="expected a 1-D uint8 tensor, got torch.float32"):
+    with pytest.raises(dr.InvalidArgumentError, match="expected a 1-D uint8 tensor, got torch.float32"):
         dr.decode(torch.zeros(50))
-    with pytest.raises(dr.InvalidArgument, match="at most max_elements = 5 elements, got 10"):
+    with pytest.raises(dr.InvalidArgumentError, match="at most max_elements = 5 elements, got 10"):
         dr.decode(payload, max_elements=5)
 
 
 @pytest.mark.parametrize("memory", [dr.NoMemory(), dr.Residual(), dr.LowPass(0.5), dr.MomentumCorrection()])
 def test_an_empty_tensor_has_an_empty_memory(memory):
     codec, state = dr.Codec(dr.TopK(0.5)), tuple(torch.zeros(0) for _ in memory.state)
-    payload = deepreduce_hvd.torch.encode_flat(codec, memory, torch.zeros(0), state, torch.zeros(1), 0, 0, 0, 0)
+    payload = deepreduce_hvd.torch.ops.encode_flat(codec, memory, torch.zeros(0), state, torch.zeros(1), 0, 0, 0, 0)
     assert dr.decode(payload).shape == (0,)
 
 
@@ -106,13 +106,13 @@ def test_operators_trace():
 
 
 def test_operators_of_another_pytorch_are_not_loaded(monkeypatch, tmp_path):
-    monkeypatch.setattr(deepreduce_hvd.torch, "__file__", str(tmp_path / "torch.py"))
-    assert "PyTorch operators for version" in deepreduce_hvd.torch._load_operators()
-    assert "got those for none" in deepreduce_hvd.torch._load_operators()
+    monkeypatch.setattr(deepreduce_hvd.torch.ops, "__file__", str(tmp_path / "torch" / "ops.py"))
+    assert "PyTorch operators for version" in deepreduce_hvd.torch.ops._load_operators()
+    assert "got those for none" in deepreduce_hvd.torch.ops._load_operators()
     for built_for in ("2.12.0+cu130", "2.9.1"):
         (tmp_path / f"_torch_ops-{built_for}.so").touch()
     (tmp_path / "_torch_ops.so").touch()  # of a package from before names had versions
-    assert deepreduce_hvd.torch._load_operators() == (
+    assert deepreduce_hvd.torch.ops._load_operators() == (
         f"deepreduce_hvd: expected the PyTorch operators for version {torch.__version__}, got those for 2.12.0+cu130, "
         "2.9.1; install the package again with this PyTorch present and DEEPREDUCE_WITH_PYTORCH=1"
     )

@@ -10,9 +10,9 @@ from hypothesis.extra import numpy as numpy_strategies
 from test_conformance import SIMD_LEVELS, both
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import payload as container
+from deepreduce_hvd import container
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
-from deepreduce_hvd.value import quantile
+from deepreduce_hvd.stages.value_codecs import quantile
 
 LARGEST = np.finfo(np.float32).max
 FINITE = strategies.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -28,12 +28,12 @@ def section_and_decoded(value, values, **position):
     data, _ = both(dr.Codec(dr.NoneSparsifier(), value=value), dr.NoMemory(), values, (), **position)
     parts = container.read(data)
     # the sparse decoder hands out the values themselves: a sum would turn -0 into 0
-    return parts.values if parts.value_id == value.wire_id else None, dr.decode_sum_sparse([data], values.size)[1]
+    return parts.values if parts.value_id == value.stage_id else None, dr.decode_sum_sparse([data], values.size)[1]
 
 
 def decode_section(value, section, count):
     """A section made by hand through the native decoder, asserted to be decoded alike by the oracle."""
-    data = container.write(container.Payload(count, count, value_id=value.wire_id, values=section))
+    data = container.write(container.Payload(count, count, value_id=value.stage_id, values=section))
     native = dr.decode_sum_sparse([data], count)[1]
     np.testing.assert_array_equal(native.view(np.uint32), type(value).decode(section, count).view(np.uint32))
     return native
@@ -135,8 +135,8 @@ def test_every_half(value):
     assert section == halves.tobytes()
     assert_same_bits(decoded, expected[finite])
     for pattern in not_numbers:
-        data = container.write(container.Payload(2, 2, value_id=value.wire_id, values=struct.pack("<HH", 0, pattern)))
-        with pytest.raises(dr.CorruptPayload, match="finite"):
+        data = container.write(container.Payload(2, 2, value_id=value.stage_id, values=struct.pack("<HH", 0, pattern)))
+        with pytest.raises(dr.CorruptPayloadError, match="finite"):
             dr.decode(data)
 
 
@@ -260,7 +260,7 @@ def test_deflate_is_lossless(values, level, shuffle, strategy):
 
 @pytest.mark.parametrize("arguments", [{"level": 0}, {"level": 10}, {"shuffle": 2}, {"strategy": "fixed"}])
 def test_deflate_refuses(arguments):
-    with pytest.raises(dr.InvalidArgument, match=f"Deflate {next(iter(arguments))}: expected"):
+    with pytest.raises(dr.InvalidArgumentError, match=f"Deflate {next(iter(arguments))}: expected"):
         dr.Deflate(**arguments)
 
 

@@ -14,10 +14,10 @@ import pytest
 from deepreduce_hvd import Codec, NoMemory, NoneSparsifier
 from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.communicators.base import Transport
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.exchange import Exchange
-from deepreduce_hvd.communicators.job import Job, Member
-from deepreduce_hvd.peers import Board, Note
-from deepreduce_hvd.watch import Watcher, _limits, exchange_in
+from deepreduce_hvd.coordination.peers import Board, Note
+from deepreduce_hvd.coordination.watch import Watcher, _limits, exchange_in
 
 http_server = pytest.importorskip("horovod.runner.http.http_server")
 
@@ -61,7 +61,7 @@ class Horovod:
         self.is_shut_down.set()
 
 
-class Session:
+class Adapter:
     def progress(self):
         return 7
 
@@ -81,8 +81,8 @@ def board(monkeypatch):
 def exchange():
     """One that waits, in a thread."""
     transport = Silence()
-    members = [Member(f"layer{number}", np.ones(8, np.float32), ()) for number in range(5)]
-    one = Exchange(Allgather(), Job(Codec(NoneSparsifier()), NoMemory(), members), transport, "deepreduce.0.layer0")
+    members = [BucketMember(f"layer{number}", np.ones(8, np.float32), ()) for number in range(5)]
+    one = Exchange(Allgather(), Bucket(Codec(NoneSparsifier()), NoMemory(), members), transport, "deepreduce.0.layer0")
     thread = threading.Thread(target=one.wait)
     thread.start()
     yield one
@@ -110,7 +110,7 @@ def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(board, exchange, 
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
     monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.9")
     board.put(1, Note("elsewhere", 6, "", "data.py:3 in load", 0.3))
-    session = Session()
+    session = Adapter()
     with caplog.at_level(logging.WARNING, "deepreduce_hvd"):
         watcher = start(session)
         assert watcher._horovod.is_shut_down.wait(30)
@@ -129,7 +129,7 @@ def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(board, exchange, 
 
 def test_a_program_that_stays_elsewhere_leaves_a_note_and_says_nothing(board, caplog, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
-    session = Session()
+    session = Adapter()
     watcher = start(session)
     until(lambda: board.get(0) is not None)
     note = board.get(0)
@@ -144,7 +144,7 @@ def test_a_program_that_stays_elsewhere_leaves_a_note_and_says_nothing(board, ca
 
 def test_after_a_failure_the_note_says_so(board, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
-    session = Session()
+    session = Adapter()
     watcher = start(session)
     until(lambda: board.get(0) is not None)
     board.put(1, Note("failed", 7))
@@ -158,7 +158,7 @@ def test_after_a_failure_the_note_says_so(board, monkeypatch):
 @pytest.mark.parametrize("error", [None, ValueError("a bad batch")])
 def test_the_end_leaves_a_note(board, monkeypatch, error):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
-    session = Session()
+    session = Adapter()
     watcher = start(session)
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     watcher._at_exit()
@@ -167,7 +167,7 @@ def test_the_end_leaves_a_note(board, monkeypatch, error):
 
 def test_a_child_process_leaves_no_note(board, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
-    watcher = start(Session())
+    watcher = start(Adapter())
     monkeypatch.setattr(os, "getpid", lambda: -1)
     watcher._at_exit()
     assert board.get(0) is None

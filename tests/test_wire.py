@@ -40,14 +40,14 @@ def test_every_rank_sees_that_one_is_at_another_step(ranks, other):
         steps = [step + other * (rank == odd) for rank in range(ranks)]
         total = reduced(probes_of(steps), 1, 1 / ranks)
         for own in steps:
-            with pytest.raises(dr.InvalidArgument, match=f"on every rank, at the same step, .*at step {own}\\)"):
+            with pytest.raises(dr.InvalidArgumentError, match=f"on every rank, at the same step, .*at step {own}\\)"):
                 wire.scale_of("w", total, present, FINGERPRINT, own)
 
 
 def test_every_rank_sees_another_configuration():
     total = reduced([wire.probe(0, FINGERPRINT, 5), wire.probe(1, FINGERPRINT ^ 1, 5)])
     for fingerprint in (FINGERPRINT, FINGERPRINT ^ 1):
-        with pytest.raises(dr.InvalidArgument, match=f"the same compressor configuration.*here configuration {fingerprint:08x} at step 5"):
+        with pytest.raises(dr.InvalidArgumentError, match=f"the same compressor configuration.*here configuration {fingerprint:08x} at step 5"):
             wire.scale_of("w", total, wire.Present.of([0, 1]), fingerprint, 5)
 
 
@@ -56,7 +56,7 @@ def test_ranks_that_are_absent_must_be_known():
     probes[2] = [0.0] * 4
     total = reduced(probes, 1, 1 / 3)
     assert wire.scale_of("w", total, wire.Present(2, 1 + 2), FINGERPRINT, 4) == pytest.approx(1 / 3)
-    with pytest.raises(dr.InvalidArgument, match="sum or average over the 3 ranks"):
+    with pytest.raises(dr.InvalidArgumentError, match="sum or average over the 3 ranks"):
         wire.scale_of("w", total, wire.Present.of(range(3)), FINGERPRINT, 4)
 
 

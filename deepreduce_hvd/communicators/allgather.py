@@ -9,6 +9,6 @@ class Allgather(Communicator):
 
     puts_back = False
 
-    def exchange(self, job, channel):
-        gathered = yield channel.allgather(job.encode())
-        return PayloadSum(job, gathered, channel.size)
+    def exchange(self, bucket, channel):
+        gathered = yield channel.allgather(bucket.encode())
+        return PayloadSum(bucket, gathered, channel.size)

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from deepreduce_hvd import _native, payload as container
+from deepreduce_hvd import _native, container
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.doubling import folded
@@ -106,36 +106,36 @@ class Auto(Communicator):
         transport.wait(transport.allgather(np.zeros(size, dtype=np.uint8), name))
         return time.perf_counter() - started
 
-    def choose(self, job, size):
-        """(the scheme for a job, why)."""
-        key = job.members[0].key
-        counts = [job.codec.sparsifier.most_selected(member.gradient.size, job.step) for member in job.members]
+    def choose(self, bucket, size):
+        """(the scheme for a bucket, why)."""
+        key = bucket.members[0].key
+        counts = [bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step) for member in bucket.members]
         k = self._counts.get(key) if None in counts else sum(counts)
         if k is None:
             return "Allgather", "k is not known before the first exchange"
-        predicted = costs(k, job.d, size, self._latency, self._seconds_a_byte, job.codec.value.bits_a_value(), self._unions.get(key))
+        predicted = costs(k, bucket.d, size, self._latency, self._seconds_a_byte, bucket.codec.value.bits_a_value(), self._unions.get(key))
         best = min(predicted, key=predicted.get)
         union = self._unions.get(key)
         times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
         return best, (
-            f"{times} predicted for k = {k:.0f} of d = {job.d}, P = {size}, {1e3 * self._latency:.3f} ms a collective, "
+            f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size}, {1e3 * self._latency:.3f} ms a collective, "
             f"{1e9 * self._seconds_a_byte:.3f} ns a byte, union {'not known yet' if union is None else union}"
         )
 
-    def exchange(self, job, channel):
-        best, why = self.choose(job, channel.size)
-        job.scheme = f"{best}: {why}"
-        total = yield from self._SCHEMES[best].exchange(job, channel)
-        self._remember(job, total, channel.size)
+    def exchange(self, bucket, channel):
+        best, why = self.choose(bucket, channel.size)
+        bucket.scheme = f"{best}: {why}"
+        total = yield from self._SCHEMES[best].exchange(bucket, channel)
+        self._remember(bucket, total, channel.size)
         return total
 
-    def _remember(self, job, total, size):
-        key = job.members[0].key
-        if any(total.non_finite(number) for number in range(len(job.members))):
+    def _remember(self, bucket, total, size):
+        key = bucket.members[0].key
+        if any(total.non_finite(number) for number in range(len(bucket.members))):
             return
         if not isinstance(total, PayloadSum):
             self._unions[key] = total.partial.indices.size
-        elif key not in self._unions or job.step % _COUNT_UNION_EVERY == 0:
-            self._unions[key] = sum(total.sparse(number, 1.0)[0].size for number in range(len(job.members)))
-            sent = sum(_native.inspect(payload)["count"] for number in range(len(job.members)) for payload in total.payloads(number))
+        elif key not in self._unions or bucket.step % _COUNT_UNION_EVERY == 0:
+            self._unions[key] = sum(total.sparse(number, 1.0)[0].size for number in range(len(bucket.members)))
+            sent = sum(_native.inspect(payload)["count"] for number in range(len(bucket.members)) for payload in total.payloads(number))
             self._counts[key] = sent / size

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.stage import Memory
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.base import Memory
 
 if TYPE_CHECKING:
     from deepreduce_hvd.codec import Codec
+    from deepreduce_hvd.communicators.bucket import Bucket
     from deepreduce_hvd.communicators.exchange import Channel
-    from deepreduce_hvd.communicators.job import Job
 
 _PAUSE_SECONDS = 5e-5
 
@@ -77,7 +77,7 @@ class Communicator:
     puts_back = True
 
     def check(self, codec: "Codec", memory: Memory) -> None:
-        """Raises InvalidArgument when the scheme cannot work with these stages."""
+        """Raises InvalidArgumentError when the scheme cannot work with these stages."""
 
     def keeper_of(self, rank: int, transport: Transport) -> int:
         """The rank whose memory takes what ``rank`` keeps back: itself, unless the scheme sends for it from another one."""
@@ -93,11 +93,11 @@ class Communicator:
     def reset(self) -> None:
         """Called on all ranks when ranks have come or gone: forgets what was found out about them."""
 
-    def exchange(self, job: "Job", channel: "Channel") -> Generator[Any, Any, Any]:
+    def exchange(self, bucket: "Bucket", channel: "Channel") -> Generator[Any, Any, Any]:
         """A generator that yields handles of ``channel`` and gets their results; returns the sum over all ranks.
 
         Args:
-            job: a :class:`~deepreduce_hvd.communicators.job.Job`, this rank's side of one bucket.
+            bucket: a :class:`~deepreduce_hvd.communicators.bucket.Bucket`, this rank's side of one bucket.
             channel: :class:`~deepreduce_hvd.communicators.exchange.Channel`, the transport with names of this exchange's own.
 
         All ranks yield the same collectives in the same order. The sum (:mod:`~deepreduce_hvd.communicators.sums`) is bit-identical on
@@ -117,7 +117,7 @@ class Communicator:
 
 
 def expect_choice(what, value, choices):
-    """``value`` when it is one of ``choices``, or InvalidArgument."""
+    """``value`` when it is one of ``choices``, or InvalidArgumentError."""
     if not any(value is choice or (type(value) is type(choice) and value == choice) for choice in choices):
-        raise InvalidArgument(f"{what}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise InvalidArgumentError(f"{what}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
     return value

@@ -5,9 +5,9 @@ import numpy as np
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.common_indices import sum_values
-from deepreduce_hvd.communicators.partial import Partial, merged
+from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
 from deepreduce_hvd.communicators.sums import PartialSum
-from deepreduce_hvd.value import Deflate
+from deepreduce_hvd.stages.value_codecs import Deflate
 
 
 class CLTK(Communicator):
@@ -18,16 +18,16 @@ class CLTK(Communicator):
     ChunkTopK and, with large batches, LowPass; works with all.
     """
 
-    def exchange(self, job, channel):
-        leader = job.step % channel.size
+    def exchange(self, bucket, channel):
+        leader = bucket.step % channel.size
         message = None
         if channel.rank == leader:
-            chosen = job.choose()
+            chosen = bucket.choose()
             if chosen.valid:  # zeros, which take next to no bytes: only the indices matter
-                chosen = Partial(chosen.indices, np.zeros(chosen.indices.size, dtype=np.float32))
-            message = job.code(chosen, 0, 0, Codec(job.codec.sparsifier, job.codec.index, Deflate()))
+                chosen = SparseSum(chosen.indices, np.zeros(chosen.indices.size, dtype=np.float32))
+            message = bucket.code(chosen, 0, 0, Codec(bucket.codec.sparsifier, bucket.codec.index, Deflate()))
         message = yield channel.broadcast(message, leader)
-        chosen = merged([message], job.d, channel.rank)
+        chosen = merged([message], bucket.d, channel.rank)
         if not chosen.valid:
-            return PartialSum(job, chosen)
-        return (yield from sum_values(job, channel, chosen.indices, job.select(given=chosen.indices)))
+            return PartialSum(bucket, chosen)
+        return (yield from sum_values(bucket, channel, chosen.indices, bucket.select(given=chosen.indices)))

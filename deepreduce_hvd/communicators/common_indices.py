@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd import wire
-from deepreduce_hvd.communicators.partial import Partial, merged
+from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
 from deepreduce_hvd.communicators.sums import PartialSum
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
@@ -24,7 +24,7 @@ def notices_of(own):
     return _NOTHING if own.failure is None else wire.write_notice(own.failure)
 
 
-def sum_values(job, channel, indices, own):
+def sum_values(bucket, channel, indices, own):
     """A generator that returns the sum; ``own`` holds this rank's values at ``indices`` (n,), or why there are none.
 
     Two more numbers are summed: how many ranks failed and how many are not finite. The texts of failures are gathered only then.
@@ -32,7 +32,7 @@ def sum_values(job, channel, indices, own):
     total = yield channel.allreduce(flagged(indices.size, own))
     if total[-2] > 0:
         notices = yield channel.allgather(notices_of(own))
-        return PartialSum(job, merged([notices], job.d, channel.rank))
+        return PartialSum(bucket, merged([notices], bucket.d, channel.rank))
     if total[-1] > 0 or not np.isfinite(total).all():
-        return PartialSum(job, Partial(non_finite=True))
-    return PartialSum(job, Partial(indices, total[:-2]))
+        return PartialSum(bucket, SparseSum(non_finite=True))
+    return PartialSum(bucket, SparseSum(indices, total[:-2]))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.communicators.common_indices import notices_of
-from deepreduce_hvd.communicators.partial import failed, merged
+from deepreduce_hvd.communicators.sparse_sum import failed, merged
 from deepreduce_hvd.communicators.sums import PartialSum
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
@@ -23,20 +23,20 @@ def send(channel, message, to):
     return channel.alltoall(parts)
 
 
-def _trimmed(job, total, trim, rank, keeps):
+def _trimmed(bucket, total, trim, rank, keeps):
     """What ``trim`` keeps of a sum; what it drops goes to this rank's memory if it ``keeps`` that."""
     if not total.valid:
         return total
     try:
         total, dropped = trim(total)
         if keeps:
-            job.put_back(dropped.indices, dropped.values)
+            bucket.put_back(dropped.indices, dropped.values)
     except Exception as error:  # the other ranks hear of it instead of waiting
         return failed(rank, error)
     return total
 
 
-def butterfly(job, channel, trim):
+def butterfly(bucket, channel, trim):
     """The exchange of recursive doubling, a generator that returns the sum.
 
     Ranks beyond a power of two first hand their part to rank - power, and get the sum last. After a round of distance n all ranks of a
@@ -46,16 +46,16 @@ def butterfly(job, channel, trim):
     """
     rank = channel.rank
     power, beyond = folded(channel.size)
-    partial = job.select()
+    partial = bucket.select()
     stage = 0
 
     def combine(low, high, lowest):
-        total = merged([low, high], job.d, rank).without_zeros()
-        return _trimmed(job, total, trim, rank, keeps=rank == lowest)
+        total = merged([low, high], bucket.d, rank).without_zeros()
+        return _trimmed(bucket, total, trim, rank, keeps=rank == lowest)
 
     if beyond:
         if rank >= power or rank < beyond:
-            message = job.code(partial, stage, rank)
+            message = bucket.code(partial, stage, rank)
         if rank >= power:
             yield send(channel, message, rank - power)
         else:
@@ -67,7 +67,7 @@ def butterfly(job, channel, trim):
         stage += 1
         if rank < power:
             partner, block = rank ^ distance, rank & -distance
-            message = job.code(partial, stage, block, keep=rank == block)
+            message = bucket.code(partial, stage, block, keep=rank == block)
             received = yield send(channel, message, partner)
             low, high = (message, received[partner]) if rank < partner else (received[partner], message)
             partial = combine(low, high, rank & -(2 * distance))
@@ -76,21 +76,21 @@ def butterfly(job, channel, trim):
         distance *= 2
     if beyond:
         # all code the same sum in the same way, and use what it decodes to
-        message = None if rank >= power else job.code(partial, stage + 1, 0, keep=rank == 0)
+        message = None if rank >= power else bucket.code(partial, stage + 1, 0, keep=rank == 0)
         received = yield send(channel, message, rank + power if rank < beyond else None)
-        partial = merged([message if rank < power else received[rank - power]], job.d, rank)
+        partial = merged([message if rank < power else received[rank - power]], bucket.d, rank)
     if channel.size > 1:
         notices = yield channel.allgather(notices_of(partial))
         if notices.size:
-            partial = merged([notices], job.d, rank)
-    return PartialSum(job, partial)
+            partial = merged([notices], bucket.d, rank)
+    return PartialSum(bucket, partial)
 
 
-def tree(job, channel, trim):
+def tree(bucket, channel, trim):
     """The same sums up a binomial tree and back by one broadcast, a generator that returns the sum."""
     rank = channel.rank
     power, beyond = folded(channel.size)
-    partial = job.select()
+    partial = bucket.select()
     stage = 0
     for distance in ([power] if beyond else []) + [1 << level for level in range(power.bit_length() - 1)]:
         if distance == power:
@@ -98,10 +98,10 @@ def tree(job, channel, trim):
         else:
             stage += 1
             sends, receives = (rank < power and rank % (2 * distance) == phase for phase in (distance, 0))
-        message = job.code(partial, stage, rank) if sends or receives else None
+        message = bucket.code(partial, stage, rank) if sends or receives else None
         received = yield send(channel, message, rank - distance if sends else None)
         if receives:
-            partial = merged([message, received[rank + distance]], job.d, rank).without_zeros()
-            partial = _trimmed(job, partial, trim, rank, keeps=True)
-    message = yield channel.broadcast(job.code(partial, stage + 1, 0) if rank == 0 else None, 0)
-    return PartialSum(job, merged([message], job.d, rank))
+            partial = merged([message, received[rank + distance]], bucket.d, rank).without_zeros()
+            partial = _trimmed(bucket, partial, trim, rank, keeps=True)
+    message = yield channel.broadcast(bucket.code(partial, stage + 1, 0) if rank == 0 else None, 0)
+    return PartialSum(bucket, merged([message], bucket.d, rank))

@@ -57,7 +57,7 @@ class Exchange:
 
     Args:
         communicator: whose ``exchange`` makes the generator.
-        job: what it is made for.
+        bucket: what it is made for.
         transport: of the group of ranks.
         name: of its collectives, unique among what is in flight.
         before: a generator that runs first and yields handles too, or None. When it raises, nothing is exchanged.
@@ -66,9 +66,9 @@ class Exchange:
         seconds: spent in the generator.
     """
 
-    def __init__(self, communicator, job, transport, name, before=None):
-        self.job = job
-        job.scheme = repr(communicator)
+    def __init__(self, communicator, bucket, transport, name, before=None):
+        self.bucket = bucket
+        bucket.scheme = repr(communicator)
         self.channel = Channel(transport, name)
         self.done = False
         self.result = None
@@ -82,7 +82,7 @@ class Exchange:
     def _steps(self, communicator, before):
         if before is not None:
             yield from before
-        return (yield from communicator.exchange(self.job, self.channel))
+        return (yield from communicator.exchange(self.bucket, self.channel))
 
     def _send(self, value):
         started = time.perf_counter()
@@ -112,7 +112,7 @@ class Exchange:
 
     def describe(self):
         """What it waits for, in words."""
-        names = [member.name for member in self.job.members]
+        names = [member.name for member in self.bucket.members]
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         return f"the exchange {self.channel.name} of {', '.join(names[:_NAMES_SHOWN])}{more}"
 

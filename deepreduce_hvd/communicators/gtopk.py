@@ -4,17 +4,17 @@ import numpy as np
 
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
 from deepreduce_hvd.communicators.doubling import butterfly, tree
-from deepreduce_hvd.communicators.partial import Partial
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.communicators.sparse_sum import SparseSum
+from deepreduce_hvd.errors import InvalidArgumentError
 
 
 def keep_largest(total, k):
     """(the k elements of ``total`` largest by (|value|, smaller index first), the rest), both ascending."""
     if total.indices.size <= k:
-        return total, Partial()
+        return total, SparseSum()
     kept = np.zeros(total.indices.size, dtype=bool)
     kept[np.argsort(-np.abs(total.values), kind="stable")[:k]] = True
-    return Partial(total.indices[kept], total.values[kept]), Partial(total.indices[~kept], total.values[~kept])
+    return SparseSum(total.indices[kept], total.values[kept]), SparseSum(total.indices[~kept], total.values[~kept])
 
 
 class GTopK(Communicator):
@@ -30,9 +30,9 @@ class GTopK(Communicator):
 
     def check(self, codec, memory):
         if codec.sparsifier.most_selected(1) is None:
-            raise InvalidArgument(f"GTopK: expected a sparsifier with a fixed k such as TopK, ChunkTopK or RandomK, got {codec.sparsifier!r}")
+            raise InvalidArgumentError(f"GTopK: expected a sparsifier with a fixed k such as TopK, ChunkTopK or RandomK, got {codec.sparsifier!r}")
 
-    def exchange(self, job, channel):
-        k = sum(job.codec.sparsifier.most_selected(member.gradient.size, job.step) for member in job.members)
+    def exchange(self, bucket, channel):
+        k = sum(bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step) for member in bucket.members)
         form = {"butterfly": butterfly, "tree": tree}[self.form]
-        return (yield from form(job, channel, lambda total: keep_largest(total, k)))
+        return (yield from form(bucket, channel, lambda total: keep_largest(total, k)))

@@ -5,15 +5,15 @@ import numpy as np
 from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.communicators.common_indices import flagged, notices_of
-from deepreduce_hvd.communicators.job import Member
-from deepreduce_hvd.communicators.partial import Partial, failed, merged
+from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
 from deepreduce_hvd.communicators.sums import PartialSum
-from deepreduce_hvd.errors import DeepReduceError, InvalidArgument
-from deepreduce_hvd.index import RawIndex
+from deepreduce_hvd.errors import DeepReduceError, InvalidArgumentError
 from deepreduce_hvd.settings import is_integer
-from deepreduce_hvd.sparsifiers import NoneSparsifier
-from deepreduce_hvd.value import RawValue
+from deepreduce_hvd.stages.index_codecs import RawIndex
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
+from deepreduce_hvd.stages.value_codecs import RawValue
 
 _EXACT = Codec(NoneSparsifier(), RawIndex(), RawValue())
 
@@ -28,9 +28,9 @@ class Hierarchical(Communicator):
 
     def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
         if not isinstance(across, Communicator) or isinstance(across, Hierarchical):
-            raise InvalidArgument(f"Hierarchical across: expected another communicator, got {across!r}")
+            raise InvalidArgumentError(f"Hierarchical across: expected another communicator, got {across!r}")
         if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):
-            raise InvalidArgument(f"Hierarchical ranks_per_host: expected an integer of at least 1, got {ranks_per_host!r}")
+            raise InvalidArgumentError(f"Hierarchical ranks_per_host: expected an integer of at least 1, got {ranks_per_host!r}")
         self.across = across
         self.ranks_per_host = ranks_per_host
 
@@ -58,59 +58,59 @@ class Hierarchical(Communicator):
         if across is not None:
             self.across.prepare(across)
 
-    def exchange(self, job, channel):
+    def exchange(self, bucket, channel):
         within, across = channel.by_host(self.ranks_per_host)
-        own = self._dense(job)
-        total = yield within.allreduce(flagged(job.d, own))
+        own = self._dense(bucket)
+        total = yield within.allreduce(flagged(bucket.d, own))
         if total[-2] > 0:
             local = yield within.allgather(notices_of(own))
-            local = merged([local], job.d, job.rank)
+            local = merged([local], bucket.d, bucket.rank)
         else:
-            local = Partial(non_finite=True) if total[-1] > 0 or not np.isfinite(total).all() else Partial(values=total[:-2])
+            local = SparseSum(non_finite=True) if total[-1] > 0 or not np.isfinite(total).all() else SparseSum(values=total[:-2])
         message = None
         if within.rank == 0:
             try:
-                message = self._result(job, (yield from self.across.exchange(_host_job(job, local), across)))
+                message = self._result(bucket, (yield from self.across.exchange(_host_job(bucket, local), across)))
             except DeepReduceError as error:  # the other ranks of the host hear of it too
                 message = wire.write_notice(str(error))
             except Exception as error:  # the same: they would wait for ever
-                message = failed(job.rank, error).message(job.d)
+                message = failed(bucket.rank, error).message(bucket.d)
         message = yield within.broadcast(message, 0)
-        return PartialSum(job, merged([message], job.d, job.rank))
+        return PartialSum(bucket, merged([message], bucket.d, bucket.rank))
 
     @staticmethod
-    def _dense(job):
-        """This rank's gradients as one float32 array, in a Partial of all elements."""
+    def _dense(bucket):
+        """This rank's gradients as one float32 array, in a SparseSum of all elements."""
         try:
-            for member in job.members:
+            for member in bucket.members:
                 if member.failure is not None:
                     raise member.failure
-            values = np.concatenate([member.as_float32() for member in job.members])
+            values = np.concatenate([member.as_float32() for member in bucket.members])
         except Exception as error:
-            return failed(job.rank, error)
-        return Partial(values=values) if np.isfinite(values).all() else Partial(non_finite=True)
+            return failed(bucket.rank, error)
+        return SparseSum(values=values) if np.isfinite(values).all() else SparseSum(non_finite=True)
 
     @staticmethod
-    def _result(job, total):
+    def _result(bucket, total):
         """The sum over all hosts, as a message to the ranks of this one."""
-        members = range(len(job.members))
+        members = range(len(bucket.members))
         if any(total.non_finite(number) for number in members):
-            return Partial(non_finite=True).message(job.d)
+            return SparseSum(non_finite=True).message(bucket.d)
         parts = [total.sparse(number, 1.0) for number in members]
-        indices = np.concatenate([part + np.uint32(start) for (part, _), start in zip(parts, job.offsets)])
-        return job.code(Partial(indices, np.concatenate([values for _, values in parts])), 0, 0, _EXACT)
+        indices = np.concatenate([part + np.uint32(start) for (part, _), start in zip(parts, bucket.offsets)])
+        return bucket.code(SparseSum(indices, np.concatenate([values for _, values in parts])), 0, 0, _EXACT)
 
 
-def _host_job(job, local):
+def _host_job(bucket, local):
     """The same bucket with the host's sum in place of this rank's gradients."""
     members = []
-    for number, member in enumerate(job.members):
-        start, end = job.offsets[number : number + 2]
+    for number, member in enumerate(bucket.members):
+        start, end = bucket.offsets[number : number + 2]
         if local.failure is not None:
             values, failure = np.broadcast_to(np.float32(0), end - start), RuntimeError(local.failure)
         else:
             values, failure = np.full(end - start, np.nan, dtype=np.float32) if local.non_finite else local.values[start:end], None
         held = member.held and not values.any()  # no rank of this host has learnt anything of it
-        members.append(Member(member.name, values, member.state, member.key, 0, member.threshold, held=held))
+        members.append(BucketMember(member.name, values, member.state, member.key, 0, member.threshold, held=held))
         members[-1].failure = failure
-    return job.of(members)
+    return bucket.of(members)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from deepreduce_hvd.communicators.base import Transport
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.errors import InvalidArgumentError
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
 
@@ -46,7 +46,7 @@ class ProcessSetTransport(Transport):
             return self._by_host[key]
         count = self.horovod.local_size() if ranks_per_host is None else ranks_per_host
         if self.size != size or size % count:
-            raise InvalidArgument(
+            raise InvalidArgumentError(
                 f"Hierarchical: expected a compressor of all ranks and hosts of {count} ranks each, got {self.size} of {size} ranks"
             )
         groups = [list(range(first, first + count)) for first in range(0, size, count)]

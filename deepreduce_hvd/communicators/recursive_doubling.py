@@ -2,7 +2,7 @@
 
 from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.doubling import butterfly
-from deepreduce_hvd.communicators.partial import Partial
+from deepreduce_hvd.communicators.sparse_sum import SparseSum
 
 
 class RecursiveDoubling(Communicator):
@@ -12,5 +12,5 @@ class RecursiveDoubling(Communicator):
     full that all elements cost fewer bytes travels as all elements.
     """
 
-    def exchange(self, job, channel):
-        return (yield from butterfly(job, channel, lambda total: (total, Partial())))
+    def exchange(self, bucket, channel):
+        return (yield from butterfly(bucket, channel, lambda total: (total, SparseSum())))

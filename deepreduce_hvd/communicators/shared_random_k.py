@@ -4,8 +4,8 @@ import numpy as np
 
 from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.common_indices import sum_values
-from deepreduce_hvd.errors import InvalidArgument
-from deepreduce_hvd.sparsifiers import NoneSparsifier, RandomK
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 
 
 class SharedRandomK(Communicator):
@@ -16,11 +16,11 @@ class SharedRandomK(Communicator):
 
     def check(self, codec, memory):
         if not isinstance(codec.sparsifier, (RandomK, NoneSparsifier)):
-            raise InvalidArgument(f"SharedRandomK: expected the sparsifier RandomK or NoneSparsifier, got {codec.sparsifier!r}")
+            raise InvalidArgumentError(f"SharedRandomK: expected the sparsifier RandomK or NoneSparsifier, got {codec.sparsifier!r}")
 
-    def exchange(self, job, channel):
-        own = job.select(places_of_held=True)
+    def exchange(self, bucket, channel):
+        own = bucket.select(places_of_held=True)
         indices = own.indices
         if not own.valid:  # the others expect as many numbers as from everyone
-            indices = np.zeros(sum(job.codec.sparsifier.most_selected(member.gradient.size, job.step) for member in job.members), dtype=np.uint32)
-        return (yield from sum_values(job, channel, indices, own))
+            indices = np.zeros(sum(bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step) for member in bucket.members), dtype=np.uint32)
+        return (yield from sum_values(bucket, channel, indices, own))

@@ -6,7 +6,7 @@ import numpy as np
 
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.communicators.exchange import Channel
-from deepreduce_hvd.errors import InvalidArgument
+from deepreduce_hvd.errors import InvalidArgumentError
 
 
 class _Call:
@@ -33,7 +33,7 @@ class SimulatedTransport(Transport):
 
     def by_host(self, ranks_per_host):
         if ranks_per_host is None or self.size % ranks_per_host:
-            raise InvalidArgument(f"ranks_per_host: expected a divisor of {self.size}, got {ranks_per_host}")
+            raise InvalidArgumentError(f"ranks_per_host: expected a divisor of {self.size}, got {ranks_per_host}")
         own = self.group[self.rank]
         first = self.rank // ranks_per_host * ranks_per_host
         leaders = self.group[::ranks_per_host]
@@ -72,10 +72,10 @@ class Simulator:
         self.messages = np.zeros(size, dtype=np.int64)
         self.rounds = 0
 
-    def run(self, communicator, jobs, name="exchange"):
-        """Exchanges one job a rank; returns, rank by rank, the sum or the exception that the rank met."""
+    def run(self, communicator, buckets, name="exchange"):
+        """Exchanges one bucket a rank; returns, rank by rank, the sum or the exception that the rank met."""
         ranks = range(self.size)
-        generators = [communicator.exchange(job, Channel(SimulatedTransport(ranks, rank), name)) for rank, job in enumerate(jobs)]
+        generators = [communicator.exchange(bucket, Channel(SimulatedTransport(ranks, rank), name)) for rank, bucket in enumerate(buckets)]
         outcomes = [None] * self.size
         calls = {}
         results = dict.fromkeys(ranks)  # rank -> what its generator gets next

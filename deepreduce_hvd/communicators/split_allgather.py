@@ -7,13 +7,13 @@ import numpy as np
 from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
-from deepreduce_hvd.communicators.partial import Partial, failed, merged
+from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
 from deepreduce_hvd.communicators.sums import PartialSum
-from deepreduce_hvd.errors import CorruptPayload
-from deepreduce_hvd.index import RawIndex
+from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
-from deepreduce_hvd.sparsifiers import NoneSparsifier
-from deepreduce_hvd.value import QSGD, RawValue
+from deepreduce_hvd.stages.index_codecs import RawIndex
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
+from deepreduce_hvd.stages.value_codecs import QSGD, RawValue
 
 _BUCKET = 1024  # of QSGD in dense slices, as in SparCML
 _EXACT = Codec(NoneSparsifier(), RawIndex(), RawValue())
@@ -34,19 +34,19 @@ class SplitAllgather(Communicator):
     def __init__(self, dense: int | str | None = "auto") -> None:
         self.dense = expect_choice("SplitAllgather dense", dense, ("auto", None, 2, 4, 8))
 
-    def exchange(self, job, channel):
+    def exchange(self, bucket, channel):
         size, rank = channel.size, channel.rank
-        bounds = [owner * job.d // size for owner in range(size + 1)]
-        own = job.select()
-        parts = [self._slice(job, own, bounds, owner, rank) for owner in range(size)]
+        bounds = [owner * bucket.d // size for owner in range(size + 1)]
+        own = bucket.select()
+        parts = [self._slice(bucket, own, bounds, owner, rank) for owner in range(size)]
         received = yield channel.alltoall(parts)
         start, d = bounds[rank], bounds[rank + 1] - bounds[rank]
         total = merged([part for part in received if part.size], d, rank).without_zeros()
-        gathered = yield channel.allgather(self._code_total(job, total, start, d, rank))
-        return PartialSum(job, _joined(gathered, bounds, rank))
+        gathered = yield channel.allgather(self._code_total(bucket, total, start, d, rank))
+        return PartialSum(bucket, _joined(gathered, bounds, rank))
 
     @staticmethod
-    def _slice(job, own, bounds, owner, rank):
+    def _slice(bucket, own, bounds, owner, rank):
         """The message to an owner; what is empty needs none."""
         start, end = bounds[owner : owner + 2]
         if not own.valid:
@@ -54,13 +54,13 @@ class SplitAllgather(Communicator):
         first, last = np.searchsorted(own.indices, (start, end))
         if first == last:
             return _NOTHING
-        part = Partial(own.indices[first:last] - np.uint32(start), own.values[first:last])
+        part = SparseSum(own.indices[first:last] - np.uint32(start), own.values[first:last])
         # what stays here need not lose anything
-        return job.code(part, owner, rank, _EXACT if owner == rank else None, start, end - start)
+        return bucket.code(part, owner, rank, _EXACT if owner == rank else None, start, end - start)
 
-    def _code_total(self, job, total, start, d, rank):
+    def _code_total(self, bucket, total, start, d, rank):
         stage = 2**31 - 1
-        codec = job.codec
+        codec = bucket.codec
         dense_value = self._dense_value(codec)
         if total.valid and dense_value is not None and 0 < total.indices.size < d:
             count = total.indices.size
@@ -68,9 +68,9 @@ class SplitAllgather(Communicator):
             if count * (index_bits + codec.value.bits_a_value()) >= d * dense_value.bits_a_value():
                 values = np.zeros(d, dtype=np.float32)
                 values[total.indices] = total.values
-                total = Partial(np.arange(d, dtype=np.uint32), values)
+                total = SparseSum(np.arange(d, dtype=np.uint32), values)
                 codec = Codec(NoneSparsifier(), RawIndex(), dense_value)
-        return job.code(total, stage, rank, codec, start, d)
+        return bucket.code(total, stage, rank, codec, start, d)
 
     def _dense_value(self, codec):
         if self.dense is None:
@@ -85,16 +85,16 @@ def _joined(gathered, bounds, rank):
     try:
         spans = wire.split(gathered)
         if len(spans) != len(bounds) - 1:
-            raise CorruptPayload(f"slices: expected one of each of {len(bounds) - 1} ranks, got {len(spans)}")
+            raise CorruptPayloadError(f"slices: expected one of each of {len(bounds) - 1} ranks, got {len(spans)}")
         failures = [span.notice.decode(errors="replace") for span in spans if span.notice is not None]
         if failures:
-            return Partial(failure="; ".join(dict.fromkeys(failures)))
+            return SparseSum(failure="; ".join(dict.fromkeys(failures)))
         if any(span.non_finite for span in spans):
-            return Partial(non_finite=True)
+            return SparseSum(non_finite=True)
         slices = [
             decode_sum_sparse([gathered[span.start : span.end]], end - start) for span, start, end in zip(spans, bounds, bounds[1:])
         ]
     except Exception as error:
         return failed(rank, error)
     indices = np.concatenate([part + np.uint32(start) for (part, _), start in zip(slices, bounds)])
-    return Partial(indices, np.concatenate([values for _, values in slices]))
+    return SparseSum(indices, np.concatenate([values for _, values in slices]))

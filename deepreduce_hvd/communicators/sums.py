@@ -3,12 +3,12 @@
 import numpy as np
 
 from deepreduce_hvd import wire
-from deepreduce_hvd.errors import CorruptPayload, PeerFailed
+from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
 from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 
 
 class Sum:
-    """The sum of one job over all ranks."""
+    """The sum of one bucket over all ranks."""
 
     def non_finite(self, member):
         """Whether the sum of this member (a number) is void: some rank's gradient had NaN or Inf."""
@@ -31,19 +31,19 @@ class Sum:
 class PayloadSum(Sum):
     """Payloads of every rank, still to be added."""
 
-    def __init__(self, job, gathered, size):
+    def __init__(self, bucket, gathered, size):
         spans = wire.split(gathered)
-        count = len(job.members)
+        count = len(bucket.members)
         if len(spans) != size * count:
-            raise CorruptPayload(f"parameter {job.name}: expected {count} payloads from each of {size} ranks, got {len(spans)} in all")
-        self._names = [member.name for member in job.members]
-        self._offsets = job.offsets
+            raise CorruptPayloadError(f"parameter {bucket.name}: expected {count} payloads from each of {size} ranks, got {len(spans)} in all")
+        self._names = [member.name for member in bucket.members]
+        self._offsets = bucket.offsets
         self.messages = [spans[number::count] for number in range(count)]
         self.gathered = gathered
-        for member, messages in zip(job.members, self.messages):
+        for member, messages in zip(bucket.members, self.messages):
             try:
                 wire.raise_notices(member.name, messages)
-            except PeerFailed as error:
+            except PeerFailedError as error:
                 raise error from member.failure
 
     def payloads(self, member):
@@ -55,14 +55,14 @@ class PayloadSum(Sum):
     def add_to(self, member, out, scale):
         try:
             return add_payloads(self.payloads(member), out, scale)
-        except CorruptPayload:
+        except CorruptPayloadError:
             self._raise_culprit(member)
             raise
 
     def sparse(self, member, scale):
         try:
             return decode_sum_sparse(self.payloads(member), self._size_of(member), scale)
-        except CorruptPayload:
+        except CorruptPayloadError:
             self._raise_culprit(member)
             raise
 
@@ -74,18 +74,18 @@ class PayloadSum(Sum):
         for rank, payload in enumerate(self.payloads(member)):
             try:
                 decode_sum_sparse([payload], self._size_of(member))
-            except CorruptPayload as error:
-                raise CorruptPayload(f"parameter {self._names[member]}: rank {rank}: {error}") from None
+            except CorruptPayloadError as error:
+                raise CorruptPayloadError(f"parameter {self._names[member]}: rank {rank}: {error}") from None
 
 
 class PartialSum(Sum):
     """A partial sum that has met all ranks."""
 
-    def __init__(self, job, partial):
+    def __init__(self, bucket, partial):
         if partial.failure is not None:
-            failure = next((member.failure for member in job.members if member.failure is not None), None)
-            raise PeerFailed(f"parameter {job.name}: {partial.failure}") from failure
-        self._offsets = job.offsets
+            failure = next((member.failure for member in bucket.members if member.failure is not None), None)
+            raise PeerFailedError(f"parameter {bucket.name}: {partial.failure}") from failure
+        self._offsets = bucket.offsets
         self.partial = partial
 
     def non_finite(self, member):

@@ -77,7 +77,7 @@ class ByteWriter {
   uint64_t size_ = 0, capacity_ = 0;
 };
 
-// A section being read. Every read is checked; what is missing or left over is a CorruptPayload that names the section.
+// A section being read. Every read is checked; what is missing or left over is a CorruptPayloadError that names the section.
 class ByteReader {
  public:
   ByteReader(const uint8_t* data, uint64_t size, const char* section) : at_(data), end_(data + size), section_(section) {}

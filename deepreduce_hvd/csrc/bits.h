@@ -68,7 +68,7 @@ class BitWriter {
   unsigned filled_ = 0;  // below 64
 };
 
-// Reads fields; reading past the end is a CorruptPayload.
+// Reads fields; reading past the end is a CorruptPayloadError.
 class BitReader {
  public:
   BitReader(const uint8_t* data, uint64_t bytes, const char* section) : at_(data), end_(data + bytes), section_(section) {}

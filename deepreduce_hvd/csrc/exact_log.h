@@ -10,7 +10,7 @@ namespace deepreduce {
 
 constexpr double kLn2 = 0.6931471805599453;
 
-// For normal positive x; within a few units in the last place. deepreduce_hvd/exact_log.py is its twin.
+// For normal positive x; within a few units in the last place. deepreduce_hvd/numerics/exact_log.py is its twin.
 DR_HOST_DEVICE inline double exact_log(double x) {
   int exponent;
   double fraction = std::frexp(x, &exponent);  // exact; in [0.5, 1)

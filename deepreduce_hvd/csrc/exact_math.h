@@ -1,4 +1,4 @@
-// Functions built of IEEE basic operations in a fixed order: the same bits on every processor (deepreduce_hvd/exact_math.py).
+// Functions built of IEEE basic operations in a fixed order: the same bits on every processor (deepreduce_hvd/numerics/exact_math.py).
 #ifndef DEEPREDUCE_EXACT_MATH_H
 #define DEEPREDUCE_EXACT_MATH_H
 

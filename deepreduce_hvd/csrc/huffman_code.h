@@ -18,7 +18,7 @@ struct HuffmanCode {
 // Optimal lengths of at most kHuffmanLongest bits (package-merge) and their canonical codes.
 void make_huffman_code(const uint64_t* frequencies, HuffmanCode* code);
 
-// Canonical codes for lengths that came from a payload; anything but a complete code, or one symbol of length 1, is a CorruptPayload.
+// Canonical codes for lengths that came from a payload; anything but a complete code, or one symbol of length 1, is a CorruptPayloadError.
 void codes_from_lengths(const char* section, HuffmanCode* code);
 
 void write_lengths(const HuffmanCode& code, ByteWriter& section);

@@ -8,7 +8,7 @@ namespace deepreduce {
 
 void write_order(const uint32_t* order, uint32_t count, ByteWriter& section);
 
-// Fills order (count,); anything but a permutation of 0..count-1 is a CorruptPayload.
+// Fills order (count,); anything but a permutation of 0..count-1 is a CorruptPayloadError.
 void read_order(Context& context, ByteReader& section, uint32_t count, uint32_t* order);
 
 }  // namespace deepreduce

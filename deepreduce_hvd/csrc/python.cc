@@ -40,7 +40,7 @@ class Call {
 
   void check(int status) const {
     if (status == DR_OK) return;
-    static const char* const names[] = {"", "CorruptPayload", "InvalidArgument", "UnknownCodec", ""};
+    static const char* const names[] = {"", "CorruptPayloadError", "InvalidArgumentError", "UnknownCodecError", ""};
     if (status == DR_OUT_OF_MEMORY) throw std::bad_alloc();
     const py::object error = py::module_::import("deepreduce_hvd.errors").attr(names[status]);
     PyErr_SetString(error.ptr(), context.message);

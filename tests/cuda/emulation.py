@@ -29,7 +29,7 @@ MISALIGNMENTS = (0, 1, 7)
 #: (schedule, seed): forward, reverse, shuffled
 SCHEDULES = ((0, 0), (1, 0), (2, 1), (2, 2))
 
-_ERRORS = {1: dr.CorruptPayload, 2: dr.InvalidArgument, 3: dr.UnknownCodec}
+_ERRORS = {1: dr.CorruptPayloadError, 2: dr.InvalidArgumentError, 3: dr.UnknownCodecError}
 
 
 class Result(ctypes.Structure):
@@ -121,12 +121,12 @@ def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
     indices = np.ascontiguousarray(indices, dtype=np.uint32)
     parameters, capacity = _parameters(stage), indices.size + spare
     most_bytes, most_decoded = ctypes.c_uint64(), ctypes.c_uint32()
-    call("dr_test_index_capacity", stage.wire_id, ctypes.c_uint32(d), ctypes.c_uint32(capacity), _pointer(parameters), ctypes.byref(most_bytes),
+    call("dr_test_index_capacity", stage.stage_id, ctypes.c_uint32(d), ctypes.c_uint32(capacity), _pointer(parameters), ctypes.byref(most_bytes),
          ctypes.byref(most_decoded))  # fmt: skip
     section, decoded = np.zeros(most_bytes.value + 1, dtype=np.uint8), np.zeros(most_decoded.value + 1, dtype=np.uint32)
     section_bytes, decoded_count, stay, result = ctypes.c_uint64(), ctypes.c_uint32(), ctypes.c_int(), Result()
     call(
-        "dr_test_index_encode", stage.wire_id, ctypes.c_uint32(d), ctypes.c_uint32(indices.size), ctypes.c_uint32(capacity), _pointer(indices),
+        "dr_test_index_encode", stage.stage_id, ctypes.c_uint32(d), ctypes.c_uint32(indices.size), ctypes.c_uint32(capacity), _pointer(indices),
         _pointer(parameters), ctypes.c_double(value_bits), ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded),
         ctypes.byref(decoded_count), ctypes.byref(stay), ctypes.byref(result), result=result,
     )  # fmt: skip
@@ -138,7 +138,7 @@ def _decode(name, stage, section, d, count, dtype, misalignment, spare, active):
     expected = [_pointer(parameters)] if name == "dr_test_index_decode" else []
     section_array, out, result = np.frombuffer(section, dtype=np.uint8), np.zeros(count + 1, dtype=dtype), Result()
     call(
-        name, stage.wire_id, _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
+        name, stage.stage_id, _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
         ctypes.c_uint32(count + spare), ctypes.c_int(active), *expected, _pointer(out), ctypes.byref(result), result=result,
     )  # fmt: skip
     return out[:count]
@@ -154,11 +154,11 @@ def encode_value(stage, values, key, spare=0):
     values = np.ascontiguousarray(values, dtype=np.float32)
     parameters, count = _parameters(stage), values.size
     most_bytes = ctypes.c_uint64()
-    call("dr_test_value_capacity", stage.wire_id, ctypes.c_uint32(count + spare), _pointer(parameters), ctypes.byref(most_bytes))
+    call("dr_test_value_capacity", stage.stage_id, ctypes.c_uint32(count + spare), _pointer(parameters), ctypes.byref(most_bytes))
     section, decoded, order = np.zeros(most_bytes.value + 1, dtype=np.uint8), np.zeros(count + 1, dtype=np.float32), np.zeros(count + 1, dtype=np.uint32)
     section_bytes, result = ctypes.c_uint64(), Result()
     call(
-        "dr_test_value_encode", stage.wire_id, ctypes.c_uint32(count), ctypes.c_uint32(count + spare), _pointer(values), _pointer(parameters),
+        "dr_test_value_encode", stage.stage_id, ctypes.c_uint32(count), ctypes.c_uint32(count + spare), _pointer(values), _pointer(parameters),
         ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded), _pointer(order), ctypes.byref(result), result=result,
     )  # fmt: skip
     return section[: section_bytes.value].tobytes(), decoded[:count], order[:count] if stage.sorts else None
@@ -179,7 +179,7 @@ def encode_order(order, spare=0):
 
 
 def decode_order(section, count, spare=0):
-    """(count,) uint32, or CorruptPayload."""
+    """(count,) uint32, or CorruptPayloadError."""
     section_array, order, result = np.frombuffer(section, dtype=np.uint8), np.zeros(count + 1, dtype=np.uint32), Result()
     call("dr_test_order_decode", _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_uint32(count), ctypes.c_uint32(count + spare),
          _pointer(order), ctypes.byref(result), result=result)  # fmt: skip

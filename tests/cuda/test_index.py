@@ -80,8 +80,8 @@ def agree(stage, section, d, count):
     """The device accepts with the result of the oracle, or refuses as the oracle does; returns whether it accepts."""
     try:
         expected = stage.decode(section, d, count)
-    except dr.CorruptPayload:
-        with pytest.raises(dr.CorruptPayload):
+    except dr.CorruptPayloadError:
+        with pytest.raises(dr.CorruptPayloadError):
             emulation.decode_index(stage, section, d, count)
         return False
     np.testing.assert_array_equal(emulation.decode_index(stage, section, d, count), expected)
@@ -172,18 +172,18 @@ def test_conflict_sets_beyond_the_scratch_are_left_to_the_host():
     d, k = 400_000, 10
     payload, decoded, _ = dr.Bloom(fpr=0.25, policy="p2").encode(chosen(d, k), d, KEY)
     np.testing.assert_array_equal(emulation.decode_index(dr.Bloom(fpr=0.25, policy="p2"), payload, d, decoded.size), decoded)
-    with pytest.raises(dr.UnknownCodec):
+    with pytest.raises(dr.UnknownCodecError):
         emulation.decode_index(dr.Bloom(fpr=1e-9, policy="p2"), payload, d, decoded.size)
-    with pytest.raises(dr.UnknownCodec):
+    with pytest.raises(dr.UnknownCodecError):
         emulation.decode_index(dr.Bloom(fpr=0.25, policy="p1"), payload, d, decoded.size)
     payload, decoded, _ = dr.Bloom(fpr=1e-3, policy="p2").encode(chosen(d, 8000), d, KEY)
     np.testing.assert_array_equal(emulation.decode_index(dr.Bloom(fpr=1e-3, policy="p2"), payload, d, decoded.size), decoded)
-    with pytest.raises(dr.UnknownCodec):  # a filter of more bits than 8000 indices have at this rate
+    with pytest.raises(dr.UnknownCodecError):  # a filter of more bits than 8000 indices have at this rate
         emulation.decode_index(dr.Bloom(fpr=0.5, policy="p2"), payload, d, decoded.size)
 
 
 def test_what_a_value_costs_has_bounds():
     """They bound the filters that the host provides for."""
     for value_bits in (0.5, 65.0):
-        with pytest.raises(dr.InvalidArgument):
+        with pytest.raises(dr.InvalidArgumentError):
             emulation.encode_index(dr.Bloom(fpr="auto", policy="p0"), chosen(100, 3), 100, KEY, value_bits)

@@ -9,9 +9,9 @@ from sampling import parametrize_product
 from test_stages import DEVICE_INDEX, DEVICE_VALUE
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import _native, payload as container
+from deepreduce_hvd import _native, container
+from deepreduce_hvd.numerics.random import random32, random_uniform
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
-from deepreduce_hvd.random import random32, random_uniform
 
 INPUTS = inputs()
 #: name -> (dtype code, the float32 numbers as the dtype stores them)
@@ -181,7 +181,7 @@ def agree(codec, data, d):
     def on_device():
         return emulation.decode_sum(codec, dr.NoMemory(), [data], np.zeros(d, dtype=np.float32))
 
-    if outcome(on_device) is dr.UnknownCodec and (int(data[6]) not in (0, codec.index.wire_id) or int(data[7]) != codec.value.wire_id):
+    if outcome(on_device) is dr.UnknownCodecError and (int(data[6]) not in (0, codec.index.stage_id) or int(data[7]) != codec.value.stage_id):
         return
     expect_same_outcome(on_device, lambda: decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0))
 
@@ -192,12 +192,12 @@ def test_corruption(name):
     codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
     data = codec.encode(gradient(d))
     for length in range(data.size):
-        with pytest.raises(dr.CorruptPayload):
+        with pytest.raises(dr.CorruptPayloadError):
             emulation.decode_sum(codec, dr.NoMemory(), [data[:length]], np.zeros(d, dtype=np.float32))
     for bit in range(8 * data.size):
         flipped = data.copy()
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(dr.CorruptPayload):
+        with pytest.raises(dr.CorruptPayloadError):
             emulation.decode_sum(codec, dr.NoMemory(), [flipped], np.zeros(d, dtype=np.float32))
         agree(codec, resealed(flipped), d)
 
@@ -228,7 +228,7 @@ def test_a_refused_payload_is_told_and_those_before_it_are_summed():
     bad = good[1].copy()
     bad[-1] ^= 1
     out = np.zeros(d, dtype=np.float32)
-    with pytest.raises(dr.CorruptPayload, match="checksum"):
+    with pytest.raises(dr.CorruptPayloadError, match="checksum"):
         emulation.decode_sum(codec, memory, [good[0], bad, good[2]], out)
     np.testing.assert_array_equal(out, dr.decode(good[0]))
 
@@ -236,8 +236,8 @@ def test_a_refused_payload_is_told_and_those_before_it_are_summed():
 @pytest.mark.parametrize(
     "codec, d, error, text",
     [
-        (dr.Codec(dr.TopK(0.1), index=dr.Huffman()), 10, dr.UnknownCodec, "CUDA twin"),
-        (dr.Codec(dr.TopK(0.1), value=dr.Deflate()), 10, dr.UnknownCodec, "CUDA twin"),
+        (dr.Codec(dr.TopK(0.1), index=dr.Huffman()), 10, dr.UnknownCodecError, "CUDA twin"),
+        (dr.Codec(dr.TopK(0.1), value=dr.Deflate()), 10, dr.UnknownCodecError, "CUDA twin"),
     ],
 )
 def test_what_stays_on_the_host_is_refused(codec, d, error, text):
@@ -247,5 +247,5 @@ def test_what_stays_on_the_host_is_refused(codec, d, error, text):
 
 def test_wrong_number_of_elements():
     codec = dr.Codec(dr.TopK(0.1))
-    with pytest.raises(dr.InvalidArgument, match="expected d = 99 elements, got 100"):
+    with pytest.raises(dr.InvalidArgumentError, match="expected d = 99 elements, got 100"):
         emulation.decode_sum(codec, dr.NoMemory(), [codec.encode(gradient(100))], np.zeros(99, dtype=np.float32))

@@ -12,7 +12,7 @@ from sampling import parametrize_product
 import deepreduce_hvd as dr
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-adapter = pytest.importorskip("deepreduce_hvd.tensorflow")
+adapter = pytest.importorskip("deepreduce_hvd.tensorflow.ops")
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "pretend_tensorflow"))
 
 pytestmark = pytest.mark.slow  # the emulator's kernels and TensorFlow's headers take minutes to compile
@@ -224,7 +224,7 @@ def test_the_number_of_messages_must_be_that_of_the_ranks(kernels, messages, ran
 
 
 def test_corrupt_messages_are_refused_as_on_the_host(kernels):
-    from deepreduce_hvd import payload as container
+    from deepreduce_hvd import container
 
     messages, lengths = messages_of([RECOMMENDED], members=1, ranks=1)
     random, refused = np.random.default_rng(4), 0

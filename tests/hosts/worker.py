@@ -87,7 +87,7 @@ def train(directory):
 def killed_in_a_step(directory):
     """The last rank kills itself in its third step, after some gradients' messages and before the others'."""
     step, compressor, _ = training(None)
-    steps, calls, session = 0, 0, compressor.session
+    steps, calls, session = 0, 0, compressor.adapter
     compress = session.compress
 
     def compress_or_die(tensor):

@@ -32,7 +32,7 @@ from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
 import deepreduce_hvd as dr
-from deepreduce_hvd._torch_transport import HorovodTransport
+from deepreduce_hvd.torch.transport import HorovodTransport
 
 _LAYERS = 40
 _WARM_UP_STEPS = 3

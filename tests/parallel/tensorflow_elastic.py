@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow_tools import assert_equal_everywhere, batch, compressor_of, make_step, model, sum_over_ranks, variables
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import tensorflow_elastic
+from deepreduce_hvd.tensorflow import elastic as tensorflow_elastic
 
 COMMIT_EVERY = 3
 

@@ -11,11 +11,11 @@ import deepreduce_hvd as dr
 
 @dr.register
 class FailsOnRank1(dr.RawValue):
-    wire_id = 201
+    stage_id = 201
 
     def encode(self, values, key):
         if hvd.rank() == 1:
-            raise dr.InvalidArgument("values: expected good ones, got others")
+            raise dr.InvalidArgumentError("values: expected good ones, got others")
         return super().encode(values, key)
 
 

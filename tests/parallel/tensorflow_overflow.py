@@ -210,7 +210,7 @@ def scenario_a_checkpoint_after_a_void_step(directory):
             np.testing.assert_array_equal(kept, residuals(compressor)[name], err_msg=name)
     try:
         tf.train.Checkpoint(compressor=compressor_of(network).trackable).read(prefix)
-    except dr.InvalidArgument as error:
+    except dr.InvalidArgumentError as error:
         assert "expected one without loss_scale=, as this Compressor, got one with" in str(error)
     else:
         raise AssertionError("a checkpoint in units of a loss scale was taken")

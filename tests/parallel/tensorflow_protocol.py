@@ -28,7 +28,7 @@ def refusal_of(expected, run):
     """What is wrong with a step that every rank must refuse with ``expected``; no rank waits, nothing has started."""
     try:
         run()
-    except Exception as error:  # AutoGraph has one of its own, with the text of InvalidArgument
+    except Exception as error:  # AutoGraph has one of its own, with the text of InvalidArgumentError
         return [] if expected in str(error) else [f"expected {expected}, got {error}"]
     return [f"went on silently, expected {expected}"]
 

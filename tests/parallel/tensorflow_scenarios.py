@@ -35,7 +35,7 @@ from tensorflow_tools import (
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
-from deepreduce_hvd.stage import registered
+from deepreduce_hvd.stages.base import registered
 
 
 def scenario_every_codec_and_memory(directory):
@@ -355,7 +355,7 @@ def scenario_a_codec_of_the_users_own(directory):
     """Registered in Python, run by NumPy inside the graph: the same training as the built-in of the same bytes."""
 
     class Tenths(dr.ValueCodec):
-        wire_id = 200
+        stage_id = 200
 
         def encode(self, values, key):
             tenths = np.round(values * 1e4).clip(-32767, 32767).astype("<i2")
@@ -399,7 +399,7 @@ def scenario_a_memory_of_the_users_own(directory):
     slices = tf.IndexedSlices(tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64))
     try:
         dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
-    except dr.InvalidArgument as error:
+    except dr.InvalidArgumentError as error:
         assert "expected a built-in codec and NoMemory or Residual for slices" in str(error)
     else:
         raise AssertionError("slices were taken with a memory of the user's own")

@@ -73,7 +73,7 @@ def scenario_memory_of_variables_that_are_gone(directory):
     for make in (eager, keras):
         compressor, variables = make()
         gone = [weakref.ref(variable) for variable in variables]
-        (slot,) = compressor.session.slots.values()
+        (slot,) = compressor.adapter.slots.values()
         held = [*slot.state, slot.payload.variable]
         assert slot.state[0].numpy().any()
         tf.keras.backend.clear_session()

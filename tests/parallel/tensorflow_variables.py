@@ -61,7 +61,7 @@ def expect_refusal(call, *words):
         call()
     except Exception as error:  # AutoGraph and the runtime raise their own, which quote ours
         text = f"{type(error).__name__} {error}"
-        for word in ("InvalidArgument", *words):
+        for word in ("InvalidArgumentError", *words):
             assert word in text, (word, text)
     else:
         raise AssertionError(f"went on silently instead of saying {words}")

@@ -32,7 +32,7 @@ def test_scenario(reports, processes, scenario):
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ("a_codec_fails_on_one_rank", r"parameter (?:kernel\d|bias0): rank 1: InvalidArgument: values: expected good ones, got others"),
+        ("a_codec_fails_on_one_rank", r"parameter (?:kernel\d|bias0): rank 1: InvalidArgumentError: values: expected good ones, got others"),
         pytest.param("slices_out_of_range_on_one_rank", r"parameter table: rank 1: slices: expected indices of 0 to 999, got 1000", marks=pytest.mark.slow),
         ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
         pytest.param("other_process_set", r"expected Horovod to sum or average over the", marks=pytest.mark.slow),

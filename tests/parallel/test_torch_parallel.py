@@ -25,7 +25,7 @@ def test_scenario(reports, processes, scenario):
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ("bad_gradient_type_on_one_rank", r"rank 1: InvalidArgument: gradient: expected torch\.float32, .*, got torch\.complex64"),
+        ("bad_gradient_type_on_one_rank", r"rank 1: InvalidArgumentError: gradient: expected torch\.float32, .*, got torch\.complex64"),
         ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
         pytest.param("other_k_in_rounds", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
         pytest.param("other_communicator_on_one_rank", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),

@@ -10,7 +10,7 @@ import torch
 from torch_tools import assert_equal_everywhere, backward, gradients, local_gradients, model, run_all, sum_over_ranks
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 
 hvd.init()  # the schemes below depend on the number of ranks
@@ -67,19 +67,19 @@ def scenario_horovod_does_what_the_simulator_does(directory):
         network = model()
         codec = codec_for(communicator, dr.Rice(), dr.QSGD(bits=4))
         optimizer, compressor = distributed(network, communicator, codec, bucket_bytes=1 << 30)
-        jobs = []
+        buckets = []
         for rank in range(hvd.size()):
             members = []
             for name, gradient in reversed(local_gradients(network, 0, rank).items()):
                 if gradient.numel() >= BELOW:
                     state = (np.zeros(gradient.numel(), dtype=np.float32),)
-                    members.append(Member(name, gradient.reshape(-1).numpy(), state, zlib.crc32(name.encode())))
-            jobs.append(Job(codec, dr.Residual(), members, rank=rank))
-        expected = Simulator(hvd.size()).run(communicator, jobs)[hvd.rank()]
+                    members.append(BucketMember(name, gradient.reshape(-1).numpy(), state, zlib.crc32(name.encode())))
+            buckets.append(Bucket(codec, dr.Residual(), members, rank=rank))
+        expected = Simulator(hvd.size()).run(communicator, buckets)[hvd.rank()]
         backward(network, 0)
         optimizer.synchronize()
         states = compressor.state_dict()["parameters"]
-        for number, member in enumerate(jobs[hvd.rank()].members):
+        for number, member in enumerate(buckets[hvd.rank()].members):
             out = np.zeros(member.gradient.size, dtype=np.float32)
             expected.add_to(number, out, 1 / hvd.size())
             got = dict(gradients(network))[member.name].reshape(-1).numpy()
@@ -141,11 +141,11 @@ def scenario_a_rank_that_fails_makes_all_raise(directory):
         network = model()
         optimizer, compressor = distributed(network, communicator, codec_for(communicator), prefix=f"failing{number}.", bucket_bytes=1 << 30)
         if hvd.rank() == hvd.size() - 1:
-            compressor.session._on_host = no_memory
+            compressor.adapter._on_host = no_memory
         backward(network, 0)
         try:
             optimizer.synchronize()
-        except dr.PeerFailed as error:
+        except dr.PeerFailedError as error:
             assert f"rank {hvd.size() - 1}: MemoryError: none left" in str(error), error
         else:
             raise AssertionError(f"{communicator}: went on silently")
@@ -184,11 +184,11 @@ def scenario_what_one_rank_breaks_is_an_error_on_all(directory):
         network = model()
         optimizer, compressor = distributed(network, communicator, codec_for(communicator), prefix=f"broken{number}.", bucket_bytes=1 << 30)
         if hvd.rank() == 0:  # CLTK's first leader
-            compressor.session.transport = BreakingTransport(compressor.session.transport)
+            compressor.adapter.transport = BreakingTransport(compressor.adapter.transport)
         backward(network, 0)
         try:
             optimizer.synchronize()
-        except (dr.PeerFailed, dr.CorruptPayload) as error:
+        except (dr.PeerFailedError, dr.CorruptPayloadError) as error:
             assert "payload checksum: expected" in str(error) and "rank " in str(error), error
         else:
             raise AssertionError(f"{communicator}: went on silently")

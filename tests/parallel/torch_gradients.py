@@ -233,7 +233,7 @@ def scenario_no_bucket_waits_for_what_is_frozen(directory):
     network = torch.nn.Sequential(*(torch.nn.Linear(40, 40, bias=False) for _ in range(6)))
     network[3].weight.requires_grad_(False)
     optimizer, compressor = distributed(network, compressor_options={"bucket_bytes": 2 * 4 * 1600})
-    transport = compressor.session.transport = CountingTransport(compressor.session.transport)
+    transport = compressor.adapter.transport = CountingTransport(compressor.adapter.transport)
     inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(hvd.rank()))
     for frozen, in_backward, in_all in (({3}, 3, 3), ({3, 0}, 2, 3), ({3, 0, 1}, 2, 4), ({3}, 3, 3)):
         for number in {0, 1}:
@@ -490,12 +490,12 @@ def scenario_a_step_asks_once(directory):
     for step in range(3):
         optimizer.zero_grad()
         rows = network["table"](torch.arange(4)) + network["twin"](torch.arange(4))
-        slots = compressor.session.slots
+        slots = compressor.adapter.slots
         if step:  # ranks compare all parameters before the first one
-            compressor.session.slots = NoLookingThrough(slots)
+            compressor.adapter.slots = NoLookingThrough(slots)
         sum(network[f"layer{number}"](rows).sum() for number in range(step, 20)).backward()
         optimizer.step()
-        compressor.session.slots = slots
+        compressor.adapter.slots = slots
         expect(len(asked) == step + 1, step, f"asked {len(asked)} times")
 
 

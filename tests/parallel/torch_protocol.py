@@ -30,7 +30,7 @@ def expect_refusal(what, expected, run):
     try:
         run()
         expect(False, what, "went on silently")
-    except dr.InvalidArgument as error:
+    except dr.InvalidArgumentError as error:
         expect(expected in str(error), what, "got:", error)
     hvd.barrier()
 
@@ -103,7 +103,7 @@ def scenario_ranks_compare_once(directory):
     """In the first step; and again when ranks may have changed."""
     network = model()
     optimizer, compressor = distributed(network)
-    transport = compressor.session.transport
+    transport = compressor.adapter.transport
     names, started = [], transport.allgather
 
     def noting(array, name):
@@ -113,7 +113,7 @@ def scenario_ranks_compare_once(directory):
     transport.allgather = noting
     for step in range(4):
         if step == 2:
-            compressor.session.abandon()
+            compressor.adapter.abandon()
         optimizer.zero_grad()
         backward(network, step)
         optimizer.step()
@@ -159,7 +159,7 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
             try:
                 call()
                 expect(False, "went on silently")
-            except dr.InvalidArgument as error:
+            except dr.InvalidArgumentError as error:
                 expect(expected in str(error), error)
     hvd.barrier()
     hvd.remove_process_set(some)
@@ -212,7 +212,7 @@ def expect_a_missing_rank_to_be_named(what, missing, take_part):
         try:
             take_part()
             expect(False, what, "went on silently")
-        except dr.InvalidArgument as error:
+        except dr.InvalidArgumentError as error:
             told = f"got nothing from rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}, as after hvd.join()"
             expect(told in str(error), what, "got:", error)
         # what the others have started must have come to all of them before one of them joins
@@ -291,7 +291,7 @@ def scenario_a_memory_on_a_rank_that_does_not_send_it(directory):
     try:
         compressor.load_state_dict(states[hvd.rank()])
         expect(hvd.rank() == 0, "took a memory that it would never send")
-    except dr.InvalidArgument as error:
+    except dr.InvalidArgumentError as error:
         told = f"expected no memory on rank {hvd.rank()}, whose communicator sends from rank 0"
         expect(hvd.rank() > 0 and told in str(error), error)
     compressor.load_state_dict(states)

@@ -362,7 +362,7 @@ def scenario_states_of_another_world_size(directory):
             for wrong in (states[0], states[:1], states[::-1]):
                 try:
                     compressor.load_state_dict(wrong)
-                except dr.InvalidArgument as error:
+                except dr.InvalidArgumentError as error:
                     assert "expected" in str(error)
                 else:
                     raise AssertionError("a state of another world was taken")

@@ -12,7 +12,7 @@ import numpy as np
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import reference
-from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 
 NUMPY = {
@@ -209,7 +209,7 @@ class Oracle:
 
     def _simulated(self, part, message, gradients):
         compressor = self.program.compressors[part.compressor]
-        ranks, jobs = self.program.ranks(part.compressor), []
+        ranks, buckets = self.program.ranks(part.compressor), []
         for rank in ranks:
             members = []
             for variable in message:
@@ -217,10 +217,10 @@ class Oracle:
                 flat = self._whole(variable, gradients[rank][variable]).reshape(-1)
                 flat = flat.view(np.uint16) if code == CODES["bfloat16"] else flat
                 own = tuple(one.copy() for one in kept.arrays[rank])
-                members.append(Member(self.program.variables[variable].name, flat, own, key, code))
+                members.append(BucketMember(self.program.variables[variable].name, flat, own, key, code))
             step = self.kept[part.compressor][message[0]].steps[rank]
-            jobs.append(
-                Job(compressor.codec, compressor.memory, members, compressor.seed, step, rank)
+            buckets.append(
+                Bucket(compressor.codec, compressor.memory, members, compressor.seed, step, rank)
             )
         # Auto measures: any scheme of those that it picks from does what it does, but for rounding
         scheme = (
@@ -228,14 +228,14 @@ class Oracle:
             if isinstance(compressor.communicator, dr.Auto)
             else compressor.communicator
         )
-        sums = Simulator(len(ranks)).run(scheme, jobs)
+        sums = Simulator(len(ranks)).run(scheme, buckets)
         totals = {}
         for place, variable in enumerate(message):
             totals[variable] = np.zeros(self.program.variables[variable].elements, np.float32)
             sums[0].add_to(place, totals[variable], self._scale(part))
             kept = self.kept[part.compressor][variable]
-            for rank, job in zip(ranks, jobs):
-                kept.arrays[rank] = job.members[place].state
+            for rank, bucket in zip(ranks, buckets):
+                kept.arrays[rank] = bucket.members[place].state
                 kept.steps[rank] += 1
         return totals
 

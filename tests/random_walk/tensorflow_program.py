@@ -200,9 +200,9 @@ class Refusals:
         if isinstance(communicator, dr.Hierarchical):
             communicator = communicator.across
         if isinstance(communicator, dr.GTopK) and not isinstance(sparsifier, FIXED_K):
-            return ("InvalidArgument", "fixed k")
+            return ("InvalidArgumentError", "fixed k")
         if isinstance(communicator, dr.SharedRandomK) and not isinstance(sparsifier, DRAWN):
-            return ("InvalidArgument", "RandomK or NoneSparsifier")
+            return ("InvalidArgumentError", "RandomK or NoneSparsifier")
         return None
 
     def of_step(self, step):
@@ -218,13 +218,13 @@ class Refusals:
     def _of_part(self, part, mode):
         compressor = self._program.compressors[part.compressor]
         if mode == "xla":
-            return ("InvalidArgument", "without XLA")
+            return ("InvalidArgumentError", "without XLA")
         if set(part.present) - set(compressor.variables):
-            return ("InvalidArgument", "all the variables that Horovod reduces gradients of")
+            return ("InvalidArgumentError", "all the variables that Horovod reduces gradients of")
         if part.way == "allreduce" and not part.bound and self._alike(part, compressor):
-            return ("InvalidArgument", "could be that of")
+            return ("InvalidArgumentError", "could be that of")
         if part.way == "allreduce_gradients" and self._takes_no_slices(part, compressor):
-            return ("InvalidArgument", "for slices")
+            return ("InvalidArgumentError", "for slices")
         if part.way == "tape" and mode == "eager" and not part.bound:
             return self._traced_for_others(part)
         return None
@@ -256,7 +256,7 @@ class Refusals:
         for traced, own in zip(first, part.sources):
             compressed = not self._program.is_dense(part.compressor, own)
             if traced != own and own not in part.absent and compressed:
-                return ("InvalidArgument", "bound_to")
+                return ("InvalidArgumentError", "bound_to")
         return None
 
 

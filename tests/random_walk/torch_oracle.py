@@ -1,7 +1,7 @@
 """What a compressor must come to, by one process that knows all ranks.
 
 Payloads of Allgather are encoded and decoded by the NumPy reference. Schemes of several rounds run
-on the simulator, with jobs that are made here. Nothing of the adapter for PyTorch is used: which
+on the simulator, with buckets that are made here. Nothing of the adapter for PyTorch is used: which
 gradients share a message, what is held back, steps, loss scales and skipped steps are restated.
 """
 
@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import buckets, reference
-from deepreduce_hvd.communicators.job import Job, Member
+from deepreduce_hvd import reference
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember, assign_to_buckets
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.numpy_backend import as_float32
 
@@ -123,7 +123,7 @@ class Oracle:
                 if name in owned and (name in frozen) == now and not model.dense
             ][::-1]  # fmt: skip
             sizes = [self.models[name].d for name in names]
-            cut = buckets.assign(sizes, self.settings.bucket_bytes)
+            cut = assign_to_buckets(sizes, self.settings.bucket_bytes)
             plan += [[names[place] for place in places] for places in cut]
         return plan
 
@@ -188,8 +188,8 @@ class Oracle:
         if isinstance(communicator, dr.Hierarchical):
             per_host = communicator.ranks_per_host or self.size
             communicator = dr.Hierarchical(communicator.across, per_host)
-        jobs = [self._job(names, gradients, held, place) for place in range(self.size)]
-        outcomes = Simulator(self.size).run(communicator, jobs)
+        buckets = [self._job(names, gradients, held, place) for place in range(self.size)]
+        outcomes = Simulator(self.size).run(communicator, buckets)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -214,11 +214,11 @@ class Oracle:
             gradient, state = _array(gradients[name][place]), model.states[place]
             code = _CODES[model.dtype]
             members.append(
-                Member(name, gradient, state, model.key, code, held=bool(held[name][place]))
+                BucketMember(name, gradient, state, model.key, code, held=bool(held[name][place]))
             )
         settings, step = self.settings, self.models[names[0]].steps - 1
         rank = self.ranks[place]
-        return Job(settings.codec, settings.memory, members, settings.seed, step, rank)
+        return Bucket(settings.codec, settings.memory, members, settings.seed, step, rank)
 
     def _gathered(self, model, parts, held, factor, exact):
         """Payloads of all ranks, encoded, decoded and added by NumPy."""

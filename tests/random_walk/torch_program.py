@@ -154,7 +154,7 @@ class Program:
 
 
 def refusal(program):
-    """A regular expression for the InvalidArgument that a program must end with, or None.
+    """A regular expression for the InvalidArgumentError that a program must end with, or None.
 
     This is the one place that says what is refused.
     """

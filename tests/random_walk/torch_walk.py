@@ -26,7 +26,7 @@ import torch_generator
 from torch_trainer import Trainer
 
 import deepreduce_hvd as dr
-from deepreduce_hvd._torch_transport import HorovodTransport
+from deepreduce_hvd.torch.transport import HorovodTransport
 
 
 def say(text):
@@ -86,7 +86,7 @@ def run(program, watchdog, known, made):
             ended = agree(trainer)
             if ended:
                 return ended
-    except dr.InvalidArgument as error:
+    except dr.InvalidArgumentError as error:
         refused = program.refused is not None and re.search(program.refused, str(error))
         if not refused:
             trainer.fail_with(error)

@@ -7,7 +7,11 @@ import horovod.torch as hvd
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import _torch_copies, _torch_device, _torch_device_exchange
+from deepreduce_hvd.torch.cuda import (
+    copies as torch_copies,
+    device as torch_device,
+    exchange as torch_device_exchange,
+)
 
 ranks = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))
 train, STEPS = ranks["train"], ranks["STEPS"]
@@ -15,7 +19,7 @@ hvd.init()
 BUCKETS = 2  # of gpu_ranks.py's three parameters
 
 copied = []
-start = _torch_copies.CopiesToHost.start
+start = torch_copies.CopiesToHost.start
 
 
 def counted(self, tensor, stream):
@@ -29,13 +33,13 @@ def copies_of(codec):
     return len(copied)
 
 
-_torch_copies.CopiesToHost.start = counted
+torch_copies.CopiesToHost.start = counted
 rice, deflate = ranks["CODECS"]["Rice, raw"], ranks["CODECS"]["Deflate"]
 # a bucket's reports, its payloads, and how its sums went, however many gradients it has
 assert copies_of(rice) == STEPS * BUCKETS * 3, copied
 # each gradient
 assert copies_of(deflate) == STEPS * 3, copied
-_torch_copies.CopiesToHost.start = start
+torch_copies.CopiesToHost.start = start
 
 
 def expect(error, *words):
@@ -48,7 +52,7 @@ def expect(error, *words):
 
 
 # one rank cannot start to encode one of a bucket's gradients
-begin = _torch_device_exchange.DeviceMember.start
+begin = torch_device_exchange.DeviceMember.start
 
 
 def fails(self):
@@ -57,12 +61,12 @@ def fails(self):
     return begin(self)
 
 
-_torch_device_exchange.DeviceMember.start = fails
-expect(dr.PeerFailed, "parameter second: rank 1: ")
-_torch_device_exchange.DeviceMember.start = begin
+torch_device_exchange.DeviceMember.start = fails
+expect(dr.PeerFailedError, "parameter second: rank 1: ")
+torch_device_exchange.DeviceMember.start = begin
 
 # what one rank sent arrives damaged: known when the next step begins
-bytes_on = _torch_device._SumOnDevices.bytes_on
+bytes_on = torch_device._SumOnDevices.bytes_on
 
 
 def damaged(self, device):
@@ -71,6 +75,6 @@ def damaged(self, device):
     return there
 
 
-_torch_device._SumOnDevices.bytes_on = damaged
-expect(dr.CorruptPayload, "parameter ", ": rank 1: payload checksum: expected ")
+torch_device._SumOnDevices.bytes_on = damaged
+expect(dr.CorruptPayloadError, "parameter ", ": rank 1: payload checksum: expected ")
 print("as expected")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import torch as operators
+from deepreduce_hvd.torch import ops as operators
 
 codec = dr.Codec(dr.TopK(0.5))
 values = torch.randn(10)
@@ -14,15 +14,15 @@ assert payload.is_cuda and torch.equal(payload.cpu(), codec.encode(values))
 assert dr.decode(payload).is_cuda and torch.equal(dr.decode(payload).cpu(), dr.decode(payload.cpu()))
 assert dr.inspect(payload)["k"] == 5
 
-with pytest.raises(dr.CorruptPayload, match="payload length: expected"):
+with pytest.raises(dr.CorruptPayloadError, match="payload length: expected"):
     dr.decode_sum([payload[:-1]], torch.zeros(10).to("cuda"))
-with pytest.raises(dr.InvalidArgument, match="gradient: expected contiguous 1-D Float, Half, BFloat16 or Double, got Int"):
+with pytest.raises(dr.InvalidArgumentError, match="gradient: expected contiguous 1-D Float, Half, BFloat16 or Double, got Int"):
     codec.encode(there.int())
-with pytest.raises(dr.InvalidArgument, match="residual: expected contiguous Float of shape .10., got Double"):
+with pytest.raises(dr.InvalidArgumentError, match="residual: expected contiguous Float of shape .10., got Double"):
     codec.encode(there, there.double())
-with pytest.raises(dr.InvalidArgument, match="residual: expected it on cuda:0, got Float of shape .10. on cpu"):
+with pytest.raises(dr.InvalidArgumentError, match="residual: expected it on cuda:0, got Float of shape .10. on cpu"):
     operators.encode_flat(codec, dr.Residual(), there, (values,), None, 0, 0, 0, 0)
-with pytest.raises(dr.InvalidArgument, match="out: expected it where the payloads are"):
+with pytest.raises(dr.InvalidArgumentError, match="out: expected it where the payloads are"):
     operators.checked(torch.ops.deepreduce.decode_sum_, torch.zeros(10), [payload], 1.0)
 
 # payloads of codecs that the device does not have, between others: summed in their order on both sides
@@ -36,8 +36,8 @@ assert indices.is_cuda and torch.equal(sparse.cpu(), torch.ops.deepreduce.decode
 broken = payload.clone()
 broken[30:].zero_()
 result = torch.ops.deepreduce.start_decode_sum_(torch.zeros(10).to("cuda"), [broken], 1.0, codec.fields(dr.NoMemory()))
-with pytest.raises(dr.CorruptPayload):
+with pytest.raises(dr.CorruptPayloadError):
     operators.checked(torch.ops.deepreduce.raise_failure, result.cpu())
-with pytest.raises(dr.InvalidArgument, match="expected one that works on the device"):
+with pytest.raises(dr.InvalidArgumentError, match="expected one that works on the device"):
     fields = dr.Codec(dr.TopK(0.5), value=dr.Deflate()).fields(dr.NoMemory())
     operators.checked(torch.ops.deepreduce.start_decode_sum_, torch.zeros(10).to("cuda"), [payload], 1.0, fields)

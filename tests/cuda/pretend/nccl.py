@@ -5,11 +5,12 @@ import runpy
 
 import horovod.torch as hvd
 
-from deepreduce_hvd import _torch_device, _torch_transport
+from deepreduce_hvd.torch import transport as torch_transport
+from deepreduce_hvd.torch.cuda import device as torch_device
 
 hvd.nccl_built = lambda: True
 on_device = []
-_horovod, _functions = _torch_transport.hvd, _torch_transport.mpi_ops
+_horovod, _functions = torch_transport.hvd, torch_transport.mpi_ops
 
 
 class _Functions:
@@ -36,8 +37,8 @@ class _Horovod:
         return _horovod.poll(handle[0] if isinstance(handle, tuple) else handle)
 
 
-_torch_transport.hvd, _torch_transport.mpi_ops = _Horovod(), _Functions()
-assert _torch_device.hvd.nccl_built()
+torch_transport.hvd, torch_transport.mpi_ops = _Horovod(), _Functions()
+assert torch_device.hvd.nccl_built()
 runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))["main"]()
 assert True in on_device and False in on_device, "expected payloads on the device and headers on the host"
 print("payloads went from the device to the collective")

@@ -10,8 +10,8 @@ from device import install  # noqa: E402
 
 install(folder)
 
-import deepreduce_hvd.torch  # noqa: E402
+import deepreduce_hvd.torch.ops  # noqa: E402
 
-assert deepreduce_hvd.torch.HAS_CUDA_OPERATORS and deepreduce_hvd.__file__.startswith(folder)
+assert deepreduce_hvd.torch.ops.HAS_CUDA_OPERATORS and deepreduce_hvd.__file__.startswith(folder)
 sys.argv = [script, *arguments]
 runpy.run_path(script, run_name="__main__")

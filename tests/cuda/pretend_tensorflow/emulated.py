@@ -62,7 +62,7 @@ def load():
 
 
 def supports(fields):
-    """As :func:`deepreduce_hvd.tensorflow.cuda_supports` in a build for CUDA."""
+    """As :func:`deepreduce_hvd.tensorflow.ops.cuda_supports` in a build for CUDA."""
     fields = np.array(fields, dtype=np.float64)
     return bool(load().deepreduce_tf_cuda_supports(fields.ctypes.data_as(ctypes.POINTER(ctypes.c_double))))
 

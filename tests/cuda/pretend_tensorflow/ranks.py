@@ -16,12 +16,12 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "parallel")]
 import emulated  # noqa: E402
 import scenario_runner  # noqa: E402
 
-from deepreduce_hvd import _tensorflow_device, tensorflow as adapter  # noqa: E402
+from deepreduce_hvd.tensorflow import device as tensorflow_device, ops as adapter  # noqa: E402
 
 nccl = pathlib.Path(sys.argv[1]).name == "nccl"
-operators = _tensorflow_device.operators = emulated.Operators(adapter.operators)
+operators = tensorflow_device.operators = emulated.Operators(adapter.operators)
 adapter.cuda_supports = emulated.supports
-_tensorflow_device.gpu_of = lambda parameter: "/device:CPU:0"
+tensorflow_device.gpu_of = lambda parameter: "/device:CPU:0"
 hvd.nccl_built = lambda: nccl
 _run_all = scenario_runner.run_all
 

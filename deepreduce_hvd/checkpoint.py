@@ -1,0 +1,244 @@
+"""A compressor's state as plain values and arrays.
+
+Each rank saves its own; the same or another number of ranks loads it.
+
+What is kept of each parameter is an adapter's slot:
+
+- ``shape``, ``state_names`` and ``follows_loss_scale`` say what belongs in its state;
+- ``steps``, ``loss_scale`` and ``memory()``, {kind: copy of the array}, are what is saved;
+- ``numpy_of(value)`` is an array of its framework as a NumPy array, None for anything else;
+- ``set_memory({kind: (d,) float32 NumPy array})`` takes what was saved.
+"""
+
+import math
+
+import numpy as np
+
+from deepreduce_hvd.coordination.handshake import Setting
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.stages.memories.saturated import saturated_sum
+
+_VERSION = 1
+_KEYS = ("version", "fingerprint", "rank", "size", "parameters")
+_PARAMETER_KEYS = ("steps", "loss_scale", "memory")
+_MOST_LISTED = 8
+
+
+def dump(slots, fingerprint, rank, size):
+    """This rank's state as a dictionary of plain values and the framework's arrays."""
+    return {
+        "version": _VERSION,
+        "fingerprint": fingerprint,
+        "rank": rank,
+        "size": size,
+        "parameters": {
+            name: {"steps": slot.steps, "loss_scale": slot.loss_scale, "memory": slot.memory()}
+            for name, slot in slots.items()
+        },
+    }
+
+
+def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
+    """Takes one rank's state, or those of all ranks, as Compressor.load_state_dict says.
+
+    Everything is checked before anything is taken: a refusal leaves all slots as they were.
+
+    Args:
+        slots: the parameters, by name.
+        state: one state, or the list of all.
+        fingerprint, rank, size: of this rank now.
+        keeper_of: the rank whose memory takes what a rank keeps back. The memory of another one would never be sent.
+    """
+    if isinstance(state, (list, tuple)):
+        states = {f"compressor state of rank {rank}": one for rank, one in enumerate(state)}
+        for where, one in states.items():
+            _check_head(where, one, slots)
+        _check_ranks(list(states.values()))
+        own = [
+            where for old, where in enumerate(states) if keeper_of(old % size) == rank
+        ]
+    else:
+        states = {"compressor state": state}
+        _check_head("compressor state", state, slots)
+        if (state["rank"], state["size"]) != (rank, size):
+            raise InvalidArgumentError(
+                f"compressor state: expected that of rank {rank} of {size}, got that of rank "
+                f"{state['rank']} of {state['size']}; after a change of the number of ranks give "
+                "the list of all ranks' states"
+            )
+        own = list(states)
+    for where, one in states.items():
+        _check_fingerprint(where, one["fingerprint"], fingerprint)
+        _expect_keys(f"{where}: parameters", one["parameters"], slots)
+    loaded = [_loaded(name, slot, states, own) for name, slot in slots.items()]
+    if own == ["compressor state"] and keeper_of(rank) != rank:
+        _expect_no_memory(slots, loaded, rank, keeper_of(rank))
+    for slot, (steps, loss_scale, memory) in zip(slots.values(), loaded):
+        slot.steps = steps
+        slot.loss_scale = loss_scale
+        slot.set_memory(memory)
+
+
+def _expect_no_memory(slots, loaded, rank, keeper):
+    for name, (_, _, memory) in zip(slots, loaded):
+        if any(array.any() for array in memory.values()):
+            raise InvalidArgumentError(
+                f"compressor state, parameter {name}: expected no memory on rank {rank}, whose "
+                f"communicator sends from rank {keeper}, the first of its host, and got some, as "
+                "of a job whose hosts had other ranks; give every rank the list of all ranks' states"
+            )
+
+
+def identity(fingerprint, rank, size, keeper):
+    """What a checkpoint says of the compressor and rank that it is of; ``keeper``: the rank whose memory takes what it keeps."""
+    own = {"fingerprint": fingerprint, "rank": rank, "size": size}
+    return own if keeper == rank else {**own, "keeper": keeper}
+
+
+def check_identity(what, found, fingerprint, rank, size, keeper):
+    """Raises InvalidArgumentError unless ``found``, from :func:`identity`, says the same."""
+    expected = identity(fingerprint, rank, size, keeper)
+    if isinstance(found, dict) and ("keeper" in found) != ("keeper" in expected):
+        raise InvalidArgumentError(
+            f"{what}: expected that of a rank whose memory is sent from rank {keeper}, got one "
+            f"whose memory is sent from rank {found.get('keeper', found.get('rank'))}; hosts have "
+            "other ranks now: give load_state_dict the list of all ranks' states"
+        )
+    _expect_keys(what, found, expected)
+    _check_fingerprint(what, found["fingerprint"], fingerprint)
+    if (found["rank"], found["size"]) != (rank, size):
+        raise InvalidArgumentError(
+            f"{what}: expected that of rank {rank} of {size}, got that of rank {found['rank']} of "
+            f"{found['size']}; after a change of the number of ranks give load_state_dict the list "
+            "of all ranks' states"
+        )
+
+
+def steps_to_compare(slots, with_steps):
+    """The step counters as what ranks compare in a handshake; nothing without ``with_steps``."""
+    return [Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])] if with_steps else []
+
+
+def _check_fingerprint(where, found, expected):
+    if found != expected:
+        got = f"{found:08x}" if is_integer(found) else repr(found)
+        raise InvalidArgumentError(
+            f"{where}: expected one of the same configuration and parameters ({expected:08x}), "
+            f"got {got}"
+        )
+
+
+def _check_head(where, state, slots):
+    """The entries beside the parameters."""
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
+        got = state.get("version") if isinstance(state, dict) else type(state).__name__
+        raise InvalidArgumentError(f"{where}: expected a dictionary of version {_VERSION}, got {got!r}")
+    _expect_keys(where, state, _KEYS)
+    rank, size = state["rank"], state["size"]
+    if not is_integer(rank) or not is_integer(size) or not 0 <= rank < size:
+        raise InvalidArgumentError(
+            f"{where}: expected integers 0 <= rank < size, got {rank!r} and {size!r}"
+        )
+
+
+def _check_ranks(states):
+    ranks, sizes = [one["rank"] for one in states], sorted({one["size"] for one in states})
+    if ranks != list(range(len(states))) or sizes != [len(states)]:
+        raise InvalidArgumentError(
+            "compressor states: expected those of all ranks in rank order, got ranks "
+            f"{ranks} of {sizes}"
+        )
+
+
+def _expect_keys(where, found, expected):
+    """Raises InvalidArgumentError unless ``found`` is a dictionary of just these keys."""
+    if not isinstance(found, dict):
+        raise InvalidArgumentError(f"{where}: expected a dictionary, got {type(found).__name__}")
+    missing = [key for key in expected if key not in found]
+    unknown = [key for key in found if key not in expected]
+    if missing or unknown:
+        kinds = {"no": missing, "also": unknown}
+        got = " and ".join(f"{kind} {_listed(keys)}" for kind, keys in kinds.items() if keys)
+        raise InvalidArgumentError(f"{where}: expected {_listed(expected)}, got {got}")
+
+
+def _listed(names):
+    names = [str(name) for name in names]
+    rest = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + rest or "nothing"
+
+
+def _loaded(name, slot, states, own):
+    """(steps, loss scale, memory) of one parameter: the sum of the memories of ``own`` states."""
+    parts = {
+        where: _Part(f"{where}, parameter {name}", slot, one["parameters"][name])
+        for where, one in states.items()
+    }
+    first = next(iter(parts.values()))
+    for part in parts.values():
+        for what in ("steps", "loss_scale"):
+            if getattr(part, what) != getattr(first, what):
+                raise InvalidArgumentError(
+                    f"{part.where}: expected the {what} of all ranks, {getattr(first, what)}, "
+                    f"got {getattr(part, what)}"
+                )
+    memory = {}
+    for kind in slot.state_names:
+        kept = [parts[where].memory[kind] for where in own]
+        memory[kind] = kept[0] if kept else np.zeros(math.prod(slot.shape), dtype=np.float32)
+        for array in kept[1:]:
+            memory[kind] = saturated_sum(memory[kind], array)
+    return first.steps, first.loss_scale if slot.follows_loss_scale else None, memory
+
+
+class _Part:
+    """One parameter in one rank's state, checked; ``memory`` is {kind: (d,) float32}."""
+
+    def __init__(self, where, slot, saved):
+        self.where = where
+        _expect_keys(where, saved, _PARAMETER_KEYS)
+        self.steps, self.loss_scale = saved["steps"], saved["loss_scale"]
+        if not is_integer(self.steps) or not 0 <= self.steps < 2**63:
+            raise InvalidArgumentError(
+                f"{where}: expected steps, an integer in [0, 2^63), got {self.steps!r}"
+            )
+        scale = self.loss_scale
+        if scale is not None and not (is_number(scale) and 0 < scale < math.inf):
+            raise InvalidArgumentError(
+                f"{where}: expected loss_scale None or a positive finite number, got {scale!r}"
+            )
+        _expect_keys(f"{where}, memory", saved["memory"], slot.state_names)
+        self.memory = {
+            kind: _checked_array(f"{where}, {kind}", slot, saved["memory"][kind])
+            for kind in slot.state_names
+        }
+        self._check_units(slot)
+
+    def _check_units(self, slot):
+        """A memory is in units of the scaled loss."""
+        if (self.loss_scale is not None) == slot.follows_loss_scale:
+            return
+        if any(array.any() for array in self.memory.values()):
+            expected = "a number" if slot.follows_loss_scale else "None"
+            given = "given" if slot.follows_loss_scale else "not given"
+            raise InvalidArgumentError(
+                f"{self.where}: expected loss_scale {expected}, as this Compressor is {given} "
+                f"loss_scale=, got {self.loss_scale!r}"
+            )
+
+
+def _checked_array(where, slot, value):
+    array = slot.numpy_of(value)
+    shape = tuple(slot.shape)
+    flat = (math.prod(shape),)
+    if array is None or array.dtype != np.float32 or array.shape not in (flat, shape):
+        got = type(value).__name__
+        if hasattr(value, "dtype"):
+            got = f"{value.dtype} of shape {tuple(value.shape)}"
+        raise InvalidArgumentError(f"{where}: expected a float32 array of shape {flat}, got {got}")
+    array = array.reshape(-1)
+    if not np.isfinite(array).all():
+        first = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise InvalidArgumentError(f"{where}: expected finite numbers, got {array[first]} at {first}")
+    return array

@@ -1,0 +1,119 @@
+"""The container of docs/format.md in Python: the only Python file that knows byte offsets, the version and the caps."""
+
+import dataclasses
+import struct
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+
+MAGIC = b"DRHV"
+VERSION = 1
+HEADER = struct.Struct("<4sBBBBBBHIIIIIQ")
+MAX_ELEMENTS = 2**31 - 1
+MAX_SECTION = 2**32 - 1
+
+NON_FINITE = 1
+ASCENDING, PERMUTATION, INDICES_IN_VALUE_ORDER = 0, 1, 2
+
+#: gradient dtype codes, by name
+DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
+
+
+@dataclasses.dataclass
+class Payload:
+    """One payload taken apart; sections are bytes."""
+
+    d: int
+    count: int
+    dtype: int = 0
+    flags: int = 0
+    index_id: int = 0
+    value_id: int = 0
+    order: int = ASCENDING
+    index: bytes = b""
+    values: bytes = b""
+    order_map: bytes = b""
+
+    def total_bytes(self):
+        return HEADER.size + len(self.index) + len(self.values) + len(self.order_map)
+
+
+def checksum(data):
+    """The 64-bit multilinear hash of ``data`` (uint8 array) with the checksum field counted as zero."""
+    words = np.zeros((data.size + 7) // 8 * 8, dtype=np.uint8)
+    words[: data.size] = data
+    words = words.view("<u8").copy()
+    words[4] = 0
+    with np.errstate(over="ignore"):
+        x = np.arange(words.size, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = (x ^ (x >> np.uint64(31))) | np.uint64(1)
+        return int(((words + np.uint64(1)) * x).sum(dtype=np.uint64))
+
+
+def write(payload):
+    """A :class:`Payload` as a uint8 array."""
+    sections = {"index": payload.index, "value": payload.values, "order": payload.order_map}
+    for name, section in sections.items():
+        if len(section) > MAX_SECTION:
+            raise InvalidArgumentError(
+                f"{name} section: expected at most {MAX_SECTION} bytes, got {len(section)}; compress more or split the tensor"
+            )
+
+    def header(check):
+        return HEADER.pack(
+            MAGIC, VERSION, payload.flags, payload.index_id, payload.value_id, payload.dtype, payload.order, 0,
+            payload.d, payload.count, len(payload.index), len(payload.values), len(payload.order_map), check,
+        )  # fmt: skip
+
+    body = b"".join(sections.values())
+    check = checksum(np.frombuffer(header(0) + body, dtype=np.uint8))
+    return np.frombuffer(header(check) + body, dtype=np.uint8).copy()
+
+
+def read_header(data):
+    """(bytes of the whole payload, whether it is of NaN or Inf) that (40,) uint8, a payload's header, tells; raises CorruptPayloadError."""
+    if data.size != HEADER.size or data[:5].tobytes() != MAGIC + bytes([VERSION]):
+        raise CorruptPayloadError(f"payload header: expected {HEADER.size} bytes that start with {MAGIC.hex(' ')} {VERSION:02x}, got {data.size}, {data[:5].tobytes().hex(' ')}")
+    fields = HEADER.unpack(data.tobytes())
+    return HEADER.size + sum(fields[10:13]), bool(fields[2] & NON_FINITE)
+
+
+def read(data):
+    """A uint8 array as a :class:`Payload`, after every check that needs no decoding; raises CorruptPayloadError."""
+    data = np.ascontiguousarray(data, dtype=np.uint8)
+    if data.size < HEADER.size:
+        raise CorruptPayloadError(f"payload: expected at least {HEADER.size} bytes, got {data.size}")
+    raw = data.tobytes()
+    magic, version, flags, index_id, value_id, dtype, order, reserved, d, count, *lengths, check = HEADER.unpack_from(raw)
+    if magic != MAGIC:
+        raise CorruptPayloadError(f"payload magic: expected {MAGIC.hex(' ')}, got {magic.hex(' ')}")
+    if version != VERSION:
+        raise CorruptPayloadError(f"payload version: expected {VERSION}, got {version}")
+    if HEADER.size + sum(lengths) != data.size:
+        raise CorruptPayloadError(f"payload length: expected {HEADER.size + sum(lengths)} bytes from the header, got {data.size}")
+    got = checksum(data)
+    if check != got:
+        raise CorruptPayloadError(f"payload checksum: expected {check:016x}, got {got:016x}")
+    ends = np.cumsum([HEADER.size, *lengths]).tolist()
+    index, values, order_map = (raw[a:b] for a, b in zip(ends, ends[1:]))
+    for what, good, expected, value in (
+        ("flags", flags <= NON_FINITE, "0 or 1", flags),
+        ("dtype", dtype <= 3, "0 to 3", dtype),
+        ("order", order <= INDICES_IN_VALUE_ORDER, "0 to 2", order),
+        ("reserved bytes", reserved == 0, "0", reserved),
+        ("order section", not order_map or order == PERMUTATION, f"0 bytes for order {order}", len(order_map)),
+        ("d", d <= MAX_ELEMENTS, f"at most {MAX_ELEMENTS}", d),
+        ("count", count <= d, f"at most d = {d}", count),
+    ):
+        if not good:
+            raise CorruptPayloadError(f"payload {what}: expected {expected}, got {value}")
+    if flags & NON_FINITE and (count or len(raw) != HEADER.size or index_id or value_id):
+        raise CorruptPayloadError(f"non-finite payload: expected no values and no sections, got count {count} and {len(raw)} bytes")
+    if not flags & NON_FINITE and index_id == 0 and count != d:
+        raise CorruptPayloadError(f"payload without indices: expected count = d = {d}, got {count}")
+    if index_id == 0 and (index or order == INDICES_IN_VALUE_ORDER):
+        raise CorruptPayloadError(f"payload without indices: expected an empty index section, got {len(index)} bytes")
+    return Payload(d, count, dtype, flags, index_id, value_id, order, index, values, order_map)

@@ -1,0 +1,39 @@
+"""Numbers of 7 bits a byte, least significant first, the top bit set in all bytes but the last; no longer than needed."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayloadError
+
+LONGEST = 5
+
+
+def encode(numbers):
+    """Numbers (n,) below 2^32 -> uint8 array of their bytes."""
+    numbers = np.asarray(numbers, dtype=np.uint64)
+    lengths = np.ones(numbers.size, dtype=np.int64)
+    for more in range(1, LONGEST):
+        lengths += numbers >= np.uint64(1) << np.uint64(7 * more)
+    ends = np.cumsum(lengths)
+    out = np.zeros(int(ends[-1]) if numbers.size else 0, dtype=np.uint8)
+    for byte in range(LONGEST):
+        longer = lengths > byte
+        group = (numbers[longer] >> np.uint64(7 * byte)) & np.uint64(0x7F)
+        goes_on = np.where(lengths[longer] > byte + 1, np.uint64(0x80), np.uint64(0))
+        out[ends[longer] - lengths[longer] + byte] = group | goes_on
+    return out
+
+
+def decode(data, section="section"):
+    """uint8 array -> the numbers in it, uint64."""
+    ends = np.flatnonzero(data < 0x80) + 1
+    if data.size and (ends.size == 0 or ends[-1] != data.size):
+        raise CorruptPayloadError(f"{section}: expected a number's last byte, got the end")
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if ends.size else ends
+    lengths = ends - starts
+    if ends.size and (int(lengths.max()) > LONGEST or (data[ends - 1][lengths > 1] == 0).any()):
+        raise CorruptPayloadError(f"{section}: expected numbers of at most {LONGEST} bytes, no longer than needed")
+    numbers = np.zeros(ends.size, dtype=np.uint64)
+    for byte in range(LONGEST):
+        longer = lengths > byte
+        numbers[longer] |= (data[starts[longer] + byte].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * byte)
+    return numbers

@@ -1,0 +1,211 @@
+"""Bloom: a Bloom filter of the indices, and the policies that choose among its positives."""
+
+import math
+import struct
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.numerics.exact_log import LN2, exact_log
+from deepreduce_hvd.numerics.random import mix64, random32, random_below
+from deepreduce_hvd.settings import is_number
+from deepreduce_hvd.stages.base import IndexCodec, register
+
+POLICIES = ("naive", "p0", "p1", "leftmost", "p2")
+_NAIVE, _P0, _P1, _LEFTMOST, _P2 = range(5)
+_RANDOM = (_P1, _P2)
+_HEAD = struct.Struct("<BBI")
+_LARGEST_HASHES = 32
+_SMALLEST_RATE, _LARGEST_RATE = 2.0**-32, 0.999
+_SCAN_BLOCK = 1 << 16
+
+
+def _rotate(x, bits):
+    return (x << np.uint32(bits)) | (x >> np.uint32(32 - bits))
+
+
+def murmur3(indices, hash_number):
+    """MurmurHash3_x86_32 of each index as 4 little-endian bytes; hash number i has the seed i · 0x9E3779B9 mod 2^32."""
+    block = _rotate(indices.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    seed = np.uint32(hash_number * 0x9E3779B9 & 0xFFFFFFFF)
+    x = _rotate(seed ^ block, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    x ^= np.uint32(4)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x85EBCA6B)
+    x ^= x >> np.uint32(13)
+    x *= np.uint32(0xC2B2AE35)
+    return x ^ (x >> np.uint32(16))
+
+
+def positions(indices, hash_number, bits):
+    """The bit of each index under one hash: the hash scaled to [0, bits) by multiply-shift."""
+    return ((murmur3(indices, hash_number).astype(np.uint64) * np.uint64(bits)) >> np.uint64(32)).astype(np.int64)
+
+
+def scan(bitmap, hashes, d):
+    """All indices of [0, d) that the filter ``bitmap`` (m,) bool holds, ascending uint32."""
+    found = []
+    for first in range(0, d, _SCAN_BLOCK):
+        indices = np.arange(first, min(first + _SCAN_BLOCK, d), dtype=np.uint32)
+        for hash_number in range(hashes):
+            indices = indices[bitmap[positions(indices, hash_number, bitmap.size)]]
+        found.append(indices)
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.uint32)
+
+
+def choose_random(positives, k, key):
+    """Policy P1: the k positives with the smallest random numbers."""
+    counters = np.arange(positives.size)
+    drawn = (random32(key, counters).astype(np.uint64) << np.uint64(32)) | counters.astype(np.uint64)
+    chosen = np.sort(drawn)[:k] & np.uint64(0xFFFFFFFF)
+    return np.sort(positives[chosen.astype(np.int64)])
+
+
+def most_positives(hashes, d, count):
+    """The most positives that P1 and P2 choose from.
+
+    Our filters are filled to at most h ln 2 / (h − 1), so that positives times hashes stay below 3 d, whatever the hashes are; more
+    would make decoding cost memory that nothing earned.
+    """
+    return min(3 * d + 2 * count * hashes + 4096, 0xFFFFFFFF) // hashes
+
+
+def choose_by_conflict_sets(positives, k, key, hashes, bits):
+    """Policy P2 (DeepReduce, Algorithm 1), made deterministic.
+
+    Every positive is put into the set of each bit that one of its hashes meets. Sets are visited by ascending
+    (size, bit): a set of one is a true positive and is taken; from a larger one, what was taken already is dropped and
+    one of the rest is drawn. Passes over the sets are repeated until k are chosen; in these a draw of what was taken is
+    repeated. What is drawn leaves its set and the last member takes its place, so that all passes together are linear.
+    """
+    entries = np.stack([positions(positives, i, bits) for i in range(hashes)], axis=1).ravel()
+    order = np.argsort(entries, kind="stable")
+    bit_of_set, starts, sizes = np.unique(entries[order], return_index=True, return_counts=True)
+    members = order // hashes
+    taken = set(members[starts[sizes == 1]].tolist())
+    if len(taken) > k:
+        raise CorruptPayloadError(f"index section: expected at most {k} positives that are alone in a conflict set, got {len(taken)}")
+    visits = np.lexsort((bit_of_set, sizes))
+    sets = [members[starts[s] : starts[s] + sizes[s]].tolist() for s in visits[sizes[visits] > 1]]
+    draws = 0
+    first_pass = True
+    while len(taken) < k:
+        for i, left in enumerate(sets):
+            if len(taken) == k:
+                break
+            if first_pass:
+                sets[i] = left = [j for j in left if j not in taken]
+            while left:
+                at = int(random_below(key, np.array([draws]), len(left))[0])
+                draws += 1
+                drawn, left[at] = left[at], left[-1]
+                left.pop()
+                if drawn not in taken:
+                    taken.add(drawn)
+                    break
+        sets = [left for left in sets if left]
+        first_pass = False
+    return positives[np.sort(np.fromiter(taken, dtype=np.int64, count=len(taken)))]
+
+
+@register
+class Bloom(IndexCodec):
+    """A Bloom filter of the indices (DeepReduce, section on Bloom filters). The receiver scans 0 … d−1 for its positives.
+
+    Args:
+        fpr: false-positive rate ε in (0, 1): m = ⌈−k ln ε / (ln 2)²⌉ bits and ⌈−log2 ε⌉ hashes for k indices. None: 0.1 k/d,
+            the paper's default. "auto": the rate with the fewest bytes under "p0", k/(b (ln 2)² (d−k)) for values of b
+            bits; with the other policies, where false positives cost accuracy and no bytes, the same as None.
+        policy: what is done about false positives. "p0" sends the values of all positives: no error. "p2" chooses k of
+            them by conflict sets, "p1" at random, "leftmost" the first k; values are then taken where they were chosen.
+            "naive" hands the k values to the first k positives, wrong after the first false one: the paper's control.
+
+    >>> Bloom(fpr=0.001, policy="p0").encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[1]
+    array([1, 7], dtype=uint32)
+    """
+
+    stage_id = 7
+
+    def __init__(self, fpr: float | str | None = None, policy: str = "p2") -> None:
+        if not (fpr is None or fpr == "auto" or (not isinstance(fpr, str) and is_number(fpr) and 0 < fpr < 1)):
+            raise InvalidArgumentError(f'Bloom fpr: expected a number in (0, 1), "auto" or None, got {fpr!r}')
+        if policy not in POLICIES:
+            raise InvalidArgumentError(f"Bloom policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
+        self.fpr = fpr
+        self.policy = policy
+
+    def parameters(self, step=0):
+        return (0.0 if self.fpr is None else -1.0 if self.fpr == "auto" else self.fpr, POLICIES.index(self.policy))
+
+    def _rate(self, k, d, value_bits):
+        rate = self.fpr
+        if self.fpr is None or (self.fpr == "auto" and self.policy != "p0"):
+            rate = 0.1 * k / d
+        elif self.fpr == "auto":
+            cost = value_bits * (LN2 * LN2) * (d - k)
+            rate = k / cost if cost > 0 else math.inf
+        return min(max(rate, _SMALLEST_RATE), _LARGEST_RATE)
+
+    def encode(self, indices, d, key, value_bits=32.0):
+        k = indices.size
+        if k == 0:
+            return b"", indices, False
+        log_rate = exact_log(self._rate(float(k), float(d), value_bits))
+        bits = max(math.ceil(-(k * log_rate) / (LN2 * LN2)), 1)
+        if bits > 0xFFFFFFFF:
+            raise InvalidArgumentError(f"Bloom filter: expected at most 4294967295 bits, got {bits}; use a larger fpr or split the tensor")
+        hashes = max(math.ceil(-log_rate / LN2), 1)
+        bitmap = np.zeros(bits, dtype=bool)
+        for hash_number in range(hashes):
+            bitmap[positions(indices, hash_number, bits)] = True
+        policy = POLICIES.index(self.policy)
+        seed = key & 0xFFFFFFFF if policy in _RANDOM else 0
+        section = _HEAD.pack(policy, hashes, bits)
+        if policy in _RANDOM:
+            section += struct.pack("<I", seed)
+        section += np.packbits(bitmap, bitorder="little").tobytes()
+        decoded = self._apply(bitmap, hashes, policy, seed, d, k, decoding=False)
+        return section, decoded, policy == _NAIVE
+
+    @staticmethod
+    def _apply(bitmap, hashes, policy, seed, d, count, decoding):
+        positives = scan(bitmap, hashes, d)
+        if positives.size < count or (policy == _P0 and decoding and positives.size != count):
+            raise CorruptPayloadError(f"index section: expected a Bloom filter with {count} positives, got {positives.size}")
+        if policy == _P0:
+            return positives
+        if policy not in _RANDOM:
+            return positives[:count]
+        most = most_positives(hashes, d, count)
+        if positives.size > most:
+            if not decoding:
+                raise InvalidArgumentError(f"Bloom filter: expected at most {most} positives, got {positives.size}; use policy p0 or split the tensor")
+            raise CorruptPayloadError(
+                f"index section: expected a Bloom filter for {count} of {d} indices with at most {most} positives, got {positives.size}"
+            )
+        key = mix64(seed)
+        if policy == _P1:
+            return choose_random(positives, count, key)
+        return choose_by_conflict_sets(positives, count, key, hashes, bitmap.size)
+
+    @classmethod
+    def decode(cls, section, d, count):
+        if count == 0:
+            if section:
+                raise CorruptPayloadError(f"index section: expected 0 bytes for no indices, got {len(section)}")
+            return np.zeros(0, dtype=np.uint32)
+        if len(section) < _HEAD.size:
+            raise CorruptPayloadError(f"index section: expected at least {_HEAD.size} bytes, got {len(section)}")
+        policy, hashes, bits = _HEAD.unpack_from(section)
+        if policy > _P2 or not 1 <= hashes <= _LARGEST_HASHES or bits < 1:
+            raise CorruptPayloadError(
+                f"index section: expected a policy of 0 to 4, 1 to {_LARGEST_HASHES} hashes and at least 1 bit, got {policy}, {hashes} and {bits}"
+            )
+        at = _HEAD.size + (4 if policy in _RANDOM else 0)
+        if len(section) != at + (bits + 7) // 8:
+            raise CorruptPayloadError(f"index section: expected {at + (bits + 7) // 8} bytes, got {len(section)}")
+        seed = struct.unpack_from("<I", section, _HEAD.size)[0] if policy in _RANDOM else 0
+        bitmap = np.unpackbits(np.frombuffer(section[at:], dtype=np.uint8), bitorder="little").astype(bool)
+        if bitmap[bits:].any():
+            raise CorruptPayloadError("index section: expected zero padding and the end of the bits")
+        return cls._apply(bitmap[:bits], hashes, policy, seed, d, count, decoding=True)

@@ -1,0 +1,112 @@
+"""Huffman: bytes of indices, or of gaps, in a Huffman code."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.numerics import huffman_code, varint
+from deepreduce_hvd.stages.base import IndexCodec, register
+
+BLOCK = 4096
+_STATIC, _DELTA = 0, 1
+_LAST_OF_NUMBER = np.arange(huffman_code.SYMBOLS) < 0x80
+
+
+def static_lengths(d):
+    """Code lengths for the four bytes of every index 0 … d−1 taken together; both sides know them from d."""
+    symbols = np.arange(huffman_code.SYMBOLS)
+    frequencies = np.zeros(huffman_code.SYMBOLS, dtype=np.int64)
+    for byte in range(4):
+        unit = 1 << 8 * byte
+        whole, rest = divmod(d, unit << 8)
+        frequencies += whole * unit + np.clip(rest - symbols * unit, 0, unit)
+    return huffman_code.code_lengths(frequencies)
+
+
+def _expect(condition, message):
+    if not condition:
+        raise CorruptPayloadError(f"index section: expected {message}")
+
+
+@register
+class Huffman(IndexCodec):
+    """Huffman coded bytes, in blocks of 4096 indices.
+
+    ``delta=False`` (DeepReduce): the four bytes of each index, in a static code that follows from d. ``delta=True``
+    (SKCompress, delta-binary keys): the gaps as numbers of 7 bits a byte, in a code that travels in the section.
+
+    >>> Huffman().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
+    '008103'
+    """
+
+    stage_id = 4
+
+    def __init__(self, delta: bool = False) -> None:
+        if delta not in (False, True):
+            raise InvalidArgumentError(f"Huffman delta: expected True or False, got {delta!r}")
+        self.delta = bool(delta)
+
+    def parameters(self, step=0):
+        return (float(self.delta),)
+
+    def encode(self, indices, d, key, value_bits=32.0):
+        if indices.size == 0:
+            return b"", indices, False
+        starts_at = np.concatenate([[0], indices.astype(np.int64) + 1])
+        numbers = indices.astype(np.int64) - starts_at[:-1]
+        blocks = range(0, indices.size, BLOCK)
+        if self.delta:
+            symbols = [varint.encode(numbers[at : at + BLOCK]) for at in blocks]
+            lengths = huffman_code.code_lengths(np.bincount(np.concatenate(symbols), minlength=huffman_code.SYMBOLS))
+            head = huffman_code.pack_lengths(lengths)
+        else:
+            symbols = [indices[at : at + BLOCK].astype("<u4").view(np.uint8) for at in blocks]
+            lengths = static_lengths(d)
+            head = b""
+        coded = [huffman_code.encode(block, lengths) for block in symbols]
+        starts = np.cumsum([len(data) for data in coded])[:-1]
+        if self.delta:
+            directory = np.stack([starts_at[BLOCK : BLOCK * len(coded) : BLOCK], starts], axis=1)
+        else:
+            directory = starts
+        return bytes([self.delta]) + head + directory.astype("<u4").tobytes() + b"".join(coded), indices, False
+
+    @classmethod
+    def decode(cls, section, d, count):
+        if count == 0:
+            _expect(not section, f"0 bytes for no indices, got {len(section)}")
+            return np.zeros(0, dtype=np.uint32)
+        _expect(section and section[0] in (_STATIC, _DELTA), f"kind 0 or 1, got {section[:1].hex() or 'no bytes'}")
+        delta = section[0] == _DELTA
+        blocks = -(-count // BLOCK)
+        at = 1
+        if delta:
+            at += huffman_code.SYMBOLS // 2
+            _expect(len(section) >= at, f"at least {at} bytes, got {len(section)}")
+            lengths = huffman_code.unpack_lengths(section[1:at])
+            huffman_code.codes(lengths)
+        else:
+            lengths = static_lengths(d)
+        fields = 2 if delta else 1
+        end = at + 4 * fields * (blocks - 1)
+        _expect(len(section) >= end, f"at least {end} bytes, got {len(section)}")
+        directory = np.frombuffer(section[at:end], dtype="<u4").reshape(blocks - 1, fields)
+        data = section[end:]
+        starts = [0, *directory[:, -1].tolist(), len(data)]
+        pieces = []
+        before = 0
+        for block in range(blocks):
+            n = min(BLOCK, count - block * BLOCK)
+            _expect(starts[block] <= starts[block + 1] <= len(data), f"block {block} within {len(data)} bytes, got {starts[block : block + 2]}")
+            block_data = data[starts[block] : starts[block + 1]]
+            if delta:
+                _expect(block == 0 or int(directory[block - 1, 0]) == before, f"block {block} to start at {before}")
+                symbols = huffman_code.decode(block_data, lengths, n, "index section", _LAST_OF_NUMBER)
+                indices = np.cumsum(varint.decode(symbols, "index section") + np.uint64(1)) + np.uint64(before) - np.uint64(1)
+            else:
+                symbols = huffman_code.decode(block_data, lengths, 4 * n, "index section")
+                indices = symbols.view("<u4").astype(np.uint64)
+                _expect((np.diff(indices.astype(np.int64), prepend=before - 1) > 0).all(), "ascending indices")
+            _expect(int(indices[-1]) < d, f"an index below d = {d}, got {int(indices[-1])}")
+            before = int(indices[-1]) + 1
+            pieces.append(indices.astype(np.uint32))
+        return np.concatenate(pieces)

@@ -1,0 +1,32 @@
+"""RawIndex: 32-bit indices, in any order."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayloadError
+from deepreduce_hvd.stages.base import IndexCodec, register
+
+
+@register
+class RawIndex(IndexCodec):
+    """Four bytes an index: the key half of the ⟨key, value⟩ pairs that everything is compared with.
+
+    >>> RawIndex().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
+    '0100000007000000'
+    """
+
+    stage_id = 1
+    any_order = True
+
+    def encode(self, indices, d, key, value_bits=32.0):
+        return indices.astype("<u4").tobytes(), indices, False
+
+    @classmethod
+    def decode(cls, section, d, count):
+        if len(section) != 4 * count:
+            raise CorruptPayloadError(f"index section: expected {4 * count} bytes, got {len(section)}")
+        indices = np.frombuffer(section, dtype="<u4").astype(np.uint32)
+        if count and int(indices.max()) >= d:
+            raise CorruptPayloadError(f"index section: expected an index below d = {d}, got {int(indices.max())}")
+        if np.unique(indices).size != count:
+            raise CorruptPayloadError("index section: expected distinct indices")
+        return indices

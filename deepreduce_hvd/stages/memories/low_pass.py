@@ -1,0 +1,43 @@
+"""LowPass: error feedback through a low-pass filter."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.settings import is_number
+from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
+
+
+class LowPass(Memory):
+    """ScaleCom's memory (Chen et al. 2020, algorithm 1): of what is new and not sent, it keeps the part ``beta``.
+
+    With m the residual, g the gradient, p = m + g and s what the payload decodes to, the residual becomes
+    (1 - beta) m + beta (p - s), computed as p - (1 - beta) g - beta s from left to right in float32. ``beta`` in (0, 1];
+    1 is plain error feedback, 0.1 to 0.3 is for large batches. Below 1, mass is lost by design.
+    """
+
+    stage_id = 2
+    state = ("residual",)
+
+    def __init__(self, beta: float = 0.1) -> None:
+        if not (is_number(beta) and 0 < beta <= 1):
+            raise InvalidArgumentError(f"LowPass beta: expected a number in (0, 1], got {beta!r}")
+        self.beta = beta
+
+    def parameters(self, step=0):
+        return (self.beta,)
+
+    def accumulate(self, gradient, state):
+        accumulated = saturated_sum(state[0], gradient)
+        return accumulated, (accumulated,)
+
+    def update(self, gradient, accumulated, state, indices, decoded):
+        beta = np.float32(self.beta)
+        residual = accumulated.copy()
+        if beta != 1:
+            residual = saturated_difference(residual, (np.float32(1) - beta) * gradient)
+        residual[indices] = saturated_difference(residual[indices], beta * decoded)
+        return (residual,)
+
+    def put_back(self, state, indices, values):
+        state[0][indices] = saturated_sum(state[0][indices], np.float32(self.beta) * values)

@@ -1,0 +1,30 @@
+"""Threshold: what exceeds a fixed magnitude."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.settings import is_number
+from deepreduce_hvd.stages.base import Sparsifier
+
+
+class Threshold(Sparsifier):
+    """Elements whose magnitude exceeds ``threshold`` (Strom 2015), which is rounded to float32; 0 keeps every non-zero element.
+
+    With 0 it carries a gradient that is sparse by itself, such as an embedding's, without loss.
+
+    >>> Threshold(0.5).select(np.array([0.5, -0.75, 0, 1], dtype=np.float32), key=0)
+    array([1, 3], dtype=uint32)
+    """
+
+    stage_id = 3
+
+    def __init__(self, threshold: float) -> None:
+        if not is_number(threshold) or not 0 <= threshold <= np.finfo(np.float32).max:
+            raise InvalidArgumentError(f"Threshold: expected a finite float32 of at least 0, got {threshold!r}")
+        self.threshold = threshold
+
+    def parameters(self, step=0):
+        return (self.threshold,)
+
+    def select(self, accumulated, key, step=0):
+        return np.flatnonzero(np.abs(accumulated) > np.float32(self.threshold)).astype(np.uint32)

@@ -1,0 +1,62 @@
+"""TopK: the k elements of largest magnitude."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.settings import is_integer, is_number
+from deepreduce_hvd.stages.base import Sparsifier
+from deepreduce_hvd.stages.sparsifiers.amount import check_amount, kept_count
+
+
+class TopK(Sparsifier):
+    """The ``k`` elements largest by magnitude, exactly, the smaller index first among equals; zeros are never sent (Aji and Heafield 2017).
+
+    ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements (DeepReduce's Top-r); ``k`` keeps that many.
+    ``warmup_steps`` lets the ratio fall exponentially from ``warmup_ratio`` to ``ratio`` over so many steps, as Deep
+    Gradient Compression does in its first epochs (Lin et al. 2018, section 3.3).
+
+    >>> TopK(k=2).select(np.array([1, -3, 0, 3, 2], dtype=np.float32), key=0)
+    array([1, 3], dtype=uint32)
+    >>> TopK(0.01, warmup_steps=2).parameters(step=1)[0]
+    0.05
+    """
+
+    stage_id = 1
+
+    def __init__(
+        self,
+        ratio: float | None = None,
+        k: int | None = None,
+        warmup_steps: int = 0,
+        warmup_ratio: float = 0.25,
+    ) -> None:
+        check_amount("TopK", ratio, k)
+        if not is_integer(warmup_steps) or warmup_steps < 0:
+            raise InvalidArgumentError(f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}")
+        if not (is_number(warmup_ratio) and 0 < warmup_ratio <= 1):
+            raise InvalidArgumentError(f"TopK warmup_ratio: expected a number in (0, 1], got {warmup_ratio!r}")
+        if warmup_steps and ratio is None:
+            raise InvalidArgumentError(f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}")
+        self.ratio = ratio
+        self.k = k
+        self.warmup_steps = warmup_steps
+        self.warmup_ratio = warmup_ratio
+
+    @property
+    def schedule_steps(self):
+        return self.warmup_steps
+
+    def parameters(self, step=0):
+        if step < self.warmup_steps:
+            return (self.warmup_ratio * (self.ratio / self.warmup_ratio) ** (step / self.warmup_steps), 0)
+        return (self.ratio or 0.0, self.k or 0)
+
+    def select(self, accumulated, key, step=0):
+        k = kept_count(self.parameters(step), accumulated.size)
+        candidates = np.flatnonzero(accumulated)
+        # a stable sort keeps the smaller index first among equals
+        largest = np.argsort(-np.abs(accumulated[candidates]), kind="stable")[:k]
+        return np.sort(candidates[largest]).astype(np.uint32)
+
+    def most_selected(self, d, step=0):
+        return kept_count(self.parameters(step), d) if d else 0

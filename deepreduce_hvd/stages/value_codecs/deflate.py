@@ -1,0 +1,94 @@
+"""Deflate: float32 bytes through zlib."""
+
+import zlib
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.stages.base import ValueCodec, register
+
+BLOCK = 65536
+_STRATEGIES = {"rle": zlib.Z_RLE, "default": zlib.Z_DEFAULT_STRATEGY}
+
+
+@register
+class Deflate(ValueCodec):
+    """Lossless: the values' bytes in zlib streams of 65536 values each (DeepReduce's Deflate instance).
+
+    Args:
+        level: zlib's, 1 (fast) to 9; the strategy "rle" takes no notice of it.
+        shuffle: put all first bytes before all second bytes and so on: sign and exponent bytes are alike, and alike bytes
+            side by side compress. Without it mantissas hide them.
+        strategy: zlib's, "rle" or "default". With "rle" zlib uses runs and frequencies of bytes alone, and with the shuffle
+            each of the four planes has frequencies of its own. Mantissas hold no other repetition, and looking for it costs time
+            and bytes: for the largest 1 % of normal, Laplace and Student samples "rle" takes half of level 1's time and fewer
+            bytes than level 9, 2 bits a value fewer for 368 values. None is "rle" with the shuffle, else "default".
+
+    >>> Deflate().encode(np.ones(1000, dtype=np.float32), key=0)[0].__len__() < 50
+    True
+    """
+
+    stage_id = 4
+
+    def __init__(self, level: int = 1, shuffle: bool = True, strategy: str | None = None) -> None:
+        if not is_integer(level) or level not in range(1, 10):
+            raise InvalidArgumentError(f"Deflate level: expected an integer of 1 to 9, got {level!r}")
+        if shuffle not in (False, True):
+            raise InvalidArgumentError(f"Deflate shuffle: expected True or False, got {shuffle!r}")
+        if strategy not in (None, *_STRATEGIES):
+            raise InvalidArgumentError(f"Deflate strategy: expected one of {', '.join(_STRATEGIES)} or None, got {strategy!r}")
+        self.level = int(level)
+        self.shuffle = bool(shuffle)
+        self.strategy = strategy or ("rle" if shuffle else "default")
+
+    def parameters(self, step=0):
+        return (self.level, float(self.shuffle), float(self.strategy == "rle"))
+
+    def bits_a_value(self):
+        return 26.0 if self.shuffle else 28.0
+
+    def encode(self, values, key):
+        streams = []
+        for at in range(0, values.size, BLOCK):
+            raw = values[at : at + BLOCK].astype("<f4").view(np.uint8)
+            planes = raw.reshape(-1, 4).T if self.shuffle else [raw]
+            if self.strategy == "default":
+                planes = [np.concatenate(planes)]
+            stream = zlib.compressobj(self.level, strategy=_STRATEGIES[self.strategy])
+            pieces = [stream.compress(planes[0].tobytes())]
+            for plane in planes[1:]:
+                # Z_BLOCK ends zlib's block, so that the next plane starts with a code of its own
+                pieces += [stream.flush(zlib.Z_BLOCK), stream.compress(plane.tobytes())]
+            streams.append(b"".join([*pieces, stream.flush()]))
+        lengths = np.array([len(stream) for stream in streams[:-1]], dtype="<u4")
+        return bytes([self.shuffle]) + lengths.tobytes() + b"".join(streams), values, None
+
+    @classmethod
+    def decode(cls, section, count):
+        blocks = -(-count // BLOCK)
+        head = 1 + 4 * max(blocks - 1, 0)
+        if len(section) < head or section[0] > 1 or (count == 0 and len(section) != 1):
+            raise CorruptPayloadError(f"value section: expected a shuffle byte of 0 or 1 and {blocks} zlib streams, got {section[:1].hex()}")
+        shuffle = section[0]
+        lengths = np.frombuffer(section[1:head], dtype="<u4").tolist()
+        pieces = [np.zeros(0, dtype=np.float32)]
+        at = head
+        for block in range(blocks):
+            n = min(BLOCK, count - block * BLOCK)
+            end = at + lengths[block] if block < blocks - 1 else len(section)
+            if end > len(section):
+                raise CorruptPayloadError(f"value section: expected stream {block} within {len(section)} bytes, got its end at {end}")
+            inflate = zlib.decompressobj()
+            try:
+                raw = inflate.decompress(section[at:end], 4 * n + 1)
+            except zlib.error as error:
+                raise CorruptPayloadError(f"value section: expected a zlib stream, got {error}") from None
+            if len(raw) != 4 * n or not inflate.eof or inflate.unused_data:
+                raise CorruptPayloadError(f"value section: expected a zlib stream of {4 * n} bytes, got another length")
+            raw = np.frombuffer(raw, dtype=np.uint8)
+            if shuffle:
+                raw = np.ascontiguousarray(raw.reshape(4, n).T).ravel()
+            pieces.append(raw.view("<f4").astype(np.float32))
+            at = end
+        return np.concatenate(pieces)

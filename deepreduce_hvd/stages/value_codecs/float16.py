@@ -1,0 +1,33 @@
+"""Float16: IEEE half precision."""
+
+import numpy as np
+
+from deepreduce_hvd.errors import CorruptPayloadError
+from deepreduce_hvd.stages.base import ValueCodec, register
+
+
+@register
+class Float16(ValueCodec):
+    """Two bytes a value, rounded to nearest even, saturating at ±65504; the rounding stays in the residual.
+
+    >>> Float16().encode(np.array([1.0, 1e6], dtype=np.float32), key=0)[1]
+    array([1.0000e+00, 6.5504e+04], dtype=float32)
+    """
+
+    stage_id = 2
+
+    def bits_a_value(self):
+        return 16.0
+
+    def encode(self, values, key):
+        halves = np.clip(values, -65504, 65504).astype("<f2")
+        return halves.tobytes(), halves.astype(np.float32), None
+
+    @classmethod
+    def decode(cls, section, count):
+        if len(section) != 2 * count:
+            raise CorruptPayloadError(f"value section: expected {2 * count} bytes, got {len(section)}")
+        values = np.frombuffer(section, dtype="<f2").astype(np.float32)
+        if not np.isfinite(values).all():
+            raise CorruptPayloadError("value section: expected finite float16 values, got NaN or Inf")
+        return values

@@ -1,0 +1,5 @@
+"""The adapter for TensorFlow."""
+
+from deepreduce_hvd.tensorflow.ops import allreduce_gradients
+
+__all__ = ["allreduce_gradients"]

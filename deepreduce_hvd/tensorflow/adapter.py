@@ -1,0 +1,401 @@
+"""The compressor's work on TensorFlow: which variable a gradient belongs to, its state, and the way there and back.
+
+Horovod calls compress and decompress while a graph is traced, or eagerly; what they do then is build operators. The state is in
+tf.Variables, which the operators update in place whenever the graph runs.
+"""
+
+import os
+import weakref
+import zlib
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from horovod.common.elastic import notification_manager
+
+from deepreduce_hvd import checkpoint, container, numpy_backend as neutral, wire
+from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.compressor import collective_name
+from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.elastic import expect_keeper
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.tensorflow.device import DevicePath
+from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
+from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
+from deepreduce_hvd.tensorflow.rounds import Rounds
+from deepreduce_hvd.tensorflow.schedule import CodecNumbers
+from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype
+from deepreduce_hvd.tensorflow.variables import (
+    Variables,
+    View,
+    expect_variable,
+    reducing_process_set,
+)
+from deepreduce_hvd.tensorflow.waits import watch
+
+#: of how many variables the watch on waits reads the counter of steps
+_STEPS_READ = 3
+
+
+class _Group:
+    """The gradients of one message: all that Horovod has compressed before it decompresses the first of them."""
+
+    def __init__(self, graph, exchange):
+        self.graph = graph
+        self.payloads = []
+        self.slots = []
+        self.gathered = None
+        self.lengths = None  # of the gathered messages, where a GPU decodes some
+        self.exchange = exchange  # with any communicator but Allgather
+
+
+class _Pending:
+    """One gradient between compress and decompress."""
+
+    def __init__(self, slot, tensor, group, member, step=None):
+        self.slot = slot
+        self.step = step
+        self.gradient = tensor
+        self.dtype = tensor.dtype
+        self.shape = tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
+        self.group = group
+        self.member = member
+
+
+class Adapter:
+    """The TensorFlow side of one Compressor."""
+
+    def __init__(self, compressor, named):
+        if compressor.writer is not None:
+            raise InvalidArgumentError("Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary")
+        self.compressor = compressor
+        self.transport = HorovodTransport(compressor.process_set)
+        self.process_set = self.transport.process_set
+        self.device_path = DevicePath(compressor)
+        self.rounds = Rounds(compressor.loss_scale)
+        with tf.init_scope(), tf.device("CPU:0"):
+            self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
+            native = compressor.codec.is_native(compressor.memory)
+            self._numbers = CodecNumbers(compressor.codec, compressor.memory) if native else None
+            self.variables = Variables()
+            for name, parameter in named:
+                self.variables.add(parameter, self.slots[name])
+        #: what tf.train.Checkpoint keeps
+        self.trackable = tf.Module()
+        self.trackable.slots = self.slots
+        self.trackable.identity = Identity(self)
+        self._views = {}  # slots -> the view of them
+        #: the keeper of its memories in an elastic job
+        self.elastic = None
+        self._expecting = weakref.WeakSet()
+        self._group = None
+        self.watcher = watch(self)
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            handshake.register(self)
+        else:  # a graph of tf.compat.v1 runs nothing while it is built, and no other compressor can read its variables
+            self.agreed = True
+
+    def progress(self):
+        """How many steps it has begun; 0 where that cannot be read, in a graph of tf.compat.v1."""
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            return 0
+        compressed = [slot for slot in self.slots.values() if not slot.dense]
+        return max((slot.steps for slot in compressed[:_STEPS_READ]), default=0)
+
+    def _make_slot(self, name, parameter):
+        shape = tf.TensorShape(getattr(parameter, "shape", None))
+        if not shape.is_fully_defined() or not hasattr(parameter, "dtype"):
+            raise InvalidArgumentError(f"Compressor parameter {name}: expected a variable of known shape, got {type(parameter).__name__} of shape {shape}")
+        if shape.num_elements() > container.MAX_ELEMENTS:
+            raise InvalidArgumentError(
+                f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {shape.num_elements()}; split the variable"
+            )
+        home = self.device_path.home(parameter)
+        return Slot(
+            name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below, home, self.device_path.nccl,
+            self.rounds.active,
+        )  # fmt: skip
+
+    # --- which variable ---
+
+    def bound_to(self, variables):
+        """The view of the compressor for gradients of these variables alone; the same one each time, as Horovod's cache of graphs needs."""
+        slots = tuple(self._slot_of(variable, "bound_to") for variable in variables)
+        if not slots:
+            raise InvalidArgumentError("bound_to: expected at least one variable, got none")
+        return self._views.setdefault(slots, View(self, slots))
+
+    def _slot_of(self, variable, caller):
+        slot = self.variables.slot_of(variable)
+        if slot is None:
+            raise InvalidArgumentError(f"{caller}: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}")
+        return slot
+
+    # --- there ---
+
+    @tf.autograph.experimental.do_not_convert
+    def compress(self, tensor, slots=None):
+        """``slots``: those that the gradient can belong to, all of them by default."""
+        if tensor.dtype not in DTYPES:
+            raise InvalidArgumentError(f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}")
+        _refuse_xla()
+        self._expect_keeper()
+        self._agree()
+        slot, variable = self.variables.find(tensor, tuple(self.slots.values()) if slots is None else slots)
+        slot.dtype = tensor.dtype
+        begun = self.rounds.begin(slot)
+        if slot.dense:
+            with tf.control_dependencies(begun):
+                return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
+        if variable is not None:
+            tensor = expect_variable(tensor, slot, variable)
+        graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
+        group = self._group
+        if group is None or group.graph is not graph or slot in group.slots:
+            in_graph = isinstance(self.compressor.communicator, Allgather)
+            group = self._group = _Group(graph, None if in_graph else GroupExchange(self))
+        group.slots.append(slot)
+        with tf.device("CPU:0"):
+            step = slot.steps_taken.read_value()  # before the encoder counts this one
+            probe = tf.identity(self._probe(step, reduced_dtype(tensor.dtype)), name=f"{self._name(slot)}.probe")
+            if group.exchange is not None:
+                return probe, _Pending(slot, tensor, group, group.exchange.add(slot, tensor, step), step)
+            with tf.control_dependencies([step, *begun]):
+                payload = self._encode(slot, tensor, step)
+        group.payloads.append(payload)
+        return probe, _Pending(slot, tensor, group, len(group.payloads) - 1, step)
+
+    def _encode(self, slot, tensor, step):
+        compressor = self.compressor
+        position = [compressor.seed, 0, slot.key, _rank()]
+        if slot.home is not None:
+            return self.device_path.encode(slot, tensor, self._numbers, lambda step: _stack([position[0], step, *position[2:]], tf.int64))
+        if compressor.codec.is_native(compressor.memory):
+            handles = [part.handle for part in slot.state]
+            return checked(operators.deepreduce_encode, tensor, self._numbers.at(step), _stack(position, tf.int64), handles, slot.records)
+
+        def encode(gradient, steps, rank, *state):
+            state = [part.copy() for part in state]
+            try:
+                payload, _ = neutral.encode_numpy(
+                    compressor.codec, compressor.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
+                    dtype=DTYPES[tensor.dtype],
+                )  # fmt: skip
+            except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+                payload = wire.notice(error)
+            return [payload, *state]
+
+        gradient = tf.reshape(tf.cast(tensor, reduced_dtype(tensor.dtype)), [-1])
+        kinds = [tf.uint8, *[tf.float32] * len(slot.state)]
+        encoded = tf.numpy_function(encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds)
+        payload, *state = tf.nest.flatten(encoded)  # eagerly, of one result, it is no list
+        payload = tf.ensure_shape(payload, [None])
+        updates = [variable.assign(new) for variable, new in zip(slot.state, state)]
+        with tf.control_dependencies([payload]):  # a step that is refused before is none
+            updates += [slot.steps_taken.assign_add(1), slot.payload.variable.assign(payload)]
+        with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
+            return tf.identity(payload)
+
+    def _probe(self, step, dtype):
+        return checked(operators.deepreduce_probe, _rank(), step, fingerprint=self.compressor.fingerprint, T=dtype)
+
+    # --- and back ---
+
+    @tf.autograph.experimental.do_not_convert
+    def decompress(self, tensor, pending):
+        return self.rounds.look_at(pending.slot, self._result(tensor, pending))
+
+    def _result(self, tensor, pending):
+        if pending.group is None:
+            return tf.cast(tensor, pending.dtype)
+        slot, group = pending.slot, pending.group
+        if self._group is group:
+            self._group = None  # what Horovod compresses next is of another message
+        with tf.device("CPU:0"):
+            scale = self._scale(slot, tensor, pending.step)
+            if group.exchange is not None:
+                total = group.exchange.sum_of(pending.member, scale)
+                return tf.ensure_shape(tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape)
+            if group.gathered is None:
+                with tf.control_dependencies([scale]):  # which tells that all ranks are there
+                    self._gather(group)
+            result = self._decode(slot, group, pending, scale)
+            return tf.ensure_shape(result, slot.shape)
+
+    def _gather(self, group):
+        name = self._name(group.slots[0])
+        if any(slot.home is not None for slot in group.slots):
+            group.gathered, group.lengths = self.device_path.gather(group, name, self._allgather)
+        else:
+            group.gathered = self._allgather(group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0), name)
+
+    def _name(self, slot):
+        return collective_name(self.compressor.number, slot.label)
+
+    def _allgather(self, message, name):
+        # hvd.elastic.run takes an error for Horovod's failure when it names HorovodAllgather, which an operator's name does;
+        # at any other error training ends in silence
+        return hvd.allgather(message, name=f"HorovodAllgather.{name}", ignore_name_scope=True, process_set=self.process_set)
+
+    def _scale(self, slot, reduced_probe, step):
+        return checked(
+            operators.deepreduce_scale, reduced_probe, _size(self.process_set), step, ranks=_ranks(self.process_set),
+            fingerprint=self.compressor.fingerprint, variable=slot.label,
+        )  # fmt: skip
+
+    @staticmethod
+    def _shape_of(pending):
+        return [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
+
+    def _decode(self, slot, group, pending, scale):
+        shape, ranks = self._shape_of(pending), _size(self.process_set)
+        if slot.home is not None:
+            return self.device_path.decode(slot, group, pending.gradient, pending.member, shape, scale, ranks, self._numbers)
+        if self.compressor.codec.is_native(NoMemory()):
+            return checked(
+                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), ranks, [], [pending.gradient], [slot.seconds.variable.handle], [],
+                member=pending.member, members=len(group.payloads), variable=slot.label, T=pending.dtype,
+            )  # fmt: skip
+
+        members = len(group.payloads)
+
+        def decode(gathered, factor, ranks):
+            messages = wire.split(gathered)
+            wire.raise_notices(slot.label, messages)
+            if len(messages) != ranks * members:
+                raise CorruptPayloadError(f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks, got {len(messages)} in all")
+            payloads = [gathered[one.start : one.end] for one in messages[pending.member :: members]]
+            return neutral.decode_sum_numpy(payloads, np.zeros(slot.elements, np.float32), float(factor))
+
+        total = tf.numpy_function(decode, [group.gathered, scale, ranks], tf.float32)
+        return tf.cast(tf.reshape(total, shape), pending.dtype)
+
+    # --- slices ---
+
+    def allreduce_slices(self, slices, variable, op):
+        """The reduction of tf.IndexedSlices of ``variable``, which must be one of the compressor's, without a dense tensor."""
+        slot = self._slot_of(variable, "allreduce_gradients")
+        if slot.dense:
+            return hvd.allreduce(tf.convert_to_tensor(slices), op=op, compression=self.bound_to([variable]), process_set=self.process_set)
+        if not isinstance(self.compressor.communicator, Allgather):
+            raise InvalidArgumentError(f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; sparse_as_dense=True works with all")
+        if not self.compressor.codec.is_native(self.compressor.memory) or type(self.compressor.memory) not in (NoMemory, Residual):
+            raise InvalidArgumentError(
+                f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
+                f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
+            )
+        _refuse_xla()
+        self._agree()
+        if slot.home is not None:
+            slot.move_to_host()
+        slot.dtype = slices.dtype
+        with tf.device("CPU:0"):
+            position = [self.compressor.seed, 0, slot.key, _rank()]
+            step = slot.steps_taken.read_value()  # before the encoder counts this one
+            with tf.control_dependencies([step, *self.rounds.begin(slot)]):
+                payload = checked(
+                    operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers.at(step),
+                    _stack(position, tf.int64), [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
+                )  # fmt: skip
+            name = self._name(slot)
+            probe = self._probe(step, reduced_dtype(slices.dtype))
+            reduced = hvd.allreduce(probe, op=op, name=f"HorovodAllreduce.{name}.probe", process_set=self.process_set)
+            scale = self._scale(slot, reduced, step)
+            with tf.control_dependencies([scale]):  # which tells that all ranks are there
+                gathered = self._allgather(payload, name)
+            values, indices = checked(
+                operators.deepreduce_decode_slices, gathered, scale, _size(self.process_set), slot.seconds.variable.handle,
+                T=slices.dtype, shape=slot.shape, variable=slot.label,
+            )  # fmt: skip
+            dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
+        return self.rounds.look_at(slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape))
+
+    # --- elastic training ---
+
+    def close_round(self):
+        """Before anything reads or changes state after a step: undoes what loss scaling has skipped."""
+        self.rounds.settle(self.slots.values())
+
+    def abandon(self):
+        """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
+        self._group = None
+        handshake.forget(self)
+        self.rounds.forget(self.slots.values())
+        self.transport.reset()
+        self.compressor.communicator.reset()
+
+    def _expect_keeper(self):
+        """Refuses elastic training without a keeper; whenever a graph runs, since the state may be made after it is traced."""
+        if not _elastic() or self.elastic is not None:
+            return
+        if tf.executing_eagerly():
+            expect_keeper(self.elastic, notification_manager)
+        elif tf.compat.v1.get_default_graph() not in self._expecting:
+            self._expecting.add(tf.compat.v1.get_default_graph())
+            tf.numpy_function(lambda: expect_keeper(self.elastic, notification_manager), [], [])
+
+    # --- the handshake ---
+
+    def _agree(self):
+        """Compares configurations with the other ranks, once, when the first graph is traced. All ranks trace it.
+
+        In elastic training it is a part of sync, which all ranks call at once. A graph of tf.compat.v1 runs nothing while it is built.
+        """
+        wire.expect_process_set(self.process_set, reducing_process_set())
+        if not self.agreed and not _elastic() and tf.compat.v1.executing_eagerly_outside_functions():
+            with tf.init_scope(), tf.device("CPU:0"):
+                handshake.agree(self)
+
+    def describe(self, with_steps):
+        """What must be equal on all ranks, for the handshake."""
+        return [*self.compressor.settings(self.transport), *checkpoint.steps_to_compare(self.slots, with_steps)]
+
+    # --- what the compressor tells ---
+
+    def stats(self):
+        return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
+
+    def keeper_of(self, rank):
+        """The rank whose memory takes what ``rank`` keeps back."""
+        return self.compressor.communicator.keeper_of(rank, self.transport)
+
+    def state_dict(self):
+        self.close_round()
+        return checkpoint.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
+
+    def load_state_dict(self, state):
+        self.close_round()
+        checkpoint.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size, self.keeper_of)
+
+
+def _elastic():
+    """Whether ranks may change under a traced graph."""
+    return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
+
+
+def _rank():
+    return hvd.rank_op() if _elastic() else hvd.rank()
+
+
+def _size(process_set):
+    return hvd.size_op(process_set.process_set_id) if _elastic() else process_set.size()
+
+
+def _ranks(process_set):
+    """The global ranks of a process set; none stands for all of them."""
+    return [] if process_set.ranks is None or process_set.process_set_id == 0 else list(process_set.ranks)
+
+
+def _stack(parts, dtype):
+    """Python numbers, or numbers of the graph among them, as one tensor."""
+    if any(tf.is_tensor(part) for part in parts):
+        return tf.stack([tf.cast(part, dtype) for part in parts])
+    return tf.constant(parts, dtype)
+
+
+def _refuse_xla():
+    from tensorflow.python.ops import control_flow_util
+
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise InvalidArgumentError("compress: expected a function without XLA, got one with jit_compile=True; payload sizes are not known when XLA compiles")

@@ -1,0 +1,112 @@
+"""Compression on the GPU that has a variable: what stays there, and how messages get from there to the collective and back.
+
+Numbers of the graph (steps, lengths, seconds) stay on the host: an operator on a GPU takes no variables of the host, and reads no numbers there.
+"""
+
+import warnings
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.tensorflow import ops as adapter
+from deepreduce_hvd.tensorflow.ops import checked, operators
+
+HOST = "CPU:0"
+
+
+def gpu_of(parameter):
+    """The name of the GPU that has a variable, or None."""
+    variable = parameter if isinstance(parameter, tf.Variable) else getattr(parameter, "value", parameter)  # Keras 3 has its own around TensorFlow's
+    name = getattr(variable, "device", None)
+    if not isinstance(name, str) or tf.DeviceSpec.from_string(name).device_type != "GPU":
+        return None
+    return name
+
+
+def _why_not(codec, memory, communicator):
+    """What keeps gradients from being compressed on their GPU, or None."""
+    if adapter.cuda_supports is None:
+        return "this installation's TensorFlow operators are built without CUDA (docs/gpu.md says how to build them)"
+    if type(communicator) is not Allgather:
+        return f"{communicator!r} works on the host"
+    if not codec.is_native(memory):
+        return f"{codec!r} with {memory!r} is not all built in"
+    if not adapter.cuda_supports(codec.fields(memory)):
+        return f"of {codec!r} the host must do a part (docs/gpu.md says which codecs, and why)"
+    return None
+
+
+class DevicePath:
+    """Of one compressor. ``why_not``: what keeps it on the host, or None."""
+
+    def __init__(self, compressor):
+        self.compressor = compressor
+        self.why_not = _why_not(compressor.codec, compressor.memory, compressor.communicator)
+        #: whether collectives take messages from the device
+        self.nccl = self.why_not is None and bool(hvd.nccl_built())
+        self._warned = False
+
+    def home(self, parameter):
+        """The GPU where a variable's gradients are compressed; None: on the host."""
+        gpu = gpu_of(parameter)
+        if gpu is not None and self.why_not is not None and not self._warned:
+            self._warned = True
+            warnings.warn(f"deepreduce_hvd: gradients on {gpu} are compressed on the host: {self.why_not}", stacklevel=3)
+        return gpu if self.why_not is None else None
+
+    def encode(self, slot, gradient, numbers, position_of):
+        """The message of a gradient, on the slot's GPU. ``position_of(step)`` makes the operator's position."""
+        with tf.device(HOST):
+            started = _now(after=gradient)
+            step = slot.steps_taken.read_value()
+            with tf.control_dependencies([step]):
+                updates = [slot.steps_taken.assign_add(1)]
+            position, table = position_of(step), tf.convert_to_tensor(numbers.at(step))
+        with tf.device(slot.home), tf.control_dependencies([started]):
+            message = checked(
+                operators.deepreduce_encode, gradient, table, position, [part.handle for part in slot.state], [], notices=True
+            )  # fmt: skip
+        with tf.device(slot.payload_home):
+            updates.append(slot.payload.variable.assign(message))
+        with tf.device(HOST):
+            updates.append(slot.seconds.variable.assign_add([_now(after=message) - started, 0]))
+        with tf.device(slot.home), _after(updates):
+            return tf.identity(message)
+
+    def gather(self, group, name, allgather):
+        """(the messages of all ranks on the slots' GPU or on the host, the length of each on the host)."""
+        homes = {slot.home for slot in group.slots}
+        on_device = self.nccl and len(homes) == 1 and None not in homes
+        with tf.device(homes.pop() if on_device else HOST):
+            gathered = allgather(group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0), name)
+            sizes = [tf.size(message, tf.int64) for message in group.payloads] if on_device else None
+        with tf.device(HOST):
+            if on_device:
+                return gathered, allgather(tf.stack(sizes), f"{name}_lengths")
+            return gathered, checked(operators.deepreduce_lengths, gathered, variable=group.slots[0].label)
+
+    def decode(self, slot, group, pending, member, shape, scale, ranks, numbers):
+        """The sum of one gradient of so many ranks, on the slot's GPU."""
+        with tf.device(HOST):
+            started = _now(after=group.lengths)
+            shape, table = tf.cast(shape, tf.int64), tf.constant(numbers.last)
+        with tf.device(slot.home), tf.control_dependencies([started]):
+            total = checked(
+                operators.deepreduce_decode_sum, group.gathered, scale, shape, ranks, [], [pending], [], [group.lengths, table],
+                member=member, members=len(group.payloads), variable=slot.label, T=tf.float32,
+            )  # fmt: skip
+        with tf.device(HOST):
+            update = slot.seconds.variable.assign_add([0, _now(after=total) - started])
+        with tf.device(slot.home), _after([update]):
+            return tf.cast(total, pending.dtype) if pending.dtype != tf.float32 else tf.identity(total)
+
+
+def _now(after):
+    """Seconds, read once a tensor is there."""
+    with tf.control_dependencies([after]):
+        return tf.timestamp()
+
+
+def _after(updates):
+    return tf.control_dependencies([update for update in updates if tf.is_tensor(update)])

@@ -1,0 +1,103 @@
+"""Elastic training on TensorFlow: Horovod's states for it, with a Compressor among what they keep.
+
+>>> # comp = dr.Compressor(parameters=model.trainable_variables)
+>>> # state = deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, compressor=comp, epoch=0)
+
+They take the place of Horovod's own, whose further arguments are pickled and sent to all ranks: that a compressor is not.
+Everything else is as Horovod documents it, ``hvd.elastic.run`` and the callbacks for Keras too.
+"""
+
+import contextlib
+
+import horovod.tensorflow.elastic as horovod_elastic
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.tensorflow.keras.elastic import KerasState as HorovodKerasState
+
+from deepreduce_hvd.compressor import Compressor
+from deepreduce_hvd.coordination.elastic import MemoryKeeper
+from deepreduce_hvd.errors import InvalidArgumentError
+
+
+class _WithCompressor:
+    """Hands over the compressor's memories in the midst of what a state of Horovod's does."""
+
+    def __init__(self, *args, compressor, **kwargs):
+        if not isinstance(compressor, Compressor):
+            raise InvalidArgumentError(f"{type(self).__name__} compressor: expected a Compressor, got {compressor!r}")
+        if not tf.executing_eagerly():
+            raise InvalidArgumentError(f"{type(self).__name__}: expected eager execution, got a graph of tf.compat.v1")
+        self.compressor = compressor
+        self._keeper = MemoryKeeper(compressor, HorovodInternalError)
+        self._only_removed = False
+        self._failure = None
+        super().__init__(*args, **kwargs)
+
+    def save(self):
+        self._raise_failure()
+        with _failures():
+            self._keeper.save()
+            super().save()
+
+    def restore(self):
+        self._failure = None
+        self._keeper.restore()
+        super().restore()
+
+    def sync(self):
+        with _failures():
+            self._keeper.sync()
+            super().sync()
+
+    def check_host_updates(self):
+        self._raise_failure()
+        try:
+            with _failures():
+                super().check_host_updates()
+        except HostsUpdatedInterrupt as interrupt:
+            self._only_removed = interrupt.skip_sync
+            self.save()  # those that leave are still there
+            raise
+
+    def on_reset(self):
+        super().on_reset()
+        if not self._only_removed:
+            return
+        self._only_removed = False  # Horovod does not call sync then
+        try:
+            with _failures():
+                self._keeper.sync()
+        except HorovodInternalError as failure:  # Horovod goes back for it in training only
+            self._failure = failure
+
+    def _raise_failure(self):
+        if self._failure is not None:
+            raise self._failure
+
+
+class TensorFlowKerasState(_WithCompressor, horovod_elastic.TensorFlowKerasState):
+    """``hvd.elastic.TensorFlowKerasState`` with a compressor.
+
+    Args:
+        model, optimizer, backend: as Horovod takes them.
+        compressor: the :class:`Compressor` of this model's gradients.
+        kwargs: further properties to sync, as Horovod takes them.
+
+    Raises:
+        InvalidArgumentError: not a Compressor, one of a process set, or a graph of tf.compat.v1.
+    """
+
+
+class KerasState(_WithCompressor, HorovodKerasState):
+    """``horovod.tensorflow.keras.elastic.KerasState`` with a compressor, as :class:`TensorFlowKerasState`."""
+
+
+@contextlib.contextmanager
+def _failures():
+    """Horovod's failures as what its elastic loop goes back for; TensorFlow has its own errors for them."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if "Horovod" not in error.message:
+            raise
+        raise HorovodInternalError(error.message) from error

@@ -1,0 +1,166 @@
+"""TensorFlow tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to."""
+
+import ctypes
+import pathlib
+import re
+
+import numpy as np
+import tensorflow as tf
+
+from deepreduce_hvd import _native, backends, errors, numpy_backend as neutral
+
+
+def _library():
+    directory = pathlib.Path(__file__).parent.parent
+    return backends.operator_library(directory, "_tf_ops", "TensorFlow", tf.__version__)
+
+
+def _load_operators():
+    return tf.load_op_library(str(_library()))
+
+
+def _find_cuda_supports():
+    function = getattr(ctypes.CDLL(str(_library())), "deepreduce_tf_cuda_supports", None)
+    if function is None:
+        return None
+
+    def supports(fields):
+        fields = np.array(fields, dtype=np.float64)
+        return bool(function(fields.ctypes.data_as(ctypes.POINTER(ctypes.c_double))))
+
+    return supports
+
+
+operators = _load_operators()
+#: whether GPUs know the codec of these 20 numbers; None in a build without kernels for them
+cuda_supports = _find_cuda_supports()
+
+DTYPES = {tf.float32: 0, tf.float16: 1, tf.bfloat16: 2, tf.float64: 3}
+_ERRORS = {
+    tf.errors.DataLossError: errors.CorruptPayloadError,
+    tf.errors.InvalidArgumentError: errors.InvalidArgumentError,
+    tf.errors.UnimplementedError: errors.UnknownCodecError,
+    tf.errors.AbortedError: errors.PeerFailedError,
+    tf.errors.ResourceExhaustedError: MemoryError,
+}
+#: what the runtime puts around a kernel's message
+_DECORATION = re.compile(r"^(\{\{.*?\}\} )+|( \[Op:\w+\] name: .*| \[Op:\w+\].*)$", re.DOTALL)
+
+
+def checked(operator, *arguments, **attributes):
+    """Calls an operator eagerly; its failure is raised by cause, as the package's own errors."""
+    try:
+        return operator(*arguments, **attributes)
+    except tuple(_ERRORS) as error:
+        raise _ERRORS[type(error)](_DECORATION.sub("", error.message)) from None
+
+
+@tf.autograph.experimental.do_not_convert
+def allreduce_gradients(gradients, variables, compression, op=None):
+    """The ranks' gradients reduced, tf.IndexedSlices of embeddings as slices: stock Horovod would send those uncompressed.
+
+    >>> # gradients = tape.gradient(loss, variables)      # of a plain tf.GradientTape
+    >>> # gradients = deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compression=comp)
+
+    Args:
+        gradients: tensors, tf.IndexedSlices or None, one for each of ``variables``. Slices of the same row are added up on each rank,
+            then indices and values of all of them are compressed; the sparsifier plays no part.
+        compression: a :class:`Compressor`; for slices with NoMemory, or Residual, which then keeps what was lost of the rows sent.
+        op: hvd.Average (the default) or hvd.Sum.
+
+    Returns:
+        A list of tensors, tf.IndexedSlices (distinct ascending rows) or None.
+
+    Raises:
+        InvalidArgumentError: a variable that the compressor was not given, or a memory that slices have not.
+    """
+    import horovod.tensorflow as hvd
+
+    op = hvd.Average if op is None else op
+    session = compression.adapter
+
+    def reduce(gradient, variable):
+        if gradient is None:
+            return None
+        if isinstance(gradient, tf.IndexedSlices):
+            return session.allreduce_slices(gradient, variable, op)
+        return hvd.allreduce(gradient, op=op, compression=session.bound_to([variable]), process_set=session.process_set)
+
+    with session.rounds.reduce_together():
+        return [reduce(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+
+
+def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
+    """One gradient -> (n,) uint8 payload; the ``state`` variables are updated in place."""
+    if codec.is_native(memory):
+        position = [seed, step, tensor, rank]
+        with tf.device(gradient.device):
+            return checked(
+                operators.deepreduce_encode, gradient, [codec.fields(memory, step)], position, [part.handle for part in state], []
+            )
+    if not hasattr(gradient, "numpy"):
+        raise errors.InvalidArgumentError(
+            f"gradient: expected an eager tensor for {codec!r} with {memory!r}, which NumPy runs, got a "
+            "symbolic one; encode outside of tf.function"
+        )
+    array = gradient.numpy()
+    bfloat16 = gradient.dtype == tf.bfloat16
+    arrays = tuple(part.numpy() for part in state)
+    data, _ = neutral.encode_numpy(
+        codec, memory, array.astype(np.float32) if bfloat16 else array, arrays, 0.0, seed, step, tensor, rank, dtype=2 if bfloat16 else None
+    )
+    for part, new in zip(state, arrays):
+        part.assign(new)
+    return tf.constant(data)
+
+
+class _TensorFlow:
+    """The backend behind Codec.encode, decode, decode_sum and inspect for TensorFlow tensors."""
+
+    def encode(self, codec, memory, gradient, state, threshold, seed, step, tensor, rank):
+        if isinstance(gradient, tf.Variable):
+            gradient = tf.convert_to_tensor(gradient)
+        if not tf.is_tensor(gradient) or gradient.shape.rank != 1 or gradient.dtype not in DTYPES:
+            names = ", ".join(dtype.name for dtype in DTYPES)
+            raise errors.InvalidArgumentError(f"gradient: expected a dense 1-D TensorFlow tensor of {names}, got {_describe(gradient)}")
+        for name, part in zip(memory.state, state):
+            if not isinstance(part, tf.Variable) or part.dtype != tf.float32 or part.shape != gradient.shape:
+                raise errors.InvalidArgumentError(f"{name}: expected a float32 tf.Variable of shape {gradient.shape}, got {_describe(part)}")
+        return encode_flat(codec, memory, gradient, state, seed, step, tensor, rank), 0.0
+
+    def decode(self, payload, max_elements):
+        data = self.to_numpy_bytes(payload)
+        d = neutral.elements_of(data, max_elements)
+        if not neutral.all_native([data]):
+            return tf.constant(neutral.decode_numpy(data, max_elements))
+        with tf.device(payload.device):
+            return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], 1, [], [], [], [], T=tf.float32)
+
+    def decode_sum(self, payloads, out, scale):
+        if not isinstance(out, tf.Variable) or out.dtype != tf.float32 or out.shape.rank != 1:
+            raise errors.InvalidArgumentError(f"out: expected a 1-D float32 tf.Variable, got {_describe(out)}")
+        arrays = [self.to_numpy_bytes(payload) for payload in payloads]
+        if neutral.all_native(arrays):
+            initial = tf.convert_to_tensor(out)
+            for payload, array in zip(payloads, arrays):
+                _native.inspect(array)  # one payload and no more: the operator would take several
+                with tf.device(initial.device):
+                    initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, 1, [initial], [], [], [], T=tf.float32)
+            return out.assign(initial)
+        return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
+
+    def to_numpy_bytes(self, payload):
+        if not tf.is_tensor(payload) or payload.dtype != tf.uint8 or payload.shape.rank != 1:
+            raise errors.InvalidArgumentError(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+        if not hasattr(payload, "numpy"):
+            raise errors.InvalidArgumentError("payload: expected an eager tensor, got a symbolic one; decode outside of tf.function")
+        return np.ascontiguousarray(payload.numpy())
+
+
+def _describe(value):
+    if not isinstance(value, (tf.Tensor, tf.Variable)):
+        return type(value).__name__
+    return f"{value.dtype.name} of shape {value.shape}"
+
+
+backend = _TensorFlow()

@@ -1,0 +1,209 @@
+"""Steps that loss scaling skips, on TensorFlow: what they did to the memories is undone.
+
+An optimizer skips a step when any of its gradients is not finite. Horovod traces each gradient into a branch of its
+own, and tensors of one branch cannot be used in another; a variable of all of them would make their exchanges wait for
+each other. So the graph tells Python when a gradient's step begins and when a result is not finite, and a memory is
+put back when its next step begins.
+"""
+
+import math
+import sys
+import threading
+
+import numpy as np
+import tensorflow as tf
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.tensorflow.variables import reducing_frame
+
+#: the methods of Keras' LossScaleOptimizer that call those of Horovod's
+_COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients")
+
+
+class Step:
+    """One step of one optimizer, while it runs.
+
+    Attributes:
+        slots: those whose gradients have come.
+        void: whether some result has NaN or Inf.
+    """
+
+    def __init__(self):
+        self.slots = set()
+        self.void = False
+
+
+class Reduction:
+    """The gradients that are reduced together, as traced; ``step`` is the one that runs or has run."""
+
+    def __init__(self):
+        self.step = None
+
+
+class _Tracing:
+    """The reduction that is being traced, and how many of its gradients are still to come."""
+
+    def __init__(self, frame):
+        gradients = [gradient for gradient in frame.f_locals["grads"] if gradient is not None]
+        if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+            raise InvalidArgumentError(
+                "compress: expected dense gradients with loss_scale=, got slices, which Horovod reduces by itself; use "
+                "sparse_as_dense=True or deepreduce_hvd.tensorflow.allreduce_gradients"
+            )
+        self.frame = frame
+        self.reduction = Reduction()
+        self.left = len(gradients)
+
+
+class Rounds:
+    """What a compressor with ``loss_scale=`` does beside compressing; without it, nothing."""
+
+    def __init__(self, loss_scale):
+        self._loss_scale = loss_scale
+        self._lock = threading.Lock()  # gradients of a graph come in several threads
+        self._tracing = None
+        self._together = None
+
+    @property
+    def active(self):
+        return self._loss_scale is not None
+
+    # --- which gradients are of one step ---
+
+    def reduce_together(self):
+        """A context in which all gradients that come are of one step, without Horovod's tapes and optimizers."""
+        return _Together(self)
+
+    def reduction(self):
+        """Of the gradient that is being compressed. One that comes by itself is a step by itself."""
+        frame, _ = reducing_frame()
+        if frame is None:
+            return self._together or Reduction()
+        if self._tracing is None or self._tracing.frame is not frame:
+            self._tracing = _Tracing(frame)
+        tracing = self._tracing
+        tracing.left -= 1
+        if tracing.left <= 0:
+            self._tracing = None  # a frame keeps gradients and variables alive
+        return tracing.reduction
+
+    # --- operators ---
+
+    def begin(self, slot):
+        """Puts the memory back if the last step was void, and into units of the loss scale now; before it is used.
+
+        Returns:
+            What must have run before the memory is used.
+        """
+        if not self.active:
+            _expect_no_scaling(slot)
+            return []
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise InvalidArgumentError(
+                "compress: expected eager execution or a tf.function with loss_scale=, got a graph of tf.compat.v1"
+            )
+        reduction = self.reduction()
+
+        def begun(scale, last_scale):
+            return self._begin(slot, reduction, float(scale), float(last_scale))
+
+        with tf.device("CPU:0"):
+            scale = tf.cast(tf.convert_to_tensor(self._loss_scale()), tf.float64)
+            found = tf.numpy_function(begun, [scale, slot.scale.read_value()], [tf.bool, tf.float32])
+            undo, factor = (tf.ensure_shape(one, []) for one in found)
+            with tf.control_dependencies([undo, factor]):
+                updates = [slot.scale.assign(scale)]
+        for part, copy in zip(slot.state, slot.copies):
+            with tf.device(slot.home or "CPU:0"), tf.control_dependencies([undo, factor]):
+                kept = _settled(part, copy, undo, factor)
+                updates.append(part.assign(kept))
+                updates.append(copy.assign(kept))  # the same memory, until the encoder changes one of them
+        return [update for update in [undo, *updates] if tf.is_tensor(update)]
+
+    def look_at(self, slot, result):
+        """``result``, an optimizer's gradient, once it is known whether all of it is finite."""
+        if not self.active:
+            return result
+
+        def void():
+            slot.step.void = True
+            return False
+
+        numbers = result.values if isinstance(result, tf.IndexedSlices) else result
+        finite = tf.reduce_all(tf.math.is_finite(numbers))
+        with tf.device("CPU:0"):
+            noted = tf.cond(finite, lambda: tf.constant(True), lambda: tf.numpy_function(void, [], tf.bool))
+        with tf.control_dependencies([noted]):
+            numbers = tf.identity(numbers)
+        if isinstance(result, tf.IndexedSlices):
+            return tf.IndexedSlices(numbers, result.indices, result.dense_shape)
+        return numbers
+
+    # --- what the operators tell ---
+
+    def _begin(self, slot, reduction, scale, last_scale):
+        """(whether the slot's last step was void, the factor of its memory)."""
+        if not (math.isfinite(scale) and scale > 0):
+            raise InvalidArgumentError(f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}")
+        with self._lock:
+            if reduction.step is None or slot in reduction.step.slots:
+                reduction.step = Step()
+            undo = slot.step is not None and slot.step.void
+            slot.step = reduction.step
+            slot.step.slots.add(slot)
+        return undo, np.float32(scale / last_scale if last_scale > 0 else 1)
+
+    def settle(self, slots):
+        """Puts memories of void steps back, before anything else reads or changes them."""
+        for slot in slots:
+            if slot.step is not None and slot.step.void:
+                slot.restore()
+            slot.step = None
+
+    def forget(self, slots):
+        """Takes the memories as they are."""
+        for slot in slots:
+            slot.step = None
+        self._tracing = self._together = None
+
+
+def _expect_no_scaling(slot):
+    """Refuses a loss scale that changes and that the memory does not follow, where it shows: Keras' optimizer then calls Horovod's."""
+    optimizer = _scaling_optimizer() if slot.state else None
+    if optimizer is not None and optimizer.dynamic:
+        raise InvalidArgumentError(
+            f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__}, got None; its steps scale "
+            f"the gradient of {slot.label}, and what is kept of it would be in units of scales that are past; give "
+            "Compressor loss_scale=lambda: model.optimizer.loss_scale"
+        )
+
+
+def _scaling_optimizer():
+    """The LossScaleOptimizer of Keras that is computing the gradients, or None."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self") if frame.f_code.co_name.removeprefix("tf__") in _COMPUTING else None
+        if type(caller).__name__.startswith("LossScaleOptimizer"):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+class _Together:
+    def __init__(self, rounds):
+        self._rounds = rounds
+
+    def __enter__(self):
+        self._rounds._together = Reduction()
+
+    def __exit__(self, *failure):
+        self._rounds._together = None
+
+
+def _settled(part, copy, undo, factor):
+    """A memory's array, or its copy, times a factor; where there is nothing to do, its own memory."""
+
+    def changed():
+        return tf.cond(undo, copy.read_value, part.read_value) * factor
+
+    return tf.cond(tf.logical_or(undo, tf.not_equal(factor, 1)), changed, part.read_value)

@@ -1,0 +1,243 @@
+"""What the compressor keeps of each TensorFlow variable: tf.Variables made once, so that retracing a function keeps them."""
+
+import json
+import weakref
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.context import eager_mode
+from tensorflow.python.framework.ops import EagerTensor
+
+from deepreduce_hvd import checkpoint, statistics, wire
+from deepreduce_hvd.errors import InvalidArgumentError
+
+
+def _adapter():
+    session = tf.compat.v1.get_default_session()
+    if session is None:
+        raise InvalidArgumentError("compressor state: expected eager execution or a default session (`with session.as_default()`), got neither")
+    return session
+
+
+def read(variable):
+    """A variable's value as a NumPy array, eagerly or in the default session."""
+    return np.array(variable.numpy() if tf.executing_eagerly() else _adapter().run(variable))
+
+
+def write(variable, value):
+    if tf.executing_eagerly():
+        variable.assign(value)
+    else:
+        variable.load(value, _adapter())
+
+
+def local_variable(value, **options):
+    """A variable of this rank alone: in a graph of tf.compat.v1 a local one, which broadcast_global_variables leaves as it is."""
+    if tf.compat.v1.executing_eagerly_outside_functions():
+        return tf.Variable(value, trainable=False, **options)
+    local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
+    return tf.compat.v1.Variable(value, trainable=False, collections=local, use_resource=True, **options)
+
+
+class Slot(tf.Module):
+    """State and figures of one named variable; a checkpoint keeps ``steps_taken`` and the memory.
+
+    Args:
+        home: the GPU where the memory is, or None.
+        payload_on_gpu: whether the last payload is there too.
+        follows_loss_scale: whether the memory is in units of the scaled loss, and void steps are undone from a second copy of it.
+    """
+
+    def __init__(self, name, parameter, key, memory, dense_below, home=None, payload_on_gpu=False, follows_loss_scale=False):
+        super().__init__()
+        self.label = name
+        self.key = key
+        self.shape = tf.TensorShape(parameter.shape)
+        self.elements = self.shape.num_elements()
+        self.dense = self.elements < dense_below
+        self.home = None if self.dense else home
+        self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
+        # of the last gradient traced
+        self.dtype = tf.as_dtype(parameter.dtype)
+        self.follows_loss_scale = follows_loss_scale
+        #: the last Step that its gradient was part of
+        self.step = None
+        self.state_names = () if self.dense else memory.state
+        with tf.device(self.home or "CPU:0"):
+            self.state = [local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
+        self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
+        if follows_loss_scale:  # that of the last step; 0 before there was one
+            self.scale = local_variable(np.float64(0), name="deepreduce_loss_scale")
+
+        def untracked(value, **options):  # of no use to a checkpoint
+            return _Untracked(local_variable(value, **options))
+
+        # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
+        self.threshold = untracked(np.float32(0))
+        self.seconds = untracked(np.zeros(2))
+        with tf.device(self.home or "CPU:0"):
+            self._copies = _Untracked([local_variable(tf.zeros(self.elements)) for _ in self.state] if follows_loss_scale else [])
+        with tf.device(self.payload_home):
+            self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
+        self.selected = np.zeros(1, np.float32)  # the same as threshold, where exchanges select in Python
+        self._exchanged = _Exchanged()
+
+    def move_to_host(self):
+        """From a GPU: slices are compressed on the host."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            # a graph of tf.compat.v1 that is being built has not run
+            values = [read(part) if tf.executing_eagerly() else tf.zeros(self.elements) for part in self.state]
+            self.state = [local_variable(value, name=f"deepreduce_{kind}") for kind, value in zip(self.state_names, values)]
+            self._copies = _Untracked([local_variable(tf.zeros(self.elements)) for _ in self.copies])
+            self.payload = _Untracked(local_variable(np.zeros(0, np.uint8), shape=[None]))
+        self.home, self.payload_home = None, "CPU:0"
+
+    def release(self):
+        """Gives the memory of a variable that is no more back.
+
+        Horovod keeps every compressor, and graphs that hold these variables, for ever.
+        """
+        parts = [*self.state, *self.copies, self.payload.variable]
+        if not isinstance(parts[-1].handle, EagerTensor):  # a graph of tf.compat.v1 owns its variables
+            return
+        with eager_mode():  # whatever is being built when the last reference goes
+            for part in parts:
+                with tf.device(part.device):
+                    tf.raw_ops.AssignVariableOp(resource=part.handle, value=tf.zeros([0], part.dtype))
+
+    @property
+    def records(self):
+        """The handles that the encode operator calls records."""
+        return [self.steps_taken.handle, *(part.variable.handle for part in (self.threshold, self.seconds, self.payload))]
+
+    @property
+    def copies(self):
+        """The memory as it was before the last step; none without loss_scale=."""
+        return self._copies.variable
+
+    def restore(self):
+        """Undoes the last step."""
+        for part, copy in zip(self.state, self.copies):
+            write(part, read(copy))
+
+    @property
+    def loss_scale(self):
+        """That of the last step, whose units the memory has; None without one."""
+        scale = float(read(self.scale)) if self.follows_loss_scale else 0.0
+        return scale if scale > 0 else None
+
+    @loss_scale.setter
+    def loss_scale(self, value):
+        if self.follows_loss_scale:
+            write(self.scale, np.float64(value or 0.0))
+
+    @property
+    def steps(self):
+        return int(read(self.steps_taken))
+
+    @steps.setter
+    def steps(self, value):
+        write(self.steps_taken, value)
+
+    def memory(self):
+        return {kind: read(part) for kind, part in zip(self.state_names, self.state)}
+
+    @staticmethod
+    def numpy_of(value):
+        """A NumPy array, or an eager tensor or variable as one; None for anything else."""
+        if isinstance(value, np.ndarray):
+            return value
+        return value.numpy() if isinstance(value, (tf.Tensor, tf.Variable)) and hasattr(value, "numpy") else None
+
+    def set_memory(self, arrays):
+        self.step = None
+        write(self.threshold.variable, np.float32(0))
+        for kind, part in zip(self.state_names, self.state):
+            write(part, arrays[kind])
+
+    def count_exchange(self, exchange, encode_seconds, decode_seconds):
+        """Of an exchange of several parameters each counts its share by elements."""
+        last = self._exchanged
+        last.share = self.elements / max(exchange.bucket.d, 1)
+        last.sent_bytes, last.rounds, last.scheme = exchange.channel.sent_bytes, exchange.channel.rounds, exchange.bucket.scheme
+        last.encode_seconds += encode_seconds * last.share
+        last.decode_seconds += decode_seconds * last.share
+
+    def statistics(self, memory):
+        """One row of Compressor.stats()."""
+        last = self._exchanged
+        payload = read(self.payload.variable)
+        sent_bytes, rounds, communicator = payload.size, 1, "Allgather()"
+        if last.rounds:
+            sent_bytes, rounds, communicator = round(last.sent_bytes * last.share), last.rounds, last.scheme
+        sent_bytes += wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
+        path = "compressed"
+        if self.dense:
+            sent_bytes, rounds, communicator, path = self.elements * reduced_dtype(self.dtype).size, 0, None, "dense"
+        elif payload.size == 0 and not last.rounds:
+            sent_bytes, rounds, communicator, path = 0, 0, None, "none"
+        seconds = read(self.seconds.variable)
+        return statistics.row(
+            self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
+            float(seconds[0]) + last.encode_seconds, float(seconds[1]) + last.decode_seconds,
+            path=path, payload=None if self.dense or payload.size == 0 else payload,
+            kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None, rounds=rounds, communicator=communicator,
+        )  # fmt: skip
+
+
+class Identity(tf.train.experimental.PythonState):
+    """What a checkpoint says of the compressor and rank that it is of.
+
+    TensorFlow restores it before any variable, so that a checkpoint which is refused changes none.
+    """
+
+    def __init__(self, session):
+        self._adapter = weakref.ref(session)  # the session keeps it
+
+    def _own(self):
+        session = self._adapter()
+        rank = session.transport.rank
+        return {
+            "fingerprint": session.compressor.fingerprint,
+            "rank": rank,
+            "size": session.transport.size,
+            "keeper": session.keeper_of(rank),
+        }
+
+    def serialize(self):
+        session = self._adapter()
+        session.close_round()  # the variables are read after this
+        scaled = {"loss_scale": True} if session.rounds.active else {}
+        return json.dumps({**checkpoint.identity(**self._own()), **scaled})
+
+    def deserialize(self, string_value):
+        session, found = self._adapter(), json.loads(string_value)
+        follows, expected = found.pop("loss_scale", False), session.rounds.active
+        checkpoint.check_identity("compressor checkpoint", found, **self._own())
+        if follows != expected:
+            expected, got = ("with" if follow else "without" for follow in (expected, follows))
+            raise InvalidArgumentError(f"compressor checkpoint: expected one {expected} loss_scale=, as this Compressor, got one {got}")
+        session.rounds.forget(session.slots.values())
+
+
+class _Exchanged:
+    """Of the exchanges in Python that a variable was in: the last one, its share of it, and seconds spent in all."""
+
+    sent_bytes = 0
+    rounds = 0
+    scheme = None
+    share = 0.0
+    encode_seconds = 0.0
+    decode_seconds = 0.0
+
+
+class _Untracked:
+    """Hides a variable, or a list of them, from checkpoints."""
+
+    def __init__(self, variable):
+        self.variable = variable
+
+
+def reduced_dtype(dtype):
+    """What Horovod reduces for gradients of ``dtype``: its allreduce has no bfloat16 on the host, and the probe needs 24 bits."""
+    return tf.float64 if dtype == tf.float64 else tf.float32

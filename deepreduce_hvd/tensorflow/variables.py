@@ -1,0 +1,204 @@
+"""Which variable a gradient belongs to: ``compress`` gets a tensor, and Horovod does not say whose gradient it is.
+
+What holds is used, in this order, and what does not is refused by name:
+
+1. the pair that Horovod itself makes. Its tapes and optimizers reduce gradients in one function, ``allreduce_grads(grads, vars)``, which
+   calls ``compress`` and has each gradient beside its variable: the gradient is looked up there, as an object, not by shape or order;
+2. for ``hvd.allreduce`` alone, a shape that only one variable has: of the compressor's, or of those that a view of it is bound to.
+
+Horovod traces ``allreduce_grads`` once for all eager tapes of equal shapes, so a graph checks that it runs on the variable that it was
+traced for.
+"""
+
+import sys
+import weakref
+
+import tensorflow as tf
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.tensorflow.ops import checked, operators
+
+#: the function of horovod.tensorflow that has gradients beside variables, as it is and as AutoGraph rewrites it
+_REDUCING = ("allreduce_grads", "tf__allreduce_grads")
+#: those that call compress for one gradient or for several
+_CALLING = ("allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce")
+
+
+def tensorflow_variable(parameter):
+    """The tf.Variable of a parameter: Keras 3 has its own around TensorFlow's."""
+    inner = getattr(parameter, "value", None)
+    return inner if isinstance(inner, tf.Variable) else parameter
+
+
+def _handle(parameter):
+    """What all objects that stand for one variable have in common."""
+    variable = tensorflow_variable(parameter)
+    return getattr(variable, "handle", variable)
+
+
+class Variables:
+    """The slots of a compressor by variable. It does not keep the variables alive."""
+
+    def __init__(self):
+        self._entries = {}  # id of the handle -> (weak reference to the variable, slot)
+
+    def add(self, parameter, slot):
+        variable = tensorflow_variable(parameter)
+        self._entries[id(_handle(variable))] = weakref.ref(variable), slot
+        weakref.finalize(variable, _release, weakref.ref(slot)).atexit = False
+        slot.handle_name = _name_of(_handle(variable))
+
+    def slot_of(self, parameter):
+        """The slot of a variable, or None of one that the compressor was not given."""
+        variable, slot = self._entries.get(id(_handle(parameter)), (None, None))
+        known = variable() if variable is not None else None
+        return slot if known is not None and _handle(known) is _handle(parameter) else None
+
+    def find(self, tensor, slots):
+        """The slot that a gradient belongs to, and its variable.
+
+        Args:
+            tensor: the gradient.
+            slots: those that it can belong to.
+
+        Returns:
+            One of ``slots``, and the variable as Horovod has it beside the gradient, or None where it has none.
+
+        Raises:
+            InvalidArgumentError: it belongs to none of them, or could belong to several.
+        """
+        variable = _variable_beside(tensor)
+        if variable is not None:
+            slot = self.slot_of(variable)
+            if slot not in slots:
+                raise InvalidArgumentError(f"{_expected(slots)}, got that of {_label(variable, slot)}, a tensor of shape {tensor.shape}; {_GIVE_ALL}")
+            return slot, variable
+        alike = [slot for slot in slots if slot.shape == tensor.shape] or [slot for slot in slots if _fits(slot, tensor)]
+        if not alike:
+            raise InvalidArgumentError(f"{_expected(slots)}, got a tensor of shape {tensor.shape}; {_GIVE_ALL}")
+        if len(alike) > 1:
+            raise InvalidArgumentError(
+                f"compress: expected a gradient that can be told apart, got one of shape {tensor.shape}, which could be that of "
+                f"{', '.join(slot.label for slot in alike)}; say whose it is: deepreduce_hvd.tensorflow.allreduce_gradients(gradients, "
+                "variables, compressor), or compression=compressor.bound_to([variable])"
+            )
+        return alike[0], None
+
+
+def _release(slot):
+    if slot() is not None:
+        slot().release()
+
+
+_GIVE_ALL = "give Compressor, or its bound_to, all the variables that Horovod reduces gradients of"
+
+
+def _expected(slots):
+    if len(slots) == 1:
+        return f"compress: expected the gradient of {slots[0].label}, of shape {slots[0].shape}"
+    return f"compress: expected the gradient of one of the {len(slots)} named parameters"
+
+
+def _label(variable, slot):
+    return getattr(variable, "name", repr(variable)) if slot is None else slot.label
+
+
+def _fits(slot, tensor):
+    return slot.shape.is_compatible_with(tensor.shape)
+
+
+# --- the pair that Horovod makes ---
+
+
+class _Met:
+    """Tensors that are the gradient of several variables at once, on their way through Horovod: how many of them it has passed."""
+
+    def __init__(self):
+        self._passed = {}  # id of a tensor -> (weak reference to it, number of times)
+
+    def number(self, tensor, total):
+        """How many times before ``tensor`` came, of ``total``."""
+        reference, passed = self._passed.pop(id(tensor), (None, 0))
+        if reference is None or reference() is not tensor:
+            passed = 0
+        if passed + 1 < total:
+            self._passed[id(tensor)] = weakref.ref(tensor), passed + 1
+        return passed
+
+
+_met = _Met()
+
+
+def reducing_frame():
+    """(the frame of Horovod's function that has gradients beside variables, and with groups= the places of the gradients that it reduces now)."""
+    frame, group = sys._getframe(1), None
+    while frame is not None:
+        if group is None and _names(frame.f_code, "index_group"):
+            group = frame.f_locals.get("index_group")
+        if frame.f_code.co_name in _REDUCING and frame.f_globals.get("__name__") == "horovod.tensorflow":
+            return frame, group
+        frame = frame.f_back
+    return None, None
+
+
+def _variable_beside(tensor):
+    """The variable that Horovod has beside a gradient which it reduces now, or None where it has none."""
+    frame, group = reducing_frame()
+    if frame is None:
+        return None
+    gradients, variables = frame.f_locals["grads"], frame.f_locals["vars"]
+    places = group if isinstance(group, list) else range(len(gradients))
+    places = [place for place in places if gradients[place] is tensor]
+    if not places or variables is None:
+        return None
+    return variables[places[_met.number(tensor, len(places))]]
+
+
+def reducing_process_set():
+    """The process set over which Horovod reduces what it compresses now, or None where it does not say."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _CALLING and frame.f_globals.get("__name__") == "horovod.tensorflow":
+            return frame.f_locals.get("process_set")
+        frame = frame.f_back
+    return None
+
+
+def _names(code, name):
+    return name in code.co_varnames or name in code.co_cellvars or name in code.co_freevars
+
+
+# --- the variable that a graph runs on ---
+
+
+def _name_of(handle):
+    """What TensorFlow calls the variable behind a handle, unique in the process; None of a graph of tf.compat.v1."""
+    if not isinstance(handle, tf.Tensor) or handle.dtype != tf.resource or not tf.executing_eagerly():
+        return None
+    with tf.device(handle.device):
+        return checked(operators.deepreduce_variable_name, handle).numpy().decode()
+
+
+def expect_variable(tensor, slot, variable):
+    """``tensor``, once it is certain that the graph runs on the variable that it was traced for."""
+    if tf.executing_eagerly() or slot.handle_name is None:
+        return tensor
+    handle = _handle(variable)
+    with tf.device(getattr(tensorflow_variable(variable), "device", None)):
+        check = checked(operators.deepreduce_expect_variable, handle, expected=slot.handle_name, variable=slot.label)
+    with tf.control_dependencies([check]):
+        return tf.identity(tensor)
+
+
+class View:
+    """A compressor whose gradients are those of some of its variables alone: what ``bound_to`` returns, for ``compression=``."""
+
+    def __init__(self, session, slots):
+        self.adapter = session
+        self._slots = slots
+
+    def compress(self, tensor):
+        return self.adapter.compress(tensor, self._slots)
+
+    def decompress(self, tensor, context):
+        return self.adapter.decompress(tensor, context)

@@ -1,0 +1,391 @@
+"""The compressor's work on PyTorch: which parameter a gradient belongs to, its state, and the way there and back."""
+
+import math
+import time
+import warnings
+import weakref
+
+import horovod.torch as hvd
+import torch
+from horovod.common.elastic import notification_manager
+
+from deepreduce_hvd import checkpoint, wire
+from deepreduce_hvd.communicators.bucket import BucketMember, payload_of_nothing
+from deepreduce_hvd.compressor import collective_name
+from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.elastic import expect_keeper
+from deepreduce_hvd.coordination.roll_call import RollCall
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.statistics import totals
+from deepreduce_hvd.torch import results
+from deepreduce_hvd.torch.caller import DIRECT, current_caller
+from deepreduce_hvd.torch.cuda.device import DevicePath
+from deepreduce_hvd.torch.elastic import register as register_elastic
+from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS, encode_flat
+from deepreduce_hvd.torch.parameters import Parameters, make_slots
+from deepreduce_hvd.torch.references import Kept, Probes
+from deepreduce_hvd.torch.rounds import Apart, Plan, Round
+from deepreduce_hvd.torch.transport import HorovodTransport
+from deepreduce_hvd.torch.waits import names_who_is_gone, watch
+
+#: PyTorch's types of gradients -> their codes in docs/format.md
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+_HOST = torch.device("cpu")
+
+
+class _Pending:
+    """One gradient between compress and decompress; no flight when it goes dense."""
+
+    def __init__(self, slot, gradient, made, turn, kept, flight=None):
+        self.slot = slot
+        self.gradient = gradient
+        self.made = made  # whether backward made it
+        self.turn = turn  # the Round
+        self.kept = kept  # what Horovod reduces
+        self.flight = flight
+
+    def memory_for_result(self, reduced):
+        """Where the sum goes. Horovod reduces in place for its optimizers, which want the gradient's memory, and nowhere else."""
+        in_place = reduced is self.kept.tensors[0]
+        return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
+
+
+class Adapter:
+    """The PyTorch side of one Compressor."""
+
+    def __init__(self, compressor, named):
+        register_elastic()
+        self.compressor = compressor
+        self.transport = HorovodTransport(compressor.process_set)
+        self.process_set = self.transport.process_set
+        self.device_path = DevicePath(compressor)
+        self.slots = make_slots(compressor, named, self.device_path.home)
+        self._parameters = Parameters(self.slots)
+        self._probes = Probes()
+        #: the handler of hvd.elastic.TorchState that this compressor was given to
+        self.elastic = None
+        self._rounds = 0
+        self._forget_rounds()
+        self._warned = set()
+        if WHY_NO_OPERATORS is not None:
+            self._warn_once("operators", f"gradients take the slower way through NumPy: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}")
+        self.watcher = watch(self)
+        handshake.register(self)
+
+    def progress(self):
+        """How many steps it has begun."""
+        return max((slot.steps for slot in self.slots.values()), default=0)
+
+    # --- which parameter, and which step ---
+
+    def _turn_of(self, owner, slot):
+        """The round that a gradient belongs to: one of its optimizer's, or of what belongs to none."""
+        turn = self._turns.get(owner)
+        if turn is not None and not turn.ends_before(slot, self._parameters.gradients_made):
+            return turn
+        if self._delivered:
+            expect_keeper(self.elastic, notification_manager)
+            if self.elastic is not None:
+                self.elastic.follow()
+        if not self.agreed and self.elastic is None:  # in elastic training it is a part of sync, which all ranks call at once
+            handshake.agree(self)
+        self._delivered = False
+        turn = self._turns[owner] = Round(
+            self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums(), self._parameters.gradients_made
+        )
+        return turn
+
+    def _plan_of(self, owner, last):
+        """Which gradients of the optimizer share a message: as in its ``last`` round, unless what it trains has changed."""
+        if owner is DIRECT:
+            return self._apart
+        owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
+        slots = [slot for slot in self._parameters if id(slot.parameter) in owned]
+        if last is not None and last.plan.slots == slots and last.plan.training == Plan.trains(slots):
+            return last.plan
+        self._parameters.register_hooks()
+        return Plan(slots, self.compressor.bucket_bytes, self.compressor.fingerprint)
+
+    def _loss_scale(self):
+        if self.compressor.loss_scale is None:
+            return None
+        scale = float(self.compressor.loss_scale())
+        if not (math.isfinite(scale) and scale > 0):
+            raise InvalidArgumentError(f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}")
+        return scale
+
+    # --- there ---
+
+    @names_who_is_gone
+    def compress(self, tensor):
+        caller = current_caller()
+        wire.expect_process_set(self.process_set, caller.process_set)
+        slot = self._parameters.slot_for(tensor, caller.parameter)
+        turn = self._turn_of(caller.owner, slot)
+        if slot.turn is not None:
+            self._close(slot.turn)
+        turn.add(slot)
+        slot.steps += 1
+        made, slot.made = slot.made, False
+        if slot.dense:
+            # Horovod's allreduce takes no bfloat16 on the host, and nothing that is not contiguous
+            reduced = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
+            slot.count_dense(tensor, reduced)
+            kept = Kept(reduced)
+            kept.hold()
+            return reduced, _Pending(slot, tensor, made, turn, kept)
+        flight = turn.flight_for(slot, self._call_ranks)
+        # What no backward pass has made and is zero says nothing of the parameter: it is frozen, or was not used.
+        held = not made and not bool(tensor.any())
+        flight.members[slot] = self._member(slot, tensor, flight.copies, turn.loss_scale, held)
+        if flight.full:
+            self._start(flight)
+        self._advance()
+        kept = self._probes.take(self._probe_of(slot, turn), _probe_device(caller, tensor))
+        return kept.tensors[0], _Pending(slot, tensor, made, turn, kept, flight)
+
+    def _call_ranks(self, label):
+        return RollCall(self.transport, collective_name(self.compressor.number, label))
+
+    @staticmethod
+    def _probe_of(slot, turn):
+        return torch.tensor(wire.probe(hvd.rank(), turn.plan.fingerprint, slot.steps - 1), dtype=torch.float32)
+
+    def _advance(self):
+        for exchange in self._moving:
+            exchange.advance()
+        self._moving = [exchange for exchange in self._moving if not exchange.done]
+
+    def _member(self, slot, tensor, copies, loss_scale, held):
+        try:
+            on_device = self.device_path.takes(tensor)
+            slot.move_to(tensor.device if on_device else _HOST)
+            slot.follow_loss_scale(loss_scale)
+            slot.back_up()
+            if on_device:
+                return self.device_path.member(slot, tensor, hvd.rank(), held)
+            gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
+            # NumPy has no bfloat16: the numbers go as they lie in memory
+            dtype = _DTYPES.get(gradient.dtype)
+            if dtype is None:
+                raise InvalidArgumentError(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
+            state = tuple(part.numpy() for part in slot.state)
+            array = (gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient).numpy()
+
+            def encode():
+                slot.payload = self._encode(slot, gradient, held)
+                return slot.payload.numpy()
+
+            return BucketMember(slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), encode, held)
+        except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+            return BucketMember.failed(slot.name, tensor.numel(), error)
+
+    def _encode(self, slot, gradient, held):
+        compressor = self.compressor
+        if held:
+            return torch.from_numpy(payload_of_nothing(compressor.codec, gradient.numel(), _DTYPES[gradient.dtype]))
+        return encode_flat(
+            compressor.codec, compressor.memory, gradient, slot.state, slot.threshold,
+            compressor.seed, slot.steps - 1, slot.key, hvd.rank(),
+        )  # fmt: skip
+
+    def _start(self, flight):
+        self.compressor.communicator.prepare(self.transport)
+        flight.start(self.compressor, self.transport, self.device_path.communicator(flight.members), hvd.rank())
+        self._moving.append(flight.exchange)
+
+    def _on_host(self, tensor, copies):
+        """The tensor's numbers, there when ``copies`` have come."""
+        if tensor.device.type == "cpu":
+            return tensor
+        self._warn_once("device", f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}")
+        return self.device_path.side_streams.to_host(tensor, copies) if tensor.device.type == "cuda" else tensor.cpu()
+
+    # --- and back ---
+
+    @names_who_is_gone
+    def decompress(self, tensor, pending):
+        self._delivered = True
+        if pending is None:
+            return self._pass_on(tensor)
+        slot, turn, flight = pending.slot, pending.turn, pending.flight
+        turn.delivering = True
+        if flight is None:
+            result = self._dense_result(tensor, pending)
+        else:
+            result = self._sum(tensor, pending)
+        turn.hand_over(slot, flight)
+        if turn.complete:
+            turn.device_sums.send()
+        return result
+
+    def _pass_on(self, tensor):
+        """A sparse gradient that Horovod has summed by itself, without asking compress."""
+        self._warn_once("sparse", "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it")
+        caller = current_caller()
+        slot = self._parameters.get(caller.parameter)
+        if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
+            slot.count_sparse(slot.parameter.grad)
+        turn = self._turns.get(caller.owner)
+        if turn is not None and not turn.closed and turn.loss_scale is not None:
+            self._look_at(turn, tensor.coalesce().values())
+        return tensor
+
+    def _dense_result(self, tensor, pending):
+        """What Horovod has reduced as it was."""
+        pending.kept.release()
+        gradient, result = pending.gradient, tensor
+        like = results.layout_for(gradient, pending.slot.parameter, pending.made)
+        if tensor.dtype != gradient.dtype or tensor.stride() != like.stride():
+            result = pending.memory_for_result(tensor).copy_(tensor)
+        if pending.turn.loss_scale is not None:
+            self._look_at(pending.turn, result)
+        return result
+
+    def _sum(self, tensor, pending):
+        slot, turn, flight = pending.slot, pending.turn, pending.flight
+        # first of all, since ranks that are configured differently may wait for each other in an exchange for ever
+        try:
+            present = wire.Present.of(self.transport.ranks)
+            scale = wire.scale_of(slot.name, tensor.tolist(), present, turn.plan.fingerprint, slot.steps - 1)
+        except InvalidArgumentError:
+            flight.roll_call.wait()
+            raise
+        memory = pending.memory_for_result(tensor)
+        self._probes.give_back(pending.kept)
+        for other in turn.flights:
+            if other.exchange is None:  # the step's gradients have all come; some of its bucket's parameters had none
+                self._start(other)
+        for other in turn.flights:  # all of them now, asleep: between two results Horovod's own wait would spin
+            other.exchange.wait(self._moving)
+        self._moving = [exchange for exchange in self._moving if not exchange.done]
+        exchange = flight.exchange
+        total = exchange.finish()
+        started = time.perf_counter()
+        number = flight.numbers[slot]
+        slot.encode_seconds += exchange.seconds * slot.parameter.numel() / max(exchange.bucket.d, 1)
+        slot.count_sent(pending.gradient, exchange, flight.roll_call.sent_bytes if flight.called_by is slot else 0)
+        if total.non_finite(number):
+            turn.void = True
+            self._warn_of_non_finite(slot.name)
+        result = self._decode(turn, slot, memory, total, number, scale)
+        slot.decode_seconds += time.perf_counter() - started
+        return result
+
+    def _decode(self, turn, slot, memory, total, number, scale):
+        like = slot.parameter.grad
+        if like is not None and like.layout == torch.sparse_coo and not total.non_finite(number):
+            result = results.sparse_like(like, *total.sparse(number, scale))
+            self._look_at(turn, result.values(), slot.name)
+            return result
+        if self.device_path.takes(memory):
+            turn.device_sums.decode(slot.name, memory, total, number, scale)
+            if turn.loss_scale is not None:
+                self._look_at(turn, memory)
+            return memory
+        # the gradient's own memory where that can be: it is encoded already, and fresh pages would cost more than the sum
+        flat = results.as_float32(memory) if memory.device == _HOST else None
+        summed = torch.zeros(memory.numel(), dtype=torch.float32, pin_memory=memory.is_cuda) if flat is None else flat.zero_()
+        largest = total.add_to(number, summed.numpy(), scale)
+        if results.may_exceed(memory.dtype, largest):
+            self._look_at(turn, summed.to(memory.dtype), slot.name)
+        if memory.is_cuda:
+            self.device_path.from_host(summed, memory)
+        elif flat is None:
+            memory.copy_(summed.view(memory.shape))
+        return memory
+
+    def _look_at(self, turn, result, name=None):
+        """Notes whether an optimizer gets NaN or Inf: loss scaling then skips its step. ``name``: of the parameter, to warn of."""
+        if result.is_cuda:
+            turn.device_sums.look_at(result)
+        elif not results.is_finite(result):
+            turn.void = True
+            if name is not None:
+                self._warn_of_non_finite(name)
+
+    def _warn_of_non_finite(self, name):
+        if self.compressor.loss_scale is None:
+            self._warn_once(
+                "non-finite",
+                f"parameter {name}: every rank gets NaN or Inf, because a rank's gradient had it or because the sum is too large; if such steps are "
+                "to be skipped, as loss scaling does, give Compressor loss_scale=scaler.get_scale so that no residual loses what the skipped step had sent",
+            )
+
+    # --- rounds ---
+
+    def _forget_rounds(self):
+        for slot in self.slots.values():
+            slot.turn = None
+        self._turns = weakref.WeakKeyDictionary()  # optimizer -> its last Round
+        self._apart = Apart(self.compressor.fingerprint)
+        self._moving = []  # exchanges that are not done
+        self._delivered = True  # whether a result has been handed over since elastic training was asked
+
+    def describe(self, with_steps):
+        """What must be equal on all ranks, for the handshake."""
+        compressed = [slot for slot in self.slots.values() if not slot.dense]
+        frozen = [f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}" for slot in compressed]
+        steps = checkpoint.steps_to_compare(self.slots, with_steps)
+        return [*self.compressor.settings(self.transport), handshake.Setting("frozen parameters", frozen), *steps]
+
+    def abandon(self):
+        """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
+        handshake.forget(self)
+        self._forget_rounds()
+        self.transport.reset()
+        self.compressor.communicator.reset()
+
+    def close_round(self):
+        """Before anything reads or changes state after a step: settles all that are complete."""
+        for turn in {slot.turn for slot in self.slots.values() if slot.turn is not None}:
+            if turn.complete:
+                self._close(turn)
+
+    def _close(self, turn):
+        """Undoes a step that loss scaling has skipped; writes scalars."""
+        if turn.closed:
+            return
+        turn.closed = True
+        finite = turn.device_sums.check()
+        if turn.void or not finite:
+            for slot in turn.slots:
+                slot.restore()
+        self._rounds += 1
+        writer = self.compressor.writer
+        if writer is not None and self._rounds % self.compressor.writer_interval == 0:
+            stats = self.stats()
+            for field, value in totals(stats).items():
+                writer.add_scalar(f"deepreduce/{field}", value, self._rounds)
+            errors = {name: row["relative_error"] for name, row in stats.items() if row["relative_error"] is not None}
+            for name, row in stats.items():
+                writer.add_scalar(f"deepreduce_sent_bytes/{name}", row["sent_bytes"], self._rounds)
+            for name, error in errors.items():
+                writer.add_scalar(f"deepreduce_relative_error/{name}", error, self._rounds)
+            if errors:
+                writer.add_scalar("deepreduce/relative_error", sum(errors.values()) / len(errors), self._rounds)
+
+    def stats(self):
+        return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
+
+    def keeper_of(self, rank):
+        """The rank whose memory takes what ``rank`` keeps back."""
+        return self.compressor.communicator.keeper_of(rank, self.transport)
+
+    def state_dict(self):
+        self.close_round()
+        return checkpoint.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
+
+    def load_state_dict(self, state):
+        self.close_round()
+        checkpoint.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size, self.keeper_of)
+
+    def _warn_once(self, topic, message):
+        if topic not in self._warned:
+            self._warned.add(topic)
+            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
+
+
+def _probe_device(caller, gradient):
+    """Where a probe must be: on the host, where it is read, unless Horovod may reduce it in one call with gradients, which takes one device."""
+    return _HOST if caller.alone else gradient.device

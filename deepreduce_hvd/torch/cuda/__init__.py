@@ -1,0 +1,1 @@
+"""Gradients on GPUs."""

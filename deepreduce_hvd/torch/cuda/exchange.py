@@ -1,0 +1,196 @@
+"""The exchange of a bucket whose gradients are encoded on GPUs: two waits at most, whatever the number of gradients, and none inside a hook."""
+
+import struct
+
+import numpy as np
+import torch
+
+from deepreduce_hvd import container, wire
+from deepreduce_hvd.communicators.allgather import Allgather
+from deepreduce_hvd.communicators.bucket import BucketMember
+from deepreduce_hvd.communicators.sums import PayloadSum
+from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
+from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
+from deepreduce_hvd.torch import ops as operators
+from deepreduce_hvd.torch.cuda.copies import CopiesToHost
+
+_LENGTH = struct.Struct("<I")
+
+
+class DeviceMember(BucketMember):
+    """A gradient on a GPU, with its state there.
+
+    ``start()`` starts its encoding on the current stream and returns, on the device, memory that begins with the payload, and a report: a
+    dr_cuda_result followed by the payload's header. ``nothing``: in its place, of a member that is held, the payload, (n,) uint8 NumPy.
+    """
+
+    def __init__(self, slot, gradient, start=None, nothing=None):
+        held = nothing is not None
+        super().__init__(slot.name, np.broadcast_to(np.float32(0), gradient.numel()), (), slot.key, encode=self._on_host, held=held)
+        self.slot = slot
+        self.device = gradient.device
+        self.ready_on = torch.cuda.current_stream(gradient.device)  # what the gradient is made on
+        self.payload = None  # (n,) uint8, on the device
+        self.header = None  # (40,) uint8 NumPy
+        self._start = start
+        if held:
+            self.payload, self.header = torch.from_numpy(nothing).to(self.device), nothing[: container.HEADER.size]
+
+    def start(self):
+        """The report on the device, or None when there is none: it could not be started, or the payload is there."""
+        if self.payload is not None:
+            return None
+        try:
+            self._room, report = self._start()
+            return report
+        except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+            self.failure = error
+            return None
+
+    def finish(self, report):
+        """Takes the report once it is on the host."""
+        result, header = report[: -container.HEADER.size], report[-container.HEADER.size :].numpy()
+        try:
+            operators.checked(torch.ops.deepreduce.raise_failure, result)
+            total_bytes, _ = container.read_header(header)
+            self.payload, self.header = self._room[:total_bytes], header
+        except Exception as error:  # the same
+            self.failure = error
+        self._room = None
+
+    def keep(self, payload):
+        """Where the payload has moved to."""
+        self.payload = self.slot.payload = payload
+
+    def _on_host(self):
+        return self.payload.numpy()
+
+
+class DeviceEncodings:
+    """The encodings of a bucket's members that are on GPUs, all started before the first is waited for."""
+
+    def __init__(self, members):
+        self.reports = CopiesToHost()
+        self._groups = []  # (stream, its members)
+        self._read = []  # (member, its report on the way to the host)
+        on_device = [member for member in members if isinstance(member, DeviceMember)]
+        for device in dict.fromkeys(member.device for member in on_device):
+            there = [member for member in on_device if member.device == device]
+            stream = torch.cuda.current_stream(device)
+            for other in {member.ready_on for member in there} - {stream}:
+                stream.wait_stream(other)
+            started = [(member, report) for member in there for report in [member.start()] if report is not None]
+            if started:
+                rows = self.reports.start(torch.stack([report for _, report in started]), stream)
+                self._read += zip((member for member, _ in started), rows)
+            self._groups.append((stream, there))
+
+    def finish(self):
+        """Takes the reports, which must have come."""
+        for member, report in self._read:
+            member.finish(report)
+
+    def joined(self):
+        """[(stream, members that have a payload, their payloads one after another)], of each device."""
+        groups = []
+        for stream, members in self._groups:
+            members = [member for member in members if member.payload is not None]
+            if members:
+                with torch.cuda.stream(stream):
+                    groups.append((stream, members, torch.cat([member.payload for member in members])))
+        return groups
+
+
+def _keep_parts(members, joined):
+    for member, part in zip(members, joined.split([member.payload.numel() for member in members])):
+        member.keep(part)
+
+
+class DeviceAllgather(Allgather):
+    """Allgather of payloads that are made on GPUs.
+
+    ``device``: that of all payloads, when collectives take them from there; their headers then go beside them, through the host. None when
+    payloads go through pinned memory.
+    """
+
+    def __init__(self, device=None):
+        self.device = device
+
+    def __repr__(self):
+        return repr(Allgather())
+
+    def exchange(self, bucket, channel):
+        encodings = DeviceEncodings(bucket.members)
+        if encodings.reports:
+            yield encodings.reports
+        encodings.finish()
+        return (yield from (self._through_host if self.device is None else self._from_device)(encodings, bucket, channel))
+
+    def _through_host(self, encodings, bucket, channel):
+        copies = CopiesToHost()
+        for stream, members, joined in encodings.joined():
+            _keep_parts(members, copies.start(joined, stream))
+        if copies:
+            yield copies
+        return (yield from super().exchange(bucket, channel))
+
+    def _from_device(self, encodings, bucket, channel):
+        entries = []
+        for member in bucket.members:
+            header = member.header if member.failure is None else wire.notice(member.failure)
+            entries += [np.frombuffer(_LENGTH.pack(header.size), dtype=np.uint8), header]
+        payloads, stream = torch.empty(0, dtype=torch.uint8, device=self.device), torch.cuda.current_stream(self.device)
+        for stream, members, payloads in encodings.joined():
+            _keep_parts(members, payloads)
+        with torch.cuda.stream(stream):  # the collective waits for what it holds now
+            # both are on their way before either is waited for
+            headers, sums = channel.allgather(np.concatenate(entries)), channel.allgather(payloads)
+        headers = yield headers
+        gathered = yield sums
+        return DeviceSum(bucket, headers, gathered, channel.size)
+
+
+class DeviceSum(PayloadSum):
+    """Payloads of every rank on a device. ``headers``: of each rank, each member, the length and bytes of a header or a notice."""
+
+    def __init__(self, bucket, headers, gathered, size):
+        self._offsets = bucket.offsets
+        self.gathered = gathered
+        spans, at, start = [], 0, 0
+        while at < headers.size:
+            first = at + _LENGTH.size
+            at = first + (_LENGTH.unpack_from(headers, at)[0] if first <= headers.size else 0)
+            if not first < at <= headers.size:
+                raise CorruptPayloadError(f"parameter {bucket.name}: expected headers of {headers.size} bytes in all, got one that ends at {at}")
+            span = _span(headers[first:at], start)
+            spans.append(span)
+            start = span.end
+        count = len(bucket.members)
+        if len(spans) != size * count:
+            raise CorruptPayloadError(f"parameter {bucket.name}: expected {count} headers from each of {size} ranks, got {len(spans)} in all")
+        self.messages = [spans[number::count] for number in range(count)]
+        for member, messages in zip(bucket.members, self.messages):
+            try:
+                wire.raise_notices(member.name, messages)
+            except PeerFailedError as error:
+                raise error from member.failure
+        if start != gathered.numel():
+            raise CorruptPayloadError(f"parameter {bucket.name}: expected payloads of {start} bytes in all, got {gathered.numel()}")
+
+    def _on_host(self, member):
+        return [payload.cpu().numpy() for payload in self.payloads(member)]
+
+    def add_to(self, member, out, scale):
+        return add_payloads(self._on_host(member), out, scale)
+
+    def sparse(self, member, scale):
+        return decode_sum_sparse(self._on_host(member), int(np.diff(self._offsets)[member]), scale)
+
+
+def _span(entry, start):
+    """Where the payload of a header lies that starts at ``start``; a notice, which has none."""
+    if entry[: len(container.MAGIC)].tobytes() != container.MAGIC:
+        (message,) = wire.split(entry)
+        return wire.Message(start, start, False, message.notice)
+    total_bytes, non_finite = container.read_header(entry)
+    return wire.Message(start, start + total_bytes, non_finite, None)

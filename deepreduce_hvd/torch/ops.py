@@ -1,0 +1,186 @@
+"""PyTorch tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to.
+
+``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for tracing. Built with CUDA it works on tensors of
+the device, and has start_encode_ and start_decode_sum_, which do not wait, cuda_supports and raise_failure besides (docs/gpu.md).
+
+An installation without operators for the PyTorch that is there uses the core's binding for NumPy instead. Payloads and
+results are the same, bit for bit; only tensors of a GPU and ``torch.compile`` need the operators.
+"""
+
+import pathlib
+import re
+
+import numpy as np
+import torch
+
+from deepreduce_hvd import backends, container, errors, numpy_backend as neutral
+
+
+def _load_operators():
+    """Load the operators for this PyTorch; return None, or why there are none."""
+    directory = pathlib.Path(__file__).parent.parent
+    try:
+        library = backends.operator_library(directory, "_torch_ops", "PyTorch", torch.__version__)
+    except errors.NativeMissingError as error:
+        return str(error)
+    torch.ops.load_library(str(library))
+    return None
+
+
+#: why this installation has no operators for this PyTorch; None when it has
+WHY_NO_OPERATORS = _load_operators()
+#: whether this installation has the operators for CUDA devices
+HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, "start_decode_sum_")
+
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+_STATUS = re.compile(r"deepreduce status (\d+): (.*)")
+_ERRORS = {1: errors.CorruptPayloadError, 2: errors.InvalidArgumentError, 3: errors.UnknownCodecError, 4: MemoryError, 5: RuntimeError}
+
+
+def _fake_of(name):
+    """Register a function as what an operator does to shapes, where there are operators."""
+    if WHY_NO_OPERATORS is None:
+        return torch.library.register_fake(f"deepreduce::{name}")
+    return lambda function: function
+
+
+@_fake_of("encode")
+def _encode_fake(gradient, residual, velocity, threshold, codec, seed, step, tensor, rank):
+    size = torch.library.get_ctx().new_dynamic_size(min=container.HEADER.size)
+    return gradient.new_empty([size], dtype=torch.uint8)
+
+
+@_fake_of("decode_sum_")
+def _decode_sum_fake(out, payloads, scale, codec=None):
+    return None
+
+
+@_fake_of("decode")
+def _decode_fake(payload, d):
+    return payload.new_empty([d], dtype=torch.float32)
+
+
+@_fake_of("decode_sparse")
+def _decode_sparse_fake(payloads, d, scale):
+    size = torch.library.get_ctx().new_dynamic_size(min=0)
+    values = torch.empty([size], dtype=torch.float32, device="cpu" if not payloads else payloads[0].device)
+    return values.new_empty([size], dtype=torch.int64), values
+
+
+def checked(operator, *arguments):
+    """Calls an operator; its failure is raised by cause, as the package's own errors."""
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        found = _STATUS.search(str(error))
+        if found is None:
+            raise
+        raise _ERRORS[int(found[1])](found[2]) from None
+
+
+def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):
+    """One contiguous (d,) gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are updated in place.
+
+    All of them are on the host or, with the operators for it and a codec that is :meth:`Codec.is_native`, on one CUDA device.
+    """
+    if WHY_NO_OPERATORS is None and codec.is_native(memory):
+        padded = (*state, *[None] * (2 - len(state)))
+        return checked(
+            torch.ops.deepreduce.encode, gradient, *padded, threshold, codec.fields(memory, step), seed, step, tensor, rank
+        )
+    dtype = _DTYPES.get(gradient.dtype)
+    if dtype is None:
+        raise errors.InvalidArgumentError(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
+    array = gradient.view(torch.int16).numpy() if dtype == 2 else gradient.numpy()
+    arrays = tuple(part.detach().numpy() for part in state)
+    hint = 0.0 if threshold is None else float(threshold)
+    data, hint = neutral.encode_numpy(
+        codec, memory, array, arrays, hint, seed, step, tensor, rank, dtype=dtype
+    )
+    if threshold is not None:
+        threshold.fill_(hint)
+    return torch.from_numpy(data)
+
+
+def decode_sum_flat(payloads, out, scale):
+    """``out`` (d,) contiguous float32 CPU tensor += ``scale`` * each payload."""
+    if WHY_NO_OPERATORS is None and neutral.all_native([data.numpy() for data in payloads]):
+        checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
+    else:
+        neutral.decode_sum_numpy([data.numpy() for data in payloads], out.numpy(), scale)
+    return out
+
+
+def on_device(tensor):
+    """Whether the operators take a tensor where it is, on a CUDA device."""
+    return HAS_CUDA_OPERATORS and tensor.device.type == "cuda"
+
+
+class _Torch:
+    """The backend behind Codec.encode, decode, decode_sum and inspect for torch tensors."""
+
+    def encode(self, codec, memory, gradient, state, threshold, seed, step, tensor, rank):
+        for name, part in (("gradient", gradient), *zip(memory.state, state)):
+            if not isinstance(part, torch.Tensor) or part.dim() != 1 or part.layout != torch.strided:
+                raise errors.InvalidArgumentError(f"{name}: expected a dense 1-D torch tensor, got {_describe(part)}")
+            if part.is_neg() or part.is_conj():
+                raise errors.InvalidArgumentError(f"{name}: expected its own numbers, got a view that negates them; use resolve_neg()")
+        if any(part.device != gradient.device for part in state):
+            raise errors.InvalidArgumentError(f"residual: expected it on the gradient's device {gradient.device}, got {state[0].device}")
+        _expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
+        if on_device(gradient) and codec.is_native(memory):
+            return encode_flat(codec, memory, gradient.detach().contiguous(), state, None, seed, step, tensor, rank), 0.0
+        on_host = tuple(part.cpu() for part in state)
+        payload = encode_flat(codec, memory, gradient.detach().cpu().contiguous(), on_host, None, seed, step, tensor, rank)
+        for part, host in zip(state, on_host):
+            if part.device.type != "cpu":
+                part.copy_(host)
+        return payload.to(gradient.device), 0.0
+
+    def decode(self, payload, max_elements):
+        d = neutral.elements_of(self.to_numpy_bytes(payload), max_elements)
+        return self.decode_sum([payload], torch.zeros(d, dtype=torch.float32, device=payload.device), 1.0)
+
+    def decode_sum(self, payloads, out, scale):
+        if out.dim() != 1 or out.dtype != torch.float32 or not out.is_contiguous():
+            raise errors.InvalidArgumentError(f"out: expected a contiguous 1-D float32 tensor, got {_describe(out)}")
+        for payload in payloads:
+            _expect_bytes(payload)
+        if on_device(out) and neutral.all_native([payload[:8].cpu().numpy() for payload in payloads]):
+            checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
+            return out
+        host = decode_sum_flat([payload.cpu().contiguous() for payload in payloads], out.cpu(), scale)
+        return out if host is out or host.data_ptr() == out.data_ptr() else out.copy_(host)
+
+    def to_numpy_bytes(self, payload):
+        _expect_bytes(payload)
+        return np.ascontiguousarray(payload.cpu().numpy())
+
+
+def _expect_bytes(payload):
+    if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8 or payload.dim() != 1:
+        raise errors.InvalidArgumentError(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+
+
+def _expect_apart(**tensors):
+    """Raises InvalidArgumentError when tensors share memory: what is written to one would change another."""
+    spans = {}
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():  # a gradient, which is copied; other strided tensors are refused
+            continue
+        start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        for other, (device, first, end) in spans.items():
+            if device == tensor.device and size and start < end and first < start + size:
+                raise errors.InvalidArgumentError(
+                    f"{name}: expected memory of its own, got that of {other}"
+                )
+        spans[name] = tensor.device, start, start + size
+
+
+def _describe(value):
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype} of shape {tuple(value.shape)}, {value.layout}, on {value.device}"
+
+
+backend = _Torch()

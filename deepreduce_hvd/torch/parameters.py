@@ -1,0 +1,114 @@
+"""Which named parameter a gradient belongs to, and whether backward has made it."""
+
+import weakref
+import zlib
+
+import torch
+
+from deepreduce_hvd import container
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.slot import Slot
+
+
+def make_slots(compressor, named, home):
+    """Make what is kept of each parameter.
+
+    Args:
+        compressor: the :class:`Compressor`.
+        named: (name, parameter) pairs.
+        home: a function that returns the device for the memory of a parameter.
+
+    Returns:
+        {name: Slot}.
+
+    Raises:
+        InvalidArgumentError: not a tensor, or too large for a payload.
+    """
+    keep_backup = compressor.loss_scale is not None
+    slots = {}
+    for name, parameter in named:
+        if not isinstance(parameter, torch.Tensor):
+            raise InvalidArgumentError(
+                f"Compressor parameter {name}: expected a torch parameter, "
+                f"got {type(parameter).__name__}"
+            )
+        if parameter.numel() > container.MAX_ELEMENTS:
+            raise InvalidArgumentError(
+                f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, "
+                f"got {parameter.numel()}; split the tensor"
+            )
+        key = zlib.crc32(name.encode())
+        slots[name] = Slot(
+            name, parameter, key, compressor.memory, compressor.dense_below, keep_backup,
+            home(parameter),
+        )  # fmt: skip
+    return slots
+
+
+class Parameters:
+    """The slots by parameter, and the hooks that note which gradients backward makes.
+
+    Attributes:
+        gradients_made: how many gradients backward has made so far, of all of them.
+    """
+
+    def __init__(self, slots):
+        self._by_id = {id(slot.parameter): slot for slot in slots.values()}
+        self._hooked = set()
+        self.gradients_made = 0
+        self.register_hooks()
+
+    def __iter__(self):
+        return iter(self._by_id.values())
+
+    def get(self, parameter):
+        """Return the slot of a parameter, or None."""
+        return self._by_id.get(id(parameter))
+
+    def register_hooks(self):
+        """Note which gradients backward makes: Horovod's own hooks run right after these."""
+        # a parameter outlives its compressor, whose residuals it must not keep
+        own = weakref.ref(self)
+
+        def note(parameter):
+            if own() is not None:
+                own().get(parameter).made = True
+                own().gradients_made += 1
+
+        for slot in self:
+            parameter = slot.parameter
+            if slot not in self._hooked and parameter.requires_grad and parameter.is_leaf:
+                parameter.register_post_accumulate_grad_hook(note)
+                self._hooked.add(slot)
+
+    def slot_for(self, tensor, parameter):
+        """Return the slot that a gradient belongs to.
+
+        Args:
+            tensor: the gradient.
+            parameter: whose gradient it is; None when the caller does not say.
+
+        Raises:
+            InvalidArgumentError: it belongs to none, or cannot be compressed.
+        """
+        if parameter is None:
+            slot = next((slot for slot in self if slot.parameter.grad is tensor), None)
+        else:
+            slot = self.get(parameter)
+        if slot is None or slot.parameter.shape != tensor.shape:
+            raise InvalidArgumentError(
+                f"compress: expected the gradient of one of the {len(self._by_id)} named parameters, "
+                f"got another tensor of shape {tuple(tensor.shape)}; give Compressor the same "
+                "named_parameters as DistributedOptimizer"
+            )
+        if slot.parameter is tensor:
+            raise InvalidArgumentError(
+                "compress: expected a gradient, got a parameter, as op=Adasum hands over; "
+                "use op=Average or op=Sum with this compressor"
+            )
+        if tensor.layout == torch.sparse_coo:
+            raise InvalidArgumentError(
+                f"parameter {slot.name}: expected a dense gradient, got a sparse one; "
+                "use sparse_as_dense=True and no groups="
+            )
+        return slot

@@ -1,0 +1,123 @@
+"""What the compressor keeps of each PyTorch parameter."""
+
+import numpy as np
+import torch
+
+from deepreduce_hvd import statistics, wire
+
+
+class Slot:
+    """State and figures of one named parameter."""
+
+    def __init__(self, name, parameter, key, memory, dense_below, keep_backup, device="cpu"):
+        self.name = name
+        self.parameter = parameter
+        self.key = key
+        d = parameter.numel()
+        self.dense = d < dense_below
+        self.state_names = () if self.dense else memory.state
+        self.state = tuple(_zeros(d, device) for _ in self.state_names)
+        #: what is kept is in units of the scaled loss, and a void step is undone from a second copy
+        self.follows_loss_scale = keep_backup
+        self.backup = tuple(_zeros(d, device) for _ in self.state) if keep_backup else ()
+        # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
+        self.threshold = torch.zeros(1, dtype=torch.float32)
+        self.loss_scale = None
+        #: whether a backward pass has made a gradient since the last step
+        self.made = False
+        #: the last Round that its gradient was part of
+        self.turn = None
+        self.rounds = 0
+        self.communicator = None
+        self.steps = 0
+        self.encode_seconds = 0.0
+        self.decode_seconds = 0.0
+        self.payload = None
+        self.dense_bytes = 0
+        self.sent_bytes = 0
+        #: how its gradients travel when they are not compressed
+        self.uncompressed_path = "dense" if self.dense else None
+
+    def move_to(self, device):
+        """The memory's arrays, to where the gradient turned out to be."""
+        if any(part.device != device for part in self.state):
+            self.state = tuple(part.to(device) for part in self.state)
+            self.backup = tuple(part.to(device) for part in self.backup)
+
+    def follow_loss_scale(self, scale):
+        """Residuals are in units of the scaled loss: when the scale changes they change with it (exactly, powers of two)."""
+        if scale is not None and self.loss_scale is not None and scale != self.loss_scale:
+            for part in self.state:
+                part.mul_(scale / self.loss_scale)
+        self.loss_scale = scale
+
+    def back_up(self):
+        for kept, part in zip(self.backup, self.state):
+            kept.copy_(part)
+
+    def restore(self):
+        """Undoes the last step."""
+        self.payload = None
+        for kept, part in zip(self.backup, self.state):
+            part.copy_(kept)
+
+    def count_dense(self, tensor, reduced):
+        self.dense_bytes = tensor.numel() * tensor.element_size()
+        self.sent_bytes = reduced.numel() * reduced.element_size()
+
+    def count_sparse(self, gradient):
+        """Of a sparse gradient that Horovod has summed by itself: its indices and values."""
+        self.uncompressed_path = "sparse"
+        self.steps += 1
+        values, indices = gradient._values(), gradient._indices()
+        self.dense_bytes = gradient.numel() * values.element_size()
+        self.sent_bytes = values.numel() * values.element_size() + indices.numel() * indices.element_size()
+
+    def count_sent(self, tensor, exchange, roll_call_bytes):
+        """Of an exchange of several parameters each counts its share by elements; a payload of its own it counts itself."""
+        self.dense_bytes = tensor.numel() * tensor.element_size()
+        self.uncompressed_path = None  # an earlier gradient may have been sparse
+        if self.payload is not None:
+            sent = self.payload.numel()
+        else:
+            sent = round(exchange.channel.sent_bytes * tensor.numel() / max(exchange.bucket.d, 1))
+        self.sent_bytes = sent + wire.PROBE_BYTES + roll_call_bytes
+        self.rounds = exchange.channel.rounds
+        self.communicator = exchange.bucket.scheme
+
+    def memory(self):
+        """Copies on the host, wherever the memory is."""
+        return {kind: part.to("cpu", copy=True) for kind, part in zip(self.state_names, self.state)}
+
+    @property
+    def shape(self):
+        return self.parameter.shape
+
+    @staticmethod
+    def numpy_of(value):
+        """A tensor or NumPy array as a NumPy array; None for anything else."""
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.layout == torch.strided:
+            return value.detach().cpu().resolve_neg().numpy()
+        return value if isinstance(value, np.ndarray) else None
+
+    def set_memory(self, arrays):
+        self.threshold.zero_()
+        for kind, part in zip(self.state_names, self.state):
+            part.copy_(torch.from_numpy(np.require(arrays[kind], requirements="W")))
+
+    def statistics(self, memory):
+        """One row of Compressor.stats()."""
+        compressed = self.uncompressed_path is None and self.payload is not None
+        path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
+        return statistics.row(
+            self.parameter.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
+            rounds=self.rounds, communicator=self.communicator, path=path, payload=self.payload.cpu().numpy() if compressed else None,
+            kept=self.state[0].cpu().numpy() if compressed and memory.keeps_everything else None,
+        )  # fmt: skip
+
+
+def _zeros(d, device):
+    """(d,) float32 zeros; on the host the system makes their pages when they are first written."""
+    if torch.device(device).type == "cpu":
+        return torch.from_numpy(np.zeros(d, dtype=np.float32))
+    return torch.zeros(d, dtype=torch.float32, device=device)
