@@ -60,6 +60,7 @@ test-fast: setup
 
 lint: setup
 	$(WITH_VENV) ruff check .
+	$(WITH_VENV) ruff format --check --quiet .
 	$(WITH_VENV) mypy
 
 docs: setup

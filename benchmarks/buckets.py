@@ -1,11 +1,13 @@
-"""What pipelining and buckets save: seconds a step for ResNet-50's 161 gradients, by communicator and bucket size, under horovodrun.
+"""What pipelining and buckets save: seconds a step for ResNet-50's 161 gradients, by communicator
+and bucket size, under horovodrun.
 
     python benchmarks/buckets.py [--ranks 2] [--steps 7]
 
-Prints a table and writes results/buckets.json. No forward pass: gradients of real shapes and log-normal values are handed to
-``compress`` in the order in which backward makes them ready, then to ``decompress``; steps of all settings are interleaved in one run. In
-turn: the same exchanges, but each finished before the next is started, as a program without handles would do. Loopback on one machine:
-what it shows is latency and processor time, not a network's bandwidth.
+Prints a table and writes results/buckets.json. No forward pass: gradients of real shapes and
+log-normal values are handed to ``compress`` in the order in which backward makes them ready, then
+to ``decompress``; steps of all settings are interleaved in one run. In turn: the same exchanges,
+but each finished before the next is started, as a program without handles would do. Loopback on one
+machine: what it shows is latency and processor time, not a network's bandwidth.
 """
 
 import argparse
@@ -63,9 +65,17 @@ def worker(steps):
         return time.perf_counter() - started
 
     settings = {}
-    for scheme in (dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.CLTK()):
+    for scheme in (
+        dr.Allgather(),
+        dr.SplitAllgather(),
+        dr.RecursiveDoubling(),
+        dr.GTopK(),
+        dr.CLTK(),
+    ):
         for bucket_bytes in BUCKETS:
-            settings[repr(scheme), bucket_bytes, False] = dr.Compressor(codec, communicator=scheme, parameters=parameters, bucket_bytes=bucket_bytes)
+            settings[repr(scheme), bucket_bytes, False] = dr.Compressor(
+                codec, communicator=scheme, parameters=parameters, bucket_bytes=bucket_bytes
+            )
         settings[repr(scheme), 0, True] = settings[repr(scheme), 0, False]
     seconds = {setting: [] for setting in settings}
     for number in range(steps + 1):
@@ -83,7 +93,9 @@ def worker(steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -92,18 +104,41 @@ def main():
         worker(arguments.steps)
         return
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3")
-    command = [str(launcher), "-np", str(arguments.ranks), sys.executable, __file__, "--worker", "--steps", str(arguments.steps)]
-    finished = subprocess.run(command, env=environment, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+    environment = dict(
+        os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3"
+    )
+    command = [
+        str(launcher),
+        "-np",
+        str(arguments.ranks),
+        sys.executable,
+        __file__,
+        "--worker",
+        "--steps",
+        str(arguments.steps),
+    ]
+    finished = subprocess.run(
+        command,
+        env=environment,
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
     lines = [line for line in finished.stdout.splitlines() if "RESULT " in line]
     if not lines:
-        raise SystemExit(f"horovodrun ended with {finished.returncode} and no result:\n{finished.stdout[-4000:]}")
+        raise SystemExit(
+            f"horovodrun ended with {finished.returncode} and no result:\n{finished.stdout[-4000:]}"
+        )
     rows = json.loads(lines[0].partition("RESULT ")[2])
     print(f"{'communicator':34}{'bucket MiB':>12}{'ms a step':>12}   fastest to slowest")
     for row in rows:
         bucket = "one by one" if row["one_by_one"] else row["bucket_bytes"] >> 20
         figures = [1e3 * row[field] for field in ("median_seconds", "fastest", "slowest")]
-        print(f"{row['communicator']:34}{bucket:>12}{figures[0]:12.1f}   {figures[1]:.1f} to {figures[2]:.1f}")
+        print(
+            f"{row['communicator']:34}{bucket:>12}{figures[0]:12.1f}   {figures[1]:.1f} to {figures[2]:.1f}"
+        )
     write(ROOT / "results" / "buckets.json", rows)
 
 

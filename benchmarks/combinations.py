@@ -1,4 +1,6 @@
-"""Every index codec with every value codec on real gradients, and DeepReduce's Figure 8 with ours beside the published."""
+"""Every index codec with every value codec on real gradients, and DeepReduce's Figure 8 with ours
+beside the published.
+"""
 
 import numpy as np
 from measure import seconds
@@ -17,7 +19,8 @@ VALUE = {
     "QSGD 8": dr.QSGD(bits=8), "FitPoly": dr.FitPoly(), "FitDExp": dr.FitDExp(), "Quantile": dr.Quantile(),
 }  # fmt: skip
 
-#: DeepReduce, Figure 8: volume in % of dense for a convolution of 36,864 weights at 1 %, as read from the paper; ours: a codec
+#: DeepReduce, Figure 8: volume in % of dense for a convolution of 36,864 weights at 1 %, as read
+#: from the paper; ours: a codec
 FIGURE_8 = {
     "Top-r": (2.00, dr.Codec(dr.TopK(RATIO))),
     "Huffman": (1.62, dr.Codec(dr.TopK(RATIO), index=dr.Huffman())),
@@ -28,9 +31,18 @@ FIGURE_8 = {
     "QSGD": (1.25, dr.Codec(dr.TopK(RATIO), value=dr.QSGD(bits=8))),
     "FitPoly": (1.17, dr.Codec(dr.TopK(RATIO), value=dr.FitPoly())),
     "FitDExp": (1.02, dr.Codec(dr.TopK(RATIO), value=dr.FitDExp())),
-    "FitDExp + Bloom P2": (0.75, dr.Codec(dr.TopK(RATIO), index=dr.Bloom(fpr=1e-3, policy="p2"), value=dr.FitDExp())),
-    "QSGD + Bloom P2": (0.70, dr.Codec(dr.TopK(RATIO), index=dr.Bloom(fpr=1e-3, policy="p2"), value=dr.QSGD(bits=8))),
-    "SKCompress": (0.34, dr.Codec(dr.TopK(RATIO), index=dr.Huffman(delta=True), value=dr.Quantile())),
+    "FitDExp + Bloom P2": (
+        0.75,
+        dr.Codec(dr.TopK(RATIO), index=dr.Bloom(fpr=1e-3, policy="p2"), value=dr.FitDExp()),
+    ),
+    "QSGD + Bloom P2": (
+        0.70,
+        dr.Codec(dr.TopK(RATIO), index=dr.Bloom(fpr=1e-3, policy="p2"), value=dr.QSGD(bits=8)),
+    ),
+    "SKCompress": (
+        0.34,
+        dr.Codec(dr.TopK(RATIO), index=dr.Huffman(delta=True), value=dr.Quantile()),
+    ),
     "QSGD 4 + Rice": (None, dr.Codec(dr.TopK(RATIO), index=dr.Rice(), value=dr.QSGD(bits=4))),
 }
 
@@ -59,14 +71,26 @@ def all_combinations():
         for index_name, index in INDEX.items():
             for value_name, value in VALUE.items():
                 codec = dr.Codec(dr.TopK(RATIO), index=index, value=value)
-                rows.append({"gradient": name, "d": gradient.size, "index": index_name, "value": value_name, **measure(codec, gradient)})
+                rows.append(
+                    {
+                        "gradient": name,
+                        "d": gradient.size,
+                        "index": index_name,
+                        "value": value_name,
+                        **measure(codec, gradient),
+                    }
+                )
     return rows
 
 
 def combination_table(rows, gradient):
     """The combinations on one gradient as text, the smallest first."""
-    chosen = sorted((row for row in rows if row["gradient"] == gradient), key=lambda row: row["bytes"])
-    lines = [f"{'index':<15}{'value':<10}{'bytes':>8}{'of dense':>10}{'error to Top-r':>16}{'encode ms':>11}{'decode ms':>11}"]
+    chosen = sorted(
+        (row for row in rows if row["gradient"] == gradient), key=lambda row: row["bytes"]
+    )
+    lines = [
+        f"{'index':<15}{'value':<10}{'bytes':>8}{'of dense':>10}{'error to Top-r':>16}{'encode ms':>11}{'decode ms':>11}"
+    ]
     for row in chosen:
         lines.append(
             f"{row['index']:<15}{row['value']:<10}{row['bytes']:>8,}{row['share_of_dense']:>10.4%}{row['error_to_top_r']:>16.4f}"
@@ -78,7 +102,10 @@ def combination_table(rows, gradient):
 def figure_8():
     """The published instances on a real gradient of 36,864 elements."""
     gradient = load_gradients()["convolution3.weight@100"]
-    return [{"name": name, "published_percent": published, **measure(codec, gradient, 15)} for name, (published, codec) in FIGURE_8.items()]
+    return [
+        {"name": name, "published_percent": published, **measure(codec, gradient, 15)}
+        for name, (published, codec) in FIGURE_8.items()
+    ]
 
 
 def draw_figure_8(rows, path):
@@ -88,23 +115,47 @@ def draw_figure_8(rows, path):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (volume, runtime) = pyplot.subplots(2, 1, figsize=(10, 8), sharex=True, layout="constrained")
+    figure, (volume, runtime) = pyplot.subplots(
+        2, 1, figsize=(10, 8), sharex=True, layout="constrained"
+    )
     places = np.arange(len(rows))
     bottom = np.zeros(len(rows))
-    for part, color in (("index", "tab:blue"), ("value", "tab:orange"), ("order", "tab:green"), ("header", "tab:gray")):
+    for part, color in (
+        ("index", "tab:blue"),
+        ("value", "tab:orange"),
+        ("order", "tab:green"),
+        ("header", "tab:gray"),
+    ):
         height = np.array([100 * row["sections"][part] / (4 * 36_864) for row in rows])
         volume.bar(places, height, bottom=bottom, color=color, label=part)
         bottom += height
-    published = [(place, row["published_percent"]) for place, row in zip(places, rows) if row["published_percent"] is not None]
-    volume.plot(*zip(*published), "k_", markersize=22, markeredgewidth=2, label="published (DeepReduce, Figure 8)")
+    published = [
+        (place, row["published_percent"])
+        for place, row in zip(places, rows)
+        if row["published_percent"] is not None
+    ]
+    volume.plot(
+        *zip(*published),
+        "k_",
+        markersize=22,
+        markeredgewidth=2,
+        label="published (DeepReduce, Figure 8)",
+    )
     volume.set_ylabel("volume, % of dense float32")
     volume.set_title("A convolution's real gradient, d = 36,864, Top-r 1 %")
     volume.legend()
     for key, label, color, bottoms in (
         ("encode_seconds", "encode (with selection)", "tab:blue", np.zeros(len(rows))),
-        ("decode_seconds", "decode", "tab:orange", np.array([1e6 * row["encode_seconds"] for row in rows])),
+        (
+            "decode_seconds",
+            "decode",
+            "tab:orange",
+            np.array([1e6 * row["encode_seconds"] for row in rows]),
+        ),
     ):
-        runtime.bar(places, [1e6 * row[key] for row in rows], bottom=bottoms, label=label, color=color)
+        runtime.bar(
+            places, [1e6 * row[key] for row in rows], bottom=bottoms, label=label, color=color
+        )
     runtime.set_ylabel("microseconds, one thread")
     runtime.set_xticks(places, [row["name"] for row in rows], rotation=30, ha="right")
     runtime.legend()

@@ -1,10 +1,12 @@
-"""FitPoly and FitDExp: time against the NumPy oracle, error against independent least squares, bytes of the published layer.
+"""FitPoly and FitDExp: time against the NumPy oracle, error against independent least squares,
+bytes of the published layer.
 
     taskset -c 1 python benchmarks/fits.py [--elements 25557032] [--json results/fits.json]
 
-Times are medians of one thread in one run. The native core is reached through whole payloads. "codec": native encode of all values with
-the codec less the same with RawValue (so the order mapping's packing counts), over the oracle's value.encode alone. "payload": the
-same payload from the native core and from the oracle, nothing subtracted.
+Times are medians of one thread in one run. The native core is reached through whole payloads.
+"codec": native encode of all values with the codec less the same with RawValue (so the order
+mapping's packing counts), over the oracle's value.encode alone. "payload": the same payload from
+the native core and from the oracle, nothing subtracted.
 """
 
 import argparse
@@ -35,7 +37,10 @@ def largest_percent(sample, elements):
 
 
 def relative_error(decoded, values):
-    return float(np.linalg.norm(decoded.astype(np.float64) - values) / np.linalg.norm(values.astype(np.float64)))
+    return float(
+        np.linalg.norm(decoded.astype(np.float64) - values)
+        / np.linalg.norm(values.astype(np.float64))
+    )
 
 
 def least_squares_error(values, degree):
@@ -44,7 +49,10 @@ def least_squares_error(values, degree):
     for y in sort_sides(values)[1]:
         for start, end in fit_poly.find_segments(y, fit_poly.choose_segments(y, degree), degree):
             x = np.linspace(-1, 1, end - start)
-            squared += ((chebyshev.chebval(x, chebyshev.chebfit(x, y[start:end], degree)) - y[start:end]) ** 2).sum()
+            squared += (
+                (chebyshev.chebval(x, chebyshev.chebfit(x, y[start:end], degree)) - y[start:end])
+                ** 2
+            ).sum()
     return float(np.sqrt(squared) / np.linalg.norm(values.astype(np.float64)))
 
 
@@ -56,10 +64,19 @@ def rows(elements):
             raw = dr.Codec(dr.NoneSparsifier())
             out = np.zeros_like(values)
             payload, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0)
-            native = seconds(lambda: encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0), 15)
-            around = seconds(lambda: encode_numpy(raw, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0), 15)
+            native = seconds(
+                lambda: encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0), 15
+            )
+            around = seconds(
+                lambda: encode_numpy(raw, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0), 15
+            )
             oracle = seconds(lambda: value.encode(values, 0), 3)
-            whole = seconds(lambda: encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0, native=False), 3)
+            whole = seconds(
+                lambda: encode_numpy(
+                    codec, dr.NoMemory(), values, (), 0.0, 0, 0, 0, 0, native=False
+                ),
+                3,
+            )
             decode = seconds(lambda: decode_sum_numpy([payload], out, 1.0), 15)
             info = dr.inspect(payload)
             yield row(
@@ -67,7 +84,10 @@ def rows(elements):
                 native_ms=1e3 * (native - around), oracle_ms=1e3 * oracle, decode_sum_ms=1e3 * decode, value_bytes=info["value_bytes"],
             )  # fmt: skip
             yield row(
-                f"{name} encode / oracle, payload, {sample}, k = {values.size}", native / whole, native_ms=1e3 * native, oracle_ms=1e3 * whole
+                f"{name} encode / oracle, payload, {sample}, k = {values.size}",
+                native / whole,
+                native_ms=1e3 * native,
+                oracle_ms=1e3 * whole,
             )
             error = relative_error(dr.decode(payload), values)
             yield row(f"{name} relative error, {sample}", error, unit="|x - v| / |v|")
@@ -86,15 +106,27 @@ def rows(elements):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--elements", type=int, default=RESNET50, help="of the gradient whose largest 1 %% are fitted")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--elements",
+        type=int,
+        default=RESNET50,
+        help="of the gradient whose largest 1 %% are fitted",
+    )
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     results = []
     for result in rows(arguments.elements):
         results.append(result)
-        details = "".join(f"  {key} {result[key]:.4g}" for key in result if key.endswith(("_ms", "_bytes")))
-        print(f"{result['what']:62} {result['value']:.6f} {result['unit']}{verdict(result)}{details}", flush=True)
+        details = "".join(
+            f"  {key} {result[key]:.4g}" for key in result if key.endswith(("_ms", "_bytes"))
+        )
+        print(
+            f"{result['what']:62} {result['value']:.6f} {result['unit']}{verdict(result)}{details}",
+            flush=True,
+        )
     if arguments.json:
         write(arguments.json, results)
 

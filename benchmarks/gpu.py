@@ -1,8 +1,10 @@
-"""Speed on a GPU, each against the copy bandwidth or PyTorch's own operators measured in the same run: results/gpu.json and gpu.png.
+"""Speed on a GPU, each against the copy bandwidth or PyTorch's own operators measured in the same
+run: results/gpu.json and gpu.png.
 
     python benchmarks/gpu.py [--device cuda:0] [--output results/gpu.json]
 
-Times are medians between CUDA events around whole operator calls, host work included. ``--device cpu --elements 100000`` rehearses the script.
+Times are medians between CUDA events around whole operator calls, host work included. ``--device
+cpu --elements 100000`` rehearses the script.
 """
 
 import argparse
@@ -62,7 +64,15 @@ class Bench:
     def report(self, what, value, target=None, unit="ratio", at_most=True, **details):
         self.rows.append(row(what, value, target, unit, at_most, device=self.name, **details))
         last = self.rows[-1]
-        verdict = "rehearsed" if not self.cuda else "" if last["met"] is None else "met" if last["met"] else "MISSED"
+        verdict = (
+            "rehearsed"
+            if not self.cuda
+            else ""
+            if last["met"] is None
+            else "met"
+            if last["met"]
+            else "MISSED"
+        )
         bound = "" if target is None else f"{'≤' if at_most else '≥'} {target:g}"
         print(f"{what:<76}{value:>12.4f}  {bound:<8}{unit:<20}{verdict}", flush=True)
 
@@ -70,7 +80,9 @@ class Bench:
         """(d,) float32 like a network's gradient: normal times log-normal."""
         generator = torch.Generator(self.device).manual_seed(seed)
         values = torch.randn(d, generator=generator, device=self.device)
-        return values.mul_(torch.randn(d, generator=generator, device=self.device).exp_()).mul_(1e-3)
+        return values.mul_(torch.randn(d, generator=generator, device=self.device).exp_()).mul_(
+            1e-3
+        )
 
     def copy_bandwidth(self, d):
         """Bytes a second of a copy of d float32 elements, those read and those written counted."""
@@ -86,9 +98,15 @@ def encode(codec, memory, gradient, state, step=0):
 
 
 def compress(bench, d, small):
-    """residual += gradient, exact top-k 1 %, Rice, raw values, in a run of steps with two gradients in turn; and torch.topk on the same GPU."""
+    """residual += gradient, exact top-k 1 %, Rice, raw values, in a run of steps with two gradients
+    in turn; and torch.topk on the same GPU.
+    """
     bandwidth = bench.copy_bandwidth(d)
-    gradients, residual, step = [bench.gradient(d, seed) for seed in (1, 2)], torch.zeros(d, device=bench.device), 0
+    gradients, residual, step = (
+        [bench.gradient(d, seed) for seed in (1, 2)],
+        torch.zeros(d, device=bench.device),
+        0,
+    )
 
     def one_step():
         nonlocal step
@@ -103,7 +121,13 @@ def compress(bench, d, small):
     if small:
         bench.report(f"{name}: time", 1e3 * spent, 0.4, "ms", bandwidth_share=share)
     else:
-        bench.report(f"{name}: bytes that must move / time / copy bandwidth", share, 0.5, at_most=False, milliseconds=1e3 * spent)
+        bench.report(
+            f"{name}: bytes that must move / time / copy bandwidth",
+            share,
+            0.5,
+            at_most=False,
+            milliseconds=1e3 * spent,
+        )
     total = torch.empty_like(residual)
 
     def topk():
@@ -112,11 +136,19 @@ def compress(bench, d, small):
         return indices.int(), total[indices]
 
     plain = bench.seconds(topk)
-    bench.report(f"torch.topk + index/value cast / that, d = {d / 1e6:g} M", plain / spent, 10, at_most=False, topk_milliseconds=1e3 * plain)
+    bench.report(
+        f"torch.topk + index/value cast / that, d = {d / 1e6:g} M",
+        plain / spent,
+        10,
+        at_most=False,
+        topk_milliseconds=1e3 * plain,
+    )
 
 
 def bloom(bench, d):
-    """Insertion of 1 % and the universe scan of policy P0: a Bloom payload less one with raw indices."""
+    """Insertion of 1 % and the universe scan of policy P0: a Bloom payload less one with raw
+    indices.
+    """
     gradient = bench.gradient(d, 3)
     times = []
     for index in (dr.Bloom(fpr=1e-3, policy="p0"), dr.RawIndex()):
@@ -124,22 +156,37 @@ def bloom(bench, d):
         times.append(bench.seconds(lambda: encode(codec, dr.NoMemory(), gradient, ())))
     scan = times[0] - times[1]
     details = {"bloom_milliseconds": 1e3 * times[0], "raw_index_milliseconds": 1e3 * times[1]}
-    bench.report(f"Bloom insertion + scan, epsilon 1e-3, 1 %, d = {d / 1e6:g} M", d / max(scan, 1e-9) / 1e9, 50, "G elements/s", at_most=False, **details)
+    bench.report(
+        f"Bloom insertion + scan, epsilon 1e-3, 1 %, d = {d / 1e6:g} M",
+        d / max(scan, 1e-9) / 1e9,
+        50,
+        "G elements/s",
+        at_most=False,
+        **details,
+    )
 
 
 def fit_poly(bench, count):
-    """FitPoly of values that are all sent, sort and order section included, less the same with raw values."""
+    """FitPoly of values that are all sent, sort and order section included, less the same with raw
+    values.
+    """
     values = bench.gradient(count, 4)
     times = []
     for value in (dr.FitPoly(), dr.RawValue()):
         codec = dr.Codec(dr.NoneSparsifier(), value=value)
         times.append(bench.seconds(lambda: encode(codec, dr.NoMemory(), values, ())))
     details = {"whole_milliseconds": 1e3 * times[0], "raw_value_milliseconds": 1e3 * times[1]}
-    bench.report(f"FitPoly of {count / 1e6:g} M values", 1e3 * (times[0] - times[1]), 3, "ms", **details)
+    bench.report(
+        f"FitPoly of {count / 1e6:g} M values", 1e3 * (times[0] - times[1]), 3, "ms", **details
+    )
 
 
 def decode_sum(bench, d):
-    """Eight ranks' payloads into one tensor. Touched: the payloads, and every 32-byte sector of the sum that a payload meets, read and written."""
+    """Eight ranks' payloads into one tensor.
+
+    Touched: the payloads, and every 32-byte sector of the sum that a payload meets, read and
+    written.
+    """
     bandwidth = bench.copy_bandwidth(d)
     payloads, sectors, useful = [], 0, 0
     for rank in range(SUMMED):
@@ -153,14 +200,28 @@ def decode_sum(bench, d):
         del gradient, sent, places
     payload_bytes = sum(payload.numel() for payload in payloads)
     out, fields = torch.zeros(d, device=bench.device), COMPRESS.fields(dr.NoMemory())
-    spent = bench.seconds(lambda: operators.checked(torch.ops.deepreduce.decode_sum_, out, payloads, 0.125, fields))
+    spent = bench.seconds(
+        lambda: operators.checked(torch.ops.deepreduce.decode_sum_, out, payloads, 0.125, fields)
+    )
     share = (payload_bytes + sectors) / spent / bandwidth
-    details = {"milliseconds": 1e3 * spent, "payload_bytes": payload_bytes, "share_of_useful_bytes": (payload_bytes + useful) / spent / bandwidth}
-    bench.report(f"decode-and-sum of {SUMMED} payloads, d = {d / 1e6:g} M: bytes touched / time / copy bandwidth", share, 0.3, at_most=False, **details)
+    details = {
+        "milliseconds": 1e3 * spent,
+        "payload_bytes": payload_bytes,
+        "share_of_useful_bytes": (payload_bytes + useful) / spent / bandwidth,
+    }
+    bench.report(
+        f"decode-and-sum of {SUMMED} payloads, d = {d / 1e6:g} M: bytes touched / time / copy bandwidth",
+        share,
+        0.3,
+        at_most=False,
+        **details,
+    )
 
 
 def draw(rows, path):
-    """Value / target of every row that has one; better to the right. Returns why there is no plot, or None."""
+    """Value / target of every row that has one; better to the right. Returns why there is no plot,
+    or None.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -169,9 +230,16 @@ def draw(rows, path):
     import matplotlib.pyplot as plot
 
     rows = [one for one in rows if one["target"] is not None]
-    ratios = [one["target"] / one["value"] if one["at_most"] else one["value"] / one["target"] for one in rows]
+    ratios = [
+        one["target"] / one["value"] if one["at_most"] else one["value"] / one["target"]
+        for one in rows
+    ]
     figure, axes = plot.subplots(figsize=(10, 0.6 * len(rows) + 1.5))
-    axes.barh([one["what"] for one in rows], ratios, color=["tab:green" if one["met"] else "tab:red" for one in rows])
+    axes.barh(
+        [one["what"] for one in rows],
+        ratios,
+        color=["tab:green" if one["met"] else "tab:red" for one in rows],
+    )
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xscale("log")
     axes.invert_yaxis()
@@ -198,7 +266,9 @@ def measure(bench, elements, large, values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--elements", type=int, help="all sizes the same, for a rehearsal")
     parser.add_argument("--repeats", type=int, default=15)
@@ -214,7 +284,9 @@ def main():
         print(f"no plot: {reason}")
     if bench.cuda:
         missed = sum(one["met"] is False for one in bench.rows)
-        print(f"{missed} of {sum(one['met'] is not None for one in bench.rows)} targets missed; {arguments.output}")
+        print(
+            f"{missed} of {sum(one['met'] is not None for one in bench.rows)} targets missed; {arguments.output}"
+        )
     for one in missing:
         print(f"NOT MEASURED  {one}")
     sys.exit(1 if missing else 0)

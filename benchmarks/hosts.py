@@ -1,9 +1,11 @@
-"""Seconds a step between hosts: ResNet-50's 161 gradients over shaped links, results/bench-hosts.json and .png, and a table.
+"""Seconds a step between hosts: ResNet-50's 161 gradients over shaped links,
+results/bench-hosts.json and .png, and a table.
 
     python benchmarks/hosts.py [--hosts 2,4] [--links 100mbit,1gbit,10gbit,unshaped] [--rows "none;fp16;Allgather"] [--seconds 8]
 
-Needs root (network namespaces), iproute2 and openssh-server. Every pair of a number of hosts and a link is one job under horovodrun over ssh.
-A run of a part changes only its own lines of results/bench-hosts.json; targets compare what one job measured.
+Needs root (network namespaces), iproute2 and openssh-server. Every pair of a number of hosts and a
+link is one job under horovodrun over ssh. A run of a part changes only its own lines of
+results/bench-hosts.json; targets compare what one job measured.
 """
 
 import argparse
@@ -20,7 +22,8 @@ from network import Network, NetworkError, problems
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
 WORKER = pathlib.Path(__file__).with_name("hosts_worker.py")
 LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshaped": "unshaped"}
-#: (hosts, link) -> how many times faster than Horovod without compression the best compressed row is to be
+#: (hosts, link) -> how many times faster than Horovod without compression the best compressed row
+#: is to be
 TARGETS = {(2, "100mbit"): 40, (2, "1gbit"): 8, (2, "10gbit"): 2, (4, "1gbit"): 8}
 DENSE = ("no exchange", "none", "fp16")
 _LONGEST = 900  # seconds of one job
@@ -31,7 +34,8 @@ def run_job(network, names, seconds, report):
     cores = os.cpu_count() or 1
     environment = {
         "OMP_NUM_THREADS": str(max(1, cores // len(network.names))),
-        # keep freed memory: fresh pages for what Horovod's fp16 allocates in every step cost as much as the arithmetic on them
+        # keep freed memory: fresh pages for what Horovod's fp16 allocates in every step cost as
+        # much as the arithmetic on them
         "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25),
         "PYTHONPATH": str(RESULTS.parent),
     }  # fmt: skip
@@ -48,7 +52,9 @@ def run_job(network, names, seconds, report):
             said.append(line)
     signal.alarm(0)
     if job.wait() != 0 or count != len(names):
-        raise NetworkError(f"horovodrun: expected {len(names)} rows and exit status 0, got {count} and {job.returncode}:\n{''.join(said[-60:])}")
+        raise NetworkError(
+            f"horovodrun: expected {len(names)} rows and exit status 0, got {count} and {job.returncode}:\n{''.join(said[-60:])}"
+        )
 
 
 def too_long(*_):
@@ -57,7 +63,9 @@ def too_long(*_):
 
 def show(row, dense_seconds):
     factor = f"{dense_seconds / row['seconds']:8.1f}" if dense_seconds else " " * 8
-    mean = {figure: sum(row[figure]) / len(row[figure]) for figure in ("claimed_bytes", "sent_bytes")}
+    mean = {
+        figure: sum(row[figure]) / len(row[figure]) for figure in ("claimed_bytes", "sent_bytes")
+    }
     print(
         f"{row['name']:<24}{row['seconds']:>10.4f}{row['fastest']:>10.4f}{row['slowest']:>10.4f}{row['steps']:>6}{factor}"
         f"{mean['claimed_bytes']:>15,.0f}{mean['sent_bytes']:>15,.0f}",
@@ -67,14 +75,18 @@ def show(row, dense_seconds):
 
 def head(hosts, link):
     print(f"\n{hosts} hosts, {LINKS[link]}")
-    print(f"{'':<24}{'s a step':>10}{'fastest':>10}{'slowest':>10}{'steps':>6}{'faster':>8}{'claimed B':>15}{'interface B':>15}")
+    print(
+        f"{'':<24}{'s a step':>10}{'fastest':>10}{'slowest':>10}{'steps':>6}{'faster':>8}{'claimed B':>15}{'interface B':>15}"
+    )
 
 
 def verdicts(measured):
     """Targets met and missed, by what was measured in one job."""
     found = []
     for (hosts, link), factor in TARGETS.items():
-        rows = {row["name"]: row for row in measured if (row["hosts"], row["link"]) == (hosts, link)}
+        rows = {
+            row["name"]: row for row in measured if (row["hosts"], row["link"]) == (hosts, link)
+        }
         compressed = [row for name, row in rows.items() if name not in DENSE]
         if "none" not in rows or not compressed:
             continue
@@ -96,15 +108,38 @@ def draw(measured, path):
     from matplotlib import pyplot
 
     panels = sorted({row["hosts"] for row in measured})
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(6 * len(panels) + 2, 5), sharey=True, squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(6 * len(panels) + 2, 5), sharey=True, squeeze=False
+    )
     names = list(dict.fromkeys(row["name"] for row in measured))
     for axis, hosts in zip(axes[0], panels):
         for name in names:
-            points = sorted((list(LINKS).index(row["link"]), row) for row in measured if (row["hosts"], row["name"]) == (hosts, name))
+            points = sorted(
+                (list(LINKS).index(row["link"]), row)
+                for row in measured
+                if (row["hosts"], row["name"]) == (hosts, name)
+            )
             middle = [row["seconds"] for _, row in points]
-            spread = [[row["seconds"] - row["fastest"] for _, row in points], [row["slowest"] - row["seconds"] for _, row in points]]
-            style = {"color": "black", "linestyle": {"none": "-", "fp16": "--", "no exchange": ":"}[name]} if name in DENSE else {"marker": "o"}
-            axis.errorbar([position for position, _ in points], middle, yerr=spread, capsize=3, label=name, **style)
+            spread = [
+                [row["seconds"] - row["fastest"] for _, row in points],
+                [row["slowest"] - row["seconds"] for _, row in points],
+            ]
+            style = (
+                {
+                    "color": "black",
+                    "linestyle": {"none": "-", "fp16": "--", "no exchange": ":"}[name],
+                }
+                if name in DENSE
+                else {"marker": "o"}
+            )
+            axis.errorbar(
+                [position for position, _ in points],
+                middle,
+                yerr=spread,
+                capsize=3,
+                label=name,
+                **style,
+            )
         axis.set_yscale("log")
         axis.set_xticks(range(len(LINKS)), LINKS.values())
         axis.set_title(f"{hosts} hosts")
@@ -112,12 +147,16 @@ def draw(measured, path):
         axis.grid(True, which="both", alpha=0.3)
     axes[0][0].set_ylabel("seconds a step, median; bars: fastest to slowest")
     axes[0][-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.suptitle("Exchange of ResNet-50's 161 gradients, no forward pass, compressed rows at 1 %")
+    figure.suptitle(
+        "Exchange of ResNet-50's 161 gradients, no forward pass, compressed rows at 1 %"
+    )
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
 def save(measured, path):
-    """Puts rows into a file of results, in place of those of the same hosts, link and name, and draws them all."""
+    """Puts rows into a file of results, in place of those of the same hosts, link and name, and
+    draws them all.
+    """
     kept = json.loads(path.read_text())["rows"] if path.exists() else []
     new = {(row["hosts"], row["link"], row["name"]) for row in measured}
     rows = [row for row in kept if (row["hosts"], row["link"], row["name"]) not in new] + measured
@@ -128,19 +167,37 @@ def save(measured, path):
 
 
 def arguments_of(names):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--hosts", default="2,4", help="numbers of hosts, comma-separated")
-    parser.add_argument("--links", default=",".join(LINKS), help=f"comma-separated, of {', '.join(LINKS)}")
-    parser.add_argument("--rows", default=";".join(names), help=f"semicolon-separated, of: {'; '.join(names)}")
-    parser.add_argument("--seconds", type=float, default=5, help="of measured steps a row; at least 4 steps, at most 15")
-    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "bench-hosts.json", help="the plot goes beside it")
+    parser.add_argument(
+        "--links", default=",".join(LINKS), help=f"comma-separated, of {', '.join(LINKS)}"
+    )
+    parser.add_argument(
+        "--rows", default=";".join(names), help=f"semicolon-separated, of: {'; '.join(names)}"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=5,
+        help="of measured steps a row; at least 4 steps, at most 15",
+    )
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        default=RESULTS / "bench-hosts.json",
+        help="the plot goes beside it",
+    )
     arguments = parser.parse_args()
     arguments.hosts = [int(hosts) for hosts in arguments.hosts.split(",")]
     for what, known, separator in (("links", list(LINKS), ","), ("rows", names, ";")):
         chosen = getattr(arguments, what).split(separator)
         unknown = [word for word in chosen if word not in known]
         if unknown:
-            parser.error(f"--{what}: expected some of {separator.join(known)}, got {separator.join(unknown)}")
+            parser.error(
+                f"--{what}: expected some of {separator.join(known)}, got {separator.join(unknown)}"
+            )
         setattr(arguments, what, chosen)
     return arguments
 
@@ -167,11 +224,14 @@ def main():
                     measured.append({"hosts": hosts, "link": link, **row})
 
                 run_job(network, arguments.rows, arguments.seconds, report)
-                save(measured, arguments.output)  # after every job: one that fails takes nothing from the others
+                # after every job: one that fails takes nothing from the others
+                save(measured, arguments.output)
     targets = verdicts(measured)
     print()
     for target in targets:
-        fp16 = f", {target['faster_than_fp16']:.1f} times fp16" if target["faster_than_fp16"] else ""
+        fp16 = (
+            f", {target['faster_than_fp16']:.1f} times fp16" if target["faster_than_fp16"] else ""
+        )
         print(
             f"{target['hosts']} hosts, {LINKS[target['link']]}: {target['best']} is {target['faster_than_none']:.1f} times as fast as none{fp16}; "
             f"target {target['target']} {'met' if target['met'] else 'MISSED'}"

@@ -1,7 +1,8 @@
-"""One rank of benchmarks/hosts.py: seconds a step of an exchange of ResNet-50's gradients, and the bytes that crossed its interface.
+"""One rank of benchmarks/hosts.py: seconds a step of an exchange of ResNet-50's gradients, and the
+bytes that crossed its interface.
 
-The gradients are prepared beforehand, fixed by rank and step, and reach the optimizer's hooks through a real backward pass of operations that
-only return them: no forward pass is in the figures.
+The gradients are prepared beforehand, fixed by rank and step, and reach the optimizer's hooks
+through a real backward pass of operations that only return them: no forward pass is in the figures.
 """
 
 import gc
@@ -26,7 +27,9 @@ _FEWEST, _MOST = 4, 15
 
 
 def _instance(codec, communicator=None, memory=None):
-    """What makes a DistributedOptimizer's ``compression`` and its compressor out of named parameters."""
+    """What makes a DistributedOptimizer's ``compression`` and its compressor out of named
+    parameters.
+    """
 
     def make(named):
         compressor = dr.Compressor(codec, memory, communicator, parameters=named)
@@ -36,7 +39,9 @@ def _instance(codec, communicator=None, memory=None):
 
 
 def _table():
-    """{row: (what makes its compression, None: no Horovod at all)}; communicators as they are in the package."""
+    """{row: (what makes its compression, None: no Horovod at all)}; communicators as they are in
+    the package.
+    """
     from deepreduce_hvd import communicators
 
     recommended = dr.Codec(dr.TopK(RATIO), index=dr.Rice(), value=dr.QSGD(bits=4))
@@ -74,7 +79,9 @@ class _Prepared(torch.autograd.Function):
 
 
 def _start_together():
-    """A barrier whose waiting ranks sleep: Horovod's own would take the processors from the ranks that are waited for."""
+    """A barrier whose waiting ranks sleep: Horovod's own would take the processors from the ranks
+    that are waited for.
+    """
     handle = hvd.allreduce_async(torch.zeros(1), name="start")
     while not hvd.poll(handle):
         time.sleep(1e-4)
@@ -82,17 +89,23 @@ def _start_together():
 
 
 class Exchange:
-    """Parameters of ResNet-50's shapes, their prepared gradients, and a step that consists of nothing else."""
+    """Parameters of ResNet-50's shapes, their prepared gradients, and a step that consists of
+    nothing else.
+    """
 
     def __init__(self, gradients, make):
-        self.named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in resnet50.shapes()]
+        self.named = [
+            (name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in resnet50.shapes()
+        ]
         self.parameters = [parameter for _, parameter in self.named]
         self.gradients = itertools.cycle(gradients)
         self.optimizer = torch.optim.SGD(self.parameters, lr=1e-3)
         self.compressor = None
         if make is not None:
             compression, self.compressor = make(self.named)
-            self.optimizer = hvd.DistributedOptimizer(self.optimizer, named_parameters=self.named, compression=compression)
+            self.optimizer = hvd.DistributedOptimizer(
+                self.optimizer, named_parameters=self.named, compression=compression
+            )
 
     def step(self):
         """Seconds that this rank took."""
@@ -100,7 +113,9 @@ class Exchange:
         _start_together()
         started = time.perf_counter()
         self.optimizer.zero_grad()
-        torch.stack([_Prepared.apply(*pair) for pair in zip(self.parameters, gradients)]).sum().backward()
+        torch.stack(
+            [_Prepared.apply(*pair) for pair in zip(self.parameters, gradients)]
+        ).sum().backward()
         self.optimizer.step()
         return time.perf_counter() - started
 
@@ -116,7 +131,9 @@ def prepared_gradients():
         # a half normal's logarithm would not be log-normal: magnitude and sign are drawn apart
         np.exp(random.standard_normal(out=magnitudes, dtype=np.float32), out=magnitudes)
         flat = torch.from_numpy(np.copysign(1e-3 * magnitudes, values, dtype=np.float32))
-        steps.append([part.view(shape) for part, (_, shape) in zip(flat.split(sizes), resnet50.shapes())])
+        steps.append(
+            [part.view(shape) for part, (_, shape) in zip(flat.split(sizes), resnet50.shapes())]
+        )
     return steps
 
 
@@ -141,8 +158,15 @@ def measure(name, gradients, seconds):
         "times": own, "wall_seconds": spent, "claimed": _claimed_bytes(name, exchange),
         **{figure: (after[figure] - before[figure]) / repeats for figure in after},
     })  # fmt: skip
-    times = [max(rank["times"][step] for rank in of_ranks) for step in range(repeats)]  # a step ends when its last rank does
-    row = {"name": name, "seconds": statistics.median(times), "fastest": min(times), "slowest": max(times), "steps": repeats}
+    # a step ends when its last rank does
+    times = [max(rank["times"][step] for rank in of_ranks) for step in range(repeats)]
+    row = {
+        "name": name,
+        "seconds": statistics.median(times),
+        "fastest": min(times),
+        "slowest": max(times),
+        "steps": repeats,
+    }
     row["claimed_bytes"] = [rank["claimed"] for rank in of_ranks]
     for figure in after:
         row[figure] = [round(rank[figure]) for rank in of_ranks]

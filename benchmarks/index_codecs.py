@@ -1,8 +1,10 @@
-"""The index codecs: bits an index against the information bound and DeepReduce's volumes, and time against `r += g`.
+"""The index codecs: bits an index against the information bound and DeepReduce's volumes, and time
+against `r += g`.
 
     taskset -c 1 python benchmarks/index_codecs.py [--json results/index_codecs.json]
 
-Times are of the native codec alone on one thread, d = 25,557,032, medians of one run: index_codecs.cc, which this compiles.
+Times are of the native codec alone on one thread, d = 25,557,032, medians of one run:
+index_codecs.cc, which this compiles.
 """
 
 import argparse
@@ -19,7 +21,12 @@ import deepreduce_hvd as dr
 
 HERE = pathlib.Path(__file__).resolve().parent
 CORE = HERE.parent / "deepreduce_hvd" / "csrc"
-SOURCES = ["base.cc", "huffman_code.cc", "set_bits.cc", *(f"index/{name}.cc" for name in ("bitmap", "rle", "huffman", "rice", "elias_fano"))]
+SOURCES = [
+    "base.cc",
+    "huffman_code.cc",
+    "set_bits.cc",
+    *(f"index/{name}.cc" for name in ("bitmap", "rle", "huffman", "rice", "elias_fano")),
+]
 CODECS = {
     "Bitmap": dr.Bitmap(),
     "RLE": dr.RLE(),
@@ -45,12 +52,19 @@ def sizes():
         count = int(d * density)
         gradient = uniform(d, count)
         for name, index in CODECS.items():
-            info = dr.inspect(dr.Codec(dr.TopK(k=count), index=index, value=dr.QSGD(bits=1)).encode(gradient))
+            info = dr.inspect(
+                dr.Codec(dr.TopK(k=count), index=index, value=dr.QSGD(bits=1)).encode(gradient)
+            )
             if info["index"] == "all":
                 continue  # larger than dense
             bits = 8 * info["index_bytes"] / count
             target = 1.02 if name == "Rice" and d == RESNET50 else None
-            yield row(f"{name} bits / bound, d = {d:,}, {density:.1%}", bits / bound(d, count), target, bits_an_index=bits)
+            yield row(
+                f"{name} bits / bound, d = {d:,}, {density:.1%}",
+                bits / bound(d, count),
+                target,
+                bits_an_index=bits,
+            )
 
 
 def published_volumes():
@@ -58,7 +72,12 @@ def published_volumes():
     for name, index in CODECS.items():
         info = dr.inspect(dr.Codec(dr.TopK(0.01), index=index).encode(gradient))
         volume = 100 * (info["index_bytes"] + info["value_bytes"]) / gradient.nbytes
-        yield row(f"{name} + raw values, d = 36,864 at 1 %", round(volume, 2), PUBLISHED.get(name), "% of dense")
+        yield row(
+            f"{name} + raw values, d = 36,864 at 1 %",
+            round(volume, 2),
+            PUBLISHED.get(name),
+            "% of dense",
+        )
 
 
 def times():
@@ -66,27 +85,59 @@ def times():
         program = pathlib.Path(folder) / "index_codecs"
         sources = [HERE / "index_codecs.cc", *(CORE / name for name in SOURCES)]
         compiler = shlex.split(os.environ.get("CXX", "c++"))
-        subprocess.run([*compiler, "-std=c++17", "-O3", "-ffp-contract=off", f"-I{CORE}", *sources, "-o", program], check=True)
+        subprocess.run(
+            [
+                *compiler,
+                "-std=c++17",
+                "-O3",
+                "-ffp-contract=off",
+                f"-I{CORE}",
+                *sources,
+                "-o",
+                program,
+            ],
+            check=True,
+        )
         for density in (0.001, 0.01, 0.1):
-            lines = subprocess.run([program, str(RESNET50), str(density)], check=True, stdout=subprocess.PIPE, text=True).stdout
+            lines = subprocess.run(
+                [program, str(RESNET50), str(density)],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            ).stdout
             for line in lines.splitlines():
                 name, *numbers = line.split("\t")
                 encode, decode, add = map(float, numbers)
                 target = RICE_MILLISECONDS if name == "Rice" and density == 0.01 else None
                 for what, spent in (("encode", encode), ("decode", decode)):
-                    yield row(f"{name} {what}, {density:.1%} of {RESNET50:,}", spent, target, "milliseconds", over_add=spent / add)
+                    yield row(
+                        f"{name} {what}, {density:.1%} of {RESNET50:,}",
+                        spent,
+                        target,
+                        "milliseconds",
+                        over_add=spent / add,
+                    )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
     rows = []
     for part in (sizes, published_volumes, times):
         for result in part():
             rows.append(result)
-            details = "".join(f"  {key} {result[key]:.3f}" for key in ("bits_an_index", "over_add") if key in result)
-            print(f"{result['what']:<56}{result['value']:>10.4f} {result['unit']}{details}{verdict(result)}", flush=True)
+            details = "".join(
+                f"  {key} {result[key]:.3f}"
+                for key in ("bits_an_index", "over_add")
+                if key in result
+            )
+            print(
+                f"{result['what']:<56}{result['value']:>10.4f} {result['unit']}{details}{verdict(result)}",
+                flush=True,
+            )
     if arguments.json:
         write(arguments.json, rows)
 

@@ -1,4 +1,6 @@
-"""Timing that the benchmarks share: ratios within one run, medians, one thread; how their rows are shown and kept."""
+"""Timing that the benchmarks share: ratios within one run, medians, one thread; how their rows are
+shown and kept.
+"""
 
 import json
 import math
@@ -22,7 +24,9 @@ def seconds(work, repeats=7):
 
 
 def paired_ratio(work, unit, repeats=9):
-    """(median of work/unit pair by pair, median seconds of work, of unit): a drift of the machine's speed cancels."""
+    """(median of work/unit pair by pair, median seconds of work, of unit): a drift of the machine's
+    speed cancels.
+    """
     work()
     unit()
     pairs = []
@@ -33,13 +37,25 @@ def paired_ratio(work, unit, repeats=9):
         work()
         pairs.append((time.perf_counter() - between, between - started))
     pairs = np.array(pairs)
-    return float(np.median(pairs[:, 0] / pairs[:, 1])), float(np.median(pairs[:, 0])), float(np.median(pairs[:, 1]))
+    return (
+        float(np.median(pairs[:, 0] / pairs[:, 1])),
+        float(np.median(pairs[:, 0])),
+        float(np.median(pairs[:, 1])),
+    )
 
 
 def row(what, value, target=None, unit="ratio", at_most=True, **details):
     """One line of results/bench.json; ``met`` is None where there is no target."""
     met = None if target is None else bool(value <= target if at_most else value >= target)
-    return {"what": what, "value": value, "target": target, "unit": unit, "at_most": at_most, "met": met, **details}
+    return {
+        "what": what,
+        "value": value,
+        "target": target,
+        "unit": unit,
+        "at_most": at_most,
+        "met": met,
+        **details,
+    }
 
 
 def verdict(entry):
@@ -57,7 +73,11 @@ def write(path, rows):
 
 def bound(d, count):
     """Bits an index that any lossless code needs for uniform supports."""
-    return (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1)) / math.log(2) / count
+    return (
+        (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1))
+        / math.log(2)
+        / count
+    )
 
 
 def heavy_tailed(d, seed):
@@ -76,7 +96,9 @@ def as_lines(value):
         value: a list of records, or a dictionary of such lists and other values.
     """
     if isinstance(value, dict):
-        parts = ",\n".join(f"{json.dumps(key)}: {as_lines(part).rstrip()}" for key, part in value.items())
+        parts = ",\n".join(
+            f"{json.dumps(key)}: {as_lines(part).rstrip()}" for key, part in value.items()
+        )
         return f"{{\n{parts}\n}}\n"
     if isinstance(value, list):
         return "[\n" + ",\n".join(json.dumps(_rounded(record)) for record in value) + "\n]\n"

@@ -1,8 +1,11 @@
-"""Several hosts on one machine: network namespaces on a bridge, with shaped links and an sshd in each.
+"""Several hosts on one machine: network namespaces on a bridge, with shaped links and an sshd in
+each.
 
-A host has its own interface ``eth0``, address, host name, /etc/hosts and ssh keys, so that ``horovodrun -H h1:1,h2:1`` over ssh works as it
-does between machines. Needs root, Debian's iproute2 and openssh-server, and a kernel with the queueing discipline tbf. Everything that is
-made is named after the process that made it, and is removed however it ends; what a killed process left behind, the next one removes.
+A host has its own interface ``eth0``, address, host name, /etc/hosts and ssh keys, so that
+``horovodrun -H h1:1,h2:1`` over ssh works as it does between machines. Needs root, Debian's
+iproute2 and openssh-server, and a kernel with the queueing discipline tbf. Everything that is made
+is named after the process that made it, and is removed however it ends; what a killed process left
+behind, the next one removes.
 """
 
 import json
@@ -47,7 +50,8 @@ _SSH = """Host *
   GlobalKnownHostsFile /dev/null
   LogLevel ERROR
 """
-# a host's first process; /run is its own so that sshd's directory there need not be made on the machine
+# a host's first process; /run is its own so that sshd's directory there need not be made on the
+# machine
 _START_HOST = """
 echo "$1" >/proc/sys/kernel/hostname
 [ ! -e /proc/sys/net/ipv6 ] || echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6
@@ -65,19 +69,30 @@ def problems():
     """What this machine lacks to be several hosts, one sentence each."""
     found = preflight.host_problems()
     if os.geteuid() != 0:
-        found.insert(0, f"hosts: expected root, which network namespaces need, got user {os.geteuid()}")
+        found.insert(
+            0, f"hosts: expected root, which network namespaces need, got user {os.geteuid()}"
+        )
     return found
 
 
 def _run(*command, check=True):
-    done = subprocess.run([str(word) for word in command], text=True, capture_output=True, env=dict(os.environ, PATH=_SBIN))
+    done = subprocess.run(
+        [str(word) for word in command],
+        text=True,
+        capture_output=True,
+        env=dict(os.environ, PATH=_SBIN),
+    )
     if check and done.returncode != 0:
-        raise NetworkError(f"{' '.join(map(str, command))}: expected exit status 0, got {done.returncode}: {(done.stderr or done.stdout).strip()}")
+        raise NetworkError(
+            f"{' '.join(map(str, command))}: expected exit status 0, got {done.returncode}: {(done.stderr or done.stdout).strip()}"
+        )
     return done.stdout
 
 
 def _birth(pid):
-    """When a process started, in the kernel's ticks; None when there is none. With it a process id is unique."""
+    """When a process started, in the kernel's ticks; None when there is none. With it a process id
+    is unique.
+    """
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -86,7 +101,9 @@ def _birth(pid):
 
 def _namespaces(pid=None):
     """{namespace: process id of its maker} of all there are, or of one maker."""
-    names = {word for line in _run("ip", "netns", "list").splitlines() for word in line.split()[:1]} | {path.name for path in _ETC.glob("deepreduce*")}
+    names = {
+        word for line in _run("ip", "netns", "list").splitlines() for word in line.split()[:1]
+    } | {path.name for path in _ETC.glob("deepreduce*")}
     makers = {name: int(match[1]) for name in names if (match := _NAMESPACE.fullmatch(name))}
     return {name: maker for name, maker in sorted(makers.items()) if pid in (None, maker)}
 
@@ -107,7 +124,9 @@ def _remove(pid):
                 except ProcessLookupError:
                     pass
         deadline = time.monotonic() + 3
-        while time.monotonic() < deadline and any(_run("ip", "netns", "pids", name, check=False).strip() for name in _namespaces(pid)):
+        while time.monotonic() < deadline and any(
+            _run("ip", "netns", "pids", name, check=False).strip() for name in _namespaces(pid)
+        ):
             time.sleep(0.05)
     for namespace in _namespaces(pid):
         _run("ip", "netns", "delete", namespace, check=False)
@@ -132,12 +151,18 @@ def interface_counters():
         name, _, figures = line.partition(":")
         if name.strip() == INTERFACE:
             figures = [int(figure) for figure in figures.split()]
-            return {"received_bytes": figures[0], "received_packets": figures[1], "sent_bytes": figures[8], "sent_packets": figures[9]}
+            return {
+                "received_bytes": figures[0],
+                "received_packets": figures[1],
+                "sent_bytes": figures[8],
+                "sent_packets": figures[9],
+            }
     raise NetworkError(f"/proc/net/dev: expected the interface {INTERFACE}, got none")
 
 
 class Network:
-    """``hosts`` hosts h1, h2, ... in a row, while the ``with`` block lasts. One at a time in a process.
+    """``hosts`` hosts h1, h2, ... in a row, while the ``with`` block lasts. One at a time in a
+    process.
 
     >>> # with Network(2, rate="1gbit") as network:
     >>> #     network.horovodrun(["train.py"])
@@ -197,7 +222,9 @@ class Network:
 
     def _make(self):
         key = None
-        hosts_file = "127.0.0.1 localhost\n" + "".join(f"{self._address(host)} {host}\n" for host in self.names)
+        hosts_file = "127.0.0.1 localhost\n" + "".join(
+            f"{self._address(host)} {host}\n" for host in self.names
+        )
         bridge = self._prefix + "b"
         _run("ip", "link", "add", bridge, "type", "bridge")
         _run("ip", "link", "set", bridge, "addrgenmode", "none", "up")
@@ -216,14 +243,48 @@ class Network:
                 for name in ("key", "key.pub"):
                     shutil.copy(key.with_name(name), ssh / name)  # with its mode
             _run("ip", "netns", "add", namespace)
-            _run("ip", "link", "add", outer, "type", "veth", "peer", "name", INTERFACE, "netns", namespace)
+            _run(
+                "ip",
+                "link",
+                "add",
+                outer,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                INTERFACE,
+                "netns",
+                namespace,
+            )
             _run("ip", "link", "set", outer, "addrgenmode", "none", "master", bridge, "up")
-            _run("ip", "-n", namespace, "address", "add", f"{self._address(host)}/24", "dev", INTERFACE)
+            _run(
+                "ip",
+                "-n",
+                namespace,
+                "address",
+                "add",
+                f"{self._address(host)}/24",
+                "dev",
+                INTERFACE,
+            )
             for interface in ("lo", INTERFACE):
                 _run("ip", "-n", namespace, "link", "set", interface, "up")
         self.shape(self._rate)
         for host in self.names:
-            command = ["ip", "netns", "exec", self._namespace(host), "unshare", "--uts", "sh", "-e", "-c", _START_HOST, "sh", host]
+            command = [
+                "ip",
+                "netns",
+                "exec",
+                self._namespace(host),
+                "unshare",
+                "--uts",
+                "sh",
+                "-e",
+                "-c",
+                _START_HOST,
+                "sh",
+                host,
+            ]
             with open(self._log(host), "w") as log:
                 self._processes[host] = subprocess.Popen(
                     [*command, shutil.which("sshd", path=_SBIN)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -241,12 +302,20 @@ class Network:
         deadline = time.monotonic() + _READY_SECONDS
         for host in self.names:
             while True:
-                tried = self.start(self.names[0], ["ssh", "-o", "ConnectTimeout=2", host, "true"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                tried = self.start(
+                    self.names[0],
+                    ["ssh", "-o", "ConnectTimeout=2", host, "true"],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
                 said = tried.communicate()[0]
                 if tried.returncode == 0:
                     break
                 if time.monotonic() > deadline or self._processes[host].poll() is not None:
-                    raise NetworkError(f"ssh to {host}: expected a connection within {_READY_SECONDS} s, got: {said.strip()}\n{self._log(host).read_text().strip()}")
+                    raise NetworkError(
+                        f"ssh to {host}: expected a connection within {_READY_SECONDS} s, got: {said.strip()}\n{self._log(host).read_text().strip()}"
+                    )
                 time.sleep(0.1)
 
     # --- what hosts do ---
@@ -260,9 +329,25 @@ class Network:
                 if rate is None:
                     continue
                 try:
-                    _run(*command, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", "512kb", "latency", _LATENCY)
+                    _run(
+                        *command,
+                        "qdisc",
+                        "add",
+                        "dev",
+                        device,
+                        "root",
+                        "tbf",
+                        "rate",
+                        rate,
+                        "burst",
+                        "512kb",
+                        "latency",
+                        _LATENCY,
+                    )
                 except NetworkError as error:
-                    raise NetworkError(f"{error}\nexpected a kernel with the queueing discipline tbf (module sch_tbf, CONFIG_NET_SCH_TBF)") from None
+                    raise NetworkError(
+                        f"{error}\nexpected a kernel with the queueing discipline tbf (module sch_tbf, CONFIG_NET_SCH_TBF)"
+                    ) from None
 
     def set_link(self, host, up):
         """Takes a host's interface down, as a pulled cable does, or up again."""
@@ -270,28 +355,65 @@ class Network:
 
     def counters(self, host):
         """The figures of :func:`interface_counters`, read from outside."""
-        (link,) = json.loads(_run("ip", "-n", self._namespace(host), "-s", "-j", "link", "show", INTERFACE))
+        (link,) = json.loads(
+            _run("ip", "-n", self._namespace(host), "-s", "-j", "link", "show", INTERFACE)
+        )
         return {
             f"{way}_{unit}": link["stats64"][short][unit] for way, short in (("received", "rx"), ("sent", "tx")) for unit in ("bytes", "packets")
         }  # fmt: skip
 
     def start(self, host, command, cwd=None, **options):
         """A ``subprocess.Popen`` of ``command`` on a host, a process group of its own."""
-        inside = ["nsenter", "--target", str(self._processes[host].pid), "--net", "--uts", "--mount", "sh", "-c", 'cd "$0" && exec "$@"']
-        return subprocess.Popen([*inside, str(cwd or os.getcwd()), *map(str, command)], start_new_session=True, **options)
+        inside = [
+            "nsenter",
+            "--target",
+            str(self._processes[host].pid),
+            "--net",
+            "--uts",
+            "--mount",
+            "sh",
+            "-c",
+            'cd "$0" && exec "$@"',
+        ]
+        return subprocess.Popen(
+            [*inside, str(cwd or os.getcwd()), *map(str, command)],
+            start_new_session=True,
+            **options,
+        )
 
     def horovodrun(self, command, environment=None, **options):
-        """``horovodrun`` on the first host, a rank a host, as a ``subprocess.Popen``; its output is one text stream.
+        """``horovodrun`` on the first host, a rank a host, as a ``subprocess.Popen``; its output is
+        one text stream.
 
         Args:
-            command: words after the interpreter's own name, such as ``["train.py", "--epochs", "3"]``.
+            command: words after the interpreter's own name, such as ``["train.py", "--epochs",
+                "3"]``.
             environment: variables besides this process's own.
         """
         launcher = pathlib.Path(sys.executable).with_name("horovodrun")
         places = ",".join(f"{host}:1" for host in self.names)
-        words = [launcher, "--disable-cache", "-np", len(self.names), "-H", places, "--network-interfaces", INTERFACE, sys.executable, *command]
-        variables = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1", **(environment or {}))
-        options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
+        words = [
+            launcher,
+            "--disable-cache",
+            "-np",
+            len(self.names),
+            "-H",
+            places,
+            "--network-interfaces",
+            INTERFACE,
+            sys.executable,
+            *command,
+        ]
+        variables = dict(
+            os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1", **(environment or {})
+        )
+        options = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+            **options,
+        }
         return self.start(self.names[0], words, env=variables, **options)
 
 

@@ -1,6 +1,6 @@
 """Gradients that the demo's network really produces, dumped while it trains.
 
-    python benchmarks/real_gradients.py            writes build/gradients.npz
+python benchmarks/real_gradients.py            writes build/gradients.npz
 """
 
 import pathlib
@@ -14,7 +14,9 @@ STEPS = (20, 100, 300)
 
 
 def dump():
-    """Trains the demo's network, widened for one more convolution of 36,864 weights, and keeps its larger gradients at STEPS."""
+    """Trains the demo's network, widened for one more convolution of 36,864 weights, and keeps its
+    larger gradients at STEPS.
+    """
     sys.path.insert(0, str(ROOT / "examples"))
     import torch
     from fashion import BATCH, Network, load

@@ -17,7 +17,9 @@ def shapes():
     for stage, (blocks, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512)), 1):
         for block in range(blocks):
             name = f"stage{stage}.block{block}"
-            for number, (outputs, channels, size) in enumerate(((width, inputs, 1), (width, width, 3), (4 * width, width, 1)), 1):
+            for number, (outputs, channels, size) in enumerate(
+                ((width, inputs, 1), (width, width, 3), (4 * width, width, 1)), 1
+            ):
                 convolution(f"{name}.convolution{number}", outputs, channels, size)
                 normalisation(f"{name}.norm{number}", outputs)
             if block == 0:

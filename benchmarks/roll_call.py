@@ -1,9 +1,11 @@
-"""What the roll call costs a training step: a real forward and backward pass on two ranks, with it and without it.
+"""What the roll call costs a training step: a real forward and backward pass on two ranks, with it
+and without it.
 
     horovodrun -np 2 python benchmarks/roll_call.py
 
-Steps with and without take turns in one run, so both see the same machine. Rank 0 prints for each model the median step
-without the roll call, the median difference of neighbouring steps, and the ratio of the medians.
+Steps with and without take turns in one run, so both see the same machine. Rank 0 prints for each
+model the median step without the roll call, the median difference of neighbouring steps, and the
+ratio of the medians.
 """
 
 import argparse
@@ -27,7 +29,9 @@ class AllThere:
 
 def models():
     """name -> (model, input)."""
-    wide = torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(512, 512), torch.nn.ReLU())))
+    wide = torch.nn.Sequential(
+        *(layer for _ in range(4) for layer in (torch.nn.Linear(512, 512), torch.nn.ReLU()))
+    )
     convolutions = torch.nn.Sequential(
         torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 64, 3, padding=1), torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(8), torch.nn.Flatten(), torch.nn.Linear(4096, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10),
@@ -35,7 +39,10 @@ def models():
     return {
         "one layer, 10,000 elements": (torch.nn.Linear(100, 100), torch.randn(8, 100)),
         "four linear layers, 1.05 million elements": (wide, torch.randn(32, 512)),
-        "two convolutions and two linear layers, 1.07 million elements": (convolutions, torch.randn(32, 3, 32, 32)),
+        "two convolutions and two linear layers, 1.07 million elements": (
+            convolutions,
+            torch.randn(32, 3, 32, 32),
+        ),
     }
 
 
@@ -43,7 +50,9 @@ def measure(model, inputs, steps):
     """(seconds of each step with the roll call, without)."""
     compressor = dr.Compressor(parameters=model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compressor)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=model.named_parameters(), compression=compressor
+    )
     usual = compressor.adapter._call_ranks
     times = [], []
     for number in range(-10, 2 * steps):
@@ -60,8 +69,12 @@ def measure(model, inputs, steps):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300, help="timed steps of each kind (default 300)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--steps", type=int, default=300, help="timed steps of each kind (default 300)"
+    )
     arguments = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)
@@ -71,7 +84,10 @@ def main():
         usual = statistics.median(without)
         ratio = statistics.median(with_it) / usual
         if hvd.rank() == 0:
-            print(f"{name}: {1e3 * usual:.2f} ms without, {1e3 * difference:+.3f} ms with it, ratio {ratio:.3f}", flush=True)
+            print(
+                f"{name}: {1e3 * usual:.2f} ms without, {1e3 * difference:+.3f} ms with it, ratio {ratio:.3f}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""All benchmarks: a table, results/bench.json, bench-tensorflow.json, combinations.json, figure8.png and accuracy.json.
+"""All benchmarks: a table, results/bench.json, bench-tensorflow.json, combinations.json,
+figure8.png and accuracy.json.
 
     python benchmarks/run.py [--quick] [--only targets,combinations,figure8,tensorflow,accuracy]
 
@@ -29,7 +30,9 @@ PARTS = ("targets", "combinations", "figure8", "tensorflow", "accuracy")
 def show(row):
     verdict = "" if row["met"] is None else "met" if row["met"] else "MISSED"
     bound = "" if row["target"] is None else f"{'≤' if row['at_most'] else '≥'} {row['target']:g}"
-    print(f"{row['what']:<62}{row['value']:>10.4f}  {bound:<10}{row['unit']:<26}{verdict}", flush=True)
+    print(
+        f"{row['what']:<62}{row['value']:>10.4f}  {bound:<10}{row['unit']:<26}{verdict}", flush=True
+    )
 
 
 def targets():
@@ -51,7 +54,9 @@ def combinations():
 
     rows = module.all_combinations()
     write(RESULTS / "combinations.json", rows)
-    print(f"\nevery index × value combination on the gradient of the demo's largest layer ({RESULTS.name}/combinations.json has the others)")
+    print(
+        f"\nevery index × value combination on the gradient of the demo's largest layer ({RESULTS.name}/combinations.json has the others)"
+    )
     print(module.combination_table(rows, "hidden.weight@100"))
 
 
@@ -63,25 +68,47 @@ def figure8():
     module.draw_figure_8(rows, RESULTS / "figure8.png")
     print("\nDeepReduce's Figure 8 with ours: % of dense, d = 36,864, Top-r 1 %")
     for row in rows:
-        published = "      -" if row["published_percent"] is None else f"{row['published_percent']:>7.2f}"
+        published = (
+            "      -" if row["published_percent"] is None else f"{row['published_percent']:>7.2f}"
+        )
         micro = 1e6 * (row["encode_seconds"] + row["decode_seconds"])
-        print(f"{row['name']:<22}published{published}  ours {100 * row['share_of_dense']:>6.2f}  error to Top-r {row['error_to_top_r']:.4f}  {micro:>7.0f} µs")
+        print(
+            f"{row['name']:<22}published{published}  ours {100 * row['share_of_dense']:>6.2f}  error to Top-r {row['error_to_top_r']:.4f}  {micro:>7.0f} µs"
+        )
 
 
 def tensorflow():
-    """What TensorFlow adds to the core, alone and beside Horovod's own reductions (results/bench-tensorflow.json)."""
+    """What TensorFlow adds to the core, alone and beside Horovod's own reductions
+    (results/bench-tensorflow.json).
+    """
     if importlib.util.find_spec("tensorflow") is None:
         print("\nskipped: TensorFlow is not installed")
         return
     print()
     for ranks in ("1", "2"):
-        subprocess.run([sys.executable, str(ROOT / "benchmarks" / "tensorflow_overhead.py"), "--ranks", ranks], check=True)
+        subprocess.run(
+            [sys.executable, str(ROOT / "benchmarks" / "tensorflow_overhead.py"), "--ranks", ranks],
+            check=True,
+        )
 
 
 def accuracy():
-    """The best instance against no compression and Top-r pairs over three seeds, on the demo's network, two epochs."""
+    """The best instance against no compression and Top-r pairs over three seeds, on the demo's
+    network, two epochs.
+    """
     output = RESULTS / "accuracy.json"
-    command = [sys.executable, str(ROOT / "examples" / "demo.py"), "--seeds", "3", "--epochs", "2", "--only", "none,Top-r pairs,QSGD + Rice", "--output", str(output)]
+    command = [
+        sys.executable,
+        str(ROOT / "examples" / "demo.py"),
+        "--seeds",
+        "3",
+        "--epochs",
+        "2",
+        "--only",
+        "none,Top-r pairs,QSGD + Rice",
+        "--output",
+        str(output),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     subprocess.run(command, check=True, env=environment)
     from measure import row
@@ -91,8 +118,18 @@ def accuracy():
     spread = max(max(entry["accuracies"]) - min(entry["accuracies"]) for entry in (best, pairs))
     difference = statistics.mean(pairs["accuracies"]) - statistics.mean(best["accuracies"])
     rows = [
-        row("best instance, share of Top-r pairs' bytes", best["share_of_top_r_pairs"], 0.25, "of bytes"),
-        row("its accuracy below Top-r pairs', against the spread over 3 seeds", difference, spread, "accuracy"),
+        row(
+            "best instance, share of Top-r pairs' bytes",
+            best["share_of_top_r_pairs"],
+            0.25,
+            "of bytes",
+        ),
+        row(
+            "its accuracy below Top-r pairs', against the spread over 3 seeds",
+            difference,
+            spread,
+            "accuracy",
+        ),
     ]
     for entry in rows:
         show(entry)
@@ -100,14 +137,22 @@ def accuracy():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="without the accuracy over three seeds")
-    parser.add_argument("--only", default=",".join(PARTS), help=f"comma-separated parts, of {', '.join(PARTS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="without the accuracy over three seeds"
+    )
+    parser.add_argument(
+        "--only", default=",".join(PARTS), help=f"comma-separated parts, of {', '.join(PARTS)}"
+    )
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
     unknown = set(parts) - set(PARTS)
     if unknown:
-        parser.error(f"--only: expected parts of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}")
+        parser.error(
+            f"--only: expected parts of {', '.join(PARTS)}, got {', '.join(sorted(unknown))}"
+        )
     RESULTS.mkdir(exist_ok=True)
     started = time.perf_counter()
     rows = []
@@ -118,9 +163,15 @@ def main():
     if rows:
         path = RESULTS / "bench.json"
         measured = {row["what"] for row in rows}
-        kept = [row for row in json.loads(path.read_text()) if row["what"] not in measured] if path.exists() and len(parts) < len(PARTS) else []
+        kept = (
+            [row for row in json.loads(path.read_text()) if row["what"] not in measured]
+            if path.exists() and len(parts) < len(PARTS)
+            else []
+        )
         write(path, kept + rows)
-    print(f"\n{sum(row['met'] is False for row in rows)} of {sum(row['met'] is not None for row in rows)} targets missed; {time.perf_counter() - started:.0f} s")
+    print(
+        f"\n{sum(row['met'] is False for row in rows)} of {sum(row['met'] is not None for row in rows)} targets missed; {time.perf_counter() - started:.0f} s"
+    )
 
 
 if __name__ == "__main__":

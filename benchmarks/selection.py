@@ -1,4 +1,6 @@
-"""Time of TopK with error feedback against NumPy's `r += g`: python benchmarks/selection.py [elements]."""
+"""Time of TopK with error feedback against NumPy's `r += g`: python benchmarks/selection.py
+[elements].
+"""
 
 import statistics
 import sys
@@ -22,9 +24,9 @@ def _seconds(function):
 def measure(elements=RESNET50, ratio=0.01, simd=-1, memory=None, repeats=7):
     """Median seconds of one thread on Gaussian float32 gradients of ``elements`` numbers.
 
-    Returns {"add": NumPy's r += g, "first": encode with no threshold known, "steady": with the last step's}; encode is the
-    whole of it: error feedback, TopK(ratio), RawIndex, RawValue, payload. The three are timed in turn, so that what else the
-    machine does meets all of them.
+    Returns {"add": NumPy's r += g, "first": encode with no threshold known, "steady": with the last
+    step's}; encode is the whole of it: error feedback, TopK(ratio), RawIndex, RawValue, payload.
+    The three are timed in turn, so that what else the machine does meets all of them.
     """
     codec = dr.Codec(dr.TopK(ratio))
     memory = dr.Residual() if memory is None else memory
@@ -55,7 +57,12 @@ def main():
         for ratio in (0.001, 0.01, 0.1):
             times = measure(elements, ratio, simd)
             ratios = (times[name] / times["add"] for name in ("first", "steady"))
-            print(f"| {LEVELS[simd]} | {100 * ratio:g} % | {1e3 * times['add']:.1f} |", " | ".join(f"{x:.2f}" for x in ratios), "|", flush=True)
+            print(
+                f"| {LEVELS[simd]} | {100 * ratio:g} % | {1e3 * times['add']:.1f} |",
+                " | ".join(f"{x:.2f}" for x in ratios),
+                "|",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -41,27 +41,49 @@ def compress(report):
         _encode(COMPRESS, dr.Residual(), gradients[step % 3], (residual,), 0.0, step)
 
     ratio, work, unit = paired_ratio(first, add)
-    report(row("compress, threshold unknown / r += g", ratio, 5, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+    report(
+        row(
+            "compress, threshold unknown / r += g",
+            ratio,
+            5,
+            milliseconds=1e3 * work,
+            unit_milliseconds=1e3 * unit,
+        )
+    )
 
     def steady():
         nonlocal step, threshold
         step += 1
-        _, threshold = _encode(COMPRESS, dr.Residual(), gradients[step % 3], (residual,), threshold, step)
+        _, threshold = _encode(
+            COMPRESS, dr.Residual(), gradients[step % 3], (residual,), threshold, step
+        )
 
     for _ in range(5):
         steady()
     ratio, work, unit = paired_ratio(steady, add)
-    report(row("compress, steady state / r += g", ratio, 3, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+    report(
+        row(
+            "compress, steady state / r += g",
+            ratio,
+            3,
+            milliseconds=1e3 * work,
+            unit_milliseconds=1e3 * unit,
+        )
+    )
     default = dr.recommended_codec()
 
     def recommended():
         nonlocal step, threshold
         step += 1
-        _, threshold = _encode(default, dr.Residual(), gradients[step % 3], (residual,), threshold, step)
+        _, threshold = _encode(
+            default, dr.Residual(), gradients[step % 3], (residual,), threshold, step
+        )
 
     recommended()
     ratio, work, unit = paired_ratio(recommended, add)
-    report(row("compress, recommended instance, steady state / r += g", ratio, milliseconds=1e3 * work))
+    report(
+        row("compress, recommended instance, steady state / r += g", ratio, milliseconds=1e3 * work)
+    )
 
     tensor = torch.from_numpy(gradients[0])
     ratio, work, unit = paired_ratio(lambda: torch.topk(tensor.abs(), RESNET50 // 100), add, 3)
@@ -69,16 +91,33 @@ def compress(report):
 
     payload, _ = _encode(COMPRESS, dr.Residual(), gradients[0], (residual,), threshold, step)
     ratio, work, unit = paired_ratio(lambda: dr.decode_sum([payload], plain), add)
-    report(row("decode-and-sum of that payload / r += g", ratio, 1, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+    report(
+        row(
+            "decode-and-sum of that payload / r += g",
+            ratio,
+            1,
+            milliseconds=1e3 * work,
+            unit_milliseconds=1e3 * unit,
+        )
+    )
 
 
 def rice(report):
     """Bits an index against the information bound, on uniform supports."""
     for density in (0.001, 0.01, 0.1):
         k = int(RESNET50 * density)
-        support = np.sort(np.random.default_rng(0).choice(RESNET50, k, replace=False)).astype(np.uint32)
+        support = np.sort(np.random.default_rng(0).choice(RESNET50, k, replace=False)).astype(
+            np.uint32
+        )
         section = dr.Rice().encode(support, RESNET50, 0)[0]
-        report(row(f"Rice bits an index / information bound, density {density:.1%}", 8 * len(section) / k / bound(RESNET50, k), 1.02, bits=8 * len(section) / k))
+        report(
+            row(
+                f"Rice bits an index / information bound, density {density:.1%}",
+                8 * len(section) / k / bound(RESNET50, k),
+                1.02,
+                bits=8 * len(section) / k,
+            )
+        )
 
 
 def bloom(report):
@@ -92,26 +131,65 @@ def bloom(report):
     formula = k * math.log(1 / rate) / math.log(2) ** 2
     report(row("Bloom section bits / formula", 8 * info["index_bytes"] / formula, 1.01))
     measured = (info["k"] - k) / (RESNET50 - k)
-    report(row("Bloom |measured false-positive rate / epsilon - 1|", abs(measured / rate - 1), 0.10, unit="relative"))
+    report(
+        row(
+            "Bloom |measured false-positive rate / epsilon - 1|",
+            abs(measured / rate - 1),
+            0.10,
+            unit="relative",
+        )
+    )
     scan = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="leftmost"))
     payload, _ = _encode(scan, dr.NoMemory(), gradient, ())
     plain = np.zeros(RESNET50, dtype=np.float32)
-    ratio, work, unit = paired_ratio(lambda: dr.decode_sum_sparse([payload], RESNET50), lambda: np.add(plain, gradient, out=plain))
-    report(row("Bloom universe scan, epsilon 1e-3, 1 % / r += g", ratio, 10, milliseconds=1e3 * work, unit_milliseconds=1e3 * unit))
+    ratio, work, unit = paired_ratio(
+        lambda: dr.decode_sum_sparse([payload], RESNET50),
+        lambda: np.add(plain, gradient, out=plain),
+    )
+    report(
+        row(
+            "Bloom universe scan, epsilon 1e-3, 1 % / r += g",
+            ratio,
+            10,
+            milliseconds=1e3 * work,
+            unit_milliseconds=1e3 * unit,
+        )
+    )
 
 
 def fit_poly(report):
-    """Encoding the 1 % of values: the native codec against the NumPy oracle, and its error against NumPy's least squares."""
+    """Encoding the 1 % of values: the native codec against the NumPy oracle, and its error against
+    NumPy's least squares.
+    """
     values = heavy_tailed(RESNET50, 0)
-    values = values[np.abs(values) >= np.partition(np.abs(values), -(RESNET50 // 100))[-(RESNET50 // 100)]]
+    values = values[
+        np.abs(values) >= np.partition(np.abs(values), -(RESNET50 // 100))[-(RESNET50 // 100)]
+    ]
     value = dr.FitPoly()
     fitted, raw = dr.Codec(dr.NoneSparsifier(), value=value), dr.Codec(dr.NoneSparsifier())
-    native = seconds(lambda: _encode(fitted, dr.NoMemory(), values, ()), 151) - seconds(lambda: _encode(raw, dr.NoMemory(), values, ()), 151)
+    native = seconds(lambda: _encode(fitted, dr.NoMemory(), values, ()), 151) - seconds(
+        lambda: _encode(raw, dr.NoMemory(), values, ()), 151
+    )
     oracle = seconds(lambda: value.encode(values, 0), 3)
-    report(row("FitPoly encode of the 1 % values / the NumPy oracle", native / oracle, 0.02, milliseconds=1e3 * native, oracle_milliseconds=1e3 * oracle))
+    report(
+        row(
+            "FitPoly encode of the 1 % values / the NumPy oracle",
+            native / oracle,
+            0.02,
+            milliseconds=1e3 * native,
+            oracle_milliseconds=1e3 * oracle,
+        )
+    )
     payload, _ = _encode(fitted, dr.NoMemory(), values, ())
     error = fits.relative_error(dr.decode(payload), values)
-    report(row("FitPoly error / least squares on the same knots", error / fits.least_squares_error(values, value.degree), 1.001, relative_error=error))
+    report(
+        row(
+            "FitPoly error / least squares on the same knots",
+            error / fits.least_squares_error(values, value.degree),
+            1.001,
+            relative_error=error,
+        )
+    )
 
 
 def qsgd(report):
@@ -119,11 +197,24 @@ def qsgd(report):
     values = heavy_tailed(4_000_000, 0)
     out = np.zeros_like(values)
     total = 0.0
-    for codec, sign in ((dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=4)), 1), (dr.Codec(dr.NoneSparsifier()), 0)):
+    for codec, sign in (
+        (dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=4)), 1),
+        (dr.Codec(dr.NoneSparsifier()), 0),
+    ):
         payload, _ = _encode(codec, dr.NoMemory(), values, ())
-        spent = seconds(lambda: _encode(codec, dr.NoMemory(), values, ())) + seconds(lambda: decode_sum_numpy([payload], out, 1.0))
+        spent = seconds(lambda: _encode(codec, dr.NoMemory(), values, ())) + seconds(
+            lambda: decode_sum_numpy([payload], out, 1.0)
+        )
         total += sign * spent
-    report(row("QSGD 4-bit encode + decode, whole payloads", values.size / total / 1e6, 200, "M values a second", at_most=False))
+    report(
+        row(
+            "QSGD 4-bit encode + decode, whole payloads",
+            values.size / total / 1e6,
+            200,
+            "M values a second",
+            at_most=False,
+        )
+    )
 
 
 _PEAK = """
@@ -150,10 +241,21 @@ print((status("VmHWM") - before - payload.size) / gradient.nbytes)
 
 
 def peak_memory(report):
-    """What a first compress touches beyond gradient, residual and payload, as the operating system counts it."""
+    """What a first compress touches beyond gradient, residual and payload, as the operating system
+    counts it.
+    """
     script = _PEAK.format(here=str(pathlib.Path(__file__).parent), threshold=0.0)
-    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    report(row("peak extra memory of compress / gradient", float(finished.stdout), 0.10, unit="of the gradient's bytes"))
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    report(
+        row(
+            "peak extra memory of compress / gradient",
+            float(finished.stdout),
+            0.10,
+            unit="of the gradient's bytes",
+        )
+    )
 
 
 MEASUREMENTS = (compress, rice, bloom, fit_poly, qsgd, peak_memory)

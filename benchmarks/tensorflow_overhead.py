@@ -1,9 +1,11 @@
-"""What TensorFlow adds to the bare core: ResNet-50's 161 gradients in one tf.function step; results/bench-tensorflow.json.
+"""What TensorFlow adds to the bare core: ResNet-50's 161 gradients in one tf.function step;
+results/bench-tensorflow.json.
 
     python benchmarks/tensorflow_overhead.py            one process: the step against the core's own encode and decode, one thread
     python benchmarks/tensorflow_overhead.py --ranks 2  under horovodrun: the step against Horovod's none and fp16
 
-The step's loss is one whose gradients are prepared arrays (log-normal magnitudes). The same step without a reduction is timed and subtracted.
+The step's loss is one whose gradients are prepared arrays (log-normal magnitudes). The same step
+without a reduction is timed and subtracted.
 """
 
 import argparse
@@ -19,9 +21,18 @@ sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=1, help="1 (default) compares with the core, more with Horovod's none and fp16")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each kind (default 15)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        default=1,
+        help="1 (default) compares with the core, more with Horovod's none and fp16",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=15, help="timed steps of each kind (default 15)"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -41,18 +52,31 @@ def measure(options):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     shapes = resnet50.shapes()
-    arrays = [heavy_tailed(int(np.prod(shape)), number + 1000 * hvd.rank()).reshape(shape) for number, (_, shape) in enumerate(shapes)]
+    arrays = [
+        heavy_tailed(int(np.prod(shape)), number + 1000 * hvd.rank()).reshape(shape)
+        for number, (_, shape) in enumerate(shapes)
+    ]
     variables = [tf.Variable(tf.zeros(shape), name=name) for name, shape in shapes]
     gradients = [tf.constant(array) for array in arrays]
-    codecs = {"Rice, 32-bit values": dr.Codec(dr.TopK(0.01), index=dr.Rice()), "Rice + QSGD (default)": dr.recommended_codec()}
+    codecs = {
+        "Rice, 32-bit values": dr.Codec(dr.TopK(0.01), index=dr.Rice()),
+        "Rice + QSGD (default)": dr.recommended_codec(),
+    }
 
     def step_of(compression, groups):
         @tf.function
         def step(one):
             with tf.GradientTape() as tape:
-                loss = tf.add_n([tf.reduce_sum(variable * (gradient * one)) for variable, gradient in zip(variables, gradients)])
+                loss = tf.add_n(
+                    [
+                        tf.reduce_sum(variable * (gradient * one))
+                        for variable, gradient in zip(variables, gradients)
+                    ]
+                )
             if compression is not None:
-                tape = hvd.DistributedGradientTape(tape, compression=compression, groups=1 if groups else None)
+                tape = hvd.DistributedGradientTape(
+                    tape, compression=compression, groups=1 if groups else None
+                )
             return tape.gradient(loss, variables)  # what nobody takes is not computed
 
         return step
@@ -67,7 +91,17 @@ def measure(options):
             nonlocal count
             for number, array in enumerate(arrays):
                 if array.size >= 1024:
-                    payload, thresholds[number] = encode_numpy(codec, dr.Residual(), array.reshape(-1), (states[number],), thresholds[number], 0, count, number, 0)
+                    payload, thresholds[number] = encode_numpy(
+                        codec,
+                        dr.Residual(),
+                        array.reshape(-1),
+                        (states[number],),
+                        thresholds[number],
+                        0,
+                        count,
+                        number,
+                        0,
+                    )
                     decode_sum_numpy([payload], out[: array.size], 1.0)
             count += 1
 
@@ -81,7 +115,12 @@ def measure(options):
         if options.ranks == 1:
             steps[f"core: {name}"] = core_of(codec)
         for groups in (False, True):
-            compressor = dr.Compressor(codec, parameters=[(f"{groups}{name}", variable) for (name, _), variable in zip(shapes, variables)])
+            compressor = dr.Compressor(
+                codec,
+                parameters=[
+                    (f"{groups}{name}", variable) for (name, _), variable in zip(shapes, variables)
+                ],
+            )
             steps[f"{name}{', one group' if groups else ''}"] = step_of(compressor, groups)
     one = tf.constant(1.0)
     taken = {name: [] for name in steps}
@@ -96,7 +135,11 @@ def measure(options):
         if hvd.rank() == 0:
             print(f"turn {turn + 1} of {options.steps + 3}", flush=True)
     seconds = {name: float(np.median(times)) for name, times in taken.items()}
-    exchange = {name: value - seconds["nothing"] for name, value in seconds.items() if name != "nothing" and not name.startswith("core")}
+    exchange = {
+        name: value - seconds["nothing"]
+        for name, value in seconds.items()
+        if name != "nothing" and not name.startswith("core")
+    }
     rows = []
     for name in codecs:
         for suffix in ("", ", one group"):

@@ -1,10 +1,12 @@
-"""Traffic of the communicators in the simulator against their cost formulas, for 2 to 1024 ranks at densities of 0.1 %, 1 % and 10 %.
+"""Traffic of the communicators in the simulator against their cost formulas, for 2 to 1024 ranks at
+densities of 0.1 %, 1 % and 10 %.
 
     python benchmarks/traffic.py [--elements 20000] [--most 1024]
 
-Writes results/traffic.json and results/traffic.png and prints a table. Every rank's gradient is random and independent, which is the
-worst case of fill-in: the union of P random sets of k is d (1 - (1 - k / d)^P). Bytes are what the busiest rank receives, with
-headers, RawIndex and RawValue, so that an element costs 8 bytes and the formulas are exact: I = V = 32 bits.
+Writes results/traffic.json and results/traffic.png and prints a table. Every rank's gradient is
+random and independent, which is the worst case of fill-in: the union of P random sets of k is d (1
+- (1 - k / d)^P). Bytes are what the busiest rank receives, with headers, RawIndex and RawValue, so
+that an element costs 8 bytes and the formulas are exact: I = V = 32 bits.
 """
 
 import argparse
@@ -55,7 +57,8 @@ def received_doubling(rank, k, d, size):
     received = message(k, d) if rank < beyond else 0
     distance = 1
     while distance < power:
-        first = (rank ^ distance) & -distance  # of the block that the partner stands for, with those folded into it
+        # of the block that the partner stands for, with those folded into it
+        first = (rank ^ distance) & -distance
         ranks = distance + min(max(beyond - first, 0), distance)
         received += message(union(k, d, ranks), d)
         distance *= 2
@@ -70,11 +73,15 @@ def formula(scheme, k, d, size):
         return (size - 1) * message(k, d)
     if scheme == "SplitAllgather":
         part = d / size
-        arrives = 1 - math.exp(-k / size) if k / size < 20 else 1  # nothing is sent to an owner of none of the k
-        return (size - 1) * (HEADER * arrives + 8 * k / size + message(union(k, d, size) / size, part))
+        # nothing is sent to an owner of none of the k
+        arrives = 1 - math.exp(-k / size) if k / size < 20 else 1
+        return (size - 1) * (
+            HEADER * arrives + 8 * k / size + message(union(k, d, size) / size, part)
+        )
     if scheme == "RecursiveDoubling":
         return max(received_doubling(rank, k, d, size) for rank in range(size))
-    if scheme in ("GTopK", "GTopK tree"):  # a fold, and a round a level; in the tree rank 0 is the busiest
+    # a fold, and a round a level; in the tree rank 0 is the busiest
+    if scheme in ("GTopK", "GTopK tree"):
         return (levels + bool(beyond)) * message(k, d)
     reduced = 2 * (size - 1) / size * 4 * (k + 2)
     if scheme == "CLTK":
@@ -88,7 +95,14 @@ def measure(scheme, k, d, size):
     buckets = []
     for rank in range(size):
         values = np.random.default_rng([rank, k]).standard_normal(d).astype(np.float32)
-        buckets.append(Bucket(codec, dr.Residual(), [BucketMember("tensor", values, (np.zeros(d, dtype=np.float32),))], rank=rank))
+        buckets.append(
+            Bucket(
+                codec,
+                dr.Residual(),
+                [BucketMember("tensor", values, (np.zeros(d, dtype=np.float32),))],
+                rank=rank,
+            )
+        )
     simulator = Simulator(size)
     outcomes = simulator.run(SCHEMES[scheme], buckets)
     indices, values = outcomes[0].sparse(0, 1.0)
@@ -108,18 +122,55 @@ def plot(rows, path):
             own = [row for row in rows if row["scheme"] == scheme and row["density"] == density]
             ranks = [row["ranks"] for row in own]
             axis.plot(ranks, [row["formula_bytes"] for row in own], color=f"C{number}", linewidth=1)
-            axis.plot(ranks, [row["received_bytes"] for row in own], "o", color=f"C{number}", markersize=4, label=scheme)
-        dense = [(row["ranks"], row["dense_allreduce_bytes"]) for row in rows if row["scheme"] == "Allgather" and row["density"] == density]
+            axis.plot(
+                ranks,
+                [row["received_bytes"] for row in own],
+                "o",
+                color=f"C{number}",
+                markersize=4,
+                label=scheme,
+            )
+        dense = [
+            (row["ranks"], row["dense_allreduce_bytes"])
+            for row in rows
+            if row["scheme"] == "Allgather" and row["density"] == density
+        ]
         axis.plot(*zip(*dense), color="black", linestyle=":", label="dense allreduce")
-        axis.set(title=f"density {100 * density:g} %", xlabel="ranks", ylabel="bytes that the busiest rank receives", xscale="log", yscale="log")
+        axis.set(
+            title=f"density {100 * density:g} %",
+            xlabel="ranks",
+            ylabel="bytes that the busiest rank receives",
+            xscale="log",
+            yscale="log",
+        )
         axis.set_xscale("log", base=2)
     axes[0].legend(fontsize=7)
     for number, density in enumerate(DENSITIES):
-        own = [row for row in rows if row["scheme"] == "RecursiveDoubling" and row["density"] == density]
+        own = [
+            row
+            for row in rows
+            if row["scheme"] == "RecursiveDoubling" and row["density"] == density
+        ]
         ranks = [row["ranks"] for row in own]
-        axes[-1].plot(ranks, [row["union_formula"] / row["elements"] for row in own], color=f"C{number}", linewidth=1)
-        axes[-1].plot(ranks, [row["sum_elements"] / row["elements"] for row in own], "o", color=f"C{number}", label=f"{100 * density:g} %")
-    axes[-1].set(title="fill-in of the sum, line: d (1 - (1 - k/d)^P)", xlabel="ranks", ylabel="share of elements", yscale="log")
+        axes[-1].plot(
+            ranks,
+            [row["union_formula"] / row["elements"] for row in own],
+            color=f"C{number}",
+            linewidth=1,
+        )
+        axes[-1].plot(
+            ranks,
+            [row["sum_elements"] / row["elements"] for row in own],
+            "o",
+            color=f"C{number}",
+            label=f"{100 * density:g} %",
+        )
+    axes[-1].set(
+        title="fill-in of the sum, line: d (1 - (1 - k/d)^P)",
+        xlabel="ranks",
+        ylabel="share of elements",
+        yscale="log",
+    )
     axes[-1].set_xscale("log", base=2)
     axes[-1].legend(fontsize=7)
     figure.suptitle("points: simulator; lines: formulas")
@@ -128,15 +179,28 @@ def plot(rows, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--elements", type=int, default=20_000)
     parser.add_argument("--most", type=int, default=1024)
     arguments = parser.parse_args()
     d = arguments.elements
     sizes = [2**level for level in range(1, arguments.most.bit_length())]
-    sizes = sorted({*sizes, *(3 * size // 2 for size in sizes if size in (2, 8, 64) and 3 * size // 2 <= arguments.most)})
+    sizes = sorted(
+        {
+            *sizes,
+            *(
+                3 * size // 2
+                for size in sizes
+                if size in (2, 8, 64) and 3 * size // 2 <= arguments.most
+            ),
+        }
+    )
     rows = []
-    print(f"{'scheme':20}{'density':>9}{'ranks':>7}{'bytes':>13}{'of formula':>12}{'rounds':>8}{'sum':>9}{'of union':>10}")
+    print(
+        f"{'scheme':20}{'density':>9}{'ranks':>7}{'bytes':>13}{'of formula':>12}{'rounds':>8}{'sum':>9}{'of union':>10}"
+    )
     for density in DENSITIES:
         k = round(density * d)
         for size in sizes:

@@ -1,9 +1,12 @@
-"""The value codecs that fit no curve: bits a value, relative error, and values a second in encoding and decoding.
+"""The value codecs that fit no curve: bits a value, relative error, and values a second in encoding
+and decoding.
 
-    taskset -c 1 python benchmarks/value_codecs.py [--values 255570] [--json results/value_codecs.json]
+    taskset -c 1 python benchmarks/value_codecs.py [--values 255570] [--json
+    results/value_codecs.json]
 
-The values are the largest 1 % of a heavy-tailed gradient. Times are of the native codec alone on one thread, medians of one run:
-value_codecs.cc, which this compiles. "both" is values / (time to encode + time to decode).
+The values are the largest 1 % of a heavy-tailed gradient. Times are of the native codec alone on
+one thread, medians of one run: value_codecs.cc, which this compiles. "both" is values / (time to
+encode + time to decode).
 """
 
 import argparse
@@ -20,7 +23,14 @@ import deepreduce_hvd as dr
 
 HERE = pathlib.Path(__file__).resolve().parent
 CORE = HERE.parent / "deepreduce_hvd" / "csrc"
-SOURCES = ["base.cc", "huffman_code.cc", *(f"value/{name}.cc" for name in ("raw_value", "float16", "bfloat16", "deflate", "qsgd", "quantile"))]
+SOURCES = [
+    "base.cc",
+    "huffman_code.cc",
+    *(
+        f"value/{name}.cc"
+        for name in ("raw_value", "float16", "bfloat16", "deflate", "qsgd", "quantile")
+    ),
+]
 CODECS = [
     dr.RawValue(),
     dr.Float16(),
@@ -43,13 +53,33 @@ def build(folder):
     program = pathlib.Path(folder) / "value_codecs"
     sources = [HERE / "value_codecs.cc", *(CORE / name for name in SOURCES)]
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    subprocess.run([*compiler, "-std=c++17", "-O3", "-ffp-contract=off", f"-I{CORE}", *sources, "-lz", "-o", program], check=True)
+    subprocess.run(
+        [
+            *compiler,
+            "-std=c++17",
+            "-O3",
+            "-ffp-contract=off",
+            f"-I{CORE}",
+            *sources,
+            "-lz",
+            "-o",
+            program,
+        ],
+        check=True,
+    )
     return program
 
 
 def time_codec(program, file, value, simd, repeats):
     """Bytes, nanoseconds to encode, nanoseconds to decode, relative error."""
-    words = [program, file, str(value.stage_id), str(simd), str(repeats), *(str(float(p)) for p in value.parameters())]
+    words = [
+        program,
+        file,
+        str(value.stage_id),
+        str(simd),
+        str(repeats),
+        *(str(float(p)) for p in value.parameters()),
+    ]
     numbers = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     return [float(number) for number in numbers]
 
@@ -66,28 +96,51 @@ def rows(count, repeats):
             slow = isinstance(value, (dr.Deflate, dr.Quantile))
             levels = {-1: "best"} if slow or isinstance(value, dr.RawValue) else SIMD_LEVELS
             for simd, level in levels.items():
-                size, encode, decode, error = time_codec(program, file, value, simd, max(repeats // 10, 3) if slow else repeats)
+                size, encode, decode, error = time_codec(
+                    program, file, value, simd, max(repeats // 10, 3) if slow else repeats
+                )
                 target = QSGD_MILLIONS if value == dr.QSGD(bits=4) and simd == -1 else None
-                speeds = {"encode": 1e3 * selected.size / encode, "decode": 1e3 * selected.size / decode}
+                speeds = {
+                    "encode": 1e3 * selected.size / encode,
+                    "decode": 1e3 * selected.size / decode,
+                }
                 yield row(
-                    f"{value!r}, {level}", 1e3 * selected.size / (encode + decode), target, "M values a second, encode + decode",
-                    at_most=False, bits_a_value=8 * size / selected.size, relative_error=error, **speeds,
+                    f"{value!r}, {level}",
+                    1e3 * selected.size / (encode + decode),
+                    target,
+                    "M values a second, encode + decode",
+                    at_most=False,
+                    bits_a_value=8 * size / selected.size,
+                    relative_error=error,
+                    **speeds,
                 )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--values", type=int, default=RESNET50 // 100, help="how many values to encode at once")
-    parser.add_argument("--repeats", type=int, default=101, help="calls whose median counts; a tenth for the slow codecs")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--values", type=int, default=RESNET50 // 100, help="how many values to encode at once"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=101,
+        help="calls whose median counts; a tenth for the slow codecs",
+    )
     parser.add_argument("--json", type=pathlib.Path)
     arguments = parser.parse_args()
-    print(f"{'codec, SIMD level':<52}{'bits':>7}{'error':>11}{'M/s encode':>12}{'decode':>9}{'both':>8}")
+    print(
+        f"{'codec, SIMD level':<52}{'bits':>7}{'error':>11}{'M/s encode':>12}{'decode':>9}{'both':>8}"
+    )
     results = []
     for result in rows(arguments.values, arguments.repeats):
         results.append(result)
         print(
             f"{result['what']:<52}{result['bits_a_value']:>7.2f}{result['relative_error']:>11.2e}{result['encode']:>12.0f}"
-            f"{result['decode']:>9.0f}{result['value']:>8.0f}{verdict(result)}", flush=True,
+            f"{result['decode']:>9.0f}{result['value']:>8.0f}{verdict(result)}",
+            flush=True,
         )
     if arguments.json:
         write(arguments.json, results)

@@ -1,4 +1,5 @@
-"""What PyTorch costs without this package's operators: encode and decode-and-sum, through NumPy, against the operators in the same run.
+"""What PyTorch costs without this package's operators: encode and decode-and-sum, through NumPy,
+against the operators in the same run.
 
     python benchmarks/without_operators.py
 """
@@ -23,7 +24,9 @@ def step_of(d, why_no_operators):
 
     def step():
         adapter.WHY_NO_OPERATORS = why_no_operators
-        payload = adapter.encode_flat(codec, memory, gradient, (residual,), hint, 0, next(number), 1, 0)
+        payload = adapter.encode_flat(
+            codec, memory, gradient, (residual,), hint, 0, next(number), 1, 0
+        )
         adapter.decode_sum_flat([payload, payload], out, 0.5)
 
     return step
@@ -39,7 +42,9 @@ def main():
             without()
             operators()
         ratio, seconds, unit = paired_ratio(without, operators, repeats=201)
-        print(f"{d:>9,} elements: {1e6 * seconds:8.1f} us without, {1e6 * unit:8.1f} us with operators, ratio {ratio:.3f}")
+        print(
+            f"{d:>9,} elements: {1e6 * seconds:8.1f} us without, {1e6 * unit:8.1f} us with operators, ratio {ratio:.3f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Gradient compression for stock Horovod: sparsify, compress indices and values apart, send one payload.
+"""Gradient compression for stock Horovod: sparsify, compress indices and values apart, send one
+payload.
 
-:class:`Compressor` is what ``hvd.DistributedOptimizer(..., compression=)`` takes. :class:`Codec` encodes single tensors, which are (d,) and of
-float32, float16, bfloat16 or float64; payloads are (n,) uint8 (docs/format.md). Every error raised on purpose is a :class:`DeepReduceError`.
+:class:`Compressor` is what ``hvd.DistributedOptimizer(..., compression=)`` takes. :class:`Codec`
+encodes single tensors, which are (d,) and of float32, float16, bfloat16 or float64; payloads are
+(n,) uint8 (docs/format.md). Every error raised on purpose is a :class:`DeepReduceError`.
 """
 
 from deepreduce_hvd.check_codec import check_codec

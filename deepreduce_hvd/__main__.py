@@ -1,4 +1,6 @@
-"""``python -m deepreduce_hvd --check``: prints what is installed, what is missing and what to do about it."""
+"""``python -m deepreduce_hvd --check``: prints what is installed, what is missing and what to do
+about it.
+"""
 
 import argparse
 import importlib
@@ -44,7 +46,10 @@ def _check_core(report):
     import deepreduce_hvd as dr
     from deepreduce_hvd import _native
 
-    report.good("deepreduce_hvd", f"{dr.__version__}, Python {platform.python_version()}, NumPy {np.__version__}")
+    report.good(
+        "deepreduce_hvd",
+        f"{dr.__version__}, Python {platform.python_version()}, NumPy {np.__version__}",
+    )
     report.good("native core", f"{_SIMD_LEVELS[_native.simd_level()]} on {platform.machine()}")
     gradient = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
     residual = np.zeros_like(gradient)
@@ -52,9 +57,15 @@ def _check_core(report):
     error = float(np.abs(dr.decode(payload) + residual - gradient).max())
     exact = dr.Codec(dr.TopK(1.0), index=dr.Rice()).encode(gradient)
     if error < 1e-6 and (dr.decode(exact) == gradient).all():
-        report.good("round trip", f"{4 * gradient.size:,} bytes -> {payload.size:,} bytes, nothing lost")
+        report.good(
+            "round trip", f"{4 * gradient.size:,} bytes -> {payload.size:,} bytes, nothing lost"
+        )
     else:
-        report.problem("round trip", f"expected no loss, got an error of {error:g}", "please report this with the lines above")
+        report.problem(
+            "round trip",
+            f"expected no loss, got an error of {error:g}",
+            "please report this with the lines above",
+        )
 
 
 def _check_framework(report, name, module, distributions, adapter, switch):
@@ -65,7 +76,11 @@ def _check_framework(report, name, module, distributions, adapter, switch):
     try:
         loaded = importlib.import_module(adapter)
     except Exception as error:
-        report.problem(name, f"{version}: {type(error).__name__}: {error}", f"install deepreduce_hvd again with {switch}=1")
+        report.problem(
+            name,
+            f"{version}: {type(error).__name__}: {error}",
+            f"install deepreduce_hvd again with {switch}=1",
+        )
         return False
     if getattr(loaded, "WHY_NO_OPERATORS", None) is not None:
         report.problem(
@@ -88,16 +103,33 @@ def _check_horovod(report, frameworks):
             horovod = importlib.import_module(f"horovod.{module}")
         except Exception as error:
             first_line = str(error).strip().splitlines()[0]
-            report.problem(f"Horovod for {name}", f"{version}: {first_line}", f"build Horovod with HOROVOD_WITH_{name.upper()}=1")
+            report.problem(
+                f"Horovod for {name}",
+                f"{version}: {first_line}",
+                f"build Horovod with HOROVOD_WITH_{name.upper()}=1",
+            )
             continue
-        controllers = [label for label, built in (("Gloo", horovod.gloo_built), ("MPI", horovod.mpi_built)) if built()]
-        report.good(f"Horovod for {name}", f"{version}, {' and '.join(controllers) or 'no controller'}")
+        controllers = [
+            label
+            for label, built in (("Gloo", horovod.gloo_built), ("MPI", horovod.mpi_built))
+            if built()
+        ]
+        report.good(
+            f"Horovod for {name}", f"{version}, {' and '.join(controllers) or 'no controller'}"
+        )
 
 
 def main(arguments=None):
     """Run the checks and return the exit status, 1 if something needs attention."""
-    parser = argparse.ArgumentParser(prog="python -m deepreduce_hvd", description="Gradient compression for Horovod.")
-    parser.add_argument("--check", action="store_true", required=True, help="print what is installed and what is missing")
+    parser = argparse.ArgumentParser(
+        prog="python -m deepreduce_hvd", description="Gradient compression for Horovod."
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        required=True,
+        help="print what is installed and what is missing",
+    )
     parser.parse_args(arguments)
     report = _Report()
     print("deepreduce_hvd --check")
@@ -105,9 +137,16 @@ def main(arguments=None):
     frameworks = []
     for name, module, distributions, adapter in (
         ("PyTorch", "torch", ("torch",), "deepreduce_hvd.torch.ops"),
-        ("TensorFlow", "tensorflow", ("tensorflow", "tensorflow-cpu"), "deepreduce_hvd.tensorflow.ops"),
+        (
+            "TensorFlow",
+            "tensorflow",
+            ("tensorflow", "tensorflow-cpu"),
+            "deepreduce_hvd.tensorflow.ops",
+        ),
     ):
-        if _check_framework(report, name, module, distributions, adapter, f"DEEPREDUCE_WITH_{name.upper()}"):
+        if _check_framework(
+            report, name, module, distributions, adapter, f"DEEPREDUCE_WITH_{name.upper()}"
+        ):
             frameworks.append((name, module))
     _check_horovod(report, frameworks)
     print(f"{report.problems} problem(s)" if report.problems else "all is well")

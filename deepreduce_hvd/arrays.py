@@ -24,7 +24,8 @@ def describe(array):
 
 
 def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=False):
-    """Raises InvalidArgumentError unless ``array`` is a 1-D NumPy array of one of ``dtypes``, a tuple.
+    """Raises InvalidArgumentError unless ``array`` is a 1-D NumPy array of one of ``dtypes``, a
+    tuple.
 
     Args:
         name: what the message calls it.
@@ -50,9 +51,13 @@ def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=Fals
 
 
 def expect_apart(**arrays):
-    """Raises InvalidArgumentError when arrays share memory: what is written to one would change another."""
+    """Raises InvalidArgumentError when arrays share memory: what is written to one would change
+    another.
+    """
     named = list(arrays.items())
     for position, (name, array) in enumerate(named):
         for other, one in named[:position]:
             if np.may_share_memory(array, one):
-                raise InvalidArgumentError(f"{name}: expected memory of its own, got that of {other}")
+                raise InvalidArgumentError(
+                    f"{name}: expected memory of its own, got that of {other}"
+                )

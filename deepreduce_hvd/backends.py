@@ -1,7 +1,9 @@
-"""The kinds of arrays that the package takes: NumPy always, torch and TensorFlow when the user already imported them.
+"""The kinds of arrays that the package takes: NumPy always, torch and TensorFlow when the user
+already imported them.
 
-The rule: nothing here imports a framework; an array's type names its module, and only then the adapter is loaded.
-An adapter's ``backend`` object has encode, decode, decode_sum and to_numpy_bytes, as :class:`_NumPy` has.
+The rule: nothing here imports a framework; an array's type names its module, and only then the
+adapter is loaded. An adapter's ``backend`` object has encode, decode, decode_sum and
+to_numpy_bytes, as :class:`_NumPy` has.
 """
 
 import importlib
@@ -40,20 +42,26 @@ def of(array):
         adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])
         if adapter is not None:
             return importlib.import_module(adapter).backend
-    raise InvalidArgumentError(f"expected a NumPy array or a tensor of {', '.join(_ADAPTERS)}, got {type(array).__name__}")
+    raise InvalidArgumentError(
+        f"expected a NumPy array or a tensor of {', '.join(_ADAPTERS)}, got {type(array).__name__}"
+    )
 
 
 def operator_library(directory, name, framework, version):
-    """The library of a framework's operators in ``directory``, whose name carries the version that it was built for.
+    """The library of a framework's operators in ``directory``, whose name carries the version that
+    it was built for.
 
-    Another version's ABI is not the same: loaded there it would end in undefined symbols, or in wrong results.
+    Another version's ABI is not the same: loaded there it would end in undefined symbols, or in
+    wrong results.
 
     Raises:
         NativeMissingError: there is none for this version.
     """
     library = directory / f"{name}-{version}.so"
     if not library.exists():
-        others = sorted(path.stem.removeprefix(f"{name}-") for path in directory.glob(f"{name}-*.so"))
+        others = sorted(
+            path.stem.removeprefix(f"{name}-") for path in directory.glob(f"{name}-*.so")
+        )
         raise NativeMissingError(
             f"deepreduce_hvd: expected the {framework} operators for version {version}, got those for "
             f"{', '.join(others) or 'none'}; install the package again with this {framework} present and "

@@ -23,8 +23,8 @@ def check_codec(codec: IndexCodec | ValueCodec) -> None:
         codec: an instance of a registered subclass of :class:`IndexCodec` or :class:`ValueCodec`.
 
     Raises:
-        InvalidArgumentError: the codec breaks the contract. The message names the method, the input,
-            what was expected and what was got.
+        InvalidArgumentError: the codec breaks the contract. The message names the method, the
+            input, what was expected and what was got.
 
     >>> import deepreduce_hvd as dr
     >>> dr.check_codec(dr.Rice())
@@ -36,7 +36,9 @@ def check_codec(codec: IndexCodec | ValueCodec) -> None:
             check(codec)
             _check_in_a_payload(codec, kind)
             return
-    raise InvalidArgumentError(f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}")
+    raise InvalidArgumentError(
+        f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}"
+    )
 
 
 def _expect(good, codec, method, case, expected, got):

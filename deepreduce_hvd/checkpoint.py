@@ -48,16 +48,15 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
         slots: the parameters, by name.
         state: one state, or the list of all.
         fingerprint, rank, size: of this rank now.
-        keeper_of: the rank whose memory takes what a rank keeps back. The memory of another one would never be sent.
+        keeper_of: the rank whose memory takes what a rank keeps back. The memory of another one
+            would never be sent.
     """
     if isinstance(state, (list, tuple)):
         states = {f"compressor state of rank {rank}": one for rank, one in enumerate(state)}
         for where, one in states.items():
             _check_head(where, one, slots)
         _check_ranks(list(states.values()))
-        own = [
-            where for old, where in enumerate(states) if keeper_of(old % size) == rank
-        ]
+        own = [where for old, where in enumerate(states) if keeper_of(old % size) == rank]
     else:
         states = {"compressor state": state}
         _check_head("compressor state", state, slots)
@@ -91,7 +90,9 @@ def _expect_no_memory(slots, loaded, rank, keeper):
 
 
 def identity(fingerprint, rank, size, keeper):
-    """What a checkpoint says of the compressor and rank that it is of; ``keeper``: the rank whose memory takes what it keeps."""
+    """What a checkpoint says of the compressor and rank that it is of; ``keeper``: the rank whose
+    memory takes what it keeps.
+    """
     own = {"fingerprint": fingerprint, "rank": rank, "size": size}
     return own if keeper == rank else {**own, "keeper": keeper}
 
@@ -117,7 +118,11 @@ def check_identity(what, found, fingerprint, rank, size, keeper):
 
 def steps_to_compare(slots, with_steps):
     """The step counters as what ranks compare in a handshake; nothing without ``with_steps``."""
-    return [Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])] if with_steps else []
+    return (
+        [Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])]
+        if with_steps
+        else []
+    )
 
 
 def _check_fingerprint(where, found, expected):
@@ -133,7 +138,9 @@ def _check_head(where, state, slots):
     """The entries beside the parameters."""
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         got = state.get("version") if isinstance(state, dict) else type(state).__name__
-        raise InvalidArgumentError(f"{where}: expected a dictionary of version {_VERSION}, got {got!r}")
+        raise InvalidArgumentError(
+            f"{where}: expected a dictionary of version {_VERSION}, got {got!r}"
+        )
     _expect_keys(where, state, _KEYS)
     rank, size = state["rank"], state["size"]
     if not is_integer(rank) or not is_integer(size) or not 0 <= rank < size:
@@ -240,5 +247,7 @@ def _checked_array(where, slot, value):
     array = array.reshape(-1)
     if not np.isfinite(array).all():
         first = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise InvalidArgumentError(f"{where}: expected finite numbers, got {array[first]} at {first}")
+        raise InvalidArgumentError(
+            f"{where}: expected finite numbers, got {array[first]} at {first}"
+        )
     return array

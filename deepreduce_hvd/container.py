@@ -1,4 +1,6 @@
-"""The container of docs/format.md in Python: the only Python file that knows byte offsets, the version and the caps."""
+"""The container of docs/format.md in Python: the only Python file that knows byte offsets, the
+version and the caps.
+"""
 
 import dataclasses
 import struct
@@ -40,7 +42,9 @@ class Payload:
 
 
 def checksum(data):
-    """The 64-bit multilinear hash of ``data`` (uint8 array) with the checksum field counted as zero."""
+    """The 64-bit multilinear hash of ``data`` (uint8 array) with the checksum field counted as
+    zero.
+    """
     words = np.zeros((data.size + 7) // 8 * 8, dtype=np.uint8)
     words[: data.size] = data
     words = words.view("<u8").copy()
@@ -74,26 +78,38 @@ def write(payload):
 
 
 def read_header(data):
-    """(bytes of the whole payload, whether it is of NaN or Inf) that (40,) uint8, a payload's header, tells; raises CorruptPayloadError."""
+    """(bytes of the whole payload, whether it is of NaN or Inf) that (40,) uint8, a payload's
+    header, tells; raises CorruptPayloadError.
+    """
     if data.size != HEADER.size or data[:5].tobytes() != MAGIC + bytes([VERSION]):
-        raise CorruptPayloadError(f"payload header: expected {HEADER.size} bytes that start with {MAGIC.hex(' ')} {VERSION:02x}, got {data.size}, {data[:5].tobytes().hex(' ')}")
+        raise CorruptPayloadError(
+            f"payload header: expected {HEADER.size} bytes that start with {MAGIC.hex(' ')} {VERSION:02x}, got {data.size}, {data[:5].tobytes().hex(' ')}"
+        )
     fields = HEADER.unpack(data.tobytes())
     return HEADER.size + sum(fields[10:13]), bool(fields[2] & NON_FINITE)
 
 
 def read(data):
-    """A uint8 array as a :class:`Payload`, after every check that needs no decoding; raises CorruptPayloadError."""
+    """A uint8 array as a :class:`Payload`, after every check that needs no decoding; raises
+    CorruptPayloadError.
+    """
     data = np.ascontiguousarray(data, dtype=np.uint8)
     if data.size < HEADER.size:
-        raise CorruptPayloadError(f"payload: expected at least {HEADER.size} bytes, got {data.size}")
+        raise CorruptPayloadError(
+            f"payload: expected at least {HEADER.size} bytes, got {data.size}"
+        )
     raw = data.tobytes()
-    magic, version, flags, index_id, value_id, dtype, order, reserved, d, count, *lengths, check = HEADER.unpack_from(raw)
+    magic, version, flags, index_id, value_id, dtype, order, reserved, d, count, *lengths, check = (
+        HEADER.unpack_from(raw)
+    )
     if magic != MAGIC:
         raise CorruptPayloadError(f"payload magic: expected {MAGIC.hex(' ')}, got {magic.hex(' ')}")
     if version != VERSION:
         raise CorruptPayloadError(f"payload version: expected {VERSION}, got {version}")
     if HEADER.size + sum(lengths) != data.size:
-        raise CorruptPayloadError(f"payload length: expected {HEADER.size + sum(lengths)} bytes from the header, got {data.size}")
+        raise CorruptPayloadError(
+            f"payload length: expected {HEADER.size + sum(lengths)} bytes from the header, got {data.size}"
+        )
     got = checksum(data)
     if check != got:
         raise CorruptPayloadError(f"payload checksum: expected {check:016x}, got {got:016x}")
@@ -104,16 +120,25 @@ def read(data):
         ("dtype", dtype <= 3, "0 to 3", dtype),
         ("order", order <= INDICES_IN_VALUE_ORDER, "0 to 2", order),
         ("reserved bytes", reserved == 0, "0", reserved),
-        ("order section", not order_map or order == PERMUTATION, f"0 bytes for order {order}", len(order_map)),
+        (
+            "order section",
+            not order_map or order == PERMUTATION,
+            f"0 bytes for order {order}",
+            len(order_map),
+        ),
         ("d", d <= MAX_ELEMENTS, f"at most {MAX_ELEMENTS}", d),
         ("count", count <= d, f"at most d = {d}", count),
     ):
         if not good:
             raise CorruptPayloadError(f"payload {what}: expected {expected}, got {value}")
     if flags & NON_FINITE and (count or len(raw) != HEADER.size or index_id or value_id):
-        raise CorruptPayloadError(f"non-finite payload: expected no values and no sections, got count {count} and {len(raw)} bytes")
+        raise CorruptPayloadError(
+            f"non-finite payload: expected no values and no sections, got count {count} and {len(raw)} bytes"
+        )
     if not flags & NON_FINITE and index_id == 0 and count != d:
         raise CorruptPayloadError(f"payload without indices: expected count = d = {d}, got {count}")
     if index_id == 0 and (index or order == INDICES_IN_VALUE_ORDER):
-        raise CorruptPayloadError(f"payload without indices: expected an empty index section, got {len(index)} bytes")
+        raise CorruptPayloadError(
+            f"payload without indices: expected an empty index section, got {len(index)} bytes"
+        )
     return Payload(d, count, dtype, flags, index_id, value_id, order, index, values, order_map)

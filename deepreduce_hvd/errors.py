@@ -1,4 +1,6 @@
-"""The errors of the package, few and by cause; each message says what was expected and what was got."""
+"""The errors of the package, few and by cause; each message says what was expected and what was
+got.
+"""
 
 
 class DeepReduceError(Exception):

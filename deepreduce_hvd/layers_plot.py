@@ -36,7 +36,9 @@ def draw(stats, path):
     of_bytes.set_title(f"sent {sum(sent):,} of {sum(dense):,} bytes: {share:.2%}", fontsize=10)
     of_bytes.legend(loc="lower right", fontsize=8)
     known = [(place, error) for place, error in zip(places, errors) if error is not None]
-    of_errors.plot([error for _, error in known], [place for place, _ in known], "o", color="#c05621")
+    of_errors.plot(
+        [error for _, error in known], [place for place, _ in known], "o", color="#c05621"
+    )
     of_errors.set_xlim(-0.03, 1.03)
     of_errors.set_xlabel("relative error of one step;\n0.8 to 0.99 is normal at 1 %", fontsize=8)
     for axes in (of_bytes, of_errors):

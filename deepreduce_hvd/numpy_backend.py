@@ -1,4 +1,6 @@
-"""The backend for NumPy arrays: what runs in the native core, and what in Python where a stage is the user's own."""
+"""The backend for NumPy arrays: what runs in the native core, and what in Python where a stage is
+the user's own.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +19,9 @@ from deepreduce_hvd.stages.value_codecs import RawValue
 try:
     from deepreduce_hvd import _native
 except ImportError as error:
-    raise NativeMissingError(f"deepreduce_hvd._native: expected the built extension, got {error}; run `pip install .`") from error
+    raise NativeMissingError(
+        f"deepreduce_hvd._native: expected the built extension, got {error}; run `pip install .`"
+    ) from error
 
 _BFLOAT16 = container.DTYPES["bfloat16"]
 #: codes of gradients' dtypes that NumPy has
@@ -61,7 +65,9 @@ def _expect_state(memory, state, gradient):
 
 def expect_elements(d):
     if not is_integer(d) or not 0 <= d <= container.MAX_ELEMENTS:
-        raise InvalidArgumentError(f"d: expected an integer of at least 0 and at most {container.MAX_ELEMENTS}, got {d!r}")
+        raise InvalidArgumentError(
+            f"d: expected an integer of at least 0 and at most {container.MAX_ELEMENTS}, got {d!r}"
+        )
 
 
 def expect_scale(scale):
@@ -76,32 +82,77 @@ def _expect_indices(indices, d):
         raise InvalidArgumentError(f"indices: expected ascending distinct ones below d = {d}")
 
 
-def encode_sparse_numpy(codec, indices, values, d, step=0, seed=0, tensor=0, rank=0, dtype="float32", native=True, simd=-1):
+def encode_sparse_numpy(
+    codec,
+    indices,
+    values,
+    d,
+    step=0,
+    seed=0,
+    tensor=0,
+    rank=0,
+    dtype="float32",
+    native=True,
+    simd=-1,
+):
     """The NumPy backend of encode_sparse."""
     expect_array("indices", indices, (np.uint32,))
     expect_array("values", values, (np.float32,), indices.shape, writable=True)
     expect_apart(indices=indices, values=values)
     dtype = container.DTYPES[dtype]
     if native and codec.is_native(NoMemory()):
-        return _native.encode_sparse(codec.fields(NoMemory()), indices, values, d, dtype, True, seed, step, tensor, rank, simd)
+        return _native.encode_sparse(
+            codec.fields(NoMemory()),
+            indices,
+            values,
+            d,
+            dtype,
+            True,
+            seed,
+            step,
+            tensor,
+            rank,
+            simd,
+        )
     _expect_indices(indices, d)
     stages = (codec.index, codec.value)
-    payload, values[...], added = reference.encode_sparse(stages, indices, values, d, dtype, seed, step, tensor, rank)
+    payload, values[...], added = reference.encode_sparse(
+        stages, indices, values, d, dtype, seed, step, tensor, rank
+    )
     return payload, *added
 
 
-def select_numpy(codec, memory, gradient, state, threshold=0.0, seed=0, step=0, tensor=0, given=None, native=True, simd=-1, dtype=None):
+def select_numpy(
+    codec,
+    memory,
+    gradient,
+    state,
+    threshold=0.0,
+    seed=0,
+    step=0,
+    tensor=0,
+    given=None,
+    native=True,
+    simd=-1,
+    dtype=None,
+):
     """Error feedback and selection without coding; ``state`` is left without what was selected.
 
-    ``given`` (k,) uint32 ascending: what to take instead of the sparsifier's choice. Returns (indices (k,) uint32, values (k,) float32,
-    next threshold); indices and values are None when the gradient is not finite, and the state is then as it was.
+    ``given`` (k,) uint32 ascending: what to take instead of the sparsifier's choice. Returns
+    (indices (k,) uint32, values (k,) float32, next threshold); indices and values are None when the
+    gradient is not finite, and the state is then as it was.
     """
     gradient, dtype = _expect_gradient(gradient, dtype)
     _expect_state(memory, state, gradient)
     if given is not None:
         _expect_indices(given, gradient.size)
     if native and is_built_in(codec.sparsifier) and is_built_in(memory):
-        fields = [*codec.sparsifier.fields(step), *RawIndex().fields(), *RawValue().fields(), *memory.fields()]
+        fields = [
+            *codec.sparsifier.fields(step),
+            *RawIndex().fields(),
+            *RawValue().fields(),
+            *memory.fields(),
+        ]
         return _native.select(
             fields, _as_coded(gradient, dtype), dtype, *state, *[None] * (2 - len(state)),
             threshold=threshold, seed=seed, step=step, tensor=tensor, given=given, simd=simd,
@@ -116,10 +167,25 @@ def select_numpy(codec, memory, gradient, state, threshold=0.0, seed=0, step=0, 
     return indices, values, threshold
 
 
-def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, rank, native=True, simd=-1, dtype=None):
-    """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next threshold).
+def encode_numpy(
+    codec,
+    memory,
+    gradient,
+    state,
+    threshold,
+    seed,
+    step,
+    tensor,
+    rank,
+    native=True,
+    simd=-1,
+    dtype=None,
+):
+    """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next
+    threshold).
 
-    ``dtype`` overrides the gradient's own dtype code, for bfloat16 numbers that come as float32 or as their bits.
+    ``dtype`` overrides the gradient's own dtype code, for bfloat16 numbers that come as float32 or
+    as their bits.
     """
     gradient, dtype = _expect_gradient(gradient, dtype)
     _expect_state(memory, state, gradient)
@@ -139,19 +205,24 @@ def encode_numpy(codec, memory, gradient, state, threshold, seed, step, tensor, 
 
 def all_native(payloads):
     """Whether the native core knows every codec of the payloads (bytes 6 and 7 are the ids)."""
-    return all(data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads)
+    return all(
+        data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads
+    )
 
 
 def decode_sum_sparse(
     payloads: Sequence[Any], d: int, scale: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``scale`` * the sum of the payloads, (n,) uint8 NumPy arrays, as ((m,) uint32 ascending distinct indices, (m,) float32 values).
+    """``scale`` * the sum of the payloads, (n,) uint8 NumPy arrays, as ((m,) uint32 ascending
+    distinct indices, (m,) float32 values).
 
-    Work and memory follow the elements sent, unless a codec is the user's own or needs more (Bitmap, Bloom).
+    Work and memory follow the elements sent, unless a codec is the user's own or needs more
+    (Bitmap, Bloom).
 
     Raises:
         CorruptPayloadError, UnknownCodecError: as for :func:`decode`.
-        InvalidArgumentError: a payload of another number of elements than ``d``, or one that is non-finite: such a sum has no sparse form.
+        InvalidArgumentError: a payload of another number of elements than ``d``, or one that is
+            non-finite: such a sum has no sparse form.
     """
     expect_scale(scale)
     expect_elements(d)
@@ -178,18 +249,24 @@ def check_bytes(data):
 
 def decode_numpy(data, max_elements):
     """The NumPy backend of decode."""
-    return decode_sum_numpy([data], np.zeros(elements_of(data, max_elements), dtype=np.float32), 1.0)
+    return decode_sum_numpy(
+        [data], np.zeros(elements_of(data, max_elements), dtype=np.float32), 1.0
+    )
 
 
 def elements_of(data, max_elements):
-    """How many elements a payload, (n,) uint8 NumPy, has; InvalidArgumentError when those are too many."""
+    """How many elements a payload, (n,) uint8 NumPy, has; InvalidArgumentError when those are too
+    many.
+    """
     d = container.read(check_bytes(data)).d
     most, why = max_elements, ""
     if max_elements is None:
         most = _native.default_max_elements(data.size)
         why = f", the default for {data.size} bytes (give a larger one for what you trust)"
     if d > most:
-        raise InvalidArgumentError(f"payload: expected at most max_elements = {most} elements{why}, got {d}")
+        raise InvalidArgumentError(
+            f"payload: expected at most max_elements = {most} elements{why}, got {d}"
+        )
     return d
 
 
@@ -203,8 +280,8 @@ def add_payloads(payloads, out, scale, native=True, simd=-1):
     """What decode_sum does with NumPy arrays.
 
     Returns:
-        The largest magnitude that an addition left in any element, NaN being the largest of all. No addition has
-        overflowed unless it is Inf or NaN.
+        The largest magnitude that an addition left in any element, NaN being the largest of all. No
+        addition has overflowed unless it is Inf or NaN.
     """
     expect_array("out", out, (np.float32,), writable=True)
     payloads = [check_bytes(data) for data in payloads]

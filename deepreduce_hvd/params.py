@@ -22,7 +22,9 @@ class _Settings:
 
     def __init__(self, params):
         if not isinstance(params, Mapping):
-            raise InvalidArgumentError(f"params: expected a dictionary of settings, got {type(params).__name__}")
+            raise InvalidArgumentError(
+                f"params: expected a dictionary of settings, got {type(params).__name__}"
+            )
         self._params = params
         self._used = set()
         self.differences = []
@@ -48,7 +50,9 @@ class _Settings:
             raise InvalidArgumentError(f"{setting}: expected one of {accepted}, got {given!r}")
         choice = choices[name]
         if choice.make is None:
-            raise InvalidArgumentError(f"{setting}: expected one of {accepted}, got {name!r}, which has no equal here: {choice.instead}")
+            raise InvalidArgumentError(
+                f"{setting}: expected one of {accepted}, got {name!r}, which has no equal here: {choice.instead}"
+            )
         if choice.differs:
             self.differ(f"{setting} {name}: {choice.differs}")
         return name, choice
@@ -61,9 +65,15 @@ class _Settings:
         for name, text in WITHOUT_EFFECT.items():
             if text and self._params.get(name):
                 self.differ(f"{name}: {text}")
-        unused = [name for name, given in self._params.items() if given is not None and name not in self._used | set(WITHOUT_EFFECT)]
+        unused = [
+            name
+            for name, given in self._params.items()
+            if given is not None and name not in self._used | set(WITHOUT_EFFECT)
+        ]
         if unused:
-            advice = "".join(f"; for {name} write {OTHER_NAMES[name]}" for name in unused if name in OTHER_NAMES)
+            advice = "".join(
+                f"; for {name} write {OTHER_NAMES[name]}" for name in unused if name in OTHER_NAMES
+            )
             raise InvalidArgumentError(
                 f"params: expected settings that apply to this choice ({', '.join(sorted(self._used))}), got also "
                 f"{', '.join(sorted(map(str, unused)))}{advice}"
@@ -73,35 +83,40 @@ class _Settings:
 def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options: Any) -> Compressor:
     """A :class:`Compressor` from the dictionary of settings that GRACE and DeepReduce take.
 
-    Every setting and value of those projects' own scripts is taken, or refused by an error that says what to write
-    instead. What the dictionary does not say has the default of their code, also where :class:`Compressor` has
-    another one: no compressor, no memory, allreduce, a ratio of 0.3, a threshold of 0.01, the policy leftmost.
-    A warning names what works differently here. docs/migration.md has all names and values.
+    Every setting and value of those projects' own scripts is taken, or refused by an error that
+    says what to write instead. What the dictionary does not say has the default of their code, also
+    where :class:`Compressor` has another one: no compressor, no memory, allreduce, a ratio of 0.3,
+    a threshold of 0.01, the policy leftmost. A warning names what works differently here.
+    docs/migration.md has all names and values.
 
     >>> # dr.from_params({"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"},
     >>> #                model.named_parameters())
 
     Args:
-        params: settings by name. "compressor" with "compress_ratio", "threshold" or "quantum_num"; "memory";
-            "communicator"; "deepreduce": "index", "value", "both" or None says which of "index" (with "fpr" and
-            "policy") and "value" (with "poly_degree", "quantum_num" and "bucket_size") apply.
+        params: settings by name. "compressor" with "compress_ratio", "threshold" or "quantum_num";
+            "memory"; "communicator"; "deepreduce": "index", "value", "both" or None says which of
+            "index" (with "fpr" and "policy") and "value" (with "poly_degree", "quantum_num" and
+            "bucket_size") apply.
         parameters: (name, parameter) pairs or TensorFlow variables, as for :class:`Compressor`.
-        options: further keyword arguments of :class:`Compressor`. Small tensors are compressed as well, as in GRACE:
-            ``dense_below`` is 0 here.
+        options: further keyword arguments of :class:`Compressor`. Small tensors are compressed as
+            well, as in GRACE: ``dense_below`` is 0 here.
 
     Returns:
-        A :class:`Compressor`. With "none" and "allreduce" it leaves all gradients to Horovod's own allreduce.
+        A :class:`Compressor`. With "none" and "allreduce" it leaves all gradients to Horovod's own
+        allreduce.
 
     Raises:
-        InvalidArgumentError: an unknown setting or value, one that has no equal here, or one that does not apply to the
-            others; nothing is ignored in silence.
+        InvalidArgumentError: an unknown setting or value, one that has no equal here, or one that
+            does not apply to the others; nothing is ignored in silence.
     """
     settings = _Settings(params)
     codec = _codec(settings)
     memory = settings.make("memory")
     communicator = _communicator(settings, codec)
     settings.finish()
-    as_it_is = settings("communicator") == "allreduce" and isinstance(codec.sparsifier, NoneSparsifier)
+    as_it_is = settings("communicator") == "allreduce" and isinstance(
+        codec.sparsifier, NoneSparsifier
+    )
     options.setdefault("dense_below", container.MAX_ELEMENTS + 1 if as_it_is else 0)
     compressor = Compressor(codec, memory, communicator, parameters, **options)
     for text in settings.differences:
@@ -114,16 +129,26 @@ def _codec(settings):
     if part not in _PARTS:
         raise InvalidArgumentError(f"deepreduce: expected index, value, both or None, got {part!r}")
     if part is not None and not settings.has("compressor"):
-        raise InvalidArgumentError("compressor: expected one that selects what to send, such as 'topk', got none with 'deepreduce'; the default is 'none'")
+        raise InvalidArgumentError(
+            "compressor: expected one that selects what to send, such as 'topk', got none with 'deepreduce'; the default is 'none'"
+        )
     name, choice = settings.choice("compressor")
     stages = choice.make(settings)
     if part is not None and len(stages) > 1:
-        raise InvalidArgumentError(f"deepreduce: expected None with the compressor {name}, which encodes values itself, got {part!r}; leave it out")
+        raise InvalidArgumentError(
+            f"deepreduce: expected None with the compressor {name}, which encodes values itself, got {part!r}; leave it out"
+        )
     for stage in ("index", "value") if part == "both" else () if part is None else (part,):
         stages[stage] = settings.make(stage)
     codec = Codec(**stages)
-    if part == "both" and isinstance(codec.index, Bloom) and codec.index.policy in ("leftmost", "p1"):
-        settings.differ("deepreduce both: values are those of the indices that the policy chooses, as in the paper; DeepReduce's code keeps the others")
+    if (
+        part == "both"
+        and isinstance(codec.index, Bloom)
+        and codec.index.policy in ("leftmost", "p1")
+    ):
+        settings.differ(
+            "deepreduce both: values are those of the indices that the policy chooses, as in the paper; DeepReduce's code keeps the others"
+        )
     return codec
 
 

@@ -1,7 +1,8 @@
 """What the settings of GRACE and DeepReduce are called, what each becomes here, and their defaults.
 
 The names and defaults are those of the helpers and scripts of github.com/sands-lab/grace,
-github.com/sands-lab/grace-benchmarks and github.com/hangxu0304/DeepReduce; docs/migration.md shows this table.
+github.com/sands-lab/grace-benchmarks and github.com/hangxu0304/DeepReduce; docs/migration.md shows
+this table.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,8 @@ DEFAULTS = {
     "beta": 0.1, "dense": "auto", "form": "butterfly", "buckets": 256,
 }  # fmt: skip
 
-#: of the compressor "qsgd", as in grace_dl.dist, the only one of GRACE's three packages that has buckets
+#: of the compressor "qsgd", as in grace_dl.dist, the only one of GRACE's three packages that has
+#: buckets
 COMPRESSOR_BUCKET_SIZE = 128
 
 POLICIES = {
@@ -91,7 +93,9 @@ def _policy(settings):
 
 def _polynomials(settings):
     if settings("sort"):
-        raise InvalidArgumentError("sort: expected False, got True; FitPoly sorts the values itself, leave it out")
+        raise InvalidArgumentError(
+            "sort: expected False, got True; FitPoly sorts the values itself, leave it out"
+        )
     return value.FitPoly(degree=settings("poly_degree"))
 
 
@@ -106,13 +110,17 @@ def _qsgd(settings, bucket_size):
         )
     bits = int(levels).bit_length() + 1
     if levels != 2 ** (bits - 1) - 1:
-        settings.differ(f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, as many as {bits} bits a value hold")
+        settings.differ(
+            f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, as many as {bits} bits a value hold"
+        )
     return value.QSGD(bits=bits, bucket=bucket, norm="l2")
 
 
 def _momentum(settings):
     if settings("gradient_clipping"):
-        raise InvalidArgumentError("gradient_clipping: expected False, got True; clip gradients in the training loop, before the optimizer's step")
+        raise InvalidArgumentError(
+            "gradient_clipping: expected False, got True; clip gradients in the training loop, before the optimizer's step"
+        )
     return memory.MomentumCorrection(settings("momentum"))
 
 
@@ -120,10 +128,14 @@ def _sketch(settings):
     """SKCompress: its sparsifier and number of quantiles have no default that is published."""
     for name, example in (("sparsifier", "'threshold'"), ("num_quantiles", "128")):
         if not settings.has(name):
-            raise InvalidArgumentError(f"{name}: expected it with this compressor, got none; write '{name}': {example}")
+            raise InvalidArgumentError(
+                f"{name}: expected it with this compressor, got none; write '{name}': {example}"
+            )
     name = settings("sparsifier")
     if name not in SPARSIFIERS:
-        raise InvalidArgumentError(f"sparsifier: expected one of {', '.join(SPARSIFIERS)}, got {name!r}")
+        raise InvalidArgumentError(
+            f"sparsifier: expected one of {', '.join(SPARSIFIERS)}, got {name!r}"
+        )
     return {
         "sparsifier": SPARSIFIERS[name](settings),
         "index": index.Huffman(delta=True),
@@ -142,34 +154,47 @@ SPARSIFIERS = {
 _TOPK = "write 'compressor': 'topk', 'compress_ratio': 0.01, 'memory': 'residual', 'communicator': 'allgather'"
 _ONE_BIT = f"it sends one bit an element, which none of our codecs does without increasing the error; for fewer bytes {_TOPK}"
 _POWERS = "there is no codec of powers of two; write 'compressor': 'qsgd' for 8 bits an element, or 'fp16'"
-_MANY_LEVELS = "there is no such 8-bit codec; write 'compressor': 'qsgd', which has 8 bits an element too"
-_QSGD_DIFFERS = (
-    "the L2 norm is that of bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod take one norm of the whole tensor, which is coarser"
+_MANY_LEVELS = (
+    "there is no such 8-bit codec; write 'compressor': 'qsgd', which has 8 bits an element too"
 )
+_QSGD_DIFFERS = "the L2 norm is that of bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod take one norm of the whole tensor, which is coarser"
 _POLYNOMIALS_DIFFER = "the values say where segments begin, as in the paper; DeepReduce's code has fixed shares of them"
 _SKETCH_DIFFERS = "of SKCompress, quantile buckets, delta keys and Huffman codes are here, its MinMaxSketch is not"
 
 #: setting -> its values -> what each becomes; compressors become the keyword arguments of a Codec
 CHOICES = {
     "compressor": {
-        **{name: Choice(lambda settings, make=make: {"sparsifier": make(settings)}) for name, make in SPARSIFIERS.items()},
+        **{
+            name: Choice(lambda settings, make=make: {"sparsifier": make(settings)})
+            for name, make in SPARSIFIERS.items()
+        },
         "dgc": Choice(
             lambda settings: {"sparsifier": sparsifiers.TopK(_ratio(settings))},
             differs="exactly the largest compress_ratio is sent; GRACE estimates a threshold from a random sample and sends 0.7 to 1.3 times as much",
         ),
-        "fp16": Choice(lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": value.Float16()}),
+        "fp16": Choice(
+            lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": value.Float16()}
+        ),
         **dict.fromkeys(
             ("qsgd", "qsgd_cuda"),
             Choice(
-                lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": _qsgd(settings, COMPRESSOR_BUCKET_SIZE)},
+                lambda settings: {
+                    "sparsifier": sparsifiers.NoneSparsifier(),
+                    "value": _qsgd(settings, COMPRESSOR_BUCKET_SIZE),
+                },
                 differs=_QSGD_DIFFERS,
             ),
         ),
         "sketch": Choice(
-            lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": value.Quantile(buckets=settings("quantiles"))},
+            lambda settings: {
+                "sparsifier": sparsifiers.NoneSparsifier(),
+                "value": value.Quantile(buckets=settings("quantiles")),
+            },
             differs="negative and other values have quantiles of their own, so that no sign flips",
         ),
-        **dict.fromkeys(("SKCompressCPU", "SKCompressGPU"), Choice(_sketch, differs=_SKETCH_DIFFERS)),
+        **dict.fromkeys(
+            ("SKCompressCPU", "SKCompressGPU"), Choice(_sketch, differs=_SKETCH_DIFFERS)
+        ),
         "adaq": refused(
             "it sends the mean of the largest elements of either sign; nearest is 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2"
         ),
@@ -191,23 +216,33 @@ CHOICES = {
         "none": Choice(lambda settings: memory.NoMemory()),
         "low_pass": Choice(lambda settings: memory.LowPass(settings("beta"))),
         "dgc": Choice(_momentum),
-        "efsignsgd": refused("it is error feedback of the gradient times the learning rate, for efsignsgd; write 'memory': 'residual'"),
+        "efsignsgd": refused(
+            "it is error feedback of the gradient times the learning rate, for efsignsgd; write 'memory': 'residual'"
+        ),
         "powersgd": refused("it keeps PowerSGD's factors; write 'memory': 'residual'"),
     },
     "communicator": {
         "allgather": Choice(lambda settings: communicators.Allgather()),
         "broadcast": Choice(lambda settings: communicators.Allgather()),
-        "allreduce": Choice(lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")),
-        "alltoall": refused("what is summed would be compressed again without error feedback; write 'communicator': 'allgather' or 'split_allgather'"),
+        "allreduce": Choice(
+            lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")
+        ),
+        "alltoall": refused(
+            "what is summed would be compressed again without error feedback; write 'communicator': 'allgather' or 'split_allgather'"
+        ),
         "split_allgather": Choice(lambda settings: communicators.SplitAllgather(settings("dense"))),
         "recursive_doubling": Choice(lambda settings: communicators.RecursiveDoubling()),
         "gtopk": Choice(lambda settings: communicators.GTopK(settings("form"))),
         "cltk": Choice(lambda settings: communicators.CLTK(), unused_stages=("value",)),
-        "shared_random_k": Choice(lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")),
+        "shared_random_k": Choice(
+            lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")
+        ),
         "auto": Choice(lambda settings: communicators.Auto()),
     },
     "index": {
-        "bloom": Choice(lambda settings: index.Bloom(fpr=settings("fpr"), policy=_policy(settings))),
+        "bloom": Choice(
+            lambda settings: index.Bloom(fpr=settings("fpr"), policy=_policy(settings))
+        ),
         "bloom_cpu": Choice(lambda settings: index.Bloom(policy="leftmost")),
         "rle": Choice(lambda settings: index.RLE()),
         "huffman": Choice(lambda settings: index.Huffman()),
@@ -219,7 +254,9 @@ CHOICES = {
     },
     "value": {
         "polyfit": Choice(_polynomials, differs=_POLYNOMIALS_DIFFER),
-        "polyfit_cpu": Choice(lambda settings: value.FitPoly(degree=5), differs=_POLYNOMIALS_DIFFER),
+        "polyfit_cpu": Choice(
+            lambda settings: value.FitPoly(degree=5), differs=_POLYNOMIALS_DIFFER
+        ),
         "doubleexp": Choice(lambda settings: value.FitDExp()),
         "qsgd": Choice(lambda settings: _qsgd(settings, DEFAULTS["bucket_size"])),
         "gzip": Choice(lambda settings: value.Deflate()),

@@ -1,4 +1,5 @@
-"""The whole encoder and decoder in NumPy: the oracle of the native core, and what runs codecs of the user's own.
+"""The whole encoder and decoder in NumPy: the oracle of the native core, and what runs codecs of
+the user's own.
 
 The native core makes the same bytes (tests/test_conformance.py), some hundred times faster.
 """
@@ -17,25 +18,40 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference
 def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
     """Encodes one tensor.
 
-    ``stages`` is (sparsifier, index codec, value codec, memory); ``gradient`` (d,) float32, what the ``dtype`` code's
-    numbers convert to; ``state`` the memory's arrays (d,) float32. Returns (payload as uint8 array, new state).
+    ``stages`` is (sparsifier, index codec, value codec, memory); ``gradient`` (d,) float32, what
+    the ``dtype`` code's numbers convert to; ``state`` the memory's arrays (d,) float32. Returns
+    (payload as uint8 array, new state).
     """
     sparsifier, index_codec, value_codec, memory = stages
     d = gradient.size
     if d > container.MAX_ELEMENTS:
-        raise InvalidArgumentError(f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; split the tensor")
+        raise InvalidArgumentError(
+            f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; split the tensor"
+        )
     if not np.isfinite(gradient).all():
         return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), state
     accumulated, state = accumulate(memory, gradient, state)
 
     # the selection is the same on every rank when it does not look at the data: no rank in its key
-    selected = choose(sparsifier, accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step)
-    result, sent, decoded = pack(index_codec, value_codec, selected, lambda at: accumulated[at], d, dtype, (seed, step, tensor, rank))
+    selected = choose(
+        sparsifier, accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step
+    )
+    result, sent, decoded = pack(
+        index_codec,
+        value_codec,
+        selected,
+        lambda at: accumulated[at],
+        d,
+        dtype,
+        (seed, step, tensor, rank),
+    )
     return container.write(result), update(memory, gradient, accumulated, state, sent, decoded)
 
 
 def accumulate(memory, gradient, state):
-    """(what to select from, the memory's next arrays); what a memory of one's own returns is checked."""
+    """(what to select from, the memory's next arrays); what a memory of one's own returns is
+    checked.
+    """
     if is_built_in(memory):
         return memory.accumulate(gradient, state)
     returned = memory.accumulate(_read_only(gradient), tuple(map(_read_only, state)))
@@ -47,7 +63,9 @@ def accumulate(memory, gradient, state):
 
 
 def update(memory, gradient, accumulated, state, indices, decoded):
-    """The memory's arrays once ``decoded`` (k,) at ``indices`` (k,) was sent; checked in the same way."""
+    """The memory's arrays once ``decoded`` (k,) at ``indices`` (k,) was sent; checked in the same
+    way.
+    """
     new = memory.update(gradient, accumulated, state, indices, decoded)
     return new if is_built_in(memory) else _expect_state(memory, "update", new, gradient.size)
 
@@ -82,7 +100,12 @@ def _expect_float32(memory, method, array, d):
     if not isinstance(array, np.ndarray) or array.dtype != np.float32 or array.shape != (d,):
         _refuse(memory, method, f"float32 arrays of shape ({d},)", describe(array))
     if not np.isfinite(array).all():
-        _refuse(memory, method, "finite numbers (memory.saturated.saturated_sum stops at the largest)", "NaN or Inf")
+        _refuse(
+            memory,
+            method,
+            "finite numbers (memory.saturated.saturated_sum stops at the largest)",
+            "NaN or Inf",
+        )
     return array
 
 
@@ -97,7 +120,8 @@ def _expect_state(memory, method, state, d):
 def pack(index_codec, value_codec, selected, elements, d, dtype, position):
     """Codes the ``selected`` (k,) indices of a tensor whose elements ``elements(indices)`` gives.
 
-    ``position`` is (seed, step, tensor, rank). Returns (Payload, indices (n,), values (n,) that it decodes to there).
+    ``position`` is (seed, step, tensor, rank). Returns (Payload, indices (n,), values (n,) that it
+    decodes to there).
     """
     policy_key = random_key(*position, Purpose.BLOOM_POLICY)
     rounding_key = random_key(*position, Purpose.ROUNDING)
@@ -108,13 +132,17 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
     if not everything:
         result.index_id = index_codec.stage_id
         if not reorder_indices:
-            result.index, sent, values_stay = index_codec.encode(selected, d, policy_key, value_codec.bits_a_value())
+            result.index, sent, values_stay = index_codec.encode(
+                selected, d, policy_key, value_codec.bits_a_value()
+            )
             if not values_stay:
                 values = elements(sent)
             result.count = sent.size
     result.values, decoded, order = value_codec.encode(values, rounding_key)
     if reorder_indices:
-        result.index, _, _ = index_codec.encode(selected[order], d, policy_key, value_codec.bits_a_value())
+        result.index, _, _ = index_codec.encode(
+            selected[order], d, policy_key, value_codec.bits_a_value()
+        )
         result.order = container.INDICES_IN_VALUE_ORDER
     elif value_codec.sorts:
         result.order_map = bits.pack_fields(order, bits.bit_width_of(order.size))
@@ -129,41 +157,60 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
 
 
 def select(stages, gradient, state, given=None, seed=0, step=0, tensor=0):
-    """Error feedback and selection without coding, of (sparsifier, memory) ``stages``; arguments as for :func:`encode`.
+    """Error feedback and selection without coding, of (sparsifier, memory) ``stages``; arguments as
+    for :func:`encode`.
 
-    ``given``: ascending distinct indices to take instead of the sparsifier's choice. Returns (indices, values, new state), or None
-    when the gradient is not finite.
+    ``given``: ascending distinct indices to take instead of the sparsifier's choice. Returns
+    (indices, values, new state), or None when the gradient is not finite.
     """
     sparsifier, memory = stages
     if not np.isfinite(gradient).all():
         return None
     accumulated, state = accumulate(memory, gradient, state)
-    indices = choose(sparsifier, accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step) if given is None else given
+    indices = (
+        choose(sparsifier, accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step)
+        if given is None
+        else given
+    )
     values = accumulated[indices]
     return indices, values, update(memory, gradient, accumulated, state, indices, values)
 
 
 def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0, rank=0):
-    """Encodes a tensor (d,) that is 0 except for ``values`` (k,) at ``indices`` (k,); ``stages`` is (index codec, value codec).
+    """Encodes a tensor (d,) that is 0 except for ``values`` (k,) at ``indices`` (k,); ``stages`` is
+    (index codec, value codec).
 
-    Returns (payload, what it lacks of each value, (indices, values) that it lacks where nothing was given).
+    Returns (payload, what it lacks of each value, (indices, values) that it lacks where nothing was
+    given).
     """
     nothing = np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.float32)
     if not np.isfinite(values).all():
-        return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), values, nothing
+        return (
+            container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)),
+            values,
+            nothing,
+        )
     dense = np.zeros(d, dtype=np.float32)
     dense[indices] = values
-    result, sent, decoded = pack(*stages, indices, lambda at: dense[at], d, dtype, (seed, step, tensor, rank))
+    result, sent, decoded = pack(
+        *stages, indices, lambda at: dense[at], d, dtype, (seed, step, tensor, rank)
+    )
     lacks = dense.copy()
     lacks[sent] = saturated_difference(dense[sent], decoded)
     given = np.zeros(d, dtype=bool)
     given[indices] = True
     added = ~given[sent] & (decoded != 0)
-    return container.write(result), lacks[indices], (sent[added].astype(np.uint32), lacks[sent[added]])
+    return (
+        container.write(result),
+        lacks[indices],
+        (sent[added].astype(np.uint32), lacks[sent[added]]),
+    )
 
 
 def decode_sparse(data, d=None):
-    """uint8 array -> ((k,) uint32 indices, (k,) float32 values), ascending; None in place of both when non-finite."""
+    """uint8 array -> ((k,) uint32 indices, (k,) float32 values), ascending; None in place of both
+    when non-finite.
+    """
     parts = container.read(data)
     if d is not None and parts.d != d:
         raise InvalidArgumentError(f"payload: expected d = {d} elements, got {parts.d}")
@@ -172,20 +219,34 @@ def decode_sparse(data, d=None):
     value_codec = find(ValueCodec, parts.value_id)
     if (parts.order != container.ASCENDING) != value_codec.sorts:
         expected = "1 or 2" if value_codec.sorts else "0"
-        raise CorruptPayloadError(f"payload order: expected {expected} for {value_codec.__name__} values, got {parts.order}")
+        raise CorruptPayloadError(
+            f"payload order: expected {expected} for {value_codec.__name__} values, got {parts.order}"
+        )
     indices = np.arange(parts.d, dtype=np.uint32)
     if parts.index_id:
         index_codec = find(IndexCodec, parts.index_id)
         if parts.order == container.INDICES_IN_VALUE_ORDER and not index_codec.any_order:
-            raise CorruptPayloadError(f"payload order: expected 0 or 1 for {index_codec.__name__} indices, got 2")
+            raise CorruptPayloadError(
+                f"payload order: expected 0 or 1 for {index_codec.__name__} indices, got 2"
+            )
         indices = index_codec.decode(parts.index, parts.d, parts.count)
-        if index_codec.any_order and parts.order != container.INDICES_IN_VALUE_ORDER and (indices[1:] <= indices[:-1]).any():
-            raise CorruptPayloadError(f"index section: expected ascending indices for payload order {parts.order}")
+        if (
+            index_codec.any_order
+            and parts.order != container.INDICES_IN_VALUE_ORDER
+            and (indices[1:] <= indices[:-1]).any()
+        ):
+            raise CorruptPayloadError(
+                f"index section: expected ascending indices for payload order {parts.order}"
+            )
     values = value_codec.decode(parts.values, parts.count)
     if parts.order == container.PERMUTATION:
-        order = bits.unpack_fields(parts.order_map, parts.count, bits.bit_width_of(parts.count), "order section")
+        order = bits.unpack_fields(
+            parts.order_map, parts.count, bits.bit_width_of(parts.count), "order section"
+        )
         if not np.array_equal(np.sort(order), np.arange(parts.count)):
-            raise CorruptPayloadError(f"order section: expected a permutation of {parts.count} positions")
+            raise CorruptPayloadError(
+                f"order section: expected a permutation of {parts.count} positions"
+            )
         ordered = np.empty_like(values)
         ordered[order] = values
         values = ordered
@@ -196,7 +257,8 @@ def decode_sparse(data, d=None):
 
 
 def decode_sum(payloads, out, scale=1.0):
-    """``out`` (d,) float32 += ``scale`` * each payload, in the order given; a non-finite payload makes it all NaN.
+    """``out`` (d,) float32 += ``scale`` * each payload, in the order given; a non-finite payload
+    makes it all NaN.
 
     Returns:
         The largest magnitude that an addition left in any element, NaN being the largest of all.
@@ -210,5 +272,6 @@ def decode_sum(payloads, out, scale=1.0):
             indices, values = sent
             with np.errstate(over="ignore"):
                 out[indices] += np.float32(scale) * values
-            largest = float(np.maximum(largest, np.abs(out[indices]).max(initial=0)))  # NaN if either is
+            # NaN if either is
+            largest = float(np.maximum(largest, np.abs(out[indices]).max(initial=0)))
     return largest

@@ -25,7 +25,20 @@ FIELDS = {
 }
 
 
-def row(elements, dense_bytes, sent_bytes, steps, encode_seconds, decode_seconds, *, path, payload, kept, rounds=0, communicator=None):
+def row(
+    elements,
+    dense_bytes,
+    sent_bytes,
+    steps,
+    encode_seconds,
+    decode_seconds,
+    *,
+    path,
+    payload,
+    kept,
+    rounds=0,
+    communicator=None,
+):
     """One parameter's figures.
 
     Args:
@@ -66,7 +79,21 @@ def totals(stats):
 
 def summary_table(stats):
     """:meth:`Compressor.stats` as text: a line a parameter, a line of totals."""
-    heads = ("parameter", "elements", "dense B", "sent B", "share", "header", "index", "value", "order", "rel. error", "enc ms", "dec ms", "path")
+    heads = (
+        "parameter",
+        "elements",
+        "dense B",
+        "sent B",
+        "share",
+        "header",
+        "index",
+        "value",
+        "order",
+        "rel. error",
+        "enc ms",
+        "dec ms",
+        "path",
+    )
 
     def line(name, row, error, path):
         return (
@@ -77,11 +104,17 @@ def summary_table(stats):
             f"{1e3 * row['encode_seconds']:.3f}", f"{1e3 * row['decode_seconds']:.3f}", path,
         )  # fmt: skip
 
-    rows = [heads, *(line(name, row, row["relative_error"], row["path"]) for name, row in stats.items())]
+    rows = [
+        heads,
+        *(line(name, row, row["relative_error"], row["path"]) for name, row in stats.items()),
+    ]
     rows.append(line("total", totals(stats), None, ""))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads))]
     return "\n".join(
-        "  ".join(cell.ljust(width) if column in (0, len(heads) - 1) else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths))).rstrip()
+        "  ".join(
+            cell.ljust(width) if column in (0, len(heads) - 1) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
         for row in rows
     )
 
@@ -93,10 +126,15 @@ def notes(stats, ranks):
         stats: what :meth:`Compressor.stats` returns.
         ranks: how many ranks the compressor exchanges with, this one included.
     """
-    paths = {path: [name for name, row in stats.items() if row["path"] == path] for path in ("none", "sparse")}
+    paths = {
+        path: [name for name, row in stats.items() if row["path"] == path]
+        for path in ("none", "sparse")
+    }
     if len(paths["none"]) == len(stats):
         if ranks == 1:
-            return ["Nothing was exchanged: Horovod has one rank here. Start the script with `horovodrun -np 2 python ...`."]
+            return [
+                "Nothing was exchanged: Horovod has one rank here. Start the script with `horovodrun -np 2 python ...`."
+            ]
         return ["Nothing was exchanged so far."]
     found = []
     if paths["none"]:

@@ -82,7 +82,9 @@ def expect_settings(
                 f"Compressor {name}: expected an integer of at least 0, got {value!r}"
             )
     if not is_integer(seed) or not 0 <= seed < 2**63:
-        raise InvalidArgumentError(f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}")
+        raise InvalidArgumentError(
+            f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}"
+        )
     if process_set is not None and not hasattr(process_set, "process_set_id"):
         raise InvalidArgumentError(
             "Compressor process_set: expected a horovod ProcessSet, as hvd.add_process_set(ranks) "

@@ -11,32 +11,46 @@ import numpy as np
 
 def cache_directory() -> Path:
     """The directory that ``make data`` fills: $DEEPREDUCE_CACHE, or ~/.cache/deepreduce-hvd."""
-    return Path(os.environ.get("DEEPREDUCE_CACHE") or Path.home() / ".cache" / "deepreduce-hvd").expanduser().resolve()
+    return (
+        Path(os.environ.get("DEEPREDUCE_CACHE") or Path.home() / ".cache" / "deepreduce-hvd")
+        .expanduser()
+        .resolve()
+    )
 
 
 def _path(folder, name):
     path = cache_directory() / folder / name
     if not path.is_file():
-        raise FileNotFoundError(f"expected the data file {path}, got none: run `make data` (DEEPREDUCE_CACHE names another cache)")
+        raise FileNotFoundError(
+            f"expected the data file {path}, got none: run `make data` (DEEPREDUCE_CACHE names another cache)"
+        )
     return path
 
 
 def _idx(name, shape):
-    """One file in the IDX format: two zero bytes, the type (8: uint8), the rank, each size as big-endian uint32, the data."""
+    """One file in the IDX format: two zero bytes, the type (8: uint8), the rank, each size as
+    big-endian uint32, the data.
+    """
     path = _path("fashion-mnist", name)
     content = np.fromfile(path, np.uint8)
-    header = np.concatenate([np.array([0, 0, 8, len(shape)], np.uint8), np.array(shape, ">u4").view(np.uint8)])
+    header = np.concatenate(
+        [np.array([0, 0, 8, len(shape)], np.uint8), np.array(shape, ">u4").view(np.uint8)]
+    )
     expected = header.size + int(np.prod(shape))
     if content.size != expected or not np.array_equal(content[: header.size], header):
-        raise ValueError(f"{path}: expected {expected} bytes of uint8 data of shape {shape}, got {content.size} bytes: run `make data`")
+        raise ValueError(
+            f"{path}: expected {expected} bytes of uint8 data of shape {shape}, got {content.size} bytes: run `make data`"
+        )
     return content[header.size :].reshape(shape)
 
 
 def fashion_mnist():
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): train images, train labels, test images, test labels.
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): train images, train labels, test images, test
+    labels.
 
-    Images are uint8 (60000, 28, 28) and (10000, 28, 28), labels uint8 (60000,) and (10000,) in 0..9.
-    FileNotFoundError when ``make data`` has not run; ValueError when a file is not what it should be.
+    Images are uint8 (60000, 28, 28) and (10000, 28, 28), labels uint8 (60000,) and (10000,) in
+    0..9. FileNotFoundError when ``make data`` has not run; ValueError when a file is not what it
+    should be.
     """
     return (
         _idx("train-images-idx3-ubyte", (60000, 28, 28)),
@@ -47,14 +61,18 @@ def fashion_mnist():
 
 
 def movielens_100k():
-    """MovieLens-100k (Harper and Konstan, 2015): users, items, ratings, timestamps, one row a rating, in the file's order.
+    """MovieLens-100k (Harper and Konstan, 2015): users, items, ratings, timestamps, one row a
+    rating, in the file's order.
 
-    Users int64 in 1..943, items int64 in 1..1682, ratings float32 in 1..5, timestamps int64 (seconds); each (100000,).
-    FileNotFoundError when ``make data`` has not run; ValueError when the file is not what it should be.
+    Users int64 in 1..943, items int64 in 1..1682, ratings float32 in 1..5, timestamps int64
+    (seconds); each (100000,). FileNotFoundError when ``make data`` has not run; ValueError when the
+    file is not what it should be.
     """
     path = _path("movielens-100k", "ml-100k.inter")
     columns = np.loadtxt(path, np.int64, delimiter="\t", skiprows=1, unpack=True)
     if columns.shape != (4, 100000):
-        raise ValueError(f"{path}: expected 100000 rows of 4 columns, got {columns.shape[::-1]}: run `make data`")
+        raise ValueError(
+            f"{path}: expected 100000 rows of 4 columns, got {columns.shape[::-1]}: run `make data`"
+        )
     users, items, ratings, timestamps = columns
     return users, items, ratings.astype(np.float32), timestamps

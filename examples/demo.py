@@ -1,4 +1,5 @@
-"""The main job: a small network on Fashion-MNIST under ``horovodrun -np 2``, with and without DeepReduce.
+"""The main job: a small network on Fashion-MNIST under ``horovodrun -np 2``, with and without
+DeepReduce.
 
 ``make demo`` runs this. It prints a table and leaves results/demo.json and results/demo.png.
 """

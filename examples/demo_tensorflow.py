@@ -1,6 +1,8 @@
-"""The main job in Keras: a small network on Fashion-MNIST under ``horovodrun -np 2``, with and without DeepReduce.
+"""The main job in Keras: a small network on Fashion-MNIST under ``horovodrun -np 2``, with and
+without DeepReduce.
 
-``make demo-tf`` runs this. It prints a table and leaves results/demo-tf.json and results/demo-tf.png.
+``make demo-tf`` runs this. It prints a table and leaves results/demo-tf.json and
+results/demo-tf.png.
 """
 
 import os
@@ -11,7 +13,8 @@ from rows import compare, main
 
 def worker(options):
     """What every rank runs."""
-    os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's DistributedOptimizer wraps the optimizers of tf-keras
+    # Horovod's DistributedOptimizer wraps the optimizers of tf-keras
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 

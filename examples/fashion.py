@@ -27,7 +27,9 @@ class Network(torch.nn.Module):
 
 
 def load():
-    """(train images, train labels, test images, test labels) as tensors, images scaled to mean 0 and deviation 1."""
+    """(train images, train labels, test images, test labels) as tensors, images scaled to mean 0
+    and deviation 1.
+    """
     train_images, train_labels, test_images, test_labels = fashion_mnist()
 
     def scaled(images):
@@ -59,8 +61,8 @@ def dense_bytes(network):
 def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     """Trains a fresh network; every call with the same seed sees the same images in the same order.
 
-    ``compression`` is None, or a function of the network that returns what DistributedOptimizer takes.
-    Returns (network, seconds a step, accuracy).
+    ``compression`` is None, or a function of the network that returns what DistributedOptimizer
+    takes. Returns (network, seconds a step, accuracy).
     """
     train_images, train_labels, test_images, test_labels = data
     torch.manual_seed(seed)
@@ -74,7 +76,9 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     order = np.random.default_rng(seed)
     steps = len(train_images) // (BATCH * hvd.size())
     total = epochs * steps
-    decay = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=total, pct_start=0.1)
+    decay = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=total, pct_start=0.1
+    )
     seconds = []
     done = 0
     for epoch in range(epochs):
@@ -84,7 +88,9 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
             batch = shuffled[first : first + BATCH]
             started = time.perf_counter()
             optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(network(train_images[batch]), train_labels[batch])
+            loss = torch.nn.functional.cross_entropy(
+                network(train_images[batch]), train_labels[batch]
+            )
             loss.backward()
             optimizer.step()
             seconds.append(time.perf_counter() - started)

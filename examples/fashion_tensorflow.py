@@ -1,4 +1,6 @@
-"""The demo's network and its training in Keras (tf-keras), through Horovod's DistributedOptimizer and model.fit."""
+"""The demo's network and its training in Keras (tf-keras), through Horovod's DistributedOptimizer
+and model.fit.
+"""
 
 import math
 import time
@@ -27,18 +29,28 @@ def make_network():
 
 
 def load():
-    """(train images, train labels, test images, test labels), images scaled to mean 0 and deviation 1."""
+    """(train images, train labels, test images, test labels), images scaled to mean 0 and deviation
+    1.
+    """
     train_images, train_labels, test_images, test_labels = fashion_mnist()
 
     def scaled(images):
         return tf.constant(((images.astype(np.float32) / 255 - 0.286) / 0.353)[..., np.newaxis])
 
-    return scaled(train_images), tf.constant(train_labels), scaled(test_images), tf.constant(test_labels)
+    return (
+        scaled(train_images),
+        tf.constant(train_labels),
+        scaled(test_images),
+        tf.constant(test_labels),
+    )
 
 
-@tf.keras.utils.register_keras_serializable()  # Horovod makes the optimizer again from its configuration
+# Horovod makes the optimizer again from its configuration
+@tf.keras.utils.register_keras_serializable()
 class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """PyTorch's OneCycleLR: half a cosine up in the first tenth of all steps, half a cosine down in the rest."""
+    """PyTorch's OneCycleLR: half a cosine up in the first tenth of all steps, half a cosine down in
+    the rest.
+    """
 
     def __init__(self, highest, steps):
         super().__init__()
@@ -54,7 +66,9 @@ class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
 
         low = self.highest / 25
         return tf.where(
-            done <= top, between(low, self.highest, done / top), between(self.highest, low / 1e4, (done - top) / (self.steps - 1 - top))
+            done <= top,
+            between(low, self.highest, done / top),
+            between(self.highest, low / 1e4, (done - top) / (self.steps - 1 - top)),
         )
 
     def get_config(self):
@@ -81,16 +95,23 @@ class Progress(tf.keras.callbacks.Callback):
 
 
 def batches(images, labels, order):
-    """This rank's batches of all epochs: every hvd.size()-th, so that each step's images are the same as on one rank."""
+    """This rank's batches of all epochs: every hvd.size()-th, so that each step's images are the
+    same as on one rank.
+    """
     order = order.reshape(-1, hvd.size(), BATCH)[:, hvd.rank()]
     data = tf.data.Dataset.from_tensor_slices(order)
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
-    return data.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch))).prefetch(2).with_options(options)
+    return (
+        data.map(lambda batch: (tf.gather(images, batch), tf.gather(labels, batch)))
+        .prefetch(2)
+        .with_options(options)
+    )
 
 
 def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
-    """Trains a fresh network; every call with the same seed starts from the same weights and sees the same images in the same order.
+    """Trains a fresh network; every call with the same seed starts from the same weights and sees
+    the same images in the same order.
 
     ``compression`` is a function of the network that returns what DistributedOptimizer takes.
     Returns (network, seconds a step, accuracy).
@@ -102,11 +123,19 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     step_images = BATCH * hvd.size()
     steps = len(train_images) // step_images
     random = np.random.default_rng(seed)
-    order = np.concatenate([random.permutation(len(train_images))[: steps * step_images] for _ in range(epochs)])
+    order = np.concatenate(
+        [random.permutation(len(train_images))[: steps * step_images] for _ in range(epochs)]
+    )
     total = epochs * steps
-    # weight decay of Keras does not go through the momentum, which makes PyTorch's 1e-4 ten times as strong
-    optimizer = tf.keras.optimizers.SGD(OneCycle(learning_rate, total), momentum=0.9, weight_decay=1e-3)
-    network.compile(hvd.DistributedOptimizer(optimizer, compression=compression(network)), tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    # weight decay of Keras does not go through the momentum, which makes PyTorch's 1e-4 ten times
+    # as strong
+    optimizer = tf.keras.optimizers.SGD(
+        OneCycle(learning_rate, total), momentum=0.9, weight_decay=1e-3
+    )
+    network.compile(
+        hvd.DistributedOptimizer(optimizer, compression=compression(network)),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     progress = Progress(total, on_progress)
     network.fit(
         batches(train_images, train_labels, order), verbose=0,

@@ -1,7 +1,8 @@
-"""Inherently sparse gradients: an NCF-style recommender on MovieLens-100k under ``horovodrun -np 2``.
+"""Inherently sparse gradients: an NCF-style recommender on MovieLens-100k under ``horovodrun -np
+2``.
 
-A batch touches some rows of the embedding tables and leaves the rest of their gradient zero. ``make recommender`` runs this; it prints a table and
-leaves results/recommender.json.
+A batch touches some rows of the embedding tables and leaves the rest of their gradient zero. ``make
+recommender`` runs this; it prints a table and leaves results/recommender.json.
 """
 
 import json
@@ -15,7 +16,9 @@ BATCH, NEGATIVES, DIMENSION = 256, 4, 32
 
 
 def split(users, items, timestamps):
-    """Leave one out: each user's latest item is for the test. Returns (train pairs, test pairs, item count), numbered from 0."""
+    """Leave one out: each user's latest item is for the test. Returns (train pairs, test pairs,
+    item count), numbered from 0.
+    """
     import numpy as np
 
     pairs = np.stack([users - 1, items - 1], axis=1)
@@ -25,7 +28,10 @@ def split(users, items, timestamps):
 
 
 def make_model(user_count, item_count):
-    """Neural collaborative filtering (He et al. 2017): a product of embeddings beside a small network on others."""
+    """Neural collaborative filtering (He et al.
+
+    2017): a product of embeddings beside a small network on others.
+    """
     import torch
 
     class NCF(torch.nn.Module):
@@ -47,14 +53,18 @@ def make_model(user_count, item_count):
 
         def forward(self, users, items):
             product = self.user_product(users) * self.item_product(items)
-            network = self.network(torch.cat([self.user_network(users), self.item_network(items)], dim=1))
+            network = self.network(
+                torch.cat([self.user_network(users), self.item_network(items)], dim=1)
+            )
             return self.output(torch.cat([product, network], dim=1)).squeeze(1)
 
     return NCF()
 
 
 def hit_rate(model, test, seen, item_count):
-    """The share of users whose held-out item is among the best 10 of it and 99 items that they did not rate."""
+    """The share of users whose held-out item is among the best 10 of it and 99 items that they did
+    not rate.
+    """
     import numpy as np
     import torch
 
@@ -91,7 +101,9 @@ def worker(options):
         "lossless: Bitmap": dr.Codec(nonzero, index=dr.Bitmap()),
         "lossless: RLE": dr.Codec(nonzero, index=dr.RLE()),
         "QSGD 7 + Bitmap": dr.Codec(nonzero, index=dr.Bitmap(), value=dr.QSGD(bits=7)),
-        "QSGD 7 + Bloom P0": dr.Codec(nonzero, index=dr.Bloom(fpr=0.6, policy="p0"), value=dr.QSGD(bits=7)),
+        "QSGD 7 + Bloom P0": dr.Codec(
+            nonzero, index=dr.Bloom(fpr=0.6, policy="p0"), value=dr.QSGD(bits=7)
+        ),
         "SKCompress": dr.Codec(nonzero, index=dr.Huffman(delta=True), value=dr.Quantile()),
     }
     results = []
@@ -102,7 +114,10 @@ def worker(options):
         if codec is not None:
             chosen = dr.Compressor(codec, memory=dr.NoMemory(), parameters=model.named_parameters())
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.Adagrad(model.parameters(), lr=0.05), named_parameters=model.named_parameters(), compression=chosen, sparse_as_dense=True
+            torch.optim.Adagrad(model.parameters(), lr=0.05),
+            named_parameters=model.named_parameters(),
+            compression=chosen,
+            sparse_as_dense=True,
         )
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         random = np.random.default_rng(0)
@@ -114,17 +129,26 @@ def worker(options):
                 first = (step * hvd.size() + hvd.rank()) * BATCH
                 batch = train[order[first : first + BATCH]]
                 pair_users = torch.from_numpy(np.repeat(batch[:, 0], 1 + NEGATIVES))
-                pair_items = torch.from_numpy(np.concatenate([batch[:, 1:], wrong[order[first : first + BATCH]]], axis=1).ravel())
+                pair_items = torch.from_numpy(
+                    np.concatenate(
+                        [batch[:, 1:], wrong[order[first : first + BATCH]]], axis=1
+                    ).ravel()
+                )
                 truth = torch.zeros(BATCH, 1 + NEGATIVES)
                 truth[:, 0] = 1
                 began = time.perf_counter()
                 optimizer.zero_grad()
-                loss = torch.nn.functional.binary_cross_entropy_with_logits(model(pair_users, pair_items), truth.view(-1))
+                loss = torch.nn.functional.binary_cross_entropy_with_logits(
+                    model(pair_users, pair_items), truth.view(-1)
+                )
                 loss.backward()
                 optimizer.step()
                 seconds.append(time.perf_counter() - began)
             if hvd.rank() == 0:
-                print(f"[{number}/{len(rows)}] {name:<18} epoch {epoch + 1}/{options.epochs}  loss {loss.item():.3f}  {time.perf_counter() - started:5.1f} s", flush=True)
+                print(
+                    f"[{number}/{len(rows)}] {name:<18} epoch {epoch + 1}/{options.epochs}  loss {loss.item():.3f}  {time.perf_counter() - started:5.1f} s",
+                    flush=True,
+                )
         dense = 4 * sum(parameter.numel() for parameter in model.parameters())
         sent = dense if codec is None else totals(chosen.stats())["sent_bytes"]
         sent = hvd.allreduce(torch.tensor([float(sent)], dtype=torch.float64), name="sent").item()
@@ -134,7 +158,12 @@ def worker(options):
         })  # fmt: skip
     if hvd.rank() == 0:
         options.output.parent.mkdir(exist_ok=True)
-        figures = {"data": "MovieLens-100k", "ranks": hvd.size(), "epochs": options.epochs, "rows": results}
+        figures = {
+            "data": "MovieLens-100k",
+            "ranks": hvd.size(),
+            "epochs": options.epochs,
+            "rows": results,
+        }
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
 
@@ -146,9 +175,13 @@ def main():
     print(f"training with {options.processes} ranks; about 30 s a row on 2 cores\n", flush=True)
     status = launch(__file__, options.processes, sys.argv[1:])
     if status == 0:
-        print(f"\n{'compression':<20}{'hit rate@10':>12}{'bytes a step':>14}{'of dense':>10}{'ms a step':>11}")
+        print(
+            f"\n{'compression':<20}{'hit rate@10':>12}{'bytes a step':>14}{'of dense':>10}{'ms a step':>11}"
+        )
         for row in json.loads(options.output.read_text())["rows"]:
-            print(f"{row['name']:<20}{row['hit_rate_at_10']:>12.4f}{row['bytes_a_step']:>14,.0f}{row['share_of_dense']:>10.4f}{1e3 * row['seconds_a_step']:>11.1f}")
+            print(
+                f"{row['name']:<20}{row['hit_rate_at_10']:>12.4f}{row['bytes_a_step']:>14,.0f}{row['share_of_dense']:>10.4f}{1e3 * row['seconds_a_step']:>11.1f}"
+            )
     return status
 
 

@@ -1,4 +1,6 @@
-"""What the demos of all frameworks share: the command line, the rows, the figures, the table and the picture."""
+"""What the demos of all frameworks share: the command line, the rows, the figures, the table and
+the picture.
+"""
 
 import json
 import sys
@@ -11,7 +13,9 @@ from deepreduce_hvd.statistics import totals
 
 
 def instances(warmup_steps=0):
-    """name -> a codec, the instances of DeepReduce that the demos compare; all on top of Top-r at 1 %."""
+    """name -> a codec, the instances of DeepReduce that the demos compare; all on top of Top-r at 1
+    %.
+    """
     top = dr.TopK(0.01, warmup_steps=warmup_steps)
     return {
         "Top-r pairs": dr.Codec(top),
@@ -20,16 +24,30 @@ def instances(warmup_steps=0):
         "Rice": dr.Codec(top, index=dr.Rice()),
         "FitPoly": dr.Codec(top, index=dr.RawIndex(), value=dr.FitPoly()),
         "FitPoly + Rice": dr.Codec(top, index=dr.Rice(), value=dr.FitPoly()),
-        "QSGD + Bloom P0": dr.Codec(top, index=dr.Bloom(fpr="auto", policy="p0"), value=dr.QSGD(bits=4)),
+        "QSGD + Bloom P0": dr.Codec(
+            top, index=dr.Bloom(fpr="auto", policy="p0"), value=dr.QSGD(bits=4)
+        ),
         "QSGD + Rice": dr.Codec(top, index=dr.Rice(), value=dr.QSGD(bits=4)),
     }
 
 
 def parse(description, output):
     parser = command_line(description, "the 60,000 images", 3, output)
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each row, to see the spread (default 1)")
-    parser.add_argument("--learning-rate", type=float, default=0.05, help="the highest of the schedule, for every row (default 0.05)")
-    parser.add_argument("--warmup-steps", type=int, default=0, help="steps in which Top-r goes from 25 %% down to 1 %% (default 0)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="runs of each row, to see the spread (default 1)"
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=0.05,
+        help="the highest of the schedule, for every row (default 0.05)",
+    )
+    parser.add_argument(
+        "--warmup-steps",
+        type=int,
+        default=0,
+        help="steps in which Top-r goes from 25 %% down to 1 %% (default 0)",
+    )
     parser.add_argument("--only", help="comma-separated rows to run, of those that the table shows")
     return parser.parse_args()
 
@@ -48,15 +66,20 @@ class Watch:
         if self.compressor is not None:
             self.sent.append(totals(self.compressor.stats())["sent_bytes"])
         if self.shown and (step % 200 == 0 or step == steps):
-            print(f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - self.started:5.1f} s", flush=True)
+            print(
+                f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - self.started:5.1f} s",
+                flush=True,
+            )
 
 
 def compare(options, hvd, job, parameters, mean):
-    """What every rank runs: trains each row with each seed; rank 0 prints and leaves the figures in ``options.output``.
+    """What every rank runs: trains each row with each seed; rank 0 prints and leaves the figures in
+    ``options.output``.
 
     Args:
         hvd: the framework's Horovod module, initialised.
-        job: the module of the network: ``load``, ``train`` and ``dense_bytes`` of fashion.py or fashion_tensorflow.py.
+        job: the module of the network: ``load``, ``train`` and ``dense_bytes`` of fashion.py or
+            fashion_tensorflow.py.
         parameters: network -> what the compressor takes as its parameters.
         mean: number -> its mean over all ranks.
     """
@@ -65,7 +88,9 @@ def compare(options, hvd, job, parameters, mean):
         wanted = [name.strip() for name in options.only.split(",")]
         unknown = [name for name in wanted if name not in rows]
         if unknown:
-            raise SystemExit(f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}")
+            raise SystemExit(
+                f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}"
+            )
         rows = {name: rows[name] for name in wanted}
 
     data = job.load()
@@ -82,7 +107,9 @@ def compare(options, hvd, job, parameters, mean):
                 watch.compressor = dr.Compressor(codec, parameters=parameters(network))
                 return watch.compressor
 
-            network, seconds_a_step, accuracy = job.train(data, compression, options.epochs, seed, watch, options.learning_rate)
+            network, seconds_a_step, accuracy = job.train(
+                data, compression, options.epochs, seed, watch, options.learning_rate
+            )
             accuracies.append(accuracy)
             seconds.append(seconds_a_step)
             dense_bytes = job.dense_bytes(network)
@@ -96,7 +123,10 @@ def compare(options, hvd, job, parameters, mean):
         }  # fmt: skip
         if codec is not None:
             figures = totals(watch.compressor.stats())
-            row["sections"] = {field: figures[field] for field in ("header_bytes", "index_bytes", "value_bytes", "order_bytes")}
+            row["sections"] = {
+                field: figures[field]
+                for field in ("header_bytes", "index_bytes", "value_bytes", "order_bytes")
+            }
         results.append(row)
         if hvd.rank() == 0:
             print(f"{label} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes a step\n", flush=True)
@@ -115,9 +145,13 @@ def compare(options, hvd, job, parameters, mean):
 
 def table(rows):
     """The figures as text."""
-    lines = [f"{'compression':<17}{'accuracy':>9}{'bytes a step':>14}{'of dense':>10}{'of Top-r pairs':>16}{'ms a step':>11}"]
+    lines = [
+        f"{'compression':<17}{'accuracy':>9}{'bytes a step':>14}{'of dense':>10}{'of Top-r pairs':>16}{'ms a step':>11}"
+    ]
     for row in rows:
-        of_pairs = "-" if row["share_of_top_r_pairs"] is None else f"{row['share_of_top_r_pairs']:.3f}"
+        of_pairs = (
+            "-" if row["share_of_top_r_pairs"] is None else f"{row['share_of_top_r_pairs']:.3f}"
+        )
         lines.append(
             f"{row['name']:<17}{row['accuracy']:>9.4f}{row['bytes_a_step']:>14,.0f}{row['share_of_dense']:>10.4f}{of_pairs:>16}"
             f"{1e3 * row['seconds_a_step']:>11.1f}"
@@ -141,7 +175,14 @@ def draw(figures, path):
         axes.plot(row["bytes_a_step"], 100 * row["accuracy"], shape, color=color, markersize=8)
         if len(row["accuracies"]) > 1:
             seeds = [100 * accuracy for accuracy in row["accuracies"]]
-            axes.plot([row["bytes_a_step"]] * len(seeds), seeds, shape, color=color, markersize=3, alpha=0.6)
+            axes.plot(
+                [row["bytes_a_step"]] * len(seeds),
+                seeds,
+                shape,
+                color=color,
+                markersize=3,
+                alpha=0.6,
+            )
             axes.vlines(row["bytes_a_step"], min(seeds), max(seeds), color=color, alpha=0.4)
         names.append(axes.text(row["bytes_a_step"], 100 * row["accuracy"], row["name"], fontsize=9))
     axes.set_xscale("log")
@@ -165,9 +206,14 @@ def draw(figures, path):
 
 
 def _present(options, script, seconds_a_row):
-    """Runs ``script`` on all ranks, then prints the table and draws the picture; returns the exit status."""
+    """Runs ``script`` on all ranks, then prints the table and draws the picture; returns the exit
+    status.
+    """
     started = time.perf_counter()
-    print(f"training with {options.processes} ranks; about {seconds_a_row} s a row on 2 cores\n", flush=True)
+    print(
+        f"training with {options.processes} ranks; about {seconds_a_row} s a row on 2 cores\n",
+        flush=True,
+    )
     status = launch(script, options.processes, sys.argv[1:])
     if status != 0:
         return status
@@ -175,12 +221,16 @@ def _present(options, script, seconds_a_row):
     picture = options.output.with_suffix(".png")
     draw(figures, picture)
     print(table(figures["rows"]))
-    print(f"\nfigures: {options.output}  picture: {picture}  ({time.perf_counter() - started:.0f} s)")
+    print(
+        f"\nfigures: {options.output}  picture: {picture}  ({time.perf_counter() - started:.0f} s)"
+    )
     return 0
 
 
 def main(description, script, worker, output, seconds_a_row):
-    """A demo: ``worker(options)`` on every rank, the presentation on the process that starts them; returns the exit status."""
+    """A demo: ``worker(options)`` on every rank, the presentation on the process that starts them;
+    returns the exit status.
+    """
     options = parse(description, output)
     if options.worker:
         worker(options)

@@ -1,8 +1,10 @@
-"""Compiles every .cu file of the core with nvcc into objects: what setup.py links where PyTorch has CUDA, and the compile check where there is no GPU.
+"""Compiles every .cu file of the core with nvcc into objects: what setup.py links where PyTorch has
+CUDA, and the compile check where there is no GPU.
 
     python scripts/build_cuda.py --architectures 7.0 8.0 9.0 --folder build/cuda
 
-Needs nvcc, no GPU. Prints one line a file; exits with 1 when one does not compile and with 2 when there is no nvcc.
+Needs nvcc, no GPU. Prints one line a file; exits with 1 when one does not compile and with 2 when
+there is no nvcc.
 """
 
 import argparse
@@ -24,21 +26,33 @@ def sources():
 
 
 def build(compiler, folder, architectures, jobs=2, report=print):
-    """Objects of all sources, compiled where they or a header are newer; raises CalledProcessError when one does not compile."""
+    """Objects of all sources, compiled where they or a header are newer; raises CalledProcessError
+    when one does not compile.
+    """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    codes = [option for name in architectures for option in nvcc.code_options(name, ptx=name == architectures[-1])]
+    codes = [
+        option
+        for name in architectures
+        for option in nvcc.code_options(name, ptx=name == architectures[-1])
+    ]
     options = [
         "-std=c++17", "-O3", *nvcc.EXACT, *codes, f"-I{CORE}", f"-I{CORE / 'cuda'}", "-Xcompiler=-fPIC,-Wall,-fvisibility=hidden",
         "-Werror=all-warnings",
     ]  # fmt: skip
-    newest_header = max(path.stat().st_mtime for pattern in ("*.h", "*.cuh") for path in CORE.rglob(pattern))
+    newest_header = max(
+        path.stat().st_mtime for pattern in ("*.h", "*.cuh") for path in CORE.rglob(pattern)
+    )
     stamp = folder / "options"
     same_options = stamp.exists() and stamp.read_text() == "\n".join([compiler, *options])
 
     def compile_one(source):
         made = folder / ("_".join(source.relative_to(CORE).parts) + ".o")
-        if same_options and made.exists() and made.stat().st_mtime > max(newest_header, source.stat().st_mtime):
+        if (
+            same_options
+            and made.exists()
+            and made.stat().st_mtime > max(newest_header, source.stat().st_mtime)
+        ):
             return made
         start = time.monotonic()
         subprocess.run([compiler, *options, "-c", str(source), "-o", str(made)], check=True)
@@ -53,7 +67,12 @@ def build(compiler, folder, architectures, jobs=2, report=print):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--architectures", nargs="+", default=None, help=f"default: those of {' '.join(nvcc.ARCHITECTURES)} that nvcc knows")
+    parser.add_argument(
+        "--architectures",
+        nargs="+",
+        default=None,
+        help=f"default: those of {' '.join(nvcc.ARCHITECTURES)} that nvcc knows",
+    )
     parser.add_argument("--folder", default=str(ROOT / "build" / "cuda"))
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
@@ -62,10 +81,15 @@ def main():
         print(f"nvcc: expected one, got {nowhere}; no CUDA source was compiled", file=sys.stderr)
         return 2
     known = nvcc.known_architectures(compiler)
-    wanted = arguments.architectures or [architecture for architecture in nvcc.ARCHITECTURES if architecture in known]
+    wanted = arguments.architectures or [
+        architecture for architecture in nvcc.ARCHITECTURES if architecture in known
+    ]
     unknown = sorted(set(wanted) - known)
     if unknown:
-        print(f"architectures: expected some of {' '.join(sorted(known))} for {compiler}, got {' '.join(unknown)}", file=sys.stderr)
+        print(
+            f"architectures: expected some of {' '.join(sorted(known))} for {compiler}, got {' '.join(unknown)}",
+            file=sys.stderr,
+        )
         return 1
     try:
         objects = build(compiler, arguments.folder, wanted, arguments.jobs)

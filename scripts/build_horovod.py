@@ -1,7 +1,9 @@
-"""Builds Horovod, unmodified, for the frameworks in the virtual environment, and keeps the wheel in the cache.
+"""Builds Horovod, unmodified, for the frameworks in the virtual environment, and keeps the wheel in
+the cache.
 
-Horovod 0.28.1 comes as source only. Its CMake files ask for C++14, which today's framework headers refuse, so the
-compiler is called through a wrapper that appends -std=c++17: the last -std on a command line wins.
+Horovod 0.28.1 comes as source only. Its CMake files ask for C++14, which today's framework headers
+refuse, so the compiler is called through a wrapper that appends -std=c++17: the last -std on a
+command line wins.
 """
 
 import os
@@ -14,11 +16,15 @@ from pathlib import Path
 from console import LOGS, SetUpError, cache_directory, clean_environment, locked, run, say
 
 VERSION = "0.28.1"
-RECIPE = 1  # part of the cache's key: to be raised when this file builds another wheel from the same versions
-BYTES_PER_COMPILER = 2 * 1024**3  # what one compiler process takes on the frameworks' headers, with room to spare
+# part of the cache's key: to be raised when this file builds another wheel from the same versions
+RECIPE = 1
+# what one compiler process takes on the frameworks' headers, with room to spare
+BYTES_PER_COMPILER = 2 * 1024**3
 EXPECTED_PARTS = ("[X] TensorFlow", "[X] PyTorch", "[X] Gloo")
 
-ASK_VERSIONS = "from importlib.metadata import version; print(version('torch'), version('tensorflow-cpu'))"
+ASK_VERSIONS = (
+    "from importlib.metadata import version; print(version('torch'), version('tensorflow-cpu'))"
+)
 
 
 def compiler():
@@ -27,9 +33,17 @@ def compiler():
 
 def cache_key(python):
     """Everything that the wheel's binary depends on."""
-    versions = subprocess.run([python, "-c", ASK_VERSIONS], capture_output=True, text=True, env=clean_environment(), check=True)
+    versions = subprocess.run(
+        [python, "-c", ASK_VERSIONS],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        check=True,
+    )
     torch, tensorflow = versions.stdout.split()
-    gcc = subprocess.run([*shlex.split(compiler()), "-dumpversion"], capture_output=True, text=True, check=True).stdout.strip()
+    gcc = subprocess.run(
+        [*shlex.split(compiler()), "-dumpversion"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     tag = "cp" + "".join(platform.python_version_tuple()[:2])
     libc = "".join(platform.libc_ver())
     return f"horovod-{VERSION}-{tag}-{platform.machine()}-{libc}-gcc{gcc}-torch{torch}-tensorflow{tensorflow}-recipe{RECIPE}"
@@ -59,7 +73,8 @@ def build(python, folder):
             HOROVOD_WITH_GLOO="1", HOROVOD_WITHOUT_MPI="1", HOROVOD_WITH_PYTORCH="1", HOROVOD_WITH_TENSORFLOW="1",
             HOROVOD_WITHOUT_MXNET="1",
         )  # fmt: skip
-        # pip's own cache knows nothing of the frameworks that a wheel was built for: it must not answer here
+        # pip's own cache knows nothing of the frameworks that a wheel was built for: it must not
+        # answer here
         command = [python, "-m", "pip", "wheel", "-v", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--no-binary", "horovod",
                    "--progress-bar", "off", "-w", scratch, f"horovod=={VERSION}"]  # fmt: skip
         run(command, f"Horovod {VERSION}: building with {processes} compiler processes", "4 min on 2 cores",
@@ -71,7 +86,9 @@ def build(python, folder):
 
 
 def install(python, stamp):
-    """Horovod in the virtual environment, from the cached wheel or a new one; stamp(key) tells and notes what is there."""
+    """Horovod in the virtual environment, from the cached wheel or a new one; stamp(key) tells and
+    notes what is there.
+    """
     key = cache_key(python)
     if stamp("horovod") == key:
         say(f"Horovod {VERSION}: installed")
@@ -91,10 +108,20 @@ def install(python, stamp):
 
 def check(python):
     """horovodrun --check-build must list both frameworks and Gloo."""
-    environment = clean_environment(PATH=f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}", TF_CPP_MIN_LOG_LEVEL="3")
+    environment = clean_environment(
+        PATH=f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}", TF_CPP_MIN_LOG_LEVEL="3"
+    )
     command = [Path(python).parent / "horovodrun", "--check-build"]
-    run(command, f"Horovod {VERSION}: checking what it was built with", "20 s", environment=environment, log_name="horovod-check")
+    run(
+        command,
+        f"Horovod {VERSION}: checking what it was built with",
+        "20 s",
+        environment=environment,
+        log_name="horovod-check",
+    )
     listed = (LOGS / "horovod-check.log").read_text(errors="replace")
     missing = [part for part in EXPECTED_PARTS if part not in listed]
     if missing:
-        raise SetUpError(f"horovodrun --check-build: expected {', '.join(EXPECTED_PARTS)}, got no {', '.join(missing)}:\n{listed[-2000:]}")
+        raise SetUpError(
+            f"horovodrun --check-build: expected {', '.join(EXPECTED_PARTS)}, got no {', '.join(missing)}:\n{listed[-2000:]}"
+        )

@@ -1,6 +1,8 @@
-"""Compiles the sources of PyTorch's and TensorFlow's CUDA operators, no object kept: the check where these have no CUDA; their headers are there.
+"""Compiles the sources of PyTorch's and TensorFlow's CUDA operators, no object kept: the check
+where these have no CUDA; their headers are there.
 
-Of PyTorch's headers only one is missing then, which its own build makes of its settings; it is supplied here. Exits with 2 when there is no nvcc.
+Of PyTorch's headers only one is missing then, which its own build makes of its settings; it is
+supplied here. Exits with 2 when there is no nvcc.
 """
 
 import importlib.util
@@ -19,7 +21,12 @@ SETTINGS = "c10/cuda/impl/cuda_cmake_macros.h"
 
 def toolkit_includes(path):
     """Where nvcc has the headers of the CUDA runtime."""
-    plan = subprocess.run([path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True, check=True)
+    plan = subprocess.run(
+        [path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return re.findall(r'"-I([^"]+)"', plan.stdout + plan.stderr)
 
 
@@ -29,25 +36,58 @@ def pytorch(scratch):
     supplied = pathlib.Path(scratch) / SETTINGS
     supplied.parent.mkdir(parents=True)
     supplied.write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
-    includes = [torch, torch / "torch/csrc/api/include", *([] if (torch / SETTINGS).exists() else [scratch])]
-    return ["-std=c++20", *(word for path in includes for word in ("-isystem", str(path)))], sorted((ROOT / "torch_ops" / "cuda").glob("*.cc"))
+    includes = [
+        torch,
+        torch / "torch/csrc/api/include",
+        *([] if (torch / SETTINGS).exists() else [scratch]),
+    ]
+    return ["-std=c++20", *(word for path in includes for word in ("-isystem", str(path)))], sorted(
+        (ROOT / "torch_ops" / "cuda").glob("*.cc")
+    )
 
 
 def tensorflow(_):
-    """(what the compiler is told, sources) of TensorFlow's operators, of which those of the host have parts for CUDA too."""
+    """(what the compiler is told, sources) of TensorFlow's operators, of which those of the host
+    have parts for CUDA too.
+    """
     question = "import tensorflow; print(*tensorflow.sysconfig.get_compile_flags(), sep='\\n')"
-    answer = subprocess.run([sys.executable, "-c", question], env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True, check=True)
-    flags = [word for flag in answer.stdout.split() for word in (("-isystem", flag[2:]) if flag.startswith("-I") else (flag,))]
-    sources = [path for path in sorted((ROOT / "tf_ops").rglob("*.cc")) if "cuda" in path.parts or "GOOGLE_CUDA" in path.read_text()]
+    answer = subprocess.run(
+        [sys.executable, "-c", question],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    flags = [
+        word
+        for flag in answer.stdout.split()
+        for word in (("-isystem", flag[2:]) if flag.startswith("-I") else (flag,))
+    ]
+    sources = [
+        path
+        for path in sorted((ROOT / "tf_ops").rglob("*.cc"))
+        if "cuda" in path.parts or "GOOGLE_CUDA" in path.read_text()
+    ]
     return [*flags, "-DGOOGLE_CUDA=1", "-Itf_ops/cuda/gpu"], sources
 
 
 def main():
     path = nvcc.find()
     if path is None:
-        print("expected nvcc, with the headers of the CUDA runtime, got none: the CUDA operators were not compiled", file=sys.stderr)
+        print(
+            "expected nvcc, with the headers of the CUDA runtime, got none: the CUDA operators were not compiled",
+            file=sys.stderr,
+        )
         return 2
-    compiler = [os.environ.get("CXX", "g++"), "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Ideepreduce_hvd/csrc", "-Ideepreduce_hvd/csrc/cuda"]
+    compiler = [
+        os.environ.get("CXX", "g++"),
+        "-fsyntax-only",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Ideepreduce_hvd/csrc",
+        "-Ideepreduce_hvd/csrc/cuda",
+    ]
     compiler += [word for folder in toolkit_includes(path) for word in ("-isystem", folder)]
     for name, settings in (("torch", pytorch), ("tensorflow", tensorflow)):
         if importlib.util.find_spec(name) is None:
@@ -57,7 +97,10 @@ def main():
             options, sources = settings(scratch)
             for source in sources:
                 done = subprocess.run([*compiler, *options, str(source)], cwd=ROOT, check=False)
-                print(f"{source.relative_to(ROOT)}: {'compiles' if done.returncode == 0 else 'does not compile'}", flush=True)
+                print(
+                    f"{source.relative_to(ROOT)}: {'compiles' if done.returncode == 0 else 'does not compile'}",
+                    flush=True,
+                )
                 if done.returncode != 0:
                     return 1
     return 0

@@ -1,4 +1,6 @@
-"""What the set-up scripts say and run: one line a step, progress while it runs, the end of its log when it fails."""
+"""What the set-up scripts say and run: one line a step, progress while it runs, the end of its log
+when it fails.
+"""
 
 import contextlib
 import fcntl
@@ -22,7 +24,11 @@ class SetUpError(Exception):
 
 def cache_directory():
     """Where wheels and data are kept between clones; examples/datasets.py reads the same place."""
-    return Path(os.environ.get("DEEPREDUCE_CACHE") or Path.home() / ".cache" / "deepreduce-hvd").expanduser().resolve()
+    return (
+        Path(os.environ.get("DEEPREDUCE_CACHE") or Path.home() / ".cache" / "deepreduce-hvd")
+        .expanduser()
+        .resolve()
+    )
 
 
 def say(message):
@@ -31,7 +37,14 @@ def say(message):
 
 def clean_environment(**changes):
     """The caller's environment without what would let another Python's packages into ours."""
-    unwanted = ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_USER", "PIP_REQUIREMENT")
+    unwanted = (
+        "PYTHONPATH",
+        "PYTHONHOME",
+        "PIP_TARGET",
+        "PIP_PREFIX",
+        "PIP_USER",
+        "PIP_REQUIREMENT",
+    )
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     environment.update(changes)
     return environment
@@ -50,7 +63,9 @@ def _progress(log, percent_pattern):
 
 
 def run(command, what, usually, percent_pattern=None, environment=None, cwd=None, log_name=None):
-    """Runs a command with its output in a log file, showing that it lives; SetUpError with the log's end when it fails."""
+    """Runs a command with its output in a log file, showing that it lives; SetUpError with the
+    log's end when it fails.
+    """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{log_name or what.split()[0]}.log"
     say(f"{what}: usually {usually}; log: {os.path.relpath(log)}")
@@ -78,13 +93,17 @@ def run(command, what, usually, percent_pattern=None, environment=None, cwd=None
         print(f"\r{'':<90}\r", end="")
     if child.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
-        raise SetUpError(f"{what}: expected exit status 0, got {child.returncode}; the end of {os.path.relpath(log)}:\n{tail}")
+        raise SetUpError(
+            f"{what}: expected exit status 0, got {child.returncode}; the end of {os.path.relpath(log)}:\n{tail}"
+        )
     say(f"{what}: done in {time.monotonic() - start:.0f} s")
 
 
 @contextlib.contextmanager
 def locked(path, what):
-    """Holds a lock file, so that two set-ups at once share one download or build in place of breaking each other's."""
+    """Holds a lock file, so that two set-ups at once share one download or build in place of
+    breaking each other's.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:

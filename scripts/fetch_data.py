@@ -1,8 +1,10 @@
-"""Fetches the two public data sets of the demo and the tests into the cache, and checks them byte for byte.
+"""Fetches the two public data sets of the demo and the tests into the cache, and checks them byte
+for byte.
 
-Fashion-MNIST (MIT licence) is a Debian package; elsewhere, DEEPREDUCE_FASHION_MNIST names a directory with the same
-four .gz files. MovieLens-100k (its own terms: no redistribution, hence never part of this repository) is an example
-file inside the PyPI wheel of recbole. Nothing is trusted: what does not have the expected SHA-256 is not kept.
+Fashion-MNIST (MIT licence) is a Debian package; elsewhere, DEEPREDUCE_FASHION_MNIST names a
+directory with the same four .gz files. MovieLens-100k (its own terms: no redistribution, hence
+never part of this repository) is an example file inside the PyPI wheel of recbole. Nothing is
+trusted: what does not have the expected SHA-256 is not kept.
 """
 
 import gzip
@@ -19,12 +21,26 @@ from console import SetUpError, cache_directory, clean_environment, locked, run,
 
 #: file in the cache -> (bytes, SHA-256) of the unpacked content
 FASHION_MNIST = {
-    "train-images-idx3-ubyte": (47040016, "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888"),
-    "train-labels-idx1-ubyte": (60008, "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"),
-    "t10k-images-idx3-ubyte": (7840016, "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b"),
-    "t10k-labels-idx1-ubyte": (10008, "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"),
+    "train-images-idx3-ubyte": (
+        47040016,
+        "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    ),
+    "train-labels-idx1-ubyte": (
+        60008,
+        "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    ),
+    "t10k-images-idx3-ubyte": (
+        7840016,
+        "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    ),
+    "t10k-labels-idx1-ubyte": (
+        10008,
+        "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+    ),
 }
-MOVIELENS = {"ml-100k.inter": (1979230, "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff")}
+MOVIELENS = {
+    "ml-100k.inter": (1979230, "4edb74e2a81178c2ba9ff381495f754f996c4aea351b1272ca36b43da0935eff")
+}
 
 DEBIAN_PACKAGE = "dataset-fashion-mnist"
 DEBIAN_FOLDER = "usr/share/datasets/fashion-mnist"
@@ -38,7 +54,9 @@ def check(content, name, expected, source):
     size, digest = expected
     found = hashlib.sha256(content).hexdigest()
     if len(content) != size or found != digest:
-        raise SetUpError(f"{name} from {source}: expected {size} bytes with SHA-256 {digest}, got {len(content)} bytes with {found}")
+        raise SetUpError(
+            f"{name} from {source}: expected {size} bytes with SHA-256 {digest}, got {len(content)} bytes with {found}"
+        )
 
 
 def is_cached(folder, files):
@@ -69,8 +87,16 @@ def fashion_mnist_problems():
     """What would keep Fashion-MNIST from being fetched, known before anything is built."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
-        missing = [f"{name}.gz" for name in FASHION_MNIST if not (Path(named) / f"{name}.gz").is_file()]
-        return [f"data: {DIRECTORY_VARIABLE}={named}: expected four .gz files, got no {', '.join(missing)}"] if missing else []
+        missing = [
+            f"{name}.gz" for name in FASHION_MNIST if not (Path(named) / f"{name}.gz").is_file()
+        ]
+        return (
+            [
+                f"data: {DIRECTORY_VARIABLE}={named}: expected four .gz files, got no {', '.join(missing)}"
+            ]
+            if missing
+            else []
+        )
     cached = all((cache_directory() / "fashion-mnist" / name).exists() for name in FASHION_MNIST)
     if not cached and (shutil.which("apt-get") is None or shutil.which("dpkg") is None):
         return [
@@ -81,18 +107,39 @@ def fashion_mnist_problems():
 
 
 def download_debian_package(scratch):
-    """The downloaded .deb. Needs no root: the lists of packages are the system's, or private ones when those do not do."""
+    """The downloaded .deb.
+
+    Needs no root: the lists of packages are the system's, or private ones when those do not do.
+    """
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
     download = ["apt-get", *options, "download", DEBIAN_PACKAGE]
     try:
-        run(download, "data: Debian's package of Fashion-MNIST, 31 MB", "5 s", cwd=scratch, log_name="fashion-mnist")
+        run(
+            download,
+            "data: Debian's package of Fashion-MNIST, 31 MB",
+            "5 s",
+            cwd=scratch,
+            log_name="fashion-mnist",
+        )
     except SetUpError:
         say("the system's package lists do not do (absent or out of date): fetching private ones")
         for folder in ("lists/partial", "cache/archives/partial"):
             (scratch / folder).mkdir(parents=True)
-        private = [*options, "-o", f"Dir::State::Lists={scratch}/lists", "-o", f"Dir::Cache={scratch}/cache"]
+        private = [
+            *options,
+            "-o",
+            f"Dir::State::Lists={scratch}/lists",
+            "-o",
+            f"Dir::Cache={scratch}/cache",
+        ]
         try:
-            run(["apt-get", *private, "update"], "data: package lists", "10 s", cwd=scratch, log_name="apt-lists")
+            run(
+                ["apt-get", *private, "update"],
+                "data: package lists",
+                "10 s",
+                cwd=scratch,
+                log_name="apt-lists",
+            )
             run(["apt-get", *private, "download", DEBIAN_PACKAGE], "data: Debian's package of Fashion-MNIST, 31 MB", "5 s",
                 cwd=scratch, log_name="fashion-mnist")  # fmt: skip
         except SetUpError as error:
@@ -109,7 +156,10 @@ def fetch_fashion_mnist(folder):
         scratch = Path(name)
         source = os.environ.get(DIRECTORY_VARIABLE)
         if not source:
-            subprocess.run(["dpkg", "-x", str(download_debian_package(scratch)), str(scratch / "unpacked")], check=True)
+            subprocess.run(
+                ["dpkg", "-x", str(download_debian_package(scratch)), str(scratch / "unpacked")],
+                check=True,
+            )
             source = scratch / "unpacked" / DEBIAN_FOLDER
         contents = {}
         for file, expected in FASHION_MNIST.items():
@@ -117,7 +167,9 @@ def fetch_fashion_mnist(folder):
             try:
                 contents[file] = gzip.decompress(packed.read_bytes())
             except (OSError, EOFError) as error:
-                raise SetUpError(f"Fashion-MNIST: expected a gzip file at {packed}, got: {error}") from None
+                raise SetUpError(
+                    f"Fashion-MNIST: expected a gzip file at {packed}, got: {error}"
+                ) from None
             check(contents[file], file, expected, source)
     store(folder, contents)
 
@@ -125,15 +177,38 @@ def fetch_fashion_mnist(folder):
 def fetch_movielens(folder, python):
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        command = [python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--progress-bar", "off", "-d", scratch, MOVIELENS_WHEEL]
+        command = [
+            python,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--progress-bar",
+            "off",
+            "-d",
+            scratch,
+            MOVIELENS_WHEEL,
+        ]
         try:
-            run(command, f"data: MovieLens-100k inside the wheel {MOVIELENS_WHEEL}, 2 MB", "3 s", log_name="movielens", environment=clean_environment())
+            run(
+                command,
+                f"data: MovieLens-100k inside the wheel {MOVIELENS_WHEEL}, 2 MB",
+                "3 s",
+                log_name="movielens",
+                environment=clean_environment(),
+            )
         except SetUpError as error:
-            raise SetUpError(f"{error}\nMovieLens-100k: expected the wheel {MOVIELENS_WHEEL} from pip's index; check pip's index and the network.") from None
+            raise SetUpError(
+                f"{error}\nMovieLens-100k: expected the wheel {MOVIELENS_WHEEL} from pip's index; check pip's index and the network."
+            ) from None
         wheel = next(scratch.glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:
             if MOVIELENS_MEMBER not in archive.namelist():
-                raise SetUpError(f"MovieLens-100k: expected {MOVIELENS_MEMBER} in {wheel.name}, got no such file")
+                raise SetUpError(
+                    f"MovieLens-100k: expected {MOVIELENS_MEMBER} in {wheel.name}, got no such file"
+                )
             content = archive.read(MOVIELENS_MEMBER)
         check(content, "ml-100k.inter", MOVIELENS["ml-100k.inter"], wheel.name)
     store(folder, {"ml-100k.inter": content})

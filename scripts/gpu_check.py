@@ -1,10 +1,12 @@
-"""One command for a machine with a GPU, nvcc and a PyTorch with CUDA: builds, compares byte by byte, runs the sanitizer, measures. No network.
-With a TensorFlow for CUDA beside it, its kernels are built and compared too.
+"""One command for a machine with a GPU, nvcc and a PyTorch with CUDA: builds, compares byte by
+byte, runs the sanitizer, measures. No network. With a TensorFlow for CUDA beside it, its kernels
+are built and compared too.
 
     make gpu-check                      about 5 minutes with 16 cores, a third of it compiling
     python scripts/gpu_check.py --dry-run    without a GPU: compiles everything, rehearses the scripts on the host, says what was not run
 
-Runs with the Python that it is started with (make gpu-check PYTHON=...), against the PyTorch that is there. Writes results/gpu.json and gpu.png.
+Runs with the Python that it is started with (make gpu-check PYTHON=...), against the PyTorch that
+is there. Writes results/gpu.json and gpu.png.
 """
 
 import argparse
@@ -28,8 +30,15 @@ import nvcc  # noqa: E402
 #: what a build takes, by the name that Python imports
 MODULES = ("torch", "numpy", "setuptools")
 OLDEST_SETUPTOOLS = 77  # that understands pyproject.toml
-#: a sanitizer that cannot work on this machine says so in one of these ways; that is no failure of what it looks at
-UNSUPPORTED = ("Device not supported", "LibraryNotLoaded", "Unable to find injection library", "Operation not permitted", "not supported on")
+#: a sanitizer that cannot work on this machine says so in one of these ways; that is no failure of
+#: what it looks at
+UNSUPPORTED = (
+    "Device not supported",
+    "LibraryNotLoaded",
+    "Unable to find injection library",
+    "Operation not permitted",
+    "not supported on",
+)
 SANITIZER_SECONDS = 90
 CANNOT = 2  # exit status of gpu_tensorflow.py where there is nothing to compare
 
@@ -51,14 +60,18 @@ def part(title, expected):
 
 
 class Parts:
-    """The parts of a check after the build: each is run whatever came of those before it, so that one run tells as much as it can."""
+    """The parts of a check after the build: each is run whatever came of those before it, so that
+    one run tells as much as it can.
+    """
 
     def __init__(self):
         self.not_run = []
         self.failed = []
 
     def run(self, title, expected, work):
-        """``work()`` returns why it did not run, or None, and raises Stop when it found something wrong."""
+        """``work()`` returns why it did not run, or None, and raises Stop when it found something
+        wrong.
+        """
         try:
             with part(title, expected):
                 reason = work()
@@ -72,7 +85,9 @@ class Parts:
 
 def run(*command, timeout=None, **environment):
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
-    return subprocess.run(list(map(str, command)), cwd=ROOT, env=variables, timeout=timeout, check=False)
+    return subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=variables, timeout=timeout, check=False
+    )
 
 
 def expect_success(what, finished):
@@ -83,20 +98,30 @@ def expect_success(what, finished):
 def expect_modules():
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
-        raise Stop(f"expected the modules {', '.join(MODULES)} in {sys.executable}, got no {', '.join(missing)}; name another with make gpu-check PYTHON=...")
+        raise Stop(
+            f"expected the modules {', '.join(MODULES)} in {sys.executable}, got no {', '.join(missing)}; name another with make gpu-check PYTHON=..."
+        )
     version = importlib.metadata.version("setuptools")
     if int(version.partition(".")[0]) < OLDEST_SETUPTOOLS:
-        raise Stop(f"expected setuptools of at least {OLDEST_SETUPTOOLS} in {sys.executable}, got {version}")
+        raise Stop(
+            f"expected setuptools of at least {OLDEST_SETUPTOOLS} in {sys.executable}, got {version}"
+        )
 
 
 def gpu():
-    """(name, architecture such as "9.0", PyTorch's CUDA version) of the first GPU; Stop when there is none."""
+    """(name, architecture such as "9.0", PyTorch's CUDA version) of the first GPU; Stop when there
+    is none.
+    """
     import torch
 
     if torch.version.cuda is None:
-        raise Stop(f"expected a PyTorch with CUDA, got {torch.__version__}; --dry-run does what can be done without")
+        raise Stop(
+            f"expected a PyTorch with CUDA, got {torch.__version__}; --dry-run does what can be done without"
+        )
     if not torch.cuda.is_available():
-        raise Stop(f"expected a GPU that PyTorch {torch.__version__} can use, got none; --dry-run does what can be done without")
+        raise Stop(
+            f"expected a GPU that PyTorch {torch.__version__} can use, got none; --dry-run does what can be done without"
+        )
     major, minor = torch.cuda.get_device_capability(0)
     return torch.cuda.get_device_name(0), f"{major}.{minor}", torch.version.cuda
 
@@ -107,7 +132,14 @@ def why_no_tensorflow():
         return "TensorFlow is not installed"
     question = "import tensorflow as tf; print(tf.__version__, tf.sysconfig.get_build_info().get('cuda_version'), len(tf.config.list_physical_devices('GPU')))"
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    answer = subprocess.run([sys.executable, "-c", question], env=variables, cwd="/", capture_output=True, text=True, check=False)
+    answer = subprocess.run(
+        [sys.executable, "-c", question],
+        env=variables,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if answer.returncode != 0:
         return f"TensorFlow does not load: {(answer.stderr.strip() or 'it says nothing').splitlines()[-1]}"
     version, cuda, gpus = answer.stdout.splitlines()[-1].split()
@@ -118,7 +150,9 @@ def why_no_tensorflow():
 
 def build(architecture, with_tensorflow=False):
     if nvcc.find() is None:
-        raise Stop("expected nvcc in $CUDACXX, $CUDA_HOME/bin, PATH or /usr/local/cuda/bin, got none")
+        raise Stop(
+            "expected nvcc in $CUDACXX, $CUDA_HOME/bin, PATH or /usr/local/cuda/bin, got none"
+        )
     expect_success(
         "build",
         run(
@@ -130,18 +164,46 @@ def build(architecture, with_tensorflow=False):
 
 def sanitize(tool):
     """Runs the small comparisons under compute-sanitizer; returns why it was not run, or None."""
-    sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    sanitizer = shutil.which("compute-sanitizer") or shutil.which(
+        "/usr/local/cuda/bin/compute-sanitizer"
+    )
     if sanitizer is None:
         return "compute-sanitizer is not installed"
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "99", "--launch-timeout", "60", sys.executable, "scripts/gpu_equality.py", "--small"]
+    command = [
+        sanitizer,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "99",
+        "--launch-timeout",
+        "60",
+        sys.executable,
+        "scripts/gpu_equality.py",
+        "--small",
+    ]
     # PyTorch's cache would hide what lies outside of an allocation
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
-        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=SANITIZER_SECONDS, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=SANITIZER_SECONDS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return f"it did not end within {SANITIZER_SECONDS} s"
     output = done.stdout + done.stderr
-    unsupported = next((line.strip() for line in output.splitlines() if any(words in line for words in UNSUPPORTED)), None)
+    unsupported = next(
+        (
+            line.strip()
+            for line in output.splitlines()
+            if any(words in line for words in UNSUPPORTED)
+        ),
+        None,
+    )
     if unsupported is not None:
         return f"it does not work on this machine: {unsupported}"
     print(output[-3000:], flush=True)
@@ -156,18 +218,29 @@ def ranks():
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
     if not launcher.exists():
         return f"there is no {launcher}"
-    expect_success("two ranks", run(launcher, "-np", 2, sys.executable, "scripts/gpu_ranks.py", timeout=90))
+    expect_success(
+        "two ranks", run(launcher, "-np", 2, sys.executable, "scripts/gpu_ranks.py", timeout=90)
+    )
     return None
 
 
 def tensorflow(architecture):
-    """TensorFlow's kernels on the GPU against those of the host; returns why they were not compared, or None."""
+    """TensorFlow's kernels on the GPU against those of the host; returns why they were not
+    compared, or None.
+    """
     reason = why_no_tensorflow()
     if reason is not None:
         return reason
     build(architecture, with_tensorflow=True)
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "scripts/gpu_tensorflow.py"], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "scripts/gpu_tensorflow.py"],
+        cwd=ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     print(done.stdout, end="", flush=True)
     if done.returncode == CANNOT:
         return done.stdout.strip().splitlines()[-1]
@@ -183,15 +256,29 @@ def check():
     expect_modules()
     name, architecture, cuda = gpu()
     say(f"{name}, architecture {architecture}, CUDA {cuda}, {os.cpu_count()} cores")
-    with part(f"building for architecture {architecture}", "1 to 2 minutes with 16 cores, the first time"):
+    with part(
+        f"building for architecture {architecture}", "1 to 2 minutes with 16 cores, the first time"
+    ):
         build(architecture)
     parts = Parts()
-    parts.run("comparing the GPU with the host byte by byte, on random inputs", "about 1 minute", lambda: script("scripts/gpu_equality.py"))
+    parts.run(
+        "comparing the GPU with the host byte by byte, on random inputs",
+        "about 1 minute",
+        lambda: script("scripts/gpu_equality.py"),
+    )
     parts.run("measuring", "1 minute", lambda: script("benchmarks/gpu.py"))
     parts.run("two ranks on this GPU against two on the host", "half a minute", ranks)
-    parts.run("TensorFlow's operators: building, comparing the GPU with the host", "2 minutes", functools.partial(tensorflow, architecture))
+    parts.run(
+        "TensorFlow's operators: building, comparing the GPU with the host",
+        "2 minutes",
+        functools.partial(tensorflow, architecture),
+    )
     for tool in ("memcheck", "racecheck"):
-        parts.run(f"compute-sanitizer {tool} on small inputs", f"at most {SANITIZER_SECONDS} s", functools.partial(sanitize, tool))
+        parts.run(
+            f"compute-sanitizer {tool} on small inputs",
+            f"at most {SANITIZER_SECONDS} s",
+            functools.partial(sanitize, tool),
+        )
     if parts.failed:
         raise Stop(f"{len(parts.failed)} parts: {'; '.join(parts.failed)}")
     return parts.not_run
@@ -204,24 +291,57 @@ def dry_run(architectures):
     if nvcc.find() is None:
         not_run.append("compiling the CUDA sources: there is no nvcc")
     else:
-        with part(f"compiling every kernel with nvcc for {' '.join(architectures)}", "minutes on few cores"):
+        with part(
+            f"compiling every kernel with nvcc for {' '.join(architectures)}",
+            "minutes on few cores",
+        ):
             options = ("--architectures", *architectures, "--folder", "build/cuda_check")
             expect_success("kernels", run(sys.executable, "scripts/build_cuda.py", *options))
         with part("compiling the operators against PyTorch's and TensorFlow's headers", "a minute"):
             expect_success("operators", run(sys.executable, "scripts/check_cuda_operators.py"))
     if not list((ROOT / "deepreduce_hvd").glob("_torch_ops-*.so")):
-        not_run.append("rehearsing the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)")
+        not_run.append(
+            "rehearsing the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)"
+        )
     else:
-        with part("rehearsing the comparison on the host, which proves nothing of the GPU", "a minute"):
-            expect_success("comparison", run(sys.executable, "scripts/gpu_equality.py", "--small", "--device", "cpu"))
-        with tempfile.TemporaryDirectory() as scratch, part("rehearsing the measurements on the host, whose figures mean nothing", "some seconds"):
-            options = ("--device", "cpu", "--elements", 100_000, "--repeats", 1, "--output", pathlib.Path(scratch) / "gpu.json")
+        with part(
+            "rehearsing the comparison on the host, which proves nothing of the GPU", "a minute"
+        ):
+            expect_success(
+                "comparison",
+                run(sys.executable, "scripts/gpu_equality.py", "--small", "--device", "cpu"),
+            )
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            part(
+                "rehearsing the measurements on the host, whose figures mean nothing",
+                "some seconds",
+            ),
+        ):
+            options = (
+                "--device",
+                "cpu",
+                "--elements",
+                100_000,
+                "--repeats",
+                1,
+                "--output",
+                pathlib.Path(scratch) / "gpu.json",
+            )
             expect_success("benchmark", run(sys.executable, "benchmarks/gpu.py", *options))
     if not list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
-        not_run.append("rehearsing TensorFlow's comparison on the host: the TensorFlow operators are not built here")
+        not_run.append(
+            "rehearsing TensorFlow's comparison on the host: the TensorFlow operators are not built here"
+        )
     else:
-        with part("rehearsing TensorFlow's comparison on the host, which proves nothing of the GPU", "half a minute"):
-            expect_success("comparison", run(sys.executable, "scripts/gpu_tensorflow.py", "--small", "--device", "CPU:0"))
+        with part(
+            "rehearsing TensorFlow's comparison on the host, which proves nothing of the GPU",
+            "half a minute",
+        ):
+            expect_success(
+                "comparison",
+                run(sys.executable, "scripts/gpu_tensorflow.py", "--small", "--device", "CPU:0"),
+            )
     not_run += [
         "linking and loading the CUDA operators", "byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck",
         "two ranks on one GPU", "TensorFlow's kernels on a GPU", "every measurement on a GPU; results/gpu.json and gpu.png are as they were",
@@ -230,9 +350,13 @@ def dry_run(architectures):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--dry-run", action="store_true", help="what can be done without a GPU")
-    parser.add_argument("--architectures", nargs="+", default=["9.0"], help="that a dry run compiles for")
+    parser.add_argument(
+        "--architectures", nargs="+", default=["9.0"], help="that a dry run compiles for"
+    )
     arguments = parser.parse_args()
     started = time.perf_counter()
     try:
@@ -242,7 +366,9 @@ def main():
         return 1
     for what in not_run:
         say(f"NOT RUN: {what}")
-    say(f"{'dry run' if arguments.dry_run else 'all that was run passed'}: {time.perf_counter() - started:.0f} s")
+    say(
+        f"{'dry run' if arguments.dry_run else 'all that was run passed'}: {time.perf_counter() - started:.0f} s"
+    )
     return 0
 
 

@@ -1,9 +1,11 @@
-"""Compares the operators on a GPU with the native core on the host, byte by byte, on inputs that are new each time.
+"""Compares the operators on a GPU with the native core on the host, byte by byte, on inputs that
+are new each time.
 
     python scripts/gpu_equality.py [--small] [--seed N] [--device cuda:0]
 
-Every index codec × value codec, sparsifier × memory and dtype that the device knows; sizes around every block and word, misaligned addresses,
-memory that is poisoned before it is written, zeros, ties, NaN. ``--device cpu`` rehearses the comparison itself on a machine without a GPU.
+Every index codec × value codec, sparsifier × memory and dtype that the device knows; sizes around
+every block and word, misaligned addresses, memory that is poisoned before it is written, zeros,
+ties, NaN. ``--device cpu`` rehearses the comparison itself on a machine without a GPU.
 """
 
 import argparse
@@ -43,7 +45,9 @@ def inputs(random, sizes):
     cases["ties"] = np.round(heavy_tailed(random, 2000) * 4).astype(np.float32)
     cases["denormal"] = heavy_tailed(random, 256) * np.float32(1e-41)
     cases["huge"] = np.clip(heavy_tailed(random, 700), -3, 3) * np.float32(1e38)
-    cases["sparse"] = np.where(random.random(3000) < 0.03, heavy_tailed(random, 3000), np.float32(0)).astype(np.float32)
+    cases["sparse"] = np.where(
+        random.random(3000) < 0.03, heavy_tailed(random, 3000), np.float32(0)
+    ).astype(np.float32)
     for name, bad in (("nan", np.nan), ("inf", -np.inf)):
         cases[name] = heavy_tailed(random, 1000)
         cases[name][random.integers(1000)] = bad
@@ -71,20 +75,34 @@ class Comparison:
         self.step = 0
 
     def codec(self, codec, memory, values, dtype, what):
-        """Encodes on both sides, twice with the memory that the first left, decodes, and hands over bytes that are no payload."""
+        """Encodes on both sides, twice with the memory that the first left, decodes, and hands over
+        bytes that are no payload.
+        """
         self.step += 1
         try:
             gradient = torch.from_numpy(values).to(dtype)
-            state = [torch.from_numpy(heavy_tailed(self.random, values.size) * np.float32(0.1)) for _ in memory.state]
+            state = [
+                torch.from_numpy(heavy_tailed(self.random, values.size) * np.float32(0.1))
+                for _ in memory.state
+            ]
             offset = self.step % 4
             mine = tuple(placed(part, self.device, offset) for part in state)
             theirs = tuple(part.numpy().copy() for part in state)
             payloads = []
             for step in (self.step, self.step + 1):
                 keys = (7, step, 3, 5)
-                made = operators.encode_flat(codec, memory, placed(gradient, self.device, (offset + 1) % 4), mine, None, *keys)
+                made = operators.encode_flat(
+                    codec,
+                    memory,
+                    placed(gradient, self.device, (offset + 1) % 4),
+                    mine,
+                    None,
+                    *keys,
+                )
                 host = gradient.float().numpy() if dtype == torch.bfloat16 else gradient.numpy()
-                expected, _ = encode_numpy(codec, memory, host, theirs, 0.0, *keys, dtype=DTYPES[dtype])
+                expected, _ = encode_numpy(
+                    codec, memory, host, theirs, 0.0, *keys, dtype=DTYPES[dtype]
+                )
                 self.same(made.cpu().numpy(), expected, f"{what}: payload of step {step}")
                 for name, one, other in zip(memory.state, mine, theirs):
                     self.same(one.cpu().numpy(), other, f"{what}: {name} after step {step}")
@@ -101,26 +119,39 @@ class Comparison:
             self.failures.append(f"{what}: expected shape {expected.shape}, got {mine.shape}")
         elif mine.tobytes() != expected.tobytes():
             at = int(np.flatnonzero(mine.view(np.uint8) != expected.view(np.uint8))[0])
-            self.failures.append(f"{what}: expected {expected.view(np.uint8)[at]:#04x} at byte {at}, got {mine.view(np.uint8)[at]:#04x}")
+            self.failures.append(
+                f"{what}: expected {expected.view(np.uint8)[at]:#04x} at byte {at}, got {mine.view(np.uint8)[at]:#04x}"
+            )
 
     def decoded(self, payloads, d, what):
         start = heavy_tailed(self.random, d)
         expected = decode_sum_numpy(payloads, start.copy(), 0.5)
         out = placed(torch.from_numpy(start), self.device, self.step % 3)
-        there = [placed(torch.from_numpy(payload), self.device, (self.step + number) % 8) for number, payload in enumerate(payloads)]
+        there = [
+            placed(torch.from_numpy(payload), self.device, (self.step + number) % 8)
+            for number, payload in enumerate(payloads)
+        ]
         operators.checked(torch.ops.deepreduce.decode_sum_, out, there, 0.5)
         mine = out.cpu().numpy()
         # which NaN a sum with NaN makes is the processor's choice
-        self.same(np.where(np.isnan(mine), np.float32(np.nan), mine), np.where(np.isnan(expected), np.float32(np.nan), expected), f"{what}: sum")
+        self.same(
+            np.where(np.isnan(mine), np.float32(np.nan), mine),
+            np.where(np.isnan(expected), np.float32(np.nan), expected),
+            f"{what}: sum",
+        )
 
     def refused(self, payload, d, what):
-        """Both sides take or refuse flipped bits alike, behind a checksum that fits them, and what they take is the same."""
+        """Both sides take or refuse flipped bits alike, behind a checksum that fits them, and what
+        they take is the same.
+        """
         for _ in range(3):
             flipped = payload.copy()
             bit = int(self.random.integers(8 * payload.size))
             flipped[bit // 8] ^= 1 << bit % 8
             self.agree(flipped, d, f"{what}: bit {bit} flipped")
-            flipped[32:40] = np.frombuffer(container.checksum(flipped).to_bytes(8, "little"), dtype=np.uint8)
+            flipped[32:40] = np.frombuffer(
+                container.checksum(flipped).to_bytes(8, "little"), dtype=np.uint8
+            )
             self.agree(flipped, d, f"{what}: bit {bit} flipped, resealed")
         self.agree(payload[: int(self.random.integers(payload.size))], d, f"{what}: cut short")
 
@@ -133,21 +164,34 @@ class Comparison:
 
         def on_device():
             out = torch.zeros(d, device=self.device)
-            operators.checked(torch.ops.deepreduce.decode_sum_, out, [torch.from_numpy(payload).to(self.device)], 1.0)
+            operators.checked(
+                torch.ops.deepreduce.decode_sum_,
+                out,
+                [torch.from_numpy(payload).to(self.device)],
+                1.0,
+            )
             return out.cpu().numpy()
 
-        mine, expected = outcome(on_device), outcome(lambda: decode_sum_numpy([payload], np.zeros(d, dtype=np.float32), 1.0))
+        mine, expected = (
+            outcome(on_device),
+            outcome(lambda: decode_sum_numpy([payload], np.zeros(d, dtype=np.float32), 1.0)),
+        )
         self.made += 1
         if isinstance(mine, type) or isinstance(expected, type):
             if mine is not expected:
-                words = [one.__name__ if isinstance(one, type) else "a result" for one in (expected, mine)]
+                words = [
+                    one.__name__ if isinstance(one, type) else "a result"
+                    for one in (expected, mine)
+                ]
                 self.failures.append(f"{what}: expected {words[0]}, got {words[1]}")
         elif not np.array_equal(mine, expected, equal_nan=True):
             self.failures.append(f"{what}: expected the same sum, got another")
 
 
 def supported(codec, device):
-    return torch.device(device).type == "cpu" or torch.ops.deepreduce.cuda_supports(codec.fields(dr.NoMemory()))
+    return torch.device(device).type == "cpu" or torch.ops.deepreduce.cuda_supports(
+        codec.fields(dr.NoMemory())
+    )
 
 
 def compare(device, seed, small):
@@ -155,41 +199,75 @@ def compare(device, seed, small):
     comparison = Comparison(device, random)
     sizes = (1, 9, 300) if small else (*SIZES, *random.integers(1, 50_000, 4).tolist())
     cases, on_host = inputs(random, sizes), set()
-    few = [f"d{sizes[-1]}", "ties", "nan"] if small else [f"d{d}" for d in sizes[-6:]] + ["empty", "zeros", "all_equal", "ties", "huge", "nan", "inf"]
+    few = (
+        [f"d{sizes[-1]}", "ties", "nan"]
+        if small
+        else [f"d{d}" for d in sizes[-6:]]
+        + ["empty", "zeros", "all_equal", "ties", "huge", "nan", "inf"]
+    )
     if small:
         cases = {name: cases[name] for name in (*few, "d1", "d9", "empty", "zeros")}
     for index in INDEX:
         for value in VALUE:
             codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
             if not supported(codec, device):
-                on_host |= {name for name, stage in ((index, dr.Codec(dr.TopK(0.05), index=INDEX[index])), (value, dr.Codec(dr.TopK(0.05), value=VALUE[value]))) if not supported(stage, device)}
+                on_host |= {
+                    name
+                    for name, stage in (
+                        (index, dr.Codec(dr.TopK(0.05), index=INDEX[index])),
+                        (value, dr.Codec(dr.TopK(0.05), value=VALUE[value])),
+                    )
+                    if not supported(stage, device)
+                }
                 continue
             plain = index == "raw_index" or value == "raw_value"
             if small and not plain:
                 continue
             for case in cases if plain or small else few:
-                comparison.codec(codec, dr.Residual(), cases[case], torch.float32, f"{index} {value} {case}")
+                comparison.codec(
+                    codec, dr.Residual(), cases[case], torch.float32, f"{index} {value} {case}"
+                )
             for dtype in DTYPES if plain and not small else ():
                 for case in few:
-                    comparison.codec(codec, dr.Residual(), cases[case], dtype, f"{index} {value} {case} {dtype}")
+                    comparison.codec(
+                        codec, dr.Residual(), cases[case], dtype, f"{index} {value} {case} {dtype}"
+                    )
     for sparsifier in SPARSIFIERS:
         for memory in ("residual", "momentum_correction") if small else MEMORIES:
             for dtype in DTYPES if not small else (torch.float32,):
                 for case in few[:1] if small else cases if dtype == torch.float32 else few:
                     codec = dr.Codec(SPARSIFIERS[sparsifier])
-                    comparison.codec(codec, MEMORIES[memory], cases[case], dtype, f"{sparsifier} {memory} {case} {dtype}")
+                    comparison.codec(
+                        codec,
+                        MEMORIES[memory],
+                        cases[case],
+                        dtype,
+                        f"{sparsifier} {memory} {case} {dtype}",
+                    )
     for d in () if small else LARGE_SIZES:
         values = heavy_tailed(random, d)
-        for index, value in (("rice", "qsgd_4"), ("elias_fano", "float16"), ("bloom_p2", "fit_poly"), ("bitmap", "raw_value"), ("bloom_p0", "fit_dexp")):
+        for index, value in (
+            ("rice", "qsgd_4"),
+            ("elias_fano", "float16"),
+            ("bloom_p2", "fit_poly"),
+            ("bitmap", "raw_value"),
+            ("bloom_p0", "fit_dexp"),
+        ):
             codec = dr.Codec(dr.TopK(0.01), index=INDEX[index], value=VALUE[value])
             if supported(codec, device):
-                comparison.codec(codec, dr.Residual(), values, torch.float32, f"{index} {value} d{d}")
+                comparison.codec(
+                    codec, dr.Residual(), values, torch.float32, f"{index} {value} d{d}"
+                )
     return comparison, on_host
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="few and small inputs, for a sanitizer")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--small", action="store_true", help="few and small inputs, for a sanitizer"
+    )
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="repeats a run")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--output", type=pathlib.Path, help="a JSON file of what was compared")
@@ -206,7 +284,12 @@ def main():
         f"codecs that stay on the host: {', '.join(sorted(on_host)) or 'none'}; {time.perf_counter() - started:.0f} s"
     )
     if arguments.output is not None:
-        report = {"comparisons": comparison.made, "failures": comparison.failures, "seed": arguments.seed, "on_host": sorted(on_host)}
+        report = {
+            "comparisons": comparison.made,
+            "failures": comparison.failures,
+            "seed": arguments.seed,
+            "on_host": sorted(on_host),
+        }
         arguments.output.write_text(json.dumps(report, indent=1) + "\n")
     sys.exit(1 if comparison.failures else 0)
 

@@ -1,6 +1,8 @@
-"""Two ranks on one GPU, under horovodrun: gradients and residuals are those of the same training on the host, bit for bit.
+"""Two ranks on one GPU, under horovodrun: gradients and residuals are those of the same training on
+the host, bit for bit.
 
-The loss is a sum of parameters times numbers that are drawn on the host, so that both kinds of backward pass make the same gradients.
+The loss is a sum of parameters times numbers that are drawn on the host, so that both kinds of
+backward pass make the same gradients.
 """
 
 import sys
@@ -26,23 +28,35 @@ CODECS = {
 
 def train(device, codec):
     """{name: [gradient of each step as all ranks get it]}, {name: residual at the end}."""
-    parameters = {name: torch.nn.Parameter(torch.zeros(shape, device=device)) for name, shape in SHAPES.items()}
-    compressor = dr.Compressor(codec, parameters=parameters.items(), dense_below=0, bucket_bytes=50_000)
+    parameters = {
+        name: torch.nn.Parameter(torch.zeros(shape, device=device))
+        for name, shape in SHAPES.items()
+    }
+    compressor = dr.Compressor(
+        codec, parameters=parameters.items(), dense_below=0, bucket_bytes=50_000
+    )
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(parameters.values(), lr=0.1), named_parameters=parameters.items(), compression=compressor
+        torch.optim.SGD(parameters.values(), lr=0.1),
+        named_parameters=parameters.items(),
+        compression=compressor,
     )
     arrived = {name: [] for name in SHAPES}
     for step in range(STEPS):
         optimizer.zero_grad()
         random = torch.Generator().manual_seed(1000 * step + hvd.rank())
-        loss = sum((parameter * torch.randn(parameter.shape, generator=random).to(device)).sum() for parameter in parameters.values())
+        loss = sum(
+            (parameter * torch.randn(parameter.shape, generator=random).to(device)).sum()
+            for parameter in parameters.values()
+        )
         loss.backward()
         optimizer.synchronize()
         for name, parameter in parameters.items():
             arrived[name].append(parameter.grad.detach().cpu().clone())
         with optimizer.skip_synchronize():
             optimizer.step()
-    return arrived, {name: kept["memory"] for name, kept in compressor.state_dict()["parameters"].items()}
+    return arrived, {
+        name: kept["memory"] for name, kept in compressor.state_dict()["parameters"].items()
+    }
 
 
 def main():
@@ -51,20 +65,33 @@ def main():
         with warnings.catch_warnings(record=True) as noticed:
             warnings.simplefilter("always")
             on_device, kept_on_device = train(torch.device("cuda:0"), codec)
-        through_host = [str(one.message) for one in noticed if "compressed on the host" in str(one.message)]
+        through_host = [
+            str(one.message) for one in noticed if "compressed on the host" in str(one.message)
+        ]
         there = torch.ops.deepreduce.cuda_supports(codec.fields(dr.Residual()))
         if bool(through_host) == there:
-            raise SystemExit(f"{name}: expected {'no notice' if there else 'a notice'} of the host's path, got {through_host}")
+            raise SystemExit(
+                f"{name}: expected {'no notice' if there else 'a notice'} of the host's path, got {through_host}"
+            )
         on_host, kept_on_host = train(torch.device("cpu"), codec)
         for parameter in SHAPES:
             for step, (one, other) in enumerate(zip(on_device[parameter], on_host[parameter])):
                 if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
-                    raise SystemExit(f"{name}: expected {parameter}'s gradient of step {step} as on the host, got another")
-            if not torch.equal(kept_on_device[parameter]["residual"], kept_on_host[parameter]["residual"]):
-                raise SystemExit(f"{name}: expected {parameter}'s residual as on the host, got another")
+                    raise SystemExit(
+                        f"{name}: expected {parameter}'s gradient of step {step} as on the host, got another"
+                    )
+            if not torch.equal(
+                kept_on_device[parameter]["residual"], kept_on_host[parameter]["residual"]
+            ):
+                raise SystemExit(
+                    f"{name}: expected {parameter}'s residual as on the host, got another"
+                )
         if hvd.rank() == 0:
             where = "on the GPU" if there else "through the host"
-            print(f"{name}: {STEPS} steps on {hvd.size()} ranks, compressed {where}, the same bits as on the host", flush=True)
+            print(
+                f"{name}: {STEPS} steps on {hvd.size()} ranks, compressed {where}, the same bits as on the host",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Compares TensorFlow's kernels on a GPU with those of the host, on inputs that are new each time: payloads, memories, sums, and a training step.
+"""Compares TensorFlow's kernels on a GPU with those of the host, on inputs that are new each time:
+payloads, memories, sums, and a training step.
 
     python scripts/gpu_tensorflow.py [--small] [--seed N] [--device GPU:0]
 
-Needs no Horovod but for the training step. ``--device CPU:0`` rehearses the comparison itself on a machine without a GPU. Exits with 2 when there is
-no GPU, or no kernels for one.
+Needs no Horovod but for the training step. ``--device CPU:0`` rehearses the comparison itself on a
+machine without a GPU. Exits with 2 when there is no GPU, or no kernels for one.
 """
 
 import argparse
@@ -57,7 +58,11 @@ def outcome(work):
     """An array, or the class of error and what it says."""
     try:
         made = work().numpy()
-        return np.where(np.isnan(made), np.float32(np.nan), made).tobytes() if made.dtype == np.float32 else made.tobytes()
+        return (
+            np.where(np.isnan(made), np.float32(np.nan), made).tobytes()
+            if made.dtype == np.float32
+            else made.tobytes()
+        )
     except tf.errors.OpError as error:
         return type(error).__name__, adapter._DECORATION.sub("", error.message)
 
@@ -74,11 +79,17 @@ class Comparison:
     def same(self, mine, expected, what):
         self.made += 1
         if mine != expected:
-            shown = [one if isinstance(one, tuple) else f"{len(one)} bytes" for one in (expected, mine)]
-            self.failures.append(f"{what}: expected {shown[0]}, got {shown[1]}{'' if shown[0] != shown[1] else ' that differ'}")
+            shown = [
+                one if isinstance(one, tuple) else f"{len(one)} bytes" for one in (expected, mine)
+            ]
+            self.failures.append(
+                f"{what}: expected {shown[0]}, got {shown[1]}{'' if shown[0] != shown[1] else ' that differ'}"
+            )
 
     def codec(self, codec, memory, values, dtype, what):
-        """Encodes two steps on both sides, adds the payloads up, and hands over bytes that are no payload."""
+        """Encodes two steps on both sides, adds the payloads up, and hands over bytes that are no
+        payload.
+        """
         table = np.array([codec.fields(memory)])
         start = [heavy_tailed(self.random, values.size) * np.float32(0.1) for _ in memory.state]
         sides = []  # of the host, of the device
@@ -92,10 +103,18 @@ class Comparison:
                 with tf.device(device):
                     gradient = tf.cast(tf.constant(np.roll(values, step)), dtype)
                     handles = [part.handle for part in state]
-                    made.append(adapter.operators.deepreduce_encode(gradient, table, [7, step, 3, 5], handles, []).numpy())
+                    made.append(
+                        adapter.operators.deepreduce_encode(
+                            gradient, table, [7, step, 3, 5], handles, []
+                        ).numpy()
+                    )
             self.same(made[1].tobytes(), made[0].tobytes(), f"{what}: payload of step {step}")
             for name, expected, mine in zip(memory.state, sides[0][1], sides[1][1]):
-                self.same(mine.numpy().tobytes(), expected.numpy().tobytes(), f"{what}: {name} after step {step}")
+                self.same(
+                    mine.numpy().tobytes(),
+                    expected.numpy().tobytes(),
+                    f"{what}: {name} after step {step}",
+                )
             payloads.append(made[0])
         messages, lengths = np.concatenate(payloads), [payload.size for payload in payloads]
         self.sums(messages, lengths, table, heavy_tailed(self.random, values.size), what)
@@ -103,13 +122,30 @@ class Comparison:
             flipped = messages.copy()
             bit = int(self.random.integers(8 * flipped.size))
             flipped[bit // 8] ^= 1 << bit % 8
-            self.sums(flipped, lengths, table, heavy_tailed(self.random, values.size), f"{what}: bit {bit} flipped")
+            self.sums(
+                flipped,
+                lengths,
+                table,
+                heavy_tailed(self.random, values.size),
+                f"{what}: bit {bit} flipped",
+            )
 
     def sums(self, messages, lengths, table, start, what):
         def total(device, hints):
             with tf.device(device):
-                arguments = (tf.identity(messages), np.float64(0.5), [start.size], len(lengths), [tf.identity(start)], [], [], hints)
-                return outcome(lambda: adapter.operators.deepreduce_decode_sum(*arguments, T=tf.float32))
+                arguments = (
+                    tf.identity(messages),
+                    np.float64(0.5),
+                    [start.size],
+                    len(lengths),
+                    [tf.identity(start)],
+                    [],
+                    [],
+                    hints,
+                )
+                return outcome(
+                    lambda: adapter.operators.deepreduce_decode_sum(*arguments, T=tf.float32)
+                )
 
         expected = total(HOST, [])
         for hints in ([], [np.array(lengths, np.int64), table]):
@@ -122,16 +158,30 @@ def compare(device, seed, small):
     cases = inputs(random, (1, 300) if small else SIZES)
     for index in INDEX:
         for value in VALUE:
-            if index == "raw_index" or value == "raw_value" or (index, value) in (("rice", "qsgd_4"), ("bloom_p2", "fit_poly")):
+            if (
+                index == "raw_index"
+                or value == "raw_value"
+                or (index, value) in (("rice", "qsgd_4"), ("bloom_p2", "fit_poly"))
+            ):
                 codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
                 for case in cases:
-                    comparison.codec(codec, dr.Residual(), cases[case], "float32", f"{index} {value} {case}")
+                    comparison.codec(
+                        codec, dr.Residual(), cases[case], "float32", f"{index} {value} {case}"
+                    )
     for memory in MEMORIES:
         for dtype in DTYPES:
             for case in ("empty", "ties", "nan") if small else cases:
-                comparison.codec(dr.Codec(dr.TopK(0.05), index=dr.Rice()), MEMORIES[memory], cases[case], dtype, f"{memory} {dtype} {case}")
+                comparison.codec(
+                    dr.Codec(dr.TopK(0.05), index=dr.Rice()),
+                    MEMORIES[memory],
+                    cases[case],
+                    dtype,
+                    f"{memory} {dtype} {case}",
+                )
     for sparsifier in SPARSIFIERS:
-        comparison.codec(dr.Codec(SPARSIFIERS[sparsifier]), dr.Residual(), cases["ties"], "float32", sparsifier)
+        comparison.codec(
+            dr.Codec(SPARSIFIERS[sparsifier]), dr.Residual(), cases["ties"], "float32", sparsifier
+        )
     if not small:
         codec = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.QSGD(bits=4))
         comparison.codec(codec, dr.Residual(), heavy_tailed(random, 3_000_017), "float32", "large")
@@ -139,7 +189,9 @@ def compare(device, seed, small):
 
 
 def train(device, codec):
-    """{name: (its value after the last step, its residual)} of a tf.function that reduces gradients as Horovod does."""
+    """{name: (its value after the last step, its residual)} of a tf.function that reduces gradients
+    as Horovod does.
+    """
     import horovod.tensorflow as hvd
 
     with tf.device(device):
@@ -149,15 +201,24 @@ def train(device, codec):
     @tf.function
     def step(*gradients):
         for variable, gradient in zip(variables, gradients):
-            variable.assign_sub(0.1 * hvd.allreduce(tf.identity(gradient), op=hvd.Average, compression=compressor))
+            variable.assign_sub(
+                0.1 * hvd.allreduce(tf.identity(gradient), op=hvd.Average, compression=compressor)
+            )
 
     for number in range(STEPS):
         random = np.random.default_rng(number)
         with tf.device(device):
-            gradients = [tf.constant(heavy_tailed(random, int(np.prod(shape))).reshape(shape)) for shape in SHAPES.values()]
-        step(*gradients)  # where Horovod's operators have no kernels for the device, they are the host's
+            gradients = [
+                tf.constant(heavy_tailed(random, int(np.prod(shape))).reshape(shape))
+                for shape in SHAPES.values()
+            ]
+        # where Horovod's operators have no kernels for the device, they are the host's
+        step(*gradients)
     kept = compressor.state_dict()["parameters"]
-    return {name: (variable.numpy(), np.asarray(kept[name]["memory"]["residual"])) for name, variable in zip(SHAPES, variables)}
+    return {
+        name: (variable.numpy(), np.asarray(kept[name]["memory"]["residual"]))
+        for name, variable in zip(SHAPES, variables)
+    }
 
 
 def compare_training(comparison):
@@ -173,19 +234,30 @@ def compare_training(comparison):
         mine, expected = train(comparison.device, codec), train(HOST, codec)
         for name in SHAPES:
             for what, one, other in zip(("value", "residual"), mine[name], expected[name]):
-                comparison.same(one.tobytes(), other.tobytes(), f"{label}: {name}'s {what} after {STEPS} steps of a tf.function")
+                comparison.same(
+                    one.tobytes(),
+                    other.tobytes(),
+                    f"{label}: {name}'s {what} after {STEPS} steps of a tf.function",
+                )
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="few and small inputs")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="repeats a run")
     parser.add_argument("--device", default="GPU:0")
     arguments = parser.parse_args()
-    tf.config.set_soft_device_placement(False)  # an operator without a kernel for the device is an error, not one of the host
-    if arguments.device != HOST and (adapter.cuda_supports is None or not tf.config.list_physical_devices("GPU")):
+    # an operator without a kernel for the device is an error, not one of the host
+    tf.config.set_soft_device_placement(False)
+    if arguments.device != HOST and (
+        adapter.cuda_supports is None or not tf.config.list_physical_devices("GPU")
+    ):
         kernels = "kernels for CUDA" if adapter.cuda_supports else "no kernels for CUDA"
-        print(f"expected operators with kernels for CUDA and a GPU, got {kernels} and {len(tf.config.list_physical_devices('GPU'))} GPUs")
+        print(
+            f"expected operators with kernels for CUDA and a GPU, got {kernels} and {len(tf.config.list_physical_devices('GPU'))} GPUs"
+        )
         sys.exit(2)
     started = time.perf_counter()
     comparison = compare(arguments.device, arguments.seed, arguments.small)

@@ -1,4 +1,5 @@
-"""NVIDIA's compiler: where it is, what it compiles for, and the options that keep the bytes of payloads.
+"""NVIDIA's compiler: where it is, what it compiles for, and the options that keep the bytes of
+payloads.
 
 setup.py and the scripts that compile CUDA sources share this file. It needs nothing but Python.
 """
@@ -8,15 +9,21 @@ import re
 import shutil
 import subprocess
 
-#: the same float32 and float64 results as the processor's: no fused multiply-add, no flushing of denormals, exact division and square root
+#: the same float32 and float64 results as the processor's: no fused multiply-add, no flushing of
+#: denormals, exact division and square root
 EXACT = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
-#: of the devices that are compiled for by default; the last one is kept as PTX too, for those that come later
+#: of the devices that are compiled for by default; the last one is kept as PTX too, for those that
+#: come later
 ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")
 
 
 def look():
     """(nvcc's path, None) or (None, where there was none)."""
-    for variable, path in (("CUDACXX", "{}"), ("CUDA_HOME", "{}/bin/nvcc"), ("CUDA_PATH", "{}/bin/nvcc")):
+    for variable, path in (
+        ("CUDACXX", "{}"),
+        ("CUDA_HOME", "{}/bin/nvcc"),
+        ("CUDA_PATH", "{}/bin/nvcc"),
+    ):
         if os.environ.get(variable):
             found = shutil.which(path.format(os.environ[variable]))
             return found, None if found else f"none as {variable}={os.environ[variable]} says"
@@ -31,12 +38,16 @@ def find():
 
 def known_architectures(nvcc):
     """The architectures that this nvcc compiles for, such as {"7.5", "9.0"}."""
-    listed = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        [nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True
+    ).stdout
     return {f"{number[:-1]}.{number[-1]}" for number in re.findall(r"compute_(\d+)", listed)}
 
 
 def code_options(architecture, ptx=False):
-    """nvcc's options for one architecture, such as 9.0 or 9.0a, with PTX for later devices or without."""
+    """nvcc's options for one architecture, such as 9.0 or 9.0a, with PTX for later devices or
+    without.
+    """
     number = architecture.replace(".", "")
     options = [f"-gencode=arch=compute_{number},code=sm_{number}"]
     return [*options, f"-gencode=arch=compute_{number},code=compute_{number}"] if ptx else options

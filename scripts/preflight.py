@@ -1,6 +1,8 @@
-"""What must be on the machine before anything is built, each missing thing with the Debian package that brings it.
+"""What must be on the machine before anything is built, each missing thing with the Debian package
+that brings it.
 
-Written for old Pythons as well (3.6 and later), since naming the wrong Python is one of its tasks. Standard library only.
+Written for old Pythons as well (3.6 and later), since naming the wrong Python is one of its tasks.
+Standard library only.
 """
 
 import os
@@ -49,7 +51,11 @@ def python_problems():
         try:
             __import__(module)
         except ImportError:
-            return ["Python: expected the module {}, got none in {}; Debian package: python{}.{}-venv".format(module, sys.executable, *PYTHON)]
+            return [
+                "Python: expected the module {}, got none in {}; Debian package: python{}.{}-venv".format(
+                    module, sys.executable, *PYTHON
+                )
+            ]
     return []
 
 
@@ -67,14 +73,22 @@ def tool_problems():
         problems.append("make: expected on PATH, got none; Debian package: make")
     command = shlex.split(os.environ.get("CXX", "g++"))
     if shutil.which(command[0]) is None:
-        return problems + [f"C++ compiler: expected {command[0]} on PATH, got none; Debian package: g++"]
-    answer = subprocess.run(command + ["-dumpfullversion", "-dumpversion"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return problems + [
+            f"C++ compiler: expected {command[0]} on PATH, got none; Debian package: g++"
+        ]
+    answer = subprocess.run(
+        command + ["-dumpfullversion", "-dumpversion"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     text = answer.stdout.decode(errors="replace").strip()
     version = re.match(r"(\d+)[.\d]*$", text)
     if answer.returncode != 0 or version is None:
         problems.append(f"C++ compiler: expected a version from {command[0]}, got: {text}")
     elif int(version.group(1)) < OLDEST_COMPILER and "clang" not in command[0]:
-        problems.append(f"C++ compiler: expected g++ {OLDEST_COMPILER} or newer, got {text}; Debian package: g++")
+        problems.append(
+            f"C++ compiler: expected g++ {OLDEST_COMPILER} or newer, got {text}; Debian package: g++"
+        )
     return problems
 
 
@@ -92,18 +106,30 @@ def header_problems(with_python=True):
             source = os.path.join(scratch, "trial.cc")
             with open(source, "w") as file:
                 if header == "zlib.h":
-                    file.write("#include <zlib.h>\nint main() { return zlibVersion() == nullptr; }\n")
+                    file.write(
+                        "#include <zlib.h>\nint main() { return zlibVersion() == nullptr; }\n"
+                    )
                 else:
                     file.write(f"#include <{header}>\nint main() {{ return 0; }}\n")
             trial = command + ["-I" + include] if include else command[:]
-            trial += [source, "-o", os.path.join(scratch, "trial")] + (["-lz"] if header == "zlib.h" else [])
+            trial += [source, "-o", os.path.join(scratch, "trial")] + (
+                ["-lz"] if header == "zlib.h" else []
+            )
             done = subprocess.run(trial, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             if done.returncode != 0:
-                errors = [line for line in done.stdout.decode(errors="replace").splitlines() if "error" in line or "cannot find" in line]
+                errors = [
+                    line
+                    for line in done.stdout.decode(errors="replace").splitlines()
+                    if "error" in line or "cannot find" in line
+                ]
                 where = " in " + include if include else ""
                 problems.append(
                     "{}: expected {}{} to compile and link, got: {}; Debian package: {}".format(
-                        what, header, where, errors[0] if errors else f"exit status {done.returncode}", package
+                        what,
+                        header,
+                        where,
+                        errors[0] if errors else f"exit status {done.returncode}",
+                        package,
                     )
                 )
     return problems
@@ -120,7 +146,9 @@ def host_problems():
 
 
 def disk_problems(places):
-    """Too little room at a place; places are (what, path, bytes). Two on one file system need their sum."""
+    """Too little room at a place; places are (what, path, bytes). Two on one file system need their
+    sum.
+    """
     problems = []
     needs = {}
     for what, path, size in places:
@@ -132,7 +160,11 @@ def disk_problems(places):
     for names, path, total in needs.values():
         free = shutil.disk_usage(path).free
         if free < total:
-            problems.append("disk: expected {:.1f} GB free at {} for {}, got {:.1f} GB".format(total / 1e9, path, " and ".join(names), free / 1e9))
+            problems.append(
+                "disk: expected {:.1f} GB free at {} for {}, got {:.1f} GB".format(
+                    total / 1e9, path, " and ".join(names), free / 1e9
+                )
+            )
     return problems
 
 
@@ -140,14 +172,29 @@ def problems(places=()):
     """Everything that is missing, one sentence each."""
     python = python_problems()
     # the headers of a Python that will not be used would only confuse
-    return python + platform_problems() + tool_problems() + header_problems(with_python=not python) + disk_problems(places)
+    return (
+        python
+        + platform_problems()
+        + tool_problems()
+        + header_problems(with_python=not python)
+        + disk_problems(places)
+    )
 
 
 def stop_on(found):
     """Ends the program, naming everything at once, when something is missing."""
     if found:
         lines = ["set-up stops before building anything:"] + ["  - " + problem for problem in found]
-        packages = sorted({name for problem in found for name in problem.partition("Debian package")[2].partition(":")[2].partition(",")[0].split()})
+        packages = sorted(
+            {
+                name
+                for problem in found
+                for name in problem.partition("Debian package")[2]
+                .partition(":")[2]
+                .partition(",")[0]
+                .split()
+            }
+        )
         if packages:
             lines.append("On Debian or Ubuntu: apt-get install " + " ".join(packages))
         sys.exit("\n".join(lines))

@@ -1,4 +1,5 @@
-"""Run the tests in two parts: what needs one process on all cores, then jobs of several ranks one after another.
+"""Run the tests in two parts: what needs one process on all cores, then jobs of several ranks one
+after another.
 
 Ranks that wait for each other keep a core busy, so nothing else runs beside them.
 Other options go to pytest: ``python scripts/run_tests.py -k bloom``.
@@ -26,17 +27,35 @@ def run(title, *options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
-    parser.add_argument("--fast", action="store_true", help="no jobs of several ranks, no builds, no emulated GPU")
+    parser.add_argument(
+        "--fast", action="store_true", help="no jobs of several ranks, no builds, no emulated GPU"
+    )
     arguments, others = parser.parse_known_args()
     left_out = "" if arguments.slow else " and not slow"
     if arguments.fast:
         left_out += " and not device"
     processes = str(os.cpu_count())
     statuses = [
-        run(f"on {processes} processes", "-n", processes, "-m", f"not several_processes{left_out}", "-q", *others)
+        run(
+            f"on {processes} processes",
+            "-n",
+            processes,
+            "-m",
+            f"not several_processes{left_out}",
+            "-q",
+            *others,
+        )
     ]
     if not arguments.fast:
-        statuses.append(run("jobs of several ranks, and builds", "-m", f"several_processes{left_out}", "-v", *others))
+        statuses.append(
+            run(
+                "jobs of several ranks, and builds",
+                "-m",
+                f"several_processes{left_out}",
+                "-v",
+                *others,
+            )
+        )
     failed = [status for status in statuses if status not in (0, _NO_TESTS)]
     sys.exit(failed[0] if failed else min(statuses))
 

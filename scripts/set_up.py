@@ -1,9 +1,11 @@
-"""Makes a clone ready to run: .venv with the pinned packages, Horovod built for them, this package, the data.
+"""Makes a clone ready to run: .venv with the pinned packages, Horovod built for them, this package,
+the data.
 
     python3.11 scripts/set_up.py           everything (make setup)
     python3.11 scripts/set_up.py --data    the data only (make data)
 
-Every step is skipped when nothing that it depends on has changed, so running it again costs seconds.
+Every step is skipped when nothing that it depends on has changed, so running it again costs
+seconds.
 """
 
 import sys
@@ -28,7 +30,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = VENV / "set-up.json"
 PINS = ROOT / "requirements.txt"
-#: installed without its dependencies, because they name the full tensorflow, which overwrites tensorflow-cpu's files
+#: installed without its dependencies, because they name the full tensorflow, which overwrites
+#: tensorflow-cpu's files
 WITHOUT_DEPENDENCIES = "tf_keras"
 
 
@@ -51,11 +54,17 @@ def make_venv():
         say(f"making .venv with Python {sys.version.split()[0]}: usually 5 s")
         venv.create(VENV, with_pip=True, symlinks=True)
     ask = "import sys; print(sys.version_info[:2], sys.prefix)"
-    answer = subprocess.run([PYTHON, "-c", ask], capture_output=True, text=True, env=clean_environment()) if PYTHON.exists() else None
+    answer = (
+        subprocess.run([PYTHON, "-c", ask], capture_output=True, text=True, env=clean_environment())
+        if PYTHON.exists()
+        else None
+    )
     expected = f"{sys.version_info[:2]} {VENV}"
     if answer is None or answer.stdout.strip() != expected:
         got = "no interpreter" if answer is None else answer.stdout.strip() or answer.stderr.strip()
-        raise SetUpError(f".venv: expected an environment of {expected}, got {got}; remove it (make distclean) and run make setup again")
+        raise SetUpError(
+            f".venv: expected an environment of {expected}, got {got}; remove it (make distclean) and run make setup again"
+        )
 
 
 def install_pins():
@@ -63,24 +72,48 @@ def install_pins():
     if stamp("pins") == wanted:
         say("pinned packages: installed")
         return
-    lines = [line.strip() for line in PINS.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    lines = [
+        line.strip()
+        for line in PINS.read_text().splitlines()
+        if line.strip() and not line.startswith("#")
+    ]
     alone = [line for line in lines if line.startswith(f"{WITHOUT_DEPENDENCIES}==")]
     LOGS.mkdir(parents=True, exist_ok=True)
     rest = LOGS / "requirements-with-dependencies.txt"
     rest.write_text("\n".join(line for line in lines if line not in alone) + "\n")
     pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
-    run([*pip, "-r", rest], f"pinned packages: installing {len(lines)}", "1 to 3 min, 0.7 GB of downloads", log_name="packages")
-    run([*pip, "--no-deps", *alone], f"pinned packages: {alone[0]}", "3 s", log_name="packages-alone")
+    run(
+        [*pip, "-r", rest],
+        f"pinned packages: installing {len(lines)}",
+        "1 to 3 min, 0.7 GB of downloads",
+        log_name="packages",
+    )
+    run(
+        [*pip, "--no-deps", *alone],
+        f"pinned packages: {alone[0]}",
+        "3 s",
+        log_name="packages-alone",
+    )
     stamp("pins", wanted)
 
 
 def install_package():
-    """This package, editable: Python edits are live, and native sources are compiled again when they changed."""
-    environment = clean_environment(DEEPREDUCE_WITH_PYTORCH="1", DEEPREDUCE_WITH_TENSORFLOW="1", PATH=f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}")
+    """This package, editable: Python edits are live, and native sources are compiled again when
+    they changed.
+    """
+    environment = clean_environment(
+        DEEPREDUCE_WITH_PYTORCH="1",
+        DEEPREDUCE_WITH_TENSORFLOW="1",
+        PATH=f"{PYTHON.parent}{os.pathsep}{os.environ['PATH']}",
+    )
     say("this package: building what changed; usually 1 to 2 min the first time, 2 s after")
-    built = subprocess.run([PYTHON, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, env=environment)
+    built = subprocess.run(
+        [PYTHON, "setup.py", "-q", "build_ext", "--inplace"], cwd=ROOT, env=environment
+    )
     if built.returncode != 0:
-        raise SetUpError(f"this package: expected exit status 0 from setup.py build_ext, got {built.returncode}; the compiler's words are above")
+        raise SetUpError(
+            f"this package: expected exit status 0 from setup.py build_ext, got {built.returncode}; the compiler's words are above"
+        )
     wanted = digest(ROOT / "setup.py", ROOT / "pyproject.toml")
     if stamp("package") != wanted:
         run([PYTHON, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--progress-bar", "off", "-e", "."],
@@ -103,7 +136,9 @@ def main(arguments):
         sys.exit(f"set_up.py: expected nothing or --data, got {' '.join(arguments)}")
     start = time.monotonic()
     data_only = arguments == ["--data"]
-    preflight.stop_on(fetch_data.fashion_mnist_problems() + ([] if data_only else preflight.problems(places())))
+    preflight.stop_on(
+        fetch_data.fashion_mnist_problems() + ([] if data_only else preflight.problems(places()))
+    )
     try:
         with locked(ROOT / "build" / "set-up.lock", "at work in this clone"):
             make_venv()

@@ -1,4 +1,6 @@
-"""Puts the tables that the demo and the benchmarks left in results/ into the README, between their markers."""
+"""Puts the tables that the demo and the benchmarks left in results/ into the README, between their
+markers.
+"""
 
 import json
 import pathlib
@@ -8,7 +10,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def demo_table(rows):
-    lines = ["| compression | test accuracy | bytes a step | share of dense | share of Top-r pairs | ms a step |", "|---|---:|---:|---:|---:|---:|"]
+    lines = [
+        "| compression | test accuracy | bytes a step | share of dense | share of Top-r pairs | ms a step |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
     for row in rows:
         of_pairs = row["share_of_top_r_pairs"]
         lines.append(
@@ -21,7 +26,12 @@ def demo_table(rows):
 def bench_table(rows):
     lines = ["| what | measured | target |", "|---|---:|---|"]
     for row in rows:
-        target = "" if row["target"] is None else f"{'≤' if row['at_most'] else '≥'} {row['target']:.4g}" + ("" if row["met"] else ", missed")
+        target = (
+            ""
+            if row["target"] is None
+            else f"{'≤' if row['at_most'] else '≥'} {row['target']:.4g}"
+            + ("" if row["met"] else ", missed")
+        )
         unit = "" if row["unit"] == "ratio" else f" {row['unit']}"
         what = row["what"].replace("|", "\\|")
         lines.append(f"| {what} | {row['value']:.4g}{unit} | {target} |")
@@ -30,11 +40,16 @@ def bench_table(rows):
 
 def updated(text):
     """The README's text with the tables as results/ has them."""
-    for name, source, table in (("demo", "demo.json", demo_table), ("bench", "bench.json", bench_table)):
+    for name, source, table in (
+        ("demo", "demo.json", demo_table),
+        ("bench", "bench.json", bench_table),
+    ):
         content = json.loads((ROOT / "results" / source).read_text())
         lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))
         begin, end = f"<!-- {name} table: begin -->", f"<!-- {name} table: end -->"
-        text = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{lines}\n{end}", text, flags=re.DOTALL)
+        text = re.sub(
+            f"{begin}.*?{end}", lambda _: f"{begin}\n{lines}\n{end}", text, flags=re.DOTALL
+        )
     return text
 
 

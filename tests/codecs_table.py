@@ -1,4 +1,6 @@
-"""The table of what the conformance suite tests: adding a codec adds its row here and its golden file."""
+"""The table of what the conformance suite tests: adding a codec adds its row here and its golden
+file.
+"""
 
 import numpy as np
 
@@ -90,8 +92,12 @@ def inputs():
     cases["all_negative"] = -np.abs(gradient(500))
     cases["one_nonzero"] = np.eye(1, 400, 399, dtype=np.float32)[0]
     cases["sparse"] = np.where(np.arange(3000) % 37 == 0, gradient(3000), np.float32(0))
-    cases["clustered"] = np.where(np.abs(np.arange(5000) - 2500) < 130, gradient(5000) + 1, gradient(5000) * np.float32(1e-3))
-    cases["huge_and_tiny"] = (gradient(700) * np.float32(1e38) * np.where(np.arange(700) % 2, 1, 1e-70)).astype(np.float32)
+    cases["clustered"] = np.where(
+        np.abs(np.arange(5000) - 2500) < 130, gradient(5000) + 1, gradient(5000) * np.float32(1e-3)
+    )
+    cases["huge_and_tiny"] = (
+        gradient(700) * np.float32(1e38) * np.where(np.arange(700) % 2, 1, 1e-70)
+    ).astype(np.float32)
     cases["denormal"] = gradient(256) * np.float32(1e-41)
     cases["ties"] = np.round(gradient(2000) * 4).astype(np.float32)
     return cases

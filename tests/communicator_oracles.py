@@ -27,7 +27,15 @@ class Oracle:
         indices, values = part
         stages = stages or (self.codec.index, self.codec.value)
         payload, lacks, (added, added_values) = reference.encode_sparse(
-            stages, indices, values, self.d if d is None else d, 0, self.seed, self.step, 77 | stage << 32, group
+            stages,
+            indices,
+            values,
+            self.d if d is None else d,
+            0,
+            self.seed,
+            self.step,
+            77 | stage << 32,
+            group,
         )
         if owner is not None:
             self.residuals[owner][indices + start] += lacks
@@ -52,7 +60,9 @@ class Oracle:
         return part[0][kept], part[1][kept]
 
     def doubling(self, k, coded_last):
-        """The replay of the tree: blocks of ranks are merged two and two; the lowest rank of a block answers for it."""
+        """The replay of the tree: blocks of ranks are merged two and two; the lowest rank of a
+        block answers for it.
+        """
         power = 1
         while 2 * power <= self.size:
             power *= 2
@@ -86,16 +96,34 @@ class Oracle:
                     here = (indices >= start) & (indices < end)
                     cut = indices[here] - np.uint32(start), values[here]
                     if cut[0].size:
-                        cut = self.coded(cut, owner, rank, rank, start, end - start, RAW if owner == rank else None)
+                        cut = self.coded(
+                            cut,
+                            owner,
+                            rank,
+                            rank,
+                            start,
+                            end - start,
+                            RAW if owner == rank else None,
+                        )
                     part = self.added(part, cut, end - start)
                 stages, d = None, end - start
-                dense = dr.QSGD(bits=4, bucket=1024) if self.scheme == "split_dense_4" else self.codec.value
+                dense = (
+                    dr.QSGD(bits=4, bucket=1024)
+                    if self.scheme == "split_dense_4"
+                    else self.codec.value
+                )
                 if self.scheme != "split_never_dense" and 0 < part[0].size < d:
                     index_bits = np.log2(d / part[0].size) + 1 / np.log(2)
-                    if part[0].size * (index_bits + self.codec.value.bits_a_value()) >= d * dense.bits_a_value():
+                    if (
+                        part[0].size * (index_bits + self.codec.value.bits_a_value())
+                        >= d * dense.bits_a_value()
+                    ):
                         values = np.zeros(d, dtype=np.float32)
                         values[part[0]] = part[1]
-                        part, stages = (np.arange(d, dtype=np.uint32), values), (dr.RawIndex(), dense)
+                        part, stages = (
+                            (np.arange(d, dtype=np.uint32), values),
+                            (dr.RawIndex(), dense),
+                        )
                 indices, values = self.coded(part, 2**31 - 1, owner, owner, start, d, stages)
                 out[indices + start] += values
             return out

@@ -28,4 +28,7 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_logreport(report):
     """Print a failure when it happens: a run that is cut short has then said what failed."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\n{report.nodeid} failed in {report.duration:.0f} s:\n{report.longreprtext[-3000:]}", flush=True)
+        print(
+            f"\n{report.nodeid} failed in {report.duration:.0f} s:\n{report.longreprtext[-3000:]}",
+            flush=True,
+        )

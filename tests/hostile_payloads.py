@@ -1,4 +1,6 @@
-"""What tests of hostile payloads share: payloads that lie behind a valid checksum, and decoders that must agree on them."""
+"""What tests of hostile payloads share: payloads that lie behind a valid checksum, and decoders
+that must agree on them.
+"""
 
 import numpy as np
 
@@ -14,11 +16,20 @@ def resealed(data):
 
 
 def with_hostile_sections(data):
-    """The payload, of 300 elements, with each section cut short, lengthened and overwritten, and with other counts; all with checksums that fit."""
+    """The payload, of 300 elements, with each section cut short, lengthened and overwritten, and
+    with other counts; all with checksums that fit.
+    """
     parts = container.read(data)
     for field in ("index", "values", "order_map"):
         original = getattr(parts, field)
-        for changed in (b"", original[:-1], original + b"\0", original + original, b"\xff" * len(original), b"\0" * len(original)):
+        for changed in (
+            b"",
+            original[:-1],
+            original + b"\0",
+            original + original,
+            b"\xff" * len(original),
+            b"\0" * len(original),
+        ):
             setattr(parts, field, changed)
             yield container.write(parts)
         setattr(parts, field, original)

@@ -1,4 +1,6 @@
-"""What tests/test_install.py runs on two ranks: trains a little, and writes what came of it. ``installed_training.py OUTPUT``."""
+"""What tests/test_install.py runs on two ranks: trains a little, and writes what came of it.
+``installed_training.py OUTPUT``.
+"""
 
 import hashlib
 import json

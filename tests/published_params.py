@@ -1,4 +1,5 @@
-"""Every dictionary of settings in the scripts and guides of GRACE and DeepReduce, and what it must become.
+"""Every dictionary of settings in the scripts and guides of GRACE and DeepReduce, and what it must
+become.
 
 GRACE is github.com/sands-lab/grace with github.com/sands-lab/grace-benchmarks, DeepReduce is
 github.com/hangxu0304/DeepReduce. ``world_size`` is set by their scripts to the number of ranks.
@@ -23,7 +24,12 @@ class Published(NamedTuple):
 
 DENSE = dr.Codec(dr.NoneSparsifier()), dr.NoMemory(), dr.SharedRandomK()
 TOPK_03 = dr.Codec(dr.TopK(0.3)), dr.Residual(), dr.Allgather()
-ALL_NON_ZERO = {"compressor": "threshold", "memory": "none", "communicator": "allgather", "threshold": 0.0}
+ALL_NON_ZERO = {
+    "compressor": "threshold",
+    "memory": "none",
+    "communicator": "allgather",
+    "threshold": 0.0,
+}
 LEFTMOST = dr.Bloom(policy="leftmost")
 #: 127 levels, an L2 norm of 512 values
 QSGD = dr.QSGD(bits=8, bucket=512, norm="l2")
@@ -34,7 +40,14 @@ BOTH = "deepreduce both: values are those of the indices that the policy chooses
 
 def _of_non_zero(more, index=None, value=None, warnings=()):
     codec = dr.Codec(dr.Threshold(0.0), index=index, value=value)
-    return Published("DeepReduce run_deepreduce.sh", {**ALL_NON_ZERO, **more}, codec, dr.NoMemory(), dr.Allgather(), warnings)
+    return Published(
+        "DeepReduce run_deepreduce.sh",
+        {**ALL_NON_ZERO, **more},
+        codec,
+        dr.NoMemory(),
+        dr.Allgather(),
+        warnings,
+    )
 
 
 PUBLISHED = [
@@ -99,7 +112,8 @@ PUBLISHED = [
     ),
 ]  # fmt: skip
 
-#: the names that grace_from_params of grace_dl.torch, grace_dl.tensorflow and grace_dl.dist compares with, and DeepReduce's
+#: the names that grace_from_params of grace_dl.torch, grace_dl.tensorflow and grace_dl.dist
+#: compares with, and DeepReduce's
 NAMES = {
     "compressor": {
         "adaq", "dgc", "efsignsgd", "fp16", "inceptionn", "natural", "natural_cuda", "none", "onebit", "powersgd", "qsgd", "qsgd_cuda", "randomk",

@@ -8,8 +8,8 @@ import pytest
 def parametrize_product(**axes):
     """Parametrize a test by the product of several axes, most of it marked slow.
 
-    The cases that stay in the default run hold each pair of values of any two axes, up to three axes.
-    With more axes they hold each pair of the two longest, and each value of the others.
+    The cases that stay in the default run hold each pair of values of any two axes, up to three
+    axes. With more axes they hold each pair of the two longest, and each value of the others.
 
     Args:
         axes: name of an argument -> its values.
@@ -19,7 +19,8 @@ def parametrize_product(**axes):
     quick = set()
     for places in itertools.product(*(range(len(axis)) for axis in values[:2])):
         rest = (
-            (places[0] + factor * places[-1]) % len(axis) for factor, axis in enumerate(values[2:], 1)
+            (places[0] + factor * places[-1]) % len(axis)
+            for factor, axis in enumerate(values[2:], 1)
         )
         quick.add((*places, *rest))
     cases = [

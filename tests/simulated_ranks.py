@@ -1,4 +1,6 @@
-"""What the tests of communicators share: buckets of simulated ranks, their dense sums, and the balance of what came in and what is kept."""
+"""What the tests of communicators share: buckets of simulated ranks, their dense sums, and the
+balance of what came in and what is kept.
+"""
 
 import numpy as np
 from codecs_table import gradient
@@ -30,13 +32,24 @@ def jobs_of(codec, memory, gradients, residuals=None, step=0, seed=3, shapes=Non
     """One bucket a rank; ``shapes`` cuts the gradient into members."""
     buckets = []
     for rank, whole in enumerate(gradients):
-        state = () if not memory.state else tuple(np.zeros(whole.size, dtype=np.float32) for _ in memory.state)
+        state = (
+            ()
+            if not memory.state
+            else tuple(np.zeros(whole.size, dtype=np.float32) for _ in memory.state)
+        )
         if residuals is not None and state:
             state[0][...] = residuals[rank]
         members, start = [], 0
         for number, d in enumerate(shapes or [whole.size]):
             piece = slice(start, start + d)
-            members.append(BucketMember(f"tensor{number}", whole[piece], tuple(part[piece] for part in state), key=77 + number))
+            members.append(
+                BucketMember(
+                    f"tensor{number}",
+                    whole[piece],
+                    tuple(part[piece] for part in state),
+                    key=77 + number,
+                )
+            )
             start += d
         buckets.append(Bucket(codec, memory, members, seed=seed, step=step, rank=rank))
     return buckets
@@ -75,7 +88,9 @@ def same_bits(a, b):
 
 
 def assert_mass_balance(gradients, residuals, total, buckets, terms):
-    """Sum of what came in = what every rank got + what memories keep, but for ``terms`` roundings to float32 of each element."""
+    """Sum of what came in = what every rank got + what memories keep, but for ``terms`` roundings
+    to float32 of each element.
+    """
     came_in = np.sum([whole.astype(np.float64) for whole in gradients], axis=0)
     largest = np.sum([np.abs(whole.astype(np.float64)) for whole in gradients], axis=0)
     if residuals is not None:

@@ -1,4 +1,6 @@
-"""Every public function that takes an array takes it right or refuses it by name, and leaves it as it was."""
+"""Every public function that takes an array takes it right or refuses it by name, and leaves it as
+it was.
+"""
 
 import numpy as np
 import pytest
@@ -173,7 +175,9 @@ def test_more_of_sparse_tensors(native):
         (strided(sent), "not contiguous"),
         (sent[:4], r"of shape \(4,\)"),
     ):
-        with pytest.raises(dr.InvalidArgumentError, match=f"values: expected a writable .*{message}"):
+        with pytest.raises(
+            dr.InvalidArgumentError, match=f"values: expected a writable .*{message}"
+        ):
             encode_sparse_numpy(CODEC, indices, wrong, D, native=native)
     with pytest.raises(
         dr.InvalidArgumentError, match="values: expected memory of its own, got that of indices"
@@ -237,11 +241,13 @@ def test_scales(scale):
 @pytest.mark.parametrize("d", [-1, 2**31, 1.5, "40", None, True])
 def test_numbers_of_elements(d):
     with pytest.raises(
-        dr.InvalidArgumentError, match="d: expected an integer of at least 0 and at most 2147483647, got"
+        dr.InvalidArgumentError,
+        match="d: expected an integer of at least 0 and at most 2147483647, got",
     ):
         dr.decode_sum_sparse([payload()], d)
     with pytest.raises(
-        dr.InvalidArgumentError, match="d: expected an integer of at least 0 and at most 2147483647, got"
+        dr.InvalidArgumentError,
+        match="d: expected an integer of at least 0 and at most 2147483647, got",
     ):
         CODEC.encode_sparse(np.zeros(0, np.uint32), np.zeros(0, np.float32), d)
 
@@ -259,7 +265,9 @@ def test_what_is_no_array_at_all():
                 match="expected a NumPy array or a tensor of torch, tensorflow, got",
             ):
                 refused()
-    with pytest.raises(dr.InvalidArgumentError, match="payload: expected a 1-D uint8 array, got bytes"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match="payload: expected a 1-D uint8 array, got bytes"
+    ):
         dr.decode_sum([b"bytes"], np.zeros(D, np.float32))
 
 
@@ -281,7 +289,8 @@ class TestTorch:
     def test_memory_of_its_own(self, torch):
         both = torch.zeros(2 * D)
         with pytest.raises(
-            dr.InvalidArgumentError, match="residual: expected memory of its own, got that of gradient"
+            dr.InvalidArgumentError,
+            match="residual: expected memory of its own, got that of gradient",
         ):
             CODEC.encode(both[:D], both[5 : D + 5])
         CODEC.encode(both[:D], both[D:])

@@ -1,4 +1,6 @@
-"""The Bloom index codec: size, false positives against the formula and an independent filter, policies, hostile filters."""
+"""The Bloom index codec: size, false positives against the formula and an independent filter,
+policies, hostile filters.
+"""
 
 import math
 import struct
@@ -27,7 +29,8 @@ def on_support(d, indices):
 
 @pytest.mark.parametrize(
     ("key", "seed", "expected"),
-    # MurmurHash3_x86_32 of four zero bytes and of 21 43 65 87, from the reference implementation's test vectors
+    # MurmurHash3_x86_32 of four zero bytes and of 21 43 65 87, from the reference implementation's
+    # test vectors
     [(0, 0, 0x2362F9DE), (0x87654321, 0, 0xF55B516B)],
 )
 def test_murmur3_is_the_published_hash(key, seed, expected):
@@ -42,7 +45,9 @@ def test_exact_log_is_a_logarithm():
 @pytest.mark.parametrize("rate", [0.1, 1e-2, 1e-3, 1e-4])
 def test_size_and_false_positives_follow_the_formula(rate):
     d, k = 4_000_000, 40_000
-    data = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0")).encode(on_support(d, support(d, k)))
+    data = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0")).encode(
+        on_support(d, support(d, k))
+    )
     info = dr.inspect(data)
     assert 8 * info["index_bytes"] <= 1.01 * k * math.log(1 / rate) / math.log(2) ** 2
     measured = (info["k"] - k) / (d - k)
@@ -58,7 +63,9 @@ def test_false_positives_like_an_independent_filter():
         theirs.add(index)
     others = np.setdiff1d(np.arange(d), indices)
     their_rate = sum(int(index) in theirs for index in others) / others.size
-    ours = dr.inspect(dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0")).encode(on_support(d, indices)))
+    ours = dr.inspect(
+        dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy="p0")).encode(on_support(d, indices))
+    )
     our_rate = (ours["k"] - k) / others.size
     assert our_rate <= 1.15 * max(their_rate, rate) and our_rate >= 0.85 * min(their_rate, rate)
     # theirs rounds its bits up to whole slices; ours is not larger
@@ -91,7 +98,14 @@ def test_conflict_sets_find_more_true_positives_than_chance():
     d, k = 40_000, 400
     indices = support(d, k)
     right = {
-        policy: np.mean([np.isin(dr.Bloom(fpr=0.01, policy=policy).encode(indices, d, key)[1], indices).mean() for key in range(5)])
+        policy: np.mean(
+            [
+                np.isin(
+                    dr.Bloom(fpr=0.01, policy=policy).encode(indices, d, key)[1], indices
+                ).mean()
+                for key in range(5)
+            ]
+        )
         for policy in ("p1", "p2")
     }
     assert right["p2"] > right["p1"] + 0.1
@@ -108,7 +122,9 @@ def test_pitfall_p2_ends_even_when_every_set_is_used_up():
 
 def hostile(d, count, policy, hashes, bits, filter_bytes, seed=b""):
     section = struct.pack("<BBI", policy, hashes, bits) + seed + filter_bytes
-    return container.write(container.Payload(d, count, index_id=7, value_id=1, index=section, values=bytes(4 * count)))
+    return container.write(
+        container.Payload(d, count, index_id=7, value_id=1, index=section, values=bytes(4 * count))
+    )
 
 
 def native_indices(data, d, simd=-1):
@@ -131,13 +147,20 @@ def oracle_indices(data, d):
 def test_pitfall_p2_is_linear_when_all_share_one_set(hashes):
     """One bit holds everything: a draw that walked over the set would take 10^12 steps here."""
     d = 1 << 20
-    np.testing.assert_array_equal(native_indices(hostile(d, d, 4, hashes, 1, b"\x01", bytes(4)), d), np.arange(d))
+    np.testing.assert_array_equal(
+        native_indices(hostile(d, d, 4, hashes, 1, b"\x01", bytes(4)), d), np.arange(d)
+    )
 
 
-@pytest.mark.parametrize(("d", "k", "rate"), [(3000, 2900, 0.999), (3000, 700, 0.97), (3000, 2000, 0.6), (5000, 4000, 0.3)])
+@pytest.mark.parametrize(
+    ("d", "k", "rate"),
+    [(3000, 2900, 0.999), (3000, 700, 0.97), (3000, 2000, 0.6), (5000, 4000, 0.3)],
+)
 def test_p2_in_many_passes_is_the_same_at_every_simd_level(d, k, rate):
     section, decoded, _ = dr.Bloom(fpr=rate, policy="p2").encode(support(d, k), d, key=5)
-    data = container.write(container.Payload(d, k, index_id=7, value_id=1, index=section, values=bytes(4 * k)))
+    data = container.write(
+        container.Payload(d, k, index_id=7, value_id=1, index=section, values=bytes(4 * k))
+    )
     for simd in range(_native.simd_level() + 1):
         np.testing.assert_array_equal(native_indices(data, d, simd), decoded)
 
@@ -146,14 +169,22 @@ def test_p2_in_many_passes_is_the_same_at_every_simd_level(d, k, rate):
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("rate", [0.999, 0.49, 0.24, 0.124, 0.0624, 1e-9])
 def test_few_indices_in_a_filter_that_happens_to_be_full(rate, k, policy):
-    """With few bits a filter may hold far more than its rate says; the encoder must not refuse its own."""
+    """With few bits a filter may hold far more than its rate says; the encoder must not refuse its
+    own.
+    """
     d = 10_000
     codec = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy=policy))
     for seed in range(20):
         values = on_support(d, support(d, k, seed))
-        data, oracle_data = (encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, seed, 0, 0, native=native)[0] for native in (True, False))
+        data, oracle_data = (
+            encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 0, seed, 0, 0, native=native)[0]
+            for native in (True, False)
+        )
         assert data.tobytes() == oracle_data.tobytes()
-        decoded, oracle = (decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0, native=native) for native in (True, False))
+        decoded, oracle = (
+            decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0, native=native)
+            for native in (True, False)
+        )
         np.testing.assert_array_equal(decoded, oracle)
 
 
@@ -164,15 +195,23 @@ def test_all_elements_are_kept(d, fpr, policy):
     """k = d, where the rate of "auto" divides by d - k = 0."""
     _, decoded, _ = dr.Bloom(fpr=fpr, policy=policy).encode(np.arange(d, dtype=np.uint32), d, key=0)
     np.testing.assert_array_equal(decoded, np.arange(d))
-    data = dr.Codec(dr.TopK(k=d), index=dr.Bloom(fpr=fpr, policy=policy)).encode(np.ones(d, dtype=np.float32))
+    data = dr.Codec(dr.TopK(k=d), index=dr.Bloom(fpr=fpr, policy=policy)).encode(
+        np.ones(d, dtype=np.float32)
+    )
     np.testing.assert_array_equal(dr.decode(data), np.ones(d, dtype=np.float32))
 
 
 def test_hostile_more_sets_of_one_than_indices():
-    """A bit that only one positive meets was set for it; a filter with more of these than `count` is nobody's."""
+    """A bit that only one positive meets was set for it; a filter with more of these than `count`
+    is nobody's.
+    """
     d, k = 2_000, 40
     section, _, _ = dr.Bloom(fpr=1e-3, policy="p2").encode(support(d, k), d, key=0)
-    data = container.write(container.Payload(d, k - 5, index_id=7, value_id=1, index=section, values=bytes(4 * (k - 5))))
+    data = container.write(
+        container.Payload(
+            d, k - 5, index_id=7, value_id=1, index=section, values=bytes(4 * (k - 5))
+        )
+    )
     with pytest.raises(dr.CorruptPayloadError, match="alone in a conflict set, got 4"):
         dr.decode(data)
     assert oracle_indices(data, d) is None
@@ -184,12 +223,18 @@ def test_hostile_filters_native_agrees_with_oracle(policy):
     random = np.random.default_rng(policy)
     accepted = 0
     for _ in range(80):
-        d, bits, hashes = int(random.integers(1, 3000)), int(random.integers(1, 200)), int(random.integers(1, 8))
+        d, bits, hashes = (
+            int(random.integers(1, 3000)),
+            int(random.integers(1, 200)),
+            int(random.integers(1, 8)),
+        )
         filled = (random.random(bits) < random.choice([0.1, 0.5, 0.9, 1.0])).astype(np.uint8)
         seed = random.bytes(4) if policy in (2, 4) else b""
         positives = scan(filled.astype(bool), hashes, d).size
         count = min(max(positives + int(random.choice([0, 0, 1, -1, -positives // 2])), 1), d)
-        data = hostile(d, count, policy, hashes, bits, np.packbits(filled, bitorder="little").tobytes(), seed)
+        data = hostile(
+            d, count, policy, hashes, bits, np.packbits(filled, bitorder="little").tobytes(), seed
+        )
         native, oracle = native_indices(data, d), oracle_indices(data, d)
         assert (native is None) == (oracle is None)
         if native is not None:
@@ -207,7 +252,9 @@ def test_pitfall_p0_count_does_not_pass_through_the_value_type():
 
 
 def test_pitfall_values_stay_with_their_indices():
-    """In 'both' mode: with lossless values, what arrives is the gradient at the positives, whatever the order inside."""
+    """In 'both' mode: with lossless values, what arrives is the gradient at the positives, whatever
+    the order inside.
+    """
     values = gradient(30_000)
     codec = dr.Codec(dr.TopK(0.01), index=dr.Bloom(fpr=1e-3, policy="p2"), value=dr.FitPoly())
     decoded = dr.decode(codec.encode(values))
@@ -216,7 +263,9 @@ def test_pitfall_values_stay_with_their_indices():
 
 
 def test_pitfall_seed_travels_and_is_keyed():
-    """Ranks draw differently, receivers agree: the seed is in the section and follows from the position."""
+    """Ranks draw differently, receivers agree: the seed is in the section and follows from the
+    position.
+    """
     values = gradient(5_000)
     codec = dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.05, policy="p1"))
     one, again, other = (codec.encode(values, rank=rank) for rank in (0, 0, 1))
@@ -234,7 +283,10 @@ def test_auto_rate_is_where_p0_is_smallest():
     assert all(auto <= 1.002 * size(rate) for rate in (1e-2, 3e-3, 1e-3, 5e-4, 2e-4, 1e-4))
 
 
-@pytest.mark.parametrize("arguments", [{"fpr": 0}, {"fpr": 1}, {"fpr": -0.1}, {"fpr": "best"}, {"fpr": True}, {"policy": "p3"}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"fpr": 0}, {"fpr": 1}, {"fpr": -0.1}, {"fpr": "best"}, {"fpr": True}, {"policy": "p3"}],
+)
 def test_bad_settings_are_refused(arguments):
     with pytest.raises(dr.InvalidArgumentError, match=r"expected .*, got"):
         dr.Bloom(**arguments)
@@ -242,7 +294,9 @@ def test_bad_settings_are_refused(arguments):
 
 @pytest.mark.parametrize("policy", range(5))
 def test_hostile_full_filter_is_refused_without_memory(policy):
-    """All bits set: every index is a positive. Small counts must not cost memory or time that grows with the hashes."""
+    """All bits set: every index is a positive. Small counts must not cost memory or time that grows
+    with the hashes.
+    """
     seed = bytes(4) if policy in (2, 4) else b""
     data = hostile(2**22, 3, policy, 32, 64, b"\xff" * 8, seed)
     if policy in (0, 3):
@@ -255,10 +309,14 @@ def test_hostile_full_filter_is_refused_without_memory(policy):
 
 def test_scan_is_the_same_at_every_simd_level():
     d, k = 100_003, 3_000
-    data = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=0.02, policy="p0")).encode(on_support(d, support(d, k)))
+    data = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=0.02, policy="p0")).encode(
+        on_support(d, support(d, k))
+    )
     section = container.read(data).index
     hashes, bits = section[1], struct.unpack_from("<I", section, 2)[0]
-    bitmap = np.unpackbits(np.frombuffer(section[6:], dtype=np.uint8), bitorder="little")[:bits].astype(bool)
+    bitmap = np.unpackbits(np.frombuffer(section[6:], dtype=np.uint8), bitorder="little")[
+        :bits
+    ].astype(bool)
     expected = scan(bitmap, hashes, d)
     for simd in range(_native.simd_level() + 1):
         np.testing.assert_array_equal(_native.decode_sparse([data], d, 1.0, simd)[0], expected)

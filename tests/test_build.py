@@ -1,4 +1,6 @@
-"""setup.py on a small package of its own: the framework switches, and that only what changed is compiled again."""
+"""setup.py on a small package of its own: the framework switches, and that only what changed is
+compiled again.
+"""
 
 import os
 import shutil
@@ -31,7 +33,11 @@ def package(tmp_path):
 
 
 def build(package, **environment):
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("DEEPREDUCE_WITH") and name != "CXXFLAGS"}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("DEEPREDUCE_WITH") and name != "CXXFLAGS"
+    }
     variables.update({"CXXFLAGS": "-O0", **environment})
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     return subprocess.run(command, cwd=package, env=variables, capture_output=True, text=True)
@@ -40,20 +46,32 @@ def build(package, **environment):
 def test_only_what_changed_is_compiled_again(package):
     first = build(package)
     assert first.returncode == 0, first.stderr
-    assert "compiling 2 of 2 files of core" in first.stdout and "compiling 1 of 1 files of python" in first.stdout
+    assert (
+        "compiling 2 of 2 files of core" in first.stdout
+        and "compiling 1 of 1 files of python" in first.stdout
+    )
     assert "skipping the PyTorch ops: no PyTorch ops in this version" in first.stdout
     again = build(package)
-    assert again.returncode == 0 and "compiling" not in again.stdout and "linked" not in again.stdout
+    assert (
+        again.returncode == 0 and "compiling" not in again.stdout and "linked" not in again.stdout
+    )
     (package / "deepreduce_hvd/csrc/index/two.cc").write_text("int two() { return 3; }\n")
     assert "compiling 1 of 2 files of core" in build(package).stdout
     (package / "deepreduce_hvd/csrc/one.h").write_text("int one();  // changed\n")
     header = build(package).stdout
-    assert "compiling 1 of 2 files of core" in header and "compiling 1 of 1 files of python" in header
+    assert (
+        "compiling 1 of 2 files of core" in header and "compiling 1 of 1 files of python" in header
+    )
     assert "compiling 2 of 2 files of core" in build(package, CXXFLAGS="-O1").stdout
     (package / "deepreduce_hvd/csrc/index/two.cc").unlink()
     removed = build(package, CXXFLAGS="-O1")
     assert "compiling" not in removed.stdout and "linked deepreduce_hvd._native" in removed.stdout
-    use = subprocess.run([sys.executable, "-c", "from deepreduce_hvd import _native; print(_native.one())"], cwd=package, capture_output=True, text=True)
+    use = subprocess.run(
+        [sys.executable, "-c", "from deepreduce_hvd import _native; print(_native.one())"],
+        cwd=package,
+        capture_output=True,
+        text=True,
+    )
     assert use.stdout.strip() == "1", use.stderr
 
 
@@ -61,7 +79,11 @@ def test_a_compile_error_is_shown_and_leaves_no_object(package):
     (package / "deepreduce_hvd/csrc/one.cc").write_text("int one() { return nonsense; }\n")
     for _ in range(2):
         done = build(package)
-        assert done.returncode != 0 and "nonsense" in done.stderr and "expected exit status 0" in done.stderr
+        assert (
+            done.returncode != 0
+            and "nonsense" in done.stderr
+            and "expected exit status 0" in done.stderr
+        )
     assert not list(package.rglob("one.cc.o"))
 
 
@@ -70,15 +92,23 @@ def test_a_compile_error_is_shown_and_leaves_no_object(package):
     [
         ({"DEEPREDUCE_WITH_PYTORCH": "1"}, "no PyTorch ops in this version"),
         ({"DEEPREDUCE_WITH_TENSORFLOW": "1"}, "no TensorFlow ops in this version"),
-        ({"DEEPREDUCE_WITH_PYTORCH": "yes"}, "DEEPREDUCE_WITH_PYTORCH: expected 1, 0 or nothing, got 'yes'"),
-        ({"DEEPREDUCE_WITH_PYTORCH": "1", "DEEPREDUCE_WITHOUT_PYTORCH": "1"}, "expected one of them, got both"),
+        (
+            {"DEEPREDUCE_WITH_PYTORCH": "yes"},
+            "DEEPREDUCE_WITH_PYTORCH: expected 1, 0 or nothing, got 'yes'",
+        ),
+        (
+            {"DEEPREDUCE_WITH_PYTORCH": "1", "DEEPREDUCE_WITHOUT_PYTORCH": "1"},
+            "expected one of them, got both",
+        ),
         ({"CXX": "no-such-compiler"}, "got no no-such-compiler on PATH; Debian package: g++"),
         ({"MAX_JOBS": "many"}, "MAX_JOBS: expected a positive number, got 'many'"),
     ],
 )
 def test_what_cannot_be_built_is_refused(package, environment, words):
     done = build(package, **environment)
-    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr, (
+        done.stderr
+    )
 
 
 @pytest.fixture
@@ -98,14 +128,25 @@ def test_missing_torch_is_a_printed_skip_and_an_error_when_asked_for(package, wi
     def build_without_torch(**environment):
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         variables.update({"CXXFLAGS": "-O0", **environment})
-        return subprocess.run([without_torch, "setup.py", "-q", "build_ext", "--inplace"], cwd=package, env=variables, capture_output=True, text=True)
+        return subprocess.run(
+            [without_torch, "setup.py", "-q", "build_ext", "--inplace"],
+            cwd=package,
+            env=variables,
+            capture_output=True,
+            text=True,
+        )
 
     stale = package / "deepreduce_hvd/_torch_ops-2.9.0.so"
     stale.write_bytes(b"of an earlier build")
     skipped = build_without_torch()
     assert skipped.returncode == 0, skipped.stderr
-    assert f"skipping the PyTorch ops: {without_torch} has no usable PyTorch (No module named 'torch')" in skipped.stdout
+    assert (
+        f"skipping the PyTorch ops: {without_torch} has no usable PyTorch (No module named 'torch')"
+        in skipped.stdout
+    )
     assert not stale.exists() and list((package / "deepreduce_hvd").glob("_native*.so"))
-    assert "DEEPREDUCE_WITHOUT_PYTORCH=1" in build_without_torch(DEEPREDUCE_WITHOUT_PYTORCH="1").stdout
+    assert (
+        "DEEPREDUCE_WITHOUT_PYTORCH=1" in build_without_torch(DEEPREDUCE_WITHOUT_PYTORCH="1").stdout
+    )
     asked = build_without_torch(DEEPREDUCE_WITH_PYTORCH="1")
     assert asked.returncode != 0 and "expected PyTorch in" in asked.stderr, asked.stderr

@@ -28,7 +28,13 @@ def test_all_is_well_here():
     finished = run("-m", "deepreduce_hvd", "--check")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert finished.stdout.splitlines()[-1] == "all is well"
-    for expected in ("native core", "nothing lost", "PyTorch ", "TensorFlow ", "Horovod for PyTorch"):
+    for expected in (
+        "native core",
+        "nothing lost",
+        "PyTorch ",
+        "TensorFlow ",
+        "Horovod for PyTorch",
+    ):
         assert expected in finished.stdout
 
 

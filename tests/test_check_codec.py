@@ -39,12 +39,21 @@ def test_a_codec_of_ones_own():
 BROKEN = {
     "a tuple of three": {"encode": lambda self, values, key: values.tobytes()},
     "a section of bytes": {"encode": lambda self, values, key: (values, values.copy(), None)},
-    "a float32 array": {"encode": lambda self, values, key: (values.tobytes(), values.astype(float), None)},
-    "what encode said": {"encode": lambda self, values, key: (values.tobytes(), values * np.float32(0.5), None)},
+    "a float32 array": {
+        "encode": lambda self, values, key: (values.tobytes(), values.astype(float), None)
+    },
+    "what encode said": {
+        "encode": lambda self, values, key: (values.tobytes(), values * np.float32(0.5), None)
+    },
     "an order array": {"sorts": True},
     "CorruptPayloadError, got no error": {
-        "decode": classmethod(lambda cls, section, count: np.frombuffer(section[: len(section) // 4 * 4], np.float32)[:count].copy()
-                              if len(section) // 4 >= count else np.zeros(count, np.float32))
+        "decode": classmethod(
+            lambda cls, section, count: (
+                np.frombuffer(section[: len(section) // 4 * 4], np.float32)[:count].copy()
+                if len(section) // 4 >= count
+                else np.zeros(count, np.float32)
+            )
+        )
     },
     "CorruptPayloadError, got ValueError": {
         "decode": classmethod(lambda cls, section, count: np.frombuffer(section, np.float32).copy())
@@ -67,5 +76,7 @@ def test_a_codec_that_is_not_registered():
 
 
 def test_something_else():
-    with pytest.raises(dr.InvalidArgumentError, match="expected an IndexCodec or a ValueCodec, got 3"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match="expected an IndexCodec or a ValueCodec, got 3"
+    ):
         dr.check_codec(3)

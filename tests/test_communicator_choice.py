@@ -14,11 +14,19 @@ def test_costs_follow_the_formulas():
     few, many = (costs(1000, 100_000, size, 1e-3, 1e-9, 32) for size in (2, 1024))
     assert min(few, key=few.get) == "Allgather"  # one round instead of two
     assert many["Allgather"] > many["SplitAllgather"]
-    slow = costs(100_000, 10_000_000, 64, 1e-3, 1e-7, 32)  # bytes count: slices are received once, not by everyone
+    # bytes count: slices are received once, not by everyone
+    slow = costs(100_000, 10_000_000, 64, 1e-3, 1e-7, 32)
     assert min(slow, key=slow.get) == "SplitAllgather"
-    alike = costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32, union=1000)  # all ranks send the same elements: no fill-in
-    assert alike["RecursiveDoubling"] < costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32)["RecursiveDoubling"]
-    assert costs(100, 1000, 8, 1.0, 0.0, 32) == {"Allgather": 1, "SplitAllgather": 2, "RecursiveDoubling": 4}
+    # all ranks send the same elements: no fill-in
+    alike = costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32, union=1000)
+    assert (
+        alike["RecursiveDoubling"] < costs(1000, 1_000_000, 64, 1e-5, 1e-7, 32)["RecursiveDoubling"]
+    )
+    assert costs(100, 1000, 8, 1.0, 0.0, 32) == {
+        "Allgather": 1,
+        "SplitAllgather": 2,
+        "RecursiveDoubling": 4,
+    }
     assert costs(100, 1000, 9, 1.0, 0.0, 32)["RecursiveDoubling"] == 6
 
 
@@ -51,7 +59,9 @@ def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
         chosen.append(schemes.pop())
     if isinstance(sparsifier, dr.Threshold):
         assert chosen[0].startswith("Allgather: k is not known")
-    assert chosen[1].startswith("SplitAllgather: ") and "union" in chosen[1] and "P = 8" in chosen[1]
+    assert (
+        chosen[1].startswith("SplitAllgather: ") and "union" in chosen[1] and "P = 8" in chosen[1]
+    )
 
 
 def test_auto_measures_once_and_takes_what_rank_0_says():

@@ -26,10 +26,17 @@ def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
     gradients = gradients_of(5, 200)
     gradients[who][120] = bad
     residuals = [gradient(200, 30 + rank) for rank in range(5)]
-    totals, buckets = run(scheme, dr.Codec(sparsifier_of(scheme), *LOSSY), gradients, residuals=residuals, shapes=shapes)
+    totals, buckets = run(
+        scheme,
+        dr.Codec(sparsifier_of(scheme), *LOSSY),
+        gradients,
+        residuals=residuals,
+        shapes=shapes,
+    )
     for total in totals:
         assert np.isnan(total[60:]).all()
-    # the rank's own memory is as it was; adding a selected element to what was left of it is exact but for the part selected from the gradient
+    # the rank's own memory is as it was; adding a selected element to what was left of it is exact
+    # but for the part selected from the gradient
     kept = kept_of(buckets[who])
     same_bits(kept[60:] if shapes else kept, residuals[who][60:] if shapes else residuals[who])
 
@@ -52,7 +59,11 @@ def test_a_failure_of_any_text_is_heard(scheme, error, heard):
     buckets = jobs_of(dr.Codec(sparsifier_of(scheme), *LOSSY), dr.Residual(), gradients_of(3, 200))
     buckets[1].members[0] = BucketMember.failed("tensor0", 200, error)
     for outcome in Simulator(3).run(SCHEMES[scheme], buckets):
-        assert isinstance(outcome, dr.PeerFailedError) and f"rank 1: {heard}" in str(outcome) and "\ufffd" not in str(outcome), outcome
+        assert (
+            isinstance(outcome, dr.PeerFailedError)
+            and f"rank 1: {heard}" in str(outcome)
+            and "\ufffd" not in str(outcome)
+        ), outcome
 
 
 @parametrize_product(scheme=SCHEMES, who=[[0], [1], [4], [2, 3]])
@@ -83,7 +94,9 @@ def test_a_corrupt_message_is_named(scheme):
                 received[2] = [*received[2][:3], part, *received[2][4:]]
             return received
 
-    buckets = jobs_of(dr.Codec(dr.TopK(0.1), dr.Rice(), dr.RawValue()), dr.Residual(), gradients_of(4, 200))
+    buckets = jobs_of(
+        dr.Codec(dr.TopK(0.1), dr.Rice(), dr.RawValue()), dr.Residual(), gradients_of(4, 200)
+    )
     outcomes = Breaking(4).run(SCHEMES[scheme], buckets)
     for outcome in outcomes:
         assert isinstance(outcome, dr.PeerFailedError), outcome
@@ -92,7 +105,9 @@ def test_a_corrupt_message_is_named(scheme):
 
 @parametrize_product(scheme=SCHEMES, size=[2, 5], who=[0, 3])
 def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
-    """A rank that sends a payload broken in its last byte, in any round: every rank raises, with the cause and who met it."""
+    """A rank that sends a payload broken in its last byte, in any round: every rank raises, with
+    the cause and who met it.
+    """
     who = min(who, size - 1)
 
     class Breaking(Simulator):
@@ -102,19 +117,29 @@ def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
             self.broke = False
 
         def _broken(self, data):
-            if data is None or data.dtype != np.uint8 or not data.size or self.rounds != self.broken_round:
+            if (
+                data is None
+                or data.dtype != np.uint8
+                or not data.size
+                or self.rounds != self.broken_round
+            ):
                 return data
             self.broke = True
             return np.concatenate([data[:-1], data[-1:] ^ 1])
 
         def _perform(self, group, calls):
-            calls[who].data = [self._broken(part) for part in calls[who].data] if calls[who].kind == "alltoall" else self._broken(calls[who].data)
+            calls[who].data = (
+                [self._broken(part) for part in calls[who].data]
+                if calls[who].kind == "alltoall"
+                else self._broken(calls[who].data)
+            )
             return super()._perform(group, calls)
 
     codec = dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue())
     broken = 0
     for broken_round in range(10):
-        buckets = jobs_of(codec, dr.Residual(), gradients_of(size, 200), step=who)  # which makes it CLTK's leader
+        # which makes it CLTK's leader
+        buckets = jobs_of(codec, dr.Residual(), gradients_of(size, 200), step=who)
         simulator = Breaking(broken_round)
         outcomes = simulator.run(SCHEMES[scheme], buckets)
         broken += simulator.broke
@@ -126,7 +151,10 @@ def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
                 with pytest.raises(dr.CorruptPayloadError) as raised:
                     dense_of(outcome, buckets)
                 outcome = raised.value
-            assert "payload checksum: expected" in str(outcome) and "rank " in str(outcome), (rank, outcome)
+            assert "payload checksum: expected" in str(outcome) and "rank " in str(outcome), (
+                rank,
+                outcome,
+            )
     assert broken >= (scheme != "shared_random_k") and broken <= simulator.rounds
 
 

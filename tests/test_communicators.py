@@ -24,7 +24,9 @@ from deepreduce_hvd.communicators.sparse_sum import SparseSum
 SIZES = [*range(1, 18), 64, 100]
 
 
-@parametrize_product(scheme=[name for name in SCHEMES if name != "allgather"], size=SIZES, stages=[RAW, LOSSY])
+@parametrize_product(
+    scheme=[name for name in SCHEMES if name != "allgather"], size=SIZES, stages=[RAW, LOSSY]
+)
 def test_it_equals_its_oracle(scheme, size, stages):
     codec = dr.Codec(sparsifier_of(scheme), *stages)
     gradients = gradients_of(size, 500)
@@ -52,13 +54,20 @@ def test_allgather_sums_in_rank_order_what_encode_makes(size):
         same_bits(total, expected)
 
 
-@parametrize_product(scheme=SCHEMES, size=[2, 3, 6], value=["raw_value", "qsgd_4", "fit_poly", "quantile"], index=["rice", "bloom_p0", "bloom_p2", "bloom_naive", "bitmap"])
+@parametrize_product(
+    scheme=SCHEMES,
+    size=[2, 3, 6],
+    value=["raw_value", "qsgd_4", "fit_poly", "quantile"],
+    index=["rice", "bloom_p0", "bloom_p2", "bloom_naive", "bitmap"],
+)
 def test_nothing_is_lost_over_steps(scheme, size, value, index):
     codec = dr.Codec(sparsifier_of(scheme, 0.05), INDEX[index], VALUE[value])
     gradients = gradients_of(size, 800)
     residuals = [np.float32(0.3) * gradient(800, 50 + rank) for rank in range(size)]
     for step in range(3):
-        totals, buckets = run(scheme, codec, gradients, residuals=residuals, step=step, shapes=[300, 0, 1, 499])
+        totals, buckets = run(
+            scheme, codec, gradients, residuals=residuals, step=step, shapes=[300, 0, 1, 499]
+        )
         for total in totals:
             same_bits(total, totals[0])
         assert np.abs(totals[0]).sum() > 0
@@ -66,19 +75,27 @@ def test_nothing_is_lost_over_steps(scheme, size, value, index):
         residuals = [kept_of(bucket) for bucket in buckets]
 
 
-THOUSANDS = [(1024, name) for name in SCHEMES if not name.startswith("split")] + [(200, name) for name in SCHEMES if name.startswith("split")]
+THOUSANDS = [(1024, name) for name in SCHEMES if not name.startswith("split")] + [
+    (200, name) for name in SCHEMES if name.startswith("split")
+]
 
 
-@pytest.mark.parametrize(("size", "scheme"), [*THOUSANDS, pytest.param(1024, "split", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("size", "scheme"), [*THOUSANDS, pytest.param(1024, "split", marks=pytest.mark.slow)]
+)
 def test_a_thousand_ranks(scheme, size):
     gradients = gradients_of(size, 300)
-    totals, buckets = run(scheme, dr.Codec(sparsifier_of(scheme, 0.02), dr.Rice(), dr.RawValue()), gradients)
+    totals, buckets = run(
+        scheme, dr.Codec(sparsifier_of(scheme, 0.02), dr.Rice(), dr.RawValue()), gradients
+    )
     for total in totals[1:]:
         same_bits(total, totals[0])
     assert_mass_balance(gradients, None, totals[0], buckets, terms=1100)
 
 
-@parametrize_product(scheme=SCHEMES, memory=[dr.NoMemory(), dr.LowPass(0.3), dr.MomentumCorrection(0.5)])
+@parametrize_product(
+    scheme=SCHEMES, memory=[dr.NoMemory(), dr.LowPass(0.3), dr.MomentumCorrection(0.5)]
+)
 def test_other_memories_and_chunk_selection(scheme, memory):
     sparsifier = sparsifier_of(scheme) if scheme == "shared_random_k" else dr.ChunkTopK(chunk=10)
     codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
@@ -108,7 +125,9 @@ DEGENERATE = {
 @parametrize_product(scheme=SCHEMES, size=[1, 2, 3, 7, 8], case=DEGENERATE)
 def test_degenerate_inputs(scheme, size, case):
     gradients = [np.roll(DEGENERATE[case], rank) for rank in range(size)]
-    totals, buckets = run(scheme, dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue()), gradients)
+    totals, buckets = run(
+        scheme, dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue()), gradients
+    )
     for total in totals:
         same_bits(total, totals[0])
     if gradients[0].size:
@@ -116,7 +135,9 @@ def test_degenerate_inputs(scheme, size, case):
 
 
 def test_ties_break_by_magnitude_then_index():
-    total = SparseSum(np.array([2, 5, 7, 9], dtype=np.uint32), np.array([1, -1, 1, 2], dtype=np.float32))
+    total = SparseSum(
+        np.array([2, 5, 7, 9], dtype=np.uint32), np.array([1, -1, 1, 2], dtype=np.float32)
+    )
     kept, dropped = keep_largest(total, 2)
     assert kept.indices.tolist() == [2, 9] and dropped.indices.tolist() == [5, 7]
 
@@ -124,7 +145,10 @@ def test_ties_break_by_magnitude_then_index():
 def test_gtopk_and_cltk_do_not_fill_in():
     codec = dr.Codec(dr.TopK(0.05), dr.Rice(), dr.RawValue())
     gradients = gradients_of(16, 1000)
-    counts = {scheme: np.count_nonzero(run(scheme, codec, gradients)[0][0]) for scheme in ("gtopk", "cltk", "recursive_doubling")}
+    counts = {
+        scheme: np.count_nonzero(run(scheme, codec, gradients)[0][0])
+        for scheme in ("gtopk", "cltk", "recursive_doubling")
+    }
     assert counts["gtopk"] == counts["cltk"] == 50
     assert counts["recursive_doubling"] > 100
 

@@ -46,12 +46,30 @@ def test_buckets_close_once_they_hold_enough():
         ({}, r"parameters: expected model.named_parameters\(\), got None"),
         ({"parameters": []}, "expected at least one"),
         ({"parameters": [torch.zeros(3)]}, r"expected \(name, parameter\) pairs, got Tensor"),
-        ({"parameters": [("a", torch.zeros(3)), ("a", torch.zeros(3))]}, "expected unique names, got a more than once"),
-        ({"parameters": [("a", np.zeros(3))]}, "expected parameters of torch, tensorflow, keras, got ndarray"),
-        ({"parameters": [("a", torch.zeros(3))], "codec": dr.Rice()}, "codec: expected a Codec, got Rice"),
-        ({"parameters": [("a", torch.zeros(3))], "memory": dr.Residual}, "memory: expected a Memory"),
-        ({"parameters": [("a", torch.zeros(3))], "dense_below": -1}, "dense_below: expected an integer of at least 0, got -1"),
-        ({"parameters": [("a", torch.zeros(3))], "loss_scale": 2.0}, "loss_scale: expected a function"),
+        (
+            {"parameters": [("a", torch.zeros(3)), ("a", torch.zeros(3))]},
+            "expected unique names, got a more than once",
+        ),
+        (
+            {"parameters": [("a", np.zeros(3))]},
+            "expected parameters of torch, tensorflow, keras, got ndarray",
+        ),
+        (
+            {"parameters": [("a", torch.zeros(3))], "codec": dr.Rice()},
+            "codec: expected a Codec, got Rice",
+        ),
+        (
+            {"parameters": [("a", torch.zeros(3))], "memory": dr.Residual},
+            "memory: expected a Memory",
+        ),
+        (
+            {"parameters": [("a", torch.zeros(3))], "dense_below": -1},
+            "dense_below: expected an integer of at least 0, got -1",
+        ),
+        (
+            {"parameters": [("a", torch.zeros(3))], "loss_scale": 2.0},
+            "loss_scale: expected a function",
+        ),
     ],
 )
 def test_construction_that_is_refused(arguments, message):
@@ -60,9 +78,13 @@ def test_construction_that_is_refused(arguments, message):
 
 
 def test_codec_arguments_that_are_refused():
-    with pytest.raises(dr.InvalidArgumentError, match="Codec sparsifier: expected a Sparsifier, got Rice"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match="Codec sparsifier: expected a Sparsifier, got Rice"
+    ):
         dr.Codec(dr.Rice())
-    with pytest.raises(dr.InvalidArgumentError, match="Codec index: expected a IndexCodec, got QSGD"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match="Codec index: expected a IndexCodec, got QSGD"
+    ):
         dr.Codec(dr.TopK(0.1), index=dr.QSGD())
     with pytest.raises(dr.InvalidArgumentError, match="expected one of ratio and k"):
         dr.TopK()
@@ -105,7 +127,9 @@ def test_settings_are_numbers(make, good):
 def test_keys_are_integers(kind, key, bad):
     values, codec = np.ones(5, dtype=np.float32), dr.Codec(dr.TopK(0.5, warmup_steps=2))
     codec.encode(kind(values), **{key: 2**63 - 1})
-    with pytest.raises(dr.InvalidArgumentError, match=rf"{key}: expected an integer in \[0, 2\^63\), got {bad!r}"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match=rf"{key}: expected an integer in \[0, 2\^63\), got {bad!r}"
+    ):
         codec.encode(kind(values), **{key: bad})
     with pytest.raises(dr.InvalidArgumentError, match=f"{key}: expected an integer"):
         codec.encode_sparse(np.zeros(1, dtype=np.uint32), values[:1], 5, **{key: bad})
@@ -115,9 +139,15 @@ def test_fingerprint_tells_configurations_apart():
     network = torch.nn.Linear(40, 50)
     base = dr.Compressor(parameters=network.named_parameters())
     # the order decides which gradients share a message
-    assert base.fingerprint != dr.Compressor(parameters=reversed(list(network.named_parameters()))).fingerprint
+    assert (
+        base.fingerprint
+        != dr.Compressor(parameters=reversed(list(network.named_parameters()))).fingerprint
+    )
     others = [
-        dr.Compressor(dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=dr.QSGD(bits=4)), parameters=network.named_parameters()),
+        dr.Compressor(
+            dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=dr.QSGD(bits=4)),
+            parameters=network.named_parameters(),
+        ),
         dr.Compressor(memory=dr.NoMemory(), parameters=network.named_parameters()),
         dr.Compressor(parameters=network.named_parameters(), seed=1),
         dr.Compressor(parameters=network.named_parameters(), dense_below=10),
@@ -129,7 +159,10 @@ def test_fingerprint_tells_configurations_apart():
 def test_no_more_than_2_to_the_31_minus_1_elements():
     """Refused by name before any work; a meta tensor has the size without the memory."""
     big = torch.empty(2**31, device="meta")
-    with pytest.raises(dr.InvalidArgumentError, match=r"huge: expected at most 2147483647 elements, got 2147483648; split the tensor"):
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=r"huge: expected at most 2147483647 elements, got 2147483648; split the tensor",
+    ):
         dr.Compressor(parameters=[("huge", big)])
 
 
@@ -139,7 +172,9 @@ def test_writer_gets_scalars(tmp_path):
 
     network = torch.nn.Linear(40, 50)
     with SummaryWriter(str(tmp_path)) as writer:
-        compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=100, writer=writer, writer_interval=2)
+        compressor = dr.Compressor(
+            parameters=network.named_parameters(), dense_below=100, writer=writer, writer_interval=2
+        )
         for _ in range(5):
             network(torch.ones(3, 40)).sum().backward()
             pending = [compressor.compress(parameter.grad) for parameter in network.parameters()]
@@ -152,8 +187,14 @@ def test_writer_gets_scalars(tmp_path):
     assert [event.step for event in sent] == [2, 4]
     assert 0 < sent[0].value < 4 * (2000 + 50)
     assert [event.step for event in events.Scalars("deepreduce_sent_bytes/weight")] == [2, 4]
-    assert {"deepreduce_relative_error/weight", "deepreduce/relative_error"} <= set(events.Tags()["scalars"])
-    assert {"deepreduce/dense_bytes", "deepreduce/relative_error", "deepreduce/encode_seconds"} <= set(events.Tags()["scalars"])
+    assert {"deepreduce_relative_error/weight", "deepreduce/relative_error"} <= set(
+        events.Tags()["scalars"]
+    )
+    assert {
+        "deepreduce/dense_bytes",
+        "deepreduce/relative_error",
+        "deepreduce/encode_seconds",
+    } <= set(events.Tags()["scalars"])
 
 
 def test_summary_is_a_table(capsys):
@@ -182,9 +223,13 @@ def test_a_summary_names_what_was_not_compressed():
     assert statistics.notes({"c": stats["c0"]}, 2) == ["Nothing was exchanged so far."]
 
 
-@pytest.mark.parametrize("rows", [[], [("none", 0, 0, None)], [("compressed", 4000, 40, 0.9), ("dense", 80, 80, 0.0)]])
+@pytest.mark.parametrize(
+    "rows", [[], [("none", 0, 0, None)], [("compressed", 4000, 40, 0.9), ("dense", 80, 80, 0.0)]]
+)
 def test_a_picture_of_the_layers(tmp_path, rows):
-    layers_plot.draw({f"layer{number}": _row(*row) for number, row in enumerate(rows)}, tmp_path / "layers.png")
+    layers_plot.draw(
+        {f"layer{number}": _row(*row) for number, row in enumerate(rows)}, tmp_path / "layers.png"
+    )
     assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -192,7 +237,8 @@ def test_memories_take_no_pages_before_they_are_used():
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    frozen = torch.nn.Parameter(torch.empty(1, 1).expand(10_000, 10_000), requires_grad=False)  # 400 MB, of one number
+    # 400 MB, of one number
+    frozen = torch.nn.Parameter(torch.empty(1, 1).expand(10_000, 10_000), requires_grad=False)
     compressor = dr.Compressor(parameters=[("frozen", frozen)])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
     assert compressor.adapter.slots["frozen"].state[0].numel() == 10**8
@@ -213,12 +259,17 @@ def test_parameters_do_not_keep_a_dropped_compressor():
 
 def test_a_compressor_is_not_pickled():
     compressor = dr.Compressor(parameters=[("weight", torch.nn.Parameter(torch.ones(5)))])
-    with pytest.raises(dr.InvalidArgumentError, match=r"expected state_dict\(\) to be saved or sent, got the compressor itself"):
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=r"expected state_dict\(\) to be saved or sent, got the compressor itself",
+    ):
         pickle.dumps(compressor)
 
 
 def test_a_codec_of_the_users_own_trains():
-    """Pure Python, an id of 128 or more: the pipeline runs it in NumPy, nothing of the core is touched."""
+    """Pure Python, an id of 128 or more: the pipeline runs it in NumPy, nothing of the core is
+    touched.
+    """
     from deepreduce_hvd.stages.base import ValueCodec, _registry
 
     class Signs(dr.ValueCodec):
@@ -233,7 +284,9 @@ def test_a_codec_of_the_users_own_trains():
         @classmethod
         def decode(cls, section, count):
             scale = np.frombuffer(section[:4], dtype=np.float32)[0]
-            signs = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), count=count).astype(bool)
+            signs = np.unpackbits(np.frombuffer(section[4:], dtype=np.uint8), count=count).astype(
+                bool
+            )
             return np.where(signs, -scale, scale).astype(np.float32)
 
     dr.register(Signs)
@@ -246,10 +299,14 @@ def test_a_codec_of_the_users_own_trains():
         gradient = network.weight.grad.clone()
         reduced, context = compressor.compress(network.weight.grad)
         received = compressor.decompress(reduced, context)
-        residual = compressor.state_dict()["parameters"]["weight"]["memory"]["residual"].view(50, 40)
+        residual = compressor.state_dict()["parameters"]["weight"]["memory"]["residual"].view(
+            50, 40
+        )
         assert int((received != 0).sum()) == 200
         assert torch.allclose(received + residual, gradient, rtol=1e-6, atol=1e-6)
-        with pytest.raises(dr.InvalidArgumentError, match="expected a free name and id, got those of Signs"):
+        with pytest.raises(
+            dr.InvalidArgumentError, match="expected a free name and id, got those of Signs"
+        ):
             dr.register(Signs)
     finally:
         del _registry[ValueCodec][200]
@@ -259,22 +316,61 @@ def test_a_codec_of_the_users_own_trains():
     ("make", "message"),
     [
         (lambda: dr.Compressor(named()), r"expected a Codec, .*write Compressor\(parameters="),
-        (lambda: dr.Compressor(list(named())), r"expected a Codec, .*write Compressor\(parameters="),
-        (lambda: dr.Compressor(dr.TopK(0.01), parameters=named()), r"write Compressor\(Codec\(TopK\("),
-        (lambda: dr.Compressor(dr.Rice(), parameters=named()), r"Codec\(TopK\(0.01\), index=Rice\("),
-        (lambda: dr.Compressor(dr.QSGD(), parameters=named()), r"Codec\(TopK\(0.01\), value=QSGD\("),
-        (lambda: dr.Compressor(dr.Residual(), parameters=named()), "write Compressor.memory=Residual"),
-        (lambda: dr.Compressor(dr.GTopK(), parameters=named()), "write Compressor.communicator=GTopK"),
-        (lambda: dr.Compressor(memory=dr.Residual, parameters=named()), r"write Residual\(\), an instance"),
-        (lambda: dr.Compressor(memory=dr.recommended_codec(), parameters=named()), "with the codec first"),
+        (
+            lambda: dr.Compressor(list(named())),
+            r"expected a Codec, .*write Compressor\(parameters=",
+        ),
+        (
+            lambda: dr.Compressor(dr.TopK(0.01), parameters=named()),
+            r"write Compressor\(Codec\(TopK\(",
+        ),
+        (
+            lambda: dr.Compressor(dr.Rice(), parameters=named()),
+            r"Codec\(TopK\(0.01\), index=Rice\(",
+        ),
+        (
+            lambda: dr.Compressor(dr.QSGD(), parameters=named()),
+            r"Codec\(TopK\(0.01\), value=QSGD\(",
+        ),
+        (
+            lambda: dr.Compressor(dr.Residual(), parameters=named()),
+            "write Compressor.memory=Residual",
+        ),
+        (
+            lambda: dr.Compressor(dr.GTopK(), parameters=named()),
+            "write Compressor.communicator=GTopK",
+        ),
+        (
+            lambda: dr.Compressor(memory=dr.Residual, parameters=named()),
+            r"write Residual\(\), an instance",
+        ),
+        (
+            lambda: dr.Compressor(memory=dr.recommended_codec(), parameters=named()),
+            "with the codec first",
+        ),
         (lambda: dr.Compressor("topk", parameters=named()), "expected a Codec, got 'topk'$"),
-        (lambda: dr.Compressor(parameters=named(), writer="runs"), "expected an object with add_scalar"),
-        (lambda: dr.Compressor(parameters=named(), writer_interval=0), "writer_interval: expected an integer of at"),
-        (lambda: dr.Compressor(parameters=named(), process_set=[0, 1]), "process_set: expected a horovod ProcessSet"),
+        (
+            lambda: dr.Compressor(parameters=named(), writer="runs"),
+            "expected an object with add_scalar",
+        ),
+        (
+            lambda: dr.Compressor(parameters=named(), writer_interval=0),
+            "writer_interval: expected an integer of at",
+        ),
+        (
+            lambda: dr.Compressor(parameters=named(), process_set=[0, 1]),
+            "process_set: expected a horovod ProcessSet",
+        ),
         (lambda: dr.Compressor(parameters=[("a", 1)]), "parameters of torch, .*got int for 'a'"),
         (lambda: dr.Compressor(parameters=torch.nn.Linear(2, 2).named_parameters), "; call it$"),
-        (lambda: dr.Compressor(parameters=5), "expected what model.named_parameters.. returns, got 5$"),
-        (lambda: dr.Compressor.compress(torch.zeros(3)), "got the class Compressor; write compression="),
+        (
+            lambda: dr.Compressor(parameters=5),
+            "expected what model.named_parameters.. returns, got 5$",
+        ),
+        (
+            lambda: dr.Compressor.compress(torch.zeros(3)),
+            "got the class Compressor; write compression=",
+        ),
     ],
 )
 def test_a_message_says_what_was_meant(make, message):
@@ -283,7 +379,9 @@ def test_a_message_says_what_was_meant(make, message):
 
 
 def test_a_codec_in_place_of_a_compressor():
-    with pytest.raises(AttributeError, match=r"expected a dr.Compressor, got a Codec; write dr.Compressor\("):
+    with pytest.raises(
+        AttributeError, match=r"expected a dr.Compressor, got a Codec; write dr.Compressor\("
+    ):
         dr.recommended_codec().compress(torch.zeros(3))
 
 
@@ -299,8 +397,15 @@ def test_a_parameter_is_compressed_again_after_a_sparse_gradient():
 
     compressor = dr.Compressor(parameters=[("table", torch.nn.Parameter(torch.ones(100, 20)))])
     slot = compressor.adapter.slots["table"]
-    slot.count_sparse(torch.sparse_coo_tensor([[3]], torch.ones(1, 20), (100, 20), check_invariants=True))
+    slot.count_sparse(
+        torch.sparse_coo_tensor([[3]], torch.ones(1, 20), (100, 20), check_invariants=True)
+    )
     assert compressor.stats()["table"]["path"] == "sparse"
-    channel, bucket = SimpleNamespace(sent_bytes=10, rounds=1), SimpleNamespace(d=2000, scheme="Allgather()")
-    slot.count_sent(torch.ones(100, 20), SimpleNamespace(channel=channel, bucket=bucket), roll_call_bytes=0)
+    channel, bucket = (
+        SimpleNamespace(sent_bytes=10, rounds=1),
+        SimpleNamespace(d=2000, scheme="Allgather()"),
+    )
+    slot.count_sent(
+        torch.ones(100, 20), SimpleNamespace(channel=channel, bucket=bucket), roll_call_bytes=0
+    )
     assert compressor.stats()["table"]["path"] == "compressed"

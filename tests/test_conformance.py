@@ -1,4 +1,6 @@
-"""What every codec must do, for every row of tests/codecs_table.py: the native core against the NumPy oracle, and both against the contract."""
+"""What every codec must do, for every row of tests/codecs_table.py: the native core against the
+NumPy oracle, and both against the contract.
+"""
 
 import pathlib
 
@@ -18,7 +20,9 @@ SIMD_LEVELS = range(_native.simd_level() + 1)
 
 
 def both(codec, memory, values, state, **position):
-    """Encodes with the native core and the oracle, asserts that bytes and state agree, and returns the native ones."""
+    """Encodes with the native core and the oracle, asserts that bytes and state agree, and returns
+    the native ones.
+    """
     position = {"seed": 1, "step": 2, "tensor": 3, "rank": 4, **position}
     results = []
     for native in (True, False):
@@ -40,18 +44,33 @@ def dense(data, d, native=True, simd=-1):
 def test_native_equals_oracle(index, value, case):
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
     values = INPUTS[case]
-    data, (residual,) = both(codec, dr.Residual(), values, (gradient(values.size, key=11) * np.float32(0.1),))
+    data, (residual,) = both(
+        codec, dr.Residual(), values, (gradient(values.size, key=11) * np.float32(0.1),)
+    )
     decoded = dense(data, values.size)
-    np.testing.assert_array_equal(decoded.view(np.uint32), dense(data, values.size, native=False).view(np.uint32))
+    np.testing.assert_array_equal(
+        decoded.view(np.uint32), dense(data, values.size, native=False).view(np.uint32)
+    )
     for simd in SIMD_LEVELS:
         again, _ = encode_numpy(
-            codec, dr.Residual(), values, (gradient(values.size, key=11) * np.float32(0.1),), 0.0, 1, 2, 3, 4, simd=simd
+            codec,
+            dr.Residual(),
+            values,
+            (gradient(values.size, key=11) * np.float32(0.1),),
+            0.0,
+            1,
+            2,
+            3,
+            4,
+            simd=simd,
         )
         assert again.tobytes() == data.tobytes(), f"SIMD level {simd} makes other bytes"
         np.testing.assert_array_equal(dense(data, values.size, simd=simd), decoded)
     info = dr.inspect(data)
     assert info["total_bytes"] == data.size
-    assert data.size <= container.HEADER.size + 4 * values.size, "a payload larger than dense must go dense"
+    assert data.size <= container.HEADER.size + 4 * values.size, (
+        "a payload larger than dense must go dense"
+    )
 
 
 @parametrize_product(memory=MEMORIES, sparsifier=SPARSIFIERS, case=INPUTS)
@@ -68,7 +87,9 @@ def test_sparsifier_and_memory(sparsifier, memory, case):
 @pytest.mark.parametrize("index", INDEX)
 def test_gradient_dtypes(index, dtype):
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index])
-    data, _ = both(codec, dr.Residual(), gradient(1000).astype(dtype), (np.zeros(1000, dtype=np.float32),))
+    data, _ = both(
+        codec, dr.Residual(), gradient(1000).astype(dtype), (np.zeros(1000, dtype=np.float32),)
+    )
     assert dr.inspect(data)["dtype"] == dtype
 
 

@@ -1,4 +1,6 @@
-"""Fetching and reading the data sets: what is damaged or absent is named, and nothing takes its place."""
+"""Fetching and reading the data sets: what is damaged or absent is named, and nothing takes its
+place.
+"""
 
 import gzip
 import os
@@ -33,7 +35,10 @@ def test_both_sides_name_the_same_cache(empty_cache, monkeypatch):
 def test_fashion_mnist():
     train, train_labels, test, test_labels = datasets.fashion_mnist()
     assert (train.shape, test.shape, train.dtype) == ((60000, 28, 28), (10000, 28, 28), np.uint8)
-    assert np.bincount(train_labels).tolist() == [6000] * 10 and np.bincount(test_labels).tolist() == [1000] * 10
+    assert (
+        np.bincount(train_labels).tolist() == [6000] * 10
+        and np.bincount(test_labels).tolist() == [1000] * 10
+    )
     assert abs(train.mean() / 255 - 0.2860) < 1e-4  # the mean that is known for this set
 
 
@@ -50,7 +55,9 @@ def test_absent_data_is_an_error_that_names_the_command(empty_cache, load):
         load()
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"\1" + content[1:]])
+@pytest.mark.parametrize(
+    "damage", [lambda content: content[:-1], lambda content: b"\1" + content[1:]]
+)
 def test_damaged_images_are_refused(tmp_path, monkeypatch, damage):
     whole = (datasets.cache_directory() / "fashion-mnist" / "train-images-idx3-ubyte").read_bytes()
     monkeypatch.setenv("DEEPREDUCE_CACHE", str(tmp_path))
@@ -59,12 +66,16 @@ def test_damaged_images_are_refused(tmp_path, monkeypatch, damage):
         datasets.fashion_mnist()
 
 
-def test_a_named_directory_with_other_content_is_refused_and_nothing_is_kept(empty_cache, tmp_path, monkeypatch):
+def test_a_named_directory_with_other_content_is_refused_and_nothing_is_kept(
+    empty_cache, tmp_path, monkeypatch
+):
     monkeypatch.setenv(data.DIRECTORY_VARIABLE, str(tmp_path))
     for name in data.FASHION_MNIST:
         (tmp_path / f"{name}.gz").write_bytes(gzip.compress(b"not images"))
     assert data.fashion_mnist_problems() == []
-    with pytest.raises(console.SetUpError, match="expected 47040016 bytes with SHA-256 .*, got 10 bytes"):
+    with pytest.raises(
+        console.SetUpError, match="expected 47040016 bytes with SHA-256 .*, got 10 bytes"
+    ):
         data.fetch_fashion_mnist(empty_cache / "fashion-mnist")
     assert not (empty_cache / "fashion-mnist").exists()
 
@@ -78,7 +89,9 @@ def test_a_named_directory_with_the_right_content_is_taken(tmp_path, monkeypatch
     assert data.is_cached(tmp_path / "cache", data.FASHION_MNIST)
 
 
-def test_a_named_directory_without_the_files_is_known_before_anything_is_built(empty_cache, tmp_path, monkeypatch):
+def test_a_named_directory_without_the_files_is_known_before_anything_is_built(
+    empty_cache, tmp_path, monkeypatch
+):
     monkeypatch.setenv(data.DIRECTORY_VARIABLE, str(tmp_path))
     (problem,) = data.fashion_mnist_problems()
     assert "expected four .gz files, got no train-images-idx3-ubyte.gz" in problem
@@ -97,13 +110,28 @@ def test_a_damaged_cache_is_noticed(empty_cache, capsys):
 
 
 def test_fetch_failure_names_what_to_do(empty_cache, tmp_path):
-    """apt-get that always fails: both ways are tried, and the message names the variable that does without it."""
+    """apt-get that always fails: both ways are tried, and the message names the variable that does
+    without it.
+    """
     tools = tmp_path / "tools"
     tools.mkdir()
     apt = tools / "apt-get"
     apt.write_text("#!/bin/sh\necho 'E: no network'\nexit 100\n")
     apt.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "DEEPREDUCE_CACHE": str(empty_cache)}
-    done = subprocess.run([sys.executable, ROOT / "scripts" / "fetch_data.py"], env=environment, capture_output=True, text=True)
-    assert done.returncode == 1 and "E: no network" in done.stderr and "DEEPREDUCE_FASHION_MNIST" in done.stderr, done.stderr
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "DEEPREDUCE_CACHE": str(empty_cache),
+    }
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "fetch_data.py"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == 1
+        and "E: no network" in done.stderr
+        and "DEEPREDUCE_FASHION_MNIST" in done.stderr
+    ), done.stderr
     assert "private ones" in done.stdout and not (empty_cache / "fashion-mnist").exists()

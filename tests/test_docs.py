@@ -35,18 +35,38 @@ def python_blocks(name):
 
 
 def test_a_codec_of_your_own():
-    finished = subprocess.run([sys.executable, "-c", "\n".join(python_blocks("docs/add-a-codec.md"))], cwd=ROOT, capture_output=True, text=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", "\n".join(python_blocks("docs/add-a-codec.md"))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert finished.returncode == 0, finished.stderr
     assert "'value': 'MeanSign'" in finished.stdout
 
 
 def test_a_communicator_of_your_own():
-    finished = subprocess.run([sys.executable, "-c", "\n".join(python_blocks("docs/communicators.md"))], cwd=ROOT, capture_output=True, text=True)
+    finished = subprocess.run(
+        [sys.executable, "-c", "\n".join(python_blocks("docs/communicators.md"))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.strip() == "(array([0, 1, 2], dtype=uint32), array([4., 2., 5.], dtype=float32))"
+    assert (
+        finished.stdout.strip()
+        == "(array([0, 1, 2], dtype=uint32), array([4., 2., 5.], dtype=float32))"
+    )
 
 
-@pytest.mark.parametrize(("document", "expected"), [("docs/tutorial-torch.md", r"total .*"), ("docs/tutorial-multi-node.md", r"total .*"), ("README.md", None)])
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("docs/tutorial-torch.md", r"total .*"),
+        ("docs/tutorial-multi-node.md", r"total .*"),
+        ("README.md", None),
+    ],
+)
 def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
     (script,) = python_blocks(document)
     if expected is None:  # the README shows everything but the training loop
@@ -78,7 +98,13 @@ print(f"rank {horovod.rank()}: equal parameters, {tf.keras.Model.__module__}")
 @pytest.mark.parametrize(
     ("name", "legacy", "arguments", "loss"),
     [
-        pytest.param("recommender.py", "1", [cache_directory() / "movielens-100k" / "ml-100k.inter", "lossless"], r"loss ([0-9.]+)", marks=pytest.mark.slow),
+        pytest.param(
+            "recommender.py",
+            "1",
+            [cache_directory() / "movielens-100k" / "ml-100k.inter", "lossless"],
+            r"loss ([0-9.]+)",
+            marks=pytest.mark.slow,
+        ),
         ("slices.py", "1", [], r"loss ([0-9.]+)"),
         ("fit.py", "1", [], r"loss: ([0-9.]+)"),
         ("keras3.py", "0", [], r"loss ([0-9.]+)"),
@@ -87,7 +113,11 @@ print(f"rank {horovod.rank()}: equal parameters, {tf.keras.Model.__module__}")
 def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_path, monkeypatch):
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("TensorFlow is not installed")
-    (script,) = (block for block in python_blocks("docs/tutorial-tensorflow.md") if block.startswith(f"# {name}\n"))
+    (script,) = (
+        block
+        for block in python_blocks("docs/tutorial-tensorflow.md")
+        if block.startswith(f"# {name}\n")
+    )
     path = tmp_path / name
     path.write_text(script + SAME_ON_ALL_RANKS)
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
@@ -107,13 +137,19 @@ def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if "://" not in target:
-            assert (document.parent / target).exists(), f"{document.name} points to {target}, which is not there"
+            assert (document.parent / target).exists(), (
+                f"{document.name} points to {target}, which is not there"
+            )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_within_documents_lead_to_headings(document):
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text()):
-        headings = re.findall(r"^#+ (.*)$", (document.parent / target if target else document).read_text(), re.MULTILINE)
+        headings = re.findall(
+            r"^#+ (.*)$",
+            (document.parent / target if target else document).read_text(),
+            re.MULTILINE,
+        )
         slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
         assert anchor in slugs, f"{document.name} points to #{anchor}, expected one of {slugs}"
 
@@ -126,11 +162,18 @@ def test_no_unresolved_merge(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_files_that_are_named_are_there(document):
-    inside = [ROOT, *(ROOT / folder for folder in ("deepreduce_hvd", "deepreduce_hvd/csrc", "docs"))]
+    inside = [
+        ROOT,
+        *(ROOT / folder for folder in ("deepreduce_hvd", "deepreduce_hvd/csrc", "docs")),
+    ]
     for quoted in re.findall(r"`([^`\n]+)`", document.read_text()):
-        for name in re.findall(r"(?<![\w./{*-])[\w./-]*/[\w-]+\.(?:py|cc|cu|h|md|json|png)(?![\w(])", quoted):
+        for name in re.findall(
+            r"(?<![\w./{*-])[\w./-]*/[\w-]+\.(?:py|cc|cu|h|md|json|png)(?![\w(])", quoted
+        ):
             if "NAME" not in name and not name.startswith("/"):
-                assert any((folder / name).exists() for folder in inside), f"{document.name} names {name}, which is not there"
+                assert any((folder / name).exists() for folder in inside), (
+                    f"{document.name} names {name}, which is not there"
+                )
 
 
 def test_readme_shows_what_results_hold():
@@ -139,34 +182,68 @@ def test_readme_shows_what_results_hold():
 
 
 def test_readme_lists_every_stage_and_communicator():
-    rows = dict(re.findall(r"^\| (sparsifier|index codec|value codec|memory|communicator) \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE))
-    modules = {"sparsifier": sparsifiers, "index codec": index, "value codec": value, "memory": memory, "communicator": communicators}
+    rows = dict(
+        re.findall(
+            r"^\| (sparsifier|index codec|value codec|memory|communicator) \| (.*) \|$",
+            (ROOT / "README.md").read_text(),
+            re.MULTILINE,
+        )
+    )
+    modules = {
+        "sparsifier": sparsifiers,
+        "index codec": index,
+        "value codec": value,
+        "memory": memory,
+        "communicator": communicators,
+    }
     for kind, module in modules.items():
-        expected = set(module.__all__) - {"Communicator", "Transport", "Auto"}  # interfaces, and "auto", which the row says in its own words
+        # interfaces, and "auto", which the row says in its own words
+        expected = set(module.__all__) - {"Communicator", "Transport", "Auto"}
         assert set(re.findall(r"\b[A-Z]\w+", rows[kind])) == expected, kind
 
 
-@pytest.mark.parametrize(("kind", "title"), [(dr.IndexCodec, "Index codecs"), (dr.ValueCodec, "Value codecs")])
+@pytest.mark.parametrize(
+    ("kind", "title"), [(dr.IndexCodec, "Index codecs"), (dr.ValueCodec, "Value codecs")]
+)
 def test_the_format_has_a_section_for_every_codec(kind, title):
     text = (ROOT / "docs" / "format.md").read_text()
     section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-    built_in = {number: stage.__name__ for number, stage in registered(kind).items() if number < FIRST_USER_ID}
-    assert {int(number): name for number, name in re.findall(r"^### (\d+) (\w+)$", section, re.MULTILINE)} == built_in
+    built_in = {
+        number: stage.__name__
+        for number, stage in registered(kind).items()
+        if number < FIRST_USER_ID
+    }
+    assert {
+        int(number): name
+        for number, name in re.findall(r"^### (\d+) (\w+)$", section, re.MULTILINE)
+    } == built_in
 
 
 def imported_by(path):
     """The modules of this package that a file imports, by the name of their file or folder."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "deepreduce_hvd":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.split(".")[0] == "deepreduce_hvd"
+        ):
             yield from node.module.split(".")[1:2] or (name.name for name in node.names)
 
 
 def test_layers_import_what_the_architecture_says():
     table = (ROOT / "docs" / "architecture.md").read_text().split("## Layers")[1].split("\n\n**")[0]
-    rows = [re.findall(r"`([\w*]+)(?:\.py|/)`", row.split("|")[2]) for row in table.splitlines() if row.startswith("| ")]
+    rows = [
+        re.findall(r"`([\w*]+)(?:\.py|/)`", row.split("|")[2])
+        for row in table.splitlines()
+        if row.startswith("| ")
+    ]
 
     def layer(name):
-        found = [number for number, patterns in enumerate(rows) if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+        found = [
+            number
+            for number, patterns in enumerate(rows)
+            if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+        ]
         assert len(found) == 1, f"expected {name} in one row of the table, got {len(found)}"
         return found[0]
 
@@ -175,7 +252,9 @@ def test_layers_import_what_the_architecture_says():
         own = path.relative_to(package).parts[0].removesuffix(".py")
         for other in imported_by(path) if own != "__init__" else ():
             if other != "_native":
-                assert layer(other) >= layer(own), f"{path.relative_to(ROOT)} imports {other} of a layer above its own"
+                assert layer(other) >= layer(own), (
+                    f"{path.relative_to(ROOT)} imports {other} of a layer above its own"
+                )
 
 
 def test_every_make_target_is_in_the_help():
@@ -186,19 +265,41 @@ def test_every_make_target_is_in_the_help():
 
 
 def test_the_site_builds_without_warnings(tmp_path):
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", ROOT / "docs", tmp_path]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-b",
+        "html",
+        ROOT / "docs",
+        tmp_path,
+    ]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert (tmp_path / "api.html").exists()
 
 
 def test_every_public_name_is_in_the_reference():
-    listed = re.findall(r":: deepreduce_hvd\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r":: deepreduce_hvd\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
+    )
     assert set(dr.__all__) <= set(listed), sorted(set(dr.__all__) - set(listed))
 
 
 def test_the_pages_code_runs():
-    finished = subprocess.run([sys.executable, "-c", "\n".join(python_blocks("docs/choosing.md"))], cwd=ROOT, capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        [sys.executable, "-c", "\n".join(python_blocks("docs/choosing.md"))],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert finished.returncode == 0, finished.stderr
-    sizes = [int(size.replace(",", "")) for size in re.findall(r"^ *([\d,]+) bytes", finished.stdout, re.MULTILINE)]
+    sizes = [
+        int(size.replace(",", ""))
+        for size in re.findall(r"^ *([\d,]+) bytes", finished.stdout, re.MULTILINE)
+    ]
     assert sizes == sorted(sizes, reverse=True) and len(sizes) == 3

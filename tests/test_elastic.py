@@ -1,4 +1,6 @@
-"""Memories when ranks come and go: their sum over all ranks belongs to the moment that training goes on from, on every path."""
+"""Memories when ranks come and go: their sum over all ranks belongs to the moment that training
+goes on from, on every path.
+"""
 
 import warnings
 
@@ -40,7 +42,9 @@ class Slot:
 
 
 class Worker:
-    """A process with its session and, in ``model``, what a framework's own elastic state would keep: the number of steps."""
+    """A process with its session and, in ``model``, what a framework's own elastic state would
+    keep: the number of steps.
+    """
 
     process_set = None
     fingerprint = FINGERPRINT
@@ -58,7 +62,9 @@ class Worker:
     # the session
 
     def state_dict(self):
-        return checkpoint.dump(self.slots, self.fingerprint, self.transport.rank, self.transport.size)
+        return checkpoint.dump(
+            self.slots, self.fingerprint, self.transport.rank, self.transport.size
+        )
 
     def close_round(self):
         pass
@@ -70,7 +76,10 @@ class Worker:
         return rank - rank % self.per_host
 
     def describe(self, with_steps):
-        return [handshake.Setting("model", list(self.slots)), *checkpoint.steps_to_compare(self.slots, with_steps)]
+        return [
+            handshake.Setting("model", list(self.slots)),
+            *checkpoint.steps_to_compare(self.slots, with_steps),
+        ]
 
     # training
 
@@ -96,11 +105,15 @@ class Worker:
 
     @property
     def kept(self):
-        return np.concatenate([slot.residual for slot in self.slots.values() if slot.residual is not None])
+        return np.concatenate(
+            [slot.residual for slot in self.slots.values() if slot.residual is not None]
+        )
 
 
 class Job:
-    """Workers in the order of their ranks; a moment of training is what they keep together after each number of steps."""
+    """Workers in the order of their ranks; a moment of training is what they keep together after
+    each number of steps.
+    """
 
     def __init__(self, size):
         self.workers = [Worker(seed) for seed in range(size)]
@@ -116,7 +129,10 @@ class Job:
     def call(self, action, names=None):
         """Of each worker, by keeper or worker; ``names`` gives one an action of its own."""
         actions = names or [action] * len(self.workers)
-        functions = [worker.keeper.sync if name == "sync" else getattr(worker, name) for worker, name in zip(self.workers, actions)]
+        functions = [
+            worker.keeper.sync if name == "sync" else getattr(worker, name)
+            for worker, name in zip(self.workers, actions)
+        ]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return on_all(self.group, functions)
@@ -226,7 +242,9 @@ def test_a_rank_that_went_back_alone_takes_the_others_along(leaves):
     if leaves:
         job.lose(0)
     job.form()
-    assert {type(outcome) for outcome in job.call("sync", ["sync", "step"] if leaves else None)} == {Lost}
+    assert {
+        type(outcome) for outcome in job.call("sync", ["sync", "step"] if leaves else None)
+    } == {Lost}
     job.fail()
     job.expect_moment(3)
 
@@ -245,7 +263,8 @@ def test_a_commit_that_is_complete_on_some_ranks_only(victim, cut_off):
     with_copy = (victim + 1) % 3
     job.fail()
     assert job.workers[0].model == agreed
-    if agreed == 3 or outcomes[with_copy] is None:  # the other case warns, and counts with the commit before
+    # the other case warns, and counts with the commit before
+    if agreed == 3 or outcomes[with_copy] is None:
         job.expect_moment(agreed)
 
 
@@ -268,7 +287,9 @@ def test_a_rank_that_is_lost_with_the_one_after_it_is_told():
     for worker in job.workers:
         worker.restore()
     job.form()
-    with pytest.warns(UserWarning, match=r"ranks \[1\] were lost together with those that held copies"):
+    with pytest.warns(
+        UserWarning, match=r"ranks \[1\] were lost together with those that held copies"
+    ):
         on_all(job.group, [worker.keeper.sync for worker in job.workers])
 
 
@@ -279,20 +300,26 @@ def test_loss_scales_and_steps_follow_rank_0():
     job.workers.append(Worker(7))
     job.form()
     job.expect_success("sync")
-    assert [(worker.slots["a"].loss_scale, worker.slots["b"].loss_scale) for worker in job.workers] == [(1024.0, None)] * 3
+    assert [
+        (worker.slots["a"].loss_scale, worker.slots["b"].loss_scale) for worker in job.workers
+    ] == [(1024.0, None)] * 3
     assert [worker.slots["a"].steps for worker in job.workers] == [5] * 3
 
 
 @pytest.mark.parametrize("how", ["restored", "left", "joined"])
 @pytest.mark.parametrize("gone", [[0], [2], [3], [0, 2], [1, 2]])
 def test_memories_of_ranks_that_do_not_send_them_are_handed_on(gone, how, monkeypatch):
-    """Hosts of two ranks whose first keeps and sends the memory: ranks that have become a second one give theirs to it."""
+    """Hosts of two ranks whose first keeps and sends the memory: ranks that have become a second
+    one give theirs to it.
+    """
     monkeypatch.setattr(Worker, "per_host", 2)
 
     def keep(self, amounts):
         for slot in self.slots.values():
             if slot.residual is not None:
-                slot.residual += amounts.integers(-9, 10, slot.residual.size) * (self.transport.rank % 2 == 0)
+                slot.residual += amounts.integers(-9, 10, slot.residual.size) * (
+                    self.transport.rank % 2 == 0
+                )
 
     monkeypatch.setattr(Worker, "kept_in_a_step", keep)
     job = Job(4)
@@ -322,11 +349,16 @@ def test_ranks_that_are_configured_differently():
     job.form()
     for outcome in job.call("sync"):
         assert isinstance(outcome, InvalidArgumentError)
-        assert "expected the same compressor configuration and parameters on every rank, got others than rank 0's on [2]" in str(outcome)
+        assert (
+            "expected the same compressor configuration and parameters on every rank, got others than rank 0's on [2]"
+            in str(outcome)
+        )
 
 
 @pytest.mark.parametrize(
-    ("place", "value"), [(1, 2), (2, -1), (3, -4), (4, 2), (5, 0), (6, 7)], ids=["restored", "moved", "number", "rank", "size", "complete"]
+    ("place", "value"),
+    [(1, 2), (2, -1), (3, -4), (4, 2), (5, 0), (6, 7)],
+    ids=["restored", "moved", "number", "rank", "size", "complete"],
 )
 def test_numbers_that_no_rank_sends(place, value):
     job = trained(2)
@@ -355,7 +387,9 @@ def test_fewer_bytes_than_expected(name):
             return super().broadcast(shorter(array) if name.endswith(short) else array, root, name)
 
         def alltoall(self, parts, name):
-            return super().alltoall([shorter(part) if name.endswith(short) else part for part in parts], name)
+            return super().alltoall(
+                [shorter(part) if name.endswith(short) else part for part in parts], name
+            )
 
     short = name
     job.form()

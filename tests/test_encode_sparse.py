@@ -1,4 +1,6 @@
-"""Given elements to bytes, and selection without bytes: the native core against the NumPy oracle, and what must hold of both."""
+"""Given elements to bytes, and selection without bytes: the native core against the NumPy oracle,
+and what must hold of both.
+"""
 
 import numpy as np
 import pytest
@@ -15,13 +17,25 @@ SIMD_LEVELS = range(_native.simd_level() + 1)
 
 def given(count, d, key=5):
     """(indices, values): ``count`` of d elements, a few of them 0."""
-    indices = dr.RandomK(k=count).select(np.zeros(d, dtype=np.float32), key).astype(np.uint32) if count else np.zeros(0, dtype=np.uint32)
+    indices = (
+        dr.RandomK(k=count).select(np.zeros(d, dtype=np.float32), key).astype(np.uint32)
+        if count
+        else np.zeros(0, dtype=np.uint32)
+    )
     values = gradient(count, key)
     values[::17] = 0
     return indices, values
 
 
-CASES = {"none": (0, 500), "empty": (0, 0), "one": (1, 1), "one_of_many": (1, 4000), "some": (40, 4000), "half": (900, 1800), "all": (300, 300)}
+CASES = {
+    "none": (0, 500),
+    "empty": (0, 0),
+    "one": (1, 1),
+    "one_of_many": (1, 4000),
+    "some": (40, 4000),
+    "half": (900, 1800),
+    "all": (300, 300),
+}
 
 
 @parametrize_product(index=INDEX, value=VALUE, case=CASES)
@@ -32,8 +46,12 @@ def test_native_equals_oracle_and_nothing_is_lost(index, value, case):
     results = []
     for native, simd in [(False, -1), *((True, level) for level in SIMD_LEVELS)]:
         lacks = values.copy()
-        payload, added, added_values = encode_sparse_numpy(codec, indices, lacks, d, 1, 2, 3, 4, native=native, simd=simd)
-        results.append((payload.tobytes(), lacks.tobytes(), added.tobytes(), added_values.tobytes()))
+        payload, added, added_values = encode_sparse_numpy(
+            codec, indices, lacks, d, 1, 2, 3, 4, native=native, simd=simd
+        )
+        results.append(
+            (payload.tobytes(), lacks.tobytes(), added.tobytes(), added_values.tobytes())
+        )
     assert len(set(results)) == 1
     whole = np.zeros(d)
     whole[indices] = values
@@ -41,17 +59,23 @@ def test_native_equals_oracle_and_nothing_is_lost(index, value, case):
     kept[indices] = lacks
     kept[added] = added_values
     assert not np.isin(added, indices).any()
-    np.testing.assert_allclose(dr.decode(payload) + kept, whole, rtol=0, atol=2.0**-22 * np.abs(values).max(initial=0))
+    np.testing.assert_allclose(
+        dr.decode(payload) + kept, whole, rtol=0, atol=2.0**-22 * np.abs(values).max(initial=0)
+    )
 
 
 @pytest.mark.parametrize("index", [name for name in INDEX if not name.startswith("bloom")])
 def test_it_equals_encode_of_the_same_elements(index):
-    """Selecting and coding apart makes the bytes of both at once, unless the index codec sends elements that were not selected."""
+    """Selecting and coding apart makes the bytes of both at once, unless the index codec sends
+    elements that were not selected.
+    """
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=dr.QSGD(bits=4))
     values, residual = gradient(3000), gradient(3000, 9)
     copy = residual.copy()
     payload = codec.encode(values, residual, step=1, seed=2, tensor=3, rank=4)
-    indices, selected, _ = select_numpy(codec, dr.Residual(), values, (copy,), seed=2, step=1, tensor=3)
+    indices, selected, _ = select_numpy(
+        codec, dr.Residual(), values, (copy,), seed=2, step=1, tensor=3
+    )
     again, _, _ = codec.encode_sparse(indices, selected, 3000, step=1, seed=2, tensor=3, rank=4)
     assert again.tobytes() == payload.tobytes()
     copy[indices] += selected
@@ -66,7 +90,18 @@ def test_selection_equals_its_oracle(case, sparsifier, memory, taken):
     results = []
     for native, simd in [(False, -1), *((True, level) for level in SIMD_LEVELS)]:
         state = tuple(gradient(values.size, 20 + i) for i in range(len(memory.state)))
-        indices, selected, _ = select_numpy(codec, memory, values, state, seed=1, step=2, tensor=3, given=chosen, native=native, simd=simd)
+        indices, selected, _ = select_numpy(
+            codec,
+            memory,
+            values,
+            state,
+            seed=1,
+            step=2,
+            tensor=3,
+            given=chosen,
+            native=native,
+            simd=simd,
+        )
         results.append((indices.tobytes(), selected.tobytes(), *(part.tobytes() for part in state)))
     assert len(set(results)) == 1
     if memory == dr.Residual():
@@ -79,12 +114,16 @@ def test_a_gradient_that_is_not_finite_selects_nothing():
     residual = gradient(100, 3)
     for native in (True, False):
         kept = residual.copy()
-        indices, values, _ = select_numpy(dr.Codec(dr.TopK(0.1)), dr.Residual(), bad, (kept,), native=native)
+        indices, values, _ = select_numpy(
+            dr.Codec(dr.TopK(0.1)), dr.Residual(), bad, (kept,), native=native
+        )
         assert indices is None and values is None
         np.testing.assert_array_equal(kept, residual)
     for native in (True, False):
         values = bad[:10].copy()
-        payload, added, _ = encode_sparse_numpy(dr.Codec(dr.TopK(0.1)), np.arange(10, dtype=np.uint32), values, 100, native=native)
+        payload, added, _ = encode_sparse_numpy(
+            dr.Codec(dr.TopK(0.1)), np.arange(10, dtype=np.uint32), values, 100, native=native
+        )
         assert dr.inspect(payload)["non_finite"] and not added.size
         np.testing.assert_array_equal(values, bad[:10])
 
@@ -103,7 +142,13 @@ def test_a_gradient_that_is_not_finite_selects_nothing():
 @pytest.mark.parametrize("native", [True, False])
 def test_bad_arguments(indices, values, d, message, native):
     with pytest.raises(dr.InvalidArgumentError, match=message):
-        encode_sparse_numpy(dr.Codec(dr.TopK(0.1)), np.array(indices, dtype=np.uint32), np.array(values, dtype=np.float32), d, native=native)
+        encode_sparse_numpy(
+            dr.Codec(dr.TopK(0.1)),
+            np.array(indices, dtype=np.uint32),
+            np.array(values, dtype=np.float32),
+            d,
+            native=native,
+        )
 
 
 def test_memory_is_in_proportion_to_what_is_given():

@@ -14,7 +14,9 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 def run(example, *arguments):
     environment = dict(os.environ, PYTHONPATH=str(ROOT))
     command = [sys.executable, str(ROOT / "examples" / example), *map(str, arguments)]
-    finished = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    finished = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=900
+    )
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
 

@@ -1,4 +1,6 @@
-"""The curve-fitting value codecs and the order mapping, against independent fits and the pitfalls of published code."""
+"""The curve-fitting value codecs and the order mapping, against independent fits and the pitfalls
+of published code.
+"""
 
 import numpy as np
 import pytest
@@ -16,7 +18,13 @@ from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.stages.value_codecs import fit_poly
 from deepreduce_hvd.stages.value_codecs.fit_sides import sort_sides
 
-FITS = [dr.FitPoly(), dr.FitPoly(degree=1), dr.FitPoly(degree=7), dr.FitPoly(segments=3), dr.FitDExp()]
+FITS = [
+    dr.FitPoly(),
+    dr.FitPoly(degree=1),
+    dr.FitPoly(degree=7),
+    dr.FitPoly(segments=3),
+    dr.FitDExp(),
+]
 LARGEST = np.finfo(np.float32).max
 
 
@@ -34,17 +42,23 @@ def heavy_tailed(name, count, seed=0):
 
 
 def relative_error(decoded, values):
-    return np.linalg.norm(decoded.astype(np.float64) - values) / np.linalg.norm(values.astype(np.float64))
+    return np.linalg.norm(decoded.astype(np.float64) - values) / np.linalg.norm(
+        values.astype(np.float64)
+    )
 
 
 def native_and_oracle(value, values):
-    """The payload of all of ``values``, asserted equal from both, and what it decodes to, asserted equal from both."""
+    """The payload of all of ``values``, asserted equal from both, and what it decodes to, asserted
+    equal from both.
+    """
     codec = dr.Codec(dr.NoneSparsifier(), value=value)
     native, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4)
     oracle, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, native=False)
     assert native.tobytes() == oracle.tobytes()
     decoded = dr.decode(native)
-    from_oracle = decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, native=False)
+    from_oracle = decode_sum_numpy(
+        [native], np.zeros(values.size, dtype=np.float32), 1.0, native=False
+    )
     np.testing.assert_array_equal(decoded.view(np.uint32), from_oracle.view(np.uint32))
     return native, decoded
 
@@ -52,12 +66,16 @@ def native_and_oracle(value, values):
 @settings(max_examples=150, deadline=None)
 @given(
     numpy_strategies.arrays(
-        np.float32, strategies.integers(0, 200), elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False)
+        np.float32,
+        strategies.integers(0, 200),
+        elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False),
     ),
     strategies.sampled_from(FITS),
 )
 def test_any_finite_values(values, value):
-    """Whatever the floats, both implementations agree, and what is decoded is finite and of its value's sign."""
+    """Whatever the floats, both implementations agree, and what is decoded is finite and of its
+    value's sign.
+    """
     _, decoded = native_and_oracle(value, values)
     assert np.isfinite(decoded).all()
     assert not (np.signbit(decoded) != np.signbit(values))[(decoded != 0) & (values != 0)].any()
@@ -73,7 +91,10 @@ def test_large_inputs_agree_at_every_simd_level(name, value, simd):
     oracle, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, native=False)
     assert native.tobytes() == oracle.tobytes()
     decoded = decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, simd=simd)
-    np.testing.assert_array_equal(decoded, decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, native=False))
+    np.testing.assert_array_equal(
+        decoded,
+        decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, native=False),
+    )
 
 
 @pytest.mark.parametrize("degree", [1, 2, 5, 7])
@@ -96,14 +117,18 @@ def test_error_is_that_of_independent_least_squares(name, degree):
 
 def test_gram_basis_is_orthonormal_and_tends_to_legendre():
     for n in (8, 9, 100, 4096):
-        identity = np.array([fit_poly.fit_segment(fit_poly.evaluate(row, n), 7) for row in np.eye(8)])
+        identity = np.array(
+            [fit_poly.fit_segment(fit_poly.evaluate(row, n), 7) for row in np.eye(8)]
+        )
         np.testing.assert_allclose(identity, np.eye(8), atol=1e-9)
     shape = fit_poly.evaluate(np.eye(6)[5], 20000) * np.sqrt(20000 / 11)
     np.testing.assert_allclose(shape, eval_legendre(5, np.linspace(-1, 1, 20000)), atol=1e-3)
 
 
 def test_knots_lie_at_the_kinks():
-    """Straight pieces that meet at 300 and 700: the chord rule finds both, in one step each, and then has no work left."""
+    """Straight pieces that meet at 300 and 700: the chord rule finds both, in one step each, and
+    then has no work left.
+    """
     y = np.interp(np.arange(1000), [0, 300, 700, 999], [100.0, 10.0, 5.0, 0.0])
     assert fit_poly.find_segments(y, 3, 1) == [(0, 300), (300, 700), (700, 1000)]
     assert fit_poly.find_segments(np.linspace(9, 1, 500), 4, 5)[0][0] == 0
@@ -146,13 +171,20 @@ def test_bad_degree(bad):
 
 @pytest.mark.parametrize("bad", [0, 1025, 1.5])
 def test_bad_segments(bad):
-    with pytest.raises(dr.InvalidArgumentError, match="segments: expected an integer of 1 to 1024, got"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match="segments: expected an integer of 1 to 1024, got"
+    ):
         dr.FitPoly(segments=bad)
 
 
-@pytest.mark.parametrize("name,most_bytes,most_error", [("laplace", 250, 0.01), ("student", 250, 0.03), ("normal", 250, 0.005)])
+@pytest.mark.parametrize(
+    "name,most_bytes,most_error",
+    [("laplace", 250, 0.01), ("student", 250, 0.03), ("normal", 250, 0.005)],
+)
 def test_volume_of_the_published_layer(name, most_bytes, most_error):
-    """d = 36,864 at 1 %: the paper reports 1.17 % of dense, so some 250 bytes of values beside 1.0 % of raw indices."""
+    """d = 36,864 at 1 %: the paper reports 1.17 % of dense, so some 250 bytes of values beside 1.0
+    % of raw indices.
+    """
     values = heavy_tailed(name, 368, seed=3)
     section, decoded, _ = dr.FitPoly().encode(values, key=0)
     assert len(section) <= most_bytes
@@ -161,7 +193,13 @@ def test_volume_of_the_published_layer(name, most_bytes, most_error):
 
 
 @pytest.mark.parametrize(
-    "coefficients", [(3.0, -20.0, 1.0, -1.0), (5.0, -50.0, 2.0, -0.5), (10.0, -8.0, 1.0, -0.2), (1.0, -3.0, 1.0, -2.0)]
+    "coefficients",
+    [
+        (3.0, -20.0, 1.0, -1.0),
+        (5.0, -50.0, 2.0, -0.5),
+        (10.0, -8.0, 1.0, -0.2),
+        (1.0, -3.0, 1.0, -2.0),
+    ],
 )
 def test_double_exponential_is_as_good_as_scipy(coefficients):
     def curve(x, a, b, c, d):
@@ -181,7 +219,8 @@ def test_double_exponential_is_as_good_as_scipy(coefficients):
         np.array([1, 1, 1, 1, 1], dtype=np.float32),  # singular: nothing varies
         np.array([5, 4], dtype=np.float32),  # too few points for four coefficients
         np.cos(np.linspace(0, 3, 50)).astype(np.float32),  # complex roots
-        np.array([3e38, 1e-45, 1e-45, 1e-45, 1e-45], dtype=np.float32),  # a step, from the largest to the smallest
+        # a step, from the largest to the smallest
+        np.array([3e38, 1e-45, 1e-45, 1e-45, 1e-45], dtype=np.float32),
         np.zeros(9, dtype=np.float32),
     ],
     ids=["equal", "few", "complex", "step", "zeros"],
@@ -191,7 +230,9 @@ def test_degenerate_double_exponentials_are_finite_and_no_worse_than_a_constant(
     assert np.isfinite(decoded).all()
     error = np.abs(decoded.astype(np.float64) - values)
     constant = np.concatenate([side - side.mean() for side in sort_sides(values)[1] if side.size])
-    assert np.linalg.norm(error) <= 1.0001 * np.linalg.norm(constant) + 2.0**-23 * np.linalg.norm(values.astype(np.float64))
+    assert np.linalg.norm(error) <= 1.0001 * np.linalg.norm(constant) + 2.0**-23 * np.linalg.norm(
+        values.astype(np.float64)
+    )
 
 
 @pytest.mark.parametrize("value", FITS, ids=repr)
@@ -217,7 +258,9 @@ def test_equal_values_are_exact(count, value):
 @pytest.mark.parametrize("n", range(5, 13))
 @pytest.mark.parametrize("off", [-1, 0, 1])
 def test_order_width_at_powers_of_two(n, off):
-    """ceil(log2 k) bits an entry hold 0 … k - 1; a width from log2(k - 1) rounded down is one short."""
+    """ceil(log2 k) bits an entry hold 0 … k - 1; a width from log2(k - 1) rounded down is one
+    short.
+    """
     count = 2**n + off
     values = gradient(count)
     data, decoded = native_and_oracle(dr.FitPoly(segments=1), values)
@@ -234,12 +277,17 @@ def test_order_width_at_powers_of_two(n, off):
 
 @pytest.mark.parametrize("value", FITS, ids=repr)
 def test_values_find_their_indices_in_both_mode(value):
-    """Published code leaves values in the sparsifier's order while indices decode ascending: a relative error of 1.41."""
+    """Published code leaves values in the sparsifier's order while indices decode ascending: a
+    relative error of 1.41.
+    """
     dense = gradient(20000)
     free = dr.Codec(dr.TopK(0.02), index=dr.RawIndex(), value=value).encode(dense)
     everything = np.zeros(20000, dtype=np.float32)
     everything[reference.decode_sparse(free)[0]] = dense[reference.decode_sparse(free)[0]]
-    assert dr.inspect(free)["order"] == "indices in value order" and dr.inspect(free)["order_bytes"] == 0
+    assert (
+        dr.inspect(free)["order"] == "indices in value order"
+        and dr.inspect(free)["order_bytes"] == 0
+    )
     mapped = dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=value).encode(dense)
     assert dr.inspect(mapped)["order"] == "permutation" and dr.inspect(mapped)["order_bytes"] == 450
     np.testing.assert_array_equal(dr.decode(free), dr.decode(mapped))
@@ -247,12 +295,16 @@ def test_values_find_their_indices_in_both_mode(value):
 
 
 def test_payload_sizes_differ_by_rank():
-    """Ranks' payloads of one tensor have sizes of their own, each its own header's, and their sum is right."""
+    """Ranks' payloads of one tensor have sizes of their own, each its own header's, and their sum
+    is right.
+    """
     codec = dr.Codec(dr.TopK(0.05), value=dr.FitPoly())
     gradients = [gradient(10000, key=rank) ** (2 * rank + 1) for rank in range(3)]
     payloads = [codec.encode(each, rank=rank) for rank, each in enumerate(gradients)]
     assert len({data.size for data in payloads}) > 1
-    assert [dr.inspect(data)["total_bytes"] for data in payloads] == [data.size for data in payloads]
+    assert [dr.inspect(data)["total_bytes"] for data in payloads] == [
+        data.size for data in payloads
+    ]
     total = dr.decode_sum(payloads, np.zeros(10000, dtype=np.float32))
     np.testing.assert_array_equal(total, sum(dr.decode(data) for data in payloads))
 
@@ -269,7 +321,9 @@ def test_order_section_must_be_a_permutation(change):
     parts.order_map = bits.pack_fields(order, 6)
     if change == "padding":
         parts.order_map = parts.order_map[:-1] + bytes([parts.order_map[-1] | 0x80])
-    parts.order_map = {"short": parts.order_map[:-1], "long": parts.order_map + b"\0"}.get(change, parts.order_map)
+    parts.order_map = {"short": parts.order_map[:-1], "long": parts.order_map + b"\0"}.get(
+        change, parts.order_map
+    )
     hostile = container.write(parts)
     for native in (True, False):
         with pytest.raises(dr.CorruptPayloadError, match="order section"):
@@ -281,13 +335,18 @@ def hostile_values(values, section):
     parts = container.read(dr.Codec(dr.NoneSparsifier(), value=values[1]).encode(values[0]))
     parts.values = section(parts.values)
     data = container.write(parts)
-    results = [decode_sum_numpy([data], np.zeros(values[0].size, dtype=np.float32), 1.0, native=native) for native in (True, False)]
+    results = [
+        decode_sum_numpy([data], np.zeros(values[0].size, dtype=np.float32), 1.0, native=native)
+        for native in (True, False)
+    ]
     np.testing.assert_array_equal(results[0].view(np.uint32), results[1].view(np.uint32))
     return results[0]
 
 
 def test_hostile_polynomials_saturate():
-    decoded = hostile_values((gradient(300), dr.FitPoly()), lambda old: old[:8] + b"\xa0\x00\xa0\x00" + old[12:])
+    decoded = hostile_values(
+        (gradient(300), dr.FitPoly()), lambda old: old[:8] + b"\xa0\x00\xa0\x00" + old[12:]
+    )
     assert np.isfinite(decoded).all() and np.abs(decoded).max() == LARGEST
 
 
@@ -305,14 +364,20 @@ def test_hostile_exponentials_saturate_or_are_refused():
 
 
 def test_exp_is_accurate():
-    x = np.concatenate([np.random.default_rng(1).uniform(-700, 700, 100000), [0.0, -0.0, 1e-300, 0.5 * np.log(2)]])
+    x = np.concatenate(
+        [np.random.default_rng(1).uniform(-700, 700, 100000), [0.0, -0.0, 1e-300, 0.5 * np.log(2)]]
+    )
     np.testing.assert_allclose(exact_math.exp(x), np.exp(x), rtol=4e-16)
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (8,), (9,), (100003,), (6, 4099)])
 def test_lane_sum_is_sequential_in_each_lane(shape):
-    """What NumPy's sum over an outer axis does is no promise of its documentation: checked against an explicit order."""
-    terms = np.random.default_rng(2).standard_normal(shape) * 10.0 ** np.random.default_rng(3).integers(-8, 8, shape)
+    """What NumPy's sum over an outer axis does is no promise of its documentation: checked against
+    an explicit order.
+    """
+    terms = np.random.default_rng(2).standard_normal(shape) * 10.0 ** np.random.default_rng(
+        3
+    ).integers(-8, 8, shape)
     rows = np.zeros((*shape[:-1], -(-shape[-1] // 8) * 8))
     rows[..., : shape[-1]] = terms
     rows = rows.reshape(*shape[:-1], -1, 8)
@@ -320,10 +385,18 @@ def test_lane_sum_is_sequential_in_each_lane(shape):
     for row in np.moveaxis(rows, -2, 0):
         lanes = lanes + row
     a, b, c, d, e, f, g, h = np.moveaxis(lanes, -1, 0)
-    np.testing.assert_array_equal(exact_math.lane_sum(terms), ((a + e) + (c + g)) + ((b + f) + (d + h)))
+    np.testing.assert_array_equal(
+        exact_math.lane_sum(terms), ((a + e) + (c + g)) + ((b + f) + (d + h))
+    )
 
 
-@given(strategies.lists(strategies.integers(0, 32).flatmap(lambda w: strategies.tuples(strategies.integers(0, 2**w - 1), strategies.just(w)))))
+@given(
+    strategies.lists(
+        strategies.integers(0, 32).flatmap(
+            lambda w: strategies.tuples(strategies.integers(0, 2**w - 1), strategies.just(w))
+        )
+    )
+)
 def test_varied_fields_round_trip(fields):
     values, widths = [value for value, _ in fields], [width for _, width in fields]
     data = bits.pack_varied(values, widths)

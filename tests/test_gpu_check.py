@@ -19,15 +19,23 @@ import nvcc  # noqa: E402
 
 
 def check(*options):
-    return subprocess.run([sys.executable, "scripts/gpu_check.py", *options], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "scripts/gpu_check.py", *options], cwd=ROOT, capture_output=True, text=True
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_fails_and_says_why():
     done = check()
     assert done.returncode == 1 and "Traceback" not in done.stderr
-    expected = f"got {torch.__version__}" if torch.version.cuda is None else "expected a GPU that PyTorch"
-    assert "[gpu-check] FAILED: expected" in done.stdout and expected in done.stdout and "--dry-run does what can be done without" in done.stdout
+    expected = (
+        f"got {torch.__version__}" if torch.version.cuda is None else "expected a GPU that PyTorch"
+    )
+    assert (
+        "[gpu-check] FAILED: expected" in done.stdout
+        and expected in done.stdout
+        and "--dry-run does what can be done without" in done.stdout
+    )
 
 
 @pytest.mark.slow
@@ -39,11 +47,19 @@ def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
     else:
         assert f"{len(build_cuda.sources())} objects for 9.0 in build/cuda_check" in done.stdout
         assert "torch_ops/cuda/ops.cc: compiles" in done.stdout
-        assert ("tf_ops/cuda/encode.cc: compiles" if importlib.util.find_spec("tensorflow") else "tensorflow is not installed") in done.stdout
+        assert (
+            "tf_ops/cuda/encode.cc: compiles"
+            if importlib.util.find_spec("tensorflow")
+            else "tensorflow is not installed"
+        ) in done.stdout
     assert " 0 differ" in done.stdout and "decode-and-sum of 8 payloads" in done.stdout
     if list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
         assert "comparisons of TensorFlow on CPU:0, 0 differ" in done.stdout
-    for words in ("byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck", "every measurement on a GPU"):
+    for words in (
+        "byte-equality of the GPU with the host",
+        "compute-sanitizer memcheck and racecheck",
+        "every measurement on a GPU",
+    ):
         assert f"NOT RUN: {words}" in done.stdout
 
 
@@ -56,16 +72,23 @@ def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):
         sanitizer.chmod(0o755)
 
     answers("========= Error: Device not supported. Please refer to the documentation", 1)
-    assert "it does not work on this machine: ========= Error: Device not supported" in gpu_check.sanitize("memcheck")
+    assert (
+        "it does not work on this machine: ========= Error: Device not supported"
+        in gpu_check.sanitize("memcheck")
+    )
     answers("========= ERROR SUMMARY: 0 errors", 0)
     assert gpu_check.sanitize("memcheck") is None
     answers("========= ERROR SUMMARY: 3 errors", 99)
-    with pytest.raises(gpu_check.Stop, match="compute-sanitizer memcheck: expected exit status 0, got 99"):
+    with pytest.raises(
+        gpu_check.Stop, match="compute-sanitizer memcheck: expected exit status 0, got 99"
+    ):
         gpu_check.sanitize("memcheck")
 
 
 def test_a_difference_is_found():
-    """The comparison that a GPU will stand is no formality: one wrong bit in a payload, a residual or a sum shows."""
+    """The comparison that a GPU will stand is no formality: one wrong bit in a payload, a residual
+    or a sum shows.
+    """
     code = (
         "import sys; sys.argv = ['gpu_equality.py', '--small', '--device', 'cpu', '--seed', '1']; sys.path.insert(0, 'scripts')\n"
         "import gpu_equality\n"
@@ -78,12 +101,18 @@ def test_a_difference_is_found():
         "gpu_equality.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, (
+        done.stdout[-2000:] + done.stderr[-2000:]
+    )
 
 
 def test_a_part_that_fails_does_not_keep_the_next_from_running():
     parts = gpu_check.Parts()
-    for title, work in (("first", lambda: gpu_check.script("no_such_script.py")), ("second", lambda: "there is no such thing"), ("third", lambda: None)):
+    for title, work in (
+        ("first", lambda: gpu_check.script("no_such_script.py")),
+        ("second", lambda: "there is no such thing"),
+        ("third", lambda: None),
+    ):
         parts.run(title, "a moment", work)
     assert parts.failed == ["first"] and parts.not_run == ["second: there is no such thing"]
 
@@ -91,7 +120,9 @@ def test_a_part_that_fails_does_not_keep_the_next_from_running():
 def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
     def installed(info, gpus):
         (tmp_path / "tensorflow").mkdir(exist_ok=True)
-        config = f"class config: list_physical_devices = staticmethod(lambda kind: [kind] * {gpus})\n"
+        config = (
+            f"class config: list_physical_devices = staticmethod(lambda kind: [kind] * {gpus})\n"
+        )
         build = f"class sysconfig: get_build_info = staticmethod(lambda: {info})\n"
         (tmp_path / "tensorflow/__init__.py").write_text(f"__version__ = '2.18.1'\n{config}{build}")
 
@@ -105,12 +136,21 @@ def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
         installed(info, gpus)
         assert gpu_check.why_no_tensorflow() == reason
     (tmp_path / "tensorflow/__init__.py").write_text("import no_such_module\n")
-    assert gpu_check.why_no_tensorflow() == "TensorFlow does not load: ModuleNotFoundError: No module named 'no_such_module'"
+    assert (
+        gpu_check.why_no_tensorflow()
+        == "TensorFlow does not load: ModuleNotFoundError: No module named 'no_such_module'"
+    )
     monkeypatch.setattr(gpu_check.importlib.util, "find_spec", lambda name: None)
-    assert gpu_check.why_no_tensorflow() == gpu_check.tensorflow("9.0") == "TensorFlow is not installed"
+    assert (
+        gpu_check.why_no_tensorflow()
+        == gpu_check.tensorflow("9.0")
+        == "TensorFlow is not installed"
+    )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
 def test_a_difference_of_tensorflow_is_found():
     """One wrong bit in a payload shows."""
     code = (
@@ -126,10 +166,23 @@ def test_a_difference_of_tensorflow_is_found():
         "gpu_tensorflow.main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, (
+        done.stdout[-2000:] + done.stderr[-2000:]
+    )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
 def test_without_a_gpu_tensorflows_comparison_says_that_there_is_nothing_to_compare():
-    done = subprocess.run([sys.executable, "scripts/gpu_tensorflow.py"], cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True)
-    assert done.returncode == gpu_check.CANNOT and "expected operators with kernels for CUDA and a GPU, got" in done.stdout, done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "scripts/gpu_tensorflow.py"],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert (
+        done.returncode == gpu_check.CANNOT
+        and "expected operators with kernels for CUDA and a GPU, got" in done.stdout
+    ), done.stdout + done.stderr

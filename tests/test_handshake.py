@@ -30,14 +30,20 @@ class Adapter:
         handshake.register(self)
 
     def describe(self, with_steps):
-        return self.settings if with_steps else [one for one in self.settings if one.name != "steps"]
+        return (
+            self.settings if with_steps else [one for one in self.settings if one.name != "steps"]
+        )
 
 
 def outcomes(*ranks, transport=ThreadedTransport, **options):
     """What agree comes to on each rank, which has one compressor of the given settings."""
     group = Group(len(ranks))
-    sessions = [Adapter(transport(group, rank), 0, **settings) for rank, settings in enumerate(ranks)]
-    return on_all(group, [lambda session=session: handshake.agree(session, **options) for session in sessions]), sessions
+    sessions = [
+        Adapter(transport(group, rank), 0, **settings) for rank, settings in enumerate(ranks)
+    ]
+    return on_all(
+        group, [lambda session=session: handshake.agree(session, **options) for session in sessions]
+    ), sessions
 
 
 def expect_all(kind, message, raised):
@@ -56,17 +62,33 @@ def test_equal_settings(size):
 def test_what_differs_is_named_with_the_ranks_that_have_it():
     same = {"seed": "3", "dense_below": "1024"}
     raised, sessions = outcomes(same, {**same, "dense_below": "512"}, same)
-    expect_all(InvalidArgumentError, "at the same step, got dense_below=1024 on ranks 0, 2 and 512 on rank 1; give every rank", raised)
+    expect_all(
+        InvalidArgumentError,
+        "at the same step, got dense_below=1024 on ranks 0, 2 and 512 on rank 1; give every rank",
+        raised,
+    )
     assert not any(session.agreed for session in sessions)
 
 
 @pytest.mark.parametrize(
     ("lines", "other", "message"),
     [
-        (["a (3,)", "b ()"], ["a (3,)", "c ()"], "parameters, number 1=b () on rank 0 and c () on rank 1"),
-        (["a (3,)", "b ()"], ["a (3,)"], "parameters, number 1=b () on rank 0 and nothing on rank 1"),
+        (
+            ["a (3,)", "b ()"],
+            ["a (3,)", "c ()"],
+            "parameters, number 1=b () on rank 0 and c () on rank 1",
+        ),
+        (
+            ["a (3,)", "b ()"],
+            ["a (3,)"],
+            "parameters, number 1=b () on rank 0 and nothing on rank 1",
+        ),
         ([], ["a (3,)"], "parameters, number 0=nothing on rank 0 and a (3,) on rank 1"),
-        (["x" * 2000] * 3000, ["x" * 2000] * 2999 + ["y"], f"parameters, number 2999={'x' * 300}\u2026 on rank 0 and y on rank 1"),
+        (
+            ["x" * 2000] * 3000,
+            ["x" * 2000] * 2999 + ["y"],
+            f"parameters, number 2999={'x' * 300}\u2026 on rank 0 and y on rank 1",
+        ),
     ],
 )
 def test_the_first_line_that_differs_is_named(lines, other, message):
@@ -75,8 +97,15 @@ def test_the_first_line_that_differs_is_named(lines, other, message):
 
 
 def test_of_many_differences_the_settings_come_first():
-    raised, _ = outcomes(*[{**{f"setting{number}": str(rank) for number in range(5)}, "names": [str(rank)]} for rank in range(2)])
-    expect_all(InvalidArgumentError, "setting2=0 on rank 0 and 1 on rank 1 (and 2 more); give", raised)
+    raised, _ = outcomes(
+        *[
+            {**{f"setting{number}": str(rank) for number in range(5)}, "names": [str(rank)]}
+            for rank in range(2)
+        ]
+    )
+    expect_all(
+        InvalidArgumentError, "setting2=0 on rank 0 and 1 on rank 1 (and 2 more); give", raised
+    )
     assert "names" not in str(raised[0])
 
 
@@ -88,7 +117,9 @@ def test_a_setting_that_another_version_lacks():
 def test_many_ranks_are_not_all_listed():
     raised, _ = outcomes(*[{"seed": str(int(rank == 3))} for rank in range(20)])
     shown = ", ".join(str(rank) for rank in range(17) if rank != 3)
-    expect_all(InvalidArgumentError, f"seed=0 on ranks {shown} and 3 others and 1 on rank 3", raised)
+    expect_all(
+        InvalidArgumentError, f"seed=0 on ranks {shown} and 3 others and 1 on rank 3", raised
+    )
 
 
 @pytest.mark.parametrize("text", ["line\nbreak \x1b[31m", "half a pair \ud83d", "四"])
@@ -100,8 +131,15 @@ def test_texts_of_any_kind(text):
 
 
 def test_steps_are_left_out_where_they_are_made_equal_afterwards():
-    expect_all(InvalidArgumentError, "steps, number 0=a at step 1 on rank 0", outcomes({"steps": ["a at step 1"]}, {"steps": ["a at step 2"]})[0])
-    assert outcomes({"steps": ["a at step 1"]}, {"steps": ["a at step 2"]}, with_steps=False)[0] == [None] * 2
+    expect_all(
+        InvalidArgumentError,
+        "steps, number 0=a at step 1 on rank 0",
+        outcomes({"steps": ["a at step 1"]}, {"steps": ["a at step 2"]})[0],
+    )
+    assert (
+        outcomes({"steps": ["a at step 1"]}, {"steps": ["a at step 2"]}, with_steps=False)[0]
+        == [None] * 2
+    )
 
 
 # --- several compressors ---
@@ -110,18 +148,34 @@ def test_steps_are_left_out_where_they_are_made_equal_afterwards():
 def several(*tables):
     """The sessions of each rank, {number: settings} of all that wait."""
     group = Group(len(tables))
-    return group, [{number: Adapter(ThreadedTransport(group, rank), number, **one) for number, one in table.items()} for rank, table in enumerate(tables)]
+    return group, [
+        {
+            number: Adapter(ThreadedTransport(group, rank), number, **one)
+            for number, one in table.items()
+        }
+        for rank, table in enumerate(tables)
+    ]
 
 
 def test_ranks_may_begin_with_different_compressors():
-    group, ranks = several({0: {"seed": "3"}, 1: {"seed": "4"}}, {0: {"seed": "3"}, 1: {"seed": "4"}})
-    assert on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][rank]) for rank in range(2)]) == [None] * 2
+    group, ranks = several(
+        {0: {"seed": "3"}, 1: {"seed": "4"}}, {0: {"seed": "3"}, 1: {"seed": "4"}}
+    )
+    assert (
+        on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][rank]) for rank in range(2)])
+        == [None] * 2
+    )
     assert all(session.agreed for rank in ranks for session in rank.values())
 
 
 def test_a_difference_of_compressors_that_nobody_uses_can_wait():
-    group, ranks = several({0: {"seed": "3"}, 1: {"seed": "4"}}, {0: {"seed": "3"}, 1: {"seed": "5"}})
-    assert on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][0]) for rank in range(2)]) == [None] * 2
+    group, ranks = several(
+        {0: {"seed": "3"}, 1: {"seed": "4"}}, {0: {"seed": "3"}, 1: {"seed": "5"}}
+    )
+    assert (
+        on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][0]) for rank in range(2)])
+        == [None] * 2
+    )
     assert not ranks[0][1].agreed
     raised = on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][1]) for rank in range(2)])
     expect_all(InvalidArgumentError, "seed=4 on rank 0 and 5 on rank 1", raised)
@@ -129,14 +183,23 @@ def test_a_difference_of_compressors_that_nobody_uses_can_wait():
 
 def test_a_compressor_that_one_rank_lacks():
     group, ranks = several({0: {"seed": "3"}, 1: {"seed": "3"}}, {0: {"seed": "3"}})
-    raised = on_all(group, [lambda: handshake.agree(ranks[0][1]), lambda: handshake.agree(ranks[1][0])])
-    expect_all(InvalidArgumentError, "a compressor (the 2nd of its process set) that is not there or was used before on rank 1;", raised)
+    raised = on_all(
+        group, [lambda: handshake.agree(ranks[0][1]), lambda: handshake.agree(ranks[1][0])]
+    )
+    expect_all(
+        InvalidArgumentError,
+        "a compressor (the 2nd of its process set) that is not there or was used before on rank 1;",
+        raised,
+    )
 
 
 def test_again_when_ranks_have_changed():
     group, ranks = several({0: {"seed": "3"}}, {0: {"seed": "3"}})
     for _ in range(2):
-        assert on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][0]) for rank in range(2)]) == [None] * 2
+        assert (
+            on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][0]) for rank in range(2)])
+            == [None] * 2
+        )
         for rank in range(2):
             handshake.forget(ranks[rank][0])
             assert not ranks[rank][0].agreed
@@ -161,7 +224,9 @@ def framed(text):
 def test_bytes_that_no_rank_sends(message):
     class Lying(ThreadedTransport):
         def allgather(self, array, name):
-            return super().allgather(np.frombuffer(message, np.uint8) if self.rank == 1 else array, name)
+            return super().allgather(
+                np.frombuffer(message, np.uint8) if self.rank == 1 else array, name
+            )
 
     raised, _ = outcomes({"seed": "3"}, {"seed": "3"}, {"seed": "3"}, transport=Lying)
     assert {type(error) for error in raised} == {CorruptPayloadError}, raised
@@ -177,6 +242,12 @@ def test_what_travels_is_small():
             sent.append(array.size)
             return super().allgather(array, name)
 
-    assert outcomes(*[{"seed": "3", "parameters": [f"layer{number} (3,)" for number in range(10000)]}] * 2, transport=Counting)[0] == [None] * 2
+    assert (
+        outcomes(
+            *[{"seed": "3", "parameters": [f"layer{number} (3,)" for number in range(10000)]}] * 2,
+            transport=Counting,
+        )[0]
+        == [None] * 2
+    )
     assert len(sent) == 2 and max(sent) < 400
     json.loads(handshake._pack(0, {0: [Setting("seed", "3")]}))

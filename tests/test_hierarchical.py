@@ -20,7 +20,11 @@ from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 
 
-@parametrize_product(scheme=[name for name in SCHEMES if name != "split_dense_4"], per_host=[1, 2, 4], hosts=[1, 2, 3, 5])
+@parametrize_product(
+    scheme=[name for name in SCHEMES if name != "split_dense_4"],
+    per_host=[1, 2, 4],
+    hosts=[1, 2, 3, 5],
+)
 def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts):
     codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
     gradients = gradients_of(hosts * per_host, 300)
@@ -36,9 +40,15 @@ def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts
     for outcome in outcomes:
         same_bits(dense_of(outcome, buckets), dense_of(expected[0], expected_jobs) + np.float32(0))
     for rank, bucket in enumerate(buckets):
-        kept = np.zeros(300, dtype=np.float32) if rank % per_host else kept_of(expected_jobs[rank // per_host])
+        kept = (
+            np.zeros(300, dtype=np.float32)
+            if rank % per_host
+            else kept_of(expected_jobs[rank // per_host])
+        )
         same_bits(kept_of(bucket), kept)
-    assert_mass_balance(gradients, None, dense_of(outcomes[0], buckets), buckets, terms=12 * len(buckets))
+    assert_mass_balance(
+        gradients, None, dense_of(outcomes[0], buckets), buckets, terms=12 * len(buckets)
+    )
 
 
 @parametrize_product(scheme=SCHEMES, who=[0, 1, 5])
@@ -70,10 +80,19 @@ def test_what_a_hosts_first_rank_meets_is_heard_on_its_host():
     buckets = jobs_of(codec, dr.Residual(), gradients_of(4, 200))
     outcomes = Simulator(4).run(dr.Hierarchical(OutOfMemory(), 2), buckets)
     for rank in (2, 3):
-        assert isinstance(outcomes[rank], dr.PeerFailedError) and "rank 2: MemoryError: none left" in str(outcomes[rank])
+        assert isinstance(
+            outcomes[rank], dr.PeerFailedError
+        ) and "rank 2: MemoryError: none left" in str(outcomes[rank])
 
 
-@pytest.mark.parametrize(("arguments", "message"), [((3,), "got 3"), ((dr.Hierarchical(dr.Allgather()),), "another communicator"), ((dr.Allgather(), 0), "got 0")])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3,), "got 3"),
+        ((dr.Hierarchical(dr.Allgather()),), "another communicator"),
+        ((dr.Allgather(), 0), "got 0"),
+    ],
+)
 def test_hierarchical_settings(arguments, message):
     with pytest.raises(dr.InvalidArgumentError, match=message):
         dr.Hierarchical(*arguments)

@@ -1,6 +1,8 @@
-"""Hostile payloads of more than one block: the native decoder and the oracle agree on what to refuse and on what the rest means.
+"""Hostile payloads of more than one block: the native decoder and the oracle agree on what to
+refuse and on what the rest means.
 
-The conformance suite flips every bit of small payloads; here it is directories, and blocks that lie about their neighbours.
+The conformance suite flips every bit of small payloads; here it is directories, and blocks that lie
+about their neighbours.
 """
 
 import numpy as np
@@ -18,7 +20,9 @@ K = 2 * 4096 + 5
 
 
 def mutations(section, seed, directory=range(0)):
-    """The section with numbers changed at every place of its directory and at random places, and pieces swapped, cut and repeated."""
+    """The section with numbers changed at every place of its directory and at random places, and
+    pieces swapped, cut and repeated.
+    """
     random = np.random.default_rng(seed)
     places = [*directory, *random.integers(0, len(section) - 4, 12).tolist()]
     for at in places:
@@ -34,8 +38,17 @@ def mutations(section, seed, directory=range(0)):
 
 
 #: where a section of three blocks has its directory
-INDEX_DIRECTORIES = {"rice": range(3, 19, 4), "huffman": range(1, 9, 4), "huffman_delta": range(129, 145, 4)}
-VALUE_DIRECTORIES = {"deflate": range(1, 9, 4), "deflate_rle": range(1, 9, 4), "deflate_plain": range(1, 9, 4), "quantile_6": range(157, 165, 4)}
+INDEX_DIRECTORIES = {
+    "rice": range(3, 19, 4),
+    "huffman": range(1, 9, 4),
+    "huffman_delta": range(129, 145, 4),
+}
+VALUE_DIRECTORIES = {
+    "deflate": range(1, 9, 4),
+    "deflate_rle": range(1, 9, 4),
+    "deflate_plain": range(1, 9, 4),
+    "quantile_6": range(157, 165, 4),
+}
 VALUES = {**VALUE, "quantile_6": dr.Quantile(buckets=6)}
 #: a Bloom filter has no blocks, and the oracle takes its time for one
 BLOCKED = [name for name in INDEX if not name.startswith("bloom")]
@@ -44,7 +57,9 @@ BLOCKED = [name for name in INDEX if not name.startswith("bloom")]
 @pytest.mark.parametrize("name", BLOCKED)
 def test_index_sections(name):
     values = gradient(D)
-    parts = container.read(dr.Codec(dr.TopK(k=K), index=INDEX[name], value=dr.QSGD(bits=1)).encode(values))
+    parts = container.read(
+        dr.Codec(dr.TopK(k=K), index=INDEX[name], value=dr.QSGD(bits=1)).encode(values)
+    )
     assert parts.index_id == INDEX[name].stage_id
     section = parts.index
     for parts.index in mutations(section, 1, INDEX_DIRECTORIES.get(name, range(0))):
@@ -53,7 +68,9 @@ def test_index_sections(name):
 
 @pytest.mark.parametrize("name", VALUES)
 def test_value_sections(name):
-    """For Deflate a block is 65536 values; six buckets, one for few negative values, get a Huffman code."""
+    """For Deflate a block is 65536 values; six buckets, one for few negative values, get a Huffman
+    code.
+    """
     count = 2 * 65536 + 5 if name.startswith("deflate") else K
     values = np.round(gradient(count) * 100).astype(np.float32)
     if name == "quantile_6":

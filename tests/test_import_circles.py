@@ -12,7 +12,9 @@ NAMES = {
 
 
 def imported(path):
-    """The package's modules that a file imports, in functions too, but for what only type checkers read."""
+    """The package's modules that a file imports, in functions too, but for what only type checkers
+    read.
+    """
     tree = ast.parse(path.read_text())
     for_types = {
         id(inner)
@@ -34,9 +36,14 @@ def imported(path):
 def test_no_circle():
     # the package's own __init__ gathers the public names, and nothing may need it
     graph = {
-        name: {other for other in imported(path) if other in NAMES and other not in (name, "deepreduce_hvd")}
+        name: {
+            other
+            for other in imported(path)
+            if other in NAMES and other not in (name, "deepreduce_hvd")
+        }
         for name, path in NAMES.items()
         if name not in ("deepreduce_hvd", "deepreduce_hvd.__main__")
     }
     assert len(graph) > 80 and sum(map(len, graph.values())) > 200
-    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the circle
+    # raises CycleError, which names the circle
+    list(graphlib.TopologicalSorter(graph).static_order())

@@ -1,4 +1,6 @@
-"""Everything below the adapters imports, and works on NumPy arrays, where no framework can be imported."""
+"""Everything below the adapters imports, and works on NumPy arrays, where no framework can be
+imported.
+"""
 
 import subprocess
 import sys
@@ -49,7 +51,9 @@ def modules(adapters):
 
 
 def run_blocked(code):
-    return subprocess.run([sys.executable, "-c", BLOCK + code], capture_output=True, text=True, cwd=ROOT.parent)
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK + code], capture_output=True, text=True, cwd=ROOT.parent
+    )
 
 
 def test_neutral_modules_import_and_work():
@@ -63,6 +67,8 @@ def test_neutral_modules_import_and_work():
 
 @pytest.mark.parametrize("name", list(modules(adapters=True)))
 def test_adapters_do_import_a_framework(name):
-    """Proves the block: an adapter cannot be imported behind it, and one that could belongs among the neutral modules."""
+    """Proves the block: an adapter cannot be imported behind it, and one that could belongs among
+    the neutral modules.
+    """
     done = run_blocked(f"import {name}")
     assert done.returncode != 0 and "Blocked: blocked: " in done.stderr, done.stderr

@@ -1,4 +1,6 @@
-"""The lossless index codecs: any set of indices, block boundaries, the largest tensors, and their sizes against theory."""
+"""The lossless index codecs: any set of indices, block boundaries, the largest tensors, and their
+sizes against theory.
+"""
 
 import heapq
 import math
@@ -27,7 +29,9 @@ def on_support(indices, d):
 
 
 def index_section(name, indices, d):
-    """The native encoder's section, asserted equal to the oracle's; empty when all or nothing is sent."""
+    """The native encoder's section, asserted equal to the oracle's; empty when all or nothing is
+    sent.
+    """
     values = on_support(indices, d)
     # one bit a value leaves room for any index section before the payload is as large as the tensor
     codec = dr.Codec(dr.TopK(k=max(len(indices), 1)), index=INDEX[name], value=dr.QSGD(bits=1))
@@ -42,11 +46,17 @@ def index_section(name, indices, d):
 def by_hand(name, section, count, d):
     """A payload of this index section and the values 1, 2, 3, …"""
     values = (1 + np.arange(count, dtype=np.float32)).tobytes()
-    return container.write(container.Payload(d, count, index_id=INDEX[name].stage_id, value_id=1, index=section, values=values))
+    return container.write(
+        container.Payload(
+            d, count, index_id=INDEX[name].stage_id, value_id=1, index=section, values=values
+        )
+    )
 
 
 def decoded_natively(name, indices, d):
-    """The oracle's section in a payload made by hand -> what the native decoder finds in it, with no dense array anywhere."""
+    """The oracle's section in a payload made by hand -> what the native decoder finds in it, with
+    no dense array anywhere.
+    """
     indices = np.asarray(indices, dtype=np.uint32)
     section, _, _ = INDEX[name].encode(indices, d, key=0)
     np.testing.assert_array_equal(type(INDEX[name]).decode(section, d, indices.size), indices)
@@ -61,7 +71,10 @@ def index_sets(draw):
     """(indices, d): sparse ones, and ones with runs, of any density up to everything."""
     if draw(strategies.booleans()):
         d = draw(strategies.integers(1, 5000))
-        return np.array(sorted(draw(strategies.sets(strategies.integers(0, d - 1), max_size=40))), dtype=np.uint32), d
+        return np.array(
+            sorted(draw(strategies.sets(strategies.integers(0, d - 1), max_size=40))),
+            dtype=np.uint32,
+        ), d
     runs = draw(strategies.lists(strategies.integers(0, 300), min_size=2, max_size=20))
     bits = np.repeat(np.arange(len(runs)) % 2 == draw(strategies.integers(0, 1)), runs)
     return np.flatnonzero(bits).astype(np.uint32), max(bits.size, 1)
@@ -80,7 +93,9 @@ def test_any_set(name, case):
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_block_boundaries(name, count):
     d = 60_000
-    indices = np.sort(np.random.default_rng(count).choice(d, count, replace=False)).astype(np.uint32)
+    indices = np.sort(np.random.default_rng(count).choice(d, count, replace=False)).astype(
+        np.uint32
+    )
     assert index_section(name, indices, d) == INDEX[name].encode(indices, d, key=0)[0]
 
 
@@ -96,19 +111,26 @@ def test_block_of_neighbours_then_a_far_one(name):
 @pytest.mark.parametrize("name", ["bitmap", "elias_fano", "rice"])
 @pytest.mark.parametrize("density", [0.02, 0.3, 0.97])
 def test_every_simd_level_decodes(density, name, simd):
-    """Whole words of set bits, empty ones, and the last 64 bits, which are not decoded in whole words."""
+    """Whole words of set bits, empty ones, and the last 64 bits, which are not decoded in whole
+    words.
+    """
     for d in (64, 127, 128, 129, 6000):
         indices = np.flatnonzero(np.random.default_rng(d).random(d) < density).astype(np.uint32)
         section, _, _ = INDEX[name].encode(indices, d, key=0)
         data = by_hand(name, section, indices.size, d)
-        np.testing.assert_array_equal(decode_sum_numpy([data], np.zeros(d, np.float32), 1.0, simd=simd)[indices], 1 + np.arange(indices.size))
+        np.testing.assert_array_equal(
+            decode_sum_numpy([data], np.zeros(d, np.float32), 1.0, simd=simd)[indices],
+            1 + np.arange(indices.size),
+        )
 
 
 @pytest.mark.parametrize("simd", SIMD_LEVELS)
 @pytest.mark.parametrize("change", [-1, 1, 64])
 @pytest.mark.parametrize("name", ["bitmap", "elias_fano", "rice"])
 def test_other_number_of_set_bits_is_refused(name, change, simd):
-    """A section whose bitmap has more or fewer set bits than the payload's count, all other lengths as they should be."""
+    """A section whose bitmap has more or fewer set bits than the payload's count, all other lengths
+    as they should be.
+    """
     d, count = 1024, 300
     if name == "bitmap":
         low, bits = b"", d
@@ -140,7 +162,10 @@ def test_other_number_of_set_bits_is_refused(name, change, simd):
 )
 @pytest.mark.parametrize("name", [name for name in LOSSLESS if name != "bitmap"])
 def test_largest_tensor(name, indices):
-    """d = 2^31 - 1, where sums of gaps and widths come to the end of 32 bits. (A bitmap has 2^28 bytes there.)"""
+    """d = 2^31 - 1, where sums of gaps and widths come to the end of 32 bits.
+
+    (A bitmap has 2^28 bytes there.)
+    """
     np.testing.assert_array_equal(decoded_natively(name, indices, LARGEST_D), indices)
 
 
@@ -151,7 +176,11 @@ def test_index_beyond_d_is_refused(name):
     section, _, _ = INDEX[name].encode(indices, 1000, key=0)
     if name == "huffman":  # its code is that of d
         section = b"\0" + huffman_code.encode(indices.view(np.uint8), static_lengths(999))
-    data = container.write(container.Payload(999, 2, index_id=INDEX[name].stage_id, value_id=1, index=section, values=bytes(8)))
+    data = container.write(
+        container.Payload(
+            999, 2, index_id=INDEX[name].stage_id, value_id=1, index=section, values=bytes(8)
+        )
+    )
     with pytest.raises(dr.CorruptPayloadError, match="index"):
         dr.decode_sum_sparse([data], 999)
     with pytest.raises(dr.CorruptPayloadError, match="index"):
@@ -160,8 +189,17 @@ def test_index_beyond_d_is_refused(name):
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_indices_that_should_ascend_and_do_not(order):
-    """RawIndex carries any order, but only where the payload says that it does: sums of sparse payloads rely on it."""
-    payload = container.Payload(10, 2, index_id=1, value_id=1, index=np.array([7, 3], dtype="<u4").tobytes(), values=bytes(8))
+    """RawIndex carries any order, but only where the payload says that it does: sums of sparse
+    payloads rely on it.
+    """
+    payload = container.Payload(
+        10,
+        2,
+        index_id=1,
+        value_id=1,
+        index=np.array([7, 3], dtype="<u4").tobytes(),
+        values=bytes(8),
+    )
     if order == 1:
         payload.value_id, payload.order, payload.order_map = dr.FitDExp.stage_id, 1, b"\2"
         payload.values, _, _ = dr.FitDExp().encode(np.array([2, 1], dtype=np.float32), key=0)
@@ -181,7 +219,9 @@ def information_bound(d, count):
 def test_sizes_of_resnet50(density):
     """All of ResNet-50 as one tensor, a uniform support."""
     d = 25_557_032
-    indices = np.flatnonzero(np.random.default_rng(1).random(d, dtype=np.float32) < density).astype(np.uint32)
+    indices = np.flatnonzero(np.random.default_rng(1).random(d, dtype=np.float32) < density).astype(
+        np.uint32
+    )
     values = on_support(indices, d)
 
     def bits_an_index(index):
@@ -190,16 +230,22 @@ def test_sizes_of_resnet50(density):
 
     bound = information_bound(d, indices.size) / indices.size
     assert bound < bits_an_index(dr.Rice()) <= 1.02 * bound
-    assert bound < bits_an_index(dr.EliasFano()) <= 2 + math.log2(d / indices.size) + 17 / indices.size
+    assert (
+        bound < bits_an_index(dr.EliasFano()) <= 2 + math.log2(d / indices.size) + 17 / indices.size
+    )
     # gaps as bytes pay for their continuation bits
     assert bound < bits_an_index(dr.Huffman(delta=True)) <= bound + 2
     assert bits_an_index(dr.Bitmap()) <= (d + 7) / indices.size
 
 
-@pytest.mark.parametrize(("density", "smallest"), [(0.01, "rice"), (0.3, "rice"), (0.45, "bitmap"), (0.9, "bitmap")])
+@pytest.mark.parametrize(
+    ("density", "smallest"), [(0.01, "rice"), (0.3, "rice"), (0.45, "bitmap"), (0.9, "bitmap")]
+)
 def test_bitmap_is_the_smallest_above_two_fifths(density, smallest):
     d = 50_000
-    indices = np.sort(np.random.default_rng(0).choice(d, int(density * d), replace=False)).astype(np.uint32)
+    indices = np.sort(np.random.default_rng(0).choice(d, int(density * d), replace=False)).astype(
+        np.uint32
+    )
     sizes = {name: len(INDEX[name].encode(indices, d, 0)[0]) for name in LOSSLESS}
     assert min(sizes, key=sizes.get) == smallest, sizes
 
@@ -207,20 +253,25 @@ def test_bitmap_is_the_smallest_above_two_fifths(density, smallest):
 @pytest.mark.parametrize("count", [1, 2, 3, 368, 4095, 18432, 36863])
 def test_elias_fano_size(count):
     d = 36_864
-    indices = np.sort(np.random.default_rng(count).choice(d, count, replace=False)).astype(np.uint32)
+    indices = np.sort(np.random.default_rng(count).choice(d, count, replace=False)).astype(
+        np.uint32
+    )
     section, _, _ = dr.EliasFano().encode(indices, d, key=0)
     # two sections of bits, each rounded up to bytes, and the closing bit
     assert 8 * len(section) <= count * (2 + math.log2(d / count)) + 16
 
 
 @pytest.mark.parametrize(
-    ("index", "at_most"), [(dr.RLE(), 1.59), (dr.Huffman(), 1.62), (dr.Huffman(delta=True), 1.59), (dr.Rice(), 1.45)]
+    ("index", "at_most"),
+    [(dr.RLE(), 1.59), (dr.Huffman(), 1.62), (dr.Huffman(delta=True), 1.59), (dr.Rice(), 1.45)],
 )
 def test_published_volumes(index, at_most):
-    """DeepReduce, figure of a ResNet-20 layer: d = 36 864 at 1 %, indices coded, values raw; relative to dense.
+    """DeepReduce, figure of a ResNet-20 layer: d = 36 864 at 1 %, indices coded, values raw;
+    relative to dense.
 
-    RLE 1.59 %, Huffman 1.62 % and, with errors, a Bloom filter 1.45 %: to the digits that are published, and without our
-    40 bytes of header, which are 0.03 %. The codecs that the paper does not have may not be worse than these.
+    RLE 1.59 %, Huffman 1.62 % and, with errors, a Bloom filter 1.45 %: to the digits that are
+    published, and without our 40 bytes of header, which are 0.03 %. The codecs that the paper does
+    not have may not be worse than these.
     """
     values = gradient(36_864)
     data = dr.Codec(dr.TopK(0.01), index=index).encode(values)
@@ -244,14 +295,20 @@ def heap_cost(frequencies):
 
 
 @settings(max_examples=100, deadline=None)
-@given(strategies.dictionaries(strategies.integers(0, 255), strategies.integers(1, 10**6) | strategies.integers(1, 3), min_size=1))
+@given(
+    strategies.dictionaries(
+        strategies.integers(0, 255),
+        strategies.integers(1, 10**6) | strategies.integers(1, 3),
+        min_size=1,
+    )
+)
 def test_huffman_lengths_are_optimal(weights):
     frequencies = np.zeros(256, dtype=np.int64)
     frequencies[list(weights)] = list(weights.values())
     lengths = huffman_code.code_lengths(frequencies).astype(np.int64)
     assert ((lengths > 0) == (frequencies > 0)).all()
     if len(weights) > 1:
-        assert sum(2.0 ** -length for length in lengths if length) == 1
+        assert sum(2.0**-length for length in lengths if length) == 1
     cost, longest = heap_cost(frequencies)
     assume(longest <= huffman_code.LONGEST)
     assert int((lengths * frequencies).sum()) == cost
@@ -266,12 +323,14 @@ def test_huffman_lengths_are_limited():
     lengths = huffman_code.code_lengths(frequencies).astype(np.int64)
     cost, longest = heap_cost(frequencies)
     assert longest == 29 and lengths.max() == huffman_code.LONGEST
-    assert sum(2.0 ** -length for length in lengths if length) == 1
+    assert sum(2.0**-length for length in lengths if length) == 1
     assert cost < (lengths * frequencies).sum() < 1.01 * cost
 
 
 def test_native_lengths_are_limited_alike():
-    """Gaps with Fibonacci frequencies: a section whose code hits the limit, the same from both encoders."""
+    """Gaps with Fibonacci frequencies: a section whose code hits the limit, the same from both
+    encoders.
+    """
     frequencies = [1, 1]
     while len(frequencies) < 20:
         frequencies.append(frequencies[-1] + frequencies[-2])

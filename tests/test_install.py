@@ -1,4 +1,6 @@
-"""Installing as users do: PyTorch before the package, after it, another version than it was built for, none."""
+"""Installing as users do: PyTorch before the package, after it, another version than it was built
+for, none.
+"""
 
 import json
 import os

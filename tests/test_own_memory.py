@@ -1,4 +1,6 @@
-"""A memory of the user's own works wherever a built-in one does, and what cannot work is refused by name."""
+"""A memory of the user's own works wherever a built-in one does, and what cannot work is refused by
+name.
+"""
 
 import importlib.util
 
@@ -66,7 +68,8 @@ def test_several_arrays_are_given_as_a_tuple():
     CODECS["raw"].encode(gradient(900), velocity, memory=dr.MomentumCorrection())
     assert velocity[1].any()
     with pytest.raises(
-        dr.InvalidArgumentError, match=r"the 3 arrays that Three\(\) keeps \(kept, steps, sent\), got 1"
+        dr.InvalidArgumentError,
+        match=r"the 3 arrays that Three\(\) keeps \(kept, steps, sent\), got 1",
     ):
         CODECS["raw"].encode(gradient(900), state[0], memory=Three())
     with pytest.raises(dr.InvalidArgumentError, match="memory: expected a Memory, got 'residual'"):
@@ -118,7 +121,9 @@ def test_bfloat16_numbers_come_as_their_bits(kind):
         np.testing.assert_array_equal(found[0], expected[0])
         same_bits(found[1], expected[1])
         same_bits(own[0], state[0])
-        bucket = Bucket(codec, memory, [BucketMember("w", bits, (np.zeros(500, np.float32),), dtype=2)])
+        bucket = Bucket(
+            codec, memory, [BucketMember("w", bits, (np.zeros(500, np.float32),), dtype=2)]
+        )
         payload = bucket.encode()
         assert bucket.members[0].failure is None
         assert dr.inspect(payload)["dtype"] == "bfloat16"

@@ -1,4 +1,6 @@
-"""from_params: the dictionaries of GRACE and DeepReduce, their defaults, and what has no equal here."""
+"""from_params: the dictionaries of GRACE and DeepReduce, their defaults, and what has no equal
+here.
+"""
 
 import ast
 import re
@@ -43,11 +45,15 @@ def quiet(params, **options):
     return compressor
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=[f"{number}-{one.source}" for number, one in enumerate(PUBLISHED)])
+@pytest.mark.parametrize(
+    "published", PUBLISHED, ids=[f"{number}-{one.source}" for number, one in enumerate(PUBLISHED)]
+)
 def test_published_dictionaries(published):
     compressor, texts = made(published.params)
     assert repr(compressor.codec) == repr(published.codec)
-    assert compressor.memory == published.memory and compressor.communicator == published.communicator
+    assert (
+        compressor.memory == published.memory and compressor.communicator == published.communicator
+    )
     assert len(texts) == len(published.warnings)
     for text, words in zip(sorted(texts), sorted(published.warnings)):
         assert text.startswith("deepreduce_hvd: from_params: ") and words in text
@@ -61,7 +67,10 @@ def test_every_published_name_is_known():
 def test_defaults_are_those_of_the_projects():
     assert {name: params_table.DEFAULTS[name] for name in DEFAULTS} == DEFAULTS
     nothing = quiet({})
-    assert repr(nothing.codec) == repr(dr.Codec(dr.NoneSparsifier())) and nothing.memory == dr.NoMemory()
+    assert (
+        repr(nothing.codec) == repr(dr.Codec(dr.NoneSparsifier()))
+        and nothing.memory == dr.NoMemory()
+    )
     assert quiet({"compressor": "topk", **GATHERED}).codec.sparsifier == dr.TopK(0.3)
     assert quiet({"compressor": "randomk"}).codec.sparsifier == dr.RandomK(0.3)
     assert quiet({"compressor": "threshold", **GATHERED}).codec.sparsifier == dr.Threshold(0.01)
@@ -81,9 +90,20 @@ def test_small_tensors_are_compressed():
 
 
 def test_a_dictionary_that_says_all_is_taken_as_it_is():
-    compressor, _ = made({**TOPK, "deepreduce": "both", "index": "bloom", "policy": "p2", "fpr": 1e-3, "value": "polyfit"})
+    compressor, _ = made(
+        {
+            **TOPK,
+            "deepreduce": "both",
+            "index": "bloom",
+            "policy": "p2",
+            "fpr": 1e-3,
+            "value": "polyfit",
+        }
+    )
     assert compressor.codec.sparsifier == dr.TopK(0.01) and compressor.memory == dr.Residual()
-    assert compressor.codec.index == dr.Bloom(fpr=1e-3, policy="p2") and compressor.codec.value == dr.FitPoly(degree=5)
+    assert compressor.codec.index == dr.Bloom(
+        fpr=1e-3, policy="p2"
+    ) and compressor.codec.value == dr.FitPoly(degree=5)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +131,10 @@ def test_indices(more, expected):
         ({"value": "polyfit", "poly_degree": 3, "sort": False}, dr.FitPoly(degree=3)),
         ({"value": "polyfit_cpu", "index": None}, dr.FitPoly(degree=5)),
         ({"value": "qsgd"}, dr.QSGD(bits=8, bucket=512, norm="l2")),
-        ({"value": "qsgd", "quantum_num": 7, "bucket_size": 64}, dr.QSGD(bits=4, bucket=64, norm="l2")),
+        (
+            {"value": "qsgd", "quantum_num": 7, "bucket_size": 64},
+            dr.QSGD(bits=4, bucket=64, norm="l2"),
+        ),
         ({"value": "qsgd", "quantum_num": 1}, dr.QSGD(bits=2, norm="l2")),
         ({"value": "qsgd", "quantum_bits": 2}, dr.QSGD(bits=2)),
         ({"value": "quantile", "buckets": 2}, dr.Quantile(buckets=2)),
@@ -121,17 +144,39 @@ def test_indices(more, expected):
 def test_values(more, expected):
     compressor, texts = made({**TOPK, "deepreduce": "value", **more})
     assert compressor.codec.value == expected
-    assert [text.split(": ")[2] for text in texts] == [f"value {more['value']}"] * (expected in (dr.FitPoly(degree=3), dr.FitPoly(degree=5)))
+    assert [text.split(": ")[2] for text in texts] == [f"value {more['value']}"] * (
+        expected in (dr.FitPoly(degree=3), dr.FitPoly(degree=5))
+    )
 
 
 @pytest.mark.parametrize(
     ("settings", "sparsifier", "value", "words"),
     [
         ({"compressor": "fp16"}, dr.NoneSparsifier(), dr.Float16(), None),
-        ({"compressor": "dgc", "compress_ratio": 0.1}, dr.TopK(0.1), dr.RawValue(), "exactly the largest compress_ratio is sent"),
-        ({"compressor": "qsgd"}, dr.NoneSparsifier(), dr.QSGD(bits=8, bucket=128, norm="l2"), "the L2 norm is that of bucket_size values"),
-        ({"compressor": "qsgd_cuda", "bucket_size": 256}, dr.NoneSparsifier(), dr.QSGD(bits=8, bucket=256, norm="l2"), "L2 norm"),
-        ({"compressor": "sketch"}, dr.NoneSparsifier(), dr.Quantile(buckets=64), "negative and other values"),
+        (
+            {"compressor": "dgc", "compress_ratio": 0.1},
+            dr.TopK(0.1),
+            dr.RawValue(),
+            "exactly the largest compress_ratio is sent",
+        ),
+        (
+            {"compressor": "qsgd"},
+            dr.NoneSparsifier(),
+            dr.QSGD(bits=8, bucket=128, norm="l2"),
+            "the L2 norm is that of bucket_size values",
+        ),
+        (
+            {"compressor": "qsgd_cuda", "bucket_size": 256},
+            dr.NoneSparsifier(),
+            dr.QSGD(bits=8, bucket=256, norm="l2"),
+            "L2 norm",
+        ),
+        (
+            {"compressor": "sketch"},
+            dr.NoneSparsifier(),
+            dr.Quantile(buckets=64),
+            "negative and other values",
+        ),
         ({"compressor": "topk", "compress_ratio": 1}, dr.TopK(1.0), dr.RawValue(), None),
     ],
 )
@@ -155,7 +200,10 @@ def test_compressors(settings, sparsifier, value, words):
     ],
 )
 def test_communicators(settings, expected):
-    assert quiet({**TOPK, **settings} if "compressor" not in settings else settings).communicator == expected
+    assert (
+        quiet({**TOPK, **settings} if "compressor" not in settings else settings).communicator
+        == expected
+    )
 
 
 def test_auto_by_name():
@@ -166,26 +214,59 @@ def test_auto_by_name():
     ("settings", "message"),
     [
         ({"compressor": "topq"}, "compressor: expected one of topk, .*, got 'topq'$"),
-        ({**TOPK, "deepreduce": "all"}, "deepreduce: expected index, value, both or None, got 'all'"),
+        (
+            {**TOPK, "deepreduce": "all"},
+            "deepreduce: expected index, value, both or None, got 'all'",
+        ),
         ({**TOPK, "deepreduce": "index", "policy": "p9"}, "policy: expected one of .*, got 'p9'"),
         ({**TOPK, "treshold": 0.5}, "got also treshold$"),
         ({**TOPK, "index": "rice"}, "got also index$"),
         ({**TOPK, "bloom_fpr": 0.1}, "got also bloom_fpr; for bloom_fpr write 'fpr'"),
         ({**TOPK, "communicator": "gtopk", "dense": 4}, "got also dense"),
-        ({**TOPK, "communicator": "shared_random_k"}, "SharedRandomK: expected the sparsifier RandomK"),
-        ({"compressor": "topk"}, "got allreduce, the default, which adds .* write 'communicator': 'allgather'"),
+        (
+            {**TOPK, "communicator": "shared_random_k"},
+            "SharedRandomK: expected the sparsifier RandomK",
+        ),
+        (
+            {"compressor": "topk"},
+            "got allreduce, the default, which adds .* write 'communicator': 'allgather'",
+        ),
         ({**TOPK, "communicator": "allreduce"}, "got allreduce, which adds"),
-        ({"compressor": "fp16", "communicator": "allreduce"}, r"expected one that encodes with Float16\(\), got allreduce"),
-        ({**TOPK, "communicator": "cltk", "deepreduce": "value"}, "got cltk, in which it plays no part"),
+        (
+            {"compressor": "fp16", "communicator": "allreduce"},
+            r"expected one that encodes with Float16\(\), got allreduce",
+        ),
+        (
+            {**TOPK, "communicator": "cltk", "deepreduce": "value"},
+            "got cltk, in which it plays no part",
+        ),
         ({"deepreduce": "index", **GATHERED}, "compressor: expected one that selects what to send"),
-        ({"compressor": "fp16", "deepreduce": "value", **GATHERED}, "deepreduce: expected None with the compressor fp16"),
+        (
+            {"compressor": "fp16", "deepreduce": "value", **GATHERED},
+            "deepreduce: expected None with the compressor fp16",
+        ),
         ({**TOPK, "compress_ratio": 30}, r"compress_ratio: expected a number in \(0, 1\], got 30"),
-        ({**TOPK, "deepreduce": "value", "value": "qsgd", "quantum_num": 256}, "quantum_num: expected an integer of 1 to 127, .*got 256; write 127"),
-        ({**TOPK, "deepreduce": "value", "value": "qsgd", "quantum_num": 7, "quantum_bits": 4}, "got also quantum_num"),
+        (
+            {**TOPK, "deepreduce": "value", "value": "qsgd", "quantum_num": 256},
+            "quantum_num: expected an integer of 1 to 127, .*got 256; write 127",
+        ),
+        (
+            {**TOPK, "deepreduce": "value", "value": "qsgd", "quantum_num": 7, "quantum_bits": 4},
+            "got also quantum_num",
+        ),
         ({**TOPK, "deepreduce": "value", "sort": True}, "sort: expected False"),
-        ({**TOPK, "memory": "dgc", "gradient_clipping": True}, "gradient_clipping: expected False, got True; clip"),
-        ({"compressor": "SKCompressCPU", "sparsifier": "topk", **GATHERED}, "num_quantiles: expected it"),
-        ({"compressor": "SKCompressCPU", "sparsifier": "dgc", "num_quantiles": 9, **GATHERED}, "sparsifier: expected one of topk, .*, got 'dgc'"),
+        (
+            {**TOPK, "memory": "dgc", "gradient_clipping": True},
+            "gradient_clipping: expected False, got True; clip",
+        ),
+        (
+            {"compressor": "SKCompressCPU", "sparsifier": "topk", **GATHERED},
+            "num_quantiles: expected it",
+        ),
+        (
+            {"compressor": "SKCompressCPU", "sparsifier": "dgc", "num_quantiles": 9, **GATHERED},
+            "sparsifier: expected one of topk, .*, got 'dgc'",
+        ),
         ('{"compressor": "topk"}', "params: expected a dictionary of settings, got str"),
     ],
 )
@@ -196,15 +277,28 @@ def test_settings_that_are_refused(settings, message):
 
 @pytest.mark.parametrize(
     ("setting", "name"),
-    [(setting, name) for setting, choices in params_table.CHOICES.items() for name, choice in choices.items() if choice.make is None],
+    [
+        (setting, name)
+        for setting, choices in params_table.CHOICES.items()
+        for name, choice in choices.items()
+        if choice.make is None
+    ],
 )
 def test_what_has_no_equal_says_what_to_write(setting, name):
     """And what it says, taken as it stands, is accepted."""
-    with pytest.raises(dr.InvalidArgumentError, match=f"{setting}: expected one of .*, got '{name}', which has no equal here: .*") as caught:
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=f"{setting}: expected one of .*, got '{name}', which has no equal here: .*",
+    ) as caught:
         dr.from_params({**TOPK, setting: name}, named())
     advised = re.findall(r"'(\w+)': ('\w+'|[\d.]+)", str(caught.value).split("no equal here: ")[1])
     assert advised
-    made({**(GATHERED if setting == "compressor" else TOPK), **{key: ast.literal_eval(given) for key, given in advised}})
+    made(
+        {
+            **(GATHERED if setting == "compressor" else TOPK),
+            **{key: ast.literal_eval(given) for key, given in advised},
+        }
+    )
 
 
 # --- docs/migration.md ---
@@ -213,7 +307,11 @@ def test_what_has_no_equal_says_what_to_write(setting, name):
 def table_under(heading):
     """Rows of the table under a heading, as lists of their cells."""
     section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in section.splitlines() if row.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in row.strip("|").split(" | ")]
+        for row in section.splitlines()
+        if row.startswith("| `")
+    ]
     assert rows, heading
     return rows
 
@@ -221,14 +319,22 @@ def table_under(heading):
 @pytest.mark.parametrize("setting", params_table.CHOICES)
 def test_the_page_has_every_value(setting):
     """Under the setting's name; what becomes of it, and what has no equal."""
-    rows = {name: cells for *names, cells in ((*re.findall(r"`(\w+)`", cells[0]), cells) for cells in table_under(setting)) for name in names}
+    rows = {
+        name: cells
+        for *names, cells in (
+            (*re.findall(r"`(\w+)`", cells[0]), cells) for cells in table_under(setting)
+        )
+        for name in names
+    }
     choices = params_table.CHOICES[setting]
     assert set(rows) == set(choices)
     for name, choice in choices.items():
         cells = rows[name]
         assert (cells[1] == "no equal") == (choice.make is None), name
         if choice.make is not None:
-            settings = {"sparsifier": "threshold", "num_quantiles": 128} if name.startswith("SK") else {}
+            settings = (
+                {"sparsifier": "threshold", "num_quantiles": 128} if name.startswith("SK") else {}
+            )
             stages = choice.make(_Settings(settings))
             for stage in stages.values() if isinstance(stages, dict) else [stages]:
                 assert type(stage).__name__ in cells[1], name
@@ -237,13 +343,20 @@ def test_the_page_has_every_value(setting):
 
 
 def test_the_page_has_the_defaults():
-    shown = {name: ast.literal_eval(default) for name, default in (re.findall(r"`([^`]+)`", cells[0] + cells[1]) for cells in table_under("Defaults"))}
+    shown = {
+        name: ast.literal_eval(default)
+        for name, default in (
+            re.findall(r"`([^`]+)`", cells[0] + cells[1]) for cells in table_under("Defaults")
+        )
+    }
     assert shown == {name: params_table.DEFAULTS[name] for name in shown}
     assert set(shown) == set(DEFAULTS) | {"fpr"}
 
 
 def test_the_page_has_the_settings_without_effect():
-    assert {cells[0].strip("`") for cells in table_under("Settings without effect")} == set(params_table.WITHOUT_EFFECT)
+    assert {cells[0].strip("`") for cells in table_under("Settings without effect")} == set(
+        params_table.WITHOUT_EFFECT
+    )
 
 
 def test_the_pages_dictionaries_are_accepted():

@@ -40,7 +40,9 @@ def test_what_a_rank_said_in_an_earlier_step_is_past(board):
     assert "no sign of life from rank 1" in who_is_gone(board, 0, 2, 7, grace=0.1)
     board.put(1, Note("elsewhere", 6, "", "data.py:1 in load", 2))
     assert board.get(1, step=7).place == "data.py:1 in load"
-    assert "rank 1 last heard of elsewhere at data.py:1 in load" in who_is_gone(board, 0, 2, 7, grace=0.1)
+    assert "rank 1 last heard of elsewhere at data.py:1 in load" in who_is_gone(
+        board, 0, 2, 7, grace=0.1
+    )
     board.put(1, Note("ended", 5))
     assert board.get(1, step=7) == Note("ended", 5)
 
@@ -66,7 +68,9 @@ def test_what_is_no_note_is_none(data):
 
 
 def test_texts_are_bounded_and_printable():
-    note = Note.unpack(json.dumps(["ended", 1, "a\x1b[31m\nb\ud800" + "x" * 10_000, "", 0]).encode())
+    note = Note.unpack(
+        json.dumps(["ended", 1, "a\x1b[31m\nb\ud800" + "x" * 10_000, "", 0]).encode()
+    )
     assert note.what.startswith("a?[31m?b?x")
     assert len(note.what) <= 300
 
@@ -81,7 +85,9 @@ def test_silent_ranks_are_named_after_the_grace(board):
     started = time.monotonic()
     text = who_is_gone(board, 0, 4, 4, grace=0.5)
     assert time.monotonic() - started < 3
-    assert text.startswith("expected all of 4 ranks to go on, got no sign of life from ranks 2, 3 within")
+    assert text.startswith(
+        "expected all of 4 ranks to go on, got no sign of life from ranks 2, 3 within"
+    )
     assert board.get(0) == Note("failed", 4)
 
 
@@ -115,7 +121,12 @@ who_is_gone(Board("127.0.0.1", int(sys.argv[1])), 0, 2, 4, grace=60)
 
 
 def test_a_rank_that_is_told_to_end_says_first_what_it_knows(board):
-    process = subprocess.Popen([sys.executable, "-c", _ASKS, str(board._port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _ASKS, str(board._port)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "asks\n"
     deadline = time.monotonic() + 30
     while board.get(0) is None and time.monotonic() < deadline:
@@ -132,7 +143,8 @@ def test_the_answer_to_termination_is_the_callers_again(board):
     before = signal.getsignal(signal.SIGTERM)
     who_is_gone(board, 0, 2, 4, grace=0.1)
     assert signal.getsignal(signal.SIGTERM) is before
-    thread = threading.Thread(target=who_is_gone, args=(board, 0, 2, 4, 0.1))  # where no handler can be set
+    # where no handler can be set
+    thread = threading.Thread(target=who_is_gone, args=(board, 0, 2, 4, 0.1))
     thread.start()
     thread.join(30)
     assert not thread.is_alive()

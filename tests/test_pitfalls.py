@@ -23,7 +23,9 @@ BOTH_IMPLEMENTATIONS = pytest.mark.parametrize("native", [True, False], ids=["na
 
 def encode(codec, values, native=True, memory=None, state=(), **position):
     position = {"seed": 1, "step": 2, "tensor": 3, "rank": 4, **position}
-    return encode_numpy(codec, memory or dr.NoMemory(), values, state, 0.0, native=native, **position)[0]
+    return encode_numpy(
+        codec, memory or dr.NoMemory(), values, state, 0.0, native=native, **position
+    )[0]
 
 
 def decode(data, d, native=True):
@@ -31,20 +33,27 @@ def decode(data, d, native=True):
 
 
 def exact_indices():
-    """Index codecs whose receiver puts values where the sender had them: all but the paper's naive control."""
+    """Index codecs whose receiver puts values where the sender had them: all but the paper's naive
+    control.
+    """
     return [name for name, codec in INDEX.items() if getattr(codec, "policy", None) != "naive"]
 
 
 @BOTH_IMPLEMENTATIONS
 @parametrize_product(index=exact_indices(), value=VALUE)
 def test_values_stay_with_their_indices_when_both_are_coded(index, value, native):
-    """In the published "both" mode values kept the sparsifier's order while indices came back ascending: relative error 1.41."""
+    """In the published "both" mode values kept the sparsifier's order while indices came back
+    ascending: relative error 1.41.
+    """
     values = gradient(20_000)
     data = encode(dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value]), values, native)
     indices, decoded = dr.decode_sum_sparse([data], values.size)
     in_place = np.linalg.norm(decoded - values[indices]) / np.linalg.norm(values[indices])
-    shuffled = np.linalg.norm(decoded - np.random.default_rng(1).permutation(values[indices])) / np.linalg.norm(values[indices])
-    # few levels and curves with few parameters cannot be near the values; they are nearer to their own than to others'
+    shuffled = np.linalg.norm(
+        decoded - np.random.default_rng(1).permutation(values[indices])
+    ) / np.linalg.norm(values[indices])
+    # few levels and curves with few parameters cannot be near the values; they are nearer to their
+    # own than to others'
     coarse = value in ("qsgd_1", "qsgd_2", "qsgd_5_l2", "fit_dexp", "fit_poly_degree1")
     assert in_place < (0.8 * shuffled if coarse else 0.2)
 
@@ -57,7 +66,9 @@ def test_width_of_the_order_mapping_at_powers_of_two(count, native):
     values = np.zeros(d, dtype=np.float32)
     # the last value is the largest, so that the largest position is the first to be sent
     values[2 * np.arange(count)] = 1 + np.arange(count, dtype=np.float32)
-    data = encode(dr.Codec(dr.TopK(k=count), index=dr.Rice(), value=dr.FitPoly(degree=1)), values, native)
+    data = encode(
+        dr.Codec(dr.TopK(k=count), index=dr.Rice(), value=dr.FitPoly(degree=1)), values, native
+    )
     info = dr.inspect(data)
     assert info["order"] == "permutation"
     width = next(width for width in range(14) if 2**width >= count)
@@ -66,7 +77,10 @@ def test_width_of_the_order_mapping_at_powers_of_two(count, native):
     np.testing.assert_allclose(decode(data, d, native), values, rtol=0.02)
 
 
-@parametrize_product(index=["rle", "huffman_delta", "rice", "elias_fano"], largest=[1, 2, 3, 4, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**24, 2**30, 2**31 - 2])
+@parametrize_product(
+    index=["rle", "huffman_delta", "rice", "elias_fano"],
+    largest=[1, 2, 3, 4, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**24, 2**30, 2**31 - 2],
+)
 def test_width_of_indices_at_powers_of_two(index, largest):
     """The last index and d itself on either side of a power of two."""
     indices = np.array(sorted({0, largest // 2, largest - 1, largest}), dtype=np.uint32)
@@ -77,11 +91,17 @@ def test_width_of_indices_at_powers_of_two(index, largest):
 
 @parametrize_product(index=INDEX, value=VALUE)
 def test_payloads_of_ranks_differ_in_size(index, value):
-    """Fits of different data have different sizes, which must not be declared equal: each payload tells its own, and sums work."""
+    """Fits of different data have different sizes, which must not be declared equal: each payload
+    tells its own, and sums work.
+    """
     d = 3000
     ranks = [gradient(d, key=rank) * (np.arange(d) % (rank + 2) == 0) for rank in range(4)]
-    codec = dr.Codec(dr.TopK(0.03 if index != "bitmap" else 0.1), index=INDEX[index], value=VALUE[value])
-    payloads = [codec.encode(values.astype(np.float32), rank=rank) for rank, values in enumerate(ranks)]
+    codec = dr.Codec(
+        dr.TopK(0.03 if index != "bitmap" else 0.1), index=INDEX[index], value=VALUE[value]
+    )
+    payloads = [
+        codec.encode(values.astype(np.float32), rank=rank) for rank, values in enumerate(ranks)
+    ]
     expected = np.zeros(d, dtype=np.float32)
     for data in payloads:
         assert dr.inspect(data)["total_bytes"] == data.size
@@ -90,7 +110,9 @@ def test_payloads_of_ranks_differ_in_size(index, value):
     # a zero tensor's payload is the extreme case
     small = codec.encode(np.zeros(d, dtype=np.float32))
     assert small.size < min(data.size for data in payloads)
-    np.testing.assert_array_equal(dr.decode_sum([small, *payloads], np.zeros(d, dtype=np.float32)), expected)
+    np.testing.assert_array_equal(
+        dr.decode_sum([small, *payloads], np.zeros(d, dtype=np.float32)), expected
+    )
 
 
 @BOTH_IMPLEMENTATIONS
@@ -115,7 +137,9 @@ def random_states():
 
 @parametrize_product(index=INDEX, value=VALUE)
 def test_global_random_generators_are_left_alone(index, value):
-    """Published code reseeded the global generator at every call, so that dropout and shuffling repeated themselves."""
+    """Published code reseeded the global generator at every call, so that dropout and shuffling
+    repeated themselves.
+    """
     pytest.importorskip("torch")
     values = gradient(500)
     codec = dr.Codec(dr.TopK(0.1), index=INDEX[index], value=VALUE[value])
@@ -129,7 +153,9 @@ def test_global_random_generators_are_left_alone(index, value):
     assert encode(codec, values, False).tobytes() == encode(codec, values).tobytes() == expected
 
 
-@parametrize_product(value=["float16", "bfloat16", "raw_value"], index=["bloom_p0", "rice", "raw_index"])
+@parametrize_product(
+    value=["float16", "bfloat16", "raw_value"], index=["bloom_p0", "rice", "raw_index"]
+)
 def test_counts_beyond_float16(index, value):
     """A count that travels as a value overflows float16 above 65504 and is rounded above 2048."""
     d, k = 300_000, 70_001
@@ -145,7 +171,9 @@ def test_counts_beyond_float16(index, value):
 
 @pytest.mark.parametrize("value", ["deflate", "fit_poly", "qsgd_4", "quantile"])
 def test_concurrent_encoders_share_nothing(value, tmp_path, monkeypatch):
-    """One temporary file shared by all ranks mixed their payloads; here threads agree with the sequence, and no file appears."""
+    """One temporary file shared by all ranks mixed their payloads; here threads agree with the
+    sequence, and no file appears.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     codec = dr.Codec(dr.TopK(0.05), index=dr.Huffman(delta=True), value=VALUE[value])
@@ -173,7 +201,9 @@ def test_zero_norm(value, native):
     assert np.isfinite(decoded).all()
     if value.startswith("qsgd"):
         assert not decoded[512:].any()
-    data = encode(dr.Codec(dr.NoneSparsifier(), value=VALUE[value]), np.zeros(2048, dtype=np.float32), native)
+    data = encode(
+        dr.Codec(dr.NoneSparsifier(), value=VALUE[value]), np.zeros(2048, dtype=np.float32), native
+    )
     assert not decode(data, values.size, native).any()
 
 
@@ -197,14 +227,27 @@ def test_salted_hashes_do_not_matter():
     """Seeds from Python's hash() of a name differ by process, hence by rank."""
     digests = set()
     for salt in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        result = subprocess.run([sys.executable, "-c", _DIGEST], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": salt,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
+        result = subprocess.run(
+            [sys.executable, "-c", _DIGEST],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         assert result.returncode == 0, result.stderr
         digests.add(result.stdout)
     assert len(digests) == 1 and digests != {""}
 
 
-@pytest.mark.parametrize("index", ["raw_index", "rle", "huffman", "huffman_delta", "rice", "elias_fano", "bitmap"])
+@pytest.mark.parametrize(
+    "index", ["raw_index", "rle", "huffman", "huffman_delta", "rice", "elias_fano", "bitmap"]
+)
 def test_indices_above_24_bits(index):
     """Indices that pass through float32 are rounded to even ones above 2^24."""
     d = 2**24 + 4096
@@ -218,12 +261,18 @@ def test_indices_above_24_bits(index):
 
 
 def test_dense_payload_is_told_by_its_id_not_by_its_count():
-    """A payload with an index section for all of its d elements is not a dense one, and the other way round."""
+    """A payload with an index section for all of its d elements is not a dense one, and the other
+    way round.
+    """
     section, _, _ = dr.Rice().encode(np.arange(8, dtype=np.uint32), 8, key=0)
     values = np.arange(8, dtype=np.float32).tobytes()
-    with_indices = container.write(container.Payload(8, 8, index_id=dr.Rice.stage_id, value_id=1, index=section, values=values))
+    with_indices = container.write(
+        container.Payload(8, 8, index_id=dr.Rice.stage_id, value_id=1, index=section, values=values)
+    )
     without = container.write(container.Payload(8, 8, value_id=1, values=values))
     for data in (with_indices, without):
         np.testing.assert_array_equal(dr.decode(data), np.arange(8))
     with pytest.raises(dr.CorruptPayloadError, match="index"):
-        dr.decode(container.write(container.Payload(8, 8, value_id=1, index=section, values=values)))
+        dr.decode(
+            container.write(container.Payload(8, 8, value_id=1, index=section, values=values))
+        )

@@ -1,4 +1,6 @@
-"""The preflight, run as a user's machine would run it: with tools and headers really taken out of its sight."""
+"""The preflight, run as a user's machine would run it: with tools and headers really taken out of
+its sight.
+"""
 
 import os
 import shutil
@@ -14,11 +16,17 @@ PREFLIGHT = ROOT / "scripts" / "preflight.py"
 
 
 def run(path=None, *, python=sys.executable, script=PREFLIGHT, arguments=(), **environment):
-    variables = {name: value for name, value in os.environ.items() if name not in ("CXX", "CPATH", "CPLUS_INCLUDE_PATH")}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("CXX", "CPATH", "CPLUS_INCLUDE_PATH")
+    }
     variables.update(environment)
     if path is not None:
         variables["PATH"] = str(path)
-    return subprocess.run([str(python), str(script), *arguments], env=variables, capture_output=True, text=True)
+    return subprocess.run(
+        [str(python), str(script), *arguments], env=variables, capture_output=True, text=True
+    )
 
 
 def executable(path, text):
@@ -33,15 +41,25 @@ def tools(tmp_path):
     folder = tmp_path / "tools"
     folder.mkdir()
     for name in ("make", "g++"):
-        # a script and not a link: through a link a compiler wrapper would look for itself under another folder
-        executable(folder / name, f'#!/bin/sh\nPATH={os.environ["PATH"]!r} exec {shutil.which(name)} "$@"\n')
+        # a script and not a link: through a link a compiler wrapper would look for itself under
+        # another folder
+        executable(
+            folder / name,
+            f'#!/bin/sh\nPATH={os.environ["PATH"]!r} exec {shutil.which(name)} "$@"\n',
+        )
     return folder
 
 
 def hide_header(tools, tmp_path, header):
     """Gives g++ an include folder that has all of the system's but one header."""
-    search = subprocess.run(["g++", "-E", "-x", "c++", "-v", "/dev/null"], capture_output=True, text=True).stderr
-    folders = search.partition("#include <...> search starts here:")[2].partition("End of search list")[0].split()
+    search = subprocess.run(
+        ["g++", "-E", "-x", "c++", "-v", "/dev/null"], capture_output=True, text=True
+    ).stderr
+    folders = (
+        search.partition("#include <...> search starts here:")[2]
+        .partition("End of search list")[0]
+        .split()
+    )
     options = []
     for number, folder in enumerate(folders):
         twin = tmp_path / "include" / str(number)
@@ -50,7 +68,10 @@ def hide_header(tools, tmp_path, header):
             if entry.name != header:
                 (twin / entry.name).symlink_to(entry.path)
         options += ["-isystem", str(twin)]
-    executable(tools / "g++", f'#!/bin/sh\nPATH={os.environ["PATH"]!r} exec {shutil.which("g++")} -nostdinc -nostdinc++ {" ".join(options)} "$@"\n')
+    executable(
+        tools / "g++",
+        f'#!/bin/sh\nPATH={os.environ["PATH"]!r} exec {shutil.which("g++")} -nostdinc -nostdinc++ {" ".join(options)} "$@"\n',
+    )
 
 
 def test_nothing_missing(tools):
@@ -58,11 +79,16 @@ def test_nothing_missing(tools):
     assert (done.returncode, done.stdout.strip()) == (0, "nothing is missing"), done.stderr
 
 
-@pytest.mark.parametrize("tool, words", [("make", "make: expected on PATH, got none"), ("g++", "expected g++ on PATH, got none")])
+@pytest.mark.parametrize(
+    "tool, words",
+    [("make", "make: expected on PATH, got none"), ("g++", "expected g++ on PATH, got none")],
+)
 def test_missing_tool_is_named_with_its_package(tools, tool, words):
     (tools / tool).unlink()
     done = run(tools)
-    assert done.returncode == 1 and words in done.stderr and f"apt-get install {tool}" in done.stderr, done.stderr
+    assert (
+        done.returncode == 1 and words in done.stderr and f"apt-get install {tool}" in done.stderr
+    ), done.stderr
 
 
 def test_all_missing_things_are_named_at_once(tools):
@@ -77,22 +103,35 @@ def test_what_hosts_need_is_named_only_when_asked_for(tools):
     (tools / "sitecustomize.py").write_text(
         "import shutil\nfound = shutil.which\nshutil.which = lambda name, **more: None if name in ('ip', 'tc', 'sshd') else found(name, **more) or name\n"
     )
-    without, with_hosts = run(tools, PYTHONPATH=str(tools)), run(tools, arguments=["--hosts"], PYTHONPATH=str(tools))
+    without, with_hosts = (
+        run(tools, PYTHONPATH=str(tools)),
+        run(tools, arguments=["--hosts"], PYTHONPATH=str(tools)),
+    )
     assert without.returncode == 0, without.stderr
-    assert with_hosts.returncode == 1 and "apt-get install iproute2 openssh-server" in with_hosts.stderr, with_hosts.stderr
+    assert (
+        with_hosts.returncode == 1
+        and "apt-get install iproute2 openssh-server" in with_hosts.stderr
+    ), with_hosts.stderr
     assert "hosts: expected sshd on PATH, got none" in with_hosts.stderr, with_hosts.stderr
 
 
 def test_old_compiler(tools):
     executable(tools / "g++", "#!/bin/sh\necho 9.4.0\n")
     done = run(tools)
-    assert done.returncode == 1 and "expected g++ 11 or newer, got 9.4.0; Debian package: g++" in done.stderr, done.stderr
+    assert (
+        done.returncode == 1
+        and "expected g++ 11 or newer, got 9.4.0; Debian package: g++" in done.stderr
+    ), done.stderr
 
 
 def test_missing_zlib(tools, tmp_path):
     hide_header(tools, tmp_path, "zlib.h")
     done = run(tools)
-    assert done.returncode == 1 and "zlib.h" in done.stderr and "apt-get install zlib1g-dev" in done.stderr, done.stderr
+    assert (
+        done.returncode == 1
+        and "zlib.h" in done.stderr
+        and "apt-get install zlib1g-dev" in done.stderr
+    ), done.stderr
     assert "Python.h" not in done.stderr, done.stderr
 
 
@@ -112,22 +151,37 @@ def test_missing_python_headers(tools, tmp_path):
     )
     done = run(tools, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and f"expected Python.h in {empty}" in done.stderr, done.stderr
-    assert "apt-get install libpython3.11-dev" in done.stderr and "zlib" not in done.stderr, done.stderr
+    assert "apt-get install libpython3.11-dev" in done.stderr and "zlib" not in done.stderr, (
+        done.stderr
+    )
 
 
 def test_missing_venv_module(tools, tmp_path):
-    (tmp_path / "ensurepip.py").write_text("raise ImportError('as Debian without python3.11-venv')\n")
+    (tmp_path / "ensurepip.py").write_text(
+        "raise ImportError('as Debian without python3.11-venv')\n"
+    )
     done = run(tools, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and "apt-get install python3.11-venv" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("script", ["preflight.py", "set_up.py"])
 def test_wrong_python_is_named_before_anything_is_made(tools, tmp_path, script):
-    """The version is doctored, so that the test needs no second Python; nothing may be made by either script."""
-    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.version_info = (3, 13, 0, 'final', 0)\n")
+    """The version is doctored, so that the test needs no second Python; nothing may be made by
+    either script.
+    """
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.version_info = (3, 13, 0, 'final', 0)\n"
+    )
     clone = tmp_path / "clone"
-    shutil.copytree(ROOT / "scripts", clone / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
-    done = run(tools, script=clone / "scripts" / script, PYTHONPATH=str(tmp_path), PYTHONDONTWRITEBYTECODE="1")
+    shutil.copytree(
+        ROOT / "scripts", clone / "scripts", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    done = run(
+        tools,
+        script=clone / "scripts" / script,
+        PYTHONPATH=str(tmp_path),
+        PYTHONDONTWRITEBYTECODE="1",
+    )
     assert done.returncode == 1 and "expect 3.11, got 3.13" in done.stderr, done.stderr
     assert "python3.11 python3.11-venv libpython3.11-dev" in done.stderr, done.stderr
     assert [entry.name for entry in clone.iterdir()] == ["scripts"]
@@ -139,6 +193,12 @@ def test_too_little_room():
         import preflight
     finally:
         sys.path.pop(0)
-    found = preflight.disk_problems([("a", str(ROOT / "not-there-yet"), 2**61), ("b", str(ROOT), 2**61)])
-    assert len(found) == 1 and "for a and b" in found[0] and "expected 4611686018.4 GB free" in found[0], found
+    found = preflight.disk_problems(
+        [("a", str(ROOT / "not-there-yet"), 2**61), ("b", str(ROOT), 2**61)]
+    )
+    assert (
+        len(found) == 1
+        and "for a and b" in found[0]
+        and "expected 4611686018.4 GB free" in found[0]
+    ), found
     assert preflight.disk_problems([("a", str(ROOT), 1)]) == []

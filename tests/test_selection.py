@@ -1,4 +1,6 @@
-"""Selection with error feedback: exact for every input, hint and SIMD level; what the conformance suite's rows cannot show."""
+"""Selection with error feedback: exact for every input, hint and SIMD level; what the conformance
+suite's rows cannot show.
+"""
 
 import numpy as np
 import pytest
@@ -19,20 +21,40 @@ SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 2047, 2048, 2049, 4097, 16383, 16384, 1
 HINTS = (0.0, -1.0, np.nan, np.inf, -np.inf, 1e-45, 1e-30, 1e-3, 0.1, 0.5, 1.0, 1e30, 3.4e38)
 
 
-def sent(codec, values, state=(), memory=None, threshold=0.0, simd=-1, native=True, dtype=None, step=0):
+def sent(
+    codec, values, state=(), memory=None, threshold=0.0, simd=-1, native=True, dtype=None, step=0
+):
     """-> (payload's bytes, state after, next threshold); ``state`` is not changed."""
     state = tuple(array.copy() for array in state)
     memory = memory or (dr.Residual() if state else dr.NoMemory())
-    data, threshold = encode_numpy(codec, memory, values, state, threshold, 1, step, 3, 4, native=native, simd=simd, dtype=dtype)
+    data, threshold = encode_numpy(
+        codec,
+        memory,
+        values,
+        state,
+        threshold,
+        1,
+        step,
+        3,
+        4,
+        native=native,
+        simd=simd,
+        dtype=dtype,
+    )
     return data.tobytes(), state, threshold
 
 
 def selected(payload):
-    return dr.decode_sum_sparse([np.frombuffer(payload, dtype=np.uint8)], dr.inspect(np.frombuffer(payload, dtype=np.uint8))["d"])
+    return dr.decode_sum_sparse(
+        [np.frombuffer(payload, dtype=np.uint8)],
+        dr.inspect(np.frombuffer(payload, dtype=np.uint8))["d"],
+    )
 
 
 def largest(values, k):
-    """The definition: sort by magnitude downwards, then by index; drop zeros; the first k, ascending."""
+    """The definition: sort by magnitude downwards, then by index; drop zeros; the first k,
+    ascending.
+    """
     order = np.lexsort((np.arange(values.size), -np.abs(values)))[:k]
     return np.sort(order[values[order] != 0])
 
@@ -59,12 +81,24 @@ def test_top_k_at_every_size(d, simd):
 
 @pytest.mark.parametrize("simd", SIMD_LEVELS)
 def test_hints_never_change_the_bytes(simd):
-    for values, k in ((gradient(50_000), 500), (np.round(gradient(50_000) * 50).astype(np.float32), 700), (gradient(1000), 10)):
+    for values, k in (
+        (gradient(50_000), 500),
+        (np.round(gradient(50_000) * 50).astype(np.float32), 700),
+        (gradient(1000), 10),
+    ):
         residual = np.roll(values, 1)
         codec = dr.Codec(dr.TopK(k=k))
         payload, (kept,), after = sent(codec, values, (residual,))
-        for hint in (*HINTS, after, np.nextafter(np.float32(after), np.float32(9)), after * 0.97, after * 1.03):
-            other, (kept_too,), after_too = sent(codec, values, (residual,), threshold=float(hint), simd=simd)
+        for hint in (
+            *HINTS,
+            after,
+            np.nextafter(np.float32(after), np.float32(9)),
+            after * 0.97,
+            after * 1.03,
+        ):
+            other, (kept_too,), after_too = sent(
+                codec, values, (residual,), threshold=float(hint), simd=simd
+            )
             assert other == payload, f"the hint {hint} changes the bytes"
             np.testing.assert_array_equal(kept_too, kept)
             assert after_too == after
@@ -126,17 +160,25 @@ def test_simd_levels_and_sizes_agree_with_the_oracle(sparsifier, memory):
         hints = dict.fromkeys(states, 0.0)
         for step in range(2):
             values = gradient(d, key=40 + step)
-            expected, states["oracle"], _ = sent(codec, values, states["oracle"], memory, native=False, step=step)
+            expected, states["oracle"], _ = sent(
+                codec, values, states["oracle"], memory, native=False, step=step
+            )
             for simd in SIMD_LEVELS:
-                got, states[simd], hints[simd] = sent(codec, values, states[simd], memory, hints[simd], simd, step=step)
+                got, states[simd], hints[simd] = sent(
+                    codec, values, states[simd], memory, hints[simd], simd, step=step
+                )
                 assert got == expected, (d, simd, step)
                 for array, oracle in zip(states[simd], states["oracle"]):
                     np.testing.assert_array_equal(array.view(np.uint32), oracle.view(np.uint32))
 
 
-@parametrize_product(dtype=["float32", "float16", "float64", "bfloat16"], memory=MEMORIES, simd=SIMD_LEVELS)
+@parametrize_product(
+    dtype=["float32", "float16", "float64", "bfloat16"], memory=MEMORIES, simd=SIMD_LEVELS
+)
 def test_dtypes(dtype, memory, simd):
-    """Every float16 and bfloat16 number, and float64 numbers around float32's edges, convert as NumPy says."""
+    """Every float16 and bfloat16 number, and float64 numbers around float32's edges, convert as
+    NumPy says.
+    """
     memory = MEMORIES[memory]
     if dtype == "float16":
         values = np.arange(2**16, dtype=np.uint16).view(np.float16)
@@ -145,8 +187,14 @@ def test_dtypes(dtype, memory, simd):
         values = (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
         values = values[np.isfinite(values)]
     else:
-        values = np.concatenate([gradient(9000), [1e-40, -1e-45, 3e38, -3.4028234e38, 0.0, -0.0]]).astype(dtype)
-        values = np.concatenate([values, [1e-46, 1e-300, 1 + 2**-24, 1 + 2**-30]]) if dtype == "float64" else values
+        values = np.concatenate(
+            [gradient(9000), [1e-40, -1e-45, 3e38, -3.4028234e38, 0.0, -0.0]]
+        ).astype(dtype)
+        values = (
+            np.concatenate([values, [1e-46, 1e-300, 1 + 2**-24, 1 + 2**-30]])
+            if dtype == "float64"
+            else values
+        )
     state = tuple(gradient(values.size, key=13) for _ in memory.state)
     for sparsifier in (dr.TopK(0.05), dr.TopK(1.0), dr.NoneSparsifier(), dr.Threshold(0)):
         codec = dr.Codec(sparsifier)
@@ -154,12 +202,22 @@ def test_dtypes(dtype, memory, simd):
             halves = (values.view(np.uint32) >> 16).astype(np.uint16)
             native_state = tuple(array.copy() for array in state)
             data, _, _ = _native.encode(
-                codec.fields(memory), halves, 2, *native_state, *[None] * (2 - len(state)), seed=1, tensor=3, rank=4, simd=simd
+                codec.fields(memory),
+                halves,
+                2,
+                *native_state,
+                *[None] * (2 - len(state)),
+                seed=1,
+                tensor=3,
+                rank=4,
+                simd=simd,
             )
             native = data.tobytes()
         else:
             native, native_state, _ = sent(codec, values, state, memory, simd=simd)
-        oracle, oracle_state, _ = sent(codec, values, state, memory, native=False, dtype=2 if dtype == "bfloat16" else None)
+        oracle, oracle_state, _ = sent(
+            codec, values, state, memory, native=False, dtype=2 if dtype == "bfloat16" else None
+        )
         assert native == oracle
         for array, expected in zip(native_state, oracle_state):
             np.testing.assert_array_equal(array.view(np.uint32), expected.view(np.uint32))
@@ -167,14 +225,25 @@ def test_dtypes(dtype, memory, simd):
 
 @pytest.mark.parametrize("simd", SIMD_LEVELS)
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("dtype, bad", [("float32", np.nan), ("float32", -np.inf), ("float16", np.inf), ("float64", np.nan), ("float64", 1e39)])
+@pytest.mark.parametrize(
+    "dtype, bad",
+    [
+        ("float32", np.nan),
+        ("float32", -np.inf),
+        ("float16", np.inf),
+        ("float64", np.nan),
+        ("float64", 1e39),
+    ],
+)
 def test_non_finite_leaves_the_memory(dtype, bad, memory, simd):
     memory = MEMORIES[memory]
     state = tuple(gradient(5000, key=17) for _ in memory.state)
     for at in (0, 2047, 2048, 4999):
         values = gradient(5000).astype(dtype)
         values[at] = bad
-        payload, after, hint = sent(dr.Codec(dr.TopK(0.01)), values, state, memory, threshold=0.25, simd=simd)
+        payload, after, hint = sent(
+            dr.Codec(dr.TopK(0.01)), values, state, memory, threshold=0.25, simd=simd
+        )
         assert payload == sent(dr.Codec(dr.TopK(0.01)), values, state, memory, native=False)[0]
         assert np.isnan(dr.decode(np.frombuffer(payload, dtype=np.uint8))).all()
         assert hint == 0.25
@@ -226,19 +295,25 @@ def test_low_pass_by_its_formula():
     m, g = gradient(3000, key=3), gradient(3000)
     payload, (after,), _ = sent(dr.Codec(dr.TopK(0.1)), g, (m,), dr.LowPass(0.3))
     s = dr.decode(np.frombuffer(payload, dtype=np.uint8)).astype(np.float64)
-    np.testing.assert_allclose(after, 0.7 * m + 0.3 * (m.astype(np.float64) + g - s), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        after, 0.7 * m + 0.3 * (m.astype(np.float64) + g - s), rtol=0, atol=1e-6
+    )
 
 
 def test_low_pass_of_one_is_the_residual():
     m, g = gradient(3000, key=3), gradient(3000)
-    low_pass, residual = (sent(dr.Codec(dr.TopK(0.1)), g, (m,), memory) for memory in (dr.LowPass(1), dr.Residual()))
+    low_pass, residual = (
+        sent(dr.Codec(dr.TopK(0.1)), g, (m,), memory) for memory in (dr.LowPass(1), dr.Residual())
+    )
     assert low_pass[0] == residual[0]
     np.testing.assert_array_equal(low_pass[1], residual[1])
 
 
 def test_momentum_correction_by_its_formula():
     v, u, g = gradient(3000, key=3), gradient(3000, key=4), gradient(3000)
-    payload, (residual, velocity), _ = sent(dr.Codec(dr.TopK(0.1)), g, (v, u), dr.MomentumCorrection(0.9))
+    payload, (residual, velocity), _ = sent(
+        dr.Codec(dr.TopK(0.1)), g, (v, u), dr.MomentumCorrection(0.9)
+    )
     indices, values = selected(payload)
     expected_velocity = 0.9 * u.astype(np.float64) + g
     np.testing.assert_array_equal(indices, largest((v + expected_velocity.astype(np.float32)), 300))
@@ -251,7 +326,9 @@ def test_momentum_correction_by_its_formula():
 
 
 def test_momentum_correction_sends_what_momentum_sgd_sums():
-    """Everything sent at every step: the sum of the sent is that of plain momentum, restarted where it was masked."""
+    """Everything sent at every step: the sum of the sent is that of plain momentum, restarted where
+    it was masked.
+    """
     state = (np.zeros(50, dtype=np.float32), np.zeros(50, dtype=np.float32))
     total, velocity, expected = np.zeros(50), np.zeros(50), np.zeros(50)
     for step in range(6):
@@ -268,7 +345,9 @@ def test_momentum_correction_sends_what_momentum_sgd_sums():
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5, 16, 17, 1000, 4096])
 def test_random_permutation_is_one(d):
-    np.testing.assert_array_equal(np.sort(permuted(99, d, np.arange(d, dtype=np.uint32))), np.arange(d))
+    np.testing.assert_array_equal(
+        np.sort(permuted(99, d, np.arange(d, dtype=np.uint32))), np.arange(d)
+    )
 
 
 @pytest.mark.parametrize("d, k", [(3, 1), (10, 3), (33, 8)])
@@ -276,7 +355,9 @@ def test_random_k_is_uniform(d, k):
     draws = 6000
     counts = np.zeros(d)
     for step in range(draws):
-        indices, _ = selected(sent(dr.Codec(dr.RandomK(k=k)), np.zeros(d, dtype=np.float32), step=step)[0])
+        indices, _ = selected(
+            sent(dr.Codec(dr.RandomK(k=k)), np.zeros(d, dtype=np.float32), step=step)[0]
+        )
         assert indices.size == np.unique(indices).size == k
         counts[indices] += 1
     expected = draws * k / d
@@ -287,7 +368,9 @@ def test_random_k_pairs_are_uniform():
     draws, d = 6000, 7
     counts = np.zeros((d, d))
     for step in range(draws):
-        a, b = selected(sent(dr.Codec(dr.RandomK(k=2)), np.zeros(d, dtype=np.float32), step=step)[0])[0]
+        a, b = selected(
+            sent(dr.Codec(dr.RandomK(k=2)), np.zeros(d, dtype=np.float32), step=step)[0]
+        )[0]
         counts[a, b] += 1
     expected = draws / (d * (d - 1) / 2)
     pairs = counts[np.triu_indices(d, 1)]
@@ -297,7 +380,12 @@ def test_random_k_pairs_are_uniform():
 
 def test_random_k_is_the_same_on_all_ranks_and_new_at_every_step():
     codec = dr.Codec(dr.RandomK(0.01))
-    ranks = [dr.decode_sum_sparse([codec.encode(gradient(10_000, key=rank), step=3, rank=rank)], 10_000)[0] for rank in range(3)]
+    ranks = [
+        dr.decode_sum_sparse([codec.encode(gradient(10_000, key=rank), step=3, rank=rank)], 10_000)[
+            0
+        ]
+        for rank in range(3)
+    ]
     np.testing.assert_array_equal(ranks[0], ranks[1])
     np.testing.assert_array_equal(ranks[0], ranks[2])
     other = dr.decode_sum_sparse([codec.encode(gradient(10_000), step=4)], 10_000)[0]
@@ -308,7 +396,11 @@ def test_random_k_is_the_same_on_all_ranks_and_new_at_every_step():
 
 @settings(max_examples=100, deadline=None)
 @given(
-    arrays(np.float32, strategies.integers(1, 200), elements=strategies.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45, 3e38])),
+    arrays(
+        np.float32,
+        strategies.integers(1, 200),
+        elements=strategies.sampled_from([0, -0.0, 1, -1, 2, -2, 1e-45, 3e38]),
+    ),
     strategies.integers(1, 70),
 )
 def test_chunk_top_k_by_its_definition(values, chunk):
@@ -329,7 +421,9 @@ def test_threshold_is_exclusive_and_zero_keeps_all_non_zeros():
     values = np.zeros(1000, dtype=np.float32)
     values[:6] = [0.5, -0.5, np.nextafter(np.float32(0.5), np.float32(1)), -0.75, 1e-45, -0.0]
     np.testing.assert_array_equal(selected(sent(dr.Codec(dr.Threshold(0.5)), values)[0])[0], [2, 3])
-    np.testing.assert_array_equal(selected(sent(dr.Codec(dr.Threshold(0)), values)[0])[0], [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(
+        selected(sent(dr.Codec(dr.Threshold(0)), values)[0])[0], [0, 1, 2, 3, 4]
+    )
     assert selected(sent(dr.Codec(dr.Threshold(3e38)), values)[0])[0].size == 0
 
 

@@ -1,4 +1,6 @@
-"""The set-up's own machinery: logs, locks, stamps, and a Horovod build that fails leaves nothing behind."""
+"""The set-up's own machinery: logs, locks, stamps, and a Horovod build that fails leaves nothing
+behind.
+"""
 
 import subprocess
 import sys
@@ -27,9 +29,17 @@ def own_place(tmp_path, monkeypatch):
 
 def test_a_failing_step_shows_the_end_of_its_log():
     with pytest.raises(console.SetUpError) as caught:
-        console.run([sys.executable, "-c", "print(*range(1000), sep='\\n'); raise SystemExit(3)"], "counting", "no time")
+        console.run(
+            [sys.executable, "-c", "print(*range(1000), sep='\\n'); raise SystemExit(3)"],
+            "counting",
+            "no time",
+        )
     words = str(caught.value)
-    assert "counting: expected exit status 0, got 3" in words and words.endswith("\n999") and "\n5\n" not in words
+    assert (
+        "counting: expected exit status 0, got 3" in words
+        and words.endswith("\n999")
+        and "\n5\n" not in words
+    )
 
 
 def test_progress_is_the_last_percentage_or_the_last_line(own_place):
@@ -38,16 +48,23 @@ def test_progress_is_the_last_percentage_or_the_last_line(own_place):
     assert console._progress(log, r"\[ *(\d+)%\]") == "42 %"
     assert console._progress(log, None) == "warning: x"
     log.write_text("")
-    assert (console._progress(log, r"\[ *(\d+)%\]"), console._progress(log, None)) == ("preparing", "")
+    assert (console._progress(log, r"\[ *(\d+)%\]"), console._progress(log, None)) == (
+        "preparing",
+        "",
+    )
 
 
 def test_a_second_set_up_waits_for_the_first(own_place, capsys):
     path = own_place / "some.lock"
     code = f"import sys; sys.path.insert(0, {str(Path(console.__file__).parent)!r})\nimport console, pathlib\n"
     code += f"with console.locked(pathlib.Path({str(path)!r}), 'building'):\n    print('held', flush=True); input()"
-    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert first.stdout.readline() == "held\n"
-    second = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    second = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert "waiting for another set-up that is building" in second.stdout.readline()
     time.sleep(0.2)
     assert second.poll() is None
@@ -59,7 +76,11 @@ def test_stamps_are_kept_by_step():
     assert set_up.stamp("pins") is None
     set_up.stamp("pins", "a")
     set_up.stamp("horovod", "b")
-    assert (set_up.stamp("pins"), set_up.stamp("horovod"), set_up.stamp("package")) == ("a", "b", None)
+    assert (set_up.stamp("pins"), set_up.stamp("horovod"), set_up.stamp("package")) == (
+        "a",
+        "b",
+        None,
+    )
 
 
 def test_an_environment_from_another_place_is_refused(own_place):
@@ -74,7 +95,7 @@ def test_an_environment_from_another_place_is_refused(own_place):
 def test_a_failed_horovod_build_leaves_no_wheel(own_place, monkeypatch):
     bad = own_place / "bin" / "python"
     bad.parent.mkdir()
-    bad.write_text("#!/bin/sh\necho \"$CXX: C++14 refused\"\nexit 1\n")
+    bad.write_text('#!/bin/sh\necho "$CXX: C++14 refused"\nexit 1\n')
     bad.chmod(0o755)
     folder = own_place / "cache" / "key"
     with pytest.raises(console.SetUpError, match=r"C\+\+14 refused"):

@@ -1,4 +1,6 @@
-"""Compressor.load_state_dict and checkpoints: all of a state is checked, then all of it is taken, or nothing."""
+"""Compressor.load_state_dict and checkpoints: all of a state is checked, then all of it is taken,
+or nothing.
+"""
 
 import copy
 
@@ -130,7 +132,9 @@ def test_arrays_in_the_parameters_shape_and_numbers_of_numpy(framework):
 
 
 def change(path, value):
-    """An edit of a state: ``value`` at ``path``; a function of the framework when callable, Ellipsis to remove it."""
+    """An edit of a state: ``value`` at ``path``; a function of the framework when callable,
+    Ellipsis to remove it.
+    """
 
     def edit(state, framework):
         *parents, last = path
@@ -273,7 +277,9 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
     state = owner.compressor.state_dict()
     states = [{**copy.deepcopy(state), "rank": rank, "size": 6} for rank in range(6)]
     for rank, one in enumerate(states):
-        one["parameters"]["first"]["memory"]["residual"] = owner.array(np.full(200, 2.0**rank, np.float32))
+        one["parameters"]["first"]["memory"]["residual"] = owner.array(
+            np.full(200, 2.0**rank, np.float32)
+        )
 
     def first_of_host(rank):
         return rank - rank % 2
@@ -284,7 +290,10 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
         assert (kept == sum(2.0**one for one in old)).all()
     owner.compressor.load_state_dict({**state, "rank": 0, "size": 1})
     before = snapshot(owner.compressor)
-    with pytest.raises(dr.InvalidArgumentError, match="parameter first: expected no memory on rank 3, whose communicator sends from rank 2.* list of all"):
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match="parameter first: expected no memory on rank 3, whose communicator sends from rank 2.* list of all",
+    ):
         checkpoint.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
     assert_equal(snapshot(owner.compressor), before)
     checkpoint.load(slots, states[2] | {"size": 4}, fingerprint, 2, 4, first_of_host)

@@ -1,4 +1,6 @@
-"""Sums of payloads tell how large they became on the way, so that nobody has to look for overflows in them."""
+"""Sums of payloads tell how large they became on the way, so that nobody has to look for overflows
+in them.
+"""
 
 import numpy as np
 import pytest
@@ -11,8 +13,15 @@ from deepreduce_hvd.numpy_backend import add_payloads
 
 D = 500
 LARGEST = np.finfo(np.float32).max
-WAYS = {"oracle": {"native": False}, **{f"simd {level}": {"simd": level} for level in range(_native.simd_level() + 1)}}
-CODECS = {"sparse": dr.Codec(dr.TopK(0.1), index=dr.Rice()), "dense": dr.Codec(dr.NoneSparsifier()), "fit": dr.Codec(dr.TopK(0.5), value=dr.FitPoly())}
+WAYS = {
+    "oracle": {"native": False},
+    **{f"simd {level}": {"simd": level} for level in range(_native.simd_level() + 1)},
+}
+CODECS = {
+    "sparse": dr.Codec(dr.TopK(0.1), index=dr.Rice()),
+    "dense": dr.Codec(dr.NoneSparsifier()),
+    "fit": dr.Codec(dr.TopK(0.5), value=dr.FitPoly()),
+}
 
 
 def peak(height, place=3):
@@ -49,17 +58,28 @@ def test_an_overflow_cannot_be_missed(codec, way):
     assert largest(LARGEST, LARGEST, -LARGEST) == np.inf
     assert largest(LARGEST, LARGEST, -1.0) == np.inf
     assert largest(1.0, scale=np.inf) > LARGEST or np.isnan(largest(1.0, scale=np.inf))
-    assert np.isnan(largest(np.nan)) and np.isnan(largest(1.0, np.nan)) and np.isnan(largest(np.nan, 1.0))
+    assert (
+        np.isnan(largest(np.nan))
+        and np.isnan(largest(1.0, np.nan))
+        and np.isnan(largest(np.nan, 1.0))
+    )
     assert largest() == 0
 
 
 @pytest.mark.parametrize("value", VALUE)
 @pytest.mark.parametrize("index", INDEX)
 def test_a_payload_of_nothing(index, value):
-    payload = payload_of_nothing(dr.Codec(dr.TopK(0.5), index=INDEX[index], value=VALUE[value]), D, 1)
+    payload = payload_of_nothing(
+        dr.Codec(dr.TopK(0.5), index=INDEX[index], value=VALUE[value]), D, 1
+    )
     for way in WAYS.values():
         out = np.ones(D, dtype=np.float32)
         assert add_payloads([payload], out, 1.0, **way) == 0
         assert (out == 1).all()
     about = dr.inspect(payload)
-    assert about["k"] == 0 and about["d"] == D and about["dtype"] == "float16" and about["total_bytes"] < 110
+    assert (
+        about["k"] == 0
+        and about["d"] == D
+        and about["dtype"] == "float16"
+        and about["total_bytes"] < 110
+    )

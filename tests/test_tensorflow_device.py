@@ -1,4 +1,6 @@
-"""Which variables TensorFlow's gradients are compressed beside, and why not; no GPU is needed to ask."""
+"""Which variables TensorFlow's gradients are compressed beside, and why not; no GPU is needed to
+ask.
+"""
 
 import os
 import types
@@ -25,7 +27,11 @@ def on(device):
 
 
 def path(codec=CODEC, communicator=None):
-    return DevicePath(types.SimpleNamespace(codec=codec, memory=dr.Residual(), communicator=communicator or dr.Allgather()))
+    return DevicePath(
+        types.SimpleNamespace(
+            codec=codec, memory=dr.Residual(), communicator=communicator or dr.Allgather()
+        )
+    )
 
 
 @pytest.fixture
@@ -36,7 +42,14 @@ def kernels(monkeypatch):
 
 def test_the_gpu_of_a_variable():
     assert gpu_of(on(GPU)) == GPU and gpu_of(types.SimpleNamespace(value=on(GPU))) == GPU
-    for elsewhere in (tf.Variable(1.0), on(""), on(None), on("/job:localhost/device:CPU:0"), types.SimpleNamespace(), types.SimpleNamespace(value=lambda: 1)):
+    for elsewhere in (
+        tf.Variable(1.0),
+        on(""),
+        on(None),
+        on("/job:localhost/device:CPU:0"),
+        types.SimpleNamespace(),
+        types.SimpleNamespace(value=lambda: 1),
+    ):
         assert gpu_of(elsewhere) is None
 
 
@@ -60,7 +73,9 @@ def test_nccl_is_asked_for_by_what_horovod_was_built_with(kernels, monkeypatch):
 )
 def test_what_keeps_gradients_on_the_host_is_told_once(kernels, options, reason):
     one = path(**options)
-    with pytest.warns(UserWarning, match=f"gradients on {GPU} are compressed on the host: .*{reason}"):
+    with pytest.warns(
+        UserWarning, match=f"gradients on {GPU} are compressed on the host: .*{reason}"
+    ):
         assert one.home(on(GPU)) is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

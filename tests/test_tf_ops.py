@@ -1,4 +1,6 @@
-"""The TensorFlow operators: the same bytes as NumPy and PyTorch, errors by cause, state that outlives a trace."""
+"""The TensorFlow operators: the same bytes as NumPy and PyTorch, errors by cause, state that
+outlives a trace.
+"""
 
 import os
 
@@ -28,23 +30,47 @@ def test_same_bytes_as_numpy_and_torch(index, value, dtype):
     payload = codec.encode(values, residual, step=2, seed=1, tensor=5, rank=6)
     assert payload.dtype == tf.uint8
     array = tf.cast(values, tf.float32).numpy() if dtype == "bfloat16" else values.numpy()
-    expected, _ = encode_numpy(codec, dr.Residual(), array, (expected_residual,), 0.0, 1, 2, 5, 6, native=False, dtype=CODES[dtype])
+    expected, _ = encode_numpy(
+        codec,
+        dr.Residual(),
+        array,
+        (expected_residual,),
+        0.0,
+        1,
+        2,
+        5,
+        6,
+        native=False,
+        dtype=CODES[dtype],
+    )
     assert payload.numpy().tobytes() == expected.tobytes()
     np.testing.assert_array_equal(residual.numpy(), expected_residual)
-    from_torch = codec.encode(torch.from_numpy(array).to(getattr(torch, dtype)), torch_residual, step=2, seed=1, tensor=5, rank=6)
+    from_torch = codec.encode(
+        torch.from_numpy(array).to(getattr(torch, dtype)),
+        torch_residual,
+        step=2,
+        seed=1,
+        tensor=5,
+        rank=6,
+    )
     assert payload.numpy().tobytes() == from_torch.numpy().tobytes()
     np.testing.assert_array_equal(residual.numpy(), torch_residual.numpy())
     np.testing.assert_array_equal(dr.decode(payload).numpy(), dr.decode(expected))
     out = tf.Variable(tf.ones(2000))
     dr.decode_sum([payload, payload], out, scale=0.5)
-    np.testing.assert_array_equal(out.numpy(), dr.decode_sum([expected, expected], np.ones(2000, dtype=np.float32), scale=0.5))
+    np.testing.assert_array_equal(
+        out.numpy(), dr.decode_sum([expected, expected], np.ones(2000, dtype=np.float32), scale=0.5)
+    )
     assert dr.inspect(payload)["dtype"] == dtype
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (lambda: tf.zeros([3, 3]), r"expected a dense 1-D TensorFlow tensor of .*, got float32 of shape \(3, 3\)"),
+        (
+            lambda: tf.zeros([3, 3]),
+            r"expected a dense 1-D TensorFlow tensor of .*, got float32 of shape \(3, 3\)",
+        ),
         (lambda: tf.zeros([3], tf.int32), r"got int32 of shape \(3,\)"),
         (lambda: tf.IndexedSlices(tf.zeros([1]), tf.constant([0])), "got IndexedSlices"),
     ],
@@ -56,8 +82,15 @@ def test_bad_gradients(values, message):
 
 def test_bad_residuals_and_payloads():
     codec = dr.Codec(dr.TopK(0.5))
-    for residual in (tf.zeros([10]), tf.Variable(tf.zeros([11])), tf.Variable(tf.zeros([10], tf.float64))):
-        with pytest.raises(dr.InvalidArgumentError, match=r"residual: expected a float32 tf.Variable of shape \(10,\), got float"):
+    for residual in (
+        tf.zeros([10]),
+        tf.Variable(tf.zeros([11])),
+        tf.Variable(tf.zeros([10], tf.float64)),
+    ):
+        with pytest.raises(
+            dr.InvalidArgumentError,
+            match=r"residual: expected a float32 tf.Variable of shape \(10,\), got float",
+        ):
             codec.encode(tf.zeros([10]), residual)
     payload = codec.encode(tf.ones([10]))
     with pytest.raises(dr.CorruptPayloadError, match="payload length: expected"):
@@ -66,7 +99,9 @@ def test_bad_residuals_and_payloads():
         dr.decode_sum([tf.concat([payload, payload], 0)], tf.Variable(tf.zeros([10])))
     with pytest.raises(dr.InvalidArgumentError, match="expected d = 11 elements, got 10"):
         dr.decode_sum([payload], tf.Variable(tf.zeros([11])))
-    with pytest.raises(dr.InvalidArgumentError, match="expected a 1-D float32 tf.Variable, got float32"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match="expected a 1-D float32 tf.Variable, got float32"
+    ):
         dr.decode_sum([payload], tf.zeros([10]))
     with pytest.raises(dr.InvalidArgumentError, match="expected a 1-D uint8 tensor, got float32"):
         dr.decode(tf.zeros([50]))
@@ -77,30 +112,62 @@ def test_bad_residuals_and_payloads():
 def test_operators_validate_what_a_graph_can_hand_them():
     operators = tensorflow_adapter.operators
     table = np.array([dr.Codec(dr.TopK(0.5)).fields(dr.NoMemory())])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"codec: expected shape \[rows, 20\], got \[1,19\]"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"codec: expected shape \[rows, 20\], got \[1,19\]"
+    ):
         operators.deepreduce_encode(tf.ones([4]), table[:, :19], [0, 0, 0, 0], [], [])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"position: expected shape \[4\], got \[3\]"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"position: expected shape \[4\], got \[3\]"
+    ):
         operators.deepreduce_encode(tf.ones([4]), table, [0, 0, 0], [], [])
     with pytest.raises(ValueError, match="Dimension must be 20 but is 19"):
-        tf.function(lambda: operators.deepreduce_encode(tf.ones([4]), table[:, :19], [0, 0, 0, 0], [], [])).get_concrete_function()
+        tf.function(
+            lambda: operators.deepreduce_encode(tf.ones([4]), table[:, :19], [0, 0, 0, 0], [], [])
+        ).get_concrete_function()
     payload = operators.deepreduce_encode(tf.ones([4]), table, [0, 0, 0, 0], [], [])
-    with pytest.raises(tf.errors.DataLossError, match="parameter kernel: expected 2 messages of each of 1 ranks, got 1 in all"):
-        operators.deepreduce_decode_sum(payload, np.float64(1), [4], 1, [], [], [], [], member=0, members=2, variable="kernel", T=tf.float32)
+    with pytest.raises(
+        tf.errors.DataLossError,
+        match="parameter kernel: expected 2 messages of each of 1 ranks, got 1 in all",
+    ):
+        operators.deepreduce_decode_sum(
+            payload,
+            np.float64(1),
+            [4],
+            1,
+            [],
+            [],
+            [],
+            [],
+            member=0,
+            members=2,
+            variable="kernel",
+            T=tf.float32,
+        )
     with pytest.raises(tf.errors.InvalidArgumentError, match="and a member of 2, got"):
-        operators.deepreduce_decode_sum(payload, np.float64(1), [4], 1, [], [], [], [], member=2, members=2, T=tf.float32)
+        operators.deepreduce_decode_sum(
+            payload, np.float64(1), [4], 1, [], [], [], [], member=2, members=2, T=tf.float32
+        )
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices of 0 to 9, got 10"):
-        operators.deepreduce_encode_slices(tf.ones([1, 2]), tf.constant([10], tf.int64), table, [0, 0, 0, 0], [], [], rows=10)
+        operators.deepreduce_encode_slices(
+            tf.ones([1, 2]), tf.constant([10], tf.int64), table, [0, 0, 0, 0], [], [], rows=10
+        )
     for corrupt in range(0, payload.shape[0], 7):
         bytes_of = payload.numpy().copy()
         bytes_of[corrupt] ^= 0x10
         with pytest.raises((tf.errors.DataLossError, tf.errors.UnimplementedError)):
-            operators.deepreduce_decode_sum(tf.constant(bytes_of), np.float64(1), [4], 1, [], [], [], [], T=tf.float32)
+            operators.deepreduce_decode_sum(
+                tf.constant(bytes_of), np.float64(1), [4], 1, [], [], [], [], T=tf.float32
+            )
 
 
 def test_a_graph_takes_the_shape_from_the_payload():
     codec = dr.Codec(dr.TopK(0.5))
     payload = codec.encode(tf.constant([1.0, -5.0, 2.0]))
-    decode = tf.function(lambda data: tensorflow_adapter.operators.deepreduce_decode_sum(data, tf.constant(1.0, tf.float64), [-1], 1, [], [], [], [], T=tf.float32))
+    decode = tf.function(
+        lambda data: tensorflow_adapter.operators.deepreduce_decode_sum(
+            data, tf.constant(1.0, tf.float64), [-1], 1, [], [], [], [], T=tf.float32
+        )
+    )
     np.testing.assert_array_equal(decode(payload).numpy(), [0, -5, 0])
 
 
@@ -115,10 +182,15 @@ def test_readers_of_a_residual_see_no_later_step():
 
 def test_operators_of_another_tensorflow_are_refused_by_version(monkeypatch, tmp_path):
     monkeypatch.setattr(tensorflow_adapter, "__file__", str(tmp_path / "tensorflow" / "ops.py"))
-    with pytest.raises(dr.NativeMissingError, match="TensorFlow operators for version .*, got those for none"):
+    with pytest.raises(
+        dr.NativeMissingError, match="TensorFlow operators for version .*, got those for none"
+    ):
         tensorflow_adapter._load_operators()
     (tmp_path / "_tf_ops-2.17.0.so").touch()
-    with pytest.raises(dr.NativeMissingError, match=rf"expected the TensorFlow operators for version {tf.__version__}, got those for 2\.17\.0"):
+    with pytest.raises(
+        dr.NativeMissingError,
+        match=rf"expected the TensorFlow operators for version {tf.__version__}, got those for 2\.17\.0",
+    ):
         tensorflow_adapter._load_operators()
 
 
@@ -126,7 +198,13 @@ def slices(rows, values, *, residual=None, step=0, index=None, value=None, shape
     codec = dr.Codec(dr.NoneSparsifier(), index=index, value=value)
     memory = dr.NoMemory() if residual is None else dr.Residual()
     return tensorflow_adapter.operators.deepreduce_encode_slices(
-        values, rows, np.array([codec.fields(memory)]), [0, step, 0, 0], [] if residual is None else [residual.handle], [], rows=shape[0]
+        values,
+        rows,
+        np.array([codec.fields(memory)]),
+        [0, step, 0, 0],
+        [] if residual is None else [residual.handle],
+        [],
+        rows=shape[0],
     )
 
 
@@ -151,7 +229,14 @@ def test_the_residual_of_slices_keeps_what_the_payload_lacks(index, value):
     for step in range(4):
         rows = tf.constant(random.integers(0, 50, 8), tf.int64)
         values = random.standard_normal((8, 4)).astype(np.float32)
-        payload = slices(rows, tf.constant(values), residual=residual, step=step, index=INDEX[index], value=VALUE[value])
+        payload = slices(
+            rows,
+            tf.constant(values),
+            residual=residual,
+            step=step,
+            index=INDEX[index],
+            value=VALUE[value],
+        )
         np.add.at(came_in.reshape(50, 4), rows.numpy(), values)
         arrived += dr.decode(payload).numpy()
         np.testing.assert_allclose(arrived + residual.numpy(), came_in, rtol=0, atol=4e-6)
@@ -162,7 +247,10 @@ def test_slices_that_cancel_the_residual_leave_nothing_behind(dtype):
     residual = tf.Variable(np.repeat(np.float32([0.5, 0.25]), 100))
     values = tf.cast(tf.constant([[-0.25, -0.5, 0, 1.5], [-0.25, 0, 0, 0]]), dtype)  # of one row
     payload = slices(tf.constant([3, 3], tf.int64), values, residual=residual)
-    assert dr.decode(payload).numpy()[12:16].tolist() == [0, 0, 0.5, 2] and dr.inspect(payload)["k"] == 2
+    assert (
+        dr.decode(payload).numpy()[12:16].tolist() == [0, 0, 0.5, 2]
+        and dr.inspect(payload)["k"] == 2
+    )
     expected = np.repeat(np.float32([0.5, 0.25]), 100)
     expected[12:16] = 0
     np.testing.assert_array_equal(residual.numpy(), expected)
@@ -178,16 +266,41 @@ def test_the_number_of_messages_must_be_that_of_the_ranks(messages, ranks):
     operators = tensorflow_adapter.operators
     one = dr.Codec(dr.TopK(0.5)).encode(tf.ones([4]))
     gathered = tf.concat([one] * messages, 0) if messages else tf.zeros([0], tf.uint8)
-    expected = f"parameter kernel: expected 1 messages of each of {ranks} ranks, got {messages} in all"
+    expected = (
+        f"parameter kernel: expected 1 messages of each of {ranks} ranks, got {messages} in all"
+    )
     for initial in ([], [tf.ones([4])]):
         with pytest.raises(tf.errors.DataLossError, match=expected):
-            operators.deepreduce_decode_sum(gathered, np.float64(1), [4], ranks, initial, [], [], [], variable="kernel", T=tf.float32)
+            operators.deepreduce_decode_sum(
+                gathered,
+                np.float64(1),
+                [4],
+                ranks,
+                initial,
+                [],
+                [],
+                [],
+                variable="kernel",
+                T=tf.float32,
+            )
     seconds = tf.Variable(np.zeros(2))
     with pytest.raises(tf.errors.DataLossError, match=expected):
-        operators.deepreduce_decode_slices(gathered, np.float64(1), ranks, seconds.handle, T=tf.float32, shape=[2, 2], variable="kernel")
+        operators.deepreduce_decode_slices(
+            gathered,
+            np.float64(1),
+            ranks,
+            seconds.handle,
+            T=tf.float32,
+            shape=[2, 2],
+            variable="kernel",
+        )
     for wrong in (0, -1, [1]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="ranks: expected a number of at least 1"):
-            operators.deepreduce_decode_sum(one, np.float64(1), [4], wrong, [], [], [], [], T=tf.float32)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="ranks: expected a number of at least 1"
+        ):
+            operators.deepreduce_decode_sum(
+                one, np.float64(1), [4], wrong, [], [], [], [], T=tf.float32
+            )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +316,11 @@ def test_a_notice_of_any_bytes_is_read(text, shown):
     notice = tf.constant(_native.write_notice(text))
     for call in (lambda work: work(), lambda work: tf.function(work)()):
         with pytest.raises(tf.errors.AbortedError) as error:
-            call(lambda: tensorflow_adapter.operators.deepreduce_decode_sum(notice, np.float64(1), [4], 1, [], [], [], [], variable="kernel", T=tf.float32))
+            call(
+                lambda: tensorflow_adapter.operators.deepreduce_decode_sum(
+                    notice, np.float64(1), [4], 1, [], [], [], [], variable="kernel", T=tf.float32
+                )
+            )
         assert f"parameter kernel: rank 0: {shown}" in error.value.message
 
 
@@ -218,7 +335,10 @@ def test_slices_edge_cases():
 def test_a_graph_that_is_shared_runs_on_the_variable_that_it_was_traced_for():
     operators = tensorflow_adapter.operators
     one, other = tf.Variable(1.0, name="one"), tf.Variable(1.0, name="other")
-    names = [operators.deepreduce_variable_name(variable.handle).numpy().decode() for variable in (one, one, other)]
+    names = [
+        operators.deepreduce_variable_name(variable.handle).numpy().decode()
+        for variable in (one, one, other)
+    ]
     assert names[0] == names[1] != names[2]
 
     @tf.function
@@ -226,6 +346,9 @@ def test_a_graph_that_is_shared_runs_on_the_variable_that_it_was_traced_for():
         operators.deepreduce_expect_variable(variable.handle, expected=names[0], variable="one")
 
     expect_one(one)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="parameter one: expected the gradient of this variable, got that of other"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="parameter one: expected the gradient of this variable, got that of other",
+    ):
         expect_one(other)
     assert expect_one.experimental_get_tracing_count() == 1

@@ -16,19 +16,39 @@ CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 def arguments(fields, residual):
     values = torch.from_numpy(gradient(500))
-    return (values, torch.zeros(500) if residual else None, None, torch.zeros(1) if residual else None, fields, 0, 0, 0, 0)
+    return (
+        values,
+        torch.zeros(500) if residual else None,
+        None,
+        torch.zeros(1) if residual else None,
+        fields,
+        0,
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.parametrize("residual", [True, False])
 def test_opcheck_encode(residual):
-    torch.library.opcheck(torch.ops.deepreduce.encode.default, arguments(FIELDS if residual else NO_MEMORY, residual), test_utils=CHECKS)
+    torch.library.opcheck(
+        torch.ops.deepreduce.encode.default,
+        arguments(FIELDS if residual else NO_MEMORY, residual),
+        test_utils=CHECKS,
+    )
 
 
 def test_opcheck_decoders():
     payload = torch.ops.deepreduce.encode(*arguments(NO_MEMORY, False))
     torch.library.opcheck(torch.ops.deepreduce.decode.default, (payload, 500), test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.deepreduce.decode_sum_.default, (torch.zeros(500), [payload, payload], 0.5), test_utils=CHECKS)
-    torch.library.opcheck(torch.ops.deepreduce.decode_sparse.default, ([payload], 500, 1.0), test_utils=CHECKS)
+    torch.library.opcheck(
+        torch.ops.deepreduce.decode_sum_.default,
+        (torch.zeros(500), [payload, payload], 0.5),
+        test_utils=CHECKS,
+    )
+    torch.library.opcheck(
+        torch.ops.deepreduce.decode_sparse.default, ([payload], 500, 1.0), test_utils=CHECKS
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -42,21 +62,31 @@ def test_same_bytes_as_numpy(index, value, dtype):
     assert payload.dtype == torch.uint8
     code = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}[dtype]
     array = values.float().numpy() if dtype == torch.bfloat16 else values.numpy()
-    expected, _ = encode_numpy(codec, dr.Residual(), array, (expected_residual,), 0.0, 1, 2, 5, 6, native=False, dtype=code)
+    expected, _ = encode_numpy(
+        codec, dr.Residual(), array, (expected_residual,), 0.0, 1, 2, 5, 6, native=False, dtype=code
+    )
     assert payload.numpy().tobytes() == expected.tobytes()
     np.testing.assert_array_equal(residual.numpy(), expected_residual)
     assert torch.equal(dr.decode(payload), torch.from_numpy(dr.decode(expected)))
     out = torch.ones(2000)
     assert dr.decode_sum([payload, payload], out, scale=0.5) is out
-    np.testing.assert_array_equal(out.numpy(), dr.decode_sum([expected, expected], np.ones(2000, dtype=np.float32), scale=0.5))
+    np.testing.assert_array_equal(
+        out.numpy(), dr.decode_sum([expected, expected], np.ones(2000, dtype=np.float32), scale=0.5)
+    )
     assert dr.inspect(payload)["dtype"] == str(dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (torch.zeros(3, 3), r"expected a dense 1-D torch tensor, got torch.float32 of shape \(3, 3\)"),
-        (torch.zeros(3, dtype=torch.int32), "expected contiguous 1-D Float, Half, BFloat16 or Double, got Int"),
+        (
+            torch.zeros(3, 3),
+            r"expected a dense 1-D torch tensor, got torch.float32 of shape \(3, 3\)",
+        ),
+        (
+            torch.zeros(3, dtype=torch.int32),
+            "expected contiguous 1-D Float, Half, BFloat16 or Double, got Int",
+        ),
         (torch.zeros(3, dtype=torch.complex64), "got ComplexFloat"),
         (torch.zeros(3).to_sparse(), "expected a dense 1-D torch tensor"),
     ],
@@ -68,25 +98,37 @@ def test_bad_gradients(values, message):
 
 def test_bad_residual_and_payloads():
     codec = dr.Codec(dr.TopK(0.5))
-    with pytest.raises(dr.InvalidArgumentError, match=r"residual: expected contiguous Float of shape \[10\], got Double of shape \[10\]"):
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=r"residual: expected contiguous Float of shape \[10\], got Double of shape \[10\]",
+    ):
         codec.encode(torch.zeros(10), torch.zeros(10, dtype=torch.float64))
-    with pytest.raises(dr.InvalidArgumentError, match=r"residual: expected contiguous Float of shape \[10\], got Float of shape \[11\]"):
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=r"residual: expected contiguous Float of shape \[10\], got Float of shape \[11\]",
+    ):
         codec.encode(torch.zeros(10), torch.zeros(11))
     payload = codec.encode(torch.ones(10))
     with pytest.raises(dr.CorruptPayloadError, match="payload length: expected"):
         dr.decode_sum([payload[:-1]], torch.zeros(10))
     with pytest.raises(dr.InvalidArgumentError, match="expected d = 11 elements, got 10"):
         dr.decode_sum([payload], torch.zeros(11))
-    with pytest.raises(dr.InvalidArgumentError, match="expected a 1-D uint8 tensor, got torch.float32"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match="expected a 1-D uint8 tensor, got torch.float32"
+    ):
         dr.decode(torch.zeros(50))
     with pytest.raises(dr.InvalidArgumentError, match="at most max_elements = 5 elements, got 10"):
         dr.decode(payload, max_elements=5)
 
 
-@pytest.mark.parametrize("memory", [dr.NoMemory(), dr.Residual(), dr.LowPass(0.5), dr.MomentumCorrection()])
+@pytest.mark.parametrize(
+    "memory", [dr.NoMemory(), dr.Residual(), dr.LowPass(0.5), dr.MomentumCorrection()]
+)
 def test_an_empty_tensor_has_an_empty_memory(memory):
     codec, state = dr.Codec(dr.TopK(0.5)), tuple(torch.zeros(0) for _ in memory.state)
-    payload = deepreduce_hvd.torch.ops.encode_flat(codec, memory, torch.zeros(0), state, torch.zeros(1), 0, 0, 0, 0)
+    payload = deepreduce_hvd.torch.ops.encode_flat(
+        codec, memory, torch.zeros(0), state, torch.zeros(1), 0, 0, 0, 0
+    )
     assert dr.decode(payload).shape == (0,)
 
 

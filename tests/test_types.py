@@ -25,18 +25,26 @@ def functions():
             if "__init__" in vars(value):
                 yield f"{name}.__init__", value.__init__
             for method, found in vars(value).items() if value in WITH_METHODS else ():
-                found = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+                found = (
+                    found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+                )
                 if inspect.isfunction(found) and not method.startswith("_"):
                     yield f"{name}.{method}", found
 
 
-@pytest.mark.parametrize("name, function", list(functions()), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "name, function", list(functions()), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_every_public_function_has_types(name, function):
     signature = inspect.signature(function)
-    assert signature.return_annotation is not signature.empty, f"{name}: expected a type of what it returns"
+    assert signature.return_annotation is not signature.empty, (
+        f"{name}: expected a type of what it returns"
+    )
     for argument in list(signature.parameters.values()):
         if argument.name not in ("self", "cls"):
-            assert argument.annotation is not argument.empty, f"{name}: expected a type of {argument.name}"
+            assert argument.annotation is not argument.empty, (
+                f"{name}: expected a type of {argument.name}"
+            )
 
 
 def test_a_type_checker_finds_the_types(tmp_path):
@@ -50,5 +58,9 @@ def test_a_type_checker_finds_the_types(tmp_path):
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(tmp_path / "cache"),
                "--follow-imports", "silent", str(tmp_path / "user.py")]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = [line.split("user.py:")[1][:1] for line in done.stdout.splitlines() if "user.py:" in line and "error" in line]
+    found = [
+        line.split("user.py:")[1][:1]
+        for line in done.stdout.splitlines()
+        if "user.py:" in line and "error" in line
+    ]
     assert found == ["3", "4"], done.stdout + done.stderr

@@ -1,4 +1,6 @@
-"""Float16, BFloat16, Deflate, QSGD and Quantile against other implementations and against what their papers promise."""
+"""Float16, BFloat16, Deflate, QSGD and Quantile against other implementations and against what
+their papers promise.
+"""
 
 import struct
 
@@ -20,27 +22,38 @@ ARRAYS = numpy_strategies.arrays(np.float32, strategies.integers(1, 300), elemen
 
 
 def section_and_decoded(value, values, **position):
-    """All of ``values`` through the native core, asserted equal to the oracle -> (value section, decoded values).
+    """All of ``values`` through the native core, asserted equal to the oracle -> (value section,
+    decoded values).
 
     The section is None when it would be larger than the values, which are then sent as they are.
     """
     values = np.asarray(values, dtype=np.float32)
-    data, _ = both(dr.Codec(dr.NoneSparsifier(), value=value), dr.NoMemory(), values, (), **position)
+    data, _ = both(
+        dr.Codec(dr.NoneSparsifier(), value=value), dr.NoMemory(), values, (), **position
+    )
     parts = container.read(data)
     # the sparse decoder hands out the values themselves: a sum would turn -0 into 0
-    return parts.values if parts.value_id == value.stage_id else None, dr.decode_sum_sparse([data], values.size)[1]
+    return parts.values if parts.value_id == value.stage_id else None, dr.decode_sum_sparse(
+        [data], values.size
+    )[1]
 
 
 def decode_section(value, section, count):
-    """A section made by hand through the native decoder, asserted to be decoded alike by the oracle."""
+    """A section made by hand through the native decoder, asserted to be decoded alike by the
+    oracle.
+    """
     data = container.write(container.Payload(count, count, value_id=value.stage_id, values=section))
     native = dr.decode_sum_sparse([data], count)[1]
-    np.testing.assert_array_equal(native.view(np.uint32), type(value).decode(section, count).view(np.uint32))
+    np.testing.assert_array_equal(
+        native.view(np.uint32), type(value).decode(section, count).view(np.uint32)
+    )
     return native
 
 
 def assert_same_bits(got, expected):
-    np.testing.assert_array_equal(got.view(np.uint32), np.asarray(expected, dtype=np.float32).view(np.uint32))
+    np.testing.assert_array_equal(
+        got.view(np.uint32), np.asarray(expected, dtype=np.float32).view(np.uint32)
+    )
 
 
 def random_floats(count):
@@ -53,17 +66,24 @@ def random_floats(count):
 # All of them
 
 
-#: a value codec with kernels for every SIMD level; QSGD's groups of 8 codes meet the section's end in every way
+#: a value codec with kernels for every SIMD level; QSGD's groups of 8 codes meet the section's end
+#: in every way
 VECTORISED = [
     dr.Float16(),
     dr.BFloat16(),
-    *(dr.QSGD(bits=bits, bucket=bucket, norm=norm) for bits in range(1, 9) for bucket, norm in ((8, "max"), (64, "l2"), (512, "max"))),
+    *(
+        dr.QSGD(bits=bits, bucket=bucket, norm=norm)
+        for bits in range(1, 9)
+        for bucket, norm in ((8, "max"), (64, "l2"), (512, "max"))
+    ),
 ]
 
 
 @pytest.mark.parametrize("value", VECTORISED, ids=repr)
 def test_simd_levels_agree(value):
-    """Bytes and decoded values are those of the oracle at every SIMD level, for every length around a vector and a bucket."""
+    """Bytes and decoded values are those of the oracle at every SIMD level, for every length around
+    a vector and a bucket.
+    """
     codec = dr.Codec(dr.NoneSparsifier(), value=value)
     # of moderate size, so that a sum of squares is finite, with subnormals and zeros among them
     values = np.ldexp(random_floats(1200), -1).astype(np.float32)
@@ -75,12 +95,18 @@ def test_simd_levels_agree(value):
         for simd in SIMD_LEVELS:
             data, _ = encode_numpy(codec, dr.NoMemory(), part, (), 0.0, 1, 2, 3, 4, simd=simd)
             assert data.tobytes() == expected.tobytes(), f"SIMD level {simd}, {count} values"
-            assert_same_bits(decode_sum_numpy([data], np.zeros(count, dtype=np.float32), 1.0, simd=simd), decoded)
+            assert_same_bits(
+                decode_sum_numpy([data], np.zeros(count, dtype=np.float32), 1.0, simd=simd), decoded
+            )
 
 
-@pytest.mark.parametrize("value", [*VECTORISED, dr.Deflate(), dr.Quantile(), dr.Quantile(buckets=16)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [*VECTORISED, dr.Deflate(), dr.Quantile(), dr.Quantile(buckets=16)], ids=repr
+)
 def test_decoded_is_what_the_receiver_decodes(value):
-    """What error feedback subtracts is, bit for bit, what the payload decodes to, for floats of every exponent."""
+    """What error feedback subtracts is, bit for bit, what the payload decodes to, for floats of
+    every exponent.
+    """
     values = random_floats(30_000)
     section, decoded, _ = value.encode(values, key=3)
     assert_same_bits(type(value).decode(section, values.size), decoded)
@@ -119,13 +145,15 @@ def test_every_half_as_a_gradient():
     finite = halves[np.isfinite(halves)]
     data, _ = both(codec, dr.NoMemory(), finite, ())
     assert_same_bits(dr.decode_sum_sparse([data], finite.size)[1], finite.astype(np.float32))
-    for bad in halves[~np.isfinite(halves)][:: 97]:
+    for bad in halves[~np.isfinite(halves)][::97]:
         assert np.isnan(dr.decode(codec.encode(np.array([1, bad], dtype=np.float16)))).all()
 
 
 @pytest.mark.parametrize("value", HALVES)
 def test_every_half(value):
-    """All 65536 patterns: the finite ones mean what they mean elsewhere and come back as themselves, the others are refused."""
+    """All 65536 patterns: the finite ones mean what they mean elsewhere and come back as
+    themselves, the others are refused.
+    """
     halves = np.arange(65536, dtype=np.uint32).astype(np.uint16)
     expected = half_values(value, halves)
     finite = np.isfinite(expected)
@@ -135,7 +163,9 @@ def test_every_half(value):
     assert section == halves.tobytes()
     assert_same_bits(decoded, expected[finite])
     for pattern in not_numbers:
-        data = container.write(container.Payload(2, 2, value_id=value.stage_id, values=struct.pack("<HH", 0, pattern)))
+        data = container.write(
+            container.Payload(2, 2, value_id=value.stage_id, values=struct.pack("<HH", 0, pattern))
+        )
         with pytest.raises(dr.CorruptPayloadError, match="finite"):
             dr.decode(data)
 
@@ -143,9 +173,16 @@ def test_every_half(value):
 @pytest.mark.parametrize("value", HALVES)
 def test_every_tie_rounds_to_even(value):
     """The middle between any two halves and its two neighbours in float32."""
-    positive = half_values(value, np.arange(0x7C00 if isinstance(value, dr.Float16) else 0x7F80, dtype=np.uint32).astype(np.uint16))
+    positive = half_values(
+        value,
+        np.arange(0x7C00 if isinstance(value, dr.Float16) else 0x7F80, dtype=np.uint32).astype(
+            np.uint16
+        ),
+    )
     middles = ((positive[:-1].astype(np.float64) + positive[1:]) / 2).astype(np.float32)
-    values = np.concatenate([middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(LARGEST))])
+    values = np.concatenate(
+        [middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(LARGEST))]
+    )
     values = np.concatenate([values, -values])
     assert_same_bits(section_and_decoded(value, values)[1], rounded_to_half(value, values))
 
@@ -157,9 +194,14 @@ def test_halves_of_any_float(value):
     assert_same_bits(section_and_decoded(value, values)[1], rounded_to_half(value, values))
 
 
-@pytest.mark.parametrize(("value", "largest"), [(dr.Float16(), 65504.0), (dr.BFloat16(), 3.3895313892515355e38)])
+@pytest.mark.parametrize(
+    ("value", "largest"), [(dr.Float16(), 65504.0), (dr.BFloat16(), 3.3895313892515355e38)]
+)
 def test_halves_saturate(value, largest):
-    values = np.array([largest, np.nextafter(np.float32(largest), np.float32(LARGEST)), LARGEST, -LARGEST], dtype=np.float32)
+    values = np.array(
+        [largest, np.nextafter(np.float32(largest), np.float32(LARGEST)), LARGEST, -LARGEST],
+        dtype=np.float32,
+    )
     assert_same_bits(section_and_decoded(value, values)[1], [largest, largest, largest, -largest])
 
 
@@ -177,14 +219,18 @@ def test_rounding_of_halves_stays_in_the_residual():
 
 def norms_of(values, bucket, norm):
     groups = [values[at : at + bucket].astype(np.float64) for at in range(0, values.size, bucket)]
-    norms = [np.abs(group).max() if norm == "max" else np.sqrt((group**2).sum()) for group in groups]
+    norms = [
+        np.abs(group).max() if norm == "max" else np.sqrt((group**2).sum()) for group in groups
+    ]
     return np.repeat(norms, [group.size for group in groups])
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_qsgd_is_unbiased(bits, norm):
-    """The mean over many keys is the value, within the standard error of that mean, for every value."""
+    """The mean over many keys is the value, within the standard error of that mean, for every
+    value.
+    """
     values = gradient(200)
     codec = dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=bits, bucket=64, norm=norm))
     draws = 2000
@@ -200,13 +246,22 @@ def test_qsgd_is_unbiased(bits, norm):
     error = interval * np.sqrt(np.maximum(upper * (1 - upper), 10 / draws) / draws)
     deviations = (total / draws - values) / error
     assert np.abs(deviations).max() < 4.5
-    assert 0.3 < np.sqrt((deviations**2).mean()) < 1.3, "the draws vary less or more than they should"
+    assert 0.3 < np.sqrt((deviations**2).mean()) < 1.3, (
+        "the draws vary less or more than they should"
+    )
 
 
 @settings(max_examples=100, deadline=None)
-@given(ARRAYS, strategies.integers(1, 8), strategies.sampled_from(["max", "l2"]), strategies.sampled_from([8, 64, 512]))
+@given(
+    ARRAYS,
+    strategies.integers(1, 8),
+    strategies.sampled_from(["max", "l2"]),
+    strategies.sampled_from([8, 64, 512]),
+)
 def test_qsgd_error_bound(values, bits, norm, bucket):
-    """No value is off by more than one level, whatever the floats, and none changes its sign (which one bit cannot promise)."""
+    """No value is off by more than one level, whatever the floats, and none changes its sign (which
+    one bit cannot promise).
+    """
     _, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=bucket, norm=norm), values)
     assert np.isfinite(decoded).all()
     norms = np.minimum(norms_of(values, bucket, norm), LARGEST)
@@ -232,7 +287,9 @@ def test_qsgd_of_zeros(bits, norm):
 @pytest.mark.parametrize("scale", [LARGEST, np.float32(1e-45), np.float32(1e-38)])
 @pytest.mark.parametrize("bits", [1, 2, 8])
 def test_qsgd_of_extremes(bits, scale, norm):
-    """The largest floats, whose sum of squares is beyond float32, and subnormals, whose squares are below it."""
+    """The largest floats, whose sum of squares is beyond float32, and subnormals, whose squares are
+    below it.
+    """
     values = np.where(np.arange(600) % 2, scale, -scale).astype(np.float32)
     _, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=512, norm=norm), values)
     assert np.isfinite(decoded).all()
@@ -252,13 +309,22 @@ def test_qsgd_size():
 
 
 @settings(max_examples=100, deadline=None)
-@given(ARRAYS, strategies.integers(1, 9), strategies.booleans(), strategies.sampled_from(["rle", "default"]))
+@given(
+    ARRAYS,
+    strategies.integers(1, 9),
+    strategies.booleans(),
+    strategies.sampled_from(["rle", "default"]),
+)
 def test_deflate_is_lossless(values, level, shuffle, strategy):
-    _, decoded = section_and_decoded(dr.Deflate(level=level, shuffle=shuffle, strategy=strategy), values)
+    _, decoded = section_and_decoded(
+        dr.Deflate(level=level, shuffle=shuffle, strategy=strategy), values
+    )
     assert_same_bits(decoded, values)
 
 
-@pytest.mark.parametrize("arguments", [{"level": 0}, {"level": 10}, {"shuffle": 2}, {"strategy": "fixed"}])
+@pytest.mark.parametrize(
+    "arguments", [{"level": 0}, {"level": 10}, {"shuffle": 2}, {"strategy": "fixed"}]
+)
 def test_deflate_refuses(arguments):
     with pytest.raises(dr.InvalidArgumentError, match=f"Deflate {next(iter(arguments))}: expected"):
         dr.Deflate(**arguments)
@@ -275,7 +341,9 @@ def test_deflate_block_boundaries(count, shuffle):
 
 
 def test_deflate_is_smaller_than_raw():
-    """What Top-k selects has few exponents; the shuffle makes that visible to zlib, which finds nothing but runs and frequencies."""
+    """What Top-k selects has few exponents; the shuffle makes that visible to zlib, which finds
+    nothing but runs and frequencies.
+    """
     values = np.random.default_rng(4).standard_normal(1_000_000, dtype=np.float32)
     selected = values[dr.TopK(0.01).select(values, key=0)]
     sections = {
@@ -296,7 +364,9 @@ def test_deflate_is_smaller_than_raw():
 
 
 def sides_of(values, wanted):
-    """[(the sorted values of a side, its number of buckets)] for negative values and others, those that exist."""
+    """[(the sorted values of a side, its number of buckets)] for negative values and others, those
+    that exist.
+    """
     sides = [np.sort(values[values < 0]), np.sort(values[values >= 0])]
     buckets = quantile._buckets_of_sides(values.size, sides[0].size, wanted)
     return [(side, n) for side, n in zip(sides, buckets) if n]
@@ -325,7 +395,9 @@ def test_means_lie_within_their_quantiles(buckets, case):
         assert (low <= means[at : at + n]).all() and (means[at : at + n] <= high).all()
         at += n
     assert at == means.size
-    assert abs((decoded.astype(np.float64) - values).sum()) < 1e-6 * np.abs(values).sum(), "buckets keep their sums"
+    assert abs((decoded.astype(np.float64) - values).sum()) < 1e-6 * np.abs(values).sum(), (
+        "buckets keep their sums"
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -339,7 +411,9 @@ def test_quantile_of_any_floats(values, buckets):
 
 
 def test_quantile_sorts_like_numpy():
-    """Ranks are those of a stable sort, with ties across bucket boundaries, both zeros among the positive values."""
+    """Ranks are those of a stable sort, with ties across bucket boundaries, both zeros among the
+    positive values.
+    """
     for values in (
         random_floats(20_000),
         np.round(gradient(20_000) * 4).astype(np.float32),
@@ -353,7 +427,18 @@ def test_quantile_sorts_like_numpy():
             assert ((decoded < 0) <= (values < 0)).all() and ((decoded > 0) <= (values >= 0)).all()
 
 
-@pytest.mark.parametrize("values", [[3.5], [-3.5], [1, -1], [0.25] * 1000, [-0.25] * 999, [0.25] * 500 + [-4] * 500, [0, 0, 0, -1]])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3.5],
+        [-3.5],
+        [1, -1],
+        [0.25] * 1000,
+        [-0.25] * 999,
+        [0.25] * 500 + [-4] * 500,
+        [0, 0, 0, -1],
+    ],
+)
 def test_few_distinct_values_are_exact(values):
     section, decoded = section_and_decoded(dr.Quantile(), values)
     np.testing.assert_array_equal(decoded, np.asarray(values, dtype=np.float32))
@@ -362,7 +447,9 @@ def test_few_distinct_values_are_exact(values):
 
 @pytest.mark.parametrize("count", [4095, 4096, 4097, 8193])
 def test_quantile_huffman_block_boundaries(count):
-    """One bucket for the few negative values and one for the rest makes the Huffman code the shorter kind."""
+    """One bucket for the few negative values and one for the rest makes the Huffman code the
+    shorter kind.
+    """
     values = np.where(np.arange(count) % 500 == 0, np.float32(-1), np.abs(gradient(count)))
     section, decoded = section_and_decoded(dr.Quantile(buckets=6), values)
     assert section[4] == 1, "expected Huffman coded buckets"
@@ -370,7 +457,9 @@ def test_quantile_huffman_block_boundaries(count):
 
 
 def test_sketchml_instance():
-    """SKCompress: delta indices in a Huffman code and quantile buckets; lossless indices, values within their buckets."""
+    """SKCompress: delta indices in a Huffman code and quantile buckets; lossless indices, values
+    within their buckets.
+    """
     values = gradient(1_000_000)
     codec = dr.Codec(dr.TopK(0.01), index=dr.Huffman(delta=True), value=dr.Quantile())
     residual = np.zeros_like(values)

@@ -1,4 +1,6 @@
-"""The watch on long waits, with a stand-in for Horovod; tests/parallel/test_hung_peer.py has the real one."""
+"""The watch on long waits, with a stand-in for Horovod; tests/parallel/test_hung_peer.py has the
+real one.
+"""
 
 import atexit
 import logging
@@ -82,7 +84,12 @@ def exchange():
     """One that waits, in a thread."""
     transport = Silence()
     members = [BucketMember(f"layer{number}", np.ones(8, np.float32), ()) for number in range(5)]
-    one = Exchange(Allgather(), Bucket(Codec(NoneSparsifier()), NoMemory(), members), transport, "deepreduce.0.layer0")
+    one = Exchange(
+        Allgather(),
+        Bucket(Codec(NoneSparsifier()), NoMemory(), members),
+        transport,
+        "deepreduce.0.layer0",
+    )
     thread = threading.Thread(target=one.wait)
     thread.start()
     yield one
@@ -106,7 +113,9 @@ def until(condition):
         time.sleep(0.01)
 
 
-def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(board, exchange, caplog, monkeypatch):
+def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(
+    board, exchange, caplog, monkeypatch
+):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
     monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "0.9")
     board.put(1, Note("elsewhere", 6, "", "data.py:3 in load", 0.3))
@@ -117,11 +126,18 @@ def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(board, exchange, 
         watcher._stop.set()
         watcher._thread.join(30)
     said = [record.getMessage() for record in caplog.records]
-    assert said[0].startswith("deepreduce_hvd: rank 0 has waited 0 s for the exchange deepreduce.0.layer0.1 of layer0, layer1, layer2 and 2 more, at ")
+    assert said[0].startswith(
+        "deepreduce_hvd: rank 0 has waited 0 s for the exchange deepreduce.0.layer0.1 of layer0, layer1, layer2 and 2 more, at "
+    )
     assert "test_watch.py" in said[0]
-    assert "in step 7. Nothing is heard of rank 2: gone, stopped, cut off, or there for less than" in said[0]
+    assert (
+        "in step 7. Nothing is heard of rank 2: gone, stopped, cut off, or there for less than"
+        in said[0]
+    )
     assert "Rank 1 is elsewhere at data.py:3 in load in step 6, for 0 s" in said[0]
-    assert said[-1].endswith("Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for")
+    assert said[-1].endswith(
+        "Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for"
+    )
     note = board.get(0)
     assert note.state == "waits"
     assert note.what.startswith("the exchange deepreduce.0.layer0.1")
@@ -148,7 +164,9 @@ def test_after_a_failure_the_note_says_so(board, monkeypatch):
     watcher = start(session)
     until(lambda: board.get(0) is not None)
     board.put(1, Note("failed", 7))
-    assert watcher.explain(grace=0.3).startswith("expected all of 3 ranks to go on, got no sign of life from rank 2")
+    assert watcher.explain(grace=0.3).startswith(
+        "expected all of 3 ranks to go on, got no sign of life from rank 2"
+    )
     assert watcher.explain(grace=0.3) == "", "expected it to be said once"
     time.sleep(0.5)
     assert board.get(0) == Note("failed", 7)
@@ -179,7 +197,12 @@ def test_what_does_not_wait_is_no_wait():
 
 @pytest.mark.parametrize(
     ("check", "end", "expected"),
-    [("0", "", (60, math.inf)), ("x", "y", (60, math.inf)), ("5", "4", (5, math.inf)), ("5", "9", (5, 9))],
+    [
+        ("0", "", (60, math.inf)),
+        ("x", "y", (60, math.inf)),
+        ("5", "4", (5, math.inf)),
+        ("5", "9", (5, 9)),
+    ],
 )
 def test_limits_are_horovods(monkeypatch, check, end, expected):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", check)

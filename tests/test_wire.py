@@ -12,7 +12,9 @@ FINGERPRINT = 0x89ABCDEF
 
 
 def reduced(probes, before=1.0, after=1.0):
-    """What Horovod's allreduce of float32 makes of the ranks' probes: factors before and after a sum in rank order."""
+    """What Horovod's allreduce of float32 makes of the ranks' probes: factors before and after a
+    sum in rank order.
+    """
     rows = np.array(probes, dtype=np.float32)
     np.testing.assert_array_equal(rows, probes)  # float32 holds them
     return (np.add.accumulate(rows * np.float32(before))[-1] * np.float32(after)).tolist()
@@ -27,7 +29,13 @@ def probes_of(steps, fingerprint=FINGERPRINT):
 def test_the_scale_of_every_reduction(ranks, step):
     present = wire.Present.of(range(ranks))
     probes = probes_of([step] * ranks)
-    for before, after in ((1, 1), (1, 1 / ranks), (1 / 3, 3 / ranks), (1 / 7.7, 7.7), (0.25, 4 / ranks)):
+    for before, after in (
+        (1, 1),
+        (1, 1 / ranks),
+        (1 / 3, 3 / ranks),
+        (1 / 7.7, 7.7),
+        (0.25, 4 / ranks),
+    ):
         scale = wire.scale_of("w", reduced(probes, before, after), present, FINGERPRINT, step)
         assert scale == pytest.approx(before * after, rel=max(1e-6, ranks * 2**-25))
 
@@ -40,14 +48,20 @@ def test_every_rank_sees_that_one_is_at_another_step(ranks, other):
         steps = [step + other * (rank == odd) for rank in range(ranks)]
         total = reduced(probes_of(steps), 1, 1 / ranks)
         for own in steps:
-            with pytest.raises(dr.InvalidArgumentError, match=f"on every rank, at the same step, .*at step {own}\\)"):
+            with pytest.raises(
+                dr.InvalidArgumentError,
+                match=f"on every rank, at the same step, .*at step {own}\\)",
+            ):
                 wire.scale_of("w", total, present, FINGERPRINT, own)
 
 
 def test_every_rank_sees_another_configuration():
     total = reduced([wire.probe(0, FINGERPRINT, 5), wire.probe(1, FINGERPRINT ^ 1, 5)])
     for fingerprint in (FINGERPRINT, FINGERPRINT ^ 1):
-        with pytest.raises(dr.InvalidArgumentError, match=f"the same compressor configuration.*here configuration {fingerprint:08x} at step 5"):
+        with pytest.raises(
+            dr.InvalidArgumentError,
+            match=f"the same compressor configuration.*here configuration {fingerprint:08x} at step 5",
+        ):
             wire.scale_of("w", total, wire.Present.of([0, 1]), fingerprint, 5)
 
 
@@ -61,13 +75,40 @@ def test_ranks_that_are_absent_must_be_known():
 
 
 def test_names_of_collectives_differ_as_labels_do():
-    labels = ["a/b", "a_b", "a__b", "a.b", "a-b", "a_x2fb", "a b", "ab", "A/b", "é", "ë", "a/b:0", "a/b_0", "1", "1.1", ""]
+    labels = [
+        "a/b",
+        "a_b",
+        "a__b",
+        "a.b",
+        "a-b",
+        "a_x2fb",
+        "a b",
+        "ab",
+        "A/b",
+        "é",
+        "ë",
+        "a/b:0",
+        "a/b_0",
+        "1",
+        "1.1",
+        "",
+    ]
     numbers = (0, 1, 11)
     suffixes = ("", ".0", ".1", ".within.0", ".probe")
-    names = [compressor.collective_name(number, label) + suffix for number in numbers for label in labels for suffix in suffixes]
-    on_tensorflow = ["".join(one if one.isascii() and one.isalnum() else "_" for one in name) for name in names]
+    names = [
+        compressor.collective_name(number, label) + suffix
+        for number in numbers
+        for label in labels
+        for suffix in suffixes
+    ]
+    on_tensorflow = [
+        "".join(one if one.isascii() and one.isalnum() else "_" for one in name) for name in names
+    ]
     assert len(set(on_tensorflow)) == len(set(names)) == len(numbers) * len(labels) * len(suffixes)
-    assert compressor.collective_name(3, "layer1.0/kernel_2") == "deepreduce.3.layer1_x2e0_x2fkernel__2"
+    assert (
+        compressor.collective_name(3, "layer1.0/kernel_2")
+        == "deepreduce.3.layer1_x2e0_x2fkernel__2"
+    )
 
 
 def test_numbers_are_never_given_twice():

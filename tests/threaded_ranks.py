@@ -1,4 +1,6 @@
-"""Ranks that are threads of one process: a Transport whose collectives wait for each other, and fail when a rank is gone."""
+"""Ranks that are threads of one process: a Transport whose collectives wait for each other, and
+fail when a rank is gone.
+"""
 
 import contextlib
 import threading
@@ -15,7 +17,8 @@ class Lost(RuntimeError):
 class Group:
     """The ranks that exchange with each other until one of them is gone.
 
-    ``interrupted``: {(rank, name of a collective)}, which fails on this rank although all took part.
+    ``interrupted``: {(rank, name of a collective)}, which fails on this rank although all took
+    part.
     """
 
     def __init__(self, size, interrupted=()):
@@ -32,7 +35,8 @@ class Group:
         except threading.BrokenBarrierError:
             raise Lost(f"rank {rank} waited in {name}") from None
         given = dict(self.given)
-        with contextlib.suppress(threading.BrokenBarrierError):  # a rank that has its result may be gone by now
+        # a rank that has its result may be gone by now
+        with contextlib.suppress(threading.BrokenBarrierError):
             self.barrier.wait(timeout=20)
         assert {other for other, _ in given.values()} == {name}, given
         if (rank, name) in self.interrupted:

@@ -10,4 +10,15 @@ from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
 from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.split_allgather import SplitAllgather
 
-__all__ = ["CLTK", "Allgather", "Auto", "Communicator", "GTopK", "Hierarchical", "RecursiveDoubling", "SharedRandomK", "SplitAllgather", "Transport"]
+__all__ = [
+    "CLTK",
+    "Allgather",
+    "Auto",
+    "Communicator",
+    "GTopK",
+    "Hierarchical",
+    "RecursiveDoubling",
+    "SharedRandomK",
+    "SplitAllgather",
+    "Transport",
+]

@@ -5,7 +5,9 @@ from deepreduce_hvd.communicators.sums import PayloadSum
 
 
 class Allgather(Communicator):
-    """One allgather of payloads; bytes received grow with the number of ranks (DeepReduce; GRACE's allgather)."""
+    """One allgather of payloads; bytes received grow with the number of ranks (DeepReduce; GRACE's
+    allgather).
+    """
 
     puts_back = False
 

@@ -20,7 +20,9 @@ _COUNT_UNION_EVERY = 100
 
 
 def message_bytes(count, d, value_bits):
-    """Bytes of a payload of ``count`` of ``d`` elements: header, indices near the information bound, values; at most all elements."""
+    """Bytes of a payload of ``count`` of ``d`` elements: header, indices near the information
+    bound, values; at most all elements.
+    """
     if count <= 0 or d <= 0:
         return container.HEADER.size
     index_bits = math.log2(d / count) + 1 / math.log(2) if count < d else 0
@@ -28,7 +30,9 @@ def message_bytes(count, d, value_bits):
 
 
 def union_of(k, d, sets):
-    """How many of ``d`` elements are in at least one of ``sets`` random sets of ``k`` (SparCML: d (1 - (1 - k / d)^P))."""
+    """How many of ``d`` elements are in at least one of ``sets`` random sets of ``k`` (SparCML: d
+    (1 - (1 - k / d)^P)).
+    """
     return d * -math.expm1(sets * math.log1p(-k / d)) if k < d else d
 
 
@@ -40,12 +44,18 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
         size: ranks.
         latency, seconds_a_byte: of one collective, and of a byte that a rank receives.
         value_bits: of one value.
-        union: elements of the sum, when that is known from the last step; otherwise as of random choices.
+        union: elements of the sum, when that is known from the last step; otherwise as of random
+            choices.
     """
     k = max(min(k, d), 1)
     union = union_of(k, d, size) if union is None else min(max(union, k), d)
-    # how many independent choices make this union: 1 when all ranks send the same elements, P when they choose at random
-    independent = math.log1p(-union / d) / math.log1p(-k / d) if k < union < d else (1.0 if union == k else size)
+    # how many independent choices make this union: 1 when all ranks send the same elements, P when
+    # they choose at random
+    independent = (
+        math.log1p(-union / d) / math.log1p(-k / d)
+        if k < union < d
+        else (1.0 if union == k else size)
+    )
     power, beyond = folded(size)
     levels = power.bit_length() - 1
     doubling_bytes, rounds = 0.0, levels + (1 if size > 1 else 0)  # the last one tells of failures
@@ -55,7 +65,10 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
     if beyond:
         doubling_bytes += message_bytes(k, d, value_bits) + message_bytes(union, d, value_bits)
         rounds += 2
-    split_bytes = (size - 1) * (message_bytes(k / size, d / size, value_bits) + message_bytes(union / size, d / size, value_bits))
+    split_bytes = (size - 1) * (
+        message_bytes(k / size, d / size, value_bits)
+        + message_bytes(union / size, d / size, value_bits)
+    )
     return {
         "Allgather": latency + seconds_a_byte * (size - 1) * message_bytes(k, d, value_bits),
         "SplitAllgather": 2 * latency + seconds_a_byte * split_bytes,
@@ -64,14 +77,21 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
 
 
 class Auto(Communicator):
-    """``communicator="auto"``: Allgather, SplitAllgather or RecursiveDoubling, bucket by bucket, whichever should be fastest.
+    """``communicator="auto"``: Allgather, SplitAllgather or RecursiveDoubling, bucket by bucket,
+    whichever should be fastest.
 
-    All three sum what every rank sends, so that the choice does not change what is learnt, but for rounding. It follows from what all ranks
-    know: how many elements are sent, the number of ranks, the last sum's size, and latency and bandwidth as rank 0 measured them before
-    the first exchange. ``stats()`` says why. GTopK, CLTK and SharedRandomK select differently and are for the user to choose.
+    All three sum what every rank sends, so that the choice does not change what is learnt, but for
+    rounding. It follows from what all ranks know: how many elements are sent, the number of ranks,
+    the last sum's size, and latency and bandwidth as rank 0 measured them before the first
+    exchange. ``stats()`` says why. GTopK, CLTK and SharedRandomK select differently and are for the
+    user to choose.
     """
 
-    _SCHEMES = {"Allgather": Allgather(), "SplitAllgather": SplitAllgather(), "RecursiveDoubling": RecursiveDoubling()}
+    _SCHEMES = {
+        "Allgather": Allgather(),
+        "SplitAllgather": SplitAllgather(),
+        "RecursiveDoubling": RecursiveDoubling(),
+    }
 
     def __init__(self) -> None:
         self._measured_size = None
@@ -89,10 +109,18 @@ class Auto(Communicator):
     def prepare(self, transport):
         if self._measured_size == transport.size:
             return
-        small = [self._seconds(transport, 1, f"deepreduce.measure.small.{number}") for number in range(_REPEATS)]
-        large = [self._seconds(transport, _PROBE_BYTES, f"deepreduce.measure.large.{number}") for number in range(_REPEATS)]
+        small = [
+            self._seconds(transport, 1, f"deepreduce.measure.small.{number}")
+            for number in range(_REPEATS)
+        ]
+        large = [
+            self._seconds(transport, _PROBE_BYTES, f"deepreduce.measure.large.{number}")
+            for number in range(_REPEATS)
+        ]
         latency = float(np.median(small))
-        per_byte = max(float(np.median(large)) - latency, 0.0) / (_PROBE_BYTES * max(transport.size - 1, 1))
+        per_byte = max(float(np.median(large)) - latency, 0.0) / (
+            _PROBE_BYTES * max(transport.size - 1, 1)
+        )
         # rank 0's figures, so that all ranks choose alike
         own = np.array([latency, per_byte]).view(np.uint8) if transport.rank == 0 else None
         agreed = transport.wait(transport.broadcast(own, 0, "deepreduce.measure.result"))
@@ -109,11 +137,22 @@ class Auto(Communicator):
     def choose(self, bucket, size):
         """(the scheme for a bucket, why)."""
         key = bucket.members[0].key
-        counts = [bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step) for member in bucket.members]
+        counts = [
+            bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
+            for member in bucket.members
+        ]
         k = self._counts.get(key) if None in counts else sum(counts)
         if k is None:
             return "Allgather", "k is not known before the first exchange"
-        predicted = costs(k, bucket.d, size, self._latency, self._seconds_a_byte, bucket.codec.value.bits_a_value(), self._unions.get(key))
+        predicted = costs(
+            k,
+            bucket.d,
+            size,
+            self._latency,
+            self._seconds_a_byte,
+            bucket.codec.value.bits_a_value(),
+            self._unions.get(key),
+        )
         best = min(predicted, key=predicted.get)
         union = self._unions.get(key)
         times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
@@ -136,6 +175,12 @@ class Auto(Communicator):
         if not isinstance(total, PayloadSum):
             self._unions[key] = total.partial.indices.size
         elif key not in self._unions or bucket.step % _COUNT_UNION_EVERY == 0:
-            self._unions[key] = sum(total.sparse(number, 1.0)[0].size for number in range(len(bucket.members)))
-            sent = sum(_native.inspect(payload)["count"] for number in range(len(bucket.members)) for payload in total.payloads(number))
+            self._unions[key] = sum(
+                total.sparse(number, 1.0)[0].size for number in range(len(bucket.members))
+            )
+            sent = sum(
+                _native.inspect(payload)["count"]
+                for number in range(len(bucket.members))
+                for payload in total.payloads(number)
+            )
             self._counts[key] = sent / size

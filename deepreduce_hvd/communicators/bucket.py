@@ -4,12 +4,7 @@ import numpy as np
 
 from deepreduce_hvd import container, wire
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed
-from deepreduce_hvd.numpy_backend import (
-    as_float32,
-    encode_numpy,
-    encode_sparse_numpy,
-    select_numpy,
-)
+from deepreduce_hvd.numpy_backend import as_float32, encode_numpy, encode_sparse_numpy, select_numpy
 from deepreduce_hvd.stages.memories import NoMemory
 
 #: coding keys of later stages are apart from those of the first; parameters' keys have 32 bits
@@ -19,20 +14,28 @@ _DTYPE_NAMES = {code: name for name, code in container.DTYPES.items()}
 
 
 def payload_of_nothing(codec, d, dtype=0):
-    """A payload (n,) uint8 of ``d`` elements of the type with the code ``dtype`` that decodes to zeros and carries none."""
-    return encode_sparse_numpy(codec, _NOTHING, np.zeros(0, dtype=np.float32), d, dtype=_DTYPE_NAMES[dtype])[0]
+    """A payload (n,) uint8 of ``d`` elements of the type with the code ``dtype`` that decodes to
+    zeros and carries none.
+    """
+    return encode_sparse_numpy(
+        codec, _NOTHING, np.zeros(0, dtype=np.float32), d, dtype=_DTYPE_NAMES[dtype]
+    )[0]
 
 
 class BucketMember:
-    """One gradient: ``gradient`` contiguous (d,), ``state`` the memory's float32 arrays (d,), ``key`` of its random choices.
+    """One gradient: ``gradient`` contiguous (d,), ``state`` the memory's float32 arrays (d,),
+    ``key`` of its random choices.
 
-    ``dtype`` is the gradient's code in docs/format.md, by default that of its NumPy type; numbers of bfloat16 come as uint16.
-    ``threshold`` (1,) float32 is the hint that makes the next selection faster. ``encode`` overrides how its payload is made.
-    ``held``: the gradient is zero because nothing was learnt of the parameter in this step. It sends nothing, and its memory
-    stays as it is.
+    ``dtype`` is the gradient's code in docs/format.md, by default that of its NumPy type; numbers
+    of bfloat16 come as uint16. ``threshold`` (1,) float32 is the hint that makes the next selection
+    faster. ``encode`` overrides how its payload is made. ``held``: the gradient is zero because
+    nothing was learnt of the parameter in this step. It sends nothing, and its memory stays as it
+    is.
     """
 
-    def __init__(self, name, gradient, state, key=0, dtype=None, threshold=None, encode=None, held=False):
+    def __init__(
+        self, name, gradient, state, key=0, dtype=None, threshold=None, encode=None, held=False
+    ):
         self.name = name
         self.gradient = gradient
         self.state = state
@@ -49,7 +52,9 @@ class BucketMember:
 
     @classmethod
     def failed(cls, name, d, error):
-        """A gradient of ``d`` elements that met ``error`` before it could take part: the other ranks will hear of it."""
+        """A gradient of ``d`` elements that met ``error`` before it could take part: the other
+        ranks will hear of it.
+        """
         member = cls(name, np.broadcast_to(np.float32(0), d), ())
         member.failure = error
         return member
@@ -66,7 +71,9 @@ class Bucket:
         self.step = step
         self.rank = rank
         self.scheme = None  # what the communicator says that it does, and why
-        self.offsets = np.concatenate([[0], np.cumsum([member.gradient.size for member in members])]).astype(np.int64)
+        self.offsets = np.concatenate(
+            [[0], np.cumsum([member.gradient.size for member in members])]
+        ).astype(np.int64)
         self.d = int(self.offsets[-1])
 
     def of(self, members):
@@ -78,14 +85,17 @@ class Bucket:
         return ", ".join(member.name for member in self.members)
 
     def encode(self):
-        """The members' payloads one after another, (n,) uint8; a notice in place of one that fails. Memories keep the rest."""
+        """The members' payloads one after another, (n,) uint8; a notice in place of one that fails.
+        Memories keep the rest.
+        """
         messages = []
         for member in self.members:
             try:
                 if member.failure is not None:
                     raise member.failure
                 messages.append(self._encode(member) if member.encode is None else member.encode())
-            except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+            # whatever it is, the other ranks must hear of it instead of waiting
+            except Exception as error:
                 member.failure = error
                 messages.append(wire.notice(error))
         return messages[0] if len(messages) == 1 else np.concatenate(messages)
@@ -100,9 +110,11 @@ class Bucket:
         return payload
 
     def select(self, given=None, places_of_held=False):
-        """Takes the sparsifier's choice, or ``given`` indices, out of gradient plus memory, as a :class:`SparseSum`.
+        """Takes the sparsifier's choice, or ``given`` indices, out of gradient plus memory, as a
+        :class:`SparseSum`.
 
-        Of members that are held nothing is taken; with ``places_of_held`` zeros stand where the sparsifier would choose.
+        Of members that are held nothing is taken; with ``places_of_held`` zeros stand where the
+        sparsifier would choose.
         """
         indices, values = [], []
         for number, member in enumerate(self.members):
@@ -146,10 +158,14 @@ class Bucket:
     def _places(self, member):
         """What the sparsifier chooses of zeros, (n,) uint32."""
         zeros = np.zeros(member.gradient.size, dtype=np.float32)
-        return select_numpy(self.codec, NoMemory(), zeros, (), 0.0, self.seed, self.step, member.key)[0]
+        return select_numpy(
+            self.codec, NoMemory(), zeros, (), 0.0, self.seed, self.step, member.key
+        )[0]
 
     def choose(self):
-        """The sparsifier's choice as a :class:`SparseSum`, with memories left as they are; members that are held have one too."""
+        """The sparsifier's choice as a :class:`SparseSum`, with memories left as they are; members
+        that are held have one too.
+        """
         kept = [(member.state, member.held) for member in self.members]
         try:
             for member in self.members:
@@ -160,7 +176,9 @@ class Bucket:
                 member.state, member.held = state, held
 
     def put_back(self, indices, values):
-        """Returns to the memories what was taken and did not reach the sum: ``values`` (n,) at ascending ``indices`` (n,)."""
+        """Returns to the memories what was taken and did not reach the sum: ``values`` (n,) at
+        ascending ``indices`` (n,).
+        """
         lost = values != 0
         if not lost.any():
             return
@@ -169,7 +187,9 @@ class Bucket:
             start, end = self.offsets[number : number + 2]
             first, last = np.searchsorted(indices, (start, end))
             if first < last:
-                self.memory.put_back(member.state, indices[first:last] - np.uint32(start), values[first:last])
+                self.memory.put_back(
+                    member.state, indices[first:last] - np.uint32(start), values[first:last]
+                )
 
     def code(self, partial, stage, group, codec=None, start=0, d=None, keep=True):
         """``partial`` as a message (n,) uint8.
@@ -177,8 +197,10 @@ class Bucket:
         Args:
             stage, group: key the rounding; ranks that code the same sum give the same numbers.
             codec: of indices and values; the bucket's own by default.
-            start, d: what slice of the bucket's tensor it is a partial sum of; all of it by default.
-            keep: whether what the message lacks goes back to this rank's memory; of ranks that code the same sum, one does.
+            start, d: what slice of the bucket's tensor it is a partial sum of; all of it by
+                default.
+            keep: whether what the message lacks goes back to this rank's memory; of ranks that code
+                the same sum, one does.
         """
         d = self.d if d is None else d
         if not partial.valid:
@@ -186,7 +208,14 @@ class Bucket:
         lacks = np.array(partial.values)
         try:
             message, added, added_values = encode_sparse_numpy(
-                codec or self.codec, partial.indices, lacks, d, self.step, self.seed, self.members[0].key | stage << _STAGE_BITS, group
+                codec or self.codec,
+                partial.indices,
+                lacks,
+                d,
+                self.step,
+                self.seed,
+                self.members[0].key | stage << _STAGE_BITS,
+                group,
             )
             if keep:
                 self.put_back(partial.indices + np.uint32(start), lacks)
@@ -197,9 +226,11 @@ class Bucket:
 
 
 def assign_to_buckets(sizes, bucket_bytes):
-    """Cuts tensors of ``sizes`` elements (of float32), in the order in which they become ready, into buckets.
+    """Cuts tensors of ``sizes`` elements (of float32), in the order in which they become ready,
+    into buckets.
 
-    A bucket is closed once it holds ``bucket_bytes``; 0 gives every tensor one of its own. Returns lists of positions in ``sizes``.
+    A bucket is closed once it holds ``bucket_bytes``; 0 gives every tensor one of its own. Returns
+    lists of positions in ``sizes``.
     """
     buckets, filled = [], 0
     for position, size in enumerate(sizes):

@@ -10,7 +10,9 @@ _NOTHING = np.zeros(0, dtype=np.uint8)
 
 
 def flagged(count, own):
-    """``count`` values of ``own``, zeros if there are none, and two numbers: whether it failed, whether it is not finite."""
+    """``count`` values of ``own``, zeros if there are none, and two numbers: whether it failed,
+    whether it is not finite.
+    """
     numbers = np.zeros(count + 2, dtype=np.float32)
     if own.valid:
         numbers[:-2] = own.values
@@ -25,9 +27,11 @@ def notices_of(own):
 
 
 def sum_values(bucket, channel, indices, own):
-    """A generator that returns the sum; ``own`` holds this rank's values at ``indices`` (n,), or why there are none.
+    """A generator that returns the sum; ``own`` holds this rank's values at ``indices`` (n,), or
+    why there are none.
 
-    Two more numbers are summed: how many ranks failed and how many are not finite. The texts of failures are gathered only then.
+    Two more numbers are summed: how many ranks failed and how many are not finite. The texts of
+    failures are gathered only then.
     """
     total = yield channel.allreduce(flagged(indices.size, own))
     if total[-2] > 0:

@@ -1,4 +1,6 @@
-"""The pattern of recursive doubling: who meets whom in ceil(log2 P) rounds, for any number of ranks."""
+"""The pattern of recursive doubling: who meets whom in ceil(log2 P) rounds, for any number of
+ranks.
+"""
 
 import numpy as np
 
@@ -16,7 +18,9 @@ def folded(size):
 
 
 def send(channel, message, to):
-    """An alltoall in which this rank sends ``message`` to rank ``to``, or nothing at all when ``to`` is None."""
+    """An alltoall in which this rank sends ``message`` to rank ``to``, or nothing at all when
+    ``to`` is None.
+    """
     parts = [_NOTHING] * channel.size
     if to is not None:
         parts[to] = message
@@ -39,10 +43,12 @@ def _trimmed(bucket, total, trim, rank, keeps):
 def butterfly(bucket, channel, trim):
     """The exchange of recursive doubling, a generator that returns the sum.
 
-    Ranks beyond a power of two first hand their part to rank - power, and get the sum last. After a round of distance n all ranks of a
-    block of 2n hold the same partial sum: both sides' messages decoded and added, the lower block first. ``trim(sum)`` returns (what is
-    kept of it, what is dropped). The lowest rank of a block answers for all of it: what its coding loses and what is
-    dropped goes to that rank's memory, once. A last round tells all ranks of failures that only the receiver of a message has seen.
+    Ranks beyond a power of two first hand their part to rank - power, and get the sum last. After a
+    round of distance n all ranks of a block of 2n hold the same partial sum: both sides' messages
+    decoded and added, the lower block first. ``trim(sum)`` returns (what is kept of it, what is
+    dropped). The lowest rank of a block answers for all of it: what its coding loses and what is
+    dropped goes to that rank's memory, once. A last round tells all ranks of failures that only the
+    receiver of a message has seen.
     """
     rank = channel.rank
     power, beyond = folded(channel.size)
@@ -69,7 +75,9 @@ def butterfly(bucket, channel, trim):
             partner, block = rank ^ distance, rank & -distance
             message = bucket.code(partial, stage, block, keep=rank == block)
             received = yield send(channel, message, partner)
-            low, high = (message, received[partner]) if rank < partner else (received[partner], message)
+            low, high = (
+                (message, received[partner]) if rank < partner else (received[partner], message)
+            )
             partial = combine(low, high, rank & -(2 * distance))
         else:
             yield send(channel, None, None)
@@ -92,12 +100,16 @@ def tree(bucket, channel, trim):
     power, beyond = folded(channel.size)
     partial = bucket.select()
     stage = 0
-    for distance in ([power] if beyond else []) + [1 << level for level in range(power.bit_length() - 1)]:
+    for distance in ([power] if beyond else []) + [
+        1 << level for level in range(power.bit_length() - 1)
+    ]:
         if distance == power:
             sends, receives = rank >= power, rank < beyond
         else:
             stage += 1
-            sends, receives = (rank < power and rank % (2 * distance) == phase for phase in (distance, 0))
+            sends, receives = (
+                rank < power and rank % (2 * distance) == phase for phase in (distance, 0)
+            )
         message = bucket.code(partial, stage, rank) if sends or receives else None
         received = yield send(channel, message, rank - distance if sends else None)
         if receives:

@@ -1,4 +1,6 @@
-"""The driver: rounds of all pending exchanges advance together, so that a step costs the latency of one exchange."""
+"""The driver: rounds of all pending exchanges advance together, so that a step costs the latency of
+one exchange.
+"""
 
 import time
 
@@ -22,7 +24,10 @@ class Channel:
         """(channel of this rank's host, channel of the hosts' first ranks or None on the others)."""
         within, across = self._transport.by_host(ranks_per_host)
         pairs = ((within, "within"), (across, "across"))
-        return tuple(None if one is None else Channel(one, f"{self._name}.{place}", self) for one, place in pairs)
+        return tuple(
+            None if one is None else Channel(one, f"{self._name}.{place}", self)
+            for one, place in pairs
+        )
 
     @property
     def name(self):
@@ -43,24 +48,31 @@ class Channel:
         return self._transport.allgather(array, self._next(array.nbytes))
 
     def alltoall(self, parts):
-        return self._transport.alltoall(parts, self._next(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)))
+        return self._transport.alltoall(
+            parts,
+            self._next(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)),
+        )
 
     def broadcast(self, array, root):
-        return self._transport.broadcast(array, root, self._next(0 if array is None else array.nbytes))
+        return self._transport.broadcast(
+            array, root, self._next(0 if array is None else array.nbytes)
+        )
 
     def allreduce(self, array):
         return self._transport.allreduce(array, self._next(array.nbytes))
 
 
 class Exchange:
-    """One communicator's generator on its way: ``done`` with ``result``, or with the ``error`` that it raised.
+    """One communicator's generator on its way: ``done`` with ``result``, or with the ``error`` that
+    it raised.
 
     Args:
         communicator: whose ``exchange`` makes the generator.
         bucket: what it is made for.
         transport: of the group of ranks.
         name: of its collectives, unique among what is in flight.
-        before: a generator that runs first and yields handles too, or None. When it raises, nothing is exchanged.
+        before: a generator that runs first and yields handles too, or None. When it raises, nothing
+            is exchanged.
 
     Attributes:
         seconds: spent in the generator.
@@ -91,7 +103,8 @@ class Exchange:
         except StopIteration as stop:
             self.result = stop.value
             self.done = True
-        except Exception as error:  # raised where the exchange is finished, not where another one's progress found it
+        # raised where the exchange is finished, not where another one's progress found it
+        except Exception as error:
             self.error = error
             self.done = True
         self.seconds += time.perf_counter() - started

@@ -19,18 +19,23 @@ _EXACT = Codec(NoneSparsifier(), RawIndex(), RawValue())
 
 
 class Hierarchical(Communicator):
-    """Gradients are summed densely within a host, where links are fast; the first rank of every host exchanges the sum with other hosts by
-    ``across`` and hands the result to its host.
+    """Gradients are summed densely within a host, where links are fast; the first rank of every
+    host exchanges the sum with other hosts by ``across`` and hands the result to its host.
 
-    ``ranks_per_host``: hosts hold so many consecutive ranks, as horovodrun numbers them; by default what Horovod says of this host. Only the
-    first rank of a host has a memory that fills. Horovod needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, and the compressor all ranks.
+    ``ranks_per_host``: hosts hold so many consecutive ranks, as horovodrun numbers them; by default
+    what Horovod says of this host. Only the first rank of a host has a memory that fills. Horovod
+    needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, and the compressor all ranks.
     """
 
     def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
         if not isinstance(across, Communicator) or isinstance(across, Hierarchical):
-            raise InvalidArgumentError(f"Hierarchical across: expected another communicator, got {across!r}")
+            raise InvalidArgumentError(
+                f"Hierarchical across: expected another communicator, got {across!r}"
+            )
         if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):
-            raise InvalidArgumentError(f"Hierarchical ranks_per_host: expected an integer of at least 1, got {ranks_per_host!r}")
+            raise InvalidArgumentError(
+                f"Hierarchical ranks_per_host: expected an integer of at least 1, got {ranks_per_host!r}"
+            )
         self.across = across
         self.ranks_per_host = ranks_per_host
 
@@ -66,11 +71,17 @@ class Hierarchical(Communicator):
             local = yield within.allgather(notices_of(own))
             local = merged([local], bucket.d, bucket.rank)
         else:
-            local = SparseSum(non_finite=True) if total[-1] > 0 or not np.isfinite(total).all() else SparseSum(values=total[:-2])
+            local = (
+                SparseSum(non_finite=True)
+                if total[-1] > 0 or not np.isfinite(total).all()
+                else SparseSum(values=total[:-2])
+            )
         message = None
         if within.rank == 0:
             try:
-                message = self._result(bucket, (yield from self.across.exchange(_host_job(bucket, local), across)))
+                message = self._result(
+                    bucket, (yield from self.across.exchange(_host_job(bucket, local), across))
+                )
             except DeepReduceError as error:  # the other ranks of the host hear of it too
                 message = wire.write_notice(str(error))
             except Exception as error:  # the same: they would wait for ever
@@ -97,8 +108,12 @@ class Hierarchical(Communicator):
         if any(total.non_finite(number) for number in members):
             return SparseSum(non_finite=True).message(bucket.d)
         parts = [total.sparse(number, 1.0) for number in members]
-        indices = np.concatenate([part + np.uint32(start) for (part, _), start in zip(parts, bucket.offsets)])
-        return bucket.code(SparseSum(indices, np.concatenate([values for _, values in parts])), 0, 0, _EXACT)
+        indices = np.concatenate(
+            [part + np.uint32(start) for (part, _), start in zip(parts, bucket.offsets)]
+        )
+        return bucket.code(
+            SparseSum(indices, np.concatenate([values for _, values in parts])), 0, 0, _EXACT
+        )
 
 
 def _host_job(bucket, local):
@@ -107,10 +122,22 @@ def _host_job(bucket, local):
     for number, member in enumerate(bucket.members):
         start, end = bucket.offsets[number : number + 2]
         if local.failure is not None:
-            values, failure = np.broadcast_to(np.float32(0), end - start), RuntimeError(local.failure)
+            values, failure = (
+                np.broadcast_to(np.float32(0), end - start),
+                RuntimeError(local.failure),
+            )
         else:
-            values, failure = np.full(end - start, np.nan, dtype=np.float32) if local.non_finite else local.values[start:end], None
+            values, failure = (
+                np.full(end - start, np.nan, dtype=np.float32)
+                if local.non_finite
+                else local.values[start:end],
+                None,
+            )
         held = member.held and not values.any()  # no rank of this host has learnt anything of it
-        members.append(BucketMember(member.name, values, member.state, member.key, 0, member.threshold, held=held))
+        members.append(
+            BucketMember(
+                member.name, values, member.state, member.key, 0, member.threshold, held=held
+            )
+        )
         members[-1].failure = failure
     return bucket.of(members)

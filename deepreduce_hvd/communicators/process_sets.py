@@ -1,4 +1,6 @@
-"""What the transports over Horovod have in common: ranks and process sets, which are the same in every framework."""
+"""What the transports over Horovod have in common: ranks and process sets, which are the same in
+every framework.
+"""
 
 import numpy as np
 
@@ -9,7 +11,9 @@ _NOTHING = np.zeros(0, dtype=np.uint8)
 
 
 class ProcessSetTransport(Transport):
-    """Between the ranks of one process set of ``horovod``, an adapter's module such as horovod.torch; all ranks by default."""
+    """Between the ranks of one process set of ``horovod``, an adapter's module such as
+    horovod.torch; all ranks by default.
+    """
 
     horovod = None
 
@@ -51,15 +55,18 @@ class ProcessSetTransport(Transport):
             )
         groups = [list(range(first, first + count)) for first in range(0, size, count)]
         groups.append(list(range(0, size, count)))
-        sets = [self._process_set(group) for group in groups]  # every rank makes all of them, in the same order
+        # every rank makes all of them, in the same order
+        sets = [self._process_set(group) for group in groups]
         across = type(self)(sets[-1]) if rank % count == 0 else None
         self._by_host[key] = type(self)(sets[rank // count]), across
         return self._by_host[key]
 
     def _process_set(self, ranks):
-        """The process set of these ranks: the one that Horovod has, which the user may have registered, or a new one.
+        """The process set of these ranks: the one that Horovod has, which the user may have
+        registered, or a new one.
 
-        Horovod itself is asked: a set that this package remembered would be void after a shutdown, and Horovod has one of any ranks.
+        Horovod itself is asked: a set that this package remembered would be void after a shutdown,
+        and Horovod has one of any ranks.
         """
         if ranks == list(range(self.horovod.size())):
             return self.horovod.global_process_set

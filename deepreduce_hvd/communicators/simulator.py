@@ -1,4 +1,6 @@
-"""Any number of ranks in one process, deterministic and without threads: for tests, and for counting traffic."""
+"""Any number of ranks in one process, deterministic and without threads: for tests, and for
+counting traffic.
+"""
 
 import math
 
@@ -24,7 +26,9 @@ class _Call:
 
 
 class SimulatedTransport(Transport):
-    """One rank's transport among the ranks of ``group``: its handles are what the simulator works on."""
+    """One rank's transport among the ranks of ``group``: its handles are what the simulator works
+    on.
+    """
 
     def __init__(self, group, rank):
         self.group = tuple(group)
@@ -33,7 +37,9 @@ class SimulatedTransport(Transport):
 
     def by_host(self, ranks_per_host):
         if ranks_per_host is None or self.size % ranks_per_host:
-            raise InvalidArgumentError(f"ranks_per_host: expected a divisor of {self.size}, got {ranks_per_host}")
+            raise InvalidArgumentError(
+                f"ranks_per_host: expected a divisor of {self.size}, got {ranks_per_host}"
+            )
         own = self.group[self.rank]
         first = self.rank // ranks_per_host * ranks_per_host
         leaders = self.group[::ranks_per_host]
@@ -60,10 +66,11 @@ class PeerGone(RuntimeError):
 class Simulator:
     """Runs an exchange on ``size`` ranks, a collective at a time, and counts what each rank does.
 
-    ``received_bytes`` (size,) is by the algorithms that collectives run with large data: everyone else's data in an allgather, what is
-    addressed to the rank in an alltoall, the data in a broadcast, 2 (P - 1) / P of it in an allreduce. ``messages`` (size,) is their
-    latency: ceil(log2 P) for allgather and broadcast, twice that for allreduce, and the other ranks that it exchanges with in an alltoall.
-    ``rounds`` counts collectives.
+    ``received_bytes`` (size,) is by the algorithms that collectives run with large data: everyone
+    else's data in an allgather, what is addressed to the rank in an alltoall, the data in a
+    broadcast, 2 (P - 1) / P of it in an allreduce. ``messages`` (size,) is their latency: ceil(log2
+    P) for allgather and broadcast, twice that for allreduce, and the other ranks that it exchanges
+    with in an alltoall. ``rounds`` counts collectives.
     """
 
     def __init__(self, size):
@@ -73,9 +80,14 @@ class Simulator:
         self.rounds = 0
 
     def run(self, communicator, buckets, name="exchange"):
-        """Exchanges one bucket a rank; returns, rank by rank, the sum or the exception that the rank met."""
+        """Exchanges one bucket a rank; returns, rank by rank, the sum or the exception that the
+        rank met.
+        """
         ranks = range(self.size)
-        generators = [communicator.exchange(bucket, Channel(SimulatedTransport(ranks, rank), name)) for rank, bucket in enumerate(buckets)]
+        generators = [
+            communicator.exchange(bucket, Channel(SimulatedTransport(ranks, rank), name))
+            for rank, bucket in enumerate(buckets)
+        ]
         outcomes = [None] * self.size
         calls = {}
         results = dict.fromkeys(ranks)  # rank -> what its generator gets next
@@ -94,7 +106,9 @@ class Simulator:
                     results.update(zip(group, self._perform(group, together)))
             if calls and not results:
                 for rank, call in calls.items():
-                    outcomes[rank] = PeerGone(f"rank {rank} waits in {call.name} for ranks that have ended or wait elsewhere")
+                    outcomes[rank] = PeerGone(
+                        f"rank {rank} waits in {call.name} for ranks that have ended or wait elsewhere"
+                    )
                 break
             for rank in results:
                 del calls[rank]
@@ -102,7 +116,9 @@ class Simulator:
 
     def _perform(self, group, calls):
         if len({call.signature() for call in calls}) > 1:
-            raise AssertionError(f"ranks call different collectives: {sorted({str(call.signature()) for call in calls})}")
+            raise AssertionError(
+                f"ranks call different collectives: {sorted({str(call.signature()) for call in calls})}"
+            )
         self.rounds += 1
         return getattr(self, f"_{calls[0].kind}")(list(group), calls)
 

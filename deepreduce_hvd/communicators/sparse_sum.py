@@ -10,7 +10,9 @@ _NO_VALUES = np.zeros(0, dtype=np.float32)
 
 
 class SparseSum:
-    """A sparse tensor: ``indices`` (n,) ascending uint32, ``values`` (n,) float32; or ``non_finite``; or the text of a ``failure``."""
+    """A sparse tensor: ``indices`` (n,) ascending uint32, ``values`` (n,) float32; or
+    ``non_finite``; or the text of a ``failure``.
+    """
 
     def __init__(self, indices=_NO_INDICES, values=_NO_VALUES, non_finite=False, failure=None):
         self.indices = indices
@@ -23,7 +25,9 @@ class SparseSum:
         return not self.non_finite and self.failure is None
 
     def without_zeros(self):
-        """The same tensor; a payload of all elements, or one of a lossy index codec, carries zeros too."""
+        """The same tensor; a payload of all elements, or one of a lossy index codec, carries zeros
+        too.
+        """
         kept = self.values != 0
         return self if kept.all() else SparseSum(self.indices[kept], self.values[kept])
 
@@ -40,10 +44,17 @@ def failed(rank, error):
 
 
 def merged(messages, d, rank):
-    """The sum of the messages (n,) uint8 over a tensor of ``d`` elements, in the order given; ``rank`` is who adds them."""
+    """The sum of the messages (n,) uint8 over a tensor of ``d`` elements, in the order given;
+    ``rank`` is who adds them.
+    """
     try:
         read = [wire.split(message) for message in messages]
-        notices = [one.notice.decode(errors="replace") for parts in read for one in parts if one.notice is not None]
+        notices = [
+            one.notice.decode(errors="replace")
+            for parts in read
+            for one in parts
+            if one.notice is not None
+        ]
         if notices:
             return SparseSum(failure="; ".join(dict.fromkeys(notices)))
         if any(one.non_finite for parts in read for one in parts):

@@ -21,14 +21,16 @@ _NOTHING = np.zeros(0, dtype=np.uint8)
 
 
 class SplitAllgather(Communicator):
-    """SparCML's split allgather (Renggli et al. 2019, SSAR and DSAR): an alltoall of slices to their owners, an allgather of their sums.
+    """SparCML's split allgather (Renggli et al. 2019, SSAR and DSAR): an alltoall of slices to
+    their owners, an allgather of their sums.
 
-    Rank i owns elements i d / P to (i + 1) d / P. What an owner's message lacks of its sum goes to the owner's memory, and the owner too
-    uses what its message decodes to.
+    Rank i owns elements i d / P to (i + 1) d / P. What an owner's message lacks of its sum goes to
+    the owner's memory, and the owner too uses what its message decodes to.
 
-    ``dense`` says how a slice travels once its sum has so many elements that indices cost more than sending all: n elements of I index
-    bits and V value bits reach d V. "auto": all elements in the codec's value stage; 2, 4 or 8: QSGD of so many bits; None: never. The
-    owner decides by its own slice, whose payload says what it is, so ranks need not agree beforehand.
+    ``dense`` says how a slice travels once its sum has so many elements that indices cost more than
+    sending all: n elements of I index bits and V value bits reach d V. "auto": all elements in the
+    codec's value stage; 2, 4 or 8: QSGD of so many bits; None: never. The owner decides by its own
+    slice, whose payload says what it is, so ranks need not agree beforehand.
     """
 
     def __init__(self, dense: int | str | None = "auto") -> None:
@@ -85,14 +87,19 @@ def _joined(gathered, bounds, rank):
     try:
         spans = wire.split(gathered)
         if len(spans) != len(bounds) - 1:
-            raise CorruptPayloadError(f"slices: expected one of each of {len(bounds) - 1} ranks, got {len(spans)}")
-        failures = [span.notice.decode(errors="replace") for span in spans if span.notice is not None]
+            raise CorruptPayloadError(
+                f"slices: expected one of each of {len(bounds) - 1} ranks, got {len(spans)}"
+            )
+        failures = [
+            span.notice.decode(errors="replace") for span in spans if span.notice is not None
+        ]
         if failures:
             return SparseSum(failure="; ".join(dict.fromkeys(failures)))
         if any(span.non_finite for span in spans):
             return SparseSum(non_finite=True)
         slices = [
-            decode_sum_sparse([gathered[span.start : span.end]], end - start) for span, start, end in zip(spans, bounds, bounds[1:])
+            decode_sum_sparse([gathered[span.start : span.end]], end - start)
+            for span, start, end in zip(spans, bounds, bounds[1:])
         ]
     except Exception as error:
         return failed(rank, error)

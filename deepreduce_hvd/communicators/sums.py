@@ -15,16 +15,19 @@ class Sum:
         raise NotImplementedError
 
     def add_to(self, member, out, scale):
-        """``out`` (d,) float32 NumPy += ``scale`` * the sum of this member; NaN everywhere when it is void.
+        """``out`` (d,) float32 NumPy += ``scale`` * the sum of this member; NaN everywhere when it
+        is void.
 
         Returns:
-            The largest magnitude that an addition left in any element, NaN being the largest of all. No addition has
-            overflowed unless it is Inf or NaN.
+            The largest magnitude that an addition left in any element, NaN being the largest of
+            all. No addition has overflowed unless it is Inf or NaN.
         """
         raise NotImplementedError
 
     def sparse(self, member, scale):
-        """((n,) ascending indices, (n,) float32 values) of this member, scaled; only of a sum that is not void."""
+        """((n,) ascending indices, (n,) float32 values) of this member, scaled; only of a sum that
+        is not void.
+        """
         raise NotImplementedError
 
 
@@ -35,7 +38,9 @@ class PayloadSum(Sum):
         spans = wire.split(gathered)
         count = len(bucket.members)
         if len(spans) != size * count:
-            raise CorruptPayloadError(f"parameter {bucket.name}: expected {count} payloads from each of {size} ranks, got {len(spans)} in all")
+            raise CorruptPayloadError(
+                f"parameter {bucket.name}: expected {count} payloads from each of {size} ranks, got {len(spans)} in all"
+            )
         self._names = [member.name for member in bucket.members]
         self._offsets = bucket.offsets
         self.messages = [spans[number::count] for number in range(count)]
@@ -75,7 +80,9 @@ class PayloadSum(Sum):
             try:
                 decode_sum_sparse([payload], self._size_of(member))
             except CorruptPayloadError as error:
-                raise CorruptPayloadError(f"parameter {self._names[member]}: rank {rank}: {error}") from None
+                raise CorruptPayloadError(
+                    f"parameter {self._names[member]}: rank {rank}: {error}"
+                ) from None
 
 
 class PartialSum(Sum):
@@ -83,7 +90,9 @@ class PartialSum(Sum):
 
     def __init__(self, bucket, partial):
         if partial.failure is not None:
-            failure = next((member.failure for member in bucket.members if member.failure is not None), None)
+            failure = next(
+                (member.failure for member in bucket.members if member.failure is not None), None
+            )
             raise PeerFailedError(f"parameter {bucket.name}: {partial.failure}") from failure
         self._offsets = bucket.offsets
         self.partial = partial

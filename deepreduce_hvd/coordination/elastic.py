@@ -1,8 +1,9 @@
 """What becomes of memories when ranks come and go, in any framework.
 
-A rank's memory is a part of the gradients that no other rank has. So every commit leaves a copy of it with the next rank, and
-when ranks are lost, the next rank takes over what they had kept at that commit: the memories' sum over all ranks stays what it
-was there. What ranks tell each other are arrays of numbers of a fixed layout, checked when they come.
+A rank's memory is a part of the gradients that no other rank has. So every commit leaves a copy of
+it with the next rank, and when ranks are lost, the next rank takes over what they had kept at that
+commit: the memories' sum over all ranks stays what it was there. What ranks tell each other are
+arrays of numbers of a fixed layout, checked when they come.
 """
 
 import warnings
@@ -19,7 +20,9 @@ _PART_BYTES = 1 << 30
 
 
 class _Commit:
-    """One rank's part in a commit: its own state, and the memory of the rank before it, (n,) float32, once that has come."""
+    """One rank's part in a commit: its own state, and the memory of the rank before it, (n,)
+    float32, once that has come.
+    """
 
     def __init__(self, number, state):
         self.number = number
@@ -57,15 +60,24 @@ class _Place:
         commits = [entry for entry in entries if entry.number]
         for flag in (restored, moved, *(entry.complete for entry in commits)):
             if flag not in (0, 1):
-                raise CorruptPayloadError(f"elastic training: expected a flag of 0 or 1 from every rank, got {flag}")
+                raise CorruptPayloadError(
+                    f"elastic training: expected a flag of 0 or 1 from every rank, got {flag}"
+                )
         for entry in commits:
             if entry.number < 0 or not 0 <= entry.rank < entry.size:
-                raise CorruptPayloadError(f"elastic training: expected a commit's number, rank and size from every rank, got {entry}")
+                raise CorruptPayloadError(
+                    f"elastic training: expected a commit's number, rank and size from every rank, got {entry}"
+                )
         return cls(fingerprint, bool(restored), bool(moved), commits)
 
     def pack(self):
         nothing = [_CommitEntry(0, 0, 0, 0)] * (self.COMMITS - len(self.commits))
-        numbers = [self.fingerprint, self.restored, self.moved, *(number for entry in (*self.commits, *nothing) for number in entry)]
+        numbers = [
+            self.fingerprint,
+            self.restored,
+            self.moved,
+            *(number for entry in (*self.commits, *nothing) for number in entry),
+        ]
         return np.array(numbers, dtype=np.int64)
 
     @property
@@ -79,23 +91,27 @@ class _Place:
 
 
 class MemoryKeeper:
-    """Saves, restores and hands over one compressor's state; all methods but ``restore`` are called on all ranks at once.
+    """Saves, restores and hands over one compressor's state; all methods but ``restore`` are called
+    on all ranks at once.
 
-    Since ranks may be cut off in the midst of a commit, so that it is complete on some only, the one before is kept too; all go
-    back to the newest that is complete on rank 0, whose model they get. If a rank is lost together with the one after it, what
-    it had kept is lost, with a warning.
+    Since ranks may be cut off in the midst of a commit, so that it is complete on some only, the
+    one before is kept too; all go back to the newest that is complete on rank 0, whose model they
+    get. If a rank is lost together with the one after it, what it had kept is lost, with a warning.
 
-    When ranks leave after steps that no commit has seen, nobody has what they kept in those steps: all ranks go back to the
-    last commit, as after a failure.
+    When ranks leave after steps that no commit has seen, nobody has what they kept in those steps:
+    all ranks go back to the last commit, as after a failure.
 
     Args:
         compressor: a :class:`Compressor` of all ranks.
-        failure: what Horovod's elastic loop takes for a failure, an exception that all ranks raise to go back.
+        failure: what Horovod's elastic loop takes for a failure, an exception that all ranks raise
+            to go back.
     """
 
     def __init__(self, compressor, failure):
         if compressor.process_set is not None:
-            raise InvalidArgumentError("elastic training: expected a compressor of all ranks, got one of a process set")
+            raise InvalidArgumentError(
+                "elastic training: expected a compressor of all ranks, got one of a process set"
+            )
         self._fingerprint = compressor.fingerprint
         self._adapter = compressor.adapter
         self._adapter.elastic = self
@@ -155,22 +171,33 @@ class MemoryKeeper:
         if self.ranks_have_left:
             self.sync()
         self._rounds += 1
-        if self._rounds > 1:  # the step in between needed all ranks, which had therefore come through the commit
+        # the step in between needed all ranks, which had therefore come through the commit
+        if self._rounds > 1:
             del self._commits[:-1]
 
     # --- how ---
 
     def _make_up(self, agreed, places):
-        """Brings memories to the agreed commit if ranks have failed or left since, those of lost ranks too."""
+        """Brings memories to the agreed commit if ranks have failed or left since, those of lost
+        ranks too.
+        """
         entries = [entry for place in places for entry in place.commits if entry.number == agreed]
         size = entries[0].size
         present = [entry.rank for entry in entries]
         if len(set(present)) < len(present) or any(entry.size != size for entry in entries):
-            raise CorruptPayloadError(f"elastic training: expected commit {agreed} once from each of {size} ranks, got it from {present}")
+            raise CorruptPayloadError(
+                f"elastic training: expected commit {agreed} once from each of {size} ranks, got it from {present}"
+            )
         lost = set(range(size)) - set(present)
         old = [place for place in places if place.commits]
-        if (lost or any(place.restored for place in old)) and not all(place.is_at(agreed) for place in old):
-            text = f"ranks {sorted(lost)} left without a commit" if lost else "some ranks went back to their last commit"
+        if (lost or any(place.restored for place in old)) and not all(
+            place.is_at(agreed) for place in old
+        ):
+            text = (
+                f"ranks {sorted(lost)} left without a commit"
+                if lost
+                else "some ranks went back to their last commit"
+            )
             self._warn(f"{text}: training goes on from the last commit")
             self.goes_back = True
             raise self._failure(f"deepreduce_hvd: {text}")
@@ -179,22 +206,33 @@ class MemoryKeeper:
         self._take_over(agreed, lost, size)
 
     def _place(self):
-        entries = [_CommitEntry(commit.number, commit.rank, commit.size, int(commit.copy is not None)) for commit in self._commits]
+        entries = [
+            _CommitEntry(commit.number, commit.rank, commit.size, int(commit.copy is not None))
+            for commit in self._commits
+        ]
         moved = False
         if self._commits:
             saved = self._commits[-1].state["parameters"]
-            moved = any(slot.steps != saved[name]["steps"] for name, slot in self._adapter.slots.items())
+            moved = any(
+                slot.steps != saved[name]["steps"] for name, slot in self._adapter.slots.items()
+            )
         return _Place(self._fingerprint, self._restored, moved, entries)
 
     def _gather_places(self):
         transport = self._transport
         row = self._place().pack()
-        gathered = transport.wait(transport.allgather(row.view(np.uint8), "deepreduce.elastic.places"))
+        gathered = transport.wait(
+            transport.allgather(row.view(np.uint8), "deepreduce.elastic.places")
+        )
         if gathered.size != transport.size * row.nbytes:
-            raise CorruptPayloadError(f"elastic training: expected {row.nbytes} bytes from each of {transport.size} ranks, got {gathered.size}")
+            raise CorruptPayloadError(
+                f"elastic training: expected {row.nbytes} bytes from each of {transport.size} ranks, got {gathered.size}"
+            )
         numbers = np.array(gathered).view(np.int64).reshape(transport.size, _Place.NUMBERS)
         places = [_Place.unpack(place) for place in numbers.tolist()]
-        other = [rank for rank, place in enumerate(places) if place.fingerprint != places[0].fingerprint]
+        other = [
+            rank for rank, place in enumerate(places) if place.fingerprint != places[0].fingerprint
+        ]
         if other:
             raise InvalidArgumentError(
                 f"elastic training: expected the same compressor configuration and parameters on every rank, got others than rank 0's on {other}"
@@ -205,15 +243,28 @@ class MemoryKeeper:
         """Takes rank 0's step counters and loss scales."""
         transport = self._transport
         steps = np.array([slot.steps for slot in self._slots], dtype=np.int64)
-        scales = np.array([np.nan if slot.loss_scale is None else slot.loss_scale for slot in self._slots], dtype=np.float64)
+        scales = np.array(
+            [np.nan if slot.loss_scale is None else slot.loss_scale for slot in self._slots],
+            dtype=np.float64,
+        )
         own = np.concatenate([steps.view(np.uint8), scales.view(np.uint8)])
-        received = transport.wait(transport.broadcast(own if transport.rank == 0 else None, 0, "deepreduce.elastic.counters"))
+        received = transport.wait(
+            transport.broadcast(
+                own if transport.rank == 0 else None, 0, "deepreduce.elastic.counters"
+            )
+        )
         if received.size != own.size:
-            raise CorruptPayloadError(f"elastic training: expected {own.size} bytes of counters from rank 0, got {received.size}")
+            raise CorruptPayloadError(
+                f"elastic training: expected {own.size} bytes of counters from rank 0, got {received.size}"
+            )
         steps, scales = np.split(np.array(received), [steps.nbytes])
-        for slot, taken, scale in zip(self._slots, steps.view(np.int64).tolist(), scales.view(np.float64).tolist()):
+        for slot, taken, scale in zip(
+            self._slots, steps.view(np.int64).tolist(), scales.view(np.float64).tolist()
+        ):
             if taken < 0 or not (np.isnan(scale) or 0 < scale < np.inf):
-                raise CorruptPayloadError(f"elastic training: expected rank 0's steps and loss scale, got {taken} and {scale}")
+                raise CorruptPayloadError(
+                    f"elastic training: expected rank 0's steps and loss scale, got {taken} and {scale}"
+                )
             slot.steps = taken
             slot.loss_scale = None if np.isnan(scale) else scale
 
@@ -228,7 +279,9 @@ class MemoryKeeper:
         """Takes the memory of a commit, or none where this rank was not there."""
         for commit in self._commits:
             if commit.number == number:
-                checkpoint.load(self._adapter.slots, commit.state, self._fingerprint, commit.rank, commit.size)
+                checkpoint.load(
+                    self._adapter.slots, commit.state, self._fingerprint, commit.rank, commit.size
+                )
                 return
         for slot in self._slots:
             slot.set_memory({kind: 0 * part for kind, part in slot.memory().items()})
@@ -237,15 +290,26 @@ class MemoryKeeper:
         """Adds the copy of a lost rank's memory to this rank's, if it is the next one."""
         gone = sorted(rank for rank in lost if (rank + 1) % size in lost)
         if gone:
-            self._warn(f"ranks {gone} were lost together with those that held copies of their memories")
+            self._warn(
+                f"ranks {gone} were lost together with those that held copies of their memories"
+            )
         own = next((commit for commit in self._commits if commit.number == number), None)
         if own is None or (own.rank - 1) % size not in lost:
             return
-        copies = [commit.copy for commit in self._commits if commit.copy is not None and (commit.rank, commit.size) == (own.rank, own.size)]
+        copies = [
+            commit.copy
+            for commit in self._commits
+            if commit.copy is not None and (commit.rank, commit.size) == (own.rank, own.size)
+        ]
         copy = own.copy
         if copy is None:
-            found = "its memory is that of the commit before" if copies else "what it had kept is gone"
-            warnings.warn(f"deepreduce_hvd: the rank before this one was lost in the midst of a commit; {found}", stacklevel=2)
+            found = (
+                "its memory is that of the commit before" if copies else "what it had kept is gone"
+            )
+            warnings.warn(
+                f"deepreduce_hvd: the rank before this one was lost in the midst of a commit; {found}",
+                stacklevel=2,
+            )
             copy = copies[0] if copies else None
         if copy is not None:
             self._add(copy)
@@ -271,7 +335,9 @@ class MemoryKeeper:
         return copy.view(np.float32)
 
     def _hand_on(self):
-        """Gives the memory of a rank that no longer sends it to the one that does: a host has another first rank when ranks have left."""
+        """Gives the memory of a rank that no longer sends it to the one that does: a host has
+        another first rank when ranks have left.
+        """
         transport = self._transport
         keepers = [self._adapter.keeper_of(rank) for rank in range(transport.size)]
         if keepers == list(range(transport.size)):
@@ -279,12 +345,18 @@ class MemoryKeeper:
         own = self._flat()
         keeper = keepers[transport.rank]
         hands_on = keeper != transport.rank and bool(own.any())
-        flags = transport.wait(transport.allgather(np.array([hands_on], dtype=np.uint8), "deepreduce.elastic.keepers"))
+        flags = transport.wait(
+            transport.allgather(np.array([hands_on], dtype=np.uint8), "deepreduce.elastic.keepers")
+        )
         if flags.size != transport.size or flags.max() > 1:
-            raise CorruptPayloadError(f"elastic training: expected a flag of 0 or 1 from each of {transport.size} ranks, got {flags}")
+            raise CorruptPayloadError(
+                f"elastic training: expected a flag of 0 or 1 from each of {transport.size} ranks, got {flags}"
+            )
         if not flags.any():
             return
-        givers = [rank for rank, flag in enumerate(flags) if flag and keepers[rank] == transport.rank]
+        givers = [
+            rank for rank, flag in enumerate(flags) if flag and keepers[rank] == transport.rank
+        ]
         total = np.zeros(own.size // 4, dtype=np.float32)
         for start, received in self._sent(own, keeper if hands_on else None, givers, "handed"):
             for rank in givers:
@@ -298,19 +370,27 @@ class MemoryKeeper:
 
     def _flat(self):
         """This rank's memory, (n,) uint8."""
-        parts = [np.asarray(part).reshape(-1) for slot in self._slots for part in slot.memory().values()]
+        parts = [
+            np.asarray(part).reshape(-1) for slot in self._slots for part in slot.memory().values()
+        ]
         return np.concatenate(parts).view(np.uint8) if parts else np.zeros(0, dtype=np.uint8)
 
     def _sent(self, own, receiver, givers, what):
-        """Sends ``own`` to a rank, in parts; yields where a part starts, and what came from each rank, as many bytes from each of ``givers``."""
+        """Sends ``own`` to a rank, in parts; yields where a part starts, and what came from each
+        rank, as many bytes from each of ``givers``.
+        """
         transport = self._transport
         for start in range(0, own.size, _PART_BYTES):
             sent = own[start : start + _PART_BYTES]
             handed = [sent if rank == receiver else sent[:0] for rank in range(transport.size)]
-            received = transport.wait(transport.alltoall(handed, f"deepreduce.elastic.{what}.{start}"))
+            received = transport.wait(
+                transport.alltoall(handed, f"deepreduce.elastic.{what}.{start}")
+            )
             for rank in givers:
                 if received[rank].size != sent.size:
-                    raise CorruptPayloadError(f"elastic training: expected {sent.size} bytes of memory from rank {rank}, got {received[rank].size}")
+                    raise CorruptPayloadError(
+                        f"elastic training: expected {sent.size} bytes of memory from rank {rank}, got {received[rank].size}"
+                    )
             yield start, received
 
     def _warn(self, text):
@@ -319,7 +399,8 @@ class MemoryKeeper:
 
 
 def expect_keeper(keeper, notification_manager):
-    """Raises InvalidArgumentError within ``hvd.elastic.run`` when the compressor is not among what its state keeps.
+    """Raises InvalidArgumentError within ``hvd.elastic.run`` when the compressor is not among what
+    its state keeps.
 
     ``notification_manager`` is Horovod's, which knows the states that are in training.
     """

@@ -1,12 +1,15 @@
-"""The handshake: ranks compare how their compressors are configured before anything else of theirs travels.
+"""The handshake: ranks compare how their compressors are configured before anything else of theirs
+travels.
 
-A probe tells at every step that ranks differ, and no more; it comes too late for what a communicator does before its first
-exchange, and for gradients that some ranks compress and others do not. So the first time that a compressor is used, all
-ranks of its process set gather a description of it. All see the same bytes, hence all raise, or none.
+A probe tells at every step that ranks differ, and no more; it comes too late for what a
+communicator does before its first exchange, and for gradients that some ranks compress and others
+do not. So the first time that a compressor is used, all ranks of its process set gather a
+description of it. All see the same bytes, hence all raise, or none.
 
-Several compressors may take turns in another order on another rank, when a backward pass takes another way there. So a
-handshake is one of the process set: it describes all compressors that still wait for theirs. And a rank that has waited for
-some seconds takes part in the handshakes of its other process sets too, since another rank may wait there for this one.
+Several compressors may take turns in another order on another rank, when a backward pass takes
+another way there. So a handshake is one of the process set: it describes all compressors that still
+wait for theirs. And a rank that has waited for some seconds takes part in the handshakes of its
+other process sets too, since another rank may wait there for this one.
 
 What comes from other ranks is bounded text. It is compared and shown, and nothing else.
 """
@@ -41,7 +44,9 @@ _under_way: dict = {}  # the process sets' comparisons that have no result yet
 
 
 class Setting(NamedTuple):
-    """What ranks compare: a name, and a text or a list of lines, of which the first that differs is shown."""
+    """What ranks compare: a name, and a text or a list of lines, of which the first that differs is
+    shown.
+    """
 
     name: str
     value: str | list[str]
@@ -71,8 +76,10 @@ def agree(session, with_steps=True):
     """Waits until all ranks of the process set have described this compressor.
 
     Args:
-        session: the adapter's side of the compressor. ``describe(with_steps)`` lists its :class:`Setting`.
-        with_steps: whether step counters must be equal too. False in elastic training, where all ranks come in one order.
+        session: the adapter's side of the compressor. ``describe(with_steps)`` lists its
+            :class:`Setting`.
+        with_steps: whether step counters must be equal too. False in elastic training, where all
+            ranks come in one order.
 
     Raises:
         InvalidArgumentError: ranks differ; it names what differs, and what each rank has.
@@ -103,7 +110,11 @@ def agree(session, with_steps=True):
 
 def _take_results(session):
     """Of the comparisons that are done; says whether there were any."""
-    done = [(key, one) for key, one in list(_under_way.items()) if _rank(key) == _rank(_process_set(session)) and one.done()]
+    done = [
+        (key, one)
+        for key, one in list(_under_way.items())
+        if _rank(key) == _rank(_process_set(session)) and one.done()
+    ]
     for key, one in done:
         del _under_way[key]
         one.finish()
@@ -111,16 +122,26 @@ def _take_results(session):
 
 
 def _begin_others(session):
-    """Comparisons in the other process sets, in case that another rank waits in one of them while this one waits here."""
+    """Comparisons in the other process sets, in case that another rank waits in one of them while
+    this one waits here.
+    """
     own = _process_set(session)
     for other in list(_adapters):
         key = _process_set(other)
-        if not other.agreed and _rank(key) == _rank(own) and key not in _under_way and other.transport.size > 1:
+        if (
+            not other.agreed
+            and _rank(key) == _rank(own)
+            and key not in _under_way
+            and other.transport.size > 1
+        ):
             _under_way[key] = _Comparison(other, None, True)
 
 
 def _process_set(session):
-    """What the compressors of one handshake have in common. Horovod's libraries for two frameworks know nothing of each other."""
+    """What the compressors of one handshake have in common.
+
+    Horovod's libraries for two frameworks know nothing of each other.
+    """
     transport = session.transport
     return type(transport), tuple(transport.ranks), transport.rank
 
@@ -143,8 +164,14 @@ class _Comparison:
     def __init__(self, session, number, with_steps):
         key = _process_set(session)
         self._transport = session.transport
-        self._waiting = {one.compressor.number: one for one in (*_adapters, session) if not one.agreed and _process_set(one) == key}
-        self._described = {number: one.describe(with_steps) for number, one in self._waiting.items()}
+        self._waiting = {
+            one.compressor.number: one
+            for one in (*_adapters, session)
+            if not one.agreed and _process_set(one) == key
+        }
+        self._described = {
+            number: one.describe(with_steps) for number, one in self._waiting.items()
+        }
         self._gather = _Gather(self._transport)
         self._handle = self._gather.start(_pack(number, self._described))
 
@@ -154,10 +181,16 @@ class _Comparison:
     def finish(self):
         """Takes the result: compressors have ``agreed``; raises what :func:`agree` raises."""
         ranks = self._transport.ranks
-        tables = [_unpack(rank, part) for rank, part in zip(ranks, self._gather.result(self._handle))]
+        tables = [
+            _unpack(rank, part) for rank, part in zip(ranks, self._gather.result(self._handle))
+        ]
         used = sorted({number for number, _ in tables} - {None})
         for number in used:
-            lacking = [rank for rank, (in_use, table) in zip(ranks, tables) if number not in table and in_use is not None]
+            lacking = [
+                rank
+                for rank, (in_use, table) in zip(ranks, tables)
+                if number not in table and in_use is not None
+            ]
             if lacking:
                 raise InvalidArgumentError(
                     f"expected the same compressor configuration on every rank, got a compressor (the {_ordinal(number)} of its process set) "
@@ -200,11 +233,15 @@ class _Gather:
         parts, start = [], 0
         for rank in self._transport.ranks:
             if len(gathered) - start < _FRAME.size:
-                raise CorruptPayloadError(f"handshake: expected a message from rank {rank}, got {len(gathered) - start} bytes")
+                raise CorruptPayloadError(
+                    f"handshake: expected a message from rank {rank}, got {len(gathered) - start} bytes"
+                )
             magic, length = _FRAME.unpack_from(gathered, start)
             start += _FRAME.size
             if magic != _MAGIC or length > len(gathered) - start:
-                raise CorruptPayloadError(f"handshake: expected a message from rank {rank}, got {magic!r} and a length of {length}")
+                raise CorruptPayloadError(
+                    f"handshake: expected a message from rank {rank}, got {magic!r} and a length of {length}"
+                )
             parts.append(gathered[start : start + length])
             start += length
         if start != len(gathered):
@@ -213,7 +250,10 @@ class _Gather:
 
 
 def _pack(number, described):
-    table = {key: [[one.name, one.digest, one.shown] for one in settings] for key, settings in described.items()}
+    table = {
+        key: [[one.name, one.digest, one.shown] for one in settings]
+        for key, settings in described.items()
+    }
     return json.dumps([number, table]).encode()
 
 
@@ -221,11 +261,17 @@ def _unpack(rank, part):
     """(number of the compressor in use, {number: [[name, digest, shown], ...]}) of one rank."""
     try:
         number, table = json.loads(part)
-        table = {int(key): [[str(text) for text in row] for row in rows] for key, rows in table.items()}
-        if (number is not None and type(number) is not int) or any(len(row) != 3 for rows in table.values() for row in rows):
+        table = {
+            int(key): [[str(text) for text in row] for row in rows] for key, rows in table.items()
+        }
+        if (number is not None and type(number) is not int) or any(
+            len(row) != 3 for rows in table.values() for row in rows
+        ):
             raise ValueError("expected a number and rows of three texts")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptPayloadError(f"handshake: expected a description from rank {rank}, got {_short(repr(part))} ({_short(str(error))})") from None
+        raise CorruptPayloadError(
+            f"handshake: expected a description from rank {rank}, got {_short(repr(part))} ({_short(str(error))})"
+        ) from None
     return number, table
 
 
@@ -238,7 +284,8 @@ def _refuse(gather, ranks, rows, own):
     names = list(dict.fromkeys(name for table in tables for name in table))
     differing = [name for name in names if len({table.get(name) for table in tables}) > 1]
     lists = {one.name: one.value for one in own if not isinstance(one.value, str)}
-    differing = [name for name in differing if name not in lists] or differing[:1]  # lists follow from settings, and from each other
+    # lists follow from settings, and from each other
+    differing = [name for name in differing if name not in lists] or differing[:1]
     found = []
     for name in differing[:_MOST_SHOWN]:
         shown = [table.get(name, ("", "nothing"))[1] for table in tables]
@@ -253,13 +300,26 @@ def _refuse(gather, ranks, rows, own):
 
 
 def _first_difference(gather, name, lines):
-    """(what it is called, each rank's text) of the first line in which ranks differ; called on all ranks, since all found that they do."""
-    sums = b"".join(struct.pack("<I", zlib.crc32(line.encode(errors="backslashreplace"))) for line in lines)
+    """(what it is called, each rank's text) of the first line in which ranks differ; called on all
+    ranks, since all found that they do.
+    """
+    sums = b"".join(
+        struct.pack("<I", zlib.crc32(line.encode(errors="backslashreplace"))) for line in lines
+    )
     parts = gather(sums)
     shortest = min(map(len, parts)) // _CRC_BYTES
-    place = next((i for i in range(shortest) if len({part[_CRC_BYTES * i : _CRC_BYTES * (i + 1)] for part in parts}) > 1), shortest)
+    place = next(
+        (
+            i
+            for i in range(shortest)
+            if len({part[_CRC_BYTES * i : _CRC_BYTES * (i + 1)] for part in parts}) > 1
+        ),
+        shortest,
+    )
     line = lines[place] if place < len(lines) else "nothing"
-    return f"{name}, number {place}", [part.decode(errors="replace") for part in gather(_short(line).encode())]
+    return f"{name}, number {place}", [
+        part.decode(errors="replace") for part in gather(_short(line).encode())
+    ]
 
 
 def _by_rank(ranks, texts):

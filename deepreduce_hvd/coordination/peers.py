@@ -1,7 +1,9 @@
-"""What ranks tell each other beside Horovod's collectives, when one waits long or Horovod has failed.
+"""What ranks tell each other beside Horovod's collectives, when one waits long or Horovod has
+failed.
 
-Each rank has one note at horovodrun's rendezvous server, which every job of horovodrun has. Nothing is written there in
-normal steps. What others have written is text of strangers: of bounded length, parsed as JSON, and checked.
+Each rank has one note at horovodrun's rendezvous server, which every job of horovodrun has. Nothing
+is written there in normal steps. What others have written is text of strangers: of bounded length,
+parsed as JSON, and checked.
 """
 
 import contextlib
@@ -19,7 +21,8 @@ from typing import NamedTuple
 GRACE_SECONDS = 2.0
 #: the same of a rank that ends; on busy machines some come to their end late
 GRACE_SECONDS_AT_THE_END = 5.0
-#: of those, what is left once the launcher has asked this process to end; horovodrun kills it after 5
+#: of those, what is left once the launcher has asked this process to end; horovodrun kills it after
+#: 5
 _LAST_SECONDS = 0.5
 _TIMEOUT_SECONDS = 1.0
 _NOTE_BYTES = 4096
@@ -36,7 +39,8 @@ class Note(NamedTuple):
     """What a rank says of itself.
 
     Attributes:
-        state: ``waits`` for other ranks, is ``elsewhere``, ``failed`` since Horovod has, or has ``ended``.
+        state: ``waits`` for other ranks, is ``elsewhere``, ``failed`` since Horovod has, or has
+            ``ended``.
         step: how many steps it has begun.
         what: it waits for, or the error that ended it.
         place: in its program.
@@ -50,7 +54,15 @@ class Note(NamedTuple):
     seconds: float = 0.0
 
     def pack(self):
-        return json.dumps([self.state, self.step, self.what[:_TEXT_LENGTH], self.place[:_TEXT_LENGTH], self.seconds]).encode()
+        return json.dumps(
+            [
+                self.state,
+                self.step,
+                self.what[:_TEXT_LENGTH],
+                self.place[:_TEXT_LENGTH],
+                self.seconds,
+            ]
+        ).encode()
 
     @classmethod
     def unpack(cls, data):
@@ -67,14 +79,17 @@ class Note(NamedTuple):
 
 
 def _printable(text):
-    return "".join(character if character.isprintable() else "?" for character in text[:_TEXT_LENGTH])
+    return "".join(
+        character if character.isprintable() else "?" for character in text[:_TEXT_LENGTH]
+    )
 
 
 class Board:
     """The notes of all ranks of a job.
 
     Args:
-        address, port: of a server that keeps what is PUT at ``/scope/key``, as Horovod's rendezvous server does.
+        address, port: of a server that keeps what is PUT at ``/scope/key``, as Horovod's rendezvous
+            server does.
     """
 
     def __init__(self, address, port):
@@ -83,8 +98,13 @@ class Board:
 
     @classmethod
     def of_job(cls):
-        """The board of the job that started this process, or None where there is no such server, as under mpirun."""
-        address, port = os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", "")
+        """The board of the job that started this process, or None where there is no such server, as
+        under mpirun.
+        """
+        address, port = (
+            os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+            os.environ.get("HOROVOD_GLOO_RENDEZVOUS_PORT", ""),
+        )
         return cls(address, int(port)) if address and port.isdecimal() else None
 
     def put(self, rank, note):
@@ -94,8 +114,8 @@ class Board:
     def get(self, rank, step=0):
         """A rank's :class:`Note`, or None when there is none that can be read.
 
-        ``step``: how many steps this rank has begun, so that the others have ended all but the last of them. What they had
-        to say before is of the past.
+        ``step``: how many steps this rank has begun, so that the others have ended all but the last
+        of them. What they had to say before is of the past.
         """
         data = self._request("GET", rank)
         note = Note.unpack(data) if data else None
@@ -124,7 +144,8 @@ def reads(rank, size):
 
 
 def who_is_gone(board, rank, size, step, grace=GRACE_SECONDS):
-    """Tells the other ranks that this one has failed with Horovod, and finds out which of them have not.
+    """Tells the other ranks that this one has failed with Horovod, and finds out which of them have
+    not.
 
     Args:
         board: a :class:`Board`, or None.
@@ -149,7 +170,11 @@ def who_is_gone(board, rank, size, step, grace=GRACE_SECONDS):
                 notes[other] = board.get(other, step)
                 if time.monotonic() > deadline:
                     break
-            silent = [other for other in silent if notes[other] is None or notes[other].state not in ("failed", "ended")]
+            silent = [
+                other
+                for other in silent
+                if notes[other] is None or notes[other].state not in ("failed", "ended")
+            ]
             if ending.is_set():
                 deadline = min(deadline, time.monotonic() + _LAST_SECONDS)
             if silent:
@@ -165,7 +190,11 @@ def _verdict(size, notes, seconds, ending):
     found = []
     silent = [rank for rank, note in notes.items() if note is None]
     if silent:
-        doubt = ", before this rank was told to end; others may have been too: the launcher's messages say which ended first" if ending else ""
+        doubt = (
+            ", before this rank was told to end; others may have been too: the launcher's messages say which ended first"
+            if ending
+            else ""
+        )
         if len(silent) > 1:
             doubt = f"{doubt} (some of them may only not have noticed yet)"
         found.append(f"no sign of life from {ranks_text(silent)} within {seconds:.2g} s{doubt}")
@@ -196,18 +225,25 @@ def _at(place):
 
 def ranks_text(ranks):
     """``rank 1`` or ``ranks 1, 2``; of many, the first."""
-    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} others" if len(ranks) > 16 else "")
+    shown = ", ".join(map(str, ranks[:16])) + (
+        f" and {len(ranks) - 16} others" if len(ranks) > 16 else ""
+    )
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 @contextlib.contextmanager
 def _ending_deferred():
-    """Holds back SIGTERM for as long as it is asked who is gone: horovodrun sends it to survivors at once, and kills them 5 s later.
+    """Holds back SIGTERM for as long as it is asked who is gone: horovodrun sends it to survivors
+    at once, and kills them 5 s later.
 
-    Only where the signal would end the process; it does, afterwards. Yields an event that is set when it has come.
+    Only where the signal would end the process; it does, afterwards. Yields an event that is set
+    when it has come.
     """
     came = threading.Event()
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
         yield came
         return
     signal.signal(signal.SIGTERM, lambda *_: came.set())

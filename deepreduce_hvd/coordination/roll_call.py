@@ -1,8 +1,9 @@
 """The roll call: which ranks take part in a step, asked before anything is gathered in it.
 
-A rank that has called ``hvd.join()``, because its data has ended, gives zeros to every allreduce of Horovod. Horovod ends on all
-ranks when it is to gather, without that rank, what it has gathered before. So an allreduce with a place for each rank comes
-first, and nothing is gathered until it has shown that all are there.
+A rank that has called ``hvd.join()``, because its data has ended, gives zeros to every allreduce of
+Horovod. Horovod ends on all ranks when it is to gather, without that rank, what it has gathered
+before. So an allreduce with a place for each rank comes first, and nothing is gathered until it has
+shown that all are there.
 """
 
 import contextlib
@@ -43,7 +44,9 @@ class RollCall:
         """The ranks that do not take part; waits."""
         if self._missing is None:
             places = self._transport.wait(self._handle)
-            self._missing = [rank for rank, place in zip(self._transport.ranks, places) if place == 0]
+            self._missing = [
+                rank for rank, place in zip(self._transport.ranks, places) if place == 0
+            ]
         return self._missing
 
     def expect_all(self):
@@ -60,8 +63,9 @@ class RollCall:
     def wait(self):
         """Waits for the answer; raises InvalidArgumentError when ranks are missing.
 
-        It returns when all ranks are there, or after ten seconds, in case that not all of them ask. A rank that ends shuts
-        Horovod down for all others, so it also gives them the time to come to the same error.
+        It returns when all ranks are there, or after ten seconds, in case that not all of them ask.
+        A rank that ends shuts Horovod down for all others, so it also gives them the time to come
+        to the same error.
         """
         answer = self.expect_all()
         next(answer)

@@ -1,8 +1,10 @@
-"""Watches, from a thread of its own, whether this rank waits long for others, and says who is missing.
+"""Watches, from a thread of its own, whether this rank waits long for others, and says who is
+missing.
 
-A step costs nothing: every few seconds the thread looks at where the program is, as a debugger would. It leaves a note for the
-other ranks when that has not changed for a while (:mod:`deepreduce_hvd.coordination.peers`), so a rank that waits learns which of the others
-wait too, which are elsewhere, and which say nothing at all.
+A step costs nothing: every few seconds the thread looks at where the program is, as a debugger
+would. It leaves a note for the other ranks when that has not changed for a while
+(:mod:`deepreduce_hvd.coordination.peers`), so a rank that waits learns which of the others wait
+too, which are elsewhere, and which say nothing at all.
 """
 
 import atexit
@@ -54,12 +56,18 @@ def exchange_in(frame):
     for one in frames_of(frame):
         if one.f_code in _EXCHANGES:
             exchange = one.f_locals.get("self")
-            return None if exchange is None else Wait(("exchange", id(exchange), exchange.channel.rounds), exchange.describe)
+            return (
+                None
+                if exchange is None
+                else Wait(("exchange", id(exchange), exchange.channel.rounds), exchange.describe)
+            )
     return None
 
 
 def place_of(frame, hidden):
-    """``file:line in function`` of the innermost frame that is in none of the directories ``hidden``."""
+    """``file:line in function`` of the innermost frame that is in none of the directories
+    ``hidden``.
+    """
     for one in frames_of(frame):
         path = one.f_code.co_filename
         if path.startswith("<") or any(path.startswith(directory) for directory in hidden):
@@ -70,7 +78,9 @@ def place_of(frame, hidden):
 
 def _hidden(*modules):
     """Directories whose frames are not the user's: of these modules' packages, and of this one."""
-    names = {name.partition(".")[0] for name in (__name__, *(module.__name__ for module in modules))}
+    names = {
+        name.partition(".")[0] for name in (__name__, *(module.__name__ for module in modules))
+    }
     files = [*(sys.modules[name].__file__ for name in names), threading.__file__]
     return tuple(os.path.dirname(file) + os.sep for file in files)
 
@@ -151,7 +161,11 @@ class Watcher:
         if seconds < self._next_note:
             return
         place = next(filter(None, (place_of(frame, self._hidden) for frame in frames)), "")
-        note = Note("elsewhere", step, "", place, seconds) if wait is None else Note("waits", step, wait.describe(), place, seconds)
+        note = (
+            Note("elsewhere", step, "", place, seconds)
+            if wait is None
+            else Note("waits", step, wait.describe(), place, seconds)
+        )
         with self._writes:
             if self._board is not None and self._failed_at is None:
                 self._board.put(self._rank, note)
@@ -167,8 +181,13 @@ class Watcher:
                 self._end(note)
 
     def _end(self, note):
-        """Ends a wait: Horovod's threads are alive on all ranks, so its shutdown makes every rank's collectives fail."""
-        log.error("deepreduce_hvd: %s. Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for", self._message(note))
+        """Ends a wait: Horovod's threads are alive on all ranks, so its shutdown makes every rank's
+        collectives fail.
+        """
+        log.error(
+            "deepreduce_hvd: %s. Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for",
+            self._message(note),
+        )
         self._shut_down()
 
     def _begin(self, key, now):
@@ -179,7 +198,9 @@ class Watcher:
         self._next_note, self._next_message = self._limit * _NOTE_PART, self._limit
 
     def _find(self):
-        """(the wait that a thread of this process is in or None, that thread's frame and the main thread's)."""
+        """(the wait that a thread of this process is in or None, that thread's frame and the main
+        thread's).
+        """
         frames = sys._current_frames()
         frames.pop(threading.get_ident(), None)
         main = frames.get(threading.main_thread().ident)
@@ -197,21 +218,33 @@ class Watcher:
             return f"{text}. Which ranks are missing is not known here; rank 0 has Horovod's message, if any"
         if not peers.reads(self._rank, self._size):
             return f"{text}. The messages of the first ranks say who is missing"
-        notes = {rank: self._board.get(rank, own.step) for rank in range(self._size) if rank != self._rank}
+        notes = {
+            rank: self._board.get(rank, own.step)
+            for rank in range(self._size)
+            if rank != self._rank
+        }
         silent = [rank for rank, note in notes.items() if note is None]
-        found = [f"Rank {rank} is {peers.where(note)}" for rank, note in notes.items() if note is not None and _apart(note, own)]
+        found = [
+            f"Rank {rank} is {peers.where(note)}"
+            for rank, note in notes.items()
+            if note is not None and _apart(note, own)
+        ]
         if silent:
             late = self._limit * _NOTE_PART + self._pause
-            found.insert(0, f"Nothing is heard of {peers.ranks_text(silent)}: gone, stopped, cut off, or there for less than {late:.0f} s")
+            found.insert(
+                0,
+                f"Nothing is heard of {peers.ranks_text(silent)}: gone, stopped, cut off, or there for less than {late:.0f} s",
+            )
         return f"{text}. " + (". ".join(found) if found else "All other ranks wait for the same")
 
     # --- the end ---
 
     def explain(self, grace=peers.GRACE_SECONDS):
-        """After Horovod's failure: which rank is gone, as a text; empty when that has been said, or cannot matter.
+        """After Horovod's failure: which rank is gone, as a text; empty when that has been said, or
+        cannot matter.
 
-        In elastic training nothing is asked: ranks that wait for this one notice the failure only when it lets go of its
-        connections. The launcher names the process that ended.
+        In elastic training nothing is asked: ranks that wait for this one notice the failure only
+        when it lets go of its connections. The launcher names the process that ended.
         """
         if os.environ.get("HOROVOD_ELASTIC") == "1":
             return ""
@@ -240,7 +273,8 @@ class Watcher:
             return
         error = getattr(sys, "last_value", None)  # what ended the main thread
         if error is not None and self._is_failure(error):
-            # ranks that are connected with this one see at once that it goes, and not only after it has asked who is gone
+            # ranks that are connected with this one see at once that it goes, and not only after it
+            # has asked who is gone
             closing = threading.Thread(target=self._shut_down, daemon=True)
             closing.start()
             self.report(peers.GRACE_SECONDS_AT_THE_END)
@@ -264,7 +298,9 @@ def _cause(error):
 
 
 def _limits():
-    """(seconds until the first message, None for no messages; seconds until Horovod is shut down), as Horovod's stall inspector has them."""
+    """(seconds until the first message, None for no messages; seconds until Horovod is shut down),
+    as Horovod's stall inspector has them.
+    """
     if _number("HOROVOD_STALL_CHECK_DISABLE", 0) > 0:
         return None, math.inf
     limit = _number("HOROVOD_STALL_CHECK_TIME_SECONDS", _STALL_SECONDS)

@@ -1,1 +1,3 @@
-"""Numbers and bits that are the same on every processor: logarithms, random numbers, variable-length codes."""
+"""Numbers and bits that are the same on every processor: logarithms, random numbers,
+variable-length codes.
+"""

@@ -1,4 +1,6 @@
-"""Packed bit fields in NumPy: least significant bit first within little-endian bytes (the oracle of csrc/bits.h)."""
+"""Packed bit fields in NumPy: least significant bit first within little-endian bytes (the oracle of
+csrc/bits.h).
+"""
 
 import numpy as np
 
@@ -24,7 +26,9 @@ def pack_fields(values, width):
 
 
 def unpack_fields(data, count, width, section="section"):
-    """The ``count`` fields of ``width`` bits in ``data`` (bytes), which they must fill exactly, padding zero."""
+    """The ``count`` fields of ``width`` bits in ``data`` (bytes), which they must fill exactly,
+    padding zero.
+    """
     expected = (count * width + 7) // 8
     if len(data) != expected:
         raise CorruptPayloadError(f"{section}: expected {expected} bytes, got {len(data)}")
@@ -34,11 +38,14 @@ def unpack_fields(data, count, width, section="section"):
     if bits[count * width :].any():
         raise CorruptPayloadError(f"{section}: expected zero padding and the end of the bits")
     fields = bits[: count * width].reshape(count, width).astype(np.uint64)
-    return (fields << np.arange(width, dtype=np.uint64)).sum(axis=1, dtype=np.uint64).astype(np.uint32)
+    return (
+        (fields << np.arange(width, dtype=np.uint64)).sum(axis=1, dtype=np.uint64).astype(np.uint32)
+    )
 
 
 def pack_varied(values, widths):
-    """``values`` (n,), each below 2 to the power of its own of ``widths`` (n,) <= 32, as bytes, zero-padded.
+    """``values`` (n,), each below 2 to the power of its own of ``widths`` (n,) <= 32, as bytes,
+    zero-padded.
 
     >>> pack_varied([1, 3, 1], [1, 4, 4]).hex()
     '2700'
@@ -51,11 +58,15 @@ def pack_varied(values, widths):
 
 
 def unpack_varied(data, widths, section="section"):
-    """The fields of ``widths`` (n,) bits in ``data`` (bytes) as (n,) int64; they must fill it exactly, padding zero."""
+    """The fields of ``widths`` (n,) bits in ``data`` (bytes) as (n,) int64; they must fill it
+    exactly, padding zero.
+    """
     widths = np.asarray(widths, dtype=np.uint64).reshape(-1, 1)
     filled = int(widths.sum())
     if len(data) != (filled + 7) // 8:
-        raise CorruptPayloadError(f"{section}: expected {(filled + 7) // 8} bytes of fields, got {len(data)}")
+        raise CorruptPayloadError(
+            f"{section}: expected {(filled + 7) // 8} bytes of fields, got {len(data)}"
+        )
     bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
     if bits[filled:].any():
         raise CorruptPayloadError(f"{section}: expected zero padding and the end of the bits")

@@ -1,4 +1,6 @@
-"""A natural logarithm of basic operations, the same on every machine: the oracle of csrc/exact_log.h."""
+"""A natural logarithm of basic operations, the same on every machine: the oracle of
+csrc/exact_log.h.
+"""
 
 import math
 

@@ -1,11 +1,15 @@
-"""Functions built of IEEE basic operations in a fixed order, so that they are the same bits everywhere (csrc/exact_math.h)."""
+"""Functions built of IEEE basic operations in a fixed order, so that they are the same bits
+everywhere (csrc/exact_math.h).
+"""
 
 import numpy as np
 
 LANES = 8
-_MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds to an integer, which the low bits then hold
+# 1.5 * 2^52: adding it rounds to an integer, which the low bits then hold
+_MAGIC = 6755399441055744.0
 _LOG2E = 1.4426950408889634
-_LN2_HIGH = 6.93147180369123816490e-01  # 32 significant bits: its products with small integers are exact
+# 32 significant bits: its products with small integers are exact
+_LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 _RECIPROCAL_FACTORIALS = [
     1 / 6227020800.0, 1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0, 1 / 5040.0,
@@ -16,7 +20,8 @@ _RECIPROCAL_FACTORIALS = [
 def exp(x):
     """e^x for (n,) float64 with |x| <= 700, within 2 units in the last place.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2, the Taylor polynomial of degree 13 in r by Horner's rule, times 2^n.
+    x = n ln 2 + r with |r| <= ln 2 / 2, the Taylor polynomial of degree 13 in r by Horner's rule,
+    times 2^n.
 
     >>> float(exp(np.array([0.0]))[0])
     1.0
@@ -32,9 +37,11 @@ def exp(x):
 
 
 def lane_sum(terms):
-    """The sum of ``terms`` (..., n) float64 over the last axis, in the order that eight lanes would take.
+    """The sum of ``terms`` (..., n) float64 over the last axis, in the order that eight lanes would
+    take.
 
-    Lane l adds up terms l, l + 8, l + 16, … in this order; then lanes l and l + 4, l and l + 2, l and l + 1 are added.
+    Lane l adds up terms l, l + 8, l + 16, … in this order; then lanes l and l + 4, l and l + 2, l
+    and l + 1 are added.
 
     >>> float(lane_sum(np.arange(10.0)))
     45.0

@@ -1,4 +1,6 @@
-"""Canonical Huffman codes of bytes, length-limited: the oracle of csrc/huffman_code.cc, equal to it bit for bit."""
+"""Canonical Huffman codes of bytes, length-limited: the oracle of csrc/huffman_code.cc, equal to it
+bit for bit.
+"""
 
 import numpy as np
 
@@ -10,10 +12,12 @@ LONGEST = 15
 
 
 def code_lengths(frequencies):
-    """The lengths of an optimal code of at most LONGEST bits (package-merge, Larmore and Hirschberg 1990).
+    """The lengths of an optimal code of at most LONGEST bits (package-merge, Larmore and Hirschberg
+    1990).
 
-    ``frequencies`` (256,) integers; symbols of frequency 0 get length 0, a lone symbol gets length 1. Ties: the symbol with
-    the smaller number counts as rarer, a symbol goes before a package of equal weight.
+    ``frequencies`` (256,) integers; symbols of frequency 0 get length 0, a lone symbol gets length
+    1. Ties: the symbol with the smaller number counts as rarer, a symbol goes before a package of
+    equal weight.
     """
     lengths = np.zeros(SYMBOLS, dtype=np.uint8)
     symbols = sorted((int(weight), symbol) for symbol, weight in enumerate(frequencies) if weight)
@@ -27,7 +31,9 @@ def code_lengths(frequencies):
         merged, flags = [], []
         at_symbol = at_package = 0
         while at_symbol < len(weights) or at_package < len(packages):
-            take = at_package == len(packages) or (at_symbol < len(weights) and weights[at_symbol] <= packages[at_package])
+            take = at_package == len(packages) or (
+                at_symbol < len(weights) and weights[at_symbol] <= packages[at_package]
+            )
             merged.append(weights[at_symbol] if take else packages[at_package])
             flags.append(take)
             at_symbol += take
@@ -44,15 +50,21 @@ def code_lengths(frequencies):
 
 
 def codes(lengths):
-    """(256,) lengths -> (256,) uint32 canonical codes, their first bit in the least significant place.
+    """(256,) lengths -> (256,) uint32 canonical codes, their first bit in the least significant
+    place.
 
-    Codes of a length count up in the order of symbols, shorter ones first. Raises CorruptPayloadError unless the code is
-    complete (every bit string decodes), or has one symbol of length 1.
+    Codes of a length count up in the order of symbols, shorter ones first. Raises
+    CorruptPayloadError unless the code is complete (every bit string decodes), or has one symbol of
+    length 1.
     """
     used = int((lengths > 0).sum())
     kraft = sum(1 << (LONGEST - int(length)) for length in lengths if 0 < length <= LONGEST)
-    if int(lengths.max(initial=0)) > LONGEST or not (kraft == 1 << LONGEST or (used == 1 and int(lengths.max()) == 1)):
-        raise CorruptPayloadError(f"Huffman code: expected lengths of a complete code of at most {LONGEST} bits")
+    if int(lengths.max(initial=0)) > LONGEST or not (
+        kraft == 1 << LONGEST or (used == 1 and int(lengths.max()) == 1)
+    ):
+        raise CorruptPayloadError(
+            f"Huffman code: expected lengths of a complete code of at most {LONGEST} bits"
+        )
     table = np.zeros(SYMBOLS, dtype=np.uint32)
     code = 0
     for length in range(1, LONGEST + 1):
@@ -79,9 +91,14 @@ def encode(symbols, lengths):
 def decode(data, lengths, count, section="section", last_of_number=None):
     """bytes -> uint8 symbols, which must end in the last byte before zero padding.
 
-    There are ``count`` symbols; or, with ``last_of_number`` (256,) bool, as many as it takes for ``count`` of those it marks.
+    There are ``count`` symbols; or, with ``last_of_number`` (256,) bool, as many as it takes for
+    ``count`` of those it marks.
     """
-    by_code = {(int(lengths[symbol]), int(code)): symbol for symbol, code in enumerate(codes(lengths)) if lengths[symbol]}
+    by_code = {
+        (int(lengths[symbol]), int(code)): symbol
+        for symbol, code in enumerate(codes(lengths))
+        if lengths[symbol]
+    }
     bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
     symbols = []
     missing = count
@@ -98,7 +115,9 @@ def decode(data, lengths, count, section="section", last_of_number=None):
             value = width = 0
             used = at + 1
     if missing or (used + 7) // 8 != len(data) or bits[used:].any():
-        raise CorruptPayloadError(f"{section}: expected {count} Huffman coded numbers that end in the last byte, got {count - missing}")
+        raise CorruptPayloadError(
+            f"{section}: expected {count} Huffman coded numbers that end in the last byte, got {count - missing}"
+        )
     return np.array(symbols, dtype=np.uint8)
 
 

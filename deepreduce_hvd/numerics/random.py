@@ -1,7 +1,7 @@
 """The counter-based generator in NumPy: the oracle of csrc/random.h, equal to it bit for bit.
 
-Every random choice is a pure function of (seed, step, tensor, rank, purpose, counter), so that it is the same on
-every rank, machine and device and needs no state.
+Every random choice is a pure function of (seed, step, tensor, rank, purpose, counter), so that it
+is the same on every rank, machine and device and needs no state.
 """
 
 import enum
@@ -54,4 +54,6 @@ def random_uniform(key, counters):
 
 def random_below(key, counters, bound):
     """Uniform integers in [0, bound), one for each counter."""
-    return ((random32(key, counters).astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.uint32)
+    return ((random32(key, counters).astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(
+        np.uint32
+    )

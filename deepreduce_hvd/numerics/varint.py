@@ -1,4 +1,6 @@
-"""Numbers of 7 bits a byte, least significant first, the top bit set in all bytes but the last; no longer than needed."""
+"""Numbers of 7 bits a byte, least significant first, the top bit set in all bytes but the last; no
+longer than needed.
+"""
 
 import numpy as np
 
@@ -31,9 +33,13 @@ def decode(data, section="section"):
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if ends.size else ends
     lengths = ends - starts
     if ends.size and (int(lengths.max()) > LONGEST or (data[ends - 1][lengths > 1] == 0).any()):
-        raise CorruptPayloadError(f"{section}: expected numbers of at most {LONGEST} bytes, no longer than needed")
+        raise CorruptPayloadError(
+            f"{section}: expected numbers of at most {LONGEST} bytes, no longer than needed"
+        )
     numbers = np.zeros(ends.size, dtype=np.uint64)
     for byte in range(LONGEST):
         longer = lengths > byte
-        numbers[longer] |= (data[starts[longer] + byte].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * byte)
+        numbers[longer] |= (
+            data[starts[longer] + byte].astype(np.uint64) & np.uint64(0x7F)
+        ) << np.uint64(7 * byte)
     return numbers

@@ -1,9 +1,10 @@
 """What every stage is: a small immutable object with a wire id and at most four numeric parameters.
 
-A stage's class holds its NumPy implementation, which is both its specification in code and the oracle that the
-native core is tested against. A codec of the user's own subclasses :class:`IndexCodec` or :class:`ValueCodec`,
-takes a wire id of 128 to 255 and registers itself; a sparsifier or memory of one's own needs neither, since it
-never travels. Nothing else changes (docs/add-a-codec.md).
+A stage's class holds its NumPy implementation, which is both its specification in code and the
+oracle that the native core is tested against. A codec of the user's own subclasses
+:class:`IndexCodec` or :class:`ValueCodec`, takes a wire id of 128 to 255 and registers itself; a
+sparsifier or memory of one's own needs neither, since it never travels. Nothing else changes
+(docs/add-a-codec.md).
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,18 @@ FIRST_USER_ID = 128
 
 
 class Stage:
-    """The part that all stages share: identity by parameters. Constructors raise InvalidArgumentError for what is not in the range that they name."""
+    """The part that all stages share: identity by parameters. Constructors raise
+    InvalidArgumentError for what is not in the range that they name.
+    """
 
     #: the id in docs/format.md
     stage_id: int | None = None
 
     def parameters(self, step: int = 0) -> Sequence[float]:
-        """At most four floats, in the order that the native core knows. ``step`` matters to schedules only."""
+        """At most four floats, in the order that the native core knows.
+
+        ``step`` matters to schedules only.
+        """
         return ()
 
     def fields(self, step: int = 0) -> list[float]:
@@ -55,34 +61,43 @@ class Sparsifier(Stage):
     schedule_steps: int = 0
 
     def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
-        """Ascending uint32 indices of what to send from ``accumulated`` (d,) float32; ``key`` is equal on all ranks."""
+        """Ascending uint32 indices of what to send from ``accumulated`` (d,) float32; ``key`` is
+        equal on all ranks.
+        """
         raise NotImplementedError
 
     def most_selected(self, d: int, step: int = 0) -> int | None:
-        """The most elements that are selected of any ``d``, or None when that depends on the gradient."""
+        """The most elements that are selected of any ``d``, or None when that depends on the
+        gradient.
+        """
         return None
 
 
 class IndexCodec(Stage):
     """Turns a set of indices into bytes and back."""
 
-    #: the codec carries indices in any order, so that values that travel sorted need no order mapping
+    #: the codec carries indices in any order, so that values that travel sorted need no order
+    #: mapping
     any_order: bool = False
 
     def encode(
         self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
     ) -> tuple[bytes, np.ndarray, bool]:
-        """``indices`` (k,) uint32, ascending, distinct, below ``d`` -> (section bytes, decoded indices, values_stay).
+        """``indices`` (k,) uint32, ascending, distinct, below ``d`` -> (section bytes, decoded
+        indices, values_stay).
 
-        A lossless codec returns ``(section, indices, False)``. A lossy one returns the ascending indices that the
-        receiver will derive; values are then taken there, unless ``values_stay`` says that the original values stay.
-        ``value_bits`` is what one more value costs; ``key`` seeds random choices and is not known to the receiver.
+        A lossless codec returns ``(section, indices, False)``. A lossy one returns the ascending
+        indices that the receiver will derive; values are then taken there, unless ``values_stay``
+        says that the original values stay. ``value_bits`` is what one more value costs; ``key``
+        seeds random choices and is not known to the receiver.
         """
         raise NotImplementedError
 
     @classmethod
     def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
-        """bytes -> (count,) uint32, distinct, below ``d``, ascending unless ``any_order``; raises CorruptPayloadError."""
+        """bytes -> (count,) uint32, distinct, below ``d``, ascending unless ``any_order``; raises
+        CorruptPayloadError.
+        """
         raise NotImplementedError
 
 
@@ -96,13 +111,12 @@ class ValueCodec(Stage):
         """An estimate of the payload's bits for one more value."""
         return 32.0
 
-    def encode(
-        self, values: np.ndarray, key: int
-    ) -> tuple[bytes, np.ndarray, np.ndarray | None]:
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         """``values`` (k,) finite float32 -> (section bytes, decoded (k,) float32, order).
 
-        ``decoded[i]`` is what ``values[i]`` decodes to. ``order`` is None, or when the codec ``sorts`` a (k,) uint32
-        array: ``order[j]`` is the position in ``values`` of the j-th value sent. ``key`` seeds stochastic rounding.
+        ``decoded[i]`` is what ``values[i]`` decodes to. ``order`` is None, or when the codec
+        ``sorts`` a (k,) uint32 array: ``order[j]`` is the position in ``values`` of the j-th value
+        sent. ``key`` seeds stochastic rounding.
         """
         raise NotImplementedError
 
@@ -115,19 +129,19 @@ class ValueCodec(Stage):
 class Memory(Stage):
     """What becomes of the part of a gradient that was not sent.
 
-    State arrays are in units of the gradient: a change of the loss scale multiplies them, and where ranks take over
-    what others kept, they are added up. They start as zeros.
+    State arrays are in units of the gradient: a change of the loss scale multiplies them, and where
+    ranks take over what others kept, they are added up. They start as zeros.
     """
 
-    #: names of the float32 state arrays (d,) that it keeps for each parameter, in the order of docs/format.md
+    #: names of the float32 state arrays (d,) that it keeps for each parameter, in the order of
+    #: docs/format.md
     state: tuple[str, ...] = ()
     #: the first state array is exactly what payloads have not carried so far
     keeps_everything: bool = False
 
-    def accumulate(
-        self, gradient: np.ndarray, state: Arrays
-    ) -> tuple[np.ndarray, Arrays]:
-        """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select from, new state).
+    def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
+        """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select
+        from, new state).
 
         All are finite, and left as they are: what is returned is new.
         """
@@ -141,11 +155,14 @@ class Memory(Stage):
         indices: np.ndarray,
         decoded: np.ndarray,
     ) -> Arrays:
-        """The state once a payload that decodes to ``decoded`` (k,) at ``indices`` (k,) was sent; gets accumulate's state."""
+        """The state once a payload that decodes to ``decoded`` (k,) at ``indices`` (k,) was sent;
+        gets accumulate's state.
+        """
         raise NotImplementedError
 
     def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
-        """Takes back, in place, what was sent and did not reach the sum: ``values`` (k,) at distinct ``indices`` (k,).
+        """Takes back, in place, what was sent and did not reach the sum: ``values`` (k,) at
+        distinct ``indices`` (k,).
 
         Only :class:`Allgather` does without.
         """
@@ -157,31 +174,52 @@ def _is_ours(stage_class):
 
 
 def is_built_in(stage):
-    """Whether a stage is the package's own, which the native core knows; a subclass of one is its author's."""
+    """Whether a stage is the package's own, which the native core knows; a subclass of one is its
+    author's.
+    """
     return _is_ours(type(stage))
 
 
 def overrides(stage, base, method):
-    """Whether a stage's class has a method of its own in place of that of ``base``, which raises NotImplementedError."""
-    own, inherited = (getattr(getattr(kind, method), "__func__", getattr(kind, method)) for kind in (type(stage), base))
+    """Whether a stage's class has a method of its own in place of that of ``base``, which raises
+    NotImplementedError.
+    """
+    own, inherited = (
+        getattr(getattr(kind, method), "__func__", getattr(kind, method))
+        for kind in (type(stage), base)
+    )
     return own is not inherited
 
 
 def expect_usable(stage):
-    """Raises InvalidArgumentError for a stage of the user's own that lacks what it needs in order to work."""
+    """Raises InvalidArgumentError for a stage of the user's own that lacks what it needs in order
+    to work.
+    """
     if is_built_in(stage):
         return
     name = type(stage).__name__
-    kind, needed = next((kind, needed) for kind, needed in _NEEDED.items() if isinstance(stage, kind))
+    kind, needed = next(
+        (kind, needed) for kind, needed in _NEEDED.items() if isinstance(stage, kind)
+    )
     missing = [method for method in needed if not overrides(stage, kind, method)]
     if missing:
-        raise InvalidArgumentError(f"{name}: expected the methods {' and '.join(needed)}, got no {' and no '.join(missing)}")
+        raise InvalidArgumentError(
+            f"{name}: expected the methods {' and '.join(needed)}, got no {' and no '.join(missing)}"
+        )
     if " at 0x" in repr(stage):
-        raise InvalidArgumentError(f"{name}: expected attributes with a repr that is the same on all ranks, such as numbers, got {stage!r}")
+        raise InvalidArgumentError(
+            f"{name}: expected attributes with a repr that is the same on all ranks, such as numbers, got {stage!r}"
+        )
     if kind is Memory:
         names = stage.state
-        if not isinstance(names, tuple) or not all(isinstance(one, str) and one for one in names) or len(set(names)) < len(names):
-            raise InvalidArgumentError(f"{name}.state: expected a tuple of different names, got {names!r}")
+        if (
+            not isinstance(names, tuple)
+            or not all(isinstance(one, str) and one for one in names)
+            or len(set(names)) < len(names)
+        ):
+            raise InvalidArgumentError(
+                f"{name}.state: expected a tuple of different names, got {names!r}"
+            )
     elif kind in _registry and _registry[kind].get(stage.stage_id) is not type(stage):
         taken = _registry[kind].get(stage.stage_id)
         raise InvalidArgumentError(
@@ -205,15 +243,22 @@ def register(codec_class: Registered) -> Registered:
     """Makes a codec decodable by its wire id; use as a class decorator. Returns the class.
 
     Raises:
-        InvalidArgumentError: neither an :class:`IndexCodec` nor a :class:`ValueCodec`, an id outside of 128 to 255, or an id or name that is taken.
+        InvalidArgumentError: neither an :class:`IndexCodec` nor a :class:`ValueCodec`, an id
+            outside of 128 to 255, or an id or name that is taken.
     """
-    table = next((table for kind, table in _registry.items() if issubclass(codec_class, kind)), None)
+    table = next(
+        (table for kind, table in _registry.items() if issubclass(codec_class, kind)), None
+    )
     if table is None:
-        raise InvalidArgumentError(f"register: expected an IndexCodec or a ValueCodec, got {codec_class!r}")
+        raise InvalidArgumentError(
+            f"register: expected an IndexCodec or a ValueCodec, got {codec_class!r}"
+        )
     stage_id = codec_class.stage_id
     first = 1 if _is_ours(codec_class) else FIRST_USER_ID
     if not isinstance(stage_id, int) or not first <= stage_id <= 255:
-        raise InvalidArgumentError(f"{codec_class.__name__}.stage_id: expected an integer of {first} to 255, got {stage_id!r}")
+        raise InvalidArgumentError(
+            f"{codec_class.__name__}.stage_id: expected an integer of {first} to 255, got {stage_id!r}"
+        )
     for taken in table.values():
         if taken.stage_id == stage_id or taken.__name__ == codec_class.__name__:
             raise InvalidArgumentError(
@@ -233,4 +278,6 @@ def find(kind: type, stage_id: int) -> Any:
     try:
         return _registry[kind][stage_id]
     except KeyError:
-        raise UnknownCodecError(f"{kind.__name__}: got the unknown id {stage_id}; known: {sorted(_registry[kind])}") from None
+        raise UnknownCodecError(
+            f"{kind.__name__}: got the unknown id {stage_id}; known: {sorted(_registry[kind])}"
+        ) from None

@@ -1,7 +1,9 @@
-"""The compressor's work on TensorFlow: which variable a gradient belongs to, its state, and the way there and back.
+"""The compressor's work on TensorFlow: which variable a gradient belongs to, its state, and the way
+there and back.
 
-Horovod calls compress and decompress while a graph is traced, or eagerly; what they do then is build operators. The state is in
-tf.Variables, which the operators update in place whenever the graph runs.
+Horovod calls compress and decompress while a graph is traced, or eagerly; what they do then is
+build operators. The state is in tf.Variables, which the operators update in place whenever the
+graph runs.
 """
 
 import os
@@ -39,7 +41,9 @@ _STEPS_READ = 3
 
 
 class _Group:
-    """The gradients of one message: all that Horovod has compressed before it decompresses the first of them."""
+    """The gradients of one message: all that Horovod has compressed before it decompresses the
+    first of them.
+    """
 
     def __init__(self, graph, exchange):
         self.graph = graph
@@ -58,7 +62,9 @@ class _Pending:
         self.step = step
         self.gradient = tensor
         self.dtype = tensor.dtype
-        self.shape = tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
+        self.shape = (
+            tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
+        )
         self.group = group
         self.member = member
 
@@ -68,7 +74,9 @@ class Adapter:
 
     def __init__(self, compressor, named):
         if compressor.writer is not None:
-            raise InvalidArgumentError("Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary")
+            raise InvalidArgumentError(
+                "Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary"
+            )
         self.compressor = compressor
         self.transport = HorovodTransport(compressor.process_set)
         self.process_set = self.transport.process_set
@@ -93,7 +101,9 @@ class Adapter:
         self.watcher = watch(self)
         if tf.compat.v1.executing_eagerly_outside_functions():
             handshake.register(self)
-        else:  # a graph of tf.compat.v1 runs nothing while it is built, and no other compressor can read its variables
+        # a graph of tf.compat.v1 runs nothing while it is built, and no other compressor can read
+        # its variables
+        else:
             self.agreed = True
 
     def progress(self):
@@ -106,7 +116,9 @@ class Adapter:
     def _make_slot(self, name, parameter):
         shape = tf.TensorShape(getattr(parameter, "shape", None))
         if not shape.is_fully_defined() or not hasattr(parameter, "dtype"):
-            raise InvalidArgumentError(f"Compressor parameter {name}: expected a variable of known shape, got {type(parameter).__name__} of shape {shape}")
+            raise InvalidArgumentError(
+                f"Compressor parameter {name}: expected a variable of known shape, got {type(parameter).__name__} of shape {shape}"
+            )
         if shape.num_elements() > container.MAX_ELEMENTS:
             raise InvalidArgumentError(
                 f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {shape.num_elements()}; split the variable"
@@ -120,7 +132,9 @@ class Adapter:
     # --- which variable ---
 
     def bound_to(self, variables):
-        """The view of the compressor for gradients of these variables alone; the same one each time, as Horovod's cache of graphs needs."""
+        """The view of the compressor for gradients of these variables alone; the same one each
+        time, as Horovod's cache of graphs needs.
+        """
         slots = tuple(self._slot_of(variable, "bound_to") for variable in variables)
         if not slots:
             raise InvalidArgumentError("bound_to: expected at least one variable, got none")
@@ -129,7 +143,9 @@ class Adapter:
     def _slot_of(self, variable, caller):
         slot = self.variables.slot_of(variable)
         if slot is None:
-            raise InvalidArgumentError(f"{caller}: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}")
+            raise InvalidArgumentError(
+                f"{caller}: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}"
+            )
         return slot
 
     # --- there ---
@@ -138,11 +154,15 @@ class Adapter:
     def compress(self, tensor, slots=None):
         """``slots``: those that the gradient can belong to, all of them by default."""
         if tensor.dtype not in DTYPES:
-            raise InvalidArgumentError(f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}")
+            raise InvalidArgumentError(
+                f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}"
+            )
         _refuse_xla()
         self._expect_keeper()
         self._agree()
-        slot, variable = self.variables.find(tensor, tuple(self.slots.values()) if slots is None else slots)
+        slot, variable = self.variables.find(
+            tensor, tuple(self.slots.values()) if slots is None else slots
+        )
         slot.dtype = tensor.dtype
         begun = self.rounds.begin(slot)
         if slot.dense:
@@ -158,9 +178,13 @@ class Adapter:
         group.slots.append(slot)
         with tf.device("CPU:0"):
             step = slot.steps_taken.read_value()  # before the encoder counts this one
-            probe = tf.identity(self._probe(step, reduced_dtype(tensor.dtype)), name=f"{self._name(slot)}.probe")
+            probe = tf.identity(
+                self._probe(step, reduced_dtype(tensor.dtype)), name=f"{self._name(slot)}.probe"
+            )
             if group.exchange is not None:
-                return probe, _Pending(slot, tensor, group, group.exchange.add(slot, tensor, step), step)
+                return probe, _Pending(
+                    slot, tensor, group, group.exchange.add(slot, tensor, step), step
+                )
             with tf.control_dependencies([step, *begun]):
                 payload = self._encode(slot, tensor, step)
         group.payloads.append(payload)
@@ -170,10 +194,22 @@ class Adapter:
         compressor = self.compressor
         position = [compressor.seed, 0, slot.key, _rank()]
         if slot.home is not None:
-            return self.device_path.encode(slot, tensor, self._numbers, lambda step: _stack([position[0], step, *position[2:]], tf.int64))
+            return self.device_path.encode(
+                slot,
+                tensor,
+                self._numbers,
+                lambda step: _stack([position[0], step, *position[2:]], tf.int64),
+            )
         if compressor.codec.is_native(compressor.memory):
             handles = [part.handle for part in slot.state]
-            return checked(operators.deepreduce_encode, tensor, self._numbers.at(step), _stack(position, tf.int64), handles, slot.records)
+            return checked(
+                operators.deepreduce_encode,
+                tensor,
+                self._numbers.at(step),
+                _stack(position, tf.int64),
+                handles,
+                slot.records,
+            )
 
         def encode(gradient, steps, rank, *state):
             state = [part.copy() for part in state]
@@ -182,13 +218,16 @@ class Adapter:
                     compressor.codec, compressor.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
                     dtype=DTYPES[tensor.dtype],
                 )  # fmt: skip
-            except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+            # whatever it is, the other ranks must hear of it instead of waiting
+            except Exception as error:
                 payload = wire.notice(error)
             return [payload, *state]
 
         gradient = tf.reshape(tf.cast(tensor, reduced_dtype(tensor.dtype)), [-1])
         kinds = [tf.uint8, *[tf.float32] * len(slot.state)]
-        encoded = tf.numpy_function(encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds)
+        encoded = tf.numpy_function(
+            encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds
+        )
         payload, *state = tf.nest.flatten(encoded)  # eagerly, of one result, it is no list
         payload = tf.ensure_shape(payload, [None])
         updates = [variable.assign(new) for variable, new in zip(slot.state, state)]
@@ -198,7 +237,13 @@ class Adapter:
             return tf.identity(payload)
 
     def _probe(self, step, dtype):
-        return checked(operators.deepreduce_probe, _rank(), step, fingerprint=self.compressor.fingerprint, T=dtype)
+        return checked(
+            operators.deepreduce_probe,
+            _rank(),
+            step,
+            fingerprint=self.compressor.fingerprint,
+            T=dtype,
+        )
 
     # --- and back ---
 
@@ -216,7 +261,9 @@ class Adapter:
             scale = self._scale(slot, tensor, pending.step)
             if group.exchange is not None:
                 total = group.exchange.sum_of(pending.member, scale)
-                return tf.ensure_shape(tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape)
+                return tf.ensure_shape(
+                    tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape
+                )
             if group.gathered is None:
                 with tf.control_dependencies([scale]):  # which tells that all ranks are there
                     self._gather(group)
@@ -228,15 +275,24 @@ class Adapter:
         if any(slot.home is not None for slot in group.slots):
             group.gathered, group.lengths = self.device_path.gather(group, name, self._allgather)
         else:
-            group.gathered = self._allgather(group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0), name)
+            group.gathered = self._allgather(
+                group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0),
+                name,
+            )
 
     def _name(self, slot):
         return collective_name(self.compressor.number, slot.label)
 
     def _allgather(self, message, name):
-        # hvd.elastic.run takes an error for Horovod's failure when it names HorovodAllgather, which an operator's name does;
+        # hvd.elastic.run takes an error for Horovod's failure when it names HorovodAllgather, which
+        # an operator's name does;
         # at any other error training ends in silence
-        return hvd.allgather(message, name=f"HorovodAllgather.{name}", ignore_name_scope=True, process_set=self.process_set)
+        return hvd.allgather(
+            message,
+            name=f"HorovodAllgather.{name}",
+            ignore_name_scope=True,
+            process_set=self.process_set,
+        )
 
     def _scale(self, slot, reduced_probe, step):
         return checked(
@@ -246,12 +302,18 @@ class Adapter:
 
     @staticmethod
     def _shape_of(pending):
-        return [int(size) for size in pending.shape] if isinstance(pending.shape, tf.TensorShape) else pending.shape
+        return (
+            [int(size) for size in pending.shape]
+            if isinstance(pending.shape, tf.TensorShape)
+            else pending.shape
+        )
 
     def _decode(self, slot, group, pending, scale):
         shape, ranks = self._shape_of(pending), _size(self.process_set)
         if slot.home is not None:
-            return self.device_path.decode(slot, group, pending.gradient, pending.member, shape, scale, ranks, self._numbers)
+            return self.device_path.decode(
+                slot, group, pending.gradient, pending.member, shape, scale, ranks, self._numbers
+            )
         if self.compressor.codec.is_native(NoMemory()):
             return checked(
                 operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), ranks, [], [pending.gradient], [slot.seconds.variable.handle], [],
@@ -264,9 +326,15 @@ class Adapter:
             messages = wire.split(gathered)
             wire.raise_notices(slot.label, messages)
             if len(messages) != ranks * members:
-                raise CorruptPayloadError(f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks, got {len(messages)} in all")
-            payloads = [gathered[one.start : one.end] for one in messages[pending.member :: members]]
-            return neutral.decode_sum_numpy(payloads, np.zeros(slot.elements, np.float32), float(factor))
+                raise CorruptPayloadError(
+                    f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks, got {len(messages)} in all"
+                )
+            payloads = [
+                gathered[one.start : one.end] for one in messages[pending.member :: members]
+            ]
+            return neutral.decode_sum_numpy(
+                payloads, np.zeros(slot.elements, np.float32), float(factor)
+            )
 
         total = tf.numpy_function(decode, [group.gathered, scale, ranks], tf.float32)
         return tf.cast(tf.reshape(total, shape), pending.dtype)
@@ -274,13 +342,24 @@ class Adapter:
     # --- slices ---
 
     def allreduce_slices(self, slices, variable, op):
-        """The reduction of tf.IndexedSlices of ``variable``, which must be one of the compressor's, without a dense tensor."""
+        """The reduction of tf.IndexedSlices of ``variable``, which must be one of the compressor's,
+        without a dense tensor.
+        """
         slot = self._slot_of(variable, "allreduce_gradients")
         if slot.dense:
-            return hvd.allreduce(tf.convert_to_tensor(slices), op=op, compression=self.bound_to([variable]), process_set=self.process_set)
+            return hvd.allreduce(
+                tf.convert_to_tensor(slices),
+                op=op,
+                compression=self.bound_to([variable]),
+                process_set=self.process_set,
+            )
         if not isinstance(self.compressor.communicator, Allgather):
-            raise InvalidArgumentError(f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; sparse_as_dense=True works with all")
-        if not self.compressor.codec.is_native(self.compressor.memory) or type(self.compressor.memory) not in (NoMemory, Residual):
+            raise InvalidArgumentError(
+                f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; sparse_as_dense=True works with all"
+            )
+        if not self.compressor.codec.is_native(self.compressor.memory) or type(
+            self.compressor.memory
+        ) not in (NoMemory, Residual):
             raise InvalidArgumentError(
                 f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
                 f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
@@ -300,7 +379,9 @@ class Adapter:
                 )  # fmt: skip
             name = self._name(slot)
             probe = self._probe(step, reduced_dtype(slices.dtype))
-            reduced = hvd.allreduce(probe, op=op, name=f"HorovodAllreduce.{name}.probe", process_set=self.process_set)
+            reduced = hvd.allreduce(
+                probe, op=op, name=f"HorovodAllreduce.{name}.probe", process_set=self.process_set
+            )
             scale = self._scale(slot, reduced, step)
             with tf.control_dependencies([scale]):  # which tells that all ranks are there
                 gathered = self._allgather(payload, name)
@@ -314,11 +395,15 @@ class Adapter:
     # --- elastic training ---
 
     def close_round(self):
-        """Before anything reads or changes state after a step: undoes what loss scaling has skipped."""
+        """Before anything reads or changes state after a step: undoes what loss scaling has
+        skipped.
+        """
         self.rounds.settle(self.slots.values())
 
     def abandon(self):
-        """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
+        """Forgets a step that cannot be finished, and what was known of the other ranks: they may
+        have changed.
+        """
         self._group = None
         handshake.forget(self)
         self.rounds.forget(self.slots.values())
@@ -326,7 +411,9 @@ class Adapter:
         self.compressor.communicator.reset()
 
     def _expect_keeper(self):
-        """Refuses elastic training without a keeper; whenever a graph runs, since the state may be made after it is traced."""
+        """Refuses elastic training without a keeper; whenever a graph runs, since the state may be
+        made after it is traced.
+        """
         if not _elastic() or self.elastic is not None:
             return
         if tf.executing_eagerly():
@@ -338,18 +425,27 @@ class Adapter:
     # --- the handshake ---
 
     def _agree(self):
-        """Compares configurations with the other ranks, once, when the first graph is traced. All ranks trace it.
+        """Compares configurations with the other ranks, once, when the first graph is traced. All
+        ranks trace it.
 
-        In elastic training it is a part of sync, which all ranks call at once. A graph of tf.compat.v1 runs nothing while it is built.
+        In elastic training it is a part of sync, which all ranks call at once. A graph of
+        tf.compat.v1 runs nothing while it is built.
         """
         wire.expect_process_set(self.process_set, reducing_process_set())
-        if not self.agreed and not _elastic() and tf.compat.v1.executing_eagerly_outside_functions():
+        if (
+            not self.agreed
+            and not _elastic()
+            and tf.compat.v1.executing_eagerly_outside_functions()
+        ):
             with tf.init_scope(), tf.device("CPU:0"):
                 handshake.agree(self)
 
     def describe(self, with_steps):
         """What must be equal on all ranks, for the handshake."""
-        return [*self.compressor.settings(self.transport), *checkpoint.steps_to_compare(self.slots, with_steps)]
+        return [
+            *self.compressor.settings(self.transport),
+            *checkpoint.steps_to_compare(self.slots, with_steps),
+        ]
 
     # --- what the compressor tells ---
 
@@ -362,11 +458,20 @@ class Adapter:
 
     def state_dict(self):
         self.close_round()
-        return checkpoint.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
+        return checkpoint.dump(
+            self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size
+        )
 
     def load_state_dict(self, state):
         self.close_round()
-        checkpoint.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size, self.keeper_of)
+        checkpoint.load(
+            self.slots,
+            state,
+            self.compressor.fingerprint,
+            self.transport.rank,
+            self.transport.size,
+            self.keeper_of,
+        )
 
 
 def _elastic():
@@ -384,7 +489,11 @@ def _size(process_set):
 
 def _ranks(process_set):
     """The global ranks of a process set; none stands for all of them."""
-    return [] if process_set.ranks is None or process_set.process_set_id == 0 else list(process_set.ranks)
+    return (
+        []
+        if process_set.ranks is None or process_set.process_set_id == 0
+        else list(process_set.ranks)
+    )
 
 
 def _stack(parts, dtype):
@@ -397,5 +506,9 @@ def _stack(parts, dtype):
 def _refuse_xla():
     from tensorflow.python.ops import control_flow_util
 
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise InvalidArgumentError("compress: expected a function without XLA, got one with jit_compile=True; payload sizes are not known when XLA compiles")
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    ):
+        raise InvalidArgumentError(
+            "compress: expected a function without XLA, got one with jit_compile=True; payload sizes are not known when XLA compiles"
+        )

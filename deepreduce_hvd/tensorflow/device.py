@@ -1,6 +1,8 @@
-"""Compression on the GPU that has a variable: what stays there, and how messages get from there to the collective and back.
+"""Compression on the GPU that has a variable: what stays there, and how messages get from there to
+the collective and back.
 
-Numbers of the graph (steps, lengths, seconds) stay on the host: an operator on a GPU takes no variables of the host, and reads no numbers there.
+Numbers of the graph (steps, lengths, seconds) stay on the host: an operator on a GPU takes no
+variables of the host, and reads no numbers there.
 """
 
 import warnings
@@ -17,7 +19,10 @@ HOST = "CPU:0"
 
 def gpu_of(parameter):
     """The name of the GPU that has a variable, or None."""
-    variable = parameter if isinstance(parameter, tf.Variable) else getattr(parameter, "value", parameter)  # Keras 3 has its own around TensorFlow's
+    # Keras 3 has its own around TensorFlow's
+    variable = (
+        parameter if isinstance(parameter, tf.Variable) else getattr(parameter, "value", parameter)
+    )
     name = getattr(variable, "device", None)
     if not isinstance(name, str) or tf.DeviceSpec.from_string(name).device_type != "GPU":
         return None
@@ -52,11 +57,17 @@ class DevicePath:
         gpu = gpu_of(parameter)
         if gpu is not None and self.why_not is not None and not self._warned:
             self._warned = True
-            warnings.warn(f"deepreduce_hvd: gradients on {gpu} are compressed on the host: {self.why_not}", stacklevel=3)
+            warnings.warn(
+                f"deepreduce_hvd: gradients on {gpu} are compressed on the host: {self.why_not}",
+                stacklevel=3,
+            )
         return gpu if self.why_not is None else None
 
     def encode(self, slot, gradient, numbers, position_of):
-        """The message of a gradient, on the slot's GPU. ``position_of(step)`` makes the operator's position."""
+        """The message of a gradient, on the slot's GPU.
+
+        ``position_of(step)`` makes the operator's position.
+        """
         with tf.device(HOST):
             started = _now(after=gradient)
             step = slot.steps_taken.read_value()
@@ -75,16 +86,25 @@ class DevicePath:
             return tf.identity(message)
 
     def gather(self, group, name, allgather):
-        """(the messages of all ranks on the slots' GPU or on the host, the length of each on the host)."""
+        """(the messages of all ranks on the slots' GPU or on the host, the length of each on the
+        host).
+        """
         homes = {slot.home for slot in group.slots}
         on_device = self.nccl and len(homes) == 1 and None not in homes
         with tf.device(homes.pop() if on_device else HOST):
-            gathered = allgather(group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0), name)
-            sizes = [tf.size(message, tf.int64) for message in group.payloads] if on_device else None
+            gathered = allgather(
+                group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0),
+                name,
+            )
+            sizes = (
+                [tf.size(message, tf.int64) for message in group.payloads] if on_device else None
+            )
         with tf.device(HOST):
             if on_device:
                 return gathered, allgather(tf.stack(sizes), f"{name}_lengths")
-            return gathered, checked(operators.deepreduce_lengths, gathered, variable=group.slots[0].label)
+            return gathered, checked(
+                operators.deepreduce_lengths, gathered, variable=group.slots[0].label
+            )
 
     def decode(self, slot, group, pending, member, shape, scale, ranks, numbers):
         """The sum of one gradient of so many ranks, on the slot's GPU."""
@@ -99,7 +119,9 @@ class DevicePath:
         with tf.device(HOST):
             update = slot.seconds.variable.assign_add([0, _now(after=total) - started])
         with tf.device(slot.home), _after([update]):
-            return tf.cast(total, pending.dtype) if pending.dtype != tf.float32 else tf.identity(total)
+            return (
+                tf.cast(total, pending.dtype) if pending.dtype != tf.float32 else tf.identity(total)
+            )
 
 
 def _now(after):

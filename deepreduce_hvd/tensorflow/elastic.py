@@ -3,8 +3,9 @@
 >>> # comp = dr.Compressor(parameters=model.trainable_variables)
 >>> # state = deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, compressor=comp, epoch=0)
 
-They take the place of Horovod's own, whose further arguments are pickled and sent to all ranks: that a compressor is not.
-Everything else is as Horovod documents it, ``hvd.elastic.run`` and the callbacks for Keras too.
+They take the place of Horovod's own, whose further arguments are pickled and sent to all ranks:
+that a compressor is not. Everything else is as Horovod documents it, ``hvd.elastic.run`` and the
+callbacks for Keras too.
 """
 
 import contextlib
@@ -24,9 +25,13 @@ class _WithCompressor:
 
     def __init__(self, *args, compressor, **kwargs):
         if not isinstance(compressor, Compressor):
-            raise InvalidArgumentError(f"{type(self).__name__} compressor: expected a Compressor, got {compressor!r}")
+            raise InvalidArgumentError(
+                f"{type(self).__name__} compressor: expected a Compressor, got {compressor!r}"
+            )
         if not tf.executing_eagerly():
-            raise InvalidArgumentError(f"{type(self).__name__}: expected eager execution, got a graph of tf.compat.v1")
+            raise InvalidArgumentError(
+                f"{type(self).__name__}: expected eager execution, got a graph of tf.compat.v1"
+            )
         self.compressor = compressor
         self._keeper = MemoryKeeper(compressor, HorovodInternalError)
         self._only_removed = False
@@ -89,12 +94,16 @@ class TensorFlowKerasState(_WithCompressor, horovod_elastic.TensorFlowKerasState
 
 
 class KerasState(_WithCompressor, HorovodKerasState):
-    """``horovod.tensorflow.keras.elastic.KerasState`` with a compressor, as :class:`TensorFlowKerasState`."""
+    """``horovod.tensorflow.keras.elastic.KerasState`` with a compressor, as
+    :class:`TensorFlowKerasState`.
+    """
 
 
 @contextlib.contextmanager
 def _failures():
-    """Horovod's failures as what its elastic loop goes back for; TensorFlow has its own errors for them."""
+    """Horovod's failures as what its elastic loop goes back for; TensorFlow has its own errors for
+    them.
+    """
     try:
         yield
     except tf.errors.OpError as error:

@@ -1,4 +1,6 @@
-"""TensorFlow tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to."""
+"""TensorFlow tensors in and out: the operators over the native core, and the backend that the
+neutral layers dispatch to.
+"""
 
 import ctypes
 import pathlib
@@ -57,22 +59,26 @@ def checked(operator, *arguments, **attributes):
 
 @tf.autograph.experimental.do_not_convert
 def allreduce_gradients(gradients, variables, compression, op=None):
-    """The ranks' gradients reduced, tf.IndexedSlices of embeddings as slices: stock Horovod would send those uncompressed.
+    """The ranks' gradients reduced, tf.IndexedSlices of embeddings as slices: stock Horovod would
+    send those uncompressed.
 
     >>> # gradients = tape.gradient(loss, variables)      # of a plain tf.GradientTape
     >>> # gradients = deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compression=comp)
 
     Args:
-        gradients: tensors, tf.IndexedSlices or None, one for each of ``variables``. Slices of the same row are added up on each rank,
-            then indices and values of all of them are compressed; the sparsifier plays no part.
-        compression: a :class:`Compressor`; for slices with NoMemory, or Residual, which then keeps what was lost of the rows sent.
+        gradients: tensors, tf.IndexedSlices or None, one for each of ``variables``. Slices of the
+            same row are added up on each rank, then indices and values of all of them are
+            compressed; the sparsifier plays no part.
+        compression: a :class:`Compressor`; for slices with NoMemory, or Residual, which then keeps
+            what was lost of the rows sent.
         op: hvd.Average (the default) or hvd.Sum.
 
     Returns:
         A list of tensors, tf.IndexedSlices (distinct ascending rows) or None.
 
     Raises:
-        InvalidArgumentError: a variable that the compressor was not given, or a memory that slices have not.
+        InvalidArgumentError: a variable that the compressor was not given, or a memory that slices
+            have not.
     """
     import horovod.tensorflow as hvd
 
@@ -84,10 +90,18 @@ def allreduce_gradients(gradients, variables, compression, op=None):
             return None
         if isinstance(gradient, tf.IndexedSlices):
             return session.allreduce_slices(gradient, variable, op)
-        return hvd.allreduce(gradient, op=op, compression=session.bound_to([variable]), process_set=session.process_set)
+        return hvd.allreduce(
+            gradient,
+            op=op,
+            compression=session.bound_to([variable]),
+            process_set=session.process_set,
+        )
 
     with session.rounds.reduce_together():
-        return [reduce(gradient, variable) for gradient, variable in zip(gradients, variables, strict=True)]
+        return [
+            reduce(gradient, variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
 
 
 def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
@@ -96,7 +110,12 @@ def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
         position = [seed, step, tensor, rank]
         with tf.device(gradient.device):
             return checked(
-                operators.deepreduce_encode, gradient, [codec.fields(memory, step)], position, [part.handle for part in state], []
+                operators.deepreduce_encode,
+                gradient,
+                [codec.fields(memory, step)],
+                position,
+                [part.handle for part in state],
+                [],
             )
     if not hasattr(gradient, "numpy"):
         raise errors.InvalidArgumentError(
@@ -107,7 +126,16 @@ def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
     bfloat16 = gradient.dtype == tf.bfloat16
     arrays = tuple(part.numpy() for part in state)
     data, _ = neutral.encode_numpy(
-        codec, memory, array.astype(np.float32) if bfloat16 else array, arrays, 0.0, seed, step, tensor, rank, dtype=2 if bfloat16 else None
+        codec,
+        memory,
+        array.astype(np.float32) if bfloat16 else array,
+        arrays,
+        0.0,
+        seed,
+        step,
+        tensor,
+        rank,
+        dtype=2 if bfloat16 else None,
     )
     for part, new in zip(state, arrays):
         part.assign(new)
@@ -122,10 +150,18 @@ class _TensorFlow:
             gradient = tf.convert_to_tensor(gradient)
         if not tf.is_tensor(gradient) or gradient.shape.rank != 1 or gradient.dtype not in DTYPES:
             names = ", ".join(dtype.name for dtype in DTYPES)
-            raise errors.InvalidArgumentError(f"gradient: expected a dense 1-D TensorFlow tensor of {names}, got {_describe(gradient)}")
+            raise errors.InvalidArgumentError(
+                f"gradient: expected a dense 1-D TensorFlow tensor of {names}, got {_describe(gradient)}"
+            )
         for name, part in zip(memory.state, state):
-            if not isinstance(part, tf.Variable) or part.dtype != tf.float32 or part.shape != gradient.shape:
-                raise errors.InvalidArgumentError(f"{name}: expected a float32 tf.Variable of shape {gradient.shape}, got {_describe(part)}")
+            if (
+                not isinstance(part, tf.Variable)
+                or part.dtype != tf.float32
+                or part.shape != gradient.shape
+            ):
+                raise errors.InvalidArgumentError(
+                    f"{name}: expected a float32 tf.Variable of shape {gradient.shape}, got {_describe(part)}"
+                )
         return encode_flat(codec, memory, gradient, state, seed, step, tensor, rank), 0.0
 
     def decode(self, payload, max_elements):
@@ -134,26 +170,54 @@ class _TensorFlow:
         if not neutral.all_native([data]):
             return tf.constant(neutral.decode_numpy(data, max_elements))
         with tf.device(payload.device):
-            return checked(operators.deepreduce_decode_sum, payload, np.float64(1), [d], 1, [], [], [], [], T=tf.float32)
+            return checked(
+                operators.deepreduce_decode_sum,
+                payload,
+                np.float64(1),
+                [d],
+                1,
+                [],
+                [],
+                [],
+                [],
+                T=tf.float32,
+            )
 
     def decode_sum(self, payloads, out, scale):
         if not isinstance(out, tf.Variable) or out.dtype != tf.float32 or out.shape.rank != 1:
-            raise errors.InvalidArgumentError(f"out: expected a 1-D float32 tf.Variable, got {_describe(out)}")
+            raise errors.InvalidArgumentError(
+                f"out: expected a 1-D float32 tf.Variable, got {_describe(out)}"
+            )
         arrays = [self.to_numpy_bytes(payload) for payload in payloads]
         if neutral.all_native(arrays):
             initial = tf.convert_to_tensor(out)
             for payload, array in zip(payloads, arrays):
                 _native.inspect(array)  # one payload and no more: the operator would take several
                 with tf.device(initial.device):
-                    initial = checked(operators.deepreduce_decode_sum, payload, np.float64(scale), initial.shape, 1, [initial], [], [], [], T=tf.float32)
+                    initial = checked(
+                        operators.deepreduce_decode_sum,
+                        payload,
+                        np.float64(scale),
+                        initial.shape,
+                        1,
+                        [initial],
+                        [],
+                        [],
+                        [],
+                        T=tf.float32,
+                    )
             return out.assign(initial)
         return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
 
     def to_numpy_bytes(self, payload):
         if not tf.is_tensor(payload) or payload.dtype != tf.uint8 or payload.shape.rank != 1:
-            raise errors.InvalidArgumentError(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+            raise errors.InvalidArgumentError(
+                f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}"
+            )
         if not hasattr(payload, "numpy"):
-            raise errors.InvalidArgumentError("payload: expected an eager tensor, got a symbolic one; decode outside of tf.function")
+            raise errors.InvalidArgumentError(
+                "payload: expected an eager tensor, got a symbolic one; decode outside of tf.function"
+            )
         return np.ascontiguousarray(payload.numpy())
 
 

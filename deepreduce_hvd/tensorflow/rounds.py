@@ -1,9 +1,9 @@
 """Steps that loss scaling skips, on TensorFlow: what they did to the memories is undone.
 
-An optimizer skips a step when any of its gradients is not finite. Horovod traces each gradient into a branch of its
-own, and tensors of one branch cannot be used in another; a variable of all of them would make their exchanges wait for
-each other. So the graph tells Python when a gradient's step begins and when a result is not finite, and a memory is
-put back when its next step begins.
+An optimizer skips a step when any of its gradients is not finite. Horovod traces each gradient into
+a branch of its own, and tensors of one branch cannot be used in another; a variable of all of them
+would make their exchanges wait for each other. So the graph tells Python when a gradient's step
+begins and when a result is not finite, and a memory is put back when its next step begins.
 """
 
 import math
@@ -71,11 +71,16 @@ class Rounds:
     # --- which gradients are of one step ---
 
     def reduce_together(self):
-        """A context in which all gradients that come are of one step, without Horovod's tapes and optimizers."""
+        """A context in which all gradients that come are of one step, without Horovod's tapes and
+        optimizers.
+        """
         return _Together(self)
 
     def reduction(self):
-        """Of the gradient that is being compressed. One that comes by itself is a step by itself."""
+        """Of the gradient that is being compressed.
+
+        One that comes by itself is a step by itself.
+        """
         frame, _ = reducing_frame()
         if frame is None:
             return self._together or Reduction()
@@ -90,7 +95,8 @@ class Rounds:
     # --- operators ---
 
     def begin(self, slot):
-        """Puts the memory back if the last step was void, and into units of the loss scale now; before it is used.
+        """Puts the memory back if the last step was void, and into units of the loss scale now;
+        before it is used.
 
         Returns:
             What must have run before the memory is used.
@@ -109,7 +115,9 @@ class Rounds:
 
         with tf.device("CPU:0"):
             scale = tf.cast(tf.convert_to_tensor(self._loss_scale()), tf.float64)
-            found = tf.numpy_function(begun, [scale, slot.scale.read_value()], [tf.bool, tf.float32])
+            found = tf.numpy_function(
+                begun, [scale, slot.scale.read_value()], [tf.bool, tf.float32]
+            )
             undo, factor = (tf.ensure_shape(one, []) for one in found)
             with tf.control_dependencies([undo, factor]):
                 updates = [slot.scale.assign(scale)]
@@ -117,7 +125,8 @@ class Rounds:
             with tf.device(slot.home or "CPU:0"), tf.control_dependencies([undo, factor]):
                 kept = _settled(part, copy, undo, factor)
                 updates.append(part.assign(kept))
-                updates.append(copy.assign(kept))  # the same memory, until the encoder changes one of them
+                # the same memory, until the encoder changes one of them
+                updates.append(copy.assign(kept))
         return [update for update in [undo, *updates] if tf.is_tensor(update)]
 
     def look_at(self, slot, result):
@@ -132,7 +141,9 @@ class Rounds:
         numbers = result.values if isinstance(result, tf.IndexedSlices) else result
         finite = tf.reduce_all(tf.math.is_finite(numbers))
         with tf.device("CPU:0"):
-            noted = tf.cond(finite, lambda: tf.constant(True), lambda: tf.numpy_function(void, [], tf.bool))
+            noted = tf.cond(
+                finite, lambda: tf.constant(True), lambda: tf.numpy_function(void, [], tf.bool)
+            )
         with tf.control_dependencies([noted]):
             numbers = tf.identity(numbers)
         if isinstance(result, tf.IndexedSlices):
@@ -144,7 +155,9 @@ class Rounds:
     def _begin(self, slot, reduction, scale, last_scale):
         """(whether the slot's last step was void, the factor of its memory)."""
         if not (math.isfinite(scale) and scale > 0):
-            raise InvalidArgumentError(f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}")
+            raise InvalidArgumentError(
+                f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}"
+            )
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
                 reduction.step = Step()
@@ -168,7 +181,9 @@ class Rounds:
 
 
 def _expect_no_scaling(slot):
-    """Refuses a loss scale that changes and that the memory does not follow, where it shows: Keras' optimizer then calls Horovod's."""
+    """Refuses a loss scale that changes and that the memory does not follow, where it shows: Keras'
+    optimizer then calls Horovod's.
+    """
     optimizer = _scaling_optimizer() if slot.state else None
     if optimizer is not None and optimizer.dynamic:
         raise InvalidArgumentError(
@@ -182,7 +197,11 @@ def _scaling_optimizer():
     """The LossScaleOptimizer of Keras that is computing the gradients, or None."""
     frame = sys._getframe(1)
     while frame is not None:
-        caller = frame.f_locals.get("self") if frame.f_code.co_name.removeprefix("tf__") in _COMPUTING else None
+        caller = (
+            frame.f_locals.get("self")
+            if frame.f_code.co_name.removeprefix("tf__") in _COMPUTING
+            else None
+        )
         if type(caller).__name__.startswith("LossScaleOptimizer"):
             return caller
         frame = frame.f_back

@@ -1,4 +1,6 @@
-"""What the compressor keeps of each TensorFlow variable: tf.Variables made once, so that retracing a function keeps them."""
+"""What the compressor keeps of each TensorFlow variable: tf.Variables made once, so that retracing
+a function keeps them.
+"""
 
 import json
 import weakref
@@ -15,7 +17,9 @@ from deepreduce_hvd.errors import InvalidArgumentError
 def _adapter():
     session = tf.compat.v1.get_default_session()
     if session is None:
-        raise InvalidArgumentError("compressor state: expected eager execution or a default session (`with session.as_default()`), got neither")
+        raise InvalidArgumentError(
+            "compressor state: expected eager execution or a default session (`with session.as_default()`), got neither"
+        )
     return session
 
 
@@ -32,11 +36,15 @@ def write(variable, value):
 
 
 def local_variable(value, **options):
-    """A variable of this rank alone: in a graph of tf.compat.v1 a local one, which broadcast_global_variables leaves as it is."""
+    """A variable of this rank alone: in a graph of tf.compat.v1 a local one, which
+    broadcast_global_variables leaves as it is.
+    """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return tf.Variable(value, trainable=False, **options)
     local = [tf.compat.v1.GraphKeys.LOCAL_VARIABLES]
-    return tf.compat.v1.Variable(value, trainable=False, collections=local, use_resource=True, **options)
+    return tf.compat.v1.Variable(
+        value, trainable=False, collections=local, use_resource=True, **options
+    )
 
 
 class Slot(tf.Module):
@@ -45,10 +53,21 @@ class Slot(tf.Module):
     Args:
         home: the GPU where the memory is, or None.
         payload_on_gpu: whether the last payload is there too.
-        follows_loss_scale: whether the memory is in units of the scaled loss, and void steps are undone from a second copy of it.
+        follows_loss_scale: whether the memory is in units of the scaled loss, and void steps are
+            undone from a second copy of it.
     """
 
-    def __init__(self, name, parameter, key, memory, dense_below, home=None, payload_on_gpu=False, follows_loss_scale=False):
+    def __init__(
+        self,
+        name,
+        parameter,
+        key,
+        memory,
+        dense_below,
+        home=None,
+        payload_on_gpu=False,
+        follows_loss_scale=False,
+    ):
         super().__init__()
         self.label = name
         self.key = key
@@ -64,7 +83,10 @@ class Slot(tf.Module):
         self.step = None
         self.state_names = () if self.dense else memory.state
         with tf.device(self.home or "CPU:0"):
-            self.state = [local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}") for kind in self.state_names]
+            self.state = [
+                local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}")
+                for kind in self.state_names
+            ]
         self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
         if follows_loss_scale:  # that of the last step; 0 before there was one
             self.scale = local_variable(np.float64(0), name="deepreduce_loss_scale")
@@ -72,23 +94,37 @@ class Slot(tf.Module):
         def untracked(value, **options):  # of no use to a checkpoint
             return _Untracked(local_variable(value, **options))
 
-        # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
+        # |value| of the last k-th largest element: a hint that saves a pass and never changes the
+        # bytes
         self.threshold = untracked(np.float32(0))
         self.seconds = untracked(np.zeros(2))
         with tf.device(self.home or "CPU:0"):
-            self._copies = _Untracked([local_variable(tf.zeros(self.elements)) for _ in self.state] if follows_loss_scale else [])
+            self._copies = _Untracked(
+                [local_variable(tf.zeros(self.elements)) for _ in self.state]
+                if follows_loss_scale
+                else []
+            )
         with tf.device(self.payload_home):
             self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
-        self.selected = np.zeros(1, np.float32)  # the same as threshold, where exchanges select in Python
+        # the same as threshold, where exchanges select in Python
+        self.selected = np.zeros(1, np.float32)
         self._exchanged = _Exchanged()
 
     def move_to_host(self):
         """From a GPU: slices are compressed on the host."""
         with tf.init_scope(), tf.device("CPU:0"):
             # a graph of tf.compat.v1 that is being built has not run
-            values = [read(part) if tf.executing_eagerly() else tf.zeros(self.elements) for part in self.state]
-            self.state = [local_variable(value, name=f"deepreduce_{kind}") for kind, value in zip(self.state_names, values)]
-            self._copies = _Untracked([local_variable(tf.zeros(self.elements)) for _ in self.copies])
+            values = [
+                read(part) if tf.executing_eagerly() else tf.zeros(self.elements)
+                for part in self.state
+            ]
+            self.state = [
+                local_variable(value, name=f"deepreduce_{kind}")
+                for kind, value in zip(self.state_names, values)
+            ]
+            self._copies = _Untracked(
+                [local_variable(tf.zeros(self.elements)) for _ in self.copies]
+            )
             self.payload = _Untracked(local_variable(np.zeros(0, np.uint8), shape=[None]))
         self.home, self.payload_home = None, "CPU:0"
 
@@ -98,17 +134,23 @@ class Slot(tf.Module):
         Horovod keeps every compressor, and graphs that hold these variables, for ever.
         """
         parts = [*self.state, *self.copies, self.payload.variable]
-        if not isinstance(parts[-1].handle, EagerTensor):  # a graph of tf.compat.v1 owns its variables
+        # a graph of tf.compat.v1 owns its variables
+        if not isinstance(parts[-1].handle, EagerTensor):
             return
         with eager_mode():  # whatever is being built when the last reference goes
             for part in parts:
                 with tf.device(part.device):
-                    tf.raw_ops.AssignVariableOp(resource=part.handle, value=tf.zeros([0], part.dtype))
+                    tf.raw_ops.AssignVariableOp(
+                        resource=part.handle, value=tf.zeros([0], part.dtype)
+                    )
 
     @property
     def records(self):
         """The handles that the encode operator calls records."""
-        return [self.steps_taken.handle, *(part.variable.handle for part in (self.threshold, self.seconds, self.payload))]
+        return [
+            self.steps_taken.handle,
+            *(part.variable.handle for part in (self.threshold, self.seconds, self.payload)),
+        ]
 
     @property
     def copies(self):
@@ -147,7 +189,11 @@ class Slot(tf.Module):
         """A NumPy array, or an eager tensor or variable as one; None for anything else."""
         if isinstance(value, np.ndarray):
             return value
-        return value.numpy() if isinstance(value, (tf.Tensor, tf.Variable)) and hasattr(value, "numpy") else None
+        return (
+            value.numpy()
+            if isinstance(value, (tf.Tensor, tf.Variable)) and hasattr(value, "numpy")
+            else None
+        )
 
     def set_memory(self, arrays):
         self.step = None
@@ -159,7 +205,11 @@ class Slot(tf.Module):
         """Of an exchange of several parameters each counts its share by elements."""
         last = self._exchanged
         last.share = self.elements / max(exchange.bucket.d, 1)
-        last.sent_bytes, last.rounds, last.scheme = exchange.channel.sent_bytes, exchange.channel.rounds, exchange.bucket.scheme
+        last.sent_bytes, last.rounds, last.scheme = (
+            exchange.channel.sent_bytes,
+            exchange.channel.rounds,
+            exchange.bucket.scheme,
+        )
         last.encode_seconds += encode_seconds * last.share
         last.decode_seconds += decode_seconds * last.share
 
@@ -169,11 +219,20 @@ class Slot(tf.Module):
         payload = read(self.payload.variable)
         sent_bytes, rounds, communicator = payload.size, 1, "Allgather()"
         if last.rounds:
-            sent_bytes, rounds, communicator = round(last.sent_bytes * last.share), last.rounds, last.scheme
+            sent_bytes, rounds, communicator = (
+                round(last.sent_bytes * last.share),
+                last.rounds,
+                last.scheme,
+            )
         sent_bytes += wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
         path = "compressed"
         if self.dense:
-            sent_bytes, rounds, communicator, path = self.elements * reduced_dtype(self.dtype).size, 0, None, "dense"
+            sent_bytes, rounds, communicator, path = (
+                self.elements * reduced_dtype(self.dtype).size,
+                0,
+                None,
+                "dense",
+            )
         elif payload.size == 0 and not last.rounds:
             sent_bytes, rounds, communicator, path = 0, 0, None, "none"
         seconds = read(self.seconds.variable)
@@ -216,12 +275,16 @@ class Identity(tf.train.experimental.PythonState):
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
-            raise InvalidArgumentError(f"compressor checkpoint: expected one {expected} loss_scale=, as this Compressor, got one {got}")
+            raise InvalidArgumentError(
+                f"compressor checkpoint: expected one {expected} loss_scale=, as this Compressor, got one {got}"
+            )
         session.rounds.forget(session.slots.values())
 
 
 class _Exchanged:
-    """Of the exchanges in Python that a variable was in: the last one, its share of it, and seconds spent in all."""
+    """Of the exchanges in Python that a variable was in: the last one, its share of it, and seconds
+    spent in all.
+    """
 
     sent_bytes = 0
     rounds = 0
@@ -239,5 +302,7 @@ class _Untracked:
 
 
 def reduced_dtype(dtype):
-    """What Horovod reduces for gradients of ``dtype``: its allreduce has no bfloat16 on the host, and the probe needs 24 bits."""
+    """What Horovod reduces for gradients of ``dtype``: its allreduce has no bfloat16 on the host,
+    and the probe needs 24 bits.
+    """
     return tf.float64 if dtype == tf.float64 else tf.float32

@@ -1,13 +1,17 @@
-"""Which variable a gradient belongs to: ``compress`` gets a tensor, and Horovod does not say whose gradient it is.
+"""Which variable a gradient belongs to: ``compress`` gets a tensor, and Horovod does not say whose
+gradient it is.
 
 What holds is used, in this order, and what does not is refused by name:
 
-1. the pair that Horovod itself makes. Its tapes and optimizers reduce gradients in one function, ``allreduce_grads(grads, vars)``, which
-   calls ``compress`` and has each gradient beside its variable: the gradient is looked up there, as an object, not by shape or order;
-2. for ``hvd.allreduce`` alone, a shape that only one variable has: of the compressor's, or of those that a view of it is bound to.
+1. the pair that Horovod itself makes. Its tapes and optimizers reduce gradients in one function,
+``allreduce_grads(grads, vars)``, which
+   calls ``compress`` and has each gradient beside its variable: the gradient is looked up there, as
+   an object, not by shape or order;
+2. for ``hvd.allreduce`` alone, a shape that only one variable has: of the compressor's, or of those
+that a view of it is bound to.
 
-Horovod traces ``allreduce_grads`` once for all eager tapes of equal shapes, so a graph checks that it runs on the variable that it was
-traced for.
+Horovod traces ``allreduce_grads`` once for all eager tapes of equal shapes, so a graph checks that
+it runs on the variable that it was traced for.
 """
 
 import sys
@@ -18,7 +22,8 @@ import tensorflow as tf
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
-#: the function of horovod.tensorflow that has gradients beside variables, as it is and as AutoGraph rewrites it
+#: the function of horovod.tensorflow that has gradients beside variables, as it is and as AutoGraph
+#: rewrites it
 _REDUCING = ("allreduce_grads", "tf__allreduce_grads")
 #: those that call compress for one gradient or for several
 _CALLING = ("allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce")
@@ -62,7 +67,8 @@ class Variables:
             slots: those that it can belong to.
 
         Returns:
-            One of ``slots``, and the variable as Horovod has it beside the gradient, or None where it has none.
+            One of ``slots``, and the variable as Horovod has it beside the gradient, or None where
+            it has none.
 
         Raises:
             InvalidArgumentError: it belongs to none of them, or could belong to several.
@@ -71,11 +77,17 @@ class Variables:
         if variable is not None:
             slot = self.slot_of(variable)
             if slot not in slots:
-                raise InvalidArgumentError(f"{_expected(slots)}, got that of {_label(variable, slot)}, a tensor of shape {tensor.shape}; {_GIVE_ALL}")
+                raise InvalidArgumentError(
+                    f"{_expected(slots)}, got that of {_label(variable, slot)}, a tensor of shape {tensor.shape}; {_GIVE_ALL}"
+                )
             return slot, variable
-        alike = [slot for slot in slots if slot.shape == tensor.shape] or [slot for slot in slots if _fits(slot, tensor)]
+        alike = [slot for slot in slots if slot.shape == tensor.shape] or [
+            slot for slot in slots if _fits(slot, tensor)
+        ]
         if not alike:
-            raise InvalidArgumentError(f"{_expected(slots)}, got a tensor of shape {tensor.shape}; {_GIVE_ALL}")
+            raise InvalidArgumentError(
+                f"{_expected(slots)}, got a tensor of shape {tensor.shape}; {_GIVE_ALL}"
+            )
         if len(alike) > 1:
             raise InvalidArgumentError(
                 f"compress: expected a gradient that can be told apart, got one of shape {tensor.shape}, which could be that of "
@@ -111,7 +123,9 @@ def _fits(slot, tensor):
 
 
 class _Met:
-    """Tensors that are the gradient of several variables at once, on their way through Horovod: how many of them it has passed."""
+    """Tensors that are the gradient of several variables at once, on their way through Horovod: how
+    many of them it has passed.
+    """
 
     def __init__(self):
         self._passed = {}  # id of a tensor -> (weak reference to it, number of times)
@@ -130,19 +144,26 @@ _met = _Met()
 
 
 def reducing_frame():
-    """(the frame of Horovod's function that has gradients beside variables, and with groups= the places of the gradients that it reduces now)."""
+    """(the frame of Horovod's function that has gradients beside variables, and with groups= the
+    places of the gradients that it reduces now).
+    """
     frame, group = sys._getframe(1), None
     while frame is not None:
         if group is None and _names(frame.f_code, "index_group"):
             group = frame.f_locals.get("index_group")
-        if frame.f_code.co_name in _REDUCING and frame.f_globals.get("__name__") == "horovod.tensorflow":
+        if (
+            frame.f_code.co_name in _REDUCING
+            and frame.f_globals.get("__name__") == "horovod.tensorflow"
+        ):
             return frame, group
         frame = frame.f_back
     return None, None
 
 
 def _variable_beside(tensor):
-    """The variable that Horovod has beside a gradient which it reduces now, or None where it has none."""
+    """The variable that Horovod has beside a gradient which it reduces now, or None where it has
+    none.
+    """
     frame, group = reducing_frame()
     if frame is None:
         return None
@@ -155,10 +176,15 @@ def _variable_beside(tensor):
 
 
 def reducing_process_set():
-    """The process set over which Horovod reduces what it compresses now, or None where it does not say."""
+    """The process set over which Horovod reduces what it compresses now, or None where it does not
+    say.
+    """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in _CALLING and frame.f_globals.get("__name__") == "horovod.tensorflow":
+        if (
+            frame.f_code.co_name in _CALLING
+            and frame.f_globals.get("__name__") == "horovod.tensorflow"
+        ):
             return frame.f_locals.get("process_set")
         frame = frame.f_back
     return None
@@ -172,8 +198,14 @@ def _names(code, name):
 
 
 def _name_of(handle):
-    """What TensorFlow calls the variable behind a handle, unique in the process; None of a graph of tf.compat.v1."""
-    if not isinstance(handle, tf.Tensor) or handle.dtype != tf.resource or not tf.executing_eagerly():
+    """What TensorFlow calls the variable behind a handle, unique in the process; None of a graph of
+    tf.compat.v1.
+    """
+    if (
+        not isinstance(handle, tf.Tensor)
+        or handle.dtype != tf.resource
+        or not tf.executing_eagerly()
+    ):
         return None
     with tf.device(handle.device):
         return checked(operators.deepreduce_variable_name, handle).numpy().decode()
@@ -185,13 +217,20 @@ def expect_variable(tensor, slot, variable):
         return tensor
     handle = _handle(variable)
     with tf.device(getattr(tensorflow_variable(variable), "device", None)):
-        check = checked(operators.deepreduce_expect_variable, handle, expected=slot.handle_name, variable=slot.label)
+        check = checked(
+            operators.deepreduce_expect_variable,
+            handle,
+            expected=slot.handle_name,
+            variable=slot.label,
+        )
     with tf.control_dependencies([check]):
         return tf.identity(tensor)
 
 
 class View:
-    """A compressor whose gradients are those of some of its variables alone: what ``bound_to`` returns, for ``compression=``."""
+    """A compressor whose gradients are those of some of its variables alone: what ``bound_to``
+    returns, for ``compression=``.
+    """
 
     def __init__(self, session, slots):
         self.adapter = session

@@ -1,7 +1,9 @@
-"""Where TensorFlow programs wait for other ranks, read off their frames; and what is told when Horovod has failed.
+"""Where TensorFlow programs wait for other ranks, read off their frames; and what is told when
+Horovod has failed.
 
-Python sees neither the operators of a graph nor what they wait for. It sees the call that runs the graph, and the counter of steps that the
-graph moves on: a call that lasts long while no step begins waits.
+Python sees neither the operators of a graph nor what they wait for. It sees the call that runs the
+graph, and the counter of steps that the graph moves on: a call that lasts long while no step begins
+waits.
 """
 
 import functools
@@ -19,7 +21,10 @@ _DECORATION = re.compile(r"^(__inference_|__forward_)+|(_\d+)+$")
 
 
 def find_wait(frame):
-    """The :class:`Wait` that a thread is in, or None. The frame is the key: it is another one in the next call."""
+    """The :class:`Wait` that a thread is in, or None.
+
+    The frame is the key: it is another one in the next call.
+    """
     if frame.f_code in _RUNS_GRAPH:
         return Wait(frame, functools.partial(_describe, frame))
     for one in frames_of(frame):
@@ -35,9 +40,13 @@ def _describe(frame):
 
 
 def is_failure(error):
-    """Whether an exception says that Horovod has failed; within a graph that is an error of TensorFlow's."""
+    """Whether an exception says that Horovod has failed; within a graph that is an error of
+    TensorFlow's.
+    """
     while error is not None:
-        if isinstance(error, HorovodInternalError) or (isinstance(error, tf.errors.OpError) and "Horovod" in error.message):
+        if isinstance(error, HorovodInternalError) or (
+            isinstance(error, tf.errors.OpError) and "Horovod" in error.message
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -1,4 +1,6 @@
-"""The compressor's work on PyTorch: which parameter a gradient belongs to, its state, and the way there and back."""
+"""The compressor's work on PyTorch: which parameter a gradient belongs to, its state, and the way
+there and back.
+"""
 
 import math
 import time
@@ -45,7 +47,11 @@ class _Pending:
         self.flight = flight
 
     def memory_for_result(self, reduced):
-        """Where the sum goes. Horovod reduces in place for its optimizers, which want the gradient's memory, and nowhere else."""
+        """Where the sum goes.
+
+        Horovod reduces in place for its optimizers, which want the gradient's memory, and nowhere
+        else.
+        """
         in_place = reduced is self.kept.tensors[0]
         return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
 
@@ -68,7 +74,10 @@ class Adapter:
         self._forget_rounds()
         self._warned = set()
         if WHY_NO_OPERATORS is not None:
-            self._warn_once("operators", f"gradients take the slower way through NumPy: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}")
+            self._warn_once(
+                "operators",
+                f"gradients take the slower way through NumPy: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
+            )
         self.watcher = watch(self)
         handshake.register(self)
 
@@ -87,21 +96,31 @@ class Adapter:
             expect_keeper(self.elastic, notification_manager)
             if self.elastic is not None:
                 self.elastic.follow()
-        if not self.agreed and self.elastic is None:  # in elastic training it is a part of sync, which all ranks call at once
+        # in elastic training it is a part of sync, which all ranks call at once
+        if not self.agreed and self.elastic is None:
             handshake.agree(self)
         self._delivered = False
         turn = self._turns[owner] = Round(
-            self._plan_of(owner, turn), self._loss_scale(), self.device_path.sums(), self._parameters.gradients_made
+            self._plan_of(owner, turn),
+            self._loss_scale(),
+            self.device_path.sums(),
+            self._parameters.gradients_made,
         )
         return turn
 
     def _plan_of(self, owner, last):
-        """Which gradients of the optimizer share a message: as in its ``last`` round, unless what it trains has changed."""
+        """Which gradients of the optimizer share a message: as in its ``last`` round, unless what
+        it trains has changed.
+        """
         if owner is DIRECT:
             return self._apart
         owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
         slots = [slot for slot in self._parameters if id(slot.parameter) in owned]
-        if last is not None and last.plan.slots == slots and last.plan.training == Plan.trains(slots):
+        if (
+            last is not None
+            and last.plan.slots == slots
+            and last.plan.training == Plan.trains(slots)
+        ):
             return last.plan
         self._parameters.register_hooks()
         return Plan(slots, self.compressor.bucket_bytes, self.compressor.fingerprint)
@@ -111,7 +130,9 @@ class Adapter:
             return None
         scale = float(self.compressor.loss_scale())
         if not (math.isfinite(scale) and scale > 0):
-            raise InvalidArgumentError(f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}")
+            raise InvalidArgumentError(
+                f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}"
+            )
         return scale
 
     # --- there ---
@@ -135,10 +156,11 @@ class Adapter:
             kept.hold()
             return reduced, _Pending(slot, tensor, made, turn, kept)
         flight = turn.flight_for(slot, self._call_ranks)
-        # What no backward pass has made and is zero says nothing of the parameter: it is frozen, or was not used.
+        # What no backward pass has made and is zero says nothing of the parameter: it is frozen, or
+        # was not used.
         held = not made and not bool(tensor.any())
         flight.members[slot] = self._member(slot, tensor, flight.copies, turn.loss_scale, held)
-        if flight.full:
+        if flight.full and self._prepared:
             self._start(flight)
         self._advance()
         kept = self._probes.take(self._probe_of(slot, turn), _probe_device(caller, tensor))
@@ -149,7 +171,9 @@ class Adapter:
 
     @staticmethod
     def _probe_of(slot, turn):
-        return torch.tensor(wire.probe(hvd.rank(), turn.plan.fingerprint, slot.steps - 1), dtype=torch.float32)
+        return torch.tensor(
+            wire.probe(hvd.rank(), turn.plan.fingerprint, slot.steps - 1), dtype=torch.float32
+        )
 
     def _advance(self):
         for exchange in self._moving:
@@ -168,38 +192,69 @@ class Adapter:
             # NumPy has no bfloat16: the numbers go as they lie in memory
             dtype = _DTYPES.get(gradient.dtype)
             if dtype is None:
-                raise InvalidArgumentError(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
+                raise InvalidArgumentError(
+                    f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}"
+                )
             state = tuple(part.numpy() for part in slot.state)
-            array = (gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient).numpy()
+            array = (
+                gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient
+            ).numpy()
 
             def encode():
                 slot.payload = self._encode(slot, gradient, held)
                 return slot.payload.numpy()
 
-            return BucketMember(slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), encode, held)
-        except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+            return BucketMember(
+                slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), encode, held
+            )
+        # whatever it is, the other ranks must hear of it instead of waiting
+        except Exception as error:
             return BucketMember.failed(slot.name, tensor.numel(), error)
 
     def _encode(self, slot, gradient, held):
         compressor = self.compressor
         if held:
-            return torch.from_numpy(payload_of_nothing(compressor.codec, gradient.numel(), _DTYPES[gradient.dtype]))
+            return torch.from_numpy(
+                payload_of_nothing(compressor.codec, gradient.numel(), _DTYPES[gradient.dtype])
+            )
         return encode_flat(
             compressor.codec, compressor.memory, gradient, slot.state, slot.threshold,
             compressor.seed, slot.steps - 1, slot.key, hvd.rank(),
         )  # fmt: skip
 
+    def _prepare(self):
+        """Lets the communicator measure, or make process sets, before its first exchange.
+
+        Ranks wait for each other there. In a hook that could be for ever: another rank may not have
+        all gradients of its bucket, and may wait in its next hook for another compressor's
+        handshake. Once a result is asked for, all hooks have run.
+        """
+        if not self._prepared:
+            self.compressor.communicator.prepare(self.transport)
+            self._prepared = True
+
     def _start(self, flight):
-        self.compressor.communicator.prepare(self.transport)
-        flight.start(self.compressor, self.transport, self.device_path.communicator(flight.members), hvd.rank())
+        flight.start(
+            self.compressor,
+            self.transport,
+            self.device_path.communicator(flight.members),
+            hvd.rank(),
+        )
         self._moving.append(flight.exchange)
 
     def _on_host(self, tensor, copies):
         """The tensor's numbers, there when ``copies`` have come."""
         if tensor.device.type == "cpu":
             return tensor
-        self._warn_once("device", f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}")
-        return self.device_path.side_streams.to_host(tensor, copies) if tensor.device.type == "cuda" else tensor.cpu()
+        self._warn_once(
+            "device",
+            f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}",
+        )
+        return (
+            self.device_path.side_streams.to_host(tensor, copies)
+            if tensor.device.type == "cuda"
+            else tensor.cpu()
+        )
 
     # --- and back ---
 
@@ -221,7 +276,10 @@ class Adapter:
 
     def _pass_on(self, tensor):
         """A sparse gradient that Horovod has summed by itself, without asking compress."""
-        self._warn_once("sparse", "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it")
+        self._warn_once(
+            "sparse",
+            "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it",
+        )
         caller = current_caller()
         slot = self._parameters.get(caller.parameter)
         if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
@@ -244,19 +302,25 @@ class Adapter:
 
     def _sum(self, tensor, pending):
         slot, turn, flight = pending.slot, pending.turn, pending.flight
-        # first of all, since ranks that are configured differently may wait for each other in an exchange for ever
+        # first of all, since ranks that are configured differently may wait for each other in an
+        # exchange for ever
         try:
             present = wire.Present.of(self.transport.ranks)
-            scale = wire.scale_of(slot.name, tensor.tolist(), present, turn.plan.fingerprint, slot.steps - 1)
+            scale = wire.scale_of(
+                slot.name, tensor.tolist(), present, turn.plan.fingerprint, slot.steps - 1
+            )
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
+        self._prepare()
         for other in turn.flights:
-            if other.exchange is None:  # the step's gradients have all come; some of its bucket's parameters had none
+            # the step's gradients have all come; some of its bucket's parameters had none
+            if other.exchange is None:
                 self._start(other)
-        for other in turn.flights:  # all of them now, asleep: between two results Horovod's own wait would spin
+        # all of them now, asleep: between two results Horovod's own wait would spin
+        for other in turn.flights:
             other.exchange.wait(self._moving)
         self._moving = [exchange for exchange in self._moving if not exchange.done]
         exchange = flight.exchange
@@ -264,7 +328,11 @@ class Adapter:
         started = time.perf_counter()
         number = flight.numbers[slot]
         slot.encode_seconds += exchange.seconds * slot.parameter.numel() / max(exchange.bucket.d, 1)
-        slot.count_sent(pending.gradient, exchange, flight.roll_call.sent_bytes if flight.called_by is slot else 0)
+        slot.count_sent(
+            pending.gradient,
+            exchange,
+            flight.roll_call.sent_bytes if flight.called_by is slot else 0,
+        )
         if total.non_finite(number):
             turn.void = True
             self._warn_of_non_finite(slot.name)
@@ -283,9 +351,14 @@ class Adapter:
             if turn.loss_scale is not None:
                 self._look_at(turn, memory)
             return memory
-        # the gradient's own memory where that can be: it is encoded already, and fresh pages would cost more than the sum
+        # the gradient's own memory where that can be: it is encoded already, and fresh pages would
+        # cost more than the sum
         flat = results.as_float32(memory) if memory.device == _HOST else None
-        summed = torch.zeros(memory.numel(), dtype=torch.float32, pin_memory=memory.is_cuda) if flat is None else flat.zero_()
+        summed = (
+            torch.zeros(memory.numel(), dtype=torch.float32, pin_memory=memory.is_cuda)
+            if flat is None
+            else flat.zero_()
+        )
         largest = total.add_to(number, summed.numpy(), scale)
         if results.may_exceed(memory.dtype, largest):
             self._look_at(turn, summed.to(memory.dtype), slot.name)
@@ -296,7 +369,9 @@ class Adapter:
         return memory
 
     def _look_at(self, turn, result, name=None):
-        """Notes whether an optimizer gets NaN or Inf: loss scaling then skips its step. ``name``: of the parameter, to warn of."""
+        """Notes whether an optimizer gets NaN or Inf: loss scaling then skips its step. ``name``:
+        of the parameter, to warn of.
+        """
         if result.is_cuda:
             turn.device_sums.look_at(result)
         elif not results.is_finite(result):
@@ -320,17 +395,28 @@ class Adapter:
         self._turns = weakref.WeakKeyDictionary()  # optimizer -> its last Round
         self._apart = Apart(self.compressor.fingerprint)
         self._moving = []  # exchanges that are not done
-        self._delivered = True  # whether a result has been handed over since elastic training was asked
+        self._prepared = False  # whether the communicator is ready for its first exchange
+        # whether a result has been handed over since elastic training was asked
+        self._delivered = True
 
     def describe(self, with_steps):
         """What must be equal on all ranks, for the handshake."""
         compressed = [slot for slot in self.slots.values() if not slot.dense]
-        frozen = [f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}" for slot in compressed]
+        frozen = [
+            f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"
+            for slot in compressed
+        ]
         steps = checkpoint.steps_to_compare(self.slots, with_steps)
-        return [*self.compressor.settings(self.transport), handshake.Setting("frozen parameters", frozen), *steps]
+        return [
+            *self.compressor.settings(self.transport),
+            handshake.Setting("frozen parameters", frozen),
+            *steps,
+        ]
 
     def abandon(self):
-        """Forgets a step that cannot be finished, and what was known of the other ranks: they may have changed."""
+        """Forgets a step that cannot be finished, and what was known of the other ranks: they may
+        have changed.
+        """
         handshake.forget(self)
         self._forget_rounds()
         self.transport.reset()
@@ -357,13 +443,19 @@ class Adapter:
             stats = self.stats()
             for field, value in totals(stats).items():
                 writer.add_scalar(f"deepreduce/{field}", value, self._rounds)
-            errors = {name: row["relative_error"] for name, row in stats.items() if row["relative_error"] is not None}
+            errors = {
+                name: row["relative_error"]
+                for name, row in stats.items()
+                if row["relative_error"] is not None
+            }
             for name, row in stats.items():
                 writer.add_scalar(f"deepreduce_sent_bytes/{name}", row["sent_bytes"], self._rounds)
             for name, error in errors.items():
                 writer.add_scalar(f"deepreduce_relative_error/{name}", error, self._rounds)
             if errors:
-                writer.add_scalar("deepreduce/relative_error", sum(errors.values()) / len(errors), self._rounds)
+                writer.add_scalar(
+                    "deepreduce/relative_error", sum(errors.values()) / len(errors), self._rounds
+                )
 
     def stats(self):
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
@@ -374,11 +466,20 @@ class Adapter:
 
     def state_dict(self):
         self.close_round()
-        return checkpoint.dump(self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size)
+        return checkpoint.dump(
+            self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size
+        )
 
     def load_state_dict(self, state):
         self.close_round()
-        checkpoint.load(self.slots, state, self.compressor.fingerprint, self.transport.rank, self.transport.size, self.keeper_of)
+        checkpoint.load(
+            self.slots,
+            state,
+            self.compressor.fingerprint,
+            self.transport.rank,
+            self.transport.size,
+            self.keeper_of,
+        )
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:
@@ -387,5 +488,7 @@ class Adapter:
 
 
 def _probe_device(caller, gradient):
-    """Where a probe must be: on the host, where it is read, unless Horovod may reduce it in one call with gradients, which takes one device."""
+    """Where a probe must be: on the host, where it is read, unless Horovod may reduce it in one
+    call with gradients, which takes one device.
+    """
     return _HOST if caller.alone else gradient.device

@@ -1,7 +1,9 @@
-"""Who calls a compression: Horovod hands it a tensor, and neither the parameter nor the optimizer that the tensor belongs to.
+"""Who calls a compression: Horovod hands it a tensor, and neither the parameter nor the optimizer
+that the tensor belongs to.
 
-Both are arguments of the method of Horovod's optimizer that calls, so they are read there. Nothing else tells them apart for
-certain: two gradients may be equal, a densified copy is nobody's ``.grad``, and optimizers that share a compressor take turns.
+Both are arguments of the method of Horovod's optimizer that calls, so they are read there. Nothing
+else tells them apart for certain: two gradients may be equal, a densified copy is nobody's
+``.grad``, and optimizers that share a compressor take turns.
 """
 
 import sys
@@ -25,7 +27,8 @@ class Caller(NamedTuple):
     Attributes:
         owner: the optimizer, or :data:`DIRECT`.
         parameter: whose gradient it is; None when the caller does not say.
-        alone: whether Horovod reduces what it gets by itself; False when it may be one of several tensors in a call.
+        alone: whether Horovod reduces what it gets by itself; False when it may be one of several
+            tensors in a call.
         process_set: over which Horovod reduces; None when the caller does not say.
     """
 

@@ -1,4 +1,6 @@
-"""Elastic training on PyTorch: what ``hvd.elastic.TorchState(compressor=comp, model=..., ...)`` does with a Compressor."""
+"""Elastic training on PyTorch: what ``hvd.elastic.TorchState(compressor=comp, model=..., ...)``
+does with a Compressor.
+"""
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
@@ -8,7 +10,9 @@ from deepreduce_hvd.coordination.elastic import MemoryKeeper
 
 
 class CompressorStateHandler(StateHandler):
-    """Saves, restores and hands over one Compressor's state; Horovod calls it, on all ranks at once but for ``restore``."""
+    """Saves, restores and hands over one Compressor's state; Horovod calls it, on all ranks at once
+    but for ``restore``.
+    """
 
     def __init__(self, compressor):
         super().__init__(compressor)

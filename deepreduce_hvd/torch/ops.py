@@ -1,10 +1,13 @@
-"""PyTorch tensors in and out: the operators over the native core, and the backend that the neutral layers dispatch to.
+"""PyTorch tensors in and out: the operators over the native core, and the backend that the neutral
+layers dispatch to.
 
-``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for tracing. Built with CUDA it works on tensors of
-the device, and has start_encode_ and start_decode_sum_, which do not wait, cuda_supports and raise_failure besides (docs/gpu.md).
+``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for
+tracing. Built with CUDA it works on tensors of the device, and has start_encode_ and
+start_decode_sum_, which do not wait, cuda_supports and raise_failure besides (docs/gpu.md).
 
-An installation without operators for the PyTorch that is there uses the core's binding for NumPy instead. Payloads and
-results are the same, bit for bit; only tensors of a GPU and ``torch.compile`` need the operators.
+An installation without operators for the PyTorch that is there uses the core's binding for NumPy
+instead. Payloads and results are the same, bit for bit; only tensors of a GPU and ``torch.compile``
+need the operators.
 """
 
 import pathlib
@@ -34,7 +37,13 @@ HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, 
 
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _STATUS = re.compile(r"deepreduce status (\d+): (.*)")
-_ERRORS = {1: errors.CorruptPayloadError, 2: errors.InvalidArgumentError, 3: errors.UnknownCodecError, 4: MemoryError, 5: RuntimeError}
+_ERRORS = {
+    1: errors.CorruptPayloadError,
+    2: errors.InvalidArgumentError,
+    3: errors.UnknownCodecError,
+    4: MemoryError,
+    5: RuntimeError,
+}
 
 
 def _fake_of(name):
@@ -63,7 +72,9 @@ def _decode_fake(payload, d):
 @_fake_of("decode_sparse")
 def _decode_sparse_fake(payloads, d, scale):
     size = torch.library.get_ctx().new_dynamic_size(min=0)
-    values = torch.empty([size], dtype=torch.float32, device="cpu" if not payloads else payloads[0].device)
+    values = torch.empty(
+        [size], dtype=torch.float32, device="cpu" if not payloads else payloads[0].device
+    )
     return values.new_empty([size], dtype=torch.int64), values
 
 
@@ -79,18 +90,30 @@ def checked(operator, *arguments):
 
 
 def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):
-    """One contiguous (d,) gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are updated in place.
+    """One contiguous (d,) gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are
+    updated in place.
 
-    All of them are on the host or, with the operators for it and a codec that is :meth:`Codec.is_native`, on one CUDA device.
+    All of them are on the host or, with the operators for it and a codec that is
+    :meth:`Codec.is_native`, on one CUDA device.
     """
     if WHY_NO_OPERATORS is None and codec.is_native(memory):
         padded = (*state, *[None] * (2 - len(state)))
         return checked(
-            torch.ops.deepreduce.encode, gradient, *padded, threshold, codec.fields(memory, step), seed, step, tensor, rank
+            torch.ops.deepreduce.encode,
+            gradient,
+            *padded,
+            threshold,
+            codec.fields(memory, step),
+            seed,
+            step,
+            tensor,
+            rank,
         )
     dtype = _DTYPES.get(gradient.dtype)
     if dtype is None:
-        raise errors.InvalidArgumentError(f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}")
+        raise errors.InvalidArgumentError(
+            f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}"
+        )
     array = gradient.view(torch.int16).numpy() if dtype == 2 else gradient.numpy()
     arrays = tuple(part.detach().numpy() for part in state)
     hint = 0.0 if threshold is None else float(threshold)
@@ -121,17 +144,39 @@ class _Torch:
 
     def encode(self, codec, memory, gradient, state, threshold, seed, step, tensor, rank):
         for name, part in (("gradient", gradient), *zip(memory.state, state)):
-            if not isinstance(part, torch.Tensor) or part.dim() != 1 or part.layout != torch.strided:
-                raise errors.InvalidArgumentError(f"{name}: expected a dense 1-D torch tensor, got {_describe(part)}")
+            if (
+                not isinstance(part, torch.Tensor)
+                or part.dim() != 1
+                or part.layout != torch.strided
+            ):
+                raise errors.InvalidArgumentError(
+                    f"{name}: expected a dense 1-D torch tensor, got {_describe(part)}"
+                )
             if part.is_neg() or part.is_conj():
-                raise errors.InvalidArgumentError(f"{name}: expected its own numbers, got a view that negates them; use resolve_neg()")
+                raise errors.InvalidArgumentError(
+                    f"{name}: expected its own numbers, got a view that negates them; use resolve_neg()"
+                )
         if any(part.device != gradient.device for part in state):
-            raise errors.InvalidArgumentError(f"residual: expected it on the gradient's device {gradient.device}, got {state[0].device}")
+            raise errors.InvalidArgumentError(
+                f"residual: expected it on the gradient's device {gradient.device}, got {state[0].device}"
+            )
         _expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
         if on_device(gradient) and codec.is_native(memory):
-            return encode_flat(codec, memory, gradient.detach().contiguous(), state, None, seed, step, tensor, rank), 0.0
+            return encode_flat(
+                codec, memory, gradient.detach().contiguous(), state, None, seed, step, tensor, rank
+            ), 0.0
         on_host = tuple(part.cpu() for part in state)
-        payload = encode_flat(codec, memory, gradient.detach().cpu().contiguous(), on_host, None, seed, step, tensor, rank)
+        payload = encode_flat(
+            codec,
+            memory,
+            gradient.detach().cpu().contiguous(),
+            on_host,
+            None,
+            seed,
+            step,
+            tensor,
+            rank,
+        )
         for part, host in zip(state, on_host):
             if part.device.type != "cpu":
                 part.copy_(host)
@@ -139,17 +184,25 @@ class _Torch:
 
     def decode(self, payload, max_elements):
         d = neutral.elements_of(self.to_numpy_bytes(payload), max_elements)
-        return self.decode_sum([payload], torch.zeros(d, dtype=torch.float32, device=payload.device), 1.0)
+        return self.decode_sum(
+            [payload], torch.zeros(d, dtype=torch.float32, device=payload.device), 1.0
+        )
 
     def decode_sum(self, payloads, out, scale):
         if out.dim() != 1 or out.dtype != torch.float32 or not out.is_contiguous():
-            raise errors.InvalidArgumentError(f"out: expected a contiguous 1-D float32 tensor, got {_describe(out)}")
+            raise errors.InvalidArgumentError(
+                f"out: expected a contiguous 1-D float32 tensor, got {_describe(out)}"
+            )
         for payload in payloads:
             _expect_bytes(payload)
-        if on_device(out) and neutral.all_native([payload[:8].cpu().numpy() for payload in payloads]):
+        if on_device(out) and neutral.all_native(
+            [payload[:8].cpu().numpy() for payload in payloads]
+        ):
             checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
             return out
-        host = decode_sum_flat([payload.cpu().contiguous() for payload in payloads], out.cpu(), scale)
+        host = decode_sum_flat(
+            [payload.cpu().contiguous() for payload in payloads], out.cpu(), scale
+        )
         return out if host is out or host.data_ptr() == out.data_ptr() else out.copy_(host)
 
     def to_numpy_bytes(self, payload):
@@ -159,14 +212,19 @@ class _Torch:
 
 def _expect_bytes(payload):
     if not isinstance(payload, torch.Tensor) or payload.dtype != torch.uint8 or payload.dim() != 1:
-        raise errors.InvalidArgumentError(f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}")
+        raise errors.InvalidArgumentError(
+            f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}"
+        )
 
 
 def _expect_apart(**tensors):
-    """Raises InvalidArgumentError when tensors share memory: what is written to one would change another."""
+    """Raises InvalidArgumentError when tensors share memory: what is written to one would change
+    another.
+    """
     spans = {}
     for name, tensor in tensors.items():
-        if not tensor.is_contiguous():  # a gradient, which is copied; other strided tensors are refused
+        # a gradient, which is copied; other strided tensors are refused
+        if not tensor.is_contiguous():
             continue
         start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
         for other, (device, first, end) in spans.items():

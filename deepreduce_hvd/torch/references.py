@@ -1,9 +1,11 @@
 """What Horovod works on, kept alive by C++ references of our own until Horovod is done with it.
 
-When a peer is gone, Horovod's background thread drops its references to the tensors of all collectives that are left, while it
-holds the lock of its table of them. The last C++ reference to a tensor that Python knows too takes Python's global lock with
-it. A thread that is just starting a collective holds that lock and waits for Horovod's: neither ever goes on. So there must be
-another C++ reference at that moment. References from Python do not count, and Horovod's own are of that kind.
+When a peer is gone, Horovod's background thread drops its references to the tensors of all
+collectives that are left, while it holds the lock of its table of them. The last C++ reference to a
+tensor that Python knows too takes Python's global lock with it. A thread that is just starting a
+collective holds that lock and waits for Horovod's: neither ever goes on. So there must be another
+C++ reference at that moment. References from Python do not count, and Horovod's own are of that
+kind.
 """
 
 import torch
@@ -23,9 +25,11 @@ def _references(tensors):
 
 
 class Kept:
-    """Tensors that one collective reads or writes; :meth:`hold` before it is started, :meth:`release` after its result has come.
+    """Tensors that one collective reads or writes; :meth:`hold` before it is started,
+    :meth:`release` after its result has come.
 
-    What is never released, because the collective failed, is kept until Horovod has been initialised anew.
+    What is never released, because the collective failed, is kept until Horovod has been
+    initialised anew.
     """
 
     def __init__(self, *tensors):
@@ -34,7 +38,8 @@ class Kept:
 
     def hold(self):
         global _handles
-        if _handles is not mpi_ops._handle_map:  # hvd.init() makes a new one; the thread that worked for the old one has ended
+        # hvd.init() makes a new one; the thread that worked for the old one has ended
+        if _handles is not mpi_ops._handle_map:
             _handles = mpi_ops._handle_map
             _in_flight.clear()
         _in_flight.add(self)

@@ -23,10 +23,15 @@ def layout_for(gradient, parameter, made):
     Args:
         gradient: what was compressed.
         parameter: whose gradient it is.
-        made: whether backward made the gradient. Its strides then are those that PyTorch wants it to have. What Horovod makes in
-            its place is contiguous, while fused optimizers go by the parameter's strides.
+        made: whether backward made the gradient. Its strides then are those that PyTorch wants it
+            to have. What Horovod makes in its place is contiguous, while fused optimizers go by the
+            parameter's strides.
     """
-    return gradient if (made or gradient.stride() == parameter.stride()) and not may_overlap(gradient) else parameter
+    return (
+        gradient
+        if (made or gradient.stride() == parameter.stride()) and not may_overlap(gradient)
+        else parameter
+    )
 
 
 def memory_for(gradient, parameter, made, in_place):
@@ -41,12 +46,16 @@ def memory_for(gradient, parameter, made, in_place):
 
 
 def as_float32(result):
-    """(d,) float32 memory for a sum in the order of elements, on the result's device: its own, where that can be, else None."""
+    """(d,) float32 memory for a sum in the order of elements, on the result's device: its own,
+    where that can be, else None.
+    """
     return result.view(-1) if result.dtype == torch.float32 and result.is_contiguous() else None
 
 
 def may_exceed(dtype, largest):
-    """Whether a float32 number may be NaN or Inf in ``dtype`` when no magnitude exceeds ``largest``, which may be NaN."""
+    """Whether a float32 number may be NaN or Inf in ``dtype`` when no magnitude exceeds
+    ``largest``, which may be NaN.
+    """
     return not largest <= min(torch.finfo(dtype).max, _FLOAT32_MAX)
 
 
@@ -56,7 +65,8 @@ def is_finite(result):
 
 
 def sparse_like(like, indices, values):
-    """A sum in the layout of a parameter's own sparse gradient: whole slices of its dense dimensions.
+    """A sum in the layout of a parameter's own sparse gradient: whole slices of its dense
+    dimensions.
 
     Args:
         like: the parameter's sparse gradient.

@@ -1,4 +1,6 @@
-"""Rounds: one step of one optimizer, from the first gradient that it hands over to the last result that it gets back."""
+"""Rounds: one step of one optimizer, from the first gradient that it hands over to the last result
+that it gets back.
+"""
 
 import zlib
 
@@ -11,9 +13,9 @@ from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 class Plan:
     """Which gradients of one optimizer share a message.
 
-    Gradients are cut into buckets in the order in which backward makes them ready, from the last parameter to the first.
-    Frozen parameters have buckets of their own: Horovod hands their zeros over only when backward has ended, and no other
-    gradient may wait for them.
+    Gradients are cut into buckets in the order in which backward makes them ready, from the last
+    parameter to the first. Frozen parameters have buckets of their own: Horovod hands their zeros
+    over only when backward has ended, and no other gradient may wait for them.
     """
 
     def __init__(self, slots, bucket_bytes, fingerprint):
@@ -22,8 +24,14 @@ class Plan:
         self._bucket_of = {}
         bucket_list = []
         for training in (True, False):
-            ready = [slot for slot, trains in zip(slots, self.training) if trains == training and not slot.dense][::-1]
-            for positions in assign_to_buckets([slot.parameter.numel() for slot in ready], bucket_bytes):
+            ready = [
+                slot
+                for slot, trains in zip(slots, self.training)
+                if trains == training and not slot.dense
+            ][::-1]
+            for positions in assign_to_buckets(
+                [slot.parameter.numel() for slot in ready], bucket_bytes
+            ):
                 bucket_list.append([ready[position] for position in positions])
         for number, bucket in enumerate(bucket_list):
             self._bucket_of.update((slot, (number, bucket)) for slot in bucket)
@@ -40,7 +48,9 @@ class Plan:
         return self._bucket_of[slot]
 
     def called_for(self, slot):
-        """The label of the roll call before the slot's bucket is exchanged: one for all buckets of a round."""
+        """The label of the roll call before the slot's bucket is exchanged: one for all buckets of
+        a round.
+        """
         return self.slots[0].name
 
 
@@ -65,7 +75,8 @@ class Flight:
         self.members = {}  # slot -> BucketMember
         self.copies = CopiesToHost()  # of gradients that are encoded there
         self.roll_call = None
-        self.called_by = None  # the slot whose gradient started the roll call, if it is one of these
+        # the slot whose gradient started the roll call, if it is one of these
+        self.called_by = None
         self.exchange = None
         self.numbers = {}  # slot -> number of its member, once the exchange has started
         self._left = 0
@@ -75,14 +86,18 @@ class Flight:
         return len(self.members) == len(self.slots)
 
     def start(self, compressor, transport, communicator, rank):
-        """Starts the exchange of what is there: of the whole bucket, unless some gradients did not come."""
+        """Starts the exchange of what is there: of the whole bucket, unless some gradients did not
+        come.
+        """
         order = [slot for slot in self.slots if slot in self.members]
         self.numbers = {slot: number for number, slot in enumerate(order)}
         self._left = len(order)
         for slot in order:
             slot.payload = None
         members = [self.members[slot] for slot in order]
-        bucket = Bucket(compressor.codec, compressor.memory, members, compressor.seed, order[0].steps - 1, rank)
+        bucket = Bucket(
+            compressor.codec, compressor.memory, members, compressor.seed, order[0].steps - 1, rank
+        )
         name = collective_name(compressor.number, order[0].name)
         self.exchange = Exchange(communicator, bucket, transport, name, before=self._before())
 
@@ -126,12 +141,15 @@ class Round:
     def ends_before(self, slot, gradients_made):
         """Whether a gradient of ``slot`` belongs to another step.
 
-        One of an optimizer ends with its first result. What belongs to none comes one by one: such a step ends with the
-        next backward pass, of which ``gradients_made``, how many gradients backward has made so far, tells.
+        One of an optimizer ends with its first result. What belongs to none comes one by one: such
+        a step ends with the next backward pass, of which ``gradients_made``, how many gradients
+        backward has made so far, tells.
         """
         if self.closed or slot.turn is self:
             return True
-        return self.delivering and (isinstance(self.plan, Plan) or gradients_made != self._gradients_made)
+        return self.delivering and (
+            isinstance(self.plan, Plan) or gradients_made != self._gradients_made
+        )
 
     def add(self, slot):
         slot.turn = self
@@ -143,8 +161,9 @@ class Round:
 
         Args:
             slot: of the gradient.
-            call: a function of a label that starts a :class:`~deepreduce_hvd.coordination.roll_call.RollCall`. The first
-                gradient makes it, so that the answer is there when backward has made a bucket's other gradients.
+            call: a function of a label that starts a
+                :class:`~deepreduce_hvd.coordination.roll_call.RollCall`. The first gradient makes
+                it, so that the answer is there when backward has made a bucket's other gradients.
         """
         number, bucket = self.plan.bucket_of(slot)
         flight = self._flights.setdefault(number, Flight(bucket))
@@ -166,7 +185,9 @@ class Round:
         return self.delivering and self._left == 0
 
     def hand_over(self, slot, flight=None):
-        """Counts a result; of a flight whose last it was, nothing is kept, its gradients least of all."""
+        """Counts a result; of a flight whose last it was, nothing is kept, its gradients least of
+        all.
+        """
         self._left -= 1
         if flight is not None and flight.hand_over():
             del self._flights[self.plan.bucket_of(slot)[0]]

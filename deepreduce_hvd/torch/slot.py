@@ -20,7 +20,8 @@ class Slot:
         #: what is kept is in units of the scaled loss, and a void step is undone from a second copy
         self.follows_loss_scale = keep_backup
         self.backup = tuple(_zeros(d, device) for _ in self.state) if keep_backup else ()
-        # |value| of the last k-th largest element: a hint that saves a pass and never changes the bytes
+        # |value| of the last k-th largest element: a hint that saves a pass and never changes the
+        # bytes
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
         #: whether a backward pass has made a gradient since the last step
@@ -45,7 +46,9 @@ class Slot:
             self.backup = tuple(part.to(device) for part in self.backup)
 
     def follow_loss_scale(self, scale):
-        """Residuals are in units of the scaled loss: when the scale changes they change with it (exactly, powers of two)."""
+        """Residuals are in units of the scaled loss: when the scale changes they change with it
+        (exactly, powers of two).
+        """
         if scale is not None and self.loss_scale is not None and scale != self.loss_scale:
             for part in self.state:
                 part.mul_(scale / self.loss_scale)
@@ -71,10 +74,14 @@ class Slot:
         self.steps += 1
         values, indices = gradient._values(), gradient._indices()
         self.dense_bytes = gradient.numel() * values.element_size()
-        self.sent_bytes = values.numel() * values.element_size() + indices.numel() * indices.element_size()
+        self.sent_bytes = (
+            values.numel() * values.element_size() + indices.numel() * indices.element_size()
+        )
 
     def count_sent(self, tensor, exchange, roll_call_bytes):
-        """Of an exchange of several parameters each counts its share by elements; a payload of its own it counts itself."""
+        """Of an exchange of several parameters each counts its share by elements; a payload of its
+        own it counts itself.
+        """
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.uncompressed_path = None  # an earlier gradient may have been sparse
         if self.payload is not None:
@@ -96,7 +103,11 @@ class Slot:
     @staticmethod
     def numpy_of(value):
         """A tensor or NumPy array as a NumPy array; None for anything else."""
-        if isinstance(value, torch.Tensor) and value.dtype == torch.float32 and value.layout == torch.strided:
+        if (
+            isinstance(value, torch.Tensor)
+            and value.dtype == torch.float32
+            and value.layout == torch.strided
+        ):
             return value.detach().cpu().resolve_neg().numpy()
         return value if isinstance(value, np.ndarray) else None
 

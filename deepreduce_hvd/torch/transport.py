@@ -39,11 +39,16 @@ class _Collective(NamedTuple):
 
 
 class HorovodTransport(ProcessSetTransport):
-    """Asynchronous. A handle has query(), whether it is done, and result(), which waits; copies to the host have the same."""
+    """Asynchronous.
+
+    A handle has query(), whether it is done, and result(), which waits; copies to the host have the
+    same.
+    """
 
     horovod = hvd
 
-    # Horovod's own functions behind its public ones: they take the output, to which there must be another reference beforehand
+    # Horovod's own functions behind its public ones: they take the output, to which there must be
+    # another reference beforehand
 
     def allgather(self, array, name):
         """Of a tensor on a device, (n,) uint8, too; the result is then one as well."""
@@ -54,11 +59,18 @@ class HorovodTransport(ProcessSetTransport):
     def alltoall(self, parts, name):
         splits = torch.tensor([part.size for part in parts], dtype=torch.int32)
         tensor = _tensor(np.concatenate(parts))
-        return self._start(mpi_ops._alltoall_async, [tensor, splits, tensor.new(), splits.new()], [name], _split)
+        return self._start(
+            mpi_ops._alltoall_async, [tensor, splits, tensor.new(), splits.new()], [name], _split
+        )
 
     def allreduce(self, array, name):
         tensor = _tensor(array)
-        return self._start(mpi_ops._allreduce_async, [tensor, torch.empty_like(tensor)], [name, hvd.Sum, 1.0, 1.0], torch.Tensor.numpy)
+        return self._start(
+            mpi_ops._allreduce_async,
+            [tensor, torch.empty_like(tensor)],
+            [name, hvd.Sum, 1.0, 1.0],
+            torch.Tensor.numpy,
+        )
 
     def _start(self, function, tensors, arguments, finish):
         kept = Kept(*tensors)

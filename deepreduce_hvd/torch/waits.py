@@ -1,4 +1,6 @@
-"""Where PyTorch programs wait for other ranks, read off their frames; and what is told when Horovod has failed."""
+"""Where PyTorch programs wait for other ranks, read off their frames; and what is told when Horovod
+has failed.
+"""
 
 import functools
 
@@ -56,7 +58,9 @@ def watch(session):
 
 
 def names_who_is_gone(method):
-    """Wraps a session's method: a failure of Horovod's in it says which rank is gone, under the same type."""
+    """Wraps a session's method: a failure of Horovod's in it says which rank is gone, under the
+    same type.
+    """
 
     @functools.wraps(method)
     def call(session, *arguments):

@@ -1,12 +1,16 @@
-"""The device codecs under the host's emulator of CUDA: builds the library on first use, and calls it with NumPy arrays.
+"""The device codecs under the host's emulator of CUDA: builds the library on first use, and calls
+it with NumPy arrays.
 
-The same .cu files that nvcc compiles are compiled by g++ with csrc/cuda/emulation on the include path. A codec's stage can be driven alone
-(:func:`encode_index`, :func:`decode_index`, :func:`encode_value`, :func:`decode_value`).
+The same .cu files that nvcc compiles are compiled by g++ with csrc/cuda/emulation on the include
+path. A codec's stage can be driven alone (:func:`encode_index`, :func:`decode_index`,
+:func:`encode_value`, :func:`decode_value`).
 
-DEEPREDUCE_CUDA_SANITIZE=1 builds it with AddressSanitizer and UBSan, =thread with ThreadSanitizer, to which each emulated thread is one of its own: a
-barrier that is missing, blocks that meet, a shuffle taken for a barrier are data races. Their libraries must be preloaded, for example
+DEEPREDUCE_CUDA_SANITIZE=1 builds it with AddressSanitizer and UBSan, =thread with ThreadSanitizer,
+to which each emulated thread is one of its own: a barrier that is missing, blocks that meet, a
+shuffle taken for a barrier are data races. Their libraries must be preloaded, for example
 
-    DEEPREDUCE_CUDA_SANITIZE=thread LD_PRELOAD=$(gcc -print-file-name=libtsan.so) setarch -R python -m pytest tests/cuda/test_emulation.py
+    DEEPREDUCE_CUDA_SANITIZE=thread LD_PRELOAD=$(gcc -print-file-name=libtsan.so) setarch -R python
+    -m pytest tests/cuda/test_emulation.py
 """
 
 import ctypes
@@ -55,7 +59,15 @@ SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
 
 def build(sanitizer=None):
     """Compiles what changed and returns the library's path."""
-    folder = ROOT / "build" / ("cuda_emulation" if sanitizer is None else f"cuda_emulation_{sanitizer.replace(',', '_')}")
+    folder = (
+        ROOT
+        / "build"
+        / (
+            "cuda_emulation"
+            if sanitizer is None
+            else f"cuda_emulation_{sanitizer.replace(',', '_')}"
+        )
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run want it
@@ -65,8 +77,19 @@ def build(sanitizer=None):
 def _build(folder, sanitizer):
     headers = [path for pattern in ("*.h", "*.cuh", "*.def") for path in CORE.rglob(pattern)]
     newest_header = max(path.stat().st_mtime for path in headers)
-    options = ["-std=c++17", "-O2" if sanitizer is None else "-O1", "-g1", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
-    instrumented = [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    options = [
+        "-std=c++17",
+        "-O2" if sanitizer is None else "-O1",
+        "-g1",
+        "-fPIC",
+        "-ffp-contract=off",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
+    instrumented = (
+        [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    )
     options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{CORE / 'cuda' / 'emulation'}"]
     compiler = os.environ.get("CXX", "g++")
 
@@ -74,8 +97,15 @@ def _build(folder, sanitizer):
         made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
         if not made.exists() or made.stat().st_mtime < max(newest_header, source.stat().st_mtime):
             # to ThreadSanitizer the scheduler tells itself which thread of a block runs
-            extra = ["-DDR_EMULATION_RACES"] if sanitizer == "thread" and source.name == "scheduler.cc" else instrumented
-            subprocess.run([compiler, *options, *extra, "-x", "c++", "-c", str(source), "-o", str(made)], check=True)
+            extra = (
+                ["-DDR_EMULATION_RACES"]
+                if sanitizer == "thread" and source.name == "scheduler.cc"
+                else instrumented
+            )
+            subprocess.run(
+                [compiler, *options, *extra, "-x", "c++", "-c", str(source), "-o", str(made)],
+                check=True,
+            )
             return made, True
         return made, False
 
@@ -83,7 +113,18 @@ def _build(folder, sanitizer):
         compiled = list(pool.map(compile_one, sources()))
     library = folder / "library.so"
     if not library.exists() or any(new for _, new in compiled):
-        subprocess.run([compiler, "-shared", *instrumented, "-Wl,-Bsymbolic,-z,defs", *map(str, (made for made, _ in compiled)), "-o", str(library)], check=True)
+        subprocess.run(
+            [
+                compiler,
+                "-shared",
+                *instrumented,
+                "-Wl,-Bsymbolic,-z,defs",
+                *map(str, (made for made, _ in compiled)),
+                "-o",
+                str(library),
+            ],
+            check=True,
+        )
     return library
 
 
@@ -107,7 +148,10 @@ def call(name, *arguments, result=None):
     status = getattr(library(), name)(*arguments, message)
     text = message.value.decode()
     if status == 0 and result is not None and result.status != 0:
-        status, text = result.status, f"code {result.code}: expected {result.expected}, got {result.got}"
+        status, text = (
+            result.status,
+            f"code {result.code}: expected {result.expected}, got {result.got}",
+        )
     if status != 0:
         raise _ERRORS.get(status, RuntimeError)(text)
 
@@ -117,26 +161,45 @@ def _parameters(stage):
 
 
 def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
-    """As :meth:`IndexCodec.encode`, by the device codec. ``spare``: how much the host's bound of the count exceeds the count."""
+    """As :meth:`IndexCodec.encode`, by the device codec.
+
+    ``spare``: how much the host's bound of the count exceeds the count.
+    """
     indices = np.ascontiguousarray(indices, dtype=np.uint32)
     parameters, capacity = _parameters(stage), indices.size + spare
     most_bytes, most_decoded = ctypes.c_uint64(), ctypes.c_uint32()
     call("dr_test_index_capacity", stage.stage_id, ctypes.c_uint32(d), ctypes.c_uint32(capacity), _pointer(parameters), ctypes.byref(most_bytes),
          ctypes.byref(most_decoded))  # fmt: skip
-    section, decoded = np.zeros(most_bytes.value + 1, dtype=np.uint8), np.zeros(most_decoded.value + 1, dtype=np.uint32)
-    section_bytes, decoded_count, stay, result = ctypes.c_uint64(), ctypes.c_uint32(), ctypes.c_int(), Result()
+    section, decoded = (
+        np.zeros(most_bytes.value + 1, dtype=np.uint8),
+        np.zeros(most_decoded.value + 1, dtype=np.uint32),
+    )
+    section_bytes, decoded_count, stay, result = (
+        ctypes.c_uint64(),
+        ctypes.c_uint32(),
+        ctypes.c_int(),
+        Result(),
+    )
     call(
         "dr_test_index_encode", stage.stage_id, ctypes.c_uint32(d), ctypes.c_uint32(indices.size), ctypes.c_uint32(capacity), _pointer(indices),
         _pointer(parameters), ctypes.c_double(value_bits), ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded),
         ctypes.byref(decoded_count), ctypes.byref(stay), ctypes.byref(result), result=result,
     )  # fmt: skip
-    return section[: section_bytes.value].tobytes(), decoded[: decoded_count.value], bool(stay.value)
+    return (
+        section[: section_bytes.value].tobytes(),
+        decoded[: decoded_count.value],
+        bool(stay.value),
+    )
 
 
 def _decode(name, stage, section, d, count, dtype, misalignment, spare, active):
     parameters = _parameters(stage)
     expected = [_pointer(parameters)] if name == "dr_test_index_decode" else []
-    section_array, out, result = np.frombuffer(section, dtype=np.uint8), np.zeros(count + 1, dtype=dtype), Result()
+    section_array, out, result = (
+        np.frombuffer(section, dtype=np.uint8),
+        np.zeros(count + 1, dtype=dtype),
+        Result(),
+    )
     call(
         name, stage.stage_id, _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
         ctypes.c_uint32(count + spare), ctypes.c_int(active), *expected, _pointer(out), ctypes.byref(result), result=result,
@@ -146,7 +209,9 @@ def _decode(name, stage, section, d, count, dtype, misalignment, spare, active):
 
 def decode_index(stage, section, d, count, misalignment=0, spare=0, active=True):
     """As :meth:`IndexCodec.decode`, by the device codec."""
-    return _decode("dr_test_index_decode", stage, section, d, count, np.uint32, misalignment, spare, active)
+    return _decode(
+        "dr_test_index_decode", stage, section, d, count, np.uint32, misalignment, spare, active
+    )
 
 
 def encode_value(stage, values, key, spare=0):
@@ -154,25 +219,53 @@ def encode_value(stage, values, key, spare=0):
     values = np.ascontiguousarray(values, dtype=np.float32)
     parameters, count = _parameters(stage), values.size
     most_bytes = ctypes.c_uint64()
-    call("dr_test_value_capacity", stage.stage_id, ctypes.c_uint32(count + spare), _pointer(parameters), ctypes.byref(most_bytes))
-    section, decoded, order = np.zeros(most_bytes.value + 1, dtype=np.uint8), np.zeros(count + 1, dtype=np.float32), np.zeros(count + 1, dtype=np.uint32)
+    call(
+        "dr_test_value_capacity",
+        stage.stage_id,
+        ctypes.c_uint32(count + spare),
+        _pointer(parameters),
+        ctypes.byref(most_bytes),
+    )
+    section, decoded, order = (
+        np.zeros(most_bytes.value + 1, dtype=np.uint8),
+        np.zeros(count + 1, dtype=np.float32),
+        np.zeros(count + 1, dtype=np.uint32),
+    )
     section_bytes, result = ctypes.c_uint64(), Result()
     call(
         "dr_test_value_encode", stage.stage_id, ctypes.c_uint32(count), ctypes.c_uint32(count + spare), _pointer(values), _pointer(parameters),
         ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded), _pointer(order), ctypes.byref(result), result=result,
     )  # fmt: skip
-    return section[: section_bytes.value].tobytes(), decoded[:count], order[:count] if stage.sorts else None
+    return (
+        section[: section_bytes.value].tobytes(),
+        decoded[:count],
+        order[:count] if stage.sorts else None,
+    )
 
 
 def decode_value(stage, section, count, misalignment=0, spare=0, active=True):
     """As :meth:`ValueCodec.decode`, by the device codec."""
-    return _decode("dr_test_value_decode", stage, section, max(count, 1), count, np.float32, misalignment, spare, active)
+    return _decode(
+        "dr_test_value_decode",
+        stage,
+        section,
+        max(count, 1),
+        count,
+        np.float32,
+        misalignment,
+        spare,
+        active,
+    )
 
 
 def encode_order(order, spare=0):
     """The order section of ``order`` (k,) uint32."""
     order = np.ascontiguousarray(order, dtype=np.uint32)
-    section, section_bytes, result = np.zeros(4 * (order.size + spare) + 8, dtype=np.uint8), ctypes.c_uint64(), Result()
+    section, section_bytes, result = (
+        np.zeros(4 * (order.size + spare) + 8, dtype=np.uint8),
+        ctypes.c_uint64(),
+        Result(),
+    )
     call("dr_test_order_encode", _pointer(order), ctypes.c_uint32(order.size), ctypes.c_uint32(order.size + spare), _pointer(section),
          ctypes.byref(section_bytes), ctypes.byref(result), result=result)  # fmt: skip
     return section[: section_bytes.value].tobytes()
@@ -180,7 +273,11 @@ def encode_order(order, spare=0):
 
 def decode_order(section, count, spare=0):
     """(count,) uint32, or CorruptPayloadError."""
-    section_array, order, result = np.frombuffer(section, dtype=np.uint8), np.zeros(count + 1, dtype=np.uint32), Result()
+    section_array, order, result = (
+        np.frombuffer(section, dtype=np.uint8),
+        np.zeros(count + 1, dtype=np.uint32),
+        Result(),
+    )
     call("dr_test_order_decode", _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_uint32(count), ctypes.c_uint32(count + spare),
          _pointer(order), ctypes.byref(result), result=result)  # fmt: skip
     return order[:count]
@@ -222,25 +319,40 @@ def _codec(codec, memory, step):
 
 
 def _allocate(nbytes, alignment):
-    """Memory of exactly so many bytes as a uint8 array, freed with it: AddressSanitizer sees what lies beyond."""
+    """Memory of exactly so many bytes as a uint8 array, freed with it: AddressSanitizer sees what
+    lies beyond.
+    """
     libc, address = ctypes.CDLL(None), ctypes.c_void_p()
     libc.free.argtypes = [ctypes.c_void_p]
-    assert libc.posix_memalign(ctypes.byref(address), ctypes.c_size_t(alignment), ctypes.c_size_t(nbytes)) == 0
+    assert (
+        libc.posix_memalign(
+            ctypes.byref(address), ctypes.c_size_t(alignment), ctypes.c_size_t(nbytes)
+        )
+        == 0
+    )
     buffer = (ctypes.c_uint8 * nbytes).from_address(address.value)
     weakref.finalize(buffer, libc.free, address.value)
     return np.frombuffer(buffer, dtype=np.uint8)
 
 
 def placed(array, misalignment=0, alignment=256):
-    """A copy of the array that starts ``misalignment`` elements beyond a multiple of ``alignment`` bytes and ends where its memory ends."""
+    """A copy of the array that starts ``misalignment`` elements beyond a multiple of ``alignment``
+    bytes and ends where its memory ends.
+    """
     start = misalignment * array.itemsize
-    copy = _allocate(start + array.nbytes, alignment)[start:].view(array.dtype) if array.nbytes else np.zeros_like(array)
+    copy = (
+        _allocate(start + array.nbytes, alignment)[start:].view(array.dtype)
+        if array.nbytes
+        else np.zeros_like(array)
+    )
     copy[...] = array
     return copy
 
 
 def _in_workspace(function):
-    """function(workspace, its size) -> status, first with no workspace; the workspace has just the size that is then told, and starts as poison."""
+    """function(workspace, its size) -> status, first with no workspace; the workspace has just the
+    size that is then told, and starts as poison.
+    """
     context, size = _Context(), ctypes.c_size_t()
 
     def check(status, text):
@@ -249,27 +361,50 @@ def _in_workspace(function):
 
     check(function(ctypes.byref(context), None, ctypes.byref(size)), context.message.decode())
     workspace = placed(np.full(size.value, 0xA5, dtype=np.uint8))
-    check(function(ctypes.byref(context), _pointer(workspace), ctypes.byref(size)), context.message.decode())
+    check(
+        function(ctypes.byref(context), _pointer(workspace), ctypes.byref(size)),
+        context.message.decode(),
+    )
     return context, check
 
 
 def _finish(context, check, result):
-    check(library().dr_cuda_message(ctypes.byref(context), ctypes.byref(result)), context.message.decode())
+    check(
+        library().dr_cuda_message(ctypes.byref(context), ctypes.byref(result)),
+        context.message.decode(),
+    )
 
 
 def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank=0, misalignment=0):
-    """dr_cuda_encode: ``gradient`` (d,) in the storage of the ``dtype`` code, ``state`` arrays (d,) float32. Returns (payload, new state, result)."""
+    """dr_cuda_encode: ``gradient`` (d,) in the storage of the ``dtype`` code, ``state`` arrays (d,)
+    float32. Returns (payload, new state, result).
+    """
     fields = _codec(codec, memory, step)
-    gradient, state = placed(gradient, misalignment), tuple(placed(array, misalignment) for array in state)
+    gradient, state = (
+        placed(gradient, misalignment),
+        tuple(placed(array, misalignment) for array in state),
+    )
     library().dr_cuda_payload_capacity.restype = ctypes.c_uint64
     capacity = library().dr_cuda_payload_capacity(ctypes.c_uint64(gradient.size), dtype)
     payload, result = placed(np.full(capacity, 0xA5, dtype=np.uint8)), Result()
     pointers = [array.ctypes.data for array in state] + [None] * (2 - len(state))
     encoding = _Encoding(
-        gradient.ctypes.data, dtype, gradient.size, *pointers, seed, step, tensor, rank, payload.ctypes.data, capacity, ctypes.addressof(result)
+        gradient.ctypes.data,
+        dtype,
+        gradient.size,
+        *pointers,
+        seed,
+        step,
+        tensor,
+        rank,
+        payload.ctypes.data,
+        capacity,
+        ctypes.addressof(result),
     )
     context, check = _in_workspace(
-        lambda context, workspace, size: library().dr_cuda_encode(context, ctypes.byref(fields), ctypes.byref(encoding), workspace, size, None)
+        lambda context, workspace, size: library().dr_cuda_encode(
+            context, ctypes.byref(fields), ctypes.byref(encoding), workspace, size, None
+        )
     )
     _finish(context, check, result)
     assert (payload[result.payload_bytes :] == 0xA5).all(), "bytes beyond the payload were written"

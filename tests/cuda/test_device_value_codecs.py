@@ -1,4 +1,6 @@
-"""QSGD, FitPoly and FitDExp on the device, under the emulator, where their kernels have edges: against the NumPy oracle, bit for bit."""
+"""QSGD, FitPoly and FitDExp on the device, under the emulator, where their kernels have edges:
+against the NumPy oracle, bit for bit.
+"""
 
 import emulation
 import numpy as np
@@ -12,8 +14,20 @@ from test_stages import KEY, expect_oracle, hostile
 
 import deepreduce_hvd as dr
 
-FITS = [dr.FitPoly(), dr.FitPoly(degree=1), dr.FitPoly(degree=7), dr.FitPoly(segments=3), dr.FitPoly(segments=1024), dr.FitDExp()]
-QSGDS = [dr.QSGD(bits=bits, bucket=bucket, norm=norm) for bits in (1, 3, 8) for bucket in (8, 24, 504, 32768) for norm in ("max", "l2")]
+FITS = [
+    dr.FitPoly(),
+    dr.FitPoly(degree=1),
+    dr.FitPoly(degree=7),
+    dr.FitPoly(segments=3),
+    dr.FitPoly(segments=1024),
+    dr.FitDExp(),
+]
+QSGDS = [
+    dr.QSGD(bits=bits, bucket=bucket, norm=norm)
+    for bits in (1, 3, 8)
+    for bucket in (8, 24, 504, 32768)
+    for norm in ("max", "l2")
+]
 IDS = repr
 LARGEST = np.finfo(np.float32).max
 
@@ -24,7 +38,9 @@ def plateaus(d):
 
 
 def staircase(d):
-    """Each step half as high and twice as long as the one before: every cut leaves the rest to one side."""
+    """Each step half as high and twice as long as the one before: every cut leaves the rest to one
+    side.
+    """
     return np.exp2(-np.floor(np.log2(np.arange(1, d + 1)))).astype(np.float32)
 
 
@@ -41,11 +57,16 @@ SHAPES = {
     "zigzag": zigzag,
     "geometric": lambda d: np.float32(0.99) ** np.arange(d, dtype=np.float32),
     "line": lambda d: np.arange(d, 0, -1, dtype=np.float32),
-    "reciprocal": lambda d: (1 / np.arange(1, d + 1)).astype(np.float32) * np.where(np.arange(d) % 3, 1, -1).astype(np.float32),
+    "reciprocal": lambda d: (
+        (1 / np.arange(1, d + 1)).astype(np.float32)
+        * np.where(np.arange(d) % 3, 1, -1).astype(np.float32)
+    ),
     "all_exponents": lambda d: np.ldexp(1.0, np.arange(d) % 270 - 145).astype(np.float32),
     "one_far": lambda d: np.where(np.arange(d) == 5, LARGEST, gradient(d)).astype(np.float32),
     "largest": lambda d: np.full(d, LARGEST, dtype=np.float32),
-    "negative_zeros": lambda d: np.where(np.arange(d) % 2, np.float32(-0.0), gradient(d)).astype(np.float32),
+    "negative_zeros": lambda d: np.where(np.arange(d) % 2, np.float32(-0.0), gradient(d)).astype(
+        np.float32
+    ),
 }
 
 
@@ -54,7 +75,9 @@ def test_fit_of_shapes(stage, shape, d):
     expect_oracle(stage, SHAPES[shape](d))
 
 
-@parametrize_product(stage=FITS, d=[1, 2, 3, 4, 15, 16, 17, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 40000])
+@parametrize_product(
+    stage=FITS, d=[1, 2, 3, 4, 15, 16, 17, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 40000]
+)
 def test_fit_of_sizes(stage, d):
     expect_oracle(stage, gradient(d), spare=d % 3 * 1000)
     expect_oracle(stage, np.abs(gradient(d, key=3)))
@@ -76,7 +99,9 @@ def test_more_cuts_than_rounds_look_ahead(degree, shape):
 @settings(max_examples=60, deadline=None)
 @given(
     numpy_strategies.arrays(
-        np.float32, strategies.integers(0, 200), elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False)
+        np.float32,
+        strategies.integers(0, 200),
+        elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False),
     ),
     strategies.sampled_from(FITS + QSGDS),
 )
@@ -99,34 +124,62 @@ def test_qsgd_of_shapes(stage, shape):
     expect_oracle(stage, SHAPES[shape](1000))
 
 
-@pytest.mark.parametrize("values", [gradient(40), np.abs(gradient(9)), -np.abs(gradient(3)), gradient(200)], ids=lambda values: f"d{values.size}")
 @pytest.mark.parametrize(
-    "stage", [dr.FitPoly(degree=1, segments=5), dr.FitPoly(degree=3, segments=2), dr.FitDExp(), dr.QSGD(bits=3, bucket=16)], ids=IDS
+    "values",
+    [gradient(40), np.abs(gradient(9)), -np.abs(gradient(3)), gradient(200)],
+    ids=lambda values: f"d{values.size}",
+)
+@pytest.mark.parametrize(
+    "stage",
+    [
+        dr.FitPoly(degree=1, segments=5),
+        dr.FitPoly(degree=3, segments=2),
+        dr.FitDExp(),
+        dr.QSGD(bits=3, bucket=16),
+    ],
+    ids=IDS,
 )
 def test_hostile_sections(stage, values):
     section = stage.encode(values, KEY)[0]
     for changed in hostile(section):
-        expect_same_outcome(lambda: emulation.decode_value(stage, changed, values.size), lambda: stage.decode(changed, values.size))
+        expect_same_outcome(
+            lambda: emulation.decode_value(stage, changed, values.size),
+            lambda: stage.decode(changed, values.size),
+        )
 
 
 @settings(max_examples=150, deadline=None)
 @given(strategies.data())
 def test_hostile_heads(data):
-    """Sections whose header is random within and just beyond what it may say, and whose length fits it or nearly so."""
+    """Sections whose header is random within and just beyond what it may say, and whose length fits
+    it or nearly so.
+    """
     count = data.draw(strategies.integers(1, 3000))
     positives = data.draw(strategies.sampled_from([0, 1, count // 2, count, count + 1]))
     degree = data.draw(strategies.integers(0, 8))
-    segments = [data.draw(strategies.sampled_from([0, 1, 2, 3, min(max(n, 0), 1024), 1025])) for n in (positives, count - positives)]
-    exponents = [data.draw(strategies.sampled_from([-153, -152, -20, 0, 160, 161])) if n else 0 for n in (positives, count - positives)]
+    segments = [
+        data.draw(strategies.sampled_from([0, 1, 2, 3, min(max(n, 0), 1024), 1025]))
+        for n in (positives, count - positives)
+    ]
+    exponents = [
+        data.draw(strategies.sampled_from([-153, -152, -20, 0, 160, 161])) if n else 0
+        for n in (positives, count - positives)
+    ]
     widths = [data.draw(strategies.sampled_from([0, 1, 11, 32, 33])) for _ in range(degree + 2)]
     fields = sum(max(n - 1, 0) for n in segments) * widths[0] + sum(segments) * sum(widths[1:])
     head = positives.to_bytes(4, "little") + b"".join(n.to_bytes(2, "little") for n in segments)
-    head += b"".join((n & 0xFFFF).to_bytes(2, "little") for n in exponents) + bytes([degree, *widths])
+    head += b"".join((n & 0xFFFF).to_bytes(2, "little") for n in exponents) + bytes(
+        [degree, *widths]
+    )
     size = max((fields + 7) // 8 + data.draw(strategies.sampled_from([-1, 0, 0, 0, 1])), 0)
-    body = np.random.default_rng(data.draw(strategies.integers(0, 99))).integers(0, 256, size, dtype=np.uint8)
+    body = np.random.default_rng(data.draw(strategies.integers(0, 99))).integers(
+        0, 256, size, dtype=np.uint8
+    )
     body &= data.draw(strategies.sampled_from([0, 1, 255]))
     if fields % 8 and body.size:
         body[-1] &= (1 << fields % 8) - 1
     section = head + body.tobytes()
     stage = dr.FitPoly()
-    expect_same_outcome(lambda: emulation.decode_value(stage, section, count), lambda: stage.decode(section, count))
+    expect_same_outcome(
+        lambda: emulation.decode_value(stage, section, count), lambda: stage.decode(section, count)
+    )

@@ -1,4 +1,6 @@
-"""The emulator: barriers and warp operations wait, kernels that break the rules are told, and sums within blocks are right in every schedule."""
+"""The emulator: barriers and warp operations wait, kernels that break the rules are told, and sums
+within blocks are right in every schedule.
+"""
 
 import ctypes
 import os
@@ -19,7 +21,9 @@ def test_block_sums(threads, schedule):
     blocks = 3
     values = np.random.default_rng(threads).integers(0, 1000, (blocks, threads)).astype(np.uint32)
     before, totals = np.zeros_like(values), np.zeros(blocks, dtype=np.uint32)
-    emulation.library().dr_test_block_sums(pointer(values), blocks, threads, pointer(before), pointer(totals))
+    emulation.library().dr_test_block_sums(
+        pointer(values), blocks, threads, pointer(before), pointer(totals)
+    )
     np.testing.assert_array_equal(before, np.cumsum(values, axis=1) - values)
     np.testing.assert_array_equal(totals, values.sum(axis=1))
 
@@ -41,7 +45,14 @@ def test_exchange(threads, schedule):
     np.testing.assert_array_equal(odd_lanes[:, 1::2], (index // 32 * 32 + 7)[:, 1::2])
 
 
-@pytest.mark.parametrize("which, told", [(0, "3 is not at the barrier"), (1, "waits for lane 3"), (2, "waits in a kernel launched as one")])
+@pytest.mark.parametrize(
+    "which, told",
+    [
+        (0, "3 is not at the barrier"),
+        (1, "waits for lane 3"),
+        (2, "waits in a kernel launched as one"),
+    ],
+)
 def test_broken_kernels_are_told(which, told):
     message = ctypes.create_string_buffer(512)
     assert emulation.library().dr_test_broken_kernel(which, message) == 1
@@ -49,10 +60,22 @@ def test_broken_kernels_are_told(which, told):
     test_block_sums(256, None)  # and the next kernel is run as if nothing had been
 
 
-@pytest.mark.skipif(os.environ.get("DEEPREDUCE_CUDA_SANITIZE") != "thread", reason="only ThreadSanitizer sees races")
+@pytest.mark.skipif(
+    os.environ.get("DEEPREDUCE_CUDA_SANITIZE") != "thread", reason="only ThreadSanitizer sees races"
+)
 @pytest.mark.parametrize("which, told", [(0, False), (1, True), (2, True)])
 def test_races_are_told(which, told):
     program = f"import emulation; emulation.library().dr_test_race({which})"
-    environment = {**os.environ, "TSAN_OPTIONS": "exitcode=66", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100)
+    environment = {
+        **os.environ,
+        "TSAN_OPTIONS": "exitcode=66",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert (done.returncode, "data race" in done.stderr) == ((66, True) if told else (0, False))

@@ -1,4 +1,6 @@
-"""Rice, EliasFano and Bloom on the device where tests/codecs_table.py does not reach: many blocks, wide gaps, rates at their ends, and what is refused."""
+"""Rice, EliasFano and Bloom on the device where tests/codecs_table.py does not reach: many blocks,
+wide gaps, rates at their ends, and what is refused.
+"""
 
 import emulation
 import numpy as np
@@ -12,7 +14,9 @@ GAP_CODECS = {"rice": dr.Rice(), "elias_fano": dr.EliasFano()}
 POLICIES = ("naive", "p0", "p1", "leftmost", "p2")
 
 
-@pytest.fixture(params=emulation.SCHEDULES, ids=lambda schedule: f"schedule{schedule[0]}-{schedule[1]}")
+@pytest.fixture(
+    params=emulation.SCHEDULES, ids=lambda schedule: f"schedule{schedule[0]}-{schedule[1]}"
+)
 def schedule(request):
     emulation.set_schedule(*request.param)
     yield request.param
@@ -41,7 +45,10 @@ def same_both_ways(stage, indices, d, value_bits=32.0, spare=0):
     assert section == expected
     np.testing.assert_array_equal(decoded, expected_decoded)
     assert stay == expected_stay
-    np.testing.assert_array_equal(emulation.decode_index(stage, section, d, decoded.size, misalignment=3, spare=spare), decoded)
+    np.testing.assert_array_equal(
+        emulation.decode_index(stage, section, d, decoded.size, misalignment=3, spare=spare),
+        decoded,
+    )
     return section
 
 
@@ -56,7 +63,10 @@ LAYOUTS = {
     "whole_blocks": (50_000, chosen(50_000, 8192)),
     "one_more": (50_000, chosen(50_000, 8193)),
     "one_less": (50_000, chosen(50_000, 8191)),
-    "clustered": (1 << 22, np.concatenate([np.arange(5000), (1 << 22) - 5000 + np.arange(5000)]).astype(np.uint32)),
+    "clustered": (
+        1 << 22,
+        np.concatenate([np.arange(5000), (1 << 22) - 5000 + np.arange(5000)]).astype(np.uint32),
+    ),
 }
 
 
@@ -77,7 +87,9 @@ def test_gaps_whatever_memory_holds(name, poison):
 
 
 def agree(stage, section, d, count):
-    """The device accepts with the result of the oracle, or refuses as the oracle does; returns whether it accepts."""
+    """The device accepts with the result of the oracle, or refuses as the oracle does; returns
+    whether it accepts.
+    """
     try:
         expected = stage.decode(section, d, count)
     except dr.CorruptPayloadError:
@@ -101,7 +113,10 @@ def test_flipped_bits_of_several_blocks(name, d, k):
     section = stage.encode(indices, d, KEY)[0]
     assert agree(stage, section, d, k)
     bits = np.random.default_rng(1).integers(0, 8 * len(section), size=150)
-    accepted = [agree(stage, flipped(section, int(bit)), d, k) for bit in (*range(8 * 20), *bits, *range(8 * len(section) - 16, 8 * len(section)))]
+    accepted = [
+        agree(stage, flipped(section, int(bit)), d, k)
+        for bit in (*range(8 * 20), *bits, *range(8 * len(section) - 16, 8 * len(section)))
+    ]
     assert any(accepted) or name == "rice"  # a flipped low bit is another valid index
     for count in (k - 1, k + 1, 4096, 1):
         agree(stage, section, d, count)
@@ -120,7 +135,9 @@ def test_rice_blocks_that_only_other_encoders_write():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("d, k", [(300_000, 3000), (100_000, 50_000), (65_536, 1), (4097, 4097), (33, 32), (1, 1)])
+@pytest.mark.parametrize(
+    "d, k", [(300_000, 3000), (100_000, 50_000), (65_536, 1), (4097, 4097), (33, 32), (1, 1)]
+)
 def test_bloom(policy, d, k):
     same_both_ways(dr.Bloom(policy=policy), chosen(d, k), d)
     same_both_ways(dr.Bloom(fpr=1e-3, policy=policy), chosen(d, k), d, spare=500)
@@ -149,9 +166,16 @@ def test_bloom_whatever_memory_holds(policy, poison):
 
 
 def test_few_indices_in_a_large_capacity():
-    """A threshold may choose 3 of 200,000: the filter of few is fuller than that of many, and P0 sends all that it holds."""
+    """A threshold may choose 3 of 200,000: the filter of few is fuller than that of many, and P0
+    sends all that it holds.
+    """
     for seed in range(20):
-        same_both_ways(dr.Bloom(fpr=1e-3, policy="p0"), chosen(200_000, 1 + seed % 4, seed), 200_000, spare=2000)
+        same_both_ways(
+            dr.Bloom(fpr=1e-3, policy="p0"),
+            chosen(200_000, 1 + seed % 4, seed),
+            200_000,
+            spare=2000,
+        )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -163,7 +187,13 @@ def test_bloom_sections_that_only_other_encoders_write(policy):
     for hashes in (0, 1, 2, 32, 33):
         for bits in (0, 1, 7, 8, 100):
             for byte in (0x00, 0x11, 0xFF):
-                section = head + bytes([hashes]) + bits.to_bytes(4, "little") + seed + bytes([byte]) * ((bits + 7) // 8)
+                section = (
+                    head
+                    + bytes([hashes])
+                    + bits.to_bytes(4, "little")
+                    + seed
+                    + bytes([byte]) * ((bits + 7) // 8)
+                )
                 outcomes |= {agree(stage, section, d, count) for count in (1, 30, d - 1, d)}
     assert outcomes == {True, False}
 
@@ -171,14 +201,19 @@ def test_bloom_sections_that_only_other_encoders_write(policy):
 def test_conflict_sets_beyond_the_scratch_are_left_to_the_host():
     d, k = 400_000, 10
     payload, decoded, _ = dr.Bloom(fpr=0.25, policy="p2").encode(chosen(d, k), d, KEY)
-    np.testing.assert_array_equal(emulation.decode_index(dr.Bloom(fpr=0.25, policy="p2"), payload, d, decoded.size), decoded)
+    np.testing.assert_array_equal(
+        emulation.decode_index(dr.Bloom(fpr=0.25, policy="p2"), payload, d, decoded.size), decoded
+    )
     with pytest.raises(dr.UnknownCodecError):
         emulation.decode_index(dr.Bloom(fpr=1e-9, policy="p2"), payload, d, decoded.size)
     with pytest.raises(dr.UnknownCodecError):
         emulation.decode_index(dr.Bloom(fpr=0.25, policy="p1"), payload, d, decoded.size)
     payload, decoded, _ = dr.Bloom(fpr=1e-3, policy="p2").encode(chosen(d, 8000), d, KEY)
-    np.testing.assert_array_equal(emulation.decode_index(dr.Bloom(fpr=1e-3, policy="p2"), payload, d, decoded.size), decoded)
-    with pytest.raises(dr.UnknownCodecError):  # a filter of more bits than 8000 indices have at this rate
+    np.testing.assert_array_equal(
+        emulation.decode_index(dr.Bloom(fpr=1e-3, policy="p2"), payload, d, decoded.size), decoded
+    )
+    # a filter of more bits than 8000 indices have at this rate
+    with pytest.raises(dr.UnknownCodecError):
         emulation.decode_index(dr.Bloom(fpr=0.5, policy="p2"), payload, d, decoded.size)
 
 
@@ -186,4 +221,6 @@ def test_what_a_value_costs_has_bounds():
     """They bound the filters that the host provides for."""
     for value_bits in (0.5, 65.0):
         with pytest.raises(dr.InvalidArgumentError):
-            emulation.encode_index(dr.Bloom(fpr="auto", policy="p0"), chosen(100, 3), 100, KEY, value_bits)
+            emulation.encode_index(
+                dr.Bloom(fpr="auto", policy="p0"), chosen(100, 3), 100, KEY, value_bits
+            )

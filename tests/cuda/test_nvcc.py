@@ -10,12 +10,17 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
 import build_cuda
 import nvcc
 
-needs_nvcc = pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc: the CUDA sources were not compiled by it")
+needs_nvcc = pytest.mark.skipif(
+    nvcc.find() is None, reason="there is no nvcc: the CUDA sources were not compiled by it"
+)
 
 
 def test_architecture_options():
     assert nvcc.code_options("7.0") == ["-gencode=arch=compute_70,code=sm_70"]
-    assert nvcc.code_options("9.0a", ptx=True) == ["-gencode=arch=compute_90a,code=sm_90a", "-gencode=arch=compute_90a,code=compute_90a"]
+    assert nvcc.code_options("9.0a", ptx=True) == [
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_90a,code=compute_90a",
+    ]
 
 
 @needs_nvcc

@@ -1,4 +1,6 @@
-"""Whole payloads of the device codecs, under the emulator, against the native core: bytes, what stays in the memory, sums, and what is refused."""
+"""Whole payloads of the device codecs, under the emulator, against the native core: bytes, what
+stays in the memory, sums, and what is refused.
+"""
 
 import emulation
 import numpy as np
@@ -17,7 +19,10 @@ INPUTS = inputs()
 #: name -> (dtype code, the float32 numbers as the dtype stores them)
 DTYPES = {
     "float32": (0, lambda values: values),
-    "float16": (1, lambda values: np.clip(values, -60000, 60000).astype(np.float16).view(np.uint16)),
+    "float16": (
+        1,
+        lambda values: np.clip(values, -60000, 60000).astype(np.float16).view(np.uint16),
+    ),
     "bfloat16": (2, lambda values: (values.view(np.uint32) >> 16).astype(np.uint16)),
     "float64": (3, lambda values: values.astype(np.float64)),
 }
@@ -25,13 +30,19 @@ POSITION = {"seed": 1, "tensor": 3, "rank": 4}
 
 
 def both(codec, memory, values, state, dtype="float32", step=2, misalignment=0):
-    """Encodes on the device and with the native core, asserts that bytes and state agree, and returns the payload and the state."""
+    """Encodes on the device and with the native core, asserts that bytes and state agree, and
+    returns the payload and the state.
+    """
     code, store = DTYPES[dtype]
     stored = store(values)
     expected_state = tuple(array.copy() for array in state)
     no_state = [None] * (2 - len(state))
-    expected = _native.encode(codec.fields(memory, step), stored, code, *expected_state, *no_state, step=step, **POSITION)[0]
-    data, new_state, result = emulation.encode(codec, memory, stored, state, code, step=step, misalignment=misalignment, **POSITION)
+    expected = _native.encode(
+        codec.fields(memory, step), stored, code, *expected_state, *no_state, step=step, **POSITION
+    )[0]
+    data, new_state, result = emulation.encode(
+        codec, memory, stored, state, code, step=step, misalignment=misalignment, **POSITION
+    )
     assert data.tobytes() == expected.tobytes()
     assert result.count == int.from_bytes(expected[16:20].tobytes(), "little")
     assert bool(result.non_finite) == bool(expected[5] & 1)
@@ -44,23 +55,37 @@ def expect_sum(codec, memory, payloads, d, scale=0.5, misalignment=0):
     """The sum of the payloads on the device is the native core's."""
     start = gradient(d, key=31)
     expected = decode_sum_numpy(payloads, start.copy(), scale)
-    got = emulation.decode_sum(codec, memory, payloads, start.copy(), scale, misalignment=misalignment)
+    got = emulation.decode_sum(
+        codec, memory, payloads, start.copy(), scale, misalignment=misalignment
+    )
     np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
 def fresh_state(memory, d):
-    return tuple(gradient(d, key=11 + number) * np.float32(0.1) for number, _ in enumerate(memory.state))
+    return tuple(
+        gradient(d, key=11 + number) * np.float32(0.1) for number, _ in enumerate(memory.state)
+    )
 
 
 def _pair(index, value):
-    """Beside raw indices or values every codec's own work shows; the rest of the pairs take as long again."""
-    return pytest.param(index, value, marks=() if index == "raw_index" or value == "raw_value" else pytest.mark.slow)
+    """Beside raw indices or values every codec's own work shows; the rest of the pairs take as long
+    again.
+    """
+    return pytest.param(
+        index, value, marks=() if index == "raw_index" or value == "raw_value" else pytest.mark.slow
+    )
 
 
 @pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize(("index", "value"), [_pair(index, value) for index in DEVICE_INDEX for value in DEVICE_VALUE])
+@pytest.mark.parametrize(
+    ("index", "value"), [_pair(index, value) for index in DEVICE_INDEX for value in DEVICE_VALUE]
+)
 def test_codecs(index, value, case):
-    codec, memory, values = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value]), dr.Residual(), INPUTS[case]
+    codec, memory, values = (
+        dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value]),
+        dr.Residual(),
+        INPUTS[case],
+    )
     data, _ = both(codec, memory, values, fresh_state(memory, values.size))
     for misalignment in emulation.MISALIGNMENTS:
         expect_sum(codec, memory, [data], values.size, misalignment=misalignment)
@@ -75,48 +100,77 @@ def test_sparsifiers_and_memories(sparsifier, memory, case):
     expect_sum(codec, memory, [data], values.size)
 
 
-@parametrize_product(sparsifier=["topk", "topk_half", "random_k", "threshold", "chunk_topk", "none"], memory=MEMORIES, dtype=DTYPES, d=[1, 7, 1000, 20011])
+@parametrize_product(
+    sparsifier=["topk", "topk_half", "random_k", "threshold", "chunk_topk", "none"],
+    memory=MEMORIES,
+    dtype=DTYPES,
+    d=[1, 7, 1000, 20011],
+)
 def test_dtypes(sparsifier, memory, dtype, d):
     codec, memory = dr.Codec(SPARSIFIERS[sparsifier]), MEMORIES[memory]
     for misalignment in (0, 1, 3):
-        data, _ = both(codec, memory, gradient(d), fresh_state(memory, d), dtype, misalignment=misalignment)
+        data, _ = both(
+            codec, memory, gradient(d), fresh_state(memory, d), dtype, misalignment=misalignment
+        )
     expect_sum(codec, memory, [data], d)
 
 
-@parametrize_product(sparsifier=["topk", "threshold_0", "random_k_all", "none", "chunk_topk_1"], value=DEVICE_VALUE, index=DEVICE_INDEX)
+@parametrize_product(
+    sparsifier=["topk", "threshold_0", "random_k_all", "none", "chunk_topk_1"],
+    value=DEVICE_VALUE,
+    index=DEVICE_INDEX,
+)
 def test_all_elements_and_dense_fallback(sparsifier, value, index):
     codec = dr.Codec(SPARSIFIERS[sparsifier], index=INDEX[index], value=VALUE[value])
     for memory in (dr.NoMemory(), dr.LowPass(0.1), dr.MomentumCorrection()):
         for dtype in ("float32", "bfloat16"):
-            data, _ = both(codec, memory, gradient(301) + np.float32(1), fresh_state(memory, 301), dtype)
+            data, _ = both(
+                codec, memory, gradient(301) + np.float32(1), fresh_state(memory, 301), dtype
+            )
             expect_sum(codec, memory, [data], 301)
 
 
 @pytest.mark.parametrize("sparsifier", ["topk", "random_k", "threshold", "chunk_topk", "none"])
 def test_any_schedule(sparsifier, schedule):
-    codec, memory, values = dr.Codec(SPARSIFIERS[sparsifier], index=dr.Bitmap()), dr.MomentumCorrection(), gradient(30000)
+    codec, memory, values = (
+        dr.Codec(SPARSIFIERS[sparsifier], index=dr.Bitmap()),
+        dr.MomentumCorrection(),
+        gradient(30000),
+    )
     data, _ = both(codec, memory, values, fresh_state(memory, values.size))
     expect_sum(codec, memory, [data], values.size)
 
 
 def deceptive(d):
-    """Inputs for which a sample tells little of the k-th magnitude: TopK's candidates do not hold it, or do not fit."""
+    """Inputs for which a sample tells little of the k-th magnitude: TopK's candidates do not hold
+    it, or do not fit.
+    """
     few = np.zeros(d, dtype=np.float32)
     few[:: d // 7] = gradient(few[:: d // 7].size) + 1
     ties = np.where(gradient(d) > 0, np.float32(2), np.float32(-2))
     alternating = np.where(np.arange(d) % 3 == 0, gradient(d) * np.float32(1e-3), np.float32(0.5))
     ends = np.concatenate([gradient(d // 2) * np.float32(1e-6), gradient(d - d // 2)])
-    return {"few": few, "ties": ties, "alternating": alternating, "ends": ends, "equal": np.full(d, 3, dtype=np.float32)}
+    return {
+        "few": few,
+        "ties": ties,
+        "alternating": alternating,
+        "ends": ends,
+        "equal": np.full(d, 3, dtype=np.float32),
+    }
 
 
 @parametrize_product(case=deceptive(16), k=[1, 100, 8191])
 def test_largest_of_deceptive_inputs(case, k):
     d = 90001  # more than there is room for candidates
-    both(dr.Codec(dr.TopK(k=k)), dr.Residual(), deceptive(d)[case], (np.zeros(d, dtype=np.float32),))
+    both(
+        dr.Codec(dr.TopK(k=k)), dr.Residual(), deceptive(d)[case], (np.zeros(d, dtype=np.float32),)
+    )
 
 
 def test_largest_where_the_sample_misleads():
-    """The k-th magnitude seems far larger than it is, so that too few candidates are found, or far smaller, so that they do not fit."""
+    """The k-th magnitude seems far larger than it is, so that too few candidates are found, or far
+    smaller, so that they do not fit.
+    """
     d, k = 200000, 3000
     sampled = np.zeros(d, dtype=bool)
     samples = min(1 << 16, d // 16)
@@ -131,7 +185,9 @@ def test_largest_where_the_sample_misleads():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sparsifier", [dr.TopK(0.01), dr.Threshold(0.98), dr.ChunkTopK(chunk=300), dr.RandomK(0.001)])
+@pytest.mark.parametrize(
+    "sparsifier", [dr.TopK(0.01), dr.Threshold(0.98), dr.ChunkTopK(chunk=300), dr.RandomK(0.001)]
+)
 def test_more_tiles_than_blocks(sparsifier):
     d = 17_500_000  # grids have 4096 blocks at most, of 4096 elements at a time
     codec, memory, values = dr.Codec(sparsifier, index=dr.Bitmap()), dr.Residual(), gradient(d)
@@ -139,7 +195,11 @@ def test_more_tiles_than_blocks(sparsifier):
     expect_sum(codec, memory, [data], d)
 
 
-@parametrize_product(sparsifier=["topk", "random_k", "threshold", "chunk_topk", "none"], place=[0, 500, 999], bad=[np.nan, np.inf, -np.inf])
+@parametrize_product(
+    sparsifier=["topk", "random_k", "threshold", "chunk_topk", "none"],
+    place=[0, 500, 999],
+    bad=[np.nan, np.inf, -np.inf],
+)
 def test_non_finite_leaves_the_memory(sparsifier, place, bad):
     codec = dr.Codec(SPARSIFIERS[sparsifier])
     for memory in MEMORIES.values():
@@ -153,10 +213,17 @@ def test_non_finite_leaves_the_memory(sparsifier, place, bad):
             state = fresh_state(memory, 1000)
             data, after, result = emulation.encode(codec, memory, stored, state, code)
             assert result.non_finite == 1 and result.count == 0
-            assert data.tobytes() == container.write(container.Payload(1000, 0, code, flags=container.NON_FINITE)).tobytes()
+            assert (
+                data.tobytes()
+                == container.write(
+                    container.Payload(1000, 0, code, flags=container.NON_FINITE)
+                ).tobytes()
+            )
             for before, now in zip(state, after):
                 np.testing.assert_array_equal(before, now)
-    assert np.isnan(emulation.decode_sum(codec, dr.NoMemory(), [data], np.zeros(1000, dtype=np.float32))).all()
+    assert np.isnan(
+        emulation.decode_sum(codec, dr.NoMemory(), [data], np.zeros(1000, dtype=np.float32))
+    ).all()
 
 
 def test_double_beyond_float32_is_not_finite():
@@ -176,14 +243,21 @@ def test_sum_in_the_order_of_ranks():
 
 
 def agree(codec, data, d):
-    """Refused by both sides with the same error, or the same sum. A payload of another codec the device leaves to the host."""
+    """Refused by both sides with the same error, or the same sum.
+
+    A payload of another codec the device leaves to the host.
+    """
 
     def on_device():
         return emulation.decode_sum(codec, dr.NoMemory(), [data], np.zeros(d, dtype=np.float32))
 
-    if outcome(on_device) is dr.UnknownCodecError and (int(data[6]) not in (0, codec.index.stage_id) or int(data[7]) != codec.value.stage_id):
+    if outcome(on_device) is dr.UnknownCodecError and (
+        int(data[6]) not in (0, codec.index.stage_id) or int(data[7]) != codec.value.stage_id
+    ):
         return
-    expect_same_outcome(on_device, lambda: decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0))
+    expect_same_outcome(
+        on_device, lambda: decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0)
+    )
 
 
 @pytest.mark.parametrize("name", DEVICE_INDEX + DEVICE_VALUE)
@@ -193,7 +267,9 @@ def test_corruption(name):
     data = codec.encode(gradient(d))
     for length in range(data.size):
         with pytest.raises(dr.CorruptPayloadError):
-            emulation.decode_sum(codec, dr.NoMemory(), [data[:length]], np.zeros(d, dtype=np.float32))
+            emulation.decode_sum(
+                codec, dr.NoMemory(), [data[:length]], np.zeros(d, dtype=np.float32)
+            )
     for bit in range(8 * data.size):
         flipped = data.copy()
         flipped[bit // 8] ^= 1 << bit % 8
@@ -248,4 +324,6 @@ def test_what_stays_on_the_host_is_refused(codec, d, error, text):
 def test_wrong_number_of_elements():
     codec = dr.Codec(dr.TopK(0.1))
     with pytest.raises(dr.InvalidArgumentError, match="expected d = 99 elements, got 100"):
-        emulation.decode_sum(codec, dr.NoMemory(), [codec.encode(gradient(100))], np.zeros(99, dtype=np.float32))
+        emulation.decode_sum(
+            codec, dr.NoMemory(), [codec.encode(gradient(100))], np.zeros(99, dtype=np.float32)
+        )

@@ -1,4 +1,6 @@
-"""The PyTorch operators for CUDA and the adapter's path on the device, on a pretended device: all of them but the GPU, its streams and NCCL."""
+"""The PyTorch operators for CUDA and the adapter's path on the device, on a pretended device: all
+of them but the GPU, its streams and NCCL.
+"""
 
 import importlib.util
 import pathlib
@@ -24,7 +26,9 @@ def folder(tmp_path_factory):
     import torch
 
     if torch.version.cuda is not None or not torch.__version__.startswith("2.13."):
-        pytest.skip(f"the pretended device is written for PyTorch 2.13 without CUDA, here is {torch.__version__}")
+        pytest.skip(
+            f"the pretended device is written for PyTorch 2.13 without CUDA, here is {torch.__version__}"
+        )
     return device.package(tmp_path_factory.mktemp("pretended"))
 
 
@@ -35,7 +39,9 @@ def run(folder, script, *arguments):
 
 def test_same_bytes_as_the_host(folder):
     done = run(folder, "scripts/gpu_equality.py", "--small", "--device", "cuda:0")
-    assert done.returncode == 0 and " 0 differ" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0 and " 0 differ" in done.stdout, (
+        done.stdout[-3000:] + done.stderr[-3000:]
+    )
 
 
 @pytest.mark.parametrize("script", ["scripts/gpu_ranks.py", "tests/cuda/pretend/nccl.py"])
@@ -44,9 +50,15 @@ def test_two_ranks_train_as_on_the_host(folder, script):
         pytest.skip("Horovod is not installed")
     done = horovodrun(2, HERE / "pretend" / "run.py", folder, ROOT / script)
     assert done.returncode == 0, done.stdout[-5000:]
-    for words in ("raw: 4 steps on 2 ranks, compressed on the GPU", "Bitmap, half: 4 steps on 2 ranks, compressed on the GPU", "Deflate: 4 steps on 2 ranks, compressed through the host"):
+    for words in (
+        "raw: 4 steps on 2 ranks, compressed on the GPU",
+        "Bitmap, half: 4 steps on 2 ranks, compressed on the GPU",
+        "Deflate: 4 steps on 2 ranks, compressed through the host",
+    ):
         assert words in done.stdout, done.stdout[-5000:]
-    assert ("payloads went from the device to the collective" in done.stdout) == (script != "scripts/gpu_ranks.py")
+    assert ("payloads went from the device to the collective" in done.stdout) == (
+        script != "scripts/gpu_ranks.py"
+    )
 
 
 def test_a_bucket_is_read_at_once_and_failures_reach_both_ranks(folder):

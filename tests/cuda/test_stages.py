@@ -1,4 +1,6 @@
-"""Each stage of the device codecs alone, under the emulator, against the NumPy oracle: sections, what they decode to, and what is refused."""
+"""Each stage of the device codecs alone, under the emulator, against the NumPy oracle: sections,
+what they decode to, and what is refused.
+"""
 
 import emulation
 import numpy as np
@@ -10,7 +12,13 @@ from sampling import parametrize_product
 import deepreduce_hvd as dr
 
 #: rows of tests/codecs_table.py that have a device codec
-DEVICE_INDEX = ["raw_index", "bitmap", "rice", "elias_fano", *(name for name in INDEX if name.startswith("bloom"))]
+DEVICE_INDEX = [
+    "raw_index",
+    "bitmap",
+    "rice",
+    "elias_fano",
+    *(name for name in INDEX if name.startswith("bloom")),
+]
 DEVICE_VALUE = [
     "raw_value", "float16", "bfloat16", "qsgd_1", "qsgd_2", "qsgd_4", "qsgd_5_l2", "qsgd_8", "fit_poly", "fit_poly_degree1", "fit_poly_degree7",
     "fit_poly_segments4", "fit_dexp",
@@ -34,9 +42,12 @@ def test_index(name, case, spare):
     section, decoded, stay = emulation.encode_index(stage, indices, d, KEY, 20.0, spare=spare)
     assert section == expected
     np.testing.assert_array_equal(decoded, expected_decoded)
-    assert stay == expected_stay or not indices.size  # on the device it is a matter of the stage alone
+    # on the device it is a matter of the stage alone
+    assert stay == expected_stay or not indices.size
     for misalignment in emulation.MISALIGNMENTS:
-        back = emulation.decode_index(stage, section, d, decoded.size, misalignment=misalignment, spare=spare)
+        back = emulation.decode_index(
+            stage, section, d, decoded.size, misalignment=misalignment, spare=spare
+        )
         np.testing.assert_array_equal(back, decoded)
 
 
@@ -46,11 +57,15 @@ def test_index_in_any_schedule(name, schedule):
     indices = selected(values)
     section, decoded, _ = emulation.encode_index(stage, indices, values.size, KEY)
     assert section == stage.encode(indices, values.size, KEY)[0]
-    np.testing.assert_array_equal(emulation.decode_index(stage, section, values.size, decoded.size), decoded)
+    np.testing.assert_array_equal(
+        emulation.decode_index(stage, section, values.size, decoded.size), decoded
+    )
 
 
 def expect_oracle(stage, values, spare=0, misalignments=(1,)):
-    """Section, decoded values and order are the oracle's, and the device decodes the section as the oracle does; returns the section."""
+    """Section, decoded values and order are the oracle's, and the device decodes the section as the
+    oracle does; returns the section.
+    """
     expected, expected_decoded, expected_order = stage.encode(values, KEY)
     section, decoded, order = emulation.encode_value(stage, values, KEY, spare=spare)
     assert section == expected
@@ -59,7 +74,9 @@ def expect_oracle(stage, values, spare=0, misalignments=(1,)):
         np.testing.assert_array_equal(order, expected_order)
     sent = stage.decode(section, values.size)
     for misalignment in misalignments:
-        back = emulation.decode_value(stage, section, values.size, misalignment=misalignment, spare=spare)
+        back = emulation.decode_value(
+            stage, section, values.size, misalignment=misalignment, spare=spare
+        )
         np.testing.assert_array_equal(back.view(np.uint32), sent.view(np.uint32))
     return section
 
@@ -75,7 +92,9 @@ def test_value_in_any_schedule(name, schedule):
 
 
 def hostile(section):
-    """The section with every bit flipped in turn, alone and together with the last bit, cut short, lengthened and overwritten."""
+    """The section with every bit flipped in turn, alone and together with the last bit, cut short,
+    lengthened and overwritten.
+    """
     for bit in range(8 * len(section)):
         flipped = bytearray(section)
         flipped[bit // 8] ^= 1 << bit % 8
@@ -99,7 +118,10 @@ def test_hostile_index_sections(name, d):
             return
         except dr.CorruptPayloadError:
             pass
-        expect_same_outcome(lambda: emulation.decode_index(stage, changed, d, count), lambda: stage.decode(changed, d, count))
+        expect_same_outcome(
+            lambda: emulation.decode_index(stage, changed, d, count),
+            lambda: stage.decode(changed, d, count),
+        )
 
     for changed in hostile(section):
         check(changed, decoded.size)
@@ -113,10 +135,18 @@ def test_hostile_value_sections(name):
     stage, values = VALUE[name], gradient(30)
     section = stage.encode(values, KEY)[0]
     for changed in hostile(section):
-        expect_same_outcome(lambda: emulation.decode_value(stage, changed, values.size), lambda: stage.decode(changed, values.size))
+        expect_same_outcome(
+            lambda: emulation.decode_value(stage, changed, values.size),
+            lambda: stage.decode(changed, values.size),
+        )
     for count in (0, 1, values.size - 1, values.size + 1, 300):
-        expect_same_outcome(lambda: emulation.decode_value(stage, section, count), lambda: stage.decode(section, count))
-        expect_same_outcome(lambda: emulation.decode_value(stage, b"", count), lambda: stage.decode(b"", count))
+        expect_same_outcome(
+            lambda: emulation.decode_value(stage, section, count),
+            lambda: stage.decode(section, count),
+        )
+        expect_same_outcome(
+            lambda: emulation.decode_value(stage, b"", count), lambda: stage.decode(b"", count)
+        )
 
 
 @pytest.mark.parametrize("name", DEVICE_INDEX + DEVICE_VALUE)

@@ -1,4 +1,6 @@
-"""TensorFlow's operators with their kernels for GPUs, compiled by nvcc and linked as setup.py does, load into a TensorFlow without CUDA."""
+"""TensorFlow's operators with their kernels for GPUs, compiled by nvcc and linked as setup.py does,
+load into a TensorFlow without CUDA.
+"""
 
 import json
 import os
@@ -17,7 +19,10 @@ import build_cuda  # noqa: E402
 import nvcc  # noqa: E402
 from check_cuda_operators import tensorflow, toolkit_includes  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc: nothing was linked")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc: nothing was linked"),
+]
 
 #: prints what the runtime knows of the library's kernels, and what those of the host make
 USE = """
@@ -50,7 +55,10 @@ def library(tmp_path_factory):
     objects = [str(made) for made in build_cuda.build(path, ROOT / "build/cuda_check", ["9.0"])]
     compiler, core = os.environ.get("CXX", "g++"), ROOT / "deepreduce_hvd/csrc"
     common = [compiler, "-O0", "-fPIC", "-fvisibility=hidden", f"-I{core}", f"-I{core / 'cuda'}"]
-    of_tensorflow = [*tensorflow(None)[0], *(word for include in toolkit_includes(path) for word in ("-isystem", include))]
+    of_tensorflow = [
+        *tensorflow(None)[0],
+        *(word for include in toolkit_includes(path) for word in ("-isystem", include)),
+    ]
 
     def compile_one(source):
         made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
@@ -58,35 +66,78 @@ def library(tmp_path_factory):
         subprocess.run([*common, *extra, "-c", str(source), "-o", str(made)], cwd=ROOT, check=True)
         return str(made)
 
-    sources = [*(ROOT / "tf_ops").rglob("*.cc"), *(path for path in core.rglob("*.cc") if path.name != "python.cc")]
+    sources = [
+        *(ROOT / "tf_ops").rglob("*.cc"),
+        *(path for path in core.rglob("*.cc") if path.name != "python.cc"),
+    ]
     with ThreadPoolExecutor(2) as pool:
         objects += pool.map(compile_one, sorted(sources))
-    plan = subprocess.run([path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"], capture_output=True, text=True, check=True)
+    plan = subprocess.run(
+        [path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     directories = [f"-L{path}" for path in re.findall(r'"-L([^"]+)"', plan.stdout + plan.stderr)]
     made = folder / "operators.so"
-    links = [*tf.sysconfig.get_link_flags(), *directories, "-lcudart_static", "-ldl", "-lrt", "-lpthread", "-lz"]
+    links = [
+        *tf.sysconfig.get_link_flags(),
+        *directories,
+        "-lcudart_static",
+        "-ldl",
+        "-lrt",
+        "-lpthread",
+        "-lz",
+    ]
     # every symbol is found now, or this fails
-    subprocess.run([compiler, "-shared", *objects, "-Wl,--exclude-libs,ALL,-z,defs", *links, "-o", str(made)], check=True)
+    subprocess.run(
+        [compiler, "-shared", *objects, "-Wl,--exclude-libs,ALL,-z,defs", *links, "-o", str(made)],
+        check=True,
+    )
     return made
 
 
 def test_it_loads_and_says_where_each_operator_runs(library):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    done = subprocess.run([sys.executable, "-c", USE, library], env=environment, cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", USE, library],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["supports"] == [1, 0] and found["sum"] == found["expected"]
     kernels = found["kernels"]
-    assert kernels["DeepreduceEncode"] == {"CPU": [[], []], "GPU": [["codec", "memory", "position", "record"], []]}
-    assert kernels["DeepreduceDecodeSum"] == {"CPU": [[], []], "GPU": [["hints", "ranks", "scale", "seconds", "shape"], ["T"]]}
-    assert kernels["DeepreduceScale"] == {"CPU": [[], []], "GPU": [["reduced_probe", "scale", "size", "step"], []]}
+    assert kernels["DeepreduceEncode"] == {
+        "CPU": [[], []],
+        "GPU": [["codec", "memory", "position", "record"], []],
+    }
+    assert kernels["DeepreduceDecodeSum"] == {
+        "CPU": [[], []],
+        "GPU": [["hints", "ranks", "scale", "seconds", "shape"], ["T"]],
+    }
+    assert kernels["DeepreduceScale"] == {
+        "CPU": [[], []],
+        "GPU": [["reduced_probe", "scale", "size", "step"], []],
+    }
     assert kernels["DeepreduceProbe"] == {"CPU": [[], []], "GPU": [["probe", "rank", "step"], []]}
     assert list(kernels["DeepreduceEncodeSlices"]) == ["CPU"]
 
 
 def test_it_needs_no_library_that_a_machine_without_a_gpu_lacks(library):
-    needed = re.findall(r"NEEDED\s+(\S+)", subprocess.run(["objdump", "-p", library], capture_output=True, text=True, check=True).stdout)
+    needed = re.findall(
+        r"NEEDED\s+(\S+)",
+        subprocess.run(
+            ["objdump", "-p", library], capture_output=True, text=True, check=True
+        ).stdout,
+    )
     assert not [name for name in needed if "cuda" in name], needed
-    exported = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    exported = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    ).stdout
     assert " deepreduce_tf_cuda_supports\n" in exported
-    assert not re.findall(r" [TWBD] (cuda\w+|dr_\w+)\n", exported), "what another library has too is exported"
+    assert not re.findall(r" [TWBD] (cuda\w+|dr_\w+)\n", exported), (
+        "what another library has too is exported"
+    )

@@ -1,4 +1,6 @@
-"""Training between hosts that are network namespaces of this machine, under the real horovodrun over ssh."""
+"""Training between hosts that are network namespaces of this machine, under the real horovodrun
+over ssh.
+"""
 
 import json
 import pathlib
@@ -19,12 +21,18 @@ _MISSING = network.problems()
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 _GLOO_SECONDS = 15  # Horovod's own time-out, by default 30
 _START_SECONDS = 120
-#: what Gloo says of a connection that is gone: the killed rank's neighbours at once, the others when these have ended or the time is over
+#: what Gloo says of a connection that is gone: the killed rank's neighbours at once, the others
+#: when these have ended or the time is over
 CAUSES = rf"Connection (closed|reset) by peer|Connection timed out|Application timeout caused pair closure|Timed out waiting {_GLOO_SECONDS}000ms"
 
 
 def start(hosts, what, directory, **variables):
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_SECONDS), **variables}
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_SECONDS),
+        **variables,
+    }
     return hosts.horovodrun([HERE / "worker.py", what, directory], environment)
 
 
@@ -49,23 +57,36 @@ def alive(directory, rank):
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training(count, tmp_path):
-    """Replicas are bit-identical (the worker asserts it), and the interfaces carried what stats() claims."""
+    """Replicas are bit-identical (the worker asserts it), and the interfaces carried what stats()
+    claims.
+    """
     with network.Network(count, "1gbit") as hosts:
-        # Horovod's background threads talk in every cycle, 1 ms by default: long ones, so that what they say does not hide a step's bytes
+        # Horovod's background threads talk in every cycle, 1 ms by default: long ones, so that what
+        # they say does not hide a step's bytes
         job = start(hosts, "train", tmp_path, HOROVOD_CYCLE_TIME="20")
         said = said_by(job, _START_SECONDS)
     assert job.returncode == 0, said[-4000:]
     reports = [json.loads((tmp_path / f"report.{rank}.json").read_text()) for rank in range(count)]
-    assert [report["host"] for report in reports] == [f"h{number}" for number in range(1, count + 1)]
+    assert [report["host"] for report in reports] == [
+        f"h{number}" for number in range(1, count + 1)
+    ]
 
     def totals(codec, figure):
         return [sum(steps) for steps in zip(*(report[codec][figure] for report in reports))]
 
     # the quietest of a few steps: they still talk for as long as a step lasts
-    protocol = min(sent - expected for sent, expected in zip(totals("nothing", "sent"), totals("nothing", "expected")))
+    protocol = min(
+        sent - expected
+        for sent, expected in zip(totals("nothing", "sent"), totals("nothing", "expected"))
+    )
     for codec in ("recommended", "pairs"):
-        shares = [(sent - protocol) / expected for sent, expected in zip(totals(codec, "sent"), totals(codec, "expected"))]
-        assert abs(min(shares) - 1) < 0.05, f"{codec}: bytes on the wire over claimed ones: {shares}; protocol {protocol:.0f} B a step"
+        shares = [
+            (sent - protocol) / expected
+            for sent, expected in zip(totals(codec, "sent"), totals(codec, "expected"))
+        ]
+        assert abs(min(shares) - 1) < 0.05, (
+            f"{codec}: bytes on the wire over claimed ones: {shares}; protocol {protocol:.0f} B a step"
+        )
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -76,7 +97,8 @@ def test_a_killed_rank_ends_the_job(count, tmp_path):
         assert job.returncode != 0 and "ended as it should" not in said
         assert f"Process {count - 1} exit with status code" in said, said[-4000:]
         wait_for(lambda: not any(alive(tmp_path, rank) for rank in range(count)), 3 * _GLOO_SECONDS)
-    # horovodrun ends rank 0, on its own host, as soon as it hears of the killed one; the others end by themselves and say why
+    # horovodrun ends rank 0, on its own host, as soon as it hears of the killed one; the others end
+    # by themselves and say why
     for rank in range(1, count - 1) or [0]:
         own = (tmp_path / f"said.{rank}").read_text()
         assert re.search(CAUSES, own), f"rank {rank}: {own[-4000:]}"
@@ -88,7 +110,10 @@ def test_an_interface_that_goes_down_ends_every_rank(count, tmp_path):
     """Nothing closes a connection here: only Gloo's time-out tells, on both sides of the cut."""
     with network.Network(count, "1gbit") as hosts:
         job = start(hosts, "train_on", tmp_path)
-        wait_for(lambda: all((tmp_path / f"training.{rank}").exists() for rank in range(count)), _START_SECONDS)
+        wait_for(
+            lambda: all((tmp_path / f"training.{rank}").exists() for rank in range(count)),
+            _START_SECONDS,
+        )
         hosts.set_link(hosts.names[-1], False)
         said = said_by(job, 3 * _GLOO_SECONDS)
         assert job.returncode != 0 and "ended as it should" not in said

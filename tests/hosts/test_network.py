@@ -1,4 +1,6 @@
-"""Namespaces on this machine: links as slow as they should be, and nothing left behind however the maker ends."""
+"""Namespaces on this machine: links as slow as they should be, and nothing left behind however the
+maker ends.
+"""
 
 import os
 import pathlib
@@ -30,7 +32,9 @@ with Network(2) as hosts:
 
 def made_by(pid):
     """Everything on this machine that carries a process's name."""
-    namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    namespaces = subprocess.run(
+        ["ip", "netns", "list"], capture_output=True, text=True, check=True
+    ).stdout
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     folders = pathlib.Path("/etc/netns").glob(f"deepreduce{pid}-*")
     return [
@@ -41,7 +45,9 @@ def made_by(pid):
 
 def maker():
     """A process that has made two hosts, with a process of its own in one."""
-    process = subprocess.Popen([sys.executable, "-c", _MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "made\n"
     assert len(made_by(process.pid)) == 2 + 3 + 2
     return process
@@ -50,7 +56,12 @@ def maker():
 @needs_hosts
 def test_hosts_and_links():
     with network.Network(2, "80mbit") as hosts:
-        names = hosts.start("h1", ["sh", "-c", "cat /proc/sys/kernel/hostname; ssh h2 cat /proc/sys/kernel/hostname"], stdout=subprocess.PIPE, text=True)
+        names = hosts.start(
+            "h1",
+            ["sh", "-c", "cat /proc/sys/kernel/hostname; ssh h2 cat /proc/sys/kernel/hostname"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         assert names.communicate()[0].split() == ["h1", "h2"]
         before, started = hosts.counters("h2"), time.monotonic()
         sent = hosts.start("h1", ["sh", "-c", "head -c 10000000 /dev/zero | ssh h2 cat >/dev/null"])
@@ -59,13 +70,20 @@ def test_hosts_and_links():
         assert 10e6 < after["received_bytes"] - before["received_bytes"] < 10.5e6
         assert spent > 0.9, "10 MB at 80 Mb/s take a second"
         hosts.set_link("h2", False)
-        assert hosts.start("h1", ["ssh", "-o", "ConnectTimeout=1", "h2", "true"], stderr=subprocess.DEVNULL).wait() != 0
+        assert (
+            hosts.start(
+                "h1", ["ssh", "-o", "ConnectTimeout=1", "h2", "true"], stderr=subprocess.DEVNULL
+            ).wait()
+            != 0
+        )
         hosts.set_link("h2", True)
         hosts.shape(None)
         assert hosts.start("h1", ["ssh", "-o", "ConnectTimeout=10", "h2", "true"]).wait() == 0
         with pytest.raises(network.NetworkError, match="one network at a time"):
             network.Network(2).__enter__()
-        assert len(made_by(os.getpid())) == 2 + 3 + 2, "the refused second network must leave the first alone"
+        assert len(made_by(os.getpid())) == 2 + 3 + 2, (
+            "the refused second network must leave the first alone"
+        )
     assert made_by(os.getpid()) == []
 
 
@@ -101,7 +119,10 @@ def test_only_its_own_names_are_touched():
         with network.Network(2):
             pass
         network.remove_leftovers()
-        assert foreign in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        assert (
+            foreign
+            in subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+        )
     finally:
         subprocess.run(["ip", "netns", "delete", foreign], check=True)
 

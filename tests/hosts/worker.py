@@ -1,4 +1,6 @@
-"""One rank on a host of its own; what it does is its first argument. Started by test_hosts.py under horovodrun over ssh."""
+"""One rank on a host of its own; what it does is its first argument. Started by test_hosts.py under
+horovodrun over ssh.
+"""
 
 import json
 import os
@@ -19,21 +21,35 @@ from deepreduce_hvd.wire import PROBE_BYTES  # noqa: E402
 
 STEPS = 6
 CODECS = {
-    "nothing": dr.Codec(dr.Threshold(1e30)),  # as many messages with next to nothing in them: what the protocols cost
+    # as many messages with next to nothing in them: what the protocols cost
+    "nothing": dr.Codec(dr.Threshold(1e30)),
     "recommended": None,
     "pairs": dr.Codec(dr.TopK(0.05)),
 }
-#: of Ethernet, IP and TCP with time stamps, on a segment; the counters count what the kernel has joined as one
+#: of Ethernet, IP and TCP with time stamps, on a segment; the counters count what the kernel has
+#: joined as one
 HEADER_BYTES = 14 + 20 + 32
 
 
 def training(codec):
-    """(a step, its compressor, the network) of a model of 4 million parameters whose gradients differ from rank to rank."""
+    """(a step, its compressor, the network) of a model of 4 million parameters whose gradients
+    differ from rank to rank.
+    """
     torch.manual_seed(0)
-    layers = torch.nn.Sequential(torch.nn.Linear(500, 2000), torch.nn.Tanh(), torch.nn.Linear(2000, 1500), torch.nn.Tanh(), torch.nn.Linear(1500, 10))
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(500, 2000),
+        torch.nn.Tanh(),
+        torch.nn.Linear(2000, 1500),
+        torch.nn.Tanh(),
+        torch.nn.Linear(1500, 10),
+    )
     named = list(layers.named_parameters())
     compressor = dr.Compressor(codec, parameters=named)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layers.parameters(), lr=0.05), named_parameters=named, compression=compressor)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(layers.parameters(), lr=0.05),
+        named_parameters=named,
+        compression=compressor,
+    )
     random = torch.Generator().manual_seed(1 + hvd.rank())
 
     def step():
@@ -45,7 +61,9 @@ def training(codec):
 
 
 def assert_bit_identical(layers):
-    own = torch.cat([parameter.detach().view(-1) for parameter in layers.parameters()]).view(torch.int32)
+    own = torch.cat([parameter.detach().view(-1) for parameter in layers.parameters()]).view(
+        torch.int32
+    )
     for rank, other in enumerate(hvd.allgather(own.view(1, -1), name="replicas")):
         assert torch.equal(other, own), f"replicas: rank {rank} differs from rank {hvd.rank()}"
 
@@ -57,13 +75,23 @@ def bytes_of(step):
     step()
     hvd.barrier()  # now everything has arrived everywhere
     after = network.interface_counters()
-    return after["sent_bytes"] - before["sent_bytes"] - HEADER_BYTES * (after["sent_packets"] - before["sent_packets"])
+    return (
+        after["sent_bytes"]
+        - before["sent_bytes"]
+        - HEADER_BYTES * (after["sent_packets"] - before["sent_packets"])
+    )
 
 
 def expected_on_the_wire(stats):
-    """What a rank's claims amount to on the wire, of all hosts together: gathers reach the P - 1 others, allreduces are rings."""
-    gathered = sum(row["sent_bytes"] - PROBE_BYTES for row in stats.values() if row["path"] == "compressed")
-    reduced = sum(row["sent_bytes"] if row["path"] == "dense" else PROBE_BYTES for row in stats.values())
+    """What a rank's claims amount to on the wire, of all hosts together: gathers reach the P - 1
+    others, allreduces are rings.
+    """
+    gathered = sum(
+        row["sent_bytes"] - PROBE_BYTES for row in stats.values() if row["path"] == "compressed"
+    )
+    reduced = sum(
+        row["sent_bytes"] if row["path"] == "dense" else PROBE_BYTES for row in stats.values()
+    )
     return (hvd.size() - 1) * (gathered + 2 * reduced / hvd.size())
 
 
@@ -79,13 +107,17 @@ def train(directory):
             sent.append(bytes_of(step))
             expected.append(expected_on_the_wire(compressor.stats()))
         assert_bit_identical(layers)
-        assert torch.equal(start, layers[0].weight) == (name == "nothing"), f"{name}: expected training to move the weights"
+        assert torch.equal(start, layers[0].weight) == (name == "nothing"), (
+            f"{name}: expected training to move the weights"
+        )
         report[name] = {"sent": sent, "expected": expected}
     (pathlib.Path(directory) / f"report.{hvd.rank()}.json").write_text(json.dumps(report))
 
 
 def killed_in_a_step(directory):
-    """The last rank kills itself in its third step, after some gradients' messages and before the others'."""
+    """The last rank kills itself in its third step, after some gradients' messages and before the
+    others'.
+    """
     step, compressor, _ = training(None)
     steps, calls, session = 0, 0, compressor.adapter
     compress = session.compress
@@ -115,7 +147,9 @@ def main(what, directory):
     hvd.init()
     if what != "train":
         # a host whose interface is down cannot tell horovodrun what happened
-        said = os.open(pathlib.Path(directory) / f"said.{hvd.rank()}", os.O_WRONLY | os.O_CREAT, 0o644)
+        said = os.open(
+            pathlib.Path(directory) / f"said.{hvd.rank()}", os.O_WRONLY | os.O_CREAT, 0o644
+        )
         os.dup2(said, sys.stderr.fileno())
         (pathlib.Path(directory) / f"process.{hvd.rank()}").write_text(str(os.getpid()))
     globals()[what](directory)

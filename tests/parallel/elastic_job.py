@@ -1,4 +1,6 @@
-"""An elastic job under the real horovodrun --min-np, in which a test lets workers join, kills them and takes them out."""
+"""An elastic job under the real horovodrun --min-np, in which a test lets workers join, kills them
+and takes them out.
+"""
 
 import json
 import os
@@ -29,7 +31,17 @@ class Job:
             HOROVOD_GLOO_TIMEOUT_SECONDS="120", HOROVOD_DYNAMIC_PROCESS_SETS="1",
         )  # fmt: skip
         launcher = pathlib.Path(sys.executable).with_name("horovodrun")
-        command = [launcher, "-np", "2", "--min-np", "1", "--max-np", "3", "--host-discovery-script", discovery]
+        command = [
+            launcher,
+            "-np",
+            "2",
+            "--min-np",
+            "1",
+            "--max-np",
+            "3",
+            "--host-discovery-script",
+            discovery,
+        ]
         self.said = open(directory / "said", "w+")
         self.process = subprocess.Popen(
             [*map(str, command), sys.executable, str(HERE / script), str(directory), *arguments],
@@ -55,7 +67,9 @@ class Job:
                 if now["step"] >= first + steps:
                     return now["step"]
             if self.process.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"expected {size} ranks to train, got {now} and exit status {self.process.poll()}:\n{self.output()[-6000:]}")
+                pytest.fail(
+                    f"expected {size} ranks to train, got {now} and exit status {self.process.poll()}:\n{self.output()[-6000:]}"
+                )
             time.sleep(0.05)
 
     def kill(self, host, local_rank):
@@ -78,7 +92,9 @@ class Job:
 
 
 def come_and_go(job, removal, killed=True):
-    """One rank joins, one is killed or taken out, another is taken out; returns the last moment at which training started again."""
+    """One rank joins, one is killed or taken out, another is taken out; returns the last moment at
+    which training started again.
+    """
     try:
         steps = [job.wait_for(2)]
         job.set_hosts("localhost:2", "127.0.0.1:1")
@@ -105,7 +121,8 @@ def come_and_go(job, removal, killed=True):
     assert steps == sorted(steps), "expected training to go on from the last commit"
     starts = [json.loads(line) for line in (job.directory / "starts").read_text().splitlines()]
     assert list(dict.fromkeys(start["size"] for start in starts)) == [3, 2, 1]
-    # ranks that have only left are not made up for before the first step; if no commit has seen the last steps, all go back to it, and start again
+    # ranks that have only left are not made up for before the first step; if no commit has seen the
+    # last steps, all go back to it, and start again
     for start in {start["size"]: start for start in starts}.values():
         assert start["kept"] > 0
         assert start["error"] <= 1e-6 * start["kept"], start

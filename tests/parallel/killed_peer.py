@@ -1,12 +1,14 @@
-"""Kills a rank at a random moment of training, again and again, and counts survivors that never end.
+"""Kills a rank at a random moment of training, again and again, and counts survivors that never
+end.
 
     python tests/parallel/killed_peer.py --runs 300                 # training with this package's compression
     python tests/parallel/killed_peer.py --runs 300 --work plain    # with Horovod alone, for comparison
     python tests/parallel/killed_peer.py --runs 1 --work waiting    # the worst moment: while many collectives wait for the one that is killed
 
-Each run is a job of its own, of processes forked from this one, which has imported the frameworks: about a second a run. The
-ranks meet at Horovod's own rendezvous server, without horovodrun, which would end the survivors itself. A survivor
-must end within ``--limit`` seconds; what one does that does not end is printed.
+Each run is a job of its own, of processes forked from this one, which has imported the frameworks:
+about a second a run. The ranks meet at Horovod's own rendezvous server, without horovodrun, which
+would end the survivors itself. A survivor must end within ``--limit`` seconds; what one does that
+does not end is printed.
 """
 
 import argparse
@@ -46,7 +48,11 @@ def train(ready, compress=True):
     network = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(_LAYERS)))
     named = list(network.named_parameters())
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
-    options = {"compression": dr.Compressor(parameters=named, dense_below=0, bucket_bytes=0)} if compress else {}
+    options = (
+        {"compression": dr.Compressor(parameters=named, dense_below=0, bucket_bytes=0)}
+        if compress
+        else {}
+    )
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
     step = 0
     while True:
@@ -72,11 +78,16 @@ def leave_collectives_waiting(ready):
             os.write(ready, b"r")
         if len(started) >= _WAITING:
             busy_until = time.perf_counter() + 1e-3
-            while time.perf_counter() < busy_until:  # with Python's global lock, as training holds it
+            # with Python's global lock, as training holds it
+            while time.perf_counter() < busy_until:
                 pass
 
 
-WORK = {"train": train, "plain": functools.partial(train, compress=False), "waiting": leave_collectives_waiting}
+WORK = {
+    "train": train,
+    "plain": functools.partial(train, compress=False),
+    "waiting": leave_collectives_waiting,
+}
 
 
 def be_rank(environment, ready, work, log):
@@ -108,7 +119,9 @@ def run_once(ranks, work, delay, victim, limit, directory):
             os.close(start_write)  # so that a job whose launcher is gone ends
             port = int(os.read(start_read, 8))
             shared = create_run_env_vars("127.0.0.1", ["lo"], port)
-            environment = {name: str(value) for name, value in {**shared, **create_slot_env_vars(slot)}.items()}
+            environment = {
+                name: str(value) for name, value in {**shared, **create_slot_env_vars(slot)}.items()
+            }
             be_rank(environment, ready_write, work, logs[slot.rank])
         children.append(child)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -122,14 +135,18 @@ def run_once(ranks, work, delay, victim, limit, directory):
             for rank, child in enumerate(children):
                 if os.waitpid(child, os.WNOHANG)[0]:
                     with open(logs[rank]) as log:
-                        raise RuntimeError(f"rank {rank} ended before any was killed:\n{log.read()}")
+                        raise RuntimeError(
+                            f"rank {rank} ended before any was killed:\n{log.read()}"
+                        )
         os.read(ready_read, 1)
     time.sleep(delay)
     os.kill(children[victim], signal.SIGKILL)
     left = dict(enumerate(children))
     deadline = time.monotonic() + limit
     while left and time.monotonic() < deadline:
-        left = {rank: child for rank, child in left.items() if os.waitpid(child, os.WNOHANG)[0] == 0}
+        left = {
+            rank: child for rank, child in left.items() if os.waitpid(child, os.WNOHANG)[0] == 0
+        }
         time.sleep(0.005)
     stuck = {}
     for rank, child in left.items():
@@ -145,7 +162,9 @@ def run_once(ranks, work, delay, victim, limit, directory):
 
 
 def in_a_child(function, *arguments):
-    """Calls ``function`` in a forked process, so that this one keeps no threads of it; returns its exit status."""
+    """Calls ``function`` in a forked process, so that this one keeps no threads of it; returns its
+    exit status.
+    """
     child = os.fork()
     if child == 0:
         try:
@@ -157,12 +176,19 @@ def in_a_child(function, *arguments):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--work", choices=WORK, default="train", help="what the ranks do")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit", type=float, default=60, help="seconds that a survivor may take to end, twice what Gloo waits at most")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=60,
+        help="seconds that a survivor may take to end, twice what Gloo waits at most",
+    )
     options = parser.parse_args()
     os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(math.ceil(options.limit / 2))
     chance = random.Random(options.seed)
@@ -172,11 +198,15 @@ def main():
         def run(delay, victim):
             stuck = run_once(options.ranks, options.work, delay, victim, options.limit, directory)
             for rank, said in stuck.items():
-                print(f"rank {rank} did not end after rank {victim} was killed:\n{said}", flush=True)
+                print(
+                    f"rank {rank} did not end after rank {victim} was killed:\n{said}", flush=True
+                )
             return bool(stuck)
 
         for number in range(options.runs):
-            victim = options.ranks - 1 if options.work == "waiting" else chance.randrange(options.ranks)
+            victim = (
+                options.ranks - 1 if options.work == "waiting" else chance.randrange(options.ranks)
+            )
             failed = in_a_child(run, chance.uniform(0, 0.2), victim)
             if failed not in (0, 1):
                 raise SystemExit(f"run {number} ended with exit status {failed}")

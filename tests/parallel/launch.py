@@ -11,23 +11,45 @@ HERE = pathlib.Path(__file__).parent
 
 
 def horovodrun(processes, script, *arguments, timeout=600):
-    """Runs ``script`` on ``processes`` ranks of this machine; returns the finished process, output as text."""
+    """Runs ``script`` on ``processes`` ranks of this machine; returns the finished process, output
+    as text.
+    """
     root = HERE.parent.parent
     environment = dict(
         os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent)]), TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1",
         HOROVOD_DYNAMIC_PROCESS_SETS="1",
     )  # fmt: skip
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
-    command = [str(launcher), "-np", str(processes), sys.executable, str(HERE / script), *map(str, arguments)]
+    command = [
+        str(launcher),
+        "-np",
+        str(processes),
+        sys.executable,
+        str(HERE / script),
+        *map(str, arguments),
+    ]
     return subprocess.run(
-        command, env=environment, cwd=root, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False
+        command,
+        env=environment,
+        cwd=root,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=timeout,
+        check=False,
     )
 
 
 def scenarios(module):
-    """The names of a worker's scenarios without importing its frameworks: top-level functions called scenario_*."""
+    """The names of a worker's scenarios without importing its frameworks: top-level functions
+    called scenario_*.
+    """
     source = (HERE / module).read_text()
-    return [line.split("(")[0][len("def scenario_") :] for line in source.splitlines() if line.startswith("def scenario_")]
+    return [
+        line.split("(")[0][len("def scenario_") :]
+        for line in source.splitlines()
+        if line.startswith("def scenario_")
+    ]
 
 
 def report_of(processes, script, directory):
@@ -37,14 +59,18 @@ def report_of(processes, script, directory):
     for rank in range(processes):
         path = pathlib.Path(directory) / f"report.{processes}.{rank}.json"
         if not path.exists():
-            raise AssertionError(f"rank {rank} of {processes} left no report; horovodrun said:\n{finished.stdout[-6000:]}")
+            raise AssertionError(
+                f"rank {rank} of {processes} left no report; horovodrun said:\n{finished.stdout[-6000:]}"
+            )
         for name, outcome in json.loads(path.read_text()).items():
             reports.setdefault(name, {})[rank] = outcome
     return reports
 
 
 class Reports:
-    """What a worker's scenarios came to, {scenario: {rank: None or traceback}}, by number of ranks; a job runs when it is first asked for."""
+    """What a worker's scenarios came to, {scenario: {rank: None or traceback}}, by number of ranks;
+    a job runs when it is first asked for.
+    """
 
     def __init__(self, script, directory):
         self._script = script
@@ -55,7 +81,8 @@ class Reports:
         if processes not in self._known:
             try:
                 self._known[processes] = report_of(processes, self._script, self._directory)
-            except Exception as error:  # kept: the next scenario must not wait for the same job again
+            # kept: the next scenario must not wait for the same job again
+            except Exception as error:
                 self._known[processes] = error
         known = self._known[processes]
         if isinstance(known, Exception):
@@ -63,7 +90,11 @@ class Reports:
         return known
 
     def expect_success(self, processes, scenario):
-        failed = {rank: outcome for rank, outcome in self[processes][scenario].items() if outcome is not None}
+        failed = {
+            rank: outcome
+            for rank, outcome in self[processes][scenario].items()
+            if outcome is not None
+        }
         assert not failed, "\n".join(f"rank {rank}: {outcome}" for rank, outcome in failed.items())
 
 
@@ -73,5 +104,7 @@ def expect_failure_with_a_message_on_every_rank(script, failure, message):
     assert finished.returncode != 0, finished.stdout[-3000:]
     assert "went on silently" not in finished.stdout
     for rank in range(2):
-        lines = "\n".join(re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE))
+        lines = "\n".join(
+            re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE)
+        )
         assert re.search(message, lines), f"rank {rank} said:\n{lines[-3000:]}"

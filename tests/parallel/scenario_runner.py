@@ -1,4 +1,6 @@
-"""What the scenarios of all frameworks share: running them, and the statistics that any compressor must show."""
+"""What the scenarios of all frameworks share: running them, and the statistics that any compressor
+must show.
+"""
 
 import json
 import pathlib
@@ -12,7 +14,8 @@ def run_all(namespace, directory, hvd, barrier):
     for name, scenario in list(namespace.items()):
         if not name.startswith("scenario_"):
             continue
-        print(f"{time.strftime('%X')} {name}", flush=True)  # shown when a job ends without its report
+        # shown when a job ends without its report
+        print(f"{time.strftime('%X')} {name}", flush=True)
         try:
             scenario(pathlib.Path(directory))
             outcomes[name[len("scenario_") :]] = None
@@ -32,7 +35,13 @@ def expect_statistics_that_add_up(compressor, roll_call_bytes=0):
             assert row["sent_bytes"] == row["dense_bytes"] == 4 * row["elements"]
             assert row["relative_error"] == 0, name
             continue
-        sections = row["header_bytes"] + row["index_bytes"] + row["value_bytes"] + row["order_bytes"]
+        sections = (
+            row["header_bytes"] + row["index_bytes"] + row["value_bytes"] + row["order_bytes"]
+        )
         beside += row["sent_bytes"] - sections - 16
-        assert 0 < row["relative_error"] < 1 and row["encode_seconds"] > 0 and row["decode_seconds"] > 0
+        assert (
+            0 < row["relative_error"] < 1
+            and row["encode_seconds"] > 0
+            and row["decode_seconds"] > 0
+        )
     assert beside == roll_call_bytes

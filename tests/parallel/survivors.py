@@ -1,4 +1,6 @@
-"""Starts a job as horovodrun does, but leaves the ranks that survive alone, whom horovodrun would end."""
+"""Starts a job as horovodrun does, but leaves the ranks that survive alone, whom horovodrun would
+end.
+"""
 
 import contextlib
 import io
@@ -17,7 +19,8 @@ HERE = pathlib.Path(__file__).parent
 
 
 def run(ranks, script, *arguments, limit=120, **environment):
-    """Runs ``script`` on so many ranks, all but the last of which must end within ``limit`` seconds.
+    """Runs ``script`` on so many ranks, all but the last of which must end within ``limit``
+    seconds.
 
     Args:
         environment: variables for the ranks.
@@ -32,18 +35,29 @@ def run(ranks, script, *arguments, limit=120, **environment):
         server.init(plan)
     root = str(HERE.parent.parent)
     paths = os.pathsep.join([root, str(HERE.parent), str(HERE)])
-    common = dict(os.environ, PYTHONPATH=paths, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1", **environment)
+    common = dict(
+        os.environ, PYTHONPATH=paths, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1", **environment
+    )
     started = time.monotonic()
     processes = []
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as files:
         try:
             for slot in plan:
-                own = {name: str(value) for name, value in {**shared, **create_slot_env_vars(slot)}.items()}
+                own = {
+                    name: str(value)
+                    for name, value in {**shared, **create_slot_env_vars(slot)}.items()
+                }
                 said = files.enter_context(open(os.path.join(directory, str(slot.rank)), "w"))
                 command = [sys.executable, str(HERE / script), *map(str, arguments)]
-                processes.append(subprocess.Popen(command, env={**common, **own}, stdout=said, stderr=subprocess.STDOUT))
+                processes.append(
+                    subprocess.Popen(
+                        command, env={**common, **own}, stdout=said, stderr=subprocess.STDOUT
+                    )
+                )
             deadline = started + limit
-            statuses = [process.wait(max(deadline - time.monotonic(), 0.1)) for process in processes[:-1]]
+            statuses = [
+                process.wait(max(deadline - time.monotonic(), 0.1)) for process in processes[:-1]
+            ]
             seconds = time.monotonic() - started
         except subprocess.TimeoutExpired:
             statuses, seconds = [process.poll() for process in processes[:-1]], limit

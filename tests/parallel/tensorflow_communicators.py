@@ -1,4 +1,6 @@
-"""Communicators on stock Horovod with TensorFlow; started by test_tensorflow_communicators.py under horovodrun."""
+"""Communicators on stock Horovod with TensorFlow; started by test_tensorflow_communicators.py under
+horovodrun.
+"""
 
 import os
 import sys
@@ -40,29 +42,45 @@ COMMUNICATORS = [
 
 
 def codec_for(communicator, *stages):
-    return dr.Codec(dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), *stages)
+    return dr.Codec(
+        dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), *stages
+    )
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):
     for number, communicator in enumerate(COMMUNICATORS):
         for options in ({}, {"groups": 1}, {"groups": 2}):
             named = model()
-            compressor = compressor_of(named, codec_for(communicator, dr.Rice(), VALUE["qsgd_4"]), communicator=communicator)
+            compressor = compressor_of(
+                named,
+                codec_for(communicator, dr.Rice(), VALUE["qsgd_4"]),
+                communicator=communicator,
+            )
             step = make_step(named, compressor, **options)
             step = step if number % 2 else tf.function(step)
             came_in = arrived = 0.0
             for count in range(2):
                 before = local_gradients(named, batch(count))
                 after = step(batch(count))
-                came_in = came_in + np.concatenate([part.numpy().astype(np.float64).reshape(-1) for part in before])
-                arrived = arrived + np.concatenate([part.numpy().astype(np.float64).reshape(-1) for part in after])
+                came_in = came_in + np.concatenate(
+                    [part.numpy().astype(np.float64).reshape(-1) for part in before]
+                )
+                arrived = arrived + np.concatenate(
+                    [part.numpy().astype(np.float64).reshape(-1) for part in after]
+                )
                 assert_equal_everywhere(variables(named), f"{communicator} {options}")
             state = compressor.state_dict()["parameters"]
             kept = np.concatenate([
                 state[name]["memory"].get("residual", np.zeros(np.prod(variable.shape))).astype(np.float64) for name, variable in named
             ])  # fmt: skip
             total_in, total = sum_over_ranks(came_in), arrived * hvd.size() + sum_over_ranks(kept)
-            np.testing.assert_allclose(total, total_in, rtol=0, atol=1e-5 * np.abs(total_in).max(), err_msg=f"{communicator} {options}")
+            np.testing.assert_allclose(
+                total,
+                total_in,
+                rtol=0,
+                atol=1e-5 * np.abs(total_in).max(),
+                err_msg=f"{communicator} {options}",
+            )
 
 
 def scenario_horovod_does_what_the_simulator_does(directory):
@@ -78,7 +96,11 @@ def scenario_horovod_does_what_the_simulator_does(directory):
             members = []
             for (name, _), gradient in zip(named, local_gradients(named, batch(0, rank))):
                 flat = gradient.numpy().reshape(-1)
-                members.append(BucketMember(name, flat, (np.zeros(flat.size, np.float32),), zlib.crc32(name.encode())))
+                members.append(
+                    BucketMember(
+                        name, flat, (np.zeros(flat.size, np.float32),), zlib.crc32(name.encode())
+                    )
+                )
             buckets.append(Bucket(codec, dr.Residual(), members, rank=rank))
         expected = Simulator(hvd.size()).run(communicator, buckets)[hvd.rank()]
         got = make_step(named, compressor, groups=1)(batch(0))
@@ -87,20 +109,40 @@ def scenario_horovod_does_what_the_simulator_does(directory):
             out = np.zeros(member.gradient.size, np.float32)
             expected.add_to(number, out, 1 / hvd.size())
             # Horovod's allreduce may sum in another order
-            tolerance = 1e-6 if isinstance(communicator, (dr.CLTK, dr.SharedRandomK, dr.Hierarchical)) else 0
-            np.testing.assert_allclose(gradient.numpy().reshape(-1), out, rtol=tolerance, atol=tolerance, err_msg=f"{communicator} {member.name}")
+            tolerance = (
+                1e-6
+                if isinstance(communicator, (dr.CLTK, dr.SharedRandomK, dr.Hierarchical))
+                else 0
+            )
             np.testing.assert_allclose(
-                states[member.name]["memory"]["residual"], member.state[0], rtol=tolerance, atol=tolerance, err_msg=f"{communicator} {member.name}"
+                gradient.numpy().reshape(-1),
+                out,
+                rtol=tolerance,
+                atol=tolerance,
+                err_msg=f"{communicator} {member.name}",
+            )
+            np.testing.assert_allclose(
+                states[member.name]["memory"]["residual"],
+                member.state[0],
+                rtol=tolerance,
+                atol=tolerance,
+                err_msg=f"{communicator} {member.name}",
             )
         row = compressor.stats()["kernel0"]
-        assert row["rounds"] > 0 and row["sent_bytes"] > 0 and row["communicator"] == repr(communicator), row
+        assert (
+            row["rounds"] > 0
+            and row["sent_bytes"] > 0
+            and row["communicator"] == repr(communicator)
+        ), row
 
 
 def scenario_gradient_dtypes(directory):
     for dtype in (tf.float16, tf.bfloat16, tf.float64):
         named = model(dtype=dtype)
         compressor = compressor_of(named, codec_for(None), communicator=dr.GTopK())
-        for gradient, (name, variable) in zip(tf.function(make_step(named, compressor))(batch(0, dtype=dtype)), named):
+        for gradient, (name, variable) in zip(
+            tf.function(make_step(named, compressor))(batch(0, dtype=dtype)), named
+        ):
             assert gradient.dtype == dtype and gradient.shape == variable.shape, name
             assert np.abs(gradient.numpy().astype(np.float64)).max() > 0, name
         assert_equal_everywhere(variables(named), dtype.name)
@@ -110,8 +152,15 @@ def scenario_keras_fit(directory):
     network = tf.keras.Sequential([tf.keras.layers.Dense(columns) for _, columns in SIZES])
     network.build([None, 48])
     network.set_weights([variable.numpy() for variable in variables(model())])
-    compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), communicator="auto", parameters=network.trainable_variables, dense_below=50)
-    optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(RATE), compression=compressor)
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.05)),
+        communicator="auto",
+        parameters=network.trainable_variables,
+        dense_below=50,
+    )
+    optimizer = hvd_keras.DistributedOptimizer(
+        tf.keras.optimizers.SGD(RATE), compression=compressor
+    )
     network.compile(optimizer, loss=lambda truth, output: tf.reduce_mean(output**2))
     images = np.concatenate([batch(step).numpy() for step in range(4)])
     network.fit(images, np.zeros(len(images)), batch_size=16, epochs=1, shuffle=False, verbose=0)
@@ -147,16 +196,21 @@ def scenario_not_finite_on_one_rank_is_nan_on_all(directory):
 
 
 def scenario_a_rank_that_fails_makes_all_raise(directory):
-    for number, communicator in enumerate(COMMUNICATORS[:-1]):  # of a host only the first rank selects
+    # of a host only the first rank selects
+    for number, communicator in enumerate(COMMUNICATORS[:-1]):
         named = [(f"failing{number}.{name}", variable) for name, variable in model()]
         compressor = compressor_of(named, codec_for(communicator), communicator=communicator)
         if hvd.rank() == hvd.size() - 1:
-            compressor.adapter.slots[named[0][0]].selected = np.zeros(0, np.float32)  # an array of one number is expected
+            # an array of one number is expected
+            compressor.adapter.slots[named[0][0]].selected = np.zeros(0, np.float32)
         step = make_step(named, compressor, groups=1)
         try:
             (step if number % 2 else tf.function(step))(batch(0))
         except (dr.PeerFailedError, tf.errors.OpError) as error:
-            assert f"rank {hvd.size() - 1}: " in str(error) and "PeerFailedError" in f"{type(error).__name__} {error}", error
+            assert (
+                f"rank {hvd.size() - 1}: " in str(error)
+                and "PeerFailedError" in f"{type(error).__name__} {error}"
+            ), error
         else:
             raise AssertionError(f"{communicator}: went on silently")
 
@@ -168,7 +222,10 @@ def scenario_graphs_of_version_1_are_refused(directory):
         try:
             compressor.compress(tf.ones([40, 48]))
         except dr.InvalidArgumentError as error:
-            assert "got a graph of tf.compat.v1; use Allgather there instead of GTopK(form='butterfly')" in str(error), error
+            assert (
+                "got a graph of tf.compat.v1; use Allgather there instead of GTopK(form='butterfly')"
+                in str(error)
+            ), error
         else:
             raise AssertionError("a graph of tf.compat.v1: went on silently")
 

@@ -1,4 +1,7 @@
-"""One worker of an elastic job on TensorFlow, until a file says that it is enough. Started by test_tensorflow_elastic.py under horovodrun."""
+"""One worker of an elastic job on TensorFlow, until a file says that it is enough.
+
+Started by test_tensorflow_elastic.py under horovodrun.
+"""
 
 import json
 import os
@@ -10,7 +13,15 @@ import time
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
-from tensorflow_tools import assert_equal_everywhere, batch, compressor_of, make_step, model, sum_over_ranks, variables
+from tensorflow_tools import (
+    assert_equal_everywhere,
+    batch,
+    compressor_of,
+    make_step,
+    model,
+    sum_over_ranks,
+    variables,
+)
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.tensorflow import elastic as tensorflow_elastic
@@ -33,8 +44,12 @@ class Optimizer:
 def training(named, compressor):
     """What the variables and all ranks' memories are together: a moment of training."""
     parameters = compressor.state_dict()["parameters"]
-    kept = np.concatenate([kept.reshape(-1) for one in parameters.values() for kept in one["memory"].values()])
-    return np.concatenate([variable.numpy().reshape(-1) for variable in variables(named)]), sum_over_ranks(kept)
+    kept = np.concatenate(
+        [kept.reshape(-1) for one in parameters.values() for kept in one["memory"].values()]
+    )
+    return np.concatenate(
+        [variable.numpy().reshape(-1) for variable in variables(named)]
+    ), sum_over_ranks(kept)
 
 
 def largest_difference(moment, other):
@@ -43,7 +58,9 @@ def largest_difference(moment, other):
 
 def commits_go_on(directory):
     """Whether the test wants commits, in rank 0's view."""
-    return bool(hvd.broadcast(tf.constant(int(not (directory / "no_commits").exists())), 0, name="commits"))
+    return bool(
+        hvd.broadcast(tf.constant(int(not (directory / "no_commits").exists())), 0, name="commits")
+    )
 
 
 def main(directory, communicator, kind):
@@ -52,21 +69,32 @@ def main(directory, communicator, kind):
     (directory / f"process.{host}.{os.environ['HOROVOD_LOCAL_RANK']}").write_text(str(os.getpid()))
     hvd.init()
     named = model()
-    codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))  # whose choices depend on the step counter: a joining rank must learn it
+    # whose choices depend on the step counter: a joining rank must learn it
+    codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
     compressor = compressor_of(named, codec, communicator=communicator)
     step = tf.function(make_step(named, compressor))
     if kind == "stock":  # Horovod's own state, which knows nothing of the compressor
         state = hvd.elastic.TensorFlowKerasState(Network(named), Optimizer(), step=0)
     else:
-        state = tensorflow_elastic.TensorFlowKerasState(Network(named), Optimizer(), compressor=compressor, step=0, committed=None)
-    newest = []  # the moment after the last step, which is not in the state: Horovod takes that back to the last commit
+        state = tensorflow_elastic.TensorFlowKerasState(
+            Network(named), Optimizer(), compressor=compressor, step=0, committed=None
+        )
+    # the moment after the last step, which is not in the state: Horovod takes that back to the last
+    # commit
+    newest = []
 
     @hvd.elastic.run
     def train(state):
         if kind == "ours" and state.committed is not None:
             now = training(named, compressor)
             errors = [largest_difference(now, moment) for moment in (state.committed, *newest)]
-            entry = {"size": hvd.size(), "step": state.step, "kept": float(np.abs(now[1]).max()), "error": min(errors), "moment": errors.index(min(errors))}
+            entry = {
+                "size": hvd.size(),
+                "step": state.step,
+                "kept": float(np.abs(now[1]).max()),
+                "error": min(errors),
+                "moment": errors.index(min(errors)),
+            }
             with open(directory / "starts", "a") as starts:
                 if hvd.rank() == 0:
                     starts.write(json.dumps(entry) + "\n")
@@ -81,7 +109,9 @@ def main(directory, communicator, kind):
             else:
                 state.check_host_updates()
             if hvd.rank() == 0:
-                (directory / "progress.new").write_text(json.dumps({"size": hvd.size(), "step": state.step}))
+                (directory / "progress.new").write_text(
+                    json.dumps({"size": hvd.size(), "step": state.step})
+                )
                 (directory / "progress.new").rename(directory / "progress")
             time.sleep(0.02)
         return "enough"
@@ -91,7 +121,12 @@ def main(directory, communicator, kind):
 
 
 if __name__ == "__main__":
-    signal.alarm(900)  # it trains until it is told to stop: not longer than the test, should that be killed
+    # it trains until it is told to stop: not longer than the test, should that be killed
+    signal.alarm(900)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    main(sys.argv[1], {"allgather": dr.Allgather(), "doubling": dr.RecursiveDoubling()}[sys.argv[2]], sys.argv[3])
+    main(
+        sys.argv[1],
+        {"allgather": dr.Allgather(), "doubling": dr.RecursiveDoubling()}[sys.argv[2]],
+        sys.argv[3],
+    )

@@ -1,10 +1,20 @@
-"""Errors that one rank meets, or all do, on TensorFlow: the job must end with a message on every rank. Started under horovodrun."""
+"""Errors that one rank meets, or all do, on TensorFlow: the job must end with a message on every
+rank. Started under horovodrun.
+"""
 
 import sys
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from tensorflow_tools import batch, compressor_of, local_gradients, loss_of, make_step, model, variables
+from tensorflow_tools import (
+    batch,
+    compressor_of,
+    local_gradients,
+    loss_of,
+    make_step,
+    model,
+    variables,
+)
 
 import deepreduce_hvd as dr
 
@@ -21,7 +31,9 @@ class FailsOnRank1(dr.RawValue):
 
 def a_codec_fails_on_one_rank():
     named = model()
-    tf.function(make_step(named, compressor_of(named, dr.Codec(dr.TopK(0.1), value=FailsOnRank1()))))(batch(0))
+    tf.function(
+        make_step(named, compressor_of(named, dr.Codec(dr.TopK(0.1), value=FailsOnRank1())))
+    )(batch(0))
 
 
 def slices_out_of_range_on_one_rank():
@@ -29,13 +41,17 @@ def slices_out_of_range_on_one_rank():
     compressor = dr.Compressor(parameters=[("table", table)])
     rows = tf.constant([1000 if hvd.rank() == 1 else 3])
     slices = tf.IndexedSlices(tf.ones([1, 16]), rows, dense_shape=tf.constant([1000, 16]))
-    reduce = tf.function(lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor))
+    reduce = tf.function(
+        lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
+    )
     reduce()
 
 
 def other_codec_on_one_rank():
     named = model()
-    make_step(named, compressor_of(named, dr.Codec(dr.TopK(0.02 if hvd.rank() == 1 else 0.05))))(batch(0))
+    make_step(named, compressor_of(named, dr.Codec(dr.TopK(0.02 if hvd.rank() == 1 else 0.05))))(
+        batch(0)
+    )
 
 
 def other_process_set():
@@ -74,7 +90,10 @@ def unnamed_gradient():
 def unknown_shape():
     a, b = tf.Variable(tf.ones([100, 16])), tf.Variable(tf.ones([50, 16]))
     compressor = dr.Compressor(parameters=[("a", a), ("b", b)])
-    reduce = tf.function(lambda gradient: hvd.allreduce(gradient, compression=compressor), input_signature=[tf.TensorSpec([None, 16])])
+    reduce = tf.function(
+        lambda gradient: hvd.allreduce(gradient, compression=compressor),
+        input_signature=[tf.TensorSpec([None, 16])],
+    )
     reduce(tf.ones([100, 16]))
 
 

@@ -1,4 +1,7 @@
-"""A rank that hangs, is killed or raises an error in the midst of training with TensorFlow. Started as one rank of a job."""
+"""A rank that hangs, is killed or raises an error in the midst of training with TensorFlow.
+
+Started as one rank of a job.
+"""
 
 import signal
 import sys
@@ -14,7 +17,9 @@ def main(misfortune, communicator):
     hvd.init()
     last = hvd.rank() == hvd.size() - 1
     weight = tf.Variable(tf.ones([40, 30]), name="weight")
-    compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), communicator=communicator, parameters=[weight], dense_below=0)
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.05)), communicator=communicator, parameters=[weight], dense_below=0
+    )
 
     @tf.function
     def train_step():

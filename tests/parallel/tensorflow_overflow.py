@@ -1,4 +1,5 @@
-"""Steps that loss scaling skips, on stock Horovod with TensorFlow: no residual loses what they had sent.
+"""Steps that loss scaling skips, on stock Horovod with TensorFlow: no residual loses what they had
+sent.
 
 Started by test_tensorflow_overflow.py under horovodrun.
 """
@@ -32,7 +33,9 @@ def communicators():
 
 
 def codec_for(communicator):
-    return dr.Codec(dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), dr.Rice())
+    return dr.Codec(
+        dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), dr.Rice()
+    )
 
 
 def made(dtype=tf.float32, shapes=SHAPES):
@@ -40,7 +43,13 @@ def made(dtype=tf.float32, shapes=SHAPES):
 
 
 def compressor_of(network, codec=None, memory=None, dense_below=50, **options):
-    return dr.Compressor(codec or dr.Codec(dr.TopK(0.1)), memory, parameters=list(network.items()), dense_below=dense_below, **options)
+    return dr.Compressor(
+        codec or dr.Codec(dr.TopK(0.1)),
+        memory,
+        parameters=list(network.items()),
+        dense_below=dense_below,
+        **options,
+    )
 
 
 def coefficients(step, network, peaks=None):
@@ -61,8 +70,15 @@ def make_step(network, compressor, names=None, **options):
     @tf.function
     def step(wanted):
         with tf.GradientTape() as tape:
-            loss = tf.add_n([tf.reduce_sum(tf.cast(network[name] * wanted[name], tf.float64)) for name in names or network])
-        tape = hvd.DistributedGradientTape(tape, compression=compressor, **{"op": hvd.Sum, **options})
+            loss = tf.add_n(
+                [
+                    tf.reduce_sum(tf.cast(network[name] * wanted[name], tf.float64))
+                    for name in names or network
+                ]
+            )
+        tape = hvd.DistributedGradientTape(
+            tape, compression=compressor, **{"op": hvd.Sum, **options}
+        )
         sources = [network[name] for name in names or network]
         return dict(zip(names or network, tape.gradient(loss, sources)))
 
@@ -79,7 +95,9 @@ def is_finite(gradients):
 
 
 def expect_skipped(compressor, step, network, peaks, what):
-    """Runs a sound step, one with ``peaks`` and a sound one; the second leaves all residuals as they were; none loses mass."""
+    """Runs a sound step, one with ``peaks`` and a sound one; the second leaves all residuals as
+    they were; none loses mass.
+    """
     given = dict.fromkeys(residuals(compressor), 0.0)
     got = dict(given)
     for number in range(3):
@@ -98,7 +116,9 @@ def expect_skipped(compressor, step, network, peaks, what):
         total, left = sum_over_ranks(given[name]), sum_over_ranks(kept).reshape(SHAPES[name])
         # float16 rounds the result, of at most a few units
         tolerance = 1e-5 if network[name].dtype == tf.float32 else 2e-2
-        np.testing.assert_allclose(got[name] + left, total, rtol=0, atol=tolerance, err_msg=f"{what} {name}: mass")
+        np.testing.assert_allclose(
+            got[name] + left, total, rtol=0, atol=tolerance, err_msg=f"{what} {name}: mass"
+        )
 
 
 def scenario_a_sum_that_overflows_is_a_skipped_step(directory):
@@ -106,10 +126,16 @@ def scenario_a_sum_that_overflows_is_a_skipped_step(directory):
     for communicator in communicators():
         for dtype in (tf.float16, tf.float32):
             network = made(dtype)
-            compressor = compressor_of(network, codec_for(communicator), communicator=communicator, **ONE)
+            compressor = compressor_of(
+                network, codec_for(communicator), communicator=communicator, **ONE
+            )
             options = {} if dtype == tf.float16 else {"groups": 1}
             step = make_step(network, compressor, **options)
-            peak = {"loud": HIGH[dtype]} if communicator != dr.SharedRandomK() else dict.fromkeys(["small"], HIGH[dtype])
+            peak = (
+                {"loud": HIGH[dtype]}
+                if communicator != dr.SharedRandomK()
+                else dict.fromkeys(["small"], HIGH[dtype])
+            )
             expect_skipped(compressor, step, network, peak, f"{communicator} {dtype.name}")
 
 
@@ -126,7 +152,13 @@ def scenario_nan_on_one_rank(directory):
             network = made()
             compressor = compressor_of(network, **ONE)
             peak = {"loud": bad if hvd.rank() == hvd.size() - 1 else 1.0}
-            expect_skipped(compressor, make_step(network, compressor, groups=groups), network, peak, f"{bad} {groups}")
+            expect_skipped(
+                compressor,
+                make_step(network, compressor, groups=groups),
+                network,
+                peak,
+                f"{bad} {groups}",
+            )
 
 
 def scenario_several_void_steps_in_a_row(directory):
@@ -154,11 +186,16 @@ def scenario_one_optimizer_skips_and_the_other_does_not(directory):
         for step in steps.values():
             step(wanted)
         for name, kept in residuals(compressor).items():
-            assert np.array_equal(kept, before[name]) == (number == 1 and name == "loud"), (number, name)
+            assert np.array_equal(kept, before[name]) == (number == 1 and name == "loud"), (
+                number,
+                name,
+            )
 
 
 def scenario_memories_follow_the_loss_scale(directory):
-    """A scale that changes by powers of two changes nothing else, with a variable, with eager steps and void steps in between."""
+    """A scale that changes by powers of two changes nothing else, with a variable, with eager steps
+    and void steps in between.
+    """
     for memory in MEMORIES.values():
         trained = []
         for scaled in (False, True):
@@ -169,17 +206,28 @@ def scenario_memories_follow_the_loss_scale(directory):
             step = make_step(network, compressor, op=hvd.Average)
             for number in range(6):
                 scale.assign(2.0 ** (3 * number % 7) if scaled else 1.0)
-                gradients = step({name: value * scale for name, value in coefficients(number, network).items()})
+                gradients = step(
+                    {name: value * scale for name, value in coefficients(number, network).items()}
+                )
                 for name, gradient in gradients.items():
                     network[name].assign_sub(gradient / scale)
                 if scaled:
-                    step({name: value * np.nan for name, value in coefficients(number, network).items()})
-                    assert compressor.state_dict()["parameters"]["quiet"]["loss_scale"] == scale.numpy()
+                    step(
+                        {
+                            name: value * np.nan
+                            for name, value in coefficients(number, network).items()
+                        }
+                    )
+                    assert (
+                        compressor.state_dict()["parameters"]["quiet"]["loss_scale"]
+                        == scale.numpy()
+                    )
             assert_equal_everywhere(network.values(), f"{memory} {scaled}")
             trained.append(network)
         for name in SHAPES:
             one, other = (network[name].numpy() for network in trained)
-            if compressor.stats()[name]["path"] == "dense":  # Horovod's ring adds three ranks up in an order that its buffer decides
+            # Horovod's ring adds three ranks up in an order that its buffer decides
+            if compressor.stats()[name]["path"] == "dense":
                 np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=f"{memory} {name}")
             else:
                 np.testing.assert_array_equal(one, other, err_msg=f"{memory} {name}")
@@ -217,35 +265,49 @@ def scenario_a_checkpoint_after_a_void_step(directory):
 
 
 def scenario_slices(directory):
-    """allreduce_gradients is one step of all that it is given; Horovod's own reduction of slices is refused."""
+    """allreduce_gradients is one step of all that it is given; Horovod's own reduction of slices is
+    refused.
+    """
     network = made(shapes={"table": (200, 16), "quiet": (40, 30)})
     compressor = compressor_of(network, **ONE)
 
     @tf.function
     def step(rows, values, quiet):
         slices = tf.IndexedSlices(values, rows, tf.constant([200, 16], tf.int64))
-        return dr.tensorflow.allreduce_gradients([slices, quiet], list(network.values()), compression=compressor, op=hvd.Sum)
+        return dr.tensorflow.allreduce_gradients(
+            [slices, quiet], list(network.values()), compression=compressor, op=hvd.Sum
+        )
 
     for poisoned in ("table", "quiet"):
         for number in range(3):
             before = residuals(compressor)
-            wanted = coefficients(number, network, {"quiet": np.nan} if number == 1 and poisoned == "quiet" else None)
+            wanted = coefficients(
+                number, network, {"quiet": np.nan} if number == 1 and poisoned == "quiet" else None
+            )
             values = np.ones([2, 16], np.float32) + hvd.rank()
             if number == 1 and poisoned == "table":
                 values[0, 0] = 3e38
             step(tf.constant([3, 9 + hvd.rank()], tf.int64), values, wanted["quiet"])
             after = residuals(compressor)
-            assert np.array_equal(after["quiet"], before["quiet"]) == (number == 1), (poisoned, number)
-            assert np.array_equal(after["table"], before["table"]), (poisoned, number)  # whole rows are sent
+            assert np.array_equal(after["quiet"], before["quiet"]) == (number == 1), (
+                poisoned,
+                number,
+            )
+            # whole rows are sent
+            assert np.array_equal(after["table"], before["table"]), (poisoned, number)
     with tf.GradientTape(persistent=True) as tape:
         loss = tf.reduce_sum(tf.gather(network["table"], [1, 2])) + tf.reduce_sum(network["quiet"])
     try:
-        hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, list(network.values()))
+        hvd.DistributedGradientTape(tape, compression=compressor).gradient(
+            loss, list(network.values())
+        )
     except Exception as error:  # AutoGraph puts its own around ours
         assert "expected dense gradients with loss_scale=, got slices" in str(error)
     else:
         raise AssertionError("slices that are never looked at were taken")
-    dense = hvd.DistributedGradientTape(tape, compression=compressor, sparse_as_dense=True).gradient(loss, list(network.values()))
+    dense = hvd.DistributedGradientTape(
+        tape, compression=compressor, sparse_as_dense=True
+    ).gradient(loss, list(network.values()))
     assert all(np.isfinite(one.numpy()).all() for one in dense)
 
 
@@ -258,7 +320,9 @@ class _Batches:
 
     def __init__(self):
         truth = np.random.default_rng(7).standard_normal((48, 40))
-        self.inputs = np.random.default_rng(hvd.rank()).standard_normal((STEPS * 16, 48)).astype(np.float32)
+        self.inputs = (
+            np.random.default_rng(hvd.rank()).standard_normal((STEPS * 16, 48)).astype(np.float32)
+        )
         self.answers = (self.inputs @ truth).astype(np.float32)
         if hvd.rank() == hvd.size() - 1:
             self.inputs[: VOID * 16, 3] = np.inf
@@ -269,25 +333,41 @@ def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
     batches = _Batches()
 
     def fit(first, scale):
-        network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False, kernel_initializer="zeros")])
+        network = tf.keras.Sequential(
+            [tf.keras.layers.Dense(40, use_bias=False, kernel_initializer="zeros")]
+        )
         network.build([None, 48])
         options = {"loss_scale": lambda: network.optimizer.loss_scale} if scale else {}
-        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables, **options)
-        optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.01), compression=compressor)
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables, **options
+        )
+        optimizer = hvd_keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(0.01), compression=compressor
+        )
         if scale:
             optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=scale)
         network.compile(optimizer, loss="mse")
-        network.fit(batches.inputs[first * 16 :], batches.answers[first * 16 :], batch_size=16, shuffle=False, verbose=0)
+        network.fit(
+            batches.inputs[first * 16 :],
+            batches.answers[first * 16 :],
+            batch_size=16,
+            shuffle=False,
+            verbose=0,
+        )
         assert_equal_everywhere(network.trainable_variables, f"fit {scale}")
         return network, compressor
 
     scaled, compressor = fit(0, 2.0**15)
     plain, other = fit(VOID, None)
-    np.testing.assert_allclose(scaled.get_weights()[0], plain.get_weights()[0], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        scaled.get_weights()[0], plain.get_weights()[0], rtol=1e-5, atol=1e-7
+    )
     scale = float(scaled.optimizer.loss_scale.numpy())
     assert scale == 2.0 ** (15 - VOID)
     (kept,), (expected,) = residuals(compressor).values(), residuals(other).values()
-    np.testing.assert_allclose(kept / scale, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        kept / scale, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+    )
 
 
 def scenario_keras_without_loss_scale_is_refused(directory):
@@ -296,13 +376,26 @@ def scenario_keras_without_loss_scale_is_refused(directory):
     for dynamic, memory in ((True, dr.Residual()), (False, dr.Residual()), (True, dr.NoMemory())):
         network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)])
         network.build([None, 48])
-        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), memory, parameters=network.trainable_variables)
-        optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.01), compression=compressor)
-        network.compile(tf.keras.mixed_precision.LossScaleOptimizer(optimizer, dynamic=dynamic, initial_scale=8.0), loss="mse")
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)), memory, parameters=network.trainable_variables
+        )
+        optimizer = hvd_keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(0.01), compression=compressor
+        )
+        network.compile(
+            tf.keras.mixed_precision.LossScaleOptimizer(
+                optimizer, dynamic=dynamic, initial_scale=8.0
+            ),
+            loss="mse",
+        )
         try:
             network.fit(batches.inputs[-32:], batches.answers[-32:], batch_size=16, verbose=0)
         except Exception as error:  # AutoGraph puts its own around ours
-            assert dynamic and memory == dr.Residual() and "give Compressor loss_scale=lambda: model.optimizer.loss_scale" in str(error), error
+            assert (
+                dynamic
+                and memory == dr.Residual()
+                and "give Compressor loss_scale=lambda: model.optimizer.loss_scale" in str(error)
+            ), error
         else:
             assert not dynamic or memory == dr.NoMemory()
 
@@ -313,13 +406,20 @@ def scenario_keras_3_with_a_loss_scale_optimizer(directory):
     batches = _Batches()
 
     def train(first, scale):
-        network = keras.Sequential([keras.layers.Input((48,)), keras.layers.Dense(40, use_bias=False, kernel_initializer="zeros")])
+        network = keras.Sequential(
+            [
+                keras.layers.Input((48,)),
+                keras.layers.Dense(40, use_bias=False, kernel_initializer="zeros"),
+            ]
+        )
         optimizer = keras.optimizers.SGD(0.01)
         if scale:
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
         optimizer.build(network.trainable_variables)
         options = {"loss_scale": lambda: optimizer.dynamic_scale} if scale else {}
-        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables, **options)
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables, **options
+        )
 
         @tf.function
         def step(inputs, answers):
@@ -327,7 +427,9 @@ def scenario_keras_3_with_a_loss_scale_optimizer(directory):
                 loss = tf.reduce_mean((network(inputs, training=True) - answers) ** 2)
                 loss = optimizer.scale_loss(loss) if scale else loss
             tape = hvd.DistributedGradientTape(tape, compression=compressor)
-            gradients = tape.gradient(loss, [variable.value for variable in network.trainable_variables])
+            gradients = tape.gradient(
+                loss, [variable.value for variable in network.trainable_variables]
+            )
             optimizer.apply(gradients, network.trainable_variables)
 
         for number in range(first, STEPS):
@@ -346,7 +448,10 @@ def scenario_keras_3_with_a_loss_scale_optimizer(directory):
 def operations_of(graph):
     """The kinds of operations in a graph and in its functions."""
     definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    nodes = [
+        *definition.node,
+        *(node for function in definition.library.function for node in function.node_def),
+    ]
     return {node.op for node in nodes}
 
 

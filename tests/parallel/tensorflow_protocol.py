@@ -7,7 +7,15 @@ import sys
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from tensorflow_tools import assert_equal_everywhere, batch, compressor_of, make_step, model, run_all, variables
+from tensorflow_tools import (
+    assert_equal_everywhere,
+    batch,
+    compressor_of,
+    make_step,
+    model,
+    run_all,
+    variables,
+)
 
 import deepreduce_hvd as dr
 
@@ -25,16 +33,21 @@ def before_last():
 
 
 def refusal_of(expected, run):
-    """What is wrong with a step that every rank must refuse with ``expected``; no rank waits, nothing has started."""
+    """What is wrong with a step that every rank must refuse with ``expected``; no rank waits,
+    nothing has started.
+    """
     try:
         run()
-    except Exception as error:  # AutoGraph has one of its own, with the text of InvalidArgumentError
+    # AutoGraph has one of its own, with the text of InvalidArgumentError
+    except Exception as error:
         return [] if expected in str(error) else [f"expected {expected}, got {error}"]
     return [f"went on silently, expected {expected}"]
 
 
 def scenario_ranks_that_differ_are_told_in_what(directory):
-    """Eagerly and in a function, with gradients that some ranks compress and others do not, and communicators that measure first."""
+    """Eagerly and in a function, with gradients that some ranks compress and others do not, and
+    communicators that measure first.
+    """
     found = []
     last = f" on rank {hvd.size() - 1}"
     for name, other, usual in (
@@ -45,8 +58,13 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
         for wrap in (tf.function, lambda function: function):
             named = model()
             step = wrap(make_step(named, compressor_of(named, **{name: on_last(other, usual)})))
-            found += refusal_of(f"{SAME}{name}={usual} on {before_last()} and {other}{last}", lambda step=step: step(batch(0)))
-    slices = tf.IndexedSlices(tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64))
+            found += refusal_of(
+                f"{SAME}{name}={usual} on {before_last()} and {other}{last}",
+                lambda step=step: step(batch(0)),
+            )
+    slices = tf.IndexedSlices(
+        tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64)
+    )
     table = tf.Variable(tf.ones([1000, 16]))
     compressor = dr.Compressor(parameters=[("table", table)], dense_below=on_last(0, 1 << 20))
     reduce = lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)  # noqa: E731
@@ -91,11 +109,15 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
 
 
 def scenario_process_sets_that_are_there_already(directory):
-    """Hierarchical uses those that the user has registered, and finds its own of another compressor."""
+    """Hierarchical uses those that the user has registered, and finds its own of another
+    compressor.
+    """
     hvd.add_process_set([1])
     for turn in range(2):
         named = model()
-        make_step(named, compressor_of(named, communicator=dr.Hierarchical(dr.Allgather(), 1)))(batch(0))
+        make_step(named, compressor_of(named, communicator=dr.Hierarchical(dr.Allgather(), 1)))(
+            batch(0)
+        )
         assert_equal_everywhere(variables(named), f"sets {turn}")
 
 
@@ -103,7 +125,8 @@ def scenario_process_sets_that_are_there_already(directory):
 
 
 def scenario_data_that_ends_earlier_on_some_ranks(directory):
-    """After some steps, with messages whose sizes stay the same, which Horovod remembers, and others; and before the first.
+    """After some steps, with messages whose sizes stay the same, which Horovod remembers, and
+    others; and before the first.
 
     On TensorFlow Horovod joins once in a process: later calls of ``hvd.join()`` return at once.
     """
@@ -123,7 +146,9 @@ def scenario_data_that_ends_earlier_on_some_ranks(directory):
     compressor = dr.Compressor(parameters=[("table", table)])
 
     def reduce_slices():
-        slices = tf.IndexedSlices(tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64))
+        slices = tf.IndexedSlices(
+            tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64)
+        )
         return dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
 
     for _ in range(3):

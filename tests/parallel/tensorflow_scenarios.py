@@ -1,4 +1,6 @@
-"""What must hold on every rank, on stock Horovod with TensorFlow; started by test_tensorflow_parallel.py under horovodrun."""
+"""What must hold on every rank, on stock Horovod with TensorFlow; started by
+test_tensorflow_parallel.py under horovodrun.
+"""
 
 import os
 import sys
@@ -39,24 +41,44 @@ from deepreduce_hvd.stages.base import registered
 
 
 def scenario_every_codec_and_memory(directory):
-    """Equal gradients on all ranks, and for memories that keep everything: sent + kept = what came in."""
+    """Equal gradients on all ranks, and for memories that keep everything: sent + kept = what came
+    in.
+    """
     cases = [(dr.Codec(dr.TopK(0.05), index=INDEX[index]), dr.Residual()) for index in INDEX]
     cases += [(dr.Codec(dr.TopK(0.05), value=VALUE[value]), dr.Residual()) for value in VALUE]
-    cases += [(dr.Codec(dr.TopK(0.05), index=INDEX["rice"], value=VALUE["qsgd_4"]), memory) for memory in MEMORIES.values()]
+    cases += [
+        (dr.Codec(dr.TopK(0.05), index=INDEX["rice"], value=VALUE["qsgd_4"]), memory)
+        for memory in MEMORIES.values()
+    ]
     for codec, memory in cases:
         weight = tf.Variable(tf.zeros([48, 40]))
         compressor = dr.Compressor(codec, memory, parameters=[("weight", weight)])
-        reduce = tf.function(lambda gradient, compressor=compressor: hvd.allreduce(gradient, compression=compressor))
+        reduce = tf.function(
+            lambda gradient, compressor=compressor: hvd.allreduce(gradient, compression=compressor)
+        )
         came_in = arrived = 0.0
         for step in range(2):
-            gradient = tf.constant(np.random.default_rng([step, hvd.rank()]).standard_normal((48, 40)) ** 3, tf.float32)
+            gradient = tf.constant(
+                np.random.default_rng([step, hvd.rank()]).standard_normal((48, 40)) ** 3, tf.float32
+            )
             result = reduce(gradient)
             assert_equal_everywhere([result], f"{codec} {memory} {step}")
-            came_in, arrived = came_in + gradient.numpy().astype(np.float64), arrived + result.numpy().astype(np.float64)
+            came_in, arrived = (
+                came_in + gradient.numpy().astype(np.float64),
+                arrived + result.numpy().astype(np.float64),
+            )
         if memory == dr.Residual():
-            kept = compressor.state_dict()["parameters"]["weight"]["memory"]["residual"].reshape(48, 40)
+            kept = compressor.state_dict()["parameters"]["weight"]["memory"]["residual"].reshape(
+                48, 40
+            )
             total = sum_over_ranks(came_in)
-            np.testing.assert_allclose(arrived * hvd.size() + sum_over_ranks(kept), total, rtol=0, atol=2e-6 * np.abs(total).max(), err_msg=repr(codec))
+            np.testing.assert_allclose(
+                arrived * hvd.size() + sum_over_ranks(kept),
+                total,
+                rtol=0,
+                atol=2e-6 * np.abs(total).max(),
+                err_msg=repr(codec),
+            )
 
 
 def scenario_average_is_the_mean_of_what_payloads_decode_to(directory):
@@ -68,7 +90,9 @@ def scenario_average_is_the_mean_of_what_payloads_decode_to(directory):
         for number, gradient in enumerate(local_gradients(model(), batch(0, rank))):
             flat = tf.reshape(gradient, [-1])
             sent = dr.decode(codec.encode(flat)) if flat.shape[0] >= 50 else flat
-            expected[number] = expected[number] + tf.reshape(sent, gradient.shape).numpy() / hvd.size()
+            expected[number] = (
+                expected[number] + tf.reshape(sent, gradient.shape).numpy() / hvd.size()
+            )
     for gradient, mean in zip(gradients, expected):
         np.testing.assert_allclose(gradient.numpy(), mean, rtol=1e-6, atol=1e-9)
 
@@ -87,12 +111,16 @@ def scenario_groups_change_nothing_but_the_messages(directory):
     assert_close(plain, train(3, named=named, groups=[listed[3:], listed[:3]])[0])
     # one gather a group
     compressor = compressor_of(named)
-    graph = tf.function(make_step(named, compressor, groups=2)).get_concrete_function(batch(0)).graph
+    graph = (
+        tf.function(make_step(named, compressor, groups=2)).get_concrete_function(batch(0)).graph
+    )
     assert _count(graph, "HorovodAllgather") == 2
 
 
 def _count(graph, kind):
-    nodes = [node for function in graph.as_graph_def().library.function for node in function.node_def] + list(graph.as_graph_def().node)
+    nodes = [
+        node for function in graph.as_graph_def().library.function for node in function.node_def
+    ] + list(graph.as_graph_def().node)
     return sum(node.op == kind for node in nodes)
 
 
@@ -101,7 +129,9 @@ def scenario_sum_and_predivide(directory):
     averaged = make_step(named, compressor_of(named))(batch(0))
     for options, factor in (({"op": hvd.Sum}, hvd.size()), ({"gradient_predivide_factor": 3.0}, 1)):
         again = model()
-        for one, other in zip(averaged, make_step(again, compressor_of(again), **options)(batch(0))):
+        for one, other in zip(
+            averaged, make_step(again, compressor_of(again), **options)(batch(0))
+        ):
             np.testing.assert_allclose(other.numpy(), factor * one.numpy(), rtol=1e-5, atol=1e-7)
 
 
@@ -110,7 +140,12 @@ def scenario_keras_optimizer_and_fit(directory):
 
     def keras_model():
         named = model()
-        network = tf.keras.Sequential([tf.keras.layers.Dense(columns, activation="tanh" if number < 2 else None) for number, (_, columns) in enumerate(SIZES)])
+        network = tf.keras.Sequential(
+            [
+                tf.keras.layers.Dense(columns, activation="tanh" if number < 2 else None)
+                for number, (_, columns) in enumerate(SIZES)
+            ]
+        )
         network.build([None, 48])
         network.set_weights([variable.numpy() for variable in variables(named)])
         return network
@@ -118,20 +153,32 @@ def scenario_keras_optimizer_and_fit(directory):
     images = np.concatenate([batch(step).numpy() for step in range(4)])
     for eagerly in (False, True):
         network = keras_model()
-        compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=network.trainable_variables, dense_below=50)
-        optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(RATE), compression=compressor)
-        network.compile(optimizer, loss=lambda truth, output: tf.reduce_mean(output**2), run_eagerly=eagerly)
-        network.fit(images, np.zeros(len(images)), batch_size=16, epochs=1, shuffle=False, verbose=0)
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.05)), parameters=network.trainable_variables, dense_below=50
+        )
+        optimizer = hvd_keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(RATE), compression=compressor
+        )
+        network.compile(
+            optimizer, loss=lambda truth, output: tf.reduce_mean(output**2), run_eagerly=eagerly
+        )
+        network.fit(
+            images, np.zeros(len(images)), batch_size=16, epochs=1, shuffle=False, verbose=0
+        )
         expected, _ = train(4)
         for variable, (name, other) in zip(network.trainable_variables, expected):
-            np.testing.assert_allclose(variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6, err_msg=name)
+            np.testing.assert_allclose(
+                variable.numpy(), other.numpy(), rtol=1e-5, atol=1e-6, err_msg=name
+            )
         assert compressor.stats()[network.trainable_variables[0].name]["steps"] == 4
 
 
 def scenario_backward_passes_per_step(directory):
     named = model()
     compressor = compressor_of(named, memory=dr.NoMemory())
-    optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(RATE), compression=compressor, backward_passes_per_step=2)
+    optimizer = hvd_keras.DistributedOptimizer(
+        tf.keras.optimizers.SGD(RATE), compression=compressor, backward_passes_per_step=2
+    )
 
     @tf.function
     def step(images):
@@ -147,7 +194,10 @@ def scenario_backward_passes_per_step(directory):
     by_hand = model()
     other = compressor_of(by_hand, memory=dr.NoMemory())
     for number in (0, 2):
-        first, second = local_gradients(by_hand, batch(number)), local_gradients(by_hand, batch(number + 1))
+        first, second = (
+            local_gradients(by_hand, batch(number)),
+            local_gradients(by_hand, batch(number + 1)),
+        )
         for (_, variable), one, two in zip(by_hand, first, second):
             variable.assign_sub(RATE * hvd.allreduce(one + two, compression=other))
     assert_close(named, by_hand, rtol=1e-5, atol=1e-6)
@@ -161,9 +211,14 @@ def scenario_version_1_optimizer(directory):
         named = model()
         compressor = compressor_of(named, codec)
         images = tf.compat.v1.placeholder(tf.float32, [16, 48])
-        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(RATE), compression=compressor)
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(RATE), compression=compressor
+        )
         training = optimizer.minimize(loss_of(named, images), var_list=variables(named))
-        start = [tf.compat.v1.global_variables_initializer(), tf.compat.v1.local_variables_initializer()]
+        start = [
+            tf.compat.v1.global_variables_initializer(),
+            tf.compat.v1.local_variables_initializer(),
+        ]
         broadcast = hvd.broadcast_global_variables(0)
     batches = [batch(step).numpy() for step in range(3)]
     with tf.compat.v1.Session(graph=graph) as session:
@@ -211,7 +266,9 @@ def scenario_gradient_dtypes(directory):
 
 
 def scenario_embeddings(directory):
-    """sparse_as_dense=True and the wrapper give the same sums; the wrapper returns slices and sends nothing of the dense size."""
+    """sparse_as_dense=True and the wrapper give the same sums; the wrapper returns slices and sends
+    nothing of the dense size.
+    """
     table, twin = (tf.Variable(tf.ones([1000, 16])) for _ in range(2))
     named = [("table", table), ("twin", twin)]
     rows = tf.constant([3, 3, 7 + hvd.rank()])
@@ -230,19 +287,25 @@ def scenario_embeddings(directory):
     def as_dense():
         with tf.GradientTape() as tape:
             value = loss()
-        return hvd.DistributedGradientTape(tape, compression=dense, sparse_as_dense=True).gradient(value, [table, twin])
+        return hvd.DistributedGradientTape(tape, compression=dense, sparse_as_dense=True).gradient(
+            value, [table, twin]
+        )
 
     @tf.function
     def as_slices():
         with tf.GradientTape() as tape:
             value = loss()
-        return dr.tensorflow.allreduce_gradients(tape.gradient(value, [table, twin]), [table, twin], compression=sliced)
+        return dr.tensorflow.allreduce_gradients(
+            tape.gradient(value, [table, twin]), [table, twin], compression=sliced
+        )
 
     for factor, one, other in zip((1, 2), as_dense(), as_slices()):
         np.testing.assert_allclose(one.numpy(), factor * expected, rtol=1e-6)
         assert isinstance(other, tf.IndexedSlices)
         assert other.indices.numpy().tolist() == [3, *(7 + rank for rank in range(hvd.size()))]
-        np.testing.assert_allclose(tf.convert_to_tensor(other).numpy(), factor * expected, rtol=1e-6)
+        np.testing.assert_allclose(
+            tf.convert_to_tensor(other).numpy(), factor * expected, rtol=1e-6
+        )
     for compressor in (dense, sliced):
         for row in compressor.stats().values():
             assert row["sent_bytes"] <= 40 + 16 + 8 * 32, row
@@ -285,18 +348,27 @@ def scenario_resumed_equals_uninterrupted(directory):
             for name in one:
                 assert one[name]["steps"] == two[name]["steps"], name
                 for kind in one[name]["memory"]:
-                    np.testing.assert_array_equal(one[name]["memory"][kind], two[name]["memory"][kind])
+                    np.testing.assert_array_equal(
+                        one[name]["memory"][kind], two[name]["memory"][kind]
+                    )
 
 
 def scenario_a_schedule_stays_out_of_graphs(directory):
     """A warm-up of any length adds next to nothing to a graph, and every step sends what it says."""
 
     def graph_bytes(compressor, named):
-        return tf.function(make_step(named, compressor)).get_concrete_function(batch(0)).graph.as_graph_def().ByteSize()
+        return (
+            tf.function(make_step(named, compressor))
+            .get_concrete_function(batch(0))
+            .graph.as_graph_def()
+            .ByteSize()
+        )
 
     plain, long = model(), model()
     without = graph_bytes(compressor_of(plain, **ALL_COMPRESSED), plain)
-    with_schedule = graph_bytes(compressor_of(long, dr.Codec(dr.TopK(0.05, warmup_steps=100_000)), **ALL_COMPRESSED), long)
+    with_schedule = graph_bytes(
+        compressor_of(long, dr.Codec(dr.TopK(0.05, warmup_steps=100_000)), **ALL_COMPRESSED), long
+    )
     assert with_schedule < without + 20_000, (without, with_schedule)
 
     for eager in (False, True):
@@ -307,12 +379,18 @@ def scenario_a_schedule_stays_out_of_graphs(directory):
         for number in range(5):
             step(batch(number))
             sent = {name: row["sent_values"] for name, row in compressor.stats().items()}
-            assert sent == {name: sparsifier.most_selected(int(np.prod(variable.shape)), number) for name, variable in named}, (number, sent)
+            assert sent == {
+                name: sparsifier.most_selected(int(np.prod(variable.shape)), number)
+                for name, variable in named
+            }, (number, sent)
 
 
 def scenario_retracing_keeps_the_residuals(directory):
     named, other = model(), model()
-    compressor, kept = compressor_of(named, **ALL_COMPRESSED), compressor_of(other, **ALL_COMPRESSED)
+    compressor, kept = (
+        compressor_of(named, **ALL_COMPRESSED),
+        compressor_of(other, **ALL_COMPRESSED),
+    )
     for number in range(3):
         tf.function(make_step(named, compressor))(batch(number))  # traced anew each time
     step = tf.function(make_step(other, kept))
@@ -325,7 +403,11 @@ def scenario_retracing_keeps_the_residuals(directory):
 def scenario_states_of_another_world_size(directory):
     """The residuals' sum over all ranks survives a change of the number of ranks."""
     _, compressor = train(2)
-    np.save(directory / f"tensorflow.{hvd.size()}.{hvd.rank()}.npy", compressor.state_dict(), allow_pickle=True)
+    np.save(
+        directory / f"tensorflow.{hvd.size()}.{hvd.rank()}.npy",
+        compressor.state_dict(),
+        allow_pickle=True,
+    )
     hvd.allreduce(tf.zeros([1]), name="written")
     for size in (2, 3):
         paths = [directory / f"tensorflow.{size}.{rank}.npy" for rank in range(size)]
@@ -335,8 +417,12 @@ def scenario_states_of_another_world_size(directory):
         compressor.load_state_dict(states)
         for name, state in compressor.state_dict()["parameters"].items():
             for kind, part in state["memory"].items():
-                saved = sum(one["parameters"][name]["memory"][kind].astype(np.float64) for one in states)
-                np.testing.assert_allclose(sum_over_ranks(part), saved, rtol=0, atol=1e-6 * np.abs(saved).max())
+                saved = sum(
+                    one["parameters"][name]["memory"][kind].astype(np.float64) for one in states
+                )
+                np.testing.assert_allclose(
+                    sum_over_ranks(part), saved, rtol=0, atol=1e-6 * np.abs(saved).max()
+                )
 
 
 def scenario_a_non_finite_gradient_reaches_every_rank(directory):
@@ -352,7 +438,9 @@ def scenario_a_non_finite_gradient_reaches_every_rank(directory):
 
 
 def scenario_a_codec_of_the_users_own(directory):
-    """Registered in Python, run by NumPy inside the graph: the same training as the built-in of the same bytes."""
+    """Registered in Python, run by NumPy inside the graph: the same training as the built-in of the
+    same bytes.
+    """
 
     class Tenths(dr.ValueCodec):
         stage_id = 200
@@ -369,34 +457,50 @@ def scenario_a_codec_of_the_users_own(directory):
         dr.register(Tenths)
     named, compressor = train(3, dr.Codec(dr.TopK(0.1), value=Tenths()))
     row = compressor.stats()["kernel0"]
-    assert row["steps"] == 3 and row["value_bytes"] == 2 * row["sent_values"] and 0 < row["relative_error"] < 1
+    assert (
+        row["steps"] == 3
+        and row["value_bytes"] == 2 * row["sent_values"]
+        and 0 < row["relative_error"] < 1
+    )
     plain, _ = train(3, dr.Codec(dr.TopK(0.1)))
     assert_close(plain, named, rtol=1e-3, atol=1e-3)
     # eagerly, and without a memory: the payload is all that comes back from NumPy
     weight = tf.Variable(tf.zeros([48, 40]))
-    compressor = dr.Compressor(dr.Codec(dr.TopK(1.0), value=Tenths()), dr.NoMemory(), parameters=[("weight", weight)])
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(1.0), value=Tenths()), dr.NoMemory(), parameters=[("weight", weight)]
+    )
     gradient = tf.fill([48, 40], 0.25 + hvd.rank())
     mean = hvd.allreduce(gradient, compression=compressor)
     np.testing.assert_allclose(mean.numpy(), 0.25 + (hvd.size() - 1) / 2, rtol=1e-3)
 
 
 def scenario_a_memory_of_the_users_own(directory):
-    """Run by NumPy inside the graph, it trains bit for bit as the built-in memory that does the same."""
+    """Run by NumPy inside the graph, it trains bit for bit as the built-in memory that does the
+    same.
+    """
     codec = dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=dr.QSGD(bits=4))
     for communicator in (dr.Allgather(), dr.GTopK()):
         trained = []
         for memory in (dr.Residual(), OwnResidual()):
             named = model()
-            compressor = compressor_of(named, codec, memory, communicator=communicator, **ALL_COMPRESSED)
+            compressor = compressor_of(
+                named, codec, memory, communicator=communicator, **ALL_COMPRESSED
+            )
             train(2, compressor=compressor, named=named, groups=1)
             trained.append((named, compressor.state_dict()["parameters"]))
         (one, built_in), (other, own) = trained
         assert_same(one, other)
         for name, state in own.items():
-            np.testing.assert_array_equal(state["memory"]["kept"], built_in[name]["memory"]["residual"], err_msg=f"{communicator} {name}")
+            np.testing.assert_array_equal(
+                state["memory"]["kept"],
+                built_in[name]["memory"]["residual"],
+                err_msg=f"{communicator} {name}",
+            )
     table = tf.Variable(tf.ones([1000, 16]))
     compressor = dr.Compressor(codec, OwnResidual(), parameters=[("table", table)])
-    slices = tf.IndexedSlices(tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64))
+    slices = tf.IndexedSlices(
+        tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64)
+    )
     try:
         dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
     except dr.InvalidArgumentError as error:

@@ -1,4 +1,6 @@
-"""Several compressors in one process: at once, and one after another; run by tensorflow_scenarios.py."""
+"""Several compressors in one process: at once, and one after another; run by
+tensorflow_scenarios.py.
+"""
 
 import gc
 import os
@@ -17,7 +19,9 @@ SHAPES = ((24, 20), (20, 24), (30, 16))
 
 
 def scenario_two_compressors_in_one_function(directory):
-    """Equal names, and names that differ in what Horovod makes ``_`` of; TensorFlow may run what does not depend on each other at once."""
+    """Equal names, and names that differ in what Horovod makes ``_`` of; TensorFlow may run what
+    does not depend on each other at once.
+    """
     names = ("layer/a", "layer_a", "layer.a")
     for communicators in ((dr.GTopK(), dr.GTopK()), (dr.SplitAllgather(), dr.Allgather())):
 
@@ -25,12 +29,25 @@ def scenario_two_compressors_in_one_function(directory):
             made = []
             for communicator in communicators:
                 named = [(name, tf.Variable(tf.zeros(shape))) for name, shape in zip(names, SHAPES)]
-                made.append((dr.Compressor(dr.Codec(dr.TopK(0.1)), communicator=communicator, parameters=named, dense_below=0), named))
+                made.append(
+                    (
+                        dr.Compressor(
+                            dr.Codec(dr.TopK(0.1)),
+                            communicator=communicator,
+                            parameters=named,
+                            dense_below=0,
+                        ),
+                        named,
+                    )
+                )
             return made
 
         def gradients_of(step):
             random = np.random.default_rng([step, hvd.rank()])
-            return [[tf.constant(random.standard_normal(shape), tf.float32) for shape in SHAPES] for _ in communicators]
+            return [
+                [tf.constant(random.standard_normal(shape), tf.float32) for shape in SHAPES]
+                for _ in communicators
+            ]
 
         at_once, in_turn = compressors(), compressors()
 
@@ -39,20 +56,37 @@ def scenario_two_compressors_in_one_function(directory):
             for own, (compressor, named) in zip(gradients, made):
                 variables = [variable for _, variable in named]
                 with tf.GradientTape() as tape:
-                    loss = tf.add_n([tf.reduce_sum(variable * gradient) for variable, gradient in zip(variables, own)])
-                results.append(hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, variables))
+                    loss = tf.add_n(
+                        [
+                            tf.reduce_sum(variable * gradient)
+                            for variable, gradient in zip(variables, own)
+                        ]
+                    )
+                results.append(
+                    hvd.DistributedGradientTape(tape, compression=compressor).gradient(
+                        loss, variables
+                    )
+                )
             return results
 
         together = tf.function(lambda *flat: reduce([flat[:3], flat[3:]], at_once))
         for step in range(10):
             gradients = gradients_of(step)
-            for number, (mine, expected) in enumerate(zip(together(*gradients[0], *gradients[1]), reduce(gradients, in_turn))):
+            for number, (mine, expected) in enumerate(
+                zip(together(*gradients[0], *gradients[1]), reduce(gradients, in_turn))
+            ):
                 for name, one, other in zip(names, mine, expected):
-                    np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=f"{communicators[number]} {name}, step {step}")
+                    np.testing.assert_array_equal(
+                        one.numpy(),
+                        other.numpy(),
+                        err_msg=f"{communicators[number]} {name}, step {step}",
+                    )
 
 
 def scenario_memory_of_variables_that_are_gone(directory):
-    """Horovod keeps what it was given as compression for ever; what is large goes with the variables."""
+    """Horovod keeps what it was given as compression for ever; what is large goes with the
+    variables.
+    """
 
     def eager():
         variable = tf.Variable(tf.ones([200, 300]))
@@ -66,7 +100,10 @@ def scenario_memory_of_variables_that_are_gone(directory):
         network = tf.keras.Sequential([tf.keras.layers.Dense(200, use_bias=False)])
         network.build([None, 300])
         compressor = dr.Compressor(parameters=network.trainable_variables, communicator=dr.GTopK())
-        network.compile(hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), compression=compressor), loss="mse")
+        network.compile(
+            hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), compression=compressor),
+            loss="mse",
+        )
         network.fit(np.ones([4, 300]), np.ones([4, 200]), verbose=0)
         return compressor, network.trainable_variables
 
@@ -80,7 +117,9 @@ def scenario_memory_of_variables_that_are_gone(directory):
         with tf.Graph().as_default():  # whatever is going on when the last reference goes
             del variables
             gc.collect()
-        assert all(reference() is None for reference in gone), f"{make.__name__}: the compressor keeps its variables"
+        assert all(reference() is None for reference in gone), (
+            f"{make.__name__}: the compressor keeps its variables"
+        )
         for part in held:
             kept = tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=part.dtype)
             assert kept.shape == [0], f"{make.__name__}: {part.name} is still of shape {kept.shape}"

@@ -1,4 +1,6 @@
-"""What the scenarios for TensorFlow share: a small model, its training step, and what every rank must agree on."""
+"""What the scenarios for TensorFlow share: a small model, its training step, and what every rank
+must agree on.
+"""
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -16,16 +18,33 @@ def model(seed=0, dtype=tf.float32):
     random = np.random.default_rng(seed)
     named = []
     for number, (rows, columns) in enumerate(SIZES):
-        named.append((f"kernel{number}", tf.Variable(tf.cast(random.standard_normal((rows, columns)) / 8, dtype), name=f"kernel{number}")))
-        named.append((f"bias{number}", tf.Variable(tf.zeros([columns], dtype), name=f"bias{number}")))
+        named.append(
+            (
+                f"kernel{number}",
+                tf.Variable(
+                    tf.cast(random.standard_normal((rows, columns)) / 8, dtype),
+                    name=f"kernel{number}",
+                ),
+            )
+        )
+        named.append(
+            (f"bias{number}", tf.Variable(tf.zeros([columns], dtype), name=f"bias{number}"))
+        )
     return named
 
 
 def compressor_of(named, codec=None, memory=None, dense_below=50, **options):
-    return dr.Compressor(codec or dr.Codec(dr.TopK(0.05)), memory, parameters=named, dense_below=dense_below, **options)
+    return dr.Compressor(
+        codec or dr.Codec(dr.TopK(0.05)),
+        memory,
+        parameters=named,
+        dense_below=dense_below,
+        **options,
+    )
 
 
-#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen to be fused; payloads' do not
+#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen
+#: to be fused; payloads' do not
 ALL_COMPRESSED = {"dense_below": 0}
 
 
@@ -57,7 +76,9 @@ def make_step(named, compressor, **options):
     def step(images):
         with tf.GradientTape() as tape:
             loss = loss_of(named, images)
-        gradients = hvd.DistributedGradientTape(tape, compression=compressor, **options).gradient(loss, variables(named))
+        gradients = hvd.DistributedGradientTape(tape, compression=compressor, **options).gradient(
+            loss, variables(named)
+        )
         for variable, gradient in zip(variables(named), gradients):
             variable.assign_sub(tf.cast(RATE, variable.dtype) * tf.cast(gradient, variable.dtype))
         return gradients
@@ -65,7 +86,9 @@ def make_step(named, compressor, **options):
     return step
 
 
-def train(steps, codec=None, memory=None, eager=False, compressor=None, named=None, start=0, **options):
+def train(
+    steps, codec=None, memory=None, eager=False, compressor=None, named=None, start=0, **options
+):
     named = named or model()
     compressor = compressor or compressor_of(named, codec, memory)
     step = make_step(named, compressor, **options)
@@ -85,7 +108,9 @@ def assert_equal_everywhere(tensors, what):
 
 def assert_close(one, other, rtol=1e-6, atol=1e-7):
     for (name, first), (_, second) in zip(one, other):
-        np.testing.assert_allclose(first.numpy(), second.numpy(), rtol=rtol, atol=atol, err_msg=name)
+        np.testing.assert_allclose(
+            first.numpy(), second.numpy(), rtol=rtol, atol=atol, err_msg=name
+        )
 
 
 def assert_same(one, other):
@@ -100,4 +125,6 @@ def sum_over_ranks(array):
 def run_all(namespace, directory):
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    scenario_runner.run_all(namespace, directory, hvd, barrier=lambda: hvd.allreduce(tf.zeros([1]), name="barrier"))
+    scenario_runner.run_all(
+        namespace, directory, hvd, barrier=lambda: hvd.allreduce(tf.zeros([1]), name="barrier")
+    )

@@ -19,15 +19,22 @@ SHAPE = (40, 48)
 
 def alike(count):
     """[(name, variable)] of equal shape."""
-    return [(f"layer{number}", tf.Variable(tf.ones(SHAPE), name=f"layer{number}")) for number in range(count)]
+    return [
+        (f"layer{number}", tf.Variable(tf.ones(SHAPE), name=f"layer{number}"))
+        for number in range(count)
+    ]
 
 
 def gradient_of(*key):
-    return tf.constant(np.random.default_rng([*key, hvd.rank()]).standard_normal(SHAPE) ** 3, tf.float32)
+    return tf.constant(
+        np.random.default_rng([*key, hvd.rank()]).standard_normal(SHAPE) ** 3, tf.float32
+    )
 
 
 class Balance:
-    """Of each variable: what came in on all ranks, what was handed out, and what the residuals keep must add up."""
+    """Of each variable: what came in on all ranks, what was handed out, and what the residuals keep
+    must add up.
+    """
 
     def __init__(self, compressor):
         self.compressor = compressor
@@ -44,14 +51,26 @@ class Balance:
             kept = sum_over_ranks(state[name]["memory"]["residual"].reshape(SHAPE))
             total = sum_over_ranks(self.came_in[name])
             np.testing.assert_allclose(
-                self.handed_out[name] * hvd.size() + kept, total, rtol=0, atol=1e-5 * max(np.abs(total).max(), 1), err_msg=f"{what}: {name}"
+                self.handed_out[name] * hvd.size() + kept,
+                total,
+                rtol=0,
+                atol=1e-5 * max(np.abs(total).max(), 1),
+                err_msg=f"{what}: {name}",
             )
 
 
 def tape_step(compressor, sources, gradients, **options):
-    """The reduced gradients of ``sources``, whose gradients are ``gradients``; None leaves a source out of the loss."""
+    """The reduced gradients of ``sources``, whose gradients are ``gradients``; None leaves a source
+    out of the loss.
+    """
     with tf.GradientTape() as tape:
-        loss = tf.add_n([tf.reduce_sum(source * gradient) for source, gradient in zip(sources, gradients) if gradient is not None])
+        loss = tf.add_n(
+            [
+                tf.reduce_sum(source * gradient)
+                for source, gradient in zip(sources, gradients)
+                if gradient is not None
+            ]
+        )
     tape = hvd.DistributedGradientTape(tape, compression=compressor, **options)
     return tape.gradient(loss, sources)
 
@@ -68,7 +87,9 @@ def expect_refusal(call, *words):
 
 
 def scenario_two_functions_of_equal_shapes(directory):
-    """A gradient of exactly zero comes back as zero, whatever another function left behind of its own."""
+    """A gradient of exactly zero comes back as zero, whatever another function left behind of its
+    own.
+    """
     named = alike(2)
     (_, a), (_, b) = named
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named)
@@ -80,14 +101,18 @@ def scenario_two_functions_of_equal_shapes(directory):
         (result,) = step_a(gradient)
         balance.count("layer0", gradient, result)
         (result,) = step_b(tf.zeros(SHAPE))
-        assert not result.numpy().any(), f"step {step}: the gradient of layer1 is zero and has layer0's residual in it"
+        assert not result.numpy().any(), (
+            f"step {step}: the gradient of layer1 is zero and has layer0's residual in it"
+        )
         balance.count("layer1", tf.zeros(SHAPE), result)
     balance.check("two functions")
     assert [row["steps"] for row in compressor.stats().values()] == [3, 3]
 
 
 def scenario_sources_in_any_order_and_number(directory):
-    """Other orders, sources left out, gradients of None, Horovod's groups: every gradient meets its own variable's residual."""
+    """Other orders, sources left out, gradients of None, Horovod's groups: every gradient meets its
+    own variable's residual.
+    """
     named = alike(4)
     variables = dict(named)
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named)
@@ -100,10 +125,16 @@ def scenario_sources_in_any_order_and_number(directory):
         names = [f"layer{index}" for index in order]
 
         def reduce(*gradients, names=names, options=options, nothing=nothing, order=order):
-            given = [None if index in nothing else gradient for index, gradient in zip(order, gradients)]
+            given = [
+                None if index in nothing else gradient for index, gradient in zip(order, gradients)
+            ]
             sources = [variables[name] for name in names]
             bound = compressor.bound_to(sources) if tf.executing_eagerly() else compressor
-            return [result for result in tape_step(bound, sources, given, **options) if result is not None]
+            return [
+                result
+                for result in tape_step(bound, sources, given, **options)
+                if result is not None
+            ]
 
         gradients = [gradient_of(number, index) for index in order]
         for step in (reduce, tf.function(reduce)):
@@ -123,14 +154,21 @@ def scenario_one_tensor_that_is_the_gradient_of_two_variables(directory):
     upstream = gradient_of(0)
     orders = ((0, 1, 2), (2, 0, 1))
     groups = [[named[1][1], named[2][1]], [named[0][1]]]
-    for order, options in ((orders[0], {}), (orders[1], {}), (orders[0], {"groups": groups}), (orders[1], {"groups": groups})):
+    for order, options in (
+        (orders[0], {}),
+        (orders[1], {}),
+        (orders[0], {"groups": groups}),
+        (orders[1], {"groups": groups}),
+    ):
         sources = [named[index][1] for index in order]
 
         @tf.function
         def reduce(sources=sources, options=options):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_sum((sources[0] + sources[1] + 2 * sources[2]) * upstream)
-            return hvd.DistributedGradientTape(tape, compression=compressor, **options).gradient(loss, sources)
+            return hvd.DistributedGradientTape(tape, compression=compressor, **options).gradient(
+                loss, sources
+            )
 
         for index, factor, result in zip(order, (1, 1, 2), reduce()):
             balance.count(f"layer{index}", factor * upstream, result)
@@ -145,7 +183,9 @@ def scenario_gradients_beside_their_variables(directory):
     balance = Balance(compressor)
 
     def as_slices(gradient, rows):
-        return tf.IndexedSlices(tf.gather(gradient, rows), tf.constant(rows), dense_shape=tf.constant(SHAPE))
+        return tf.IndexedSlices(
+            tf.gather(gradient, rows), tf.constant(rows), dense_shape=tf.constant(SHAPE)
+        )
 
     def reduce(*gradients):
         return dr.tensorflow.allreduce_gradients(list(gradients), listed, compression=compressor)
@@ -167,13 +207,17 @@ def scenario_gradients_beside_their_variables(directory):
 
 
 def scenario_eager_tapes_of_equal_shapes(directory):
-    """Horovod traces eager tapes of equal shapes once for all of them: refused by name, and views tell them apart."""
+    """Horovod traces eager tapes of equal shapes once for all of them: refused by name, and views
+    tell them apart.
+    """
     named = alike(2)
     (_, a), (_, b) = named
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named)
     first = gradient_of(0)
     (result,) = tape_step(compressor, [a], [first])
-    expect_refusal(lambda: tape_step(compressor, [b], [gradient_of(1)]), "layer0", "layer1", "bound_to")
+    expect_refusal(
+        lambda: tape_step(compressor, [b], [gradient_of(1)]), "layer0", "layer1", "bound_to"
+    )
     balance = Balance(compressor)
     balance.count("layer0", first, result)
     for step in range(2, 5):
@@ -182,7 +226,11 @@ def scenario_eager_tapes_of_equal_shapes(directory):
             (result,) = tape_step(compressor.bound_to([variable]), [variable], [gradient])
             balance.count(name, gradient, result)
     balance.check("views")
-    expect_refusal(lambda: tape_step(compressor.bound_to([a]), [a, b], [first, first]), "expected the gradient of layer0, of shape", "got that of layer1")
+    expect_refusal(
+        lambda: tape_step(compressor.bound_to([a]), [a, b], [first, first]),
+        "expected the gradient of layer0, of shape",
+        "got that of layer1",
+    )
 
 
 def scenario_a_refused_step_is_none(directory):
@@ -190,9 +238,7 @@ def scenario_a_refused_step_is_none(directory):
     for memory, communicator in ((OwnResidual(), dr.Allgather()), (dr.Residual(), dr.GTopK())):
         named = alike(2)
         (_, a), (_, b) = named
-        compressor = dr.Compressor(
-            dr.Codec(dr.TopK(0.05)), memory, communicator, parameters=named
-        )
+        compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), memory, communicator, parameters=named)
         tape_step(compressor, [a], [gradient_of(0)])
         before = compressor.state_dict()["parameters"]
         for number in range(3):
@@ -205,7 +251,9 @@ def scenario_a_refused_step_is_none(directory):
 
 
 def scenario_allreduce_alone(directory):
-    """hvd.allreduce knows no variables: a shape that several have is refused, a view says which is meant."""
+    """hvd.allreduce knows no variables: a shape that several have is refused, a view says which is
+    meant.
+    """
     named = [*alike(2), ("other", tf.Variable(tf.ones([48, 40])))]
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named)
     for wrap in (lambda call: call, tf.function):
@@ -216,20 +264,33 @@ def scenario_allreduce_alone(directory):
     for step in range(3):
         for name, variable in named[:2]:
             gradient = gradient_of(step, int(name[-1]))
-            balance.count(name, gradient, hvd.allreduce(gradient, compression=compressor.bound_to([variable])))
+            balance.count(
+                name, gradient, hvd.allreduce(gradient, compression=compressor.bound_to([variable]))
+            )
     balance.check("views")
-    expect_refusal(lambda: hvd.allreduce(tf.ones([3]), compression=compressor.bound_to([named[0][1]])), "layer0", "(3,)")
+    expect_refusal(
+        lambda: hvd.allreduce(tf.ones([3]), compression=compressor.bound_to([named[0][1]])),
+        "layer0",
+        "(3,)",
+    )
     expect_refusal(lambda: compressor.bound_to([tf.Variable(1.0, name="stranger")]), "stranger")
     expect_refusal(lambda: compressor.bound_to([]), "at least one variable")
 
 
 def scenario_keras_layers_of_equal_shape(directory):
-    """fit, with a smaller last batch that is traced anew, and another layer frozen in each: its residual waits for it."""
+    """fit, with a smaller last batch that is traced anew, and another layer frozen in each: its
+    residual waits for it.
+    """
     width = 40
-    layers = [tf.keras.layers.Dense(width, use_bias=False, activation="tanh", name=f"alike{number}") for number in range(3)]
+    layers = [
+        tf.keras.layers.Dense(width, use_bias=False, activation="tanh", name=f"alike{number}")
+        for number in range(3)
+    ]
     network = tf.keras.Sequential(layers)
     network.build([None, width])
-    network.set_weights([np.random.default_rng(number).standard_normal([width, width]) / 6 for number in range(3)])
+    network.set_weights(
+        [np.random.default_rng(number).standard_normal([width, width]) / 6 for number in range(3)]
+    )
     random = np.random.default_rng(hvd.rank())
     images = random.standard_normal((40, width)).astype(np.float32)
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=network.trainable_variables)
@@ -238,15 +299,22 @@ def scenario_keras_layers_of_equal_shape(directory):
         for number, layer in enumerate(layers):
             layer.trainable = number != frozen
             steps[layer.name] += 3 * layer.trainable
-        bound = compressor.bound_to(network.trainable_variables)  # the layers that train have equal shapes in three of the fits
+        # the layers that train have equal shapes in three of the fits
+        bound = compressor.bound_to(network.trainable_variables)
         optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), compression=bound)
-        network.compile(optimizer, loss=lambda truth, output: tf.reduce_mean(output**2), run_eagerly=eagerly)
+        network.compile(
+            optimizer, loss=lambda truth, output: tf.reduce_mean(output**2), run_eagerly=eagerly
+        )
         before = compressor.state_dict()["parameters"]
-        network.fit(images, np.zeros(len(images)), batch_size=16, epochs=1, shuffle=False, verbose=0)
+        network.fit(
+            images, np.zeros(len(images)), batch_size=16, epochs=1, shuffle=False, verbose=0
+        )
         assert_equal_everywhere(network.variables, "fit")
         after = compressor.state_dict()["parameters"]
         for number, layer in enumerate(layers):
             name = layer.kernel.name
             assert after[name]["steps"] == steps[layer.name], (name, after[name]["steps"], steps)
-            unchanged = np.array_equal(before[name]["memory"]["residual"], after[name]["memory"]["residual"])
+            unchanged = np.array_equal(
+                before[name]["memory"]["residual"], after[name]["memory"]["residual"]
+            )
             assert unchanged == (number == frozen), name

@@ -1,4 +1,6 @@
-"""A rank that hangs: the others say whom they wait for and, with the settings of docs/troubleshooting.md, end."""
+"""A rank that hangs: the others say whom they wait for and, with the settings of
+docs/troubleshooting.md, end.
+"""
 
 import sys
 from pathlib import Path
@@ -18,7 +20,9 @@ _WAITS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)])
+@pytest.mark.parametrize(
+    ("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)]
+)
 def test_a_stopped_process(worker, ranks):
     """Gloo gives up after its time."""
     expect_to_say(
@@ -28,10 +32,21 @@ def test_a_stopped_process(worker, ranks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)])
+@pytest.mark.parametrize(
+    ("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)]
+)
 def test_a_program_that_does_not_go_on(worker, ranks):
     """Horovod's threads in the process still answer: only the time for stalls ends it."""
-    asleep = r"ank {last} is elsewhere at .*misfortunes\.py:\d+ in load_for_ever in step 6, for \d+ s"
+    asleep = (
+        r"ank {last} is elsewhere at .*misfortunes\.py:\d+ in load_for_ever in step 6, for \d+ s"
+    )
     expect_to_say(
-        worker, ranks, "asleep", _WAITS[worker], asleep, _LAST, HOROVOD_STALL_CHECK_TIME_SECONDS="3", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8"
+        worker,
+        ranks,
+        "asleep",
+        _WAITS[worker],
+        asleep,
+        _LAST,
+        HOROVOD_STALL_CHECK_TIME_SECONDS="3",
+        HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8",
     )

@@ -10,7 +10,13 @@ _SCRIPT = Path(__file__).with_name("killed_peer.py")
 
 
 def expect_that_survivors_end(*arguments, timeout):
-    finished = subprocess.run([sys.executable, _SCRIPT, *arguments], text=True, capture_output=True, timeout=timeout, check=False)
+    finished = subprocess.run(
+        [sys.executable, _SCRIPT, *arguments],
+        text=True,
+        capture_output=True,
+        timeout=timeout,
+        check=False,
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
 
 

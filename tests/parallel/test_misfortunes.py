@@ -20,15 +20,23 @@ IN_ROUNDS = ("tensorflow_misfortunes.py", "rounds")
 
 
 def expect_to_say(worker, ranks, misfortune, *messages, **environment):
-    """The last rank meets the misfortune: all others must say the ``messages``, regular expressions, and end with an error."""
+    """The last rank meets the misfortune: all others must say the ``messages``, regular
+    expressions, and end with an error.
+    """
     script, *arguments = worker
     texts, statuses, _ = survivors.run(ranks, script, misfortune, *arguments, **environment)
     assert all(status not in (0, None) for status in statuses), f"{statuses}\n{texts}"
     for rank, text in enumerate(texts[:-1]):
         for message in messages:
-            assert re.search(message.format(last=ranks - 1), text, re.DOTALL), f"rank {rank} said:\n{text[-6000:]}"
-    if _SILENT in messages:  # a rank that fails early hears nothing of those that fail only because it ends: the last one knows
-        assert any(f"no sign of life from rank {ranks - 1} within" in text for text in texts[:-1]), texts
+            assert re.search(message.format(last=ranks - 1), text, re.DOTALL), (
+                f"rank {rank} said:\n{text[-6000:]}"
+            )
+    # a rank that fails early hears nothing of those that fail only because it ends: the last one
+    # knows
+    if _SILENT in messages:
+        assert any(
+            f"no sign of life from rank {ranks - 1} within" in text for text in texts[:-1]
+        ), texts
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from launch import Reports, scenarios
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
 
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
-    return Reports("tensorflow_communicators.py", tmp_path_factory.mktemp("tensorflow_communicators"))
+    return Reports(
+        "tensorflow_communicators.py", tmp_path_factory.mktemp("tensorflow_communicators")
+    )
 
 
 @pytest.mark.slow  # PyTorch's are not

@@ -12,12 +12,19 @@ from elastic_job import Job, come_and_go
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("communicator", "removal"), [("allgather", "without a commit"), ("allgather", "after a commit"), ("doubling", "without a commit")]
+    ("communicator", "removal"),
+    [
+        ("allgather", "without a commit"),
+        ("allgather", "after a commit"),
+        ("doubling", "without a commit"),
+    ],
 )
 def test_ranks_come_and_go(tmp_path, communicator, removal):
     come_and_go(Job(tmp_path, "tensorflow_elastic.py", communicator, "ours"), removal)
@@ -27,6 +34,8 @@ def test_a_state_that_does_not_keep_the_compressor_is_refused(tmp_path):
     job = Job(tmp_path, "tensorflow_elastic.py", "allgather", "stock")
     try:
         assert job.process.wait(timeout=240) != 0
-        assert "elastic training: expected the compressor among what the state keeps" in job.output()
+        assert (
+            "elastic training: expected the compressor among what the state keeps" in job.output()
+        )
     finally:
         job.close()

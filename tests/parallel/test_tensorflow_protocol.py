@@ -10,7 +10,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from launch import Reports, scenarios
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
 
 
 @pytest.fixture(scope="session")

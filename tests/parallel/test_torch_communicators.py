@@ -16,6 +16,9 @@ def reports(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scenario", scenarios("torch_communicators.py"))
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "processes",
+    [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)],
+)
 def test_scenario(reports, processes, scenario):
     reports.expect_success(processes, scenario)

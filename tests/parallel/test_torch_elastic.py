@@ -1,4 +1,6 @@
-"""Workers that join, are killed and leave, under the real horovodrun --min-np: nothing that memories keep is lost, and training goes on."""
+"""Workers that join, are killed and leave, under the real horovodrun --min-np: nothing that
+memories keep is lost, and training goes on.
+"""
 
 import sys
 from pathlib import Path

@@ -25,21 +25,48 @@ def test_scenario(reports, processes, scenario):
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ("bad_gradient_type_on_one_rank", r"rank 1: InvalidArgumentError: gradient: expected torch\.float32, .*, got torch\.complex64"),
+        (
+            "bad_gradient_type_on_one_rank",
+            r"rank 1: InvalidArgumentError: gradient: expected torch\.float32, .*, got torch\.complex64",
+        ),
         ("other_codec_on_one_rank", r"expected the same compressor configuration on every rank"),
-        pytest.param("other_k_in_rounds", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
-        pytest.param("other_communicator_on_one_rank", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
-        pytest.param("other_order_on_one_rank", r"expected the same compressor configuration on every rank", marks=pytest.mark.slow),
-        pytest.param("other_layers_frozen_on_one_rank", r"freeze the same ones", marks=pytest.mark.slow),
+        pytest.param(
+            "other_k_in_rounds",
+            r"expected the same compressor configuration on every rank",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "other_communicator_on_one_rank",
+            r"expected the same compressor configuration on every rank",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "other_order_on_one_rank",
+            r"expected the same compressor configuration on every rank",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "other_layers_frozen_on_one_rank", r"freeze the same ones", marks=pytest.mark.slow
+        ),
         ("adasum", r"expected a gradient, got a parameter, as op=Adasum"),
-        pytest.param("other_process_set", r"expected Horovod to sum or average over the 1 ranks of the compressor's process set", marks=pytest.mark.slow),
-        pytest.param("min_as_the_operation", r"expected Horovod to sum or average", marks=pytest.mark.slow),
+        pytest.param(
+            "other_process_set",
+            r"expected Horovod to sum or average over the 1 ranks of the compressor's process set",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "min_as_the_operation", r"expected Horovod to sum or average", marks=pytest.mark.slow
+        ),
         pytest.param(
             "elastic_state_without_the_compressor",
             r"elastic training: expected the compressor among what the state keeps",
             marks=pytest.mark.slow,
         ),
-        pytest.param("unnamed_gradient", r"expected the gradient of one of the 6 named parameters", marks=pytest.mark.slow),
+        pytest.param(
+            "unnamed_gradient",
+            r"expected the gradient of one of the 6 named parameters",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_failure_ends_the_job_with_a_message_on_every_rank(failure, message):

@@ -1,4 +1,6 @@
-"""Communicators and buckets on stock Horovod with PyTorch; started by test_torch_communicators.py under horovodrun."""
+"""Communicators and buckets on stock Horovod with PyTorch; started by test_torch_communicators.py
+under horovodrun.
+"""
 
 import itertools
 import sys
@@ -7,7 +9,15 @@ import zlib
 import horovod.torch as hvd
 import numpy as np
 import torch
-from torch_tools import assert_equal_everywhere, backward, gradients, local_gradients, model, run_all, sum_over_ranks
+from torch_tools import (
+    assert_equal_everywhere,
+    backward,
+    gradients,
+    local_gradients,
+    model,
+    run_all,
+    sum_over_ranks,
+)
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
@@ -19,24 +29,35 @@ COMMUNICATORS = [
     dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(), dr.Auto(),
 ]  # fmt: skip
 #: of two ranks each; on three ranks, all are one host
-HIERARCHICAL = [dr.Hierarchical(dr.Allgather(), 3 if hvd.size() == 3 else 2), dr.Hierarchical(dr.RecursiveDoubling(), 1)]
+HIERARCHICAL = [
+    dr.Hierarchical(dr.Allgather(), 3 if hvd.size() == 3 else 2),
+    dr.Hierarchical(dr.RecursiveDoubling(), 1),
+]
 BUCKETS = [0, 10_000, 1 << 30]
 BELOW = 50
 
 
 def codec_for(communicator, *stages):
-    return dr.Codec(dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), *stages)
+    return dr.Codec(
+        dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), *stages
+    )
 
 
 def distributed(network, communicator, codec, prefix="", dense_below=BELOW, **options):
     named = [(prefix + name, parameter) for name, parameter in network.named_parameters()]
-    compressor = dr.Compressor(codec, communicator=communicator, parameters=named, dense_below=dense_below, **options)
+    compressor = dr.Compressor(
+        codec, communicator=communicator, parameters=named, dense_below=dense_below, **options
+    )
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor), compressor
+    return hvd.DistributedOptimizer(
+        optimizer, named_parameters=named, compression=compressor
+    ), compressor
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):
-    for number, (communicator, bucket_bytes) in enumerate(itertools.product(COMMUNICATORS + HIERARCHICAL, BUCKETS[:2])):
+    for number, (communicator, bucket_bytes) in enumerate(
+        itertools.product(COMMUNICATORS + HIERARCHICAL, BUCKETS[:2])
+    ):
         network = model()
         codec = codec_for(communicator, dr.Rice(), dr.QSGD(bits=4))
         optimizer, compressor = distributed(network, communicator, codec, bucket_bytes=bucket_bytes)
@@ -51,16 +72,28 @@ def scenario_equal_parameters_and_nothing_lost(directory):
                 arrived[name] = arrived.get(name, 0) + gradient.double()
             with optimizer.skip_synchronize():
                 optimizer.step()
-            assert_equal_everywhere(network.named_parameters(), f"{communicator} {bucket_bytes} step {step}")
+            assert_equal_everywhere(
+                network.named_parameters(), f"{communicator} {bucket_bytes} step {step}"
+            )
         for name, state in compressor.state_dict()["parameters"].items():
             kept = state["memory"].get("residual", torch.zeros(came_in[name].numel()))
             total_in = sum_over_ranks(came_in[name].view(-1), f"in.{number}.{name}")
-            total = arrived[name].view(-1) * hvd.size() + sum_over_ranks(kept, f"kept.{number}.{name}")
-            torch.testing.assert_close(total, total_in, rtol=0, atol=1e-5 * float(total_in.abs().max()), msg=f"{communicator} {name}")
+            total = arrived[name].view(-1) * hvd.size() + sum_over_ranks(
+                kept, f"kept.{number}.{name}"
+            )
+            torch.testing.assert_close(
+                total,
+                total_in,
+                rtol=0,
+                atol=1e-5 * float(total_in.abs().max()),
+                msg=f"{communicator} {name}",
+            )
 
 
 def scenario_horovod_does_what_the_simulator_does(directory):
-    """The simulator equals the oracles (tests/test_communicators.py); Horovod's allreduce may sum in another order."""
+    """The simulator equals the oracles (tests/test_communicators.py); Horovod's allreduce may sum
+    in another order.
+    """
     for communicator in COMMUNICATORS:
         if isinstance(communicator, dr.Auto):  # it measures, and is one of the others
             continue
@@ -73,7 +106,11 @@ def scenario_horovod_does_what_the_simulator_does(directory):
             for name, gradient in reversed(local_gradients(network, 0, rank).items()):
                 if gradient.numel() >= BELOW:
                     state = (np.zeros(gradient.numel(), dtype=np.float32),)
-                    members.append(BucketMember(name, gradient.reshape(-1).numpy(), state, zlib.crc32(name.encode())))
+                    members.append(
+                        BucketMember(
+                            name, gradient.reshape(-1).numpy(), state, zlib.crc32(name.encode())
+                        )
+                    )
             buckets.append(Bucket(codec, dr.Residual(), members, rank=rank))
         expected = Simulator(hvd.size()).run(communicator, buckets)[hvd.rank()]
         backward(network, 0)
@@ -84,8 +121,12 @@ def scenario_horovod_does_what_the_simulator_does(directory):
             expected.add_to(number, out, 1 / hvd.size())
             got = dict(gradients(network))[member.name].reshape(-1).numpy()
             tolerance = 1e-6 if communicator in (dr.CLTK(), dr.SharedRandomK()) else 0
-            np.testing.assert_allclose(got, out, rtol=tolerance, atol=tolerance, err_msg=f"{communicator} {member.name}")
-            np.testing.assert_array_equal(states[member.name]["memory"]["residual"].numpy(), member.state[0])
+            np.testing.assert_allclose(
+                got, out, rtol=tolerance, atol=tolerance, err_msg=f"{communicator} {member.name}"
+            )
+            np.testing.assert_array_equal(
+                states[member.name]["memory"]["residual"].numpy(), member.state[0]
+            )
         with optimizer.skip_synchronize():
             optimizer.step()
 
@@ -94,9 +135,12 @@ def scenario_buckets_change_nothing_with_allgather(directory):
     trained = []
     for bucket_bytes in BUCKETS:
         network = model()
-        # nothing goes dense: the order in which Horovod sums three ranks depends on what it happens to fuse
+        # nothing goes dense: the order in which Horovod sums three ranks depends on what it happens
+        # to fuse
         codec = dr.Codec(dr.TopK(0.1), dr.Rice(), dr.QSGD(bits=4))
-        optimizer, _ = distributed(network, dr.Allgather(), codec, dense_below=0, bucket_bytes=bucket_bytes)
+        optimizer, _ = distributed(
+            network, dr.Allgather(), codec, dense_below=0, bucket_bytes=bucket_bytes
+        )
         for step in range(3):
             network.zero_grad()
             backward(network, step)
@@ -110,7 +154,9 @@ def scenario_buckets_change_nothing_with_allgather(directory):
 def scenario_not_finite_on_one_rank_is_nan_on_all(directory):
     for communicator in COMMUNICATORS + HIERARCHICAL:
         network = model()
-        optimizer, compressor = distributed(network, communicator, codec_for(communicator), bucket_bytes=10_000)
+        optimizer, compressor = distributed(
+            network, communicator, codec_for(communicator), bucket_bytes=10_000
+        )
         loss = sum(parameter.sum() for parameter in network.parameters())
         (loss * (float("nan") if hvd.rank() == hvd.size() - 1 else 1.0)).backward()
         optimizer.synchronize()
@@ -124,7 +170,9 @@ def scenario_a_frozen_parameter_does_not_hold_up_its_bucket(directory):
     for communicator in (dr.Allgather(), dr.SplitAllgather()):
         network = model()
         network[2].weight.requires_grad_(False)
-        optimizer, _ = distributed(network, communicator, dr.Codec(dr.TopK(0.1)), bucket_bytes=1 << 30)
+        optimizer, _ = distributed(
+            network, communicator, dr.Codec(dr.TopK(0.1)), bucket_bytes=1 << 30
+        )
         for step in range(2):
             network.zero_grad()
             backward(network, step)
@@ -139,7 +187,13 @@ def no_memory(*_):
 def scenario_a_rank_that_fails_makes_all_raise(directory):
     for number, communicator in enumerate(COMMUNICATORS + HIERARCHICAL):
         network = model()
-        optimizer, compressor = distributed(network, communicator, codec_for(communicator), prefix=f"failing{number}.", bucket_bytes=1 << 30)
+        optimizer, compressor = distributed(
+            network,
+            communicator,
+            codec_for(communicator),
+            prefix=f"failing{number}.",
+            bucket_bytes=1 << 30,
+        )
         if hvd.rank() == hvd.size() - 1:
             compressor.adapter._on_host = no_memory
         backward(network, 0)
@@ -152,7 +206,9 @@ def scenario_a_rank_that_fails_makes_all_raise(directory):
 
 
 class BreakingTransport:
-    """Breaks the last byte of the first payload that this rank sends; the handshake before it is none."""
+    """Breaks the last byte of the first payload that this rank sends; the handshake before it is
+    none.
+    """
 
     def __init__(self, transport):
         self.transport = transport
@@ -171,7 +227,10 @@ class BreakingTransport:
         return self.transport.allgather(array if "handshake" in name else self._broken(array), name)
 
     def alltoall(self, parts, name):
-        return self.transport.alltoall([self._broken(part) if rank != self.rank else part for rank, part in enumerate(parts)], name)
+        return self.transport.alltoall(
+            [self._broken(part) if rank != self.rank else part for rank, part in enumerate(parts)],
+            name,
+        )
 
     def broadcast(self, array, root, name):
         return self.transport.broadcast(self._broken(array), root, name)
@@ -179,10 +238,17 @@ class BreakingTransport:
 
 def scenario_what_one_rank_breaks_is_an_error_on_all(directory):
     for number, communicator in enumerate(COMMUNICATORS):
-        if isinstance(communicator, (dr.Auto, dr.SharedRandomK)):  # Auto is one of the others; nothing but numbers travels in SharedRandomK
+        # Auto is one of the others; nothing but numbers travels in SharedRandomK
+        if isinstance(communicator, (dr.Auto, dr.SharedRandomK)):
             continue
         network = model()
-        optimizer, compressor = distributed(network, communicator, codec_for(communicator), prefix=f"broken{number}.", bucket_bytes=1 << 30)
+        optimizer, compressor = distributed(
+            network,
+            communicator,
+            codec_for(communicator),
+            prefix=f"broken{number}.",
+            bucket_bytes=1 << 30,
+        )
         if hvd.rank() == 0:  # CLTK's first leader
             compressor.adapter.transport = BreakingTransport(compressor.adapter.transport)
         backward(network, 0)

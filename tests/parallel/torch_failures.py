@@ -1,4 +1,6 @@
-"""Errors that one rank meets, or all do: the job must end with a message on every rank. Started under horovodrun."""
+"""Errors that one rank meets, or all do: the job must end with a message on every rank. Started
+under horovodrun.
+"""
 
 import sys
 
@@ -88,7 +90,9 @@ def unnamed_gradient():
     network, other = model(), model()
     _, compressor = distributed(other)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(network.parameters(), lr=0.1), named_parameters=network.named_parameters(), compression=compressor
+        torch.optim.SGD(network.parameters(), lr=0.1),
+        named_parameters=network.named_parameters(),
+        compression=compressor,
     )
     backward(network, 0)
     optimizer.step()

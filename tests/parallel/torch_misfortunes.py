@@ -1,4 +1,7 @@
-"""A rank that hangs, is killed, ends or raises an error in the midst of training with PyTorch. Started as one rank of a job."""
+"""A rank that hangs, is killed, ends or raises an error in the midst of training with PyTorch.
+
+Started as one rank of a job.
+"""
 
 import signal
 import sys

@@ -1,4 +1,5 @@
-"""What ranks must agree on, with stock Horovod and PyTorch: configurations, process sets, who takes part.
+"""What ranks must agree on, with stock Horovod and PyTorch: configurations, process sets, who takes
+part.
 
 Started by test_torch_protocol.py under horovodrun.
 """
@@ -26,7 +27,9 @@ def before_last():
 
 
 def expect_refusal(what, expected, run):
-    """Every rank must be told ``expected``, in the first step, and go on to the next scenario: no rank waits, nothing has started."""
+    """Every rank must be told ``expected``, in the first step, and go on to the next scenario: no
+    rank waits, nothing has started.
+    """
     try:
         run()
         expect(False, what, "went on silently")
@@ -36,7 +39,9 @@ def expect_refusal(what, expected, run):
 
 
 def one_step(network, **options):
-    optimizer, compressor = distributed(network, options.pop("codec", None), options.pop("memory", None), compressor_options=options)
+    optimizer, compressor = distributed(
+        network, options.pop("codec", None), options.pop("memory", None), compressor_options=options
+    )
     backward(network, 0)
     optimizer.step()
     return compressor
@@ -46,12 +51,20 @@ def one_step(network, **options):
 
 
 def scenario_ranks_that_differ_are_told_in_what(directory):
-    """Each setting by itself. Communicators that measure, or make process sets, before their first exchange do so after the comparison."""
+    """Each setting by itself.
+
+    Communicators that measure, or make process sets, before their first exchange do so after the
+    comparison.
+    """
     last = f" on rank {hvd.size() - 1}"
 
     def told(name, other, usual, shown_other=None, shown_usual=None, run=None, **options):
         expected = f"{SAME}{name}={shown_usual or usual} on {before_last()} and {shown_other or other}{last}"
-        expect_refusal(name, expected, run or (lambda: one_step(model(), **options, **{name: on_last(other, usual)})))
+        expect_refusal(
+            name,
+            expected,
+            run or (lambda: one_step(model(), **options, **{name: on_last(other, usual)})),
+        )
 
     told("dense_below", 50, 300)
     told("dense_below", 1 << 20, 0)  # on one rank all are dense
@@ -68,6 +81,7 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
 
 def scenario_ranks_with_other_parameters_are_told_which(directory):
     """Number, order, names and shapes; which are frozen; steps of a state that one rank has loaded."""
+
     def parameters(*entries):
         return lambda: dr.Compressor(parameters=entries, dense_below=0).compress(entries[0][1].grad)
 
@@ -79,10 +93,26 @@ def scenario_ranks_with_other_parameters_are_told_which(directory):
     a, b, other = ("a", parameter(30, 4)), ("b", parameter(4, 30)), ("b", parameter(4, 31))
     at = f"{SAME}parameters, number "
     last = f"rank {hvd.size() - 1}"
-    expect_refusal("number", f"{SAME}number of parameters=2 on {before_last()} and 1 on {last}", parameters(*on_last([a], [a, b])))
-    expect_refusal("order", f"{at}0=a (30, 4) on {before_last()} and b (4, 30) on {last}", parameters(*on_last([b, a], [a, b])))
-    expect_refusal("name", f"{at}1=b (4, 30) on {before_last()} and c (4, 30) on {last}", parameters(a, on_last(("c", b[1]), b)))
-    expect_refusal("shape", f"{at}1=b (4, 30) on {before_last()} and b (4, 31) on {last}", parameters(a, on_last(other, b)))
+    expect_refusal(
+        "number",
+        f"{SAME}number of parameters=2 on {before_last()} and 1 on {last}",
+        parameters(*on_last([a], [a, b])),
+    )
+    expect_refusal(
+        "order",
+        f"{at}0=a (30, 4) on {before_last()} and b (4, 30) on {last}",
+        parameters(*on_last([b, a], [a, b])),
+    )
+    expect_refusal(
+        "name",
+        f"{at}1=b (4, 30) on {before_last()} and c (4, 30) on {last}",
+        parameters(a, on_last(("c", b[1]), b)),
+    )
+    expect_refusal(
+        "shape",
+        f"{at}1=b (4, 30) on {before_last()} and b (4, 31) on {last}",
+        parameters(a, on_last(other, b)),
+    )
 
     network = model()
     network[on_last(2, 0)].weight.requires_grad_(False)
@@ -139,14 +169,20 @@ def scenario_a_compressor_that_one_rank_lacks(directory):
     """The others would wait for messages by the names of another compressor."""
     if hvd.rank() == 0:
         kept = dr.Compressor(parameters=model().named_parameters())
-    expect_refusal("more on rank 0", "make the same compressors in the same order on every rank", lambda: one_step(model()))
+    expect_refusal(
+        "more on rank 0",
+        "make the same compressors in the same order on every rank",
+        lambda: one_step(model()),
+    )
     if hvd.rank() > 0:  # numbers are as before on all ranks
         kept = dr.Compressor(parameters=model().named_parameters())
     del kept
 
 
 def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
-    """Ranks that are not in Horovod's set are not waited for; neither by an optimizer nor by hvd.allreduce."""
+    """Ranks that are not in Horovod's set are not waited for; neither by an optimizer nor by
+    hvd.allreduce.
+    """
     some = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
     expected = f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's process set, got another set"
     network = model()
@@ -154,8 +190,13 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
     compressor = dr.Compressor(parameters=named, dense_below=50)
     if some.included():
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor, process_set=some)
-        for call in (lambda: backward(network, 0), lambda: hvd.allreduce(named[0][1].grad, compression=compressor, process_set=some)):
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=named, compression=compressor, process_set=some
+        )
+        for call in (
+            lambda: backward(network, 0),
+            lambda: hvd.allreduce(named[0][1].grad, compression=compressor, process_set=some),
+        ):
             try:
                 call()
                 expect(False, "went on silently")
@@ -169,11 +210,15 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
 
 
 def scenario_process_sets_that_are_there_already(directory):
-    """Hierarchical uses those that the user has registered, and finds its own of another compressor, and new ones of a removed one."""
+    """Hierarchical uses those that the user has registered, and finds its own of another
+    compressor, and new ones of a removed one.
+    """
     mine = hvd.add_process_set([1])
     for turn in range(3):
         network = model()
-        optimizer, _ = distributed(network, compressor_options={"communicator": dr.Hierarchical(dr.Allgather(), 1)})
+        optimizer, _ = distributed(
+            network, compressor_options={"communicator": dr.Hierarchical(dr.Allgather(), 1)}
+        )
         backward(network, 0)
         optimizer.step()
         assert_equal_everywhere(network.named_parameters(), f"sets {turn}")
@@ -182,7 +227,9 @@ def scenario_process_sets_that_are_there_already(directory):
 
 
 def scenario_compressors_of_overlapping_process_sets_in_any_order(directory):
-    """Rank 0 begins with the compressor of all ranks, rank 1 with that of ranks 0 and 1; each would wait for the other."""
+    """Rank 0 begins with the compressor of all ranks, rank 1 with that of ranks 0 and 1; each would
+    wait for the other.
+    """
     if hvd.size() < 3:  # two sets of the same ranks have one handshake
         return
     some = hvd.add_process_set([0, 1])
@@ -190,10 +237,15 @@ def scenario_compressors_of_overlapping_process_sets_in_any_order(directory):
     for number, process_set in enumerate((hvd.global_process_set, some)):
         if process_set.included():
             network = model()
-            names = [(f"part{number}.{name}", parameter) for name, parameter in network.named_parameters()]
+            names = [
+                (f"part{number}.{name}", parameter)
+                for name, parameter in network.named_parameters()
+            ]
             compressor = dr.Compressor(parameters=names, dense_below=50, process_set=process_set)
             optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-            optimizer = hvd.DistributedOptimizer(optimizer, names, compression=compressor, process_set=process_set)
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, names, compression=compressor, process_set=process_set
+            )
             parts.append((network, optimizer))
     for network, _ in reversed(parts) if hvd.rank() == 1 else parts:
         backward(network, 0)
@@ -207,7 +259,9 @@ def scenario_compressors_of_overlapping_process_sets_in_any_order(directory):
 
 
 def expect_a_missing_rank_to_be_named(what, missing, take_part):
-    """The ``missing`` ranks have called hvd.join(); each of the others is told so when it takes part, and then joins them."""
+    """The ``missing`` ranks have called hvd.join(); each of the others is told so when it takes
+    part, and then joins them.
+    """
     if hvd.rank() not in missing:
         try:
             take_part()
@@ -221,7 +275,9 @@ def expect_a_missing_rank_to_be_named(what, missing, take_part):
 
 
 def scenario_data_that_ends_earlier_on_some_ranks(directory):
-    """After an odd and an even number of steps, with messages whose sizes stay the same, which Horovod remembers, and others."""
+    """After an odd and an even number of steps, with messages whose sizes stay the same, which
+    Horovod remembers, and others.
+    """
     constant = dr.Codec(dr.TopK(0.05), dr.RawIndex(), dr.RawValue())
     for communicator in (
         dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.CLTK(), dr.SharedRandomK(), dr.Hierarchical(dr.Allgather(), 1), dr.Auto(),
@@ -230,7 +286,11 @@ def scenario_data_that_ends_earlier_on_some_ranks(directory):
             if communicator == dr.SharedRandomK():
                 codec = dr.Codec(dr.RandomK(0.05), codec.index, codec.value)
             network = model()
-            optimizer, _ = distributed(network, codec, compressor_options={"communicator": communicator, "bucket_bytes": 10_000})
+            optimizer, _ = distributed(
+                network,
+                codec,
+                compressor_options={"communicator": communicator, "bucket_bytes": 10_000},
+            )
             for step in range(count):
                 optimizer.zero_grad()
                 backward(network, step)
@@ -247,7 +307,9 @@ def scenario_data_that_ends_earlier_on_some_ranks(directory):
 def scenario_a_rank_without_data(directory):
     network = model()
     optimizer, _ = distributed(network)
-    expect_a_missing_rank_to_be_named("no data", [0], lambda: (backward(network, 0), optimizer.step()))
+    expect_a_missing_rank_to_be_named(
+        "no data", [0], lambda: (backward(network, 0), optimizer.step())
+    )
 
 
 def scenario_data_that_ends_earlier_without_an_optimizer(directory):
@@ -269,7 +331,13 @@ def scenario_what_is_not_compressed_may_end_earlier(directory):
         optimizer.zero_grad()
         network["weight"].sum().backward()
         optimizer.synchronize()
-        expect(torch.allclose(network["weight"].grad, torch.full((8,), 1 / hvd.size() if step else 1.0)), step, network["weight"].grad)
+        expect(
+            torch.allclose(
+                network["weight"].grad, torch.full((8,), 1 / hvd.size() if step else 1.0)
+            ),
+            step,
+            network["weight"].grad,
+        )
     hvd.join()
 
 
@@ -277,15 +345,21 @@ def scenario_what_is_not_compressed_may_end_earlier(directory):
 
 
 def scenario_a_memory_on_a_rank_that_does_not_send_it(directory):
-    """A state of a job whose hosts had one rank each: here only the first rank of the host has a memory that is sent."""
+    """A state of a job whose hosts had one rank each: here only the first rank of the host has a
+    memory that is sent.
+    """
     network = model()
-    optimizer, compressor = distributed(network, compressor_options={"communicator": dr.Hierarchical(dr.Allgather())})
+    optimizer, compressor = distributed(
+        network, compressor_options={"communicator": dr.Hierarchical(dr.Allgather())}
+    )
     own = compressor.state_dict()
     states = []
     for rank in range(hvd.size()):
         parameters = {}
         for name, entry in own["parameters"].items():
-            memory = {kind: torch.full_like(part, 1.0 + rank) for kind, part in entry["memory"].items()}
+            memory = {
+                kind: torch.full_like(part, 1.0 + rank) for kind, part in entry["memory"].items()
+            }
             parameters[name] = {**entry, "steps": 3, "memory": memory}
         states.append({**own, "rank": rank, "parameters": parameters})
     try:
@@ -307,4 +381,11 @@ def scenario_a_memory_on_a_rank_that_does_not_send_it(directory):
 if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
-    run_all({name: reporting(value) for name, value in globals().items() if name.startswith("scenario_")}, sys.argv[1])
+    run_all(
+        {
+            name: reporting(value)
+            for name, value in globals().items()
+            if name.startswith("scenario_")
+        },
+        sys.argv[1],
+    )

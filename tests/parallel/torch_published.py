@@ -1,4 +1,5 @@
-"""The published dictionaries of GRACE and DeepReduce train on stock Horovod, with what GRACE's stages would give.
+"""The published dictionaries of GRACE and DeepReduce train on stock Horovod, with what GRACE's
+stages would give.
 
 Started by test_torch_published.py under horovodrun.
 """
@@ -9,7 +10,15 @@ import warnings
 import horovod.torch as hvd
 import torch
 from published_params import PUBLISHED
-from torch_tools import assert_equal_everywhere, backward, gradients, local_gradients, model, run_all, sum_over_ranks
+from torch_tools import (
+    assert_equal_everywhere,
+    backward,
+    gradients,
+    local_gradients,
+    model,
+    run_all,
+    sum_over_ranks,
+)
 
 import deepreduce_hvd as dr
 
@@ -21,7 +30,11 @@ def trained(params, steps, after=lambda network, step: None):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compressor = dr.from_params(params, named)
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(network.parameters(), lr=0.1), named_parameters=named, compression=compressor)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1),
+        named_parameters=named,
+        compression=compressor,
+    )
     for step in range(steps):
         own = local_gradients(network, step)
         optimizer.zero_grad()
@@ -39,11 +52,16 @@ def scenario_every_published_dictionary_trains(directory):
         start = dict(model().named_parameters())
         assert_equal_everywhere(list(network.named_parameters()), f"published.{number}")
         for name, parameter in network.named_parameters():
-            assert torch.isfinite(parameter).all() and not torch.equal(parameter, start[name]), (published.source, name)
+            assert torch.isfinite(parameter).all() and not torch.equal(parameter, start[name]), (
+                published.source,
+                name,
+            )
 
 
 def scenario_topk_with_residual_is_that_of_grace(directory):
-    """Of every tensor, however small: the mean over ranks of the largest 30 % of gradient plus residual."""
+    """Of every tensor, however small: the mean over ranks of the largest 30 % of gradient plus
+    residual.
+    """
     residuals = {}
 
     def expect_grace(network, own):
@@ -53,15 +71,24 @@ def scenario_topk_with_residual_is_that_of_grace(directory):
             sent = torch.zeros_like(accumulated).index_copy(0, kept, accumulated[kept])
             residuals[name] = (accumulated - sent).view(reduced.shape)
             expected = sum_over_ranks(sent, f"sent.{name}") / hvd.size()
-            assert torch.allclose(reduced.reshape(-1).double(), expected, rtol=1e-5, atol=1e-9), name
+            assert torch.allclose(reduced.reshape(-1).double(), expected, rtol=1e-5, atol=1e-9), (
+                name
+            )
 
-    trained({"compressor": "topk", "memory": "residual", "communicator": "allgather"}, 4, expect_grace)
+    trained(
+        {"compressor": "topk", "memory": "residual", "communicator": "allgather"}, 4, expect_grace
+    )
 
 
 def scenario_none_with_allreduce_is_plain_horovod(directory):
     def expect_mean(network, own):
         for name, reduced in gradients(network):
-            assert torch.allclose(reduced.double(), sum_over_ranks(own[name], f"own.{name}") / hvd.size(), rtol=1e-5, atol=1e-9), name
+            assert torch.allclose(
+                reduced.double(),
+                sum_over_ranks(own[name], f"own.{name}") / hvd.size(),
+                rtol=1e-5,
+                atol=1e-9,
+            ), name
 
     trained({"compressor": "none", "memory": "none", "communicator": "allreduce"}, 2, expect_mean)
 

@@ -1,4 +1,6 @@
-"""What must hold on every rank, on stock Horovod with PyTorch; started by test_torch_parallel.py under horovodrun."""
+"""What must hold on every rank, on stock Horovod with PyTorch; started by test_torch_parallel.py
+under horovodrun.
+"""
 
 import itertools
 import sys
@@ -25,7 +27,9 @@ import deepreduce_hvd as dr
 
 
 def scenario_every_codec_and_memory(directory):
-    """Equal parameters after every step, and for memories that keep everything: sent + kept = what came in."""
+    """Equal parameters after every step, and for memories that keep everything: sent + kept = what
+    came in.
+    """
     # every codec of either kind beside a plain one, and lossy ones together
     codecs = [(index, "raw_value") for index in INDEX] + [("raw_index", value) for value in VALUE]
     codecs += [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
@@ -38,7 +42,12 @@ def scenario_every_codec_and_memory(directory):
         for step in range(2):
             network.zero_grad()
             loss = network(batch(step)).pow(2).mean()
-            before = dict(zip((name for name, _ in network.named_parameters()), torch.autograd.grad(loss, list(network.parameters()), retain_graph=True)))
+            before = dict(
+                zip(
+                    (name for name, _ in network.named_parameters()),
+                    torch.autograd.grad(loss, list(network.parameters()), retain_graph=True),
+                )
+            )
             loss.backward()
             optimizer.synchronize()
             for name, gradient in gradients(network):
@@ -46,15 +55,25 @@ def scenario_every_codec_and_memory(directory):
                 arrived[name] = arrived.get(name, 0) + gradient.double()
             with optimizer.skip_synchronize():
                 optimizer.step()
-            assert_equal_everywhere(network.named_parameters(), f"{index} {value} {memory} step {step} {number}")
+            assert_equal_everywhere(
+                network.named_parameters(), f"{index} {value} {memory} step {step} {number}"
+            )
         if MEMORIES[memory] == dr.Residual():
             for name, state in compressor.state_dict()["parameters"].items():
                 kept = state["memory"].get("residual", torch.zeros(1)).view(-1)
                 total_in = sum_over_ranks(came_in[name].view(-1), f"in.{number}.{name}")
-                total_kept = sum_over_ranks(kept.expand(total_in.numel()).contiguous(), f"kept.{number}.{name}")
+                total_kept = sum_over_ranks(
+                    kept.expand(total_in.numel()).contiguous(), f"kept.{number}.{name}"
+                )
                 total_arrived = arrived[name].view(-1) * hvd.size()
                 scale = float(total_in.abs().max())
-                torch.testing.assert_close(total_arrived + total_kept, total_in, rtol=0, atol=2e-6 * scale, msg=f"{index} {value} {name}")
+                torch.testing.assert_close(
+                    total_arrived + total_kept,
+                    total_in,
+                    rtol=0,
+                    atol=2e-6 * scale,
+                    msg=f"{index} {value} {name}",
+                )
 
 
 def scenario_average_is_the_mean_of_what_payloads_decode_to(directory):
@@ -77,7 +96,9 @@ def scenario_average_is_the_mean_of_what_payloads_decode_to(directory):
 
 def _train(steps, codec=None, memory=None, sparsity=0.05, **options):
     network = model()
-    optimizer, compressor = distributed(network, codec or dr.Codec(dr.TopK(sparsity)), memory, **options)
+    optimizer, compressor = distributed(
+        network, codec or dr.Codec(dr.TopK(sparsity)), memory, **options
+    )
     for step in range(steps):
         network.zero_grad()
         backward(network, step)
@@ -89,7 +110,9 @@ def _train(steps, codec=None, memory=None, sparsity=0.05, **options):
 def scenario_sum_is_size_times_average(directory):
     averaged, _ = _train(1)
     network = model()
-    optimizer, _ = distributed(network, op=hvd.Sum, optimizer=torch.optim.SGD(network.parameters(), lr=0.1 / hvd.size()))
+    optimizer, _ = distributed(
+        network, op=hvd.Sum, optimizer=torch.optim.SGD(network.parameters(), lr=0.1 / hvd.size())
+    )
     backward(network, 0)
     optimizer.step()
     for (name, one), (_, other) in zip(averaged.named_parameters(), network.named_parameters()):
@@ -113,7 +136,9 @@ def scenario_groups_change_nothing(directory):
         network.zero_grad()
         backward(network, step)
         optimizer.step()
-    for (name, one), (_, two), (_, three) in zip(plain.named_parameters(), by_number.named_parameters(), network.named_parameters()):
+    for (name, one), (_, two), (_, three) in zip(
+        plain.named_parameters(), by_number.named_parameters(), network.named_parameters()
+    ):
         torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7, msg=name)
         torch.testing.assert_close(one, three, rtol=1e-6, atol=1e-7, msg=name)
 
@@ -141,7 +166,9 @@ def scenario_process_set(directory):
     process_set = hvd.add_process_set(members)
     if hvd.rank() in members:
         network = model()
-        optimizer, _ = distributed(network, compressor_options={"process_set": process_set}, process_set=process_set)
+        optimizer, _ = distributed(
+            network, compressor_options={"process_set": process_set}, process_set=process_set
+        )
         for step in range(2):
             network.zero_grad()
             backward(network, step)
@@ -155,11 +182,15 @@ class _TwoHeads(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.heads = torch.nn.ModuleList([torch.nn.Linear(48, 30), torch.nn.Linear(48, 30), torch.nn.Linear(48, 30)])
+        self.heads = torch.nn.ModuleList(
+            [torch.nn.Linear(48, 30), torch.nn.Linear(48, 30), torch.nn.Linear(48, 30)]
+        )
 
 
 def scenario_missing_gradients(directory):
-    """A parameter without a gradient on some ranks, then on all: zeros there, and its residual goes on."""
+    """A parameter without a gradient on some ranks, then on all: zeros there, and its residual goes
+    on.
+    """
     network = _TwoHeads()
     optimizer, _ = distributed(network)
     for step in range(4):
@@ -200,13 +231,19 @@ def scenario_zero_grad_both_ways_train_alike(directory):
 
 
 def scenario_loss_scaling_skips_an_overflow_everywhere(directory):
-    """An overflow on one rank: every rank skips, and every residual is bit for bit what it was before the step."""
+    """An overflow on one rank: every rank skips, and every residual is bit for bit what it was
+    before the step.
+    """
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     network = model()
-    optimizer, compressor = distributed(network, compressor_options={"loss_scale": scaler.get_scale})
+    optimizer, compressor = distributed(
+        network, compressor_options={"loss_scale": scaler.get_scale}
+    )
     for step in range(5):
         network.zero_grad()
-        before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+        before = {
+            name: parameter.detach().clone() for name, parameter in network.named_parameters()
+        }
         kept = compressor.state_dict()["parameters"]
         loss = network(batch(step)).pow(2).mean()
         if step == 2 and hvd.rank() == hvd.size() - 1:
@@ -217,13 +254,18 @@ def scenario_loss_scaling_skips_an_overflow_everywhere(directory):
         with optimizer.skip_synchronize():
             scaler.step(optimizer)
         scaler.update()
-        changed = any(not torch.equal(parameter, before[name]) for name, parameter in network.named_parameters())
+        changed = any(
+            not torch.equal(parameter, before[name])
+            for name, parameter in network.named_parameters()
+        )
         assert changed == (step != 2), f"step {step}: parameters changed: {changed}"
         if step == 2:
             assert scaler.get_scale() == 512.0
             for name, state in compressor.state_dict()["parameters"].items():
                 for kind, part in state["memory"].items():
-                    assert torch.equal(part, kept[name]["memory"][kind]), f"{name} {kind} changed in the skipped step"
+                    assert torch.equal(part, kept[name]["memory"][kind]), (
+                        f"{name} {kind} changed in the skipped step"
+                    )
         assert_equal_everywhere(network.named_parameters(), f"step {step}")
 
 
@@ -233,7 +275,10 @@ def scenario_residuals_follow_the_loss_scale(directory):
     for scales in ((1.0, 1.0, 1.0, 1.0), (1.0, 4.0, 2.0, 16.0)):
         network = model()
         current = [1.0]
-        optimizer, _ = distributed(network, compressor_options={"loss_scale": lambda current=current: current[0], **ALL_COMPRESSED})
+        optimizer, _ = distributed(
+            network,
+            compressor_options={"loss_scale": lambda current=current: current[0], **ALL_COMPRESSED},
+        )
         for step, scale in enumerate(scales):
             current[0] = scale
             network.zero_grad()
@@ -269,17 +314,30 @@ def scenario_layouts(directory):
     transposed = torch.nn.Parameter(torch.randn(40, 30).t())
     expanded = torch.nn.Parameter(torch.randn(20, 10))
     scalar = torch.nn.Parameter(torch.tensor(2.0))
-    network = torch.nn.ParameterDict({"weight": weight, "transposed": transposed, "expanded": expanded, "scalar": scalar})
-    optimizer, _ = distributed(network, dr.Codec(dr.NoneSparsifier()), optimizer=torch.optim.SGD(network.parameters(), lr=1.0))
+    network = torch.nn.ParameterDict(
+        {"weight": weight, "transposed": transposed, "expanded": expanded, "scalar": scalar}
+    )
+    optimizer, _ = distributed(
+        network,
+        dr.Codec(dr.NoneSparsifier()),
+        optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
+    )
     factor = float(hvd.rank() + 1)
-    coefficients = {name: torch.arange(parameter.numel(), dtype=torch.float32).view(parameter.shape) for name, parameter in network.items()}
-    loss = sum((network[name] * coefficients[name]).sum() * factor for name in ("weight", "transposed"))
+    coefficients = {
+        name: torch.arange(parameter.numel(), dtype=torch.float32).view(parameter.shape)
+        for name, parameter in network.items()
+    }
+    loss = sum(
+        (network[name] * coefficients[name]).sum() * factor for name in ("weight", "transposed")
+    )
     loss = loss + network["expanded"].sum() * factor + network["scalar"] * factor
     loss.backward()
     optimizer.synchronize()
     mean = sum(range(1, hvd.size() + 1)) / hvd.size()
     for name in ("weight", "transposed"):
-        torch.testing.assert_close(network[name].grad, coefficients[name] * mean, rtol=1e-6, atol=0, msg=name)
+        torch.testing.assert_close(
+            network[name].grad, coefficients[name] * mean, rtol=1e-6, atol=0, msg=name
+        )
     torch.testing.assert_close(network["expanded"].grad, torch.full((20, 10), mean))
     torch.testing.assert_close(network["scalar"].grad, torch.tensor(mean))
     with optimizer.skip_synchronize():
@@ -290,9 +348,12 @@ def scenario_sparse_embedding_gradients(directory):
     """Duplicates are merged, the result is sparse, and nothing of the dense size is sent."""
     torch.manual_seed(0)
     table = torch.nn.Embedding(1000, 16, sparse=True)
-    twin = torch.nn.Embedding(1000, 16, sparse=True)  # the same shape: which one a gradient belongs to must be told
+    # the same shape: which one a gradient belongs to must be told
+    twin = torch.nn.Embedding(1000, 16, sparse=True)
     network = torch.nn.ModuleDict({"table": table, "twin": twin})
-    optimizer, compressor = distributed(network, dr.Codec(dr.TopK(1.0)), dr.NoMemory(), sparse_as_dense=True)
+    optimizer, compressor = distributed(
+        network, dr.Codec(dr.TopK(1.0)), dr.NoMemory(), sparse_as_dense=True
+    )
     rows = torch.tensor([3, 3, 7 + hvd.rank()])
     expected = {"table": torch.zeros(1000, 16), "twin": torch.zeros(1000, 16)}
     for rank in range(hvd.size()):
@@ -304,7 +365,9 @@ def scenario_sparse_embedding_gradients(directory):
     for name, embedding in network.items():
         assert embedding.weight.grad.is_sparse, name
         assert embedding.weight.grad.coalesce().indices().numel() == 1 + hvd.size(), name
-        torch.testing.assert_close(embedding.weight.grad.to_dense(), expected[name], rtol=1e-6, atol=0, msg=name)
+        torch.testing.assert_close(
+            embedding.weight.grad.to_dense(), expected[name], rtol=1e-6, atol=0, msg=name
+        )
         row = compressor.stats()[f"{name}.weight"]
         assert row["sent_bytes"] <= 40 + 16 + 8 * 32, row
     with optimizer.skip_synchronize():
@@ -314,6 +377,7 @@ def scenario_sparse_embedding_gradients(directory):
 
 def scenario_resumed_equals_uninterrupted(directory):
     for memory in MEMORIES.values():
+
         def run(network, optimizer, steps):
             for step in steps:
                 network.zero_grad()
@@ -339,11 +403,15 @@ def scenario_resumed_equals_uninterrupted(directory):
         one, two = compressor.state_dict()["parameters"], other.state_dict()["parameters"]
         for name in one:
             for kind in one[name]["memory"]:
-                assert torch.equal(one[name]["memory"][kind], two[name]["memory"][kind]), f"{memory} {name} {kind}"
+                assert torch.equal(one[name]["memory"][kind], two[name]["memory"][kind]), (
+                    f"{memory} {name} {kind}"
+                )
 
 
 def scenario_states_of_another_world_size(directory):
-    """The residuals' sum over all ranks survives a change of the number of ranks; needs the other run's states when there."""
+    """The residuals' sum over all ranks survives a change of the number of ranks; needs the other
+    run's states when there.
+    """
     network, compressor = _train(2)
     torch.save(compressor.state_dict(), directory / f"world.{hvd.size()}.{hvd.rank()}.pt")
     hvd.barrier()
@@ -369,7 +437,9 @@ def scenario_states_of_another_world_size(directory):
 
 
 def scenario_a_memory_of_the_users_own(directory):
-    """Run by NumPy, it trains bit for bit as the built-in memory that does the same, with every communicator."""
+    """Run by NumPy, it trains bit for bit as the built-in memory that does the same, with every
+    communicator.
+    """
     lossy = {"index": dr.Rice(), "value": dr.QSGD(bits=4)}
     topk, random = dr.Codec(dr.TopK(0.1), **lossy), dr.Codec(dr.RandomK(0.1), **lossy)
     cases = [

@@ -1,4 +1,6 @@
-"""What the scenarios for PyTorch share: a small model, its distributed optimizer, and what every rank must agree on."""
+"""What the scenarios for PyTorch share: a small model, its distributed optimizer, and what every
+rank must agree on.
+"""
 
 import horovod.torch as hvd
 import numpy as np
@@ -10,20 +12,33 @@ import deepreduce_hvd as dr
 
 def model(seed=0, dtype=torch.float32):
     torch.manual_seed(seed)
-    layers = torch.nn.Sequential(torch.nn.Linear(48, 64), torch.nn.Tanh(), torch.nn.Linear(64, 40), torch.nn.Tanh(), torch.nn.Linear(40, 3))
+    layers = torch.nn.Sequential(
+        torch.nn.Linear(48, 64),
+        torch.nn.Tanh(),
+        torch.nn.Linear(64, 40),
+        torch.nn.Tanh(),
+        torch.nn.Linear(40, 3),
+    )
     return layers.to(dtype)
 
 
-def distributed(network, codec=None, memory=None, optimizer=None, compressor_options=None, **options):
+def distributed(
+    network, codec=None, memory=None, optimizer=None, compressor_options=None, **options
+):
     """(optimizer, compressor) of stock Horovod over ``network``."""
     named = list(network.named_parameters())
     settings = {"dense_below": 50, **(compressor_options or {})}
-    compressor = dr.Compressor(codec or dr.Codec(dr.TopK(0.05)), memory, parameters=named, **settings)
+    compressor = dr.Compressor(
+        codec or dr.Codec(dr.TopK(0.05)), memory, parameters=named, **settings
+    )
     optimizer = optimizer or torch.optim.SGD(network.parameters(), lr=0.1)
-    return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=compressor, **options), compressor
+    return hvd.DistributedOptimizer(
+        optimizer, named_parameters=named, compression=compressor, **options
+    ), compressor
 
 
-#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen to be fused; payloads' do not
+#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen
+#: to be fused; payloads' do not
 ALL_COMPRESSED = {"dense_below": 0}
 
 
@@ -40,7 +55,9 @@ def backward(network, step, rank=None):
 def assert_equal_everywhere(tensors, what, process_set=hvd.global_process_set):
     """Bit equality of (name, tensor) pairs on all ranks of the set."""
     own = np.concatenate([tensor.detach().double().reshape(-1).numpy() for _, tensor in tensors])
-    gathered = hvd.allgather(torch.from_numpy(own).view(1, -1), name=f"check.{what}", process_set=process_set)
+    gathered = hvd.allgather(
+        torch.from_numpy(own).view(1, -1), name=f"check.{what}", process_set=process_set
+    )
     for rank, other in enumerate(gathered):
         assert torch.equal(other, gathered[0]), f"{what}: rank {rank} differs from rank 0"
 
@@ -50,7 +67,9 @@ def gradients(network):
 
 
 def local_gradients(network, step, rank=None):
-    """{name: gradient} of a rank's batch, this one's by default, by an independent backward pass on a copy."""
+    """{name: gradient} of a rank's batch, this one's by default, by an independent backward pass on
+    a copy.
+    """
     copy = model(dtype=next(network.parameters()).dtype)
     copy.load_state_dict(network.state_dict())
     backward(copy, step, rank)

@@ -217,7 +217,9 @@ class Oracle:
                 flat = self._whole(variable, gradients[rank][variable]).reshape(-1)
                 flat = flat.view(np.uint16) if code == CODES["bfloat16"] else flat
                 own = tuple(one.copy() for one in kept.arrays[rank])
-                members.append(BucketMember(self.program.variables[variable].name, flat, own, key, code))
+                members.append(
+                    BucketMember(self.program.variables[variable].name, flat, own, key, code)
+                )
             step = self.kept[part.compressor][message[0]].steps[rank]
             buckets.append(
                 Bucket(compressor.codec, compressor.memory, members, compressor.seed, step, rank)

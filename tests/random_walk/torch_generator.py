@@ -3,6 +3,7 @@
 :func:`make` knows what a user may do. What stock Horovod cannot do is not drawn, as comments say.
 """
 
+import dataclasses
 import random
 
 import torch
@@ -37,15 +38,30 @@ def make(seed, size, steps=None):
     program = Program(seed, size, compressors, parts, [])
     if refuse:
         _spoil(draw, program)
+    program = _refused_alone(program) if refusal(program) else program
     program.refused = refusal(program)
     # Memories are in units of one loss: its scale changes where all compressors follow it.
-    follows = all(settings.loss_scale for settings in compressors)
+    follows = all(settings.loss_scale for settings in program.compressors)
     scale = draw.choice((1.0, 8.0, 1024.0))
     for number in range(draw.randint(4, 8)):
         if follows and draw.random() < 0.3:
             scale *= draw.choice((0.5, 2.0))
         program.steps.append(_step(draw, program, number, scale if follows else 1.0))
     program.steps = program.steps[:steps]
+    return program
+
+
+def _refused_alone(program):
+    """The part of a program that is refused: on ranks that have no other part it is not, and they would wait."""
+    for number, settings in enumerate(program.compressors):
+        parts = [
+            dataclasses.replace(part, compressor=0)
+            for part in program.parts
+            if part.compressor == number
+        ]
+        alone = Program(program.seed, program.size, [settings], parts, [])
+        if refusal(alone):
+            return alone
     return program
 
 

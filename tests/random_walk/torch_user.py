@@ -29,7 +29,8 @@ def make_optimizer(part, weights):
     if part.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=0.01, eps=1e-3)
     momentum = 0.9 if part.optimizer == "momentum" else 0
-    # A power of two: PyTorch rounds a step by a sparse gradient otherwise than one by a dense gradient, and Horovod
+    # A power of two: PyTorch rounds a step by a sparse gradient otherwise than one by a dense
+    # gradient, and Horovod
     # gives dense zeros to ranks that have not used an embedding.
     return torch.optim.SGD(parameters, lr=2**-7, momentum=momentum)
 

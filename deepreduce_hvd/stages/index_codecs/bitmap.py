@@ -8,7 +8,8 @@ from deepreduce_hvd.stages.base import IndexCodec, register
 
 @register
 class Bitmap(IndexCodec):
-    """d bits, set where a value is sent: of all index sections the smallest above a density k/d of about 0.4, Rice below (uniform supports).
+    """d bits, set where a value is sent: of all index sections the smallest above a density k/d of
+    about 0.4, Rice below (uniform supports).
 
     >>> Bitmap().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '8200'
@@ -24,9 +25,13 @@ class Bitmap(IndexCodec):
     @classmethod
     def decode(cls, section, d, count):
         if len(section) != (d + 7) // 8:
-            raise CorruptPayloadError(f"index section: expected {(d + 7) // 8} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"index section: expected {(d + 7) // 8} bytes, got {len(section)}"
+            )
         bits = np.unpackbits(np.frombuffer(section, dtype=np.uint8), bitorder="little")
         indices = np.flatnonzero(bits)
         if indices.size != count or bits[d:].any():
-            raise CorruptPayloadError(f"index section: expected {count} set bits below d = {d}, got {indices.size}")
+            raise CorruptPayloadError(
+                f"index section: expected {count} set bits below d = {d}, got {indices.size}"
+            )
         return indices.astype(np.uint32)

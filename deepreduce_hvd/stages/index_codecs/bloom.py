@@ -25,7 +25,9 @@ def _rotate(x, bits):
 
 
 def murmur3(indices, hash_number):
-    """MurmurHash3_x86_32 of each index as 4 little-endian bytes; hash number i has the seed i · 0x9E3779B9 mod 2^32."""
+    """MurmurHash3_x86_32 of each index as 4 little-endian bytes; hash number i has the seed i ·
+    0x9E3779B9 mod 2^32.
+    """
     block = _rotate(indices.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     seed = np.uint32(hash_number * 0x9E3779B9 & 0xFFFFFFFF)
     x = _rotate(seed ^ block, 13) * np.uint32(5) + np.uint32(0xE6546B64)
@@ -39,7 +41,9 @@ def murmur3(indices, hash_number):
 
 def positions(indices, hash_number, bits):
     """The bit of each index under one hash: the hash scaled to [0, bits) by multiply-shift."""
-    return ((murmur3(indices, hash_number).astype(np.uint64) * np.uint64(bits)) >> np.uint64(32)).astype(np.int64)
+    return (
+        (murmur3(indices, hash_number).astype(np.uint64) * np.uint64(bits)) >> np.uint64(32)
+    ).astype(np.int64)
 
 
 def scan(bitmap, hashes, d):
@@ -56,7 +60,9 @@ def scan(bitmap, hashes, d):
 def choose_random(positives, k, key):
     """Policy P1: the k positives with the smallest random numbers."""
     counters = np.arange(positives.size)
-    drawn = (random32(key, counters).astype(np.uint64) << np.uint64(32)) | counters.astype(np.uint64)
+    drawn = (random32(key, counters).astype(np.uint64) << np.uint64(32)) | counters.astype(
+        np.uint64
+    )
     chosen = np.sort(drawn)[:k] & np.uint64(0xFFFFFFFF)
     return np.sort(positives[chosen.astype(np.int64)])
 
@@ -64,8 +70,8 @@ def choose_random(positives, k, key):
 def most_positives(hashes, d, count):
     """The most positives that P1 and P2 choose from.
 
-    Our filters are filled to at most h ln 2 / (h − 1), so that positives times hashes stay below 3 d, whatever the hashes are; more
-    would make decoding cost memory that nothing earned.
+    Our filters are filled to at most h ln 2 / (h − 1), so that positives times hashes stay below 3
+    d, whatever the hashes are; more would make decoding cost memory that nothing earned.
     """
     return min(3 * d + 2 * count * hashes + 4096, 0xFFFFFFFF) // hashes
 
@@ -73,10 +79,11 @@ def most_positives(hashes, d, count):
 def choose_by_conflict_sets(positives, k, key, hashes, bits):
     """Policy P2 (DeepReduce, Algorithm 1), made deterministic.
 
-    Every positive is put into the set of each bit that one of its hashes meets. Sets are visited by ascending
-    (size, bit): a set of one is a true positive and is taken; from a larger one, what was taken already is dropped and
-    one of the rest is drawn. Passes over the sets are repeated until k are chosen; in these a draw of what was taken is
-    repeated. What is drawn leaves its set and the last member takes its place, so that all passes together are linear.
+    Every positive is put into the set of each bit that one of its hashes meets. Sets are visited by
+    ascending (size, bit): a set of one is a true positive and is taken; from a larger one, what was
+    taken already is dropped and one of the rest is drawn. Passes over the sets are repeated until k
+    are chosen; in these a draw of what was taken is repeated. What is drawn leaves its set and the
+    last member takes its place, so that all passes together are linear.
     """
     entries = np.stack([positions(positives, i, bits) for i in range(hashes)], axis=1).ravel()
     order = np.argsort(entries, kind="stable")
@@ -84,7 +91,9 @@ def choose_by_conflict_sets(positives, k, key, hashes, bits):
     members = order // hashes
     taken = set(members[starts[sizes == 1]].tolist())
     if len(taken) > k:
-        raise CorruptPayloadError(f"index section: expected at most {k} positives that are alone in a conflict set, got {len(taken)}")
+        raise CorruptPayloadError(
+            f"index section: expected at most {k} positives that are alone in a conflict set, got {len(taken)}"
+        )
     visits = np.lexsort((bit_of_set, sizes))
     sets = [members[starts[s] : starts[s] + sizes[s]].tolist() for s in visits[sizes[visits] > 1]]
     draws = 0
@@ -110,15 +119,18 @@ def choose_by_conflict_sets(positives, k, key, hashes, bits):
 
 @register
 class Bloom(IndexCodec):
-    """A Bloom filter of the indices (DeepReduce, section on Bloom filters). The receiver scans 0 … d−1 for its positives.
+    """A Bloom filter of the indices (DeepReduce, section on Bloom filters). The receiver scans 0 …
+    d−1 for its positives.
 
     Args:
-        fpr: false-positive rate ε in (0, 1): m = ⌈−k ln ε / (ln 2)²⌉ bits and ⌈−log2 ε⌉ hashes for k indices. None: 0.1 k/d,
-            the paper's default. "auto": the rate with the fewest bytes under "p0", k/(b (ln 2)² (d−k)) for values of b
-            bits; with the other policies, where false positives cost accuracy and no bytes, the same as None.
-        policy: what is done about false positives. "p0" sends the values of all positives: no error. "p2" chooses k of
-            them by conflict sets, "p1" at random, "leftmost" the first k; values are then taken where they were chosen.
-            "naive" hands the k values to the first k positives, wrong after the first false one: the paper's control.
+        fpr: false-positive rate ε in (0, 1): m = ⌈−k ln ε / (ln 2)²⌉ bits and ⌈−log2 ε⌉ hashes for
+            k indices. None: 0.1 k/d, the paper's default. "auto": the rate with the fewest bytes
+            under "p0", k/(b (ln 2)² (d−k)) for values of b bits; with the other policies, where
+            false positives cost accuracy and no bytes, the same as None.
+        policy: what is done about false positives. "p0" sends the values of all positives: no
+            error. "p2" chooses k of them by conflict sets, "p1" at random, "leftmost" the first k;
+            values are then taken where they were chosen. "naive" hands the k values to the first k
+            positives, wrong after the first false one: the paper's control.
 
     >>> Bloom(fpr=0.001, policy="p0").encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[1]
     array([1, 7], dtype=uint32)
@@ -127,15 +139,26 @@ class Bloom(IndexCodec):
     stage_id = 7
 
     def __init__(self, fpr: float | str | None = None, policy: str = "p2") -> None:
-        if not (fpr is None or fpr == "auto" or (not isinstance(fpr, str) and is_number(fpr) and 0 < fpr < 1)):
-            raise InvalidArgumentError(f'Bloom fpr: expected a number in (0, 1), "auto" or None, got {fpr!r}')
+        if not (
+            fpr is None
+            or fpr == "auto"
+            or (not isinstance(fpr, str) and is_number(fpr) and 0 < fpr < 1)
+        ):
+            raise InvalidArgumentError(
+                f'Bloom fpr: expected a number in (0, 1), "auto" or None, got {fpr!r}'
+            )
         if policy not in POLICIES:
-            raise InvalidArgumentError(f"Bloom policy: expected one of {', '.join(POLICIES)}, got {policy!r}")
+            raise InvalidArgumentError(
+                f"Bloom policy: expected one of {', '.join(POLICIES)}, got {policy!r}"
+            )
         self.fpr = fpr
         self.policy = policy
 
     def parameters(self, step=0):
-        return (0.0 if self.fpr is None else -1.0 if self.fpr == "auto" else self.fpr, POLICIES.index(self.policy))
+        return (
+            0.0 if self.fpr is None else -1.0 if self.fpr == "auto" else self.fpr,
+            POLICIES.index(self.policy),
+        )
 
     def _rate(self, k, d, value_bits):
         rate = self.fpr
@@ -153,7 +176,9 @@ class Bloom(IndexCodec):
         log_rate = exact_log(self._rate(float(k), float(d), value_bits))
         bits = max(math.ceil(-(k * log_rate) / (LN2 * LN2)), 1)
         if bits > 0xFFFFFFFF:
-            raise InvalidArgumentError(f"Bloom filter: expected at most 4294967295 bits, got {bits}; use a larger fpr or split the tensor")
+            raise InvalidArgumentError(
+                f"Bloom filter: expected at most 4294967295 bits, got {bits}; use a larger fpr or split the tensor"
+            )
         hashes = max(math.ceil(-log_rate / LN2), 1)
         bitmap = np.zeros(bits, dtype=bool)
         for hash_number in range(hashes):
@@ -171,7 +196,9 @@ class Bloom(IndexCodec):
     def _apply(bitmap, hashes, policy, seed, d, count, decoding):
         positives = scan(bitmap, hashes, d)
         if positives.size < count or (policy == _P0 and decoding and positives.size != count):
-            raise CorruptPayloadError(f"index section: expected a Bloom filter with {count} positives, got {positives.size}")
+            raise CorruptPayloadError(
+                f"index section: expected a Bloom filter with {count} positives, got {positives.size}"
+            )
         if policy == _P0:
             return positives
         if policy not in _RANDOM:
@@ -179,7 +206,9 @@ class Bloom(IndexCodec):
         most = most_positives(hashes, d, count)
         if positives.size > most:
             if not decoding:
-                raise InvalidArgumentError(f"Bloom filter: expected at most {most} positives, got {positives.size}; use policy p0 or split the tensor")
+                raise InvalidArgumentError(
+                    f"Bloom filter: expected at most {most} positives, got {positives.size}; use policy p0 or split the tensor"
+                )
             raise CorruptPayloadError(
                 f"index section: expected a Bloom filter for {count} of {d} indices with at most {most} positives, got {positives.size}"
             )
@@ -192,10 +221,14 @@ class Bloom(IndexCodec):
     def decode(cls, section, d, count):
         if count == 0:
             if section:
-                raise CorruptPayloadError(f"index section: expected 0 bytes for no indices, got {len(section)}")
+                raise CorruptPayloadError(
+                    f"index section: expected 0 bytes for no indices, got {len(section)}"
+                )
             return np.zeros(0, dtype=np.uint32)
         if len(section) < _HEAD.size:
-            raise CorruptPayloadError(f"index section: expected at least {_HEAD.size} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"index section: expected at least {_HEAD.size} bytes, got {len(section)}"
+            )
         policy, hashes, bits = _HEAD.unpack_from(section)
         if policy > _P2 or not 1 <= hashes <= _LARGEST_HASHES or bits < 1:
             raise CorruptPayloadError(
@@ -203,9 +236,15 @@ class Bloom(IndexCodec):
             )
         at = _HEAD.size + (4 if policy in _RANDOM else 0)
         if len(section) != at + (bits + 7) // 8:
-            raise CorruptPayloadError(f"index section: expected {at + (bits + 7) // 8} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"index section: expected {at + (bits + 7) // 8} bytes, got {len(section)}"
+            )
         seed = struct.unpack_from("<I", section, _HEAD.size)[0] if policy in _RANDOM else 0
-        bitmap = np.unpackbits(np.frombuffer(section[at:], dtype=np.uint8), bitorder="little").astype(bool)
+        bitmap = np.unpackbits(
+            np.frombuffer(section[at:], dtype=np.uint8), bitorder="little"
+        ).astype(bool)
         if bitmap[bits:].any():
-            raise CorruptPayloadError("index section: expected zero padding and the end of the bits")
+            raise CorruptPayloadError(
+                "index section: expected zero padding and the end of the bits"
+            )
         return cls._apply(bitmap[:bits], hashes, policy, seed, d, count, decoding=True)

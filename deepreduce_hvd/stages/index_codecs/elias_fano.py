@@ -14,9 +14,11 @@ def _low_width(d, count):
 
 @register
 class EliasFano(IndexCodec):
-    """The quasi-succinct code of monotone sequences (Elias 1974, Fano 1971): at most 2 + log2(d/k) bits an index.
+    """The quasi-succinct code of monotone sequences (Elias 1974, Fano 1971): at most 2 + log2(d/k)
+    bits an index.
 
-    It has no state from index to index: every part of it is found by counting set bits, so it suits parallel decoders.
+    It has no state from index to index: every part of it is found by counting set bits, so it suits
+    parallel decoders.
 
     >>> EliasFano().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '0d05'
@@ -38,18 +40,26 @@ class EliasFano(IndexCodec):
     def decode(cls, section, d, count):
         if count == 0:
             if section:
-                raise CorruptPayloadError(f"index section: expected 0 bytes for no indices, got {len(section)}")
+                raise CorruptPayloadError(
+                    f"index section: expected 0 bytes for no indices, got {len(section)}"
+                )
             return np.zeros(0, dtype=np.uint32)
         width = _low_width(d, count)
         low_bytes = (count * width + 7) // 8
         high_bits = count + ((d - 1) >> width) + 1
         expected = low_bytes + (high_bits + 7) // 8
         if len(section) != expected:
-            raise CorruptPayloadError(f"index section: expected {expected} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"index section: expected {expected} bytes, got {len(section)}"
+            )
         low = unpack_fields(section[:low_bytes], count, width, "index section").astype(np.uint64)
-        ones = np.flatnonzero(np.unpackbits(np.frombuffer(section[low_bytes:], dtype=np.uint8), bitorder="little"))
+        ones = np.flatnonzero(
+            np.unpackbits(np.frombuffer(section[low_bytes:], dtype=np.uint8), bitorder="little")
+        )
         if ones.size != count or int(ones[-1]) >= high_bits:
-            raise CorruptPayloadError(f"index section: expected {count} set bits in {high_bits}, got {ones.size}")
+            raise CorruptPayloadError(
+                f"index section: expected {count} set bits in {high_bits}, got {ones.size}"
+            )
         indices = ((ones - np.arange(count)).astype(np.uint64) << np.uint64(width)) | low
         if (np.diff(indices.astype(np.int64)) <= 0).any() or int(indices[-1]) >= d:
             raise CorruptPayloadError(f"index section: expected ascending indices below d = {d}")

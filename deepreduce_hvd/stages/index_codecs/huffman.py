@@ -12,7 +12,9 @@ _LAST_OF_NUMBER = np.arange(huffman_code.SYMBOLS) < 0x80
 
 
 def static_lengths(d):
-    """Code lengths for the four bytes of every index 0 … d−1 taken together; both sides know them from d."""
+    """Code lengths for the four bytes of every index 0 … d−1 taken together; both sides know them
+    from d.
+    """
     symbols = np.arange(huffman_code.SYMBOLS)
     frequencies = np.zeros(huffman_code.SYMBOLS, dtype=np.int64)
     for byte in range(4):
@@ -31,8 +33,9 @@ def _expect(condition, message):
 class Huffman(IndexCodec):
     """Huffman coded bytes, in blocks of 4096 indices.
 
-    ``delta=False`` (DeepReduce): the four bytes of each index, in a static code that follows from d. ``delta=True``
-    (SKCompress, delta-binary keys): the gaps as numbers of 7 bits a byte, in a code that travels in the section.
+    ``delta=False`` (DeepReduce): the four bytes of each index, in a static code that follows from
+    d. ``delta=True`` (SKCompress, delta-binary keys): the gaps as numbers of 7 bits a byte, in a
+    code that travels in the section.
 
     >>> Huffman().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '008103'
@@ -56,7 +59,9 @@ class Huffman(IndexCodec):
         blocks = range(0, indices.size, BLOCK)
         if self.delta:
             symbols = [varint.encode(numbers[at : at + BLOCK]) for at in blocks]
-            lengths = huffman_code.code_lengths(np.bincount(np.concatenate(symbols), minlength=huffman_code.SYMBOLS))
+            lengths = huffman_code.code_lengths(
+                np.bincount(np.concatenate(symbols), minlength=huffman_code.SYMBOLS)
+            )
             head = huffman_code.pack_lengths(lengths)
         else:
             symbols = [indices[at : at + BLOCK].astype("<u4").view(np.uint8) for at in blocks]
@@ -68,14 +73,21 @@ class Huffman(IndexCodec):
             directory = np.stack([starts_at[BLOCK : BLOCK * len(coded) : BLOCK], starts], axis=1)
         else:
             directory = starts
-        return bytes([self.delta]) + head + directory.astype("<u4").tobytes() + b"".join(coded), indices, False
+        return (
+            bytes([self.delta]) + head + directory.astype("<u4").tobytes() + b"".join(coded),
+            indices,
+            False,
+        )
 
     @classmethod
     def decode(cls, section, d, count):
         if count == 0:
             _expect(not section, f"0 bytes for no indices, got {len(section)}")
             return np.zeros(0, dtype=np.uint32)
-        _expect(section and section[0] in (_STATIC, _DELTA), f"kind 0 or 1, got {section[:1].hex() or 'no bytes'}")
+        _expect(
+            section and section[0] in (_STATIC, _DELTA),
+            f"kind 0 or 1, got {section[:1].hex() or 'no bytes'}",
+        )
         delta = section[0] == _DELTA
         blocks = -(-count // BLOCK)
         at = 1
@@ -96,16 +108,31 @@ class Huffman(IndexCodec):
         before = 0
         for block in range(blocks):
             n = min(BLOCK, count - block * BLOCK)
-            _expect(starts[block] <= starts[block + 1] <= len(data), f"block {block} within {len(data)} bytes, got {starts[block : block + 2]}")
+            _expect(
+                starts[block] <= starts[block + 1] <= len(data),
+                f"block {block} within {len(data)} bytes, got {starts[block : block + 2]}",
+            )
             block_data = data[starts[block] : starts[block + 1]]
             if delta:
-                _expect(block == 0 or int(directory[block - 1, 0]) == before, f"block {block} to start at {before}")
-                symbols = huffman_code.decode(block_data, lengths, n, "index section", _LAST_OF_NUMBER)
-                indices = np.cumsum(varint.decode(symbols, "index section") + np.uint64(1)) + np.uint64(before) - np.uint64(1)
+                _expect(
+                    block == 0 or int(directory[block - 1, 0]) == before,
+                    f"block {block} to start at {before}",
+                )
+                symbols = huffman_code.decode(
+                    block_data, lengths, n, "index section", _LAST_OF_NUMBER
+                )
+                indices = (
+                    np.cumsum(varint.decode(symbols, "index section") + np.uint64(1))
+                    + np.uint64(before)
+                    - np.uint64(1)
+                )
             else:
                 symbols = huffman_code.decode(block_data, lengths, 4 * n, "index section")
                 indices = symbols.view("<u4").astype(np.uint64)
-                _expect((np.diff(indices.astype(np.int64), prepend=before - 1) > 0).all(), "ascending indices")
+                _expect(
+                    (np.diff(indices.astype(np.int64), prepend=before - 1) > 0).all(),
+                    "ascending indices",
+                )
             _expect(int(indices[-1]) < d, f"an index below d = {d}, got {int(indices[-1])}")
             before = int(indices[-1]) + 1
             pieces.append(indices.astype(np.uint32))

@@ -23,10 +23,14 @@ class RawIndex(IndexCodec):
     @classmethod
     def decode(cls, section, d, count):
         if len(section) != 4 * count:
-            raise CorruptPayloadError(f"index section: expected {4 * count} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"index section: expected {4 * count} bytes, got {len(section)}"
+            )
         indices = np.frombuffer(section, dtype="<u4").astype(np.uint32)
         if count and int(indices.max()) >= d:
-            raise CorruptPayloadError(f"index section: expected an index below d = {d}, got {int(indices.max())}")
+            raise CorruptPayloadError(
+                f"index section: expected an index below d = {d}, got {int(indices.max())}"
+            )
         if np.unique(indices).size != count:
             raise CorruptPayloadError("index section: expected distinct indices")
         return indices

@@ -12,7 +12,9 @@ _ENTRY = np.dtype([("before", "<u4"), ("start", "<u4")])
 
 
 def _parameter(gaps):
-    """The number of low bits b that costs least: of floor(log2(mean gap)) and its neighbours, the smaller one on ties."""
+    """The number of low bits b that costs least: of floor(log2(mean gap)) and its neighbours, the
+    smaller one on ties.
+    """
     mean = int(gaps.sum()) // gaps.size
     guess = max(mean.bit_length() - 1, 0)
     candidates = range(max(guess - 1, 0), min(guess + 1, LARGEST_PARAMETER) + 1)
@@ -33,23 +35,30 @@ def _decode_block(data, n, b, before, d):
     unary = np.unpackbits(np.frombuffer(data[low_bytes:], dtype=np.uint8), bitorder="little")
     ones = np.flatnonzero(unary)
     if ones.size != n or ones[-1] // 8 != unary.size // 8 - 1:
-        raise CorruptPayloadError(f"index section: expected {n} unary codes that end in the block's last byte, got {ones.size}")
+        raise CorruptPayloadError(
+            f"index section: expected {n} unary codes that end in the block's last byte, got {ones.size}"
+        )
     quotients = np.diff(ones, prepend=-1) - 1
     if int(quotients.max()) > d >> b:
-        raise CorruptPayloadError(f"index section: expected an index below d = {d}, got a gap of at least {int(quotients.max()) << b}")
+        raise CorruptPayloadError(
+            f"index section: expected an index below d = {d}, got a gap of at least {int(quotients.max()) << b}"
+        )
     gaps = (quotients.astype(np.uint64) << np.uint64(b)) | low
     indices = np.cumsum(gaps + np.uint64(1)) + np.uint64(before) - np.uint64(1)
     if int(indices[-1]) >= d:
-        raise CorruptPayloadError(f"index section: expected an index below d = {d}, got {int(indices[-1])}")
+        raise CorruptPayloadError(
+            f"index section: expected an index below d = {d}, got {int(indices[-1])}"
+        )
     return indices.astype(np.uint32)
 
 
 @register
 class Rice(IndexCodec):
-    """Golomb-Rice coded gaps (Rice and Plaunt 1971): lossless, within 2 % of the information bound for uniform supports.
+    """Golomb-Rice coded gaps (Rice and Plaunt 1971): lossless, within 2 % of the information bound
+    for uniform supports.
 
-    Blocks of 4096 indices, each with the code parameter that suits it best, found in a directory, so that blocks can be
-    coded in parallel.
+    Blocks of 4096 indices, each with the code parameter that suits it best, found in a directory,
+    so that blocks can be coded in parallel.
 
     >>> Rice().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '010309'
@@ -59,7 +68,9 @@ class Rice(IndexCodec):
 
     def encode(self, indices, d, key, value_bits=32.0):
         # "before" is the smallest index that the block could start with
-        starts_at = np.concatenate([[0], indices.astype(np.uint64) + np.uint64(1)]).astype(np.uint64)
+        starts_at = np.concatenate([[0], indices.astype(np.uint64) + np.uint64(1)]).astype(
+            np.uint64
+        )
         gaps = indices.astype(np.uint64) - starts_at[:-1]
         blocks = [gaps[at : at + BLOCK] for at in range(0, gaps.size, BLOCK)]
         parameters = [_parameter(block) for block in blocks]
@@ -74,7 +85,9 @@ class Rice(IndexCodec):
         blocks = -(-count // BLOCK)
         head = blocks + _ENTRY.itemsize * max(blocks - 1, 0)
         if len(section) < head or (count == 0 and section):
-            raise CorruptPayloadError(f"index section: expected at least {head} bytes for {count} indices, got {len(section)}")
+            raise CorruptPayloadError(
+                f"index section: expected at least {head} bytes for {count} indices, got {len(section)}"
+            )
         if count == 0:
             return np.zeros(0, dtype=np.uint32)
         parameters = section[:blocks]
@@ -86,10 +99,18 @@ class Rice(IndexCodec):
         for block, b in enumerate(parameters):
             n = min(BLOCK, count - block * BLOCK)
             if b > LARGEST_PARAMETER:
-                raise CorruptPayloadError(f"index section: expected a Rice parameter of at most {LARGEST_PARAMETER}, got {b}")
+                raise CorruptPayloadError(
+                    f"index section: expected a Rice parameter of at most {LARGEST_PARAMETER}, got {b}"
+                )
             if not starts[block] + (n * b + 7) // 8 < starts[block + 1] <= len(data):
-                raise CorruptPayloadError(f"index section: expected block {block} within {len(data)} bytes, got {starts[block]} to {starts[block + 1]}")
+                raise CorruptPayloadError(
+                    f"index section: expected block {block} within {len(data)} bytes, got {starts[block]} to {starts[block + 1]}"
+                )
             if pieces and before[block] != int(pieces[-1][-1]) + 1:
-                raise CorruptPayloadError(f"index section: expected block {block} to start at {int(pieces[-1][-1]) + 1}, got {before[block]}")
-            pieces.append(_decode_block(data[starts[block] : starts[block + 1]], n, b, before[block], d))
+                raise CorruptPayloadError(
+                    f"index section: expected block {block} to start at {int(pieces[-1][-1]) + 1}, got {before[block]}"
+                )
+            pieces.append(
+                _decode_block(data[starts[block] : starts[block + 1]], n, b, before[block], d)
+            )
         return np.concatenate(pieces)

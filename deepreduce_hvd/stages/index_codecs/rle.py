@@ -9,9 +9,11 @@ from deepreduce_hvd.stages.base import IndexCodec, register
 
 @register
 class RLE(IndexCodec):
-    """Run lengths of the d-bit bitmap (DeepReduce, run-length encoding of indices), as numbers of 7 bits a byte.
+    """Run lengths of the d-bit bitmap (DeepReduce, run-length encoding of indices), as numbers of 7
+    bits a byte.
 
-    Alternating runs of unset and set bits. A run that cannot be empty is sent minus one; the unset tail is not sent.
+    Alternating runs of unset and set bits. A run that cannot be empty is sent minus one; the unset
+    tail is not sent.
 
     >>> RLE().encode(np.array([1, 2, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '01010300'
@@ -34,13 +36,23 @@ class RLE(IndexCodec):
     def decode(cls, section, d, count):
         numbers = varint.decode(np.frombuffer(section, dtype=np.uint8), "index section")
         if numbers.size % 2:
-            raise CorruptPayloadError(f"index section: expected pairs of runs, got {numbers.size} runs")
+            raise CorruptPayloadError(
+                f"index section: expected pairs of runs, got {numbers.size} runs"
+            )
         unset_runs = numbers[0::2] + np.uint64(1)
         unset_runs[:1] -= np.uint64(1)
         set_runs = numbers[1::2] + np.uint64(1)
         # at most d/2 pairs of at most 2^35 each: the sums stay far below 2^64
-        if numbers.size > d + 1 or int(set_runs.sum()) != count or int(set_runs.sum() + unset_runs.sum()) > d:
-            raise CorruptPayloadError(f"index section: expected runs of {count} set bits within d = {d}, got {int(set_runs.sum())}")
+        if (
+            numbers.size > d + 1
+            or int(set_runs.sum()) != count
+            or int(set_runs.sum() + unset_runs.sum()) > d
+        ):
+            raise CorruptPayloadError(
+                f"index section: expected runs of {count} set bits within d = {d}, got {int(set_runs.sum())}"
+            )
         first = np.cumsum(unset_runs + set_runs) - set_runs
-        within = np.arange(count, dtype=np.uint64) - np.repeat(np.cumsum(set_runs) - set_runs, set_runs.astype(np.int64))
+        within = np.arange(count, dtype=np.uint64) - np.repeat(
+            np.cumsum(set_runs) - set_runs, set_runs.astype(np.int64)
+        )
         return (np.repeat(first, set_runs.astype(np.int64)) + within).astype(np.uint32)

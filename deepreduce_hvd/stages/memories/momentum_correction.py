@@ -9,11 +9,13 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference, satur
 
 
 class MomentumCorrection(Memory):
-    """Deep Gradient Compression's memory (Lin et al. 2018, section 3.2): momentum is applied before what is not sent gathers.
+    """Deep Gradient Compression's memory (Lin et al. 2018, section 3.2): momentum is applied before
+    what is not sent gathers.
 
-    velocity = momentum * velocity + gradient; residual = residual + velocity; what is selected comes from the residual. Where
-    an element was sent, the residual loses what the payload decodes to and the velocity becomes 0 (momentum factor masking).
-    The optimizer itself then runs with momentum 0. ``momentum`` in [0, 1).
+    velocity = momentum * velocity + gradient; residual = residual + velocity; what is selected
+    comes from the residual. Where an element was sent, the residual loses what the payload decodes
+    to and the velocity becomes 0 (momentum factor masking). The optimizer itself then runs with
+    momentum 0. ``momentum`` in [0, 1).
     """
 
     stage_id = 3
@@ -21,7 +23,9 @@ class MomentumCorrection(Memory):
 
     def __init__(self, momentum: float = 0.9) -> None:
         if not (is_number(momentum) and 0 <= momentum < 1):
-            raise InvalidArgumentError(f"MomentumCorrection momentum: expected a number in [0, 1), got {momentum!r}")
+            raise InvalidArgumentError(
+                f"MomentumCorrection momentum: expected a number in [0, 1), got {momentum!r}"
+            )
         self.momentum = momentum
 
     def parameters(self, step=0):

@@ -4,7 +4,10 @@ from deepreduce_hvd.stages.base import Memory
 
 
 class NoMemory(Memory):
-    """Keeps nothing. Biased sparsifiers such as TopK lose accuracy with it; it is the control of experiments."""
+    """Keeps nothing.
+
+    Biased sparsifiers such as TopK lose accuracy with it; it is the control of experiments.
+    """
 
     stage_id = 0
 

@@ -5,7 +5,8 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference, satur
 
 
 class Residual(Memory):
-    """Adds what earlier payloads did not carry to the gradient, and keeps what this one does not (Karimireddy et al. 2019).
+    """Adds what earlier payloads did not carry to the gradient, and keeps what this one does not
+    (Karimireddy et al. 2019).
 
     The residual covers everything lost: elements not selected, rounding, fits and Bloom errors.
     """

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def saturated_sum(a, b):
-    """``a + b`` of (d,) float32 arrays; a sum beyond float32 is its largest finite number of that sign."""
+    """``a + b`` of (d,) float32 arrays; a sum beyond float32 is its largest finite number of that
+    sign.
+    """
     largest = np.finfo(np.float32).max
     with np.errstate(over="ignore"):
         return np.clip(a + b, -largest, largest)

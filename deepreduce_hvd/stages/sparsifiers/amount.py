@@ -7,9 +7,13 @@ from deepreduce_hvd.settings import is_integer, is_number
 
 
 def check_amount(name, ratio, k):
-    """Raises InvalidArgumentError unless exactly one of ``ratio`` in (0, 1] and ``k`` of at least 1 is given."""
+    """Raises InvalidArgumentError unless exactly one of ``ratio`` in (0, 1] and ``k`` of at least 1
+    is given.
+    """
     if (ratio is None) == (k is None):
-        raise InvalidArgumentError(f"{name}: expected one of ratio and k, got ratio={ratio!r} and k={k!r}")
+        raise InvalidArgumentError(
+            f"{name}: expected one of ratio and k, got ratio={ratio!r} and k={k!r}"
+        )
     if is_integer(ratio) and ratio >= 1:
         raise InvalidArgumentError(
             f"{name} ratio: expected a float in (0, 1], got the integer {ratio}; write "

@@ -8,10 +8,12 @@ from deepreduce_hvd.stages.base import Sparsifier
 
 
 class ChunkTopK(Sparsifier):
-    """The element of largest magnitude of every ``chunk`` consecutive elements, the smaller index first among equals; zeros are not sent.
+    """The element of largest magnitude of every ``chunk`` consecutive elements, the smaller index
+    first among equals; zeros are not sent.
 
-    It needs no threshold and one pass, and picks nearly what TopK does when large values lie scattered (ScaleCom, Chen et al.
-    2020, section 3). ``ratio`` in (0, 1] is short for chunks of round(1 / ratio) elements. The last chunk may be shorter.
+    It needs no threshold and one pass, and picks nearly what TopK does when large values lie
+    scattered (ScaleCom, Chen et al. 2020, section 3). ``ratio`` in (0, 1] is short for chunks of
+    round(1 / ratio) elements. The last chunk may be shorter.
 
     >>> ChunkTopK(chunk=3).select(np.array([1, -2, 2, 0, 0, 0, 5], dtype=np.float32), key=0)
     array([1, 6], dtype=uint32)
@@ -21,11 +23,17 @@ class ChunkTopK(Sparsifier):
 
     def __init__(self, ratio: float | None = None, chunk: int | None = None) -> None:
         if (ratio is None) == (chunk is None):
-            raise InvalidArgumentError(f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and chunk={chunk!r}")
+            raise InvalidArgumentError(
+                f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and chunk={chunk!r}"
+            )
         if ratio is not None and not (is_number(ratio) and 2**-31 < ratio <= 1):
-            raise InvalidArgumentError(f"ChunkTopK ratio: expected a number in (2^-31, 1], got {ratio!r}")
+            raise InvalidArgumentError(
+                f"ChunkTopK ratio: expected a number in (2^-31, 1], got {ratio!r}"
+            )
         if chunk is not None and not (is_integer(chunk) and 1 <= chunk < 2**31):
-            raise InvalidArgumentError(f"ChunkTopK chunk: expected an integer in [1, 2^31), got {chunk!r}")
+            raise InvalidArgumentError(
+                f"ChunkTopK chunk: expected an integer in [1, 2^31), got {chunk!r}"
+            )
         self.ratio = ratio
         self.chunk = chunk
 
@@ -38,7 +46,9 @@ class ChunkTopK(Sparsifier):
         magnitudes = np.zeros(-(-d // chunk) * chunk, dtype=np.float32)
         magnitudes[:d] = np.abs(accumulated)
         # argmax takes the first of equals
-        largest = np.arange(0, magnitudes.size, chunk) + magnitudes.reshape(-1, chunk).argmax(axis=1)
+        largest = np.arange(0, magnitudes.size, chunk) + magnitudes.reshape(-1, chunk).argmax(
+            axis=1
+        )
         return largest[magnitudes[largest] > 0].astype(np.uint32)
 
     def most_selected(self, d, step=0):

@@ -10,10 +10,12 @@ _ROUNDS = 8
 
 
 def permuted(key, d, numbers):
-    """Where a keyed permutation of [0, d) takes ``numbers`` (k,) uint32 below ``d``, as (k,) uint32.
+    """Where a keyed permutation of [0, d) takes ``numbers`` (k,) uint32 below ``d``, as (k,)
+    uint32.
 
-    An alternating Feistel network permutes the smallest power of two that holds ``d``, and at least 2^8, since it mixes fewer
-    bits badly; what falls outside is permuted again until it falls inside ("cycle walking", Black and Rogaway 2002).
+    An alternating Feistel network permutes the smallest power of two that holds ``d``, and at least
+    2^8, since it mixes fewer bits badly; what falls outside is permuted again until it falls inside
+    ("cycle walking", Black and Rogaway 2002).
     """
     bits = max((d - 1).bit_length(), 8)
     low_bits = np.uint32(bits - bits // 2)
@@ -32,10 +34,12 @@ def permuted(key, d, numbers):
 
 
 class RandomK(Sparsifier):
-    """``k`` distinct random elements, zeros too, chosen anew at every step without a look at the data (Stich et al. 2018).
+    """``k`` distinct random elements, zeros too, chosen anew at every step without a look at the
+    data (Stich et al. 2018).
 
-    The key is the same on all ranks, so all send the same positions (DeepReduce's Random-r). ``ratio`` in (0, 1] keeps
-    max(1, floor(ratio * d)) elements; ``k`` keeps that many. Values are not scaled up: with error feedback they must not be.
+    The key is the same on all ranks, so all send the same positions (DeepReduce's Random-r).
+    ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements; ``k`` keeps that many. Values are
+    not scaled up: with error feedback they must not be.
 
     >>> RandomK(k=3).select(np.zeros(10, dtype=np.float32), key=1).size
     3
@@ -53,7 +57,9 @@ class RandomK(Sparsifier):
 
     def select(self, accumulated, key, step=0):
         d = accumulated.size
-        return np.sort(permuted(key, d, np.arange(kept_count(self.parameters(), d), dtype=np.uint32)))
+        return np.sort(
+            permuted(key, d, np.arange(kept_count(self.parameters(), d), dtype=np.uint32))
+        )
 
     def most_selected(self, d, step=0):
         return kept_count(self.parameters(step), d) if d else 0

@@ -8,7 +8,8 @@ from deepreduce_hvd.stages.base import Sparsifier
 
 
 class Threshold(Sparsifier):
-    """Elements whose magnitude exceeds ``threshold`` (Strom 2015), which is rounded to float32; 0 keeps every non-zero element.
+    """Elements whose magnitude exceeds ``threshold`` (Strom 2015), which is rounded to float32; 0
+    keeps every non-zero element.
 
     With 0 it carries a gradient that is sparse by itself, such as an embedding's, without loss.
 
@@ -20,7 +21,9 @@ class Threshold(Sparsifier):
 
     def __init__(self, threshold: float) -> None:
         if not is_number(threshold) or not 0 <= threshold <= np.finfo(np.float32).max:
-            raise InvalidArgumentError(f"Threshold: expected a finite float32 of at least 0, got {threshold!r}")
+            raise InvalidArgumentError(
+                f"Threshold: expected a finite float32 of at least 0, got {threshold!r}"
+            )
         self.threshold = threshold
 
     def parameters(self, step=0):

@@ -9,11 +9,13 @@ from deepreduce_hvd.stages.sparsifiers.amount import check_amount, kept_count
 
 
 class TopK(Sparsifier):
-    """The ``k`` elements largest by magnitude, exactly, the smaller index first among equals; zeros are never sent (Aji and Heafield 2017).
+    """The ``k`` elements largest by magnitude, exactly, the smaller index first among equals; zeros
+    are never sent (Aji and Heafield 2017).
 
-    ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements (DeepReduce's Top-r); ``k`` keeps that many.
-    ``warmup_steps`` lets the ratio fall exponentially from ``warmup_ratio`` to ``ratio`` over so many steps, as Deep
-    Gradient Compression does in its first epochs (Lin et al. 2018, section 3.3).
+    ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements (DeepReduce's Top-r); ``k`` keeps
+    that many. ``warmup_steps`` lets the ratio fall exponentially from ``warmup_ratio`` to ``ratio``
+    over so many steps, as Deep Gradient Compression does in its first epochs (Lin et al. 2018,
+    section 3.3).
 
     >>> TopK(k=2).select(np.array([1, -3, 0, 3, 2], dtype=np.float32), key=0)
     array([1, 3], dtype=uint32)
@@ -32,11 +34,17 @@ class TopK(Sparsifier):
     ) -> None:
         check_amount("TopK", ratio, k)
         if not is_integer(warmup_steps) or warmup_steps < 0:
-            raise InvalidArgumentError(f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}")
+            raise InvalidArgumentError(
+                f"TopK warmup_steps: expected an integer of at least 0, got {warmup_steps!r}"
+            )
         if not (is_number(warmup_ratio) and 0 < warmup_ratio <= 1):
-            raise InvalidArgumentError(f"TopK warmup_ratio: expected a number in (0, 1], got {warmup_ratio!r}")
+            raise InvalidArgumentError(
+                f"TopK warmup_ratio: expected a number in (0, 1], got {warmup_ratio!r}"
+            )
         if warmup_steps and ratio is None:
-            raise InvalidArgumentError(f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}")
+            raise InvalidArgumentError(
+                f"TopK warmup_steps: expected 0 with a fixed k, got {warmup_steps}"
+            )
         self.ratio = ratio
         self.k = k
         self.warmup_steps = warmup_steps
@@ -48,7 +56,10 @@ class TopK(Sparsifier):
 
     def parameters(self, step=0):
         if step < self.warmup_steps:
-            return (self.warmup_ratio * (self.ratio / self.warmup_ratio) ** (step / self.warmup_steps), 0)
+            return (
+                self.warmup_ratio * (self.ratio / self.warmup_ratio) ** (step / self.warmup_steps),
+                0,
+            )
         return (self.ratio or 0.0, self.k or 0)
 
     def select(self, accumulated, key, step=0):

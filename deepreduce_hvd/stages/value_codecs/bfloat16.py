@@ -8,7 +8,8 @@ from deepreduce_hvd.stages.base import ValueCodec, register
 
 @register
 class BFloat16(ValueCodec):
-    """Two bytes a value with float32's range, rounded to nearest even, saturating at the largest finite value.
+    """Two bytes a value with float32's range, rounded to nearest even, saturating at the largest
+    finite value.
 
     >>> BFloat16().encode(np.array([1.0, 1.01], dtype=np.float32), key=0)[1]
     array([1.       , 1.0078125], dtype=float32)
@@ -21,7 +22,9 @@ class BFloat16(ValueCodec):
 
     def encode(self, values, key):
         bits = values.astype("<f4").view(np.uint32)
-        rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        rounded = (
+            bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+        ) >> np.uint32(16)
         magnitude = np.minimum(rounded & np.uint32(0x7FFF), np.uint32(0x7F7F))
         halves = (((bits >> np.uint32(16)) & np.uint32(0x8000)) | magnitude).astype("<u2")
         return halves.tobytes(), _to_float(halves), None
@@ -29,10 +32,14 @@ class BFloat16(ValueCodec):
     @classmethod
     def decode(cls, section, count):
         if len(section) != 2 * count:
-            raise CorruptPayloadError(f"value section: expected {2 * count} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"value section: expected {2 * count} bytes, got {len(section)}"
+            )
         values = _to_float(np.frombuffer(section, dtype="<u2"))
         if not np.isfinite(values).all():
-            raise CorruptPayloadError("value section: expected finite bfloat16 values, got NaN or Inf")
+            raise CorruptPayloadError(
+                "value section: expected finite bfloat16 values, got NaN or Inf"
+            )
         return values
 
 

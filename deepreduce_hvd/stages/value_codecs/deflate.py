@@ -14,16 +14,19 @@ _STRATEGIES = {"rle": zlib.Z_RLE, "default": zlib.Z_DEFAULT_STRATEGY}
 
 @register
 class Deflate(ValueCodec):
-    """Lossless: the values' bytes in zlib streams of 65536 values each (DeepReduce's Deflate instance).
+    """Lossless: the values' bytes in zlib streams of 65536 values each (DeepReduce's Deflate
+    instance).
 
     Args:
         level: zlib's, 1 (fast) to 9; the strategy "rle" takes no notice of it.
-        shuffle: put all first bytes before all second bytes and so on: sign and exponent bytes are alike, and alike bytes
-            side by side compress. Without it mantissas hide them.
-        strategy: zlib's, "rle" or "default". With "rle" zlib uses runs and frequencies of bytes alone, and with the shuffle
-            each of the four planes has frequencies of its own. Mantissas hold no other repetition, and looking for it costs time
-            and bytes: for the largest 1 % of normal, Laplace and Student samples "rle" takes half of level 1's time and fewer
-            bytes than level 9, 2 bits a value fewer for 368 values. None is "rle" with the shuffle, else "default".
+        shuffle: put all first bytes before all second bytes and so on: sign and exponent bytes are
+            alike, and alike bytes side by side compress. Without it mantissas hide them.
+        strategy: zlib's, "rle" or "default". With "rle" zlib uses runs and frequencies of bytes
+            alone, and with the shuffle each of the four planes has frequencies of its own.
+            Mantissas hold no other repetition, and looking for it costs time and bytes: for the
+            largest 1 % of normal, Laplace and Student samples "rle" takes half of level 1's time
+            and fewer bytes than level 9, 2 bits a value fewer for 368 values. None is "rle" with
+            the shuffle, else "default".
 
     >>> Deflate().encode(np.ones(1000, dtype=np.float32), key=0)[0].__len__() < 50
     True
@@ -33,11 +36,15 @@ class Deflate(ValueCodec):
 
     def __init__(self, level: int = 1, shuffle: bool = True, strategy: str | None = None) -> None:
         if not is_integer(level) or level not in range(1, 10):
-            raise InvalidArgumentError(f"Deflate level: expected an integer of 1 to 9, got {level!r}")
+            raise InvalidArgumentError(
+                f"Deflate level: expected an integer of 1 to 9, got {level!r}"
+            )
         if shuffle not in (False, True):
             raise InvalidArgumentError(f"Deflate shuffle: expected True or False, got {shuffle!r}")
         if strategy not in (None, *_STRATEGIES):
-            raise InvalidArgumentError(f"Deflate strategy: expected one of {', '.join(_STRATEGIES)} or None, got {strategy!r}")
+            raise InvalidArgumentError(
+                f"Deflate strategy: expected one of {', '.join(_STRATEGIES)} or None, got {strategy!r}"
+            )
         self.level = int(level)
         self.shuffle = bool(shuffle)
         self.strategy = strategy or ("rle" if shuffle else "default")
@@ -69,7 +76,9 @@ class Deflate(ValueCodec):
         blocks = -(-count // BLOCK)
         head = 1 + 4 * max(blocks - 1, 0)
         if len(section) < head or section[0] > 1 or (count == 0 and len(section) != 1):
-            raise CorruptPayloadError(f"value section: expected a shuffle byte of 0 or 1 and {blocks} zlib streams, got {section[:1].hex()}")
+            raise CorruptPayloadError(
+                f"value section: expected a shuffle byte of 0 or 1 and {blocks} zlib streams, got {section[:1].hex()}"
+            )
         shuffle = section[0]
         lengths = np.frombuffer(section[1:head], dtype="<u4").tolist()
         pieces = [np.zeros(0, dtype=np.float32)]
@@ -78,14 +87,20 @@ class Deflate(ValueCodec):
             n = min(BLOCK, count - block * BLOCK)
             end = at + lengths[block] if block < blocks - 1 else len(section)
             if end > len(section):
-                raise CorruptPayloadError(f"value section: expected stream {block} within {len(section)} bytes, got its end at {end}")
+                raise CorruptPayloadError(
+                    f"value section: expected stream {block} within {len(section)} bytes, got its end at {end}"
+                )
             inflate = zlib.decompressobj()
             try:
                 raw = inflate.decompress(section[at:end], 4 * n + 1)
             except zlib.error as error:
-                raise CorruptPayloadError(f"value section: expected a zlib stream, got {error}") from None
+                raise CorruptPayloadError(
+                    f"value section: expected a zlib stream, got {error}"
+                ) from None
             if len(raw) != 4 * n or not inflate.eof or inflate.unused_data:
-                raise CorruptPayloadError(f"value section: expected a zlib stream of {4 * n} bytes, got another length")
+                raise CorruptPayloadError(
+                    f"value section: expected a zlib stream of {4 * n} bytes, got another length"
+                )
             raw = np.frombuffer(raw, dtype=np.uint8)
             if shuffle:
                 raw = np.ascontiguousarray(raw.reshape(4, n).T).ravel()

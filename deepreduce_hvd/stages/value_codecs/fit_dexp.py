@@ -17,7 +17,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def solve(matrix, right):
-    """x of ``matrix`` x = ``right`` (lists of Python floats) by elimination with the largest pivot, or None when singular."""
+    """x of ``matrix`` x = ``right`` (lists of Python floats) by elimination with the largest pivot,
+    or None when singular.
+    """
     rows = [[*row, value] for row, value in zip(matrix, right)]
     size = len(rows)
     for column in range(size):
@@ -39,7 +41,9 @@ def solve(matrix, right):
 
 
 def _regress(columns, y):
-    """Least squares of ``y`` (n,) on ``columns`` (lists of (n,) arrays) by the normal equations, or None."""
+    """Least squares of ``y`` (n,) on ``columns`` (lists of (n,) arrays) by the normal equations, or
+    None.
+    """
     size = len(columns)
     matrix = [[0.0] * size for _ in range(size)]
     for i in range(size):
@@ -61,7 +65,9 @@ def _integral(y, step):
 
 
 def evaluate(coefficients, n):
-    """a e^(b x) + c e^(d x) at n points of [0, 1], (n,) float64; exponents are kept within -700 and 600."""
+    """a e^(b x) + c e^(d x) at n points of [0, 1], (n,) float64; exponents are kept within -700 and
+    600.
+    """
     a, b, c, d = (float(value) for value in coefficients)
     x = _points(n)
 
@@ -86,16 +92,19 @@ def _with_factors(rates, z):
 
 
 def fit_side(y):
-    """The best double exponential of magnitudes ``y`` (n,), largest first -> (4,) float32 a, b, c, d, always finite.
+    """The best double exponential of magnitudes ``y`` (n,), largest first -> (4,) float32 a, b, c,
+    d, always finite.
 
-    With S and SS the first and second integrals of y, y = A SS + B S + C x + D is linear in its coefficients, and b and d
-    are the roots of t^2 - B t - A (Jacquelin's integral equations); a and c follow by least squares. A single exponential
-    (y = B S + D) and a constant compete with it, so that complex roots, a singular system or too few points cost accuracy,
-    never sense; the smallest squared error wins, the simplest of equals.
+    With S and SS the first and second integrals of y, y = A SS + B S + C x + D is linear in its
+    coefficients, and b and d are the roots of t^2 - B t - A (Jacquelin's integral equations); a and
+    c follow by least squares. A single exponential (y = B S + D) and a constant compete with it, so
+    that complex roots, a singular system or too few points cost accuracy, never sense; the smallest
+    squared error wins, the simplest of equals.
     """
     if y.size == 0:
         return np.zeros(4, dtype=np.float32)
-    # a power of two scales exactly, and keeps sums of squares of the smallest and largest floats alike
+    # a power of two scales exactly, and keeps sums of squares of the smallest and largest floats
+    # alike
     exponent = math.frexp(float(y[0]))[1]
     z = np.ldexp(y, -exponent)
     step = 1.0 / (y.size - 1) if y.size > 1 else 0.0
@@ -126,10 +135,12 @@ def fit_side(y):
 
 @register
 class FitDExp(ValueCodec):
-    """y = a e^(b x) + c e^(d x) through the values sorted by magnitude, positives and negatives apart: 36 bytes in all.
+    """y = a e^(b x) + c e^(d x) through the values sorted by magnitude, positives and negatives
+    apart: 36 bytes in all.
 
-    The coarsest of the value codecs; error feedback carries what it loses. A sorted value travels with its place, as with
-    FitPoly. Source: DeepReduce (Xu et al., NeurIPS 2021), Fit-DExp; J. Jacquelin, Régressions et équations intégrales (2009).
+    The coarsest of the value codecs; error feedback carries what it loses. A sorted value travels
+    with its place, as with FitPoly. Source: DeepReduce (Xu et al., NeurIPS 2021), Fit-DExp; J.
+    Jacquelin, Régressions et équations intégrales (2009).
 
     >>> values = np.float32(3) * np.exp(-np.arange(50, dtype=np.float32) / 10)
     >>> section, decoded, order = FitDExp().encode(values, key=0)
@@ -148,24 +159,32 @@ class FitDExp(ValueCodec):
         order, sides = sort_sides(values)
         if values.size == 0:
             return b"", values, order
-        section = _SECTION.pack(sides[0].size, *np.concatenate([fit_side(y) for y in sides]).tolist())
+        section = _SECTION.pack(
+            sides[0].size, *np.concatenate([fit_side(y) for y in sides]).tolist()
+        )
         return section, restored(self.decode(section, values.size), order), order
 
     @classmethod
     def decode(cls, section, count):
         expected = _SECTION.size if count else 0
         if len(section) != expected:
-            raise CorruptPayloadError(f"value section: expected {expected} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"value section: expected {expected} bytes, got {len(section)}"
+            )
         if count == 0:
             return np.zeros(0, dtype=np.float32)
         positives, *coefficients = _SECTION.unpack(section)
         if positives > count:
-            raise CorruptPayloadError(f"value section: expected at most {count} positive values, got {positives}")
+            raise CorruptPayloadError(
+                f"value section: expected at most {count} positive values, got {positives}"
+            )
         if not np.isfinite(coefficients).all():
             raise CorruptPayloadError("value section: expected finite coefficients")
         pieces = []
         for n, sign, start in ((positives, 1, 0), (count - positives, -1, 4)):
             if n == 0 and any(section[4 + 4 * start : 20 + 4 * start]):
-                raise CorruptPayloadError("value section: expected coefficients of 0 for a sign without values")
+                raise CorruptPayloadError(
+                    "value section: expected coefficients of 0 for a sign without values"
+                )
             pieces.append(to_values(evaluate(coefficients[start : start + 4], n), sign))
         return np.concatenate(pieces)

@@ -14,17 +14,20 @@ from deepreduce_hvd.stages.value_codecs.fit_sides import restored, sort_sides, t
 
 MAX_DEGREE = 7
 MAX_SEGMENTS = 1024
-_HEADER = struct.Struct("<IHHhhBB")  # positives, segments of each side, exponents of each side, degree, length width
+# positives, segments of each side, exponents of each side, degree, length width
+_HEADER = struct.Struct("<IHHhhBB")
 _EXPONENTS = (-152, 160)
 _MAX_WIDTH = 32
 
 
 def choose_segments(y, degree):
-    """How many segments magnitudes ``y`` (n,), largest first, get: p = ceil(2 sqrt(M)) within bounds.
+    """How many segments magnitudes ``y`` (n,), largest first, get: p = ceil(2 sqrt(M)) within
+    bounds.
 
-    The paper's M = |(y1 - y2) - (y[n-1] - y[n])| depends on the unit of the values; here it is in units of the mean gap,
-    so that a scaled gradient is cut alike. One outlier alone can make M close to n: at most sqrt(n) segments, and at least
-    four values for each coefficient on average, bound what that costs.
+    The paper's M = |(y1 - y2) - (y[n-1] - y[n])| depends on the unit of the values; here it is in
+    units of the mean gap, so that a scaled gradient is cut alike. One outlier alone can make M
+    close to n: at most sqrt(n) segments, and at least four values for each coefficient on average,
+    bound what that costs.
     """
     n = y.size
     most = min(math.floor(math.sqrt(n)), n // (4 * (degree + 1)), MAX_SEGMENTS)
@@ -36,7 +39,9 @@ def choose_segments(y, degree):
 
 
 def _farthest(y, start, end, fewest):
-    """(distance, position) of the point of y[start:end] farthest from its chord that leaves ``fewest`` on either side."""
+    """(distance, position) of the point of y[start:end] farthest from its chord that leaves
+    ``fewest`` on either side.
+    """
     if end - start < 2 * fewest:
         return 0.0, start
     slope = (y[end - 1] - y[start]) / (end - 1 - start)
@@ -49,8 +54,9 @@ def _farthest(y, start, end, fewest):
 def find_segments(y, wanted, degree):
     """Cuts ``y`` (n,) at knots by the chord rule -> [(start, end)], ascending, at most ``wanted``.
 
-    Each new knot is the point farthest from the chord of its segment, among the points that leave degree + 1 on either
-    side; no such point, or none off its chord, ends it. Ties go to the first point of the first segment.
+    Each new knot is the point farthest from the chord of its segment, among the points that leave
+    degree + 1 on either side; no such point, or none off its chord, ends it. Ties go to the first
+    point of the first segment.
     """
     segments = [(0, y.size, *_farthest(y, 0, y.size, degree + 1))]
     while len(segments) < wanted:
@@ -66,7 +72,9 @@ def find_segments(y, wanted, degree):
 
 
 def _recurrence(n, degree):
-    """(beta_1 … beta_degree, squared norms of P_0 … P_degree) of the monic Gram polynomials on n equally spaced points."""
+    """(beta_1 … beta_degree, squared norms of P_0 … P_degree) of the monic Gram polynomials on n
+    equally spaced points.
+    """
     betas, norms = [0.0], [float(n)]
     for j in range(1, degree + 1):
         square = float(j * j)
@@ -80,9 +88,11 @@ def _points(n):
 
 
 def fit_segment(y, degree):
-    """Least squares of ``y`` (n,) in the orthonormal Gram basis -> (degree + 1,) coefficients; those above n - 1 are 0.
+    """Least squares of ``y`` (n,) in the orthonormal Gram basis -> (degree + 1,) coefficients;
+    those above n - 1 are 0.
 
-    The basis is orthogonal on these very points, so a coefficient is a dot product and nothing is ill-conditioned.
+    The basis is orthogonal on these very points, so a coefficient is a dot product and nothing is
+    ill-conditioned.
     """
     usable = min(degree, y.size - 1)
     x = _points(y.size)
@@ -96,7 +106,9 @@ def fit_segment(y, degree):
 
 
 def evaluate(coefficients, n):
-    """The polynomial with orthonormal ``coefficients`` at its n points (n,): in powers of x, by Horner's rule."""
+    """The polynomial with orthonormal ``coefficients`` at its n points (n,): in powers of x, by
+    Horner's rule.
+    """
     usable = min(len(coefficients) - 1, n - 1)
     betas, norms = _recurrence(n, usable)
     before, now, powers = np.zeros(usable + 1), np.eye(1, usable + 1)[0], np.zeros(usable + 1)
@@ -118,8 +130,9 @@ def _half_exponent(x):
 def _quantise(fits, squares):
     """Coefficients (p, degree + 1) of one side -> (exponent, int64 multiples of 2^exponent).
 
-    The basis is orthonormal, so rounding N coefficients to multiples of s adds at most N s^2 / 4 to the squared error E:
-    s^2 <= 0.008 E / N keeps the error within 0.1 % of the best. 2^-26 of the norm is below a float32's own rounding.
+    The basis is orthonormal, so rounding N coefficients to multiples of s adds at most N s^2 / 4 to
+    the squared error E: s^2 <= 0.008 E / N keeps the error within 0.1 % of the best. 2^-26 of the
+    norm is below a float32's own rounding.
     """
     total, fitted = 0.0, 0.0
     for square in squares:
@@ -149,11 +162,13 @@ def _signed(fields, widths):
 
 @register
 class FitPoly(ValueCodec):
-    """Least-squares polynomials on segments of the values sorted by magnitude, positives and negatives apart.
+    """Least-squares polynomials on segments of the values sorted by magnitude, positives and
+    negatives apart.
 
-    ``degree`` is 1 to 7. ``segments`` of each sign, 1 to 1024, is chosen by the values (:func:`choose_segments`) when
-    None. A sorted value travels with its place: indices that may come in any order (RawIndex) follow the values'
-    order, others need the order mapping of ceil(log2 k) bits a value.
+    ``degree`` is 1 to 7. ``segments`` of each sign, 1 to 1024, is chosen by the values
+    (:func:`choose_segments`) when None. A sorted value travels with its place: indices that may
+    come in any order (RawIndex) follow the values' order, others need the order mapping of
+    ceil(log2 k) bits a value.
 
     Source: DeepReduce (Xu et al., NeurIPS 2021), Fit-Poly.
 
@@ -167,11 +182,16 @@ class FitPoly(ValueCodec):
     sorts = True
 
     def __init__(self, degree: int = 5, segments: int | None = None) -> None:
-        for name, value, most in (("degree", degree, MAX_DEGREE), ("segments", segments, MAX_SEGMENTS)):
+        for name, value, most in (
+            ("degree", degree, MAX_DEGREE),
+            ("segments", segments, MAX_SEGMENTS),
+        ):
             if name == "segments" and value is None:
                 continue
             if not is_integer(value) or not 1 <= value <= most:
-                raise InvalidArgumentError(f"FitPoly {name}: expected an integer of 1 to {most}, got {value!r}")
+                raise InvalidArgumentError(
+                    f"FitPoly {name}: expected an integer of 1 to {most}, got {value!r}"
+                )
         self.degree = int(degree)
         self.segments = None if segments is None else int(segments)
 
@@ -179,7 +199,9 @@ class FitPoly(ValueCodec):
         return (self.degree, self.segments or 0)
 
     def bits_a_value(self):
-        """16: a place in the order mapping; the curves themselves cost next to nothing for one more value."""
+        """16: a place in the order mapping; the curves themselves cost next to nothing for one more
+        value.
+        """
         return 16.0
 
     def encode(self, values, key):
@@ -190,7 +212,9 @@ class FitPoly(ValueCodec):
         for y in sides:
             wanted = (self.segments or choose_segments(y, self.degree)) if y.size else 0
             segments = find_segments(y, wanted, self.degree) if y.size else []
-            fits = np.array([fit_segment(y[a:b], self.degree) for a, b in segments]).reshape(-1, self.degree + 1)
+            fits = np.array([fit_segment(y[a:b], self.degree) for a, b in segments]).reshape(
+                -1, self.degree + 1
+            )
             exponent, q = _quantise(fits, [lane_sum(y[a:b] * y[a:b]) for a, b in segments])
             lengths += [b - a for a, b in segments[:-1]]
             quantised.append(q)
@@ -199,48 +223,77 @@ class FitPoly(ValueCodec):
         q = np.concatenate(quantised)
         length_width = max(lengths, default=0).bit_length()
         widths = [_signed_width(column) for column in q.T]
-        fields = np.concatenate([np.array(lengths, dtype=np.int64), (q & ((1 << np.array(widths)) - 1)).ravel()])
+        fields = np.concatenate(
+            [np.array(lengths, dtype=np.int64), (q & ((1 << np.array(widths)) - 1)).ravel()]
+        )
         section = _HEADER.pack(sides[0].size, *counts, *exponents, self.degree, length_width)
-        section += bytes(widths) + bits.pack_varied(fields, [length_width] * len(lengths) + widths * len(q))
+        section += bytes(widths) + bits.pack_varied(
+            fields, [length_width] * len(lengths) + widths * len(q)
+        )
         return section, restored(self.decode(section, values.size), order), order
 
     @classmethod
     def decode(cls, section, count):
         if count == 0:
             if section:
-                raise CorruptPayloadError(f"value section: expected no bytes for no values, got {len(section)}")
+                raise CorruptPayloadError(
+                    f"value section: expected no bytes for no values, got {len(section)}"
+                )
             return np.zeros(0, dtype=np.float32)
         if len(section) < _HEADER.size:
-            raise CorruptPayloadError(f"value section: expected at least {_HEADER.size} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"value section: expected at least {_HEADER.size} bytes, got {len(section)}"
+            )
         positives, *parts, degree, length_width = _HEADER.unpack_from(section)
         segments, exponents = parts[:2], parts[2:]
         if positives > count:
-            raise CorruptPayloadError(f"value section: expected at most {count} positive values, got {positives}")
+            raise CorruptPayloadError(
+                f"value section: expected at most {count} positive values, got {positives}"
+            )
         if not 1 <= degree <= MAX_DEGREE:
-            raise CorruptPayloadError(f"value section: expected a degree of 1 to {MAX_DEGREE}, got {degree}")
+            raise CorruptPayloadError(
+                f"value section: expected a degree of 1 to {MAX_DEGREE}, got {degree}"
+            )
         sides = (positives, count - positives)
         for n, p, exponent in zip(sides, segments, exponents):
             if not min(n, 1) <= p <= min(n, MAX_SEGMENTS):
-                raise CorruptPayloadError(f"value section: expected 1 to {MAX_SEGMENTS} segments for {n} values, got {p}")
+                raise CorruptPayloadError(
+                    f"value section: expected 1 to {MAX_SEGMENTS} segments for {n} values, got {p}"
+                )
             if not _EXPONENTS[0] <= exponent <= _EXPONENTS[1] or (n == 0 and exponent != 0):
-                raise CorruptPayloadError(f"value section: expected an exponent of {_EXPONENTS}, got {exponent}")
+                raise CorruptPayloadError(
+                    f"value section: expected an exponent of {_EXPONENTS}, got {exponent}"
+                )
         start = _HEADER.size + degree + 1
         widths = list(section[_HEADER.size : start])
         if len(widths) != degree + 1 or max(*widths, length_width) > _MAX_WIDTH:
-            raise CorruptPayloadError(f"value section: expected {degree + 2} widths of at most {_MAX_WIDTH} bits, got {[length_width, *widths]}")
+            raise CorruptPayloadError(
+                f"value section: expected {degree + 2} widths of at most {_MAX_WIDTH} bits, got {[length_width, *widths]}"
+            )
         knots = sum(p - 1 for p in segments if p)
-        fields = bits.unpack_varied(section[start:], [length_width] * knots + widths * sum(segments), "value section")
-        lengths, rows = iter(fields[:knots].tolist()), iter(_signed(fields[knots:].reshape(-1, degree + 1), np.array(widths)))
+        fields = bits.unpack_varied(
+            section[start:], [length_width] * knots + widths * sum(segments), "value section"
+        )
+        lengths, rows = (
+            iter(fields[:knots].tolist()),
+            iter(_signed(fields[knots:].reshape(-1, degree + 1), np.array(widths))),
+        )
         pieces = []
         for n, p, exponent, sign in zip(sides, segments, exponents, (1, -1)):
             rest = n
             for i in range(p):
                 length = rest if i == p - 1 else next(lengths)
                 if length < 1 or (i < p - 1 and length >= rest):
-                    raise CorruptPayloadError(f"value section: expected segments that fill {n} values, got one of {length} with {rest} left")
+                    raise CorruptPayloadError(
+                        f"value section: expected segments that fill {n} values, got one of {length} with {rest} left"
+                    )
                 rest -= length
                 q = next(rows)
                 if q[length:].any():
-                    raise CorruptPayloadError(f"value section: expected coefficients of 0 above degree {length - 1}")
-                pieces.append(to_values(evaluate(np.ldexp(q.astype(np.float64), exponent), length), sign))
+                    raise CorruptPayloadError(
+                        f"value section: expected coefficients of 0 above degree {length - 1}"
+                    )
+                pieces.append(
+                    to_values(evaluate(np.ldexp(q.astype(np.float64), exponent), length), sign)
+                )
         return np.concatenate(pieces)

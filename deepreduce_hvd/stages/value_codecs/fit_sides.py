@@ -1,4 +1,6 @@
-"""What the curve fits share: both signs apart, each sorted by magnitude (the oracle of csrc/value/fit_sides.cc)."""
+"""What the curve fits share: both signs apart, each sorted by magnitude (the oracle of
+csrc/value/fit_sides.cc).
+"""
 
 import numpy as np
 
@@ -6,10 +8,12 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def sort_sides(values):
-    """``values`` (k,) float32 -> (order (k,) uint32, (positive, negative) magnitudes float64, each largest first).
+    """``values`` (k,) float32 -> (order (k,) uint32, (positive, negative) magnitudes float64, each
+    largest first).
 
-    The sign bit decides the side (-0.0 is negative); equal values keep their positions' order. A curve does not care about
-    the order of neighbours, so up to five last bits (2^-18 of a value) are ignored as far as that leaves 22 bits to sort by.
+    The sign bit decides the side (-0.0 is negative); equal values keep their positions' order. A
+    curve does not care about the order of neighbours, so up to five last bits (2^-18 of a value)
+    are ignored as far as that leaves 22 bits to sort by.
 
     >>> order, sides = sort_sides(np.array([1, -2, 3, -4], dtype=np.float32))
     >>> order.tolist(), [side.tolist() for side in sides]
@@ -19,7 +23,9 @@ def sort_sides(values):
     within = keys & np.uint32(0x7FFFFFFF)
     span = int(np.ptp(within)).bit_length() if keys.size else 0
     dropped = min(max(span + 1 - 22, 0), 5)
-    compact = ((within - within.min(initial=0x7FFFFFFF)) | (keys >> np.uint32(31)) << np.uint32(span)) >> np.uint32(dropped)
+    compact = (
+        (within - within.min(initial=0x7FFFFFFF)) | (keys >> np.uint32(31)) << np.uint32(span)
+    ) >> np.uint32(dropped)
     order = np.argsort(compact, kind="stable").astype(np.uint32)
     magnitudes = np.abs(values[order]).astype(np.float64)
     positives = values.size - int(np.count_nonzero(np.signbit(values)))

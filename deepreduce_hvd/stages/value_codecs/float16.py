@@ -8,7 +8,8 @@ from deepreduce_hvd.stages.base import ValueCodec, register
 
 @register
 class Float16(ValueCodec):
-    """Two bytes a value, rounded to nearest even, saturating at ±65504; the rounding stays in the residual.
+    """Two bytes a value, rounded to nearest even, saturating at ±65504; the rounding stays in the
+    residual.
 
     >>> Float16().encode(np.array([1.0, 1e6], dtype=np.float32), key=0)[1]
     array([1.0000e+00, 6.5504e+04], dtype=float32)
@@ -26,8 +27,12 @@ class Float16(ValueCodec):
     @classmethod
     def decode(cls, section, count):
         if len(section) != 2 * count:
-            raise CorruptPayloadError(f"value section: expected {2 * count} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"value section: expected {2 * count} bytes, got {len(section)}"
+            )
         values = np.frombuffer(section, dtype="<f2").astype(np.float32)
         if not np.isfinite(values).all():
-            raise CorruptPayloadError("value section: expected finite float16 values, got NaN or Inf")
+            raise CorruptPayloadError(
+                "value section: expected finite float16 values, got NaN or Inf"
+            )
         return values

@@ -30,10 +30,12 @@ def _decode_table(bits):
 
 @register
 class QSGD(ValueCodec):
-    """Quantised values with a norm a bucket (Alistarh et al. 2017, section 3): unbiased, ``bits`` bits a value.
+    """Quantised values with a norm a bucket (Alistarh et al. 2017, section 3): unbiased, ``bits``
+    bits a value.
 
-    One bit is the sign, the rest one of s + 1 = 2^(bits−1) levels of abs(value) / norm, rounded at random to one of the two
-    nearest so that the expectation is the value. With one bit a value becomes plus or minus the norm.
+    One bit is the sign, the rest one of s + 1 = 2^(bits−1) levels of abs(value) / norm, rounded at
+    random to one of the two nearest so that the expectation is the value. With one bit a value
+    becomes plus or minus the norm.
 
     Args:
         bits: 1 to 8.
@@ -50,9 +52,13 @@ class QSGD(ValueCodec):
         if not is_integer(bits) or bits not in range(1, 9):
             raise InvalidArgumentError(f"QSGD bits: expected an integer of 1 to 8, got {bits!r}")
         if not is_integer(bucket) or bucket not in range(8, 32769, 8):
-            raise InvalidArgumentError(f"QSGD bucket: expected a multiple of 8 in 8 to 32768, got {bucket!r}")
+            raise InvalidArgumentError(
+                f"QSGD bucket: expected a multiple of 8 in 8 to 32768, got {bucket!r}"
+            )
         if norm not in _NORMS:
-            raise InvalidArgumentError(f"QSGD norm: expected one of {', '.join(_NORMS)}, got {norm!r}")
+            raise InvalidArgumentError(
+                f"QSGD norm: expected one of {', '.join(_NORMS)}, got {norm!r}"
+            )
         self.bits = bits
         self.bucket = bucket
         self.norm = norm
@@ -67,7 +73,9 @@ class QSGD(ValueCodec):
         if self.norm == "max":
             return np.abs(buckets).max(axis=1, initial=0)
         # a fixed order of summation: 8 lanes, then halves
-        lanes = np.square(buckets.astype(np.float64)).reshape(len(buckets), self.bucket // _LANES, _LANES)
+        lanes = np.square(buckets.astype(np.float64)).reshape(
+            len(buckets), self.bucket // _LANES, _LANES
+        )
         lanes = np.add.accumulate(lanes, axis=1)[:, -1]
         while lanes.shape[1] > 1:
             half = lanes.shape[1] // 2
@@ -84,27 +92,43 @@ class QSGD(ValueCodec):
         uniform = random_uniform(key, np.arange(padded.size)).reshape(buckets.shape)
         levels = np.float32(_levels(self.bits))
         if self.bits == 1:
-            codes = np.floor((buckets / safe + np.float32(1)) * np.float32(0.5) + uniform).astype(np.uint8)
+            codes = np.floor((buckets / safe + np.float32(1)) * np.float32(0.5) + uniform).astype(
+                np.uint8
+            )
             codes = np.minimum(codes, np.uint8(1))
         else:
             ratio = (np.abs(buckets) / safe) * levels
             codes = np.minimum(np.floor(ratio + uniform), levels).astype(np.uint8)
             codes |= (np.signbit(buckets) << (self.bits - 1)).astype(np.uint8)
         codes = np.where(norms[:, None] > 0, codes, np.uint8(0)).ravel()[:count]
-        decoded = (_decode_table(self.bits)[codes] * np.repeat(norms, self.bucket)[:count]).astype(np.float32)
-        section = _HEAD.pack(self.bits, self.bucket) + norms.astype("<f4").tobytes() + pack_fields(codes, self.bits)
+        decoded = (_decode_table(self.bits)[codes] * np.repeat(norms, self.bucket)[:count]).astype(
+            np.float32
+        )
+        section = (
+            _HEAD.pack(self.bits, self.bucket)
+            + norms.astype("<f4").tobytes()
+            + pack_fields(codes, self.bits)
+        )
         return section, decoded, None
 
     @classmethod
     def decode(cls, section, count):
         if len(section) < _HEAD.size:
-            raise CorruptPayloadError(f"value section: expected at least {_HEAD.size} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"value section: expected at least {_HEAD.size} bytes, got {len(section)}"
+            )
         bits, bucket = _HEAD.unpack_from(section)
         if not is_integer(bits) or bits not in range(1, 9) or bucket not in range(8, 32769, 8):
-            raise CorruptPayloadError(f"value section: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got {bits} and {bucket}")
+            raise CorruptPayloadError(
+                f"value section: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got {bits} and {bucket}"
+            )
         buckets = -(-count // bucket)
         at = _HEAD.size + 4 * buckets
-        norms = np.frombuffer(section[_HEAD.size : at], dtype="<f4", count=min(buckets, (len(section) - _HEAD.size) // 4))
+        norms = np.frombuffer(
+            section[_HEAD.size : at],
+            dtype="<f4",
+            count=min(buckets, (len(section) - _HEAD.size) // 4),
+        )
         if norms.size != buckets:
             raise CorruptPayloadError(f"value section: expected {buckets} norms, got {norms.size}")
         if not np.isfinite(norms).all() or np.signbit(norms).any():

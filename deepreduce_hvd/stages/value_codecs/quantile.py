@@ -13,7 +13,8 @@ from deepreduce_hvd.stages.base import ValueCodec, register
 BLOCK = 4096
 _HEAD = struct.Struct("<HHB")
 _FIXED, _HUFFMAN = 0, 1
-#: a bucket's mean takes 32 bits: with 8 values a bucket or more the table costs at most 4 bits a value
+#: a bucket's mean takes 32 bits: with 8 values a bucket or more the table costs at most 4 bits a
+#: value
 _VALUES_A_BUCKET = 8
 
 
@@ -29,10 +30,12 @@ def _buckets_of_sides(count, negatives, wanted):
 
 @register
 class Quantile(ValueCodec):
-    """Values replaced by their quantile bucket's mean (SketchML, Jiang et al. 2018, quantile-bucket quantification).
+    """Values replaced by their quantile bucket's mean (SketchML, Jiang et al. 2018, quantile-bucket
+    quantification).
 
-    Buckets hold equal numbers of values, negative and other values apart, so that no sign flips. Bucket numbers travel in a
-    Huffman code or at a fixed width, whichever is shorter. With ``Huffman(delta=True)`` indices this is SKCompress.
+    Buckets hold equal numbers of values, negative and other values apart, so that no sign flips.
+    Bucket numbers travel in a Huffman code or at a fixed width, whichever is shorter. With
+    ``Huffman(delta=True)`` indices this is SKCompress.
 
     Args:
         buckets: 2 to 256 in all; fewer are used when there are fewer than 8 values a bucket.
@@ -45,7 +48,9 @@ class Quantile(ValueCodec):
 
     def __init__(self, buckets: int = 256) -> None:
         if not is_integer(buckets) or buckets not in range(2, 257):
-            raise InvalidArgumentError(f"Quantile buckets: expected an integer of 2 to 256, got {buckets!r}")
+            raise InvalidArgumentError(
+                f"Quantile buckets: expected an integer of 2 to 256, got {buckets!r}"
+            )
         self.buckets = int(buckets)
 
     def parameters(self, step=0):
@@ -61,7 +66,10 @@ class Quantile(ValueCodec):
         sides = _buckets_of_sides(count, negatives, self.buckets)
         means = []
         symbols = np.zeros(count, dtype=np.uint8)
-        for first, n, buckets in ((0, negatives, sides[0]), (negatives, count - negatives, sides[1])):
+        for first, n, buckets in (
+            (0, negatives, sides[0]),
+            (negatives, count - negatives, sides[1]),
+        ):
             edges = [first + j * n // buckets for j in range(buckets + 1)] if buckets else []
             for start, end in zip(edges, edges[1:]):
                 symbols[ascending[start:end]] = len(means)
@@ -71,25 +79,37 @@ class Quantile(ValueCodec):
         means = np.array(means, dtype=np.float32)
         width = bit_width_of(means.size)
         lengths = huffman_code.code_lengths(np.bincount(symbols, minlength=huffman_code.SYMBOLS))
-        coded = [huffman_code.encode(symbols[at : at + BLOCK], lengths) for at in range(0, count, BLOCK)]
+        coded = [
+            huffman_code.encode(symbols[at : at + BLOCK], lengths) for at in range(0, count, BLOCK)
+        ]
         starts = np.cumsum([len(data) for data in coded])[:-1].astype("<u4")
         huffman = huffman_code.pack_lengths(lengths) + starts.tobytes() + b"".join(coded)
         fixed = pack_fields(symbols, width)
         kind = _HUFFMAN if len(huffman) < len(fixed) else _FIXED
-        section = _HEAD.pack(*sides, kind) + means.astype("<f4").tobytes() + (huffman if kind == _HUFFMAN else fixed)
+        section = (
+            _HEAD.pack(*sides, kind)
+            + means.astype("<f4").tobytes()
+            + (huffman if kind == _HUFFMAN else fixed)
+        )
         return section, means[symbols] if count else values, None
 
     @classmethod
     def decode(cls, section, count):
         if len(section) < _HEAD.size:
-            raise CorruptPayloadError(f"value section: expected at least {_HEAD.size} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"value section: expected at least {_HEAD.size} bytes, got {len(section)}"
+            )
         *sides, kind = _HEAD.unpack_from(section)
         total = sum(sides)
         if total > 256 or (total == 0) != (count == 0) or kind > _HUFFMAN:
-            raise CorruptPayloadError(f"value section: expected 1 to 256 buckets coded as 0 or 1, got {total} coded as {kind}")
+            raise CorruptPayloadError(
+                f"value section: expected 1 to 256 buckets coded as 0 or 1, got {total} coded as {kind}"
+            )
         at = _HEAD.size + 4 * total
         if len(section) < at:
-            raise CorruptPayloadError(f"value section: expected {total} means, got {len(section) - _HEAD.size} bytes")
+            raise CorruptPayloadError(
+                f"value section: expected {total} means, got {len(section) - _HEAD.size} bytes"
+            )
         means = np.frombuffer(section[_HEAD.size : at], dtype="<f4").astype(np.float32)
         if not np.isfinite(means).all():
             raise CorruptPayloadError("value section: expected finite means")
@@ -99,7 +119,9 @@ class Quantile(ValueCodec):
         else:
             symbols = cls._decode_huffman(data, count)
         if count and int(symbols.max()) >= total:
-            raise CorruptPayloadError(f"value section: expected buckets below {total}, got {int(symbols.max())}")
+            raise CorruptPayloadError(
+                f"value section: expected buckets below {total}, got {int(symbols.max())}"
+            )
         return means[symbols] if count else np.zeros(0, dtype=np.float32)
 
     @staticmethod
@@ -108,14 +130,22 @@ class Quantile(ValueCodec):
         head = huffman_code.SYMBOLS // 2
         end = head + 4 * max(blocks - 1, 0)
         if len(data) < end or count == 0:
-            raise CorruptPayloadError(f"value section: expected at least {end} bytes of Huffman codes, got {len(data)}")
+            raise CorruptPayloadError(
+                f"value section: expected at least {end} bytes of Huffman codes, got {len(data)}"
+            )
         lengths = huffman_code.unpack_lengths(data[:head])
         huffman_code.codes(lengths)
         starts = [0, *np.frombuffer(data[head:end], dtype="<u4").tolist(), len(data) - end]
         pieces = []
         for block in range(blocks):
             if not starts[block] <= starts[block + 1] <= len(data) - end:
-                raise CorruptPayloadError(f"value section: expected block {block} within {len(data) - end} bytes, got {starts[block : block + 2]}")
+                raise CorruptPayloadError(
+                    f"value section: expected block {block} within {len(data) - end} bytes, got {starts[block : block + 2]}"
+                )
             n = min(BLOCK, count - block * BLOCK)
-            pieces.append(huffman_code.decode(data[end + starts[block] : end + starts[block + 1]], lengths, n, "value section"))
+            pieces.append(
+                huffman_code.decode(
+                    data[end + starts[block] : end + starts[block + 1]], lengths, n, "value section"
+                )
+            )
         return np.concatenate(pieces)

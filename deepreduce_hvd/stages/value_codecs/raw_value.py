@@ -22,5 +22,7 @@ class RawValue(ValueCodec):
     @classmethod
     def decode(cls, section, count):
         if len(section) != 4 * count:
-            raise CorruptPayloadError(f"value section: expected {4 * count} bytes, got {len(section)}")
+            raise CorruptPayloadError(
+                f"value section: expected {4 * count} bytes, got {len(section)}"
+            )
         return np.frombuffer(section, dtype="<f4").astype(np.float32)

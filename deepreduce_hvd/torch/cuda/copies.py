@@ -9,7 +9,9 @@ def pinned(shape, dtype):
 
 
 class CopiesToHost:
-    """Copies on their way; a handle like that of a collective, whose result is None once all have come."""
+    """Copies on their way; a handle like that of a collective, whose result is None once all have
+    come.
+    """
 
     def __init__(self):
         self._events = []
@@ -18,7 +20,9 @@ class CopiesToHost:
         return bool(self._events)
 
     def start(self, tensor, stream):
-        """A copy of a GPU's tensor, made in its turn on ``stream``: pinned memory, to be read when this handle is done."""
+        """A copy of a GPU's tensor, made in its turn on ``stream``: pinned memory, to be read when
+        this handle is done.
+        """
         with torch.cuda.stream(stream):
             host = pinned(tensor.shape, tensor.dtype)
             host.copy_(tensor, non_blocking=True)
@@ -42,7 +46,9 @@ class SideStreams:
         self._streams = {}
 
     def _after_current(self, device):
-        """(The current stream, the side stream, which waits for what the current one has been given)."""
+        """(The current stream, the side stream, which waits for what the current one has been
+        given).
+        """
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
         current, side = torch.cuda.current_stream(device), self._streams[device]
@@ -54,7 +60,9 @@ class SideStreams:
         return copies.start(tensor, self._after_current(tensor.device)[1])
 
     def to_device(self, host, out):
-        """Fills ``out``, on a GPU, from pinned memory of its shape and dtype; what the current stream is given next waits for it."""
+        """Fills ``out``, on a GPU, from pinned memory of its shape and dtype; what the current
+        stream is given next waits for it.
+        """
         current, side = self._after_current(out.device)
         with torch.cuda.stream(side):
             out.copy_(host, non_blocking=True)

@@ -1,4 +1,6 @@
-"""Compression on the GPU that has the gradients: what stays there, and how sums get back into gradients."""
+"""Compression on the GPU that has the gradients: what stays there, and how sums get back into
+gradients.
+"""
 
 import horovod.torch as hvd
 import torch
@@ -51,13 +53,17 @@ class _SumOnDevices:
         for device, results in self._results.items():
             names, rows = zip(*results)
             copies = CopiesToHost()
-            sent.append((names, copies.start(torch.stack(rows), torch.cuda.current_stream(device)), copies))
+            sent.append(
+                (names, copies.start(torch.stack(rows), torch.cuda.current_stream(device)), copies)
+            )
         self._results = {}
         return sent
 
 
 class DeviceSums:
-    """Sums on devices in one step of one optimizer, and what is learnt of them only when they have been made."""
+    """Sums on devices in one step of one optimizer, and what is learnt of them only when they have
+    been made.
+    """
 
     def __init__(self, compressor):
         self._compressor = compressor
@@ -69,14 +75,21 @@ class DeviceSums:
     def decode(self, name, result, total, number, scale):
         """Fills ``result``, the gradient's own memory where that can be: it is encoded already."""
         flat = as_float32(result)
-        out = torch.zeros(result.numel(), dtype=torch.float32, device=result.device) if flat is None else flat.zero_()
+        out = (
+            torch.zeros(result.numel(), dtype=torch.float32, device=result.device)
+            if flat is None
+            else flat.zero_()
+        )
         sums = self._sums.get(total)
         if sums is None:
             sums = self._sums[total] = _SumOnDevices(total)
         bytes_there = sums.bytes_on(result.device)
         payloads = [bytes_there[message.start : message.end] for message in total.messages[number]]
         fields = self._compressor.codec.fields(self._compressor.memory)
-        if sums.add(name, operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields)):
+        if sums.add(
+            name,
+            operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields),
+        ):
             self._sent += self._sums.pop(total).send_results()
         if flat is None:
             result.copy_(out.view(result.shape))
@@ -98,7 +111,8 @@ class DeviceSums:
         self._finite = {}
 
     def check(self):
-        """Raises what went wrong: asked when a step is over, so that nothing waits for the device in between.
+        """Raises what went wrong: asked when a step is over, so that nothing waits for the device
+        in between.
 
         Returns:
             Whether all that was looked at is finite.
@@ -139,7 +153,9 @@ class DevicePath:
         flat = gradient.detach().contiguous().view(-1)
         compressor = self.compressor
         if held:
-            return DeviceMember(slot, flat, nothing=payload_of_nothing(compressor.codec, flat.numel()))
+            return DeviceMember(
+                slot, flat, nothing=payload_of_nothing(compressor.codec, flat.numel())
+            )
 
         def start():
             state = (*slot.state, *[None] * (2 - len(slot.state)))
@@ -151,7 +167,9 @@ class DevicePath:
         return DeviceMember(slot, flat, start)
 
     def communicator(self, slots):
-        """What exchanges the payloads of a bucket: on all ranks the same, if their parameters are on devices alike."""
+        """What exchanges the payloads of a bucket: on all ranks the same, if their parameters are
+        on devices alike.
+        """
         if not any(self.takes(slot.parameter) for slot in slots):
             return self.compressor.communicator
         devices = {slot.parameter.device for slot in slots}

@@ -1,4 +1,6 @@
-"""The exchange of a bucket whose gradients are encoded on GPUs: two waits at most, whatever the number of gradients, and none inside a hook."""
+"""The exchange of a bucket whose gradients are encoded on GPUs: two waits at most, whatever the
+number of gradients, and none inside a hook.
+"""
 
 import struct
 
@@ -20,13 +22,21 @@ _LENGTH = struct.Struct("<I")
 class DeviceMember(BucketMember):
     """A gradient on a GPU, with its state there.
 
-    ``start()`` starts its encoding on the current stream and returns, on the device, memory that begins with the payload, and a report: a
-    dr_cuda_result followed by the payload's header. ``nothing``: in its place, of a member that is held, the payload, (n,) uint8 NumPy.
+    ``start()`` starts its encoding on the current stream and returns, on the device, memory that
+    begins with the payload, and a report: a dr_cuda_result followed by the payload's header.
+    ``nothing``: in its place, of a member that is held, the payload, (n,) uint8 NumPy.
     """
 
     def __init__(self, slot, gradient, start=None, nothing=None):
         held = nothing is not None
-        super().__init__(slot.name, np.broadcast_to(np.float32(0), gradient.numel()), (), slot.key, encode=self._on_host, held=held)
+        super().__init__(
+            slot.name,
+            np.broadcast_to(np.float32(0), gradient.numel()),
+            (),
+            slot.key,
+            encode=self._on_host,
+            held=held,
+        )
         self.slot = slot
         self.device = gradient.device
         self.ready_on = torch.cuda.current_stream(gradient.device)  # what the gradient is made on
@@ -34,16 +44,22 @@ class DeviceMember(BucketMember):
         self.header = None  # (40,) uint8 NumPy
         self._start = start
         if held:
-            self.payload, self.header = torch.from_numpy(nothing).to(self.device), nothing[: container.HEADER.size]
+            self.payload, self.header = (
+                torch.from_numpy(nothing).to(self.device),
+                nothing[: container.HEADER.size],
+            )
 
     def start(self):
-        """The report on the device, or None when there is none: it could not be started, or the payload is there."""
+        """The report on the device, or None when there is none: it could not be started, or the
+        payload is there.
+        """
         if self.payload is not None:
             return None
         try:
             self._room, report = self._start()
             return report
-        except Exception as error:  # whatever it is, the other ranks must hear of it instead of waiting
+        # whatever it is, the other ranks must hear of it instead of waiting
+        except Exception as error:
             self.failure = error
             return None
 
@@ -67,7 +83,9 @@ class DeviceMember(BucketMember):
 
 
 class DeviceEncodings:
-    """The encodings of a bucket's members that are on GPUs, all started before the first is waited for."""
+    """The encodings of a bucket's members that are on GPUs, all started before the first is waited
+    for.
+    """
 
     def __init__(self, members):
         self.reports = CopiesToHost()
@@ -79,7 +97,12 @@ class DeviceEncodings:
             stream = torch.cuda.current_stream(device)
             for other in {member.ready_on for member in there} - {stream}:
                 stream.wait_stream(other)
-            started = [(member, report) for member in there for report in [member.start()] if report is not None]
+            started = [
+                (member, report)
+                for member in there
+                for report in [member.start()]
+                if report is not None
+            ]
             if started:
                 rows = self.reports.start(torch.stack([report for _, report in started]), stream)
                 self._read += zip((member for member, _ in started), rows)
@@ -91,13 +114,17 @@ class DeviceEncodings:
             member.finish(report)
 
     def joined(self):
-        """[(stream, members that have a payload, their payloads one after another)], of each device."""
+        """[(stream, members that have a payload, their payloads one after another)], of each
+        device.
+        """
         groups = []
         for stream, members in self._groups:
             members = [member for member in members if member.payload is not None]
             if members:
                 with torch.cuda.stream(stream):
-                    groups.append((stream, members, torch.cat([member.payload for member in members])))
+                    groups.append(
+                        (stream, members, torch.cat([member.payload for member in members]))
+                    )
         return groups
 
 
@@ -109,8 +136,8 @@ def _keep_parts(members, joined):
 class DeviceAllgather(Allgather):
     """Allgather of payloads that are made on GPUs.
 
-    ``device``: that of all payloads, when collectives take them from there; their headers then go beside them, through the host. None when
-    payloads go through pinned memory.
+    ``device``: that of all payloads, when collectives take them from there; their headers then go
+    beside them, through the host. None when payloads go through pinned memory.
     """
 
     def __init__(self, device=None):
@@ -124,7 +151,11 @@ class DeviceAllgather(Allgather):
         if encodings.reports:
             yield encodings.reports
         encodings.finish()
-        return (yield from (self._through_host if self.device is None else self._from_device)(encodings, bucket, channel))
+        return (
+            yield from (self._through_host if self.device is None else self._from_device)(
+                encodings, bucket, channel
+            )
+        )
 
     def _through_host(self, encodings, bucket, channel):
         copies = CopiesToHost()
@@ -139,7 +170,10 @@ class DeviceAllgather(Allgather):
         for member in bucket.members:
             header = member.header if member.failure is None else wire.notice(member.failure)
             entries += [np.frombuffer(_LENGTH.pack(header.size), dtype=np.uint8), header]
-        payloads, stream = torch.empty(0, dtype=torch.uint8, device=self.device), torch.cuda.current_stream(self.device)
+        payloads, stream = (
+            torch.empty(0, dtype=torch.uint8, device=self.device),
+            torch.cuda.current_stream(self.device),
+        )
         for stream, members, payloads in encodings.joined():
             _keep_parts(members, payloads)
         with torch.cuda.stream(stream):  # the collective waits for what it holds now
@@ -151,7 +185,10 @@ class DeviceAllgather(Allgather):
 
 
 class DeviceSum(PayloadSum):
-    """Payloads of every rank on a device. ``headers``: of each rank, each member, the length and bytes of a header or a notice."""
+    """Payloads of every rank on a device.
+
+    ``headers``: of each rank, each member, the length and bytes of a header or a notice.
+    """
 
     def __init__(self, bucket, headers, gathered, size):
         self._offsets = bucket.offsets
@@ -161,13 +198,17 @@ class DeviceSum(PayloadSum):
             first = at + _LENGTH.size
             at = first + (_LENGTH.unpack_from(headers, at)[0] if first <= headers.size else 0)
             if not first < at <= headers.size:
-                raise CorruptPayloadError(f"parameter {bucket.name}: expected headers of {headers.size} bytes in all, got one that ends at {at}")
+                raise CorruptPayloadError(
+                    f"parameter {bucket.name}: expected headers of {headers.size} bytes in all, got one that ends at {at}"
+                )
             span = _span(headers[first:at], start)
             spans.append(span)
             start = span.end
         count = len(bucket.members)
         if len(spans) != size * count:
-            raise CorruptPayloadError(f"parameter {bucket.name}: expected {count} headers from each of {size} ranks, got {len(spans)} in all")
+            raise CorruptPayloadError(
+                f"parameter {bucket.name}: expected {count} headers from each of {size} ranks, got {len(spans)} in all"
+            )
         self.messages = [spans[number::count] for number in range(count)]
         for member, messages in zip(bucket.members, self.messages):
             try:
@@ -175,7 +216,9 @@ class DeviceSum(PayloadSum):
             except PeerFailedError as error:
                 raise error from member.failure
         if start != gathered.numel():
-            raise CorruptPayloadError(f"parameter {bucket.name}: expected payloads of {start} bytes in all, got {gathered.numel()}")
+            raise CorruptPayloadError(
+                f"parameter {bucket.name}: expected payloads of {start} bytes in all, got {gathered.numel()}"
+            )
 
     def _on_host(self, member):
         return [payload.cpu().numpy() for payload in self.payloads(member)]

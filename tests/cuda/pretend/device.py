@@ -1,7 +1,8 @@
-"""PyTorch with a pretended CUDA device, and the package with the CUDA operators that setup.py would build, under the emulator.
+"""PyTorch with a pretended CUDA device, and the package with the CUDA operators that setup.py would
+build, under the emulator.
 
-``package(folder)`` builds and lays out a package of its own; :func:`install`, called in a process that has it first on its path, before anything
-imports torch, makes ``torch.device("cuda")`` work.
+``package(folder)`` builds and lays out a package of its own; :func:`install`, called in a process
+that has it first on its path, before anything imports torch, makes ``torch.device("cuda")`` work.
 """
 
 import contextlib
@@ -24,40 +25,95 @@ def _torch():
 
 
 def package(folder):
-    """A folder for PYTHONPATH with the package, its operators for the pretended device, and the device itself."""
+    """A folder for PYTHONPATH with the package, its operators for the pretended device, and the
+    device itself.
+    """
     sys.path.insert(0, str(HERE.parent))
     import emulation
 
     emulation.build()
-    compiler, torch, objects = os.environ.get("CXX", "g++"), _torch(), ROOT / "build" / "pretend_cuda"
+    compiler, torch, objects = (
+        os.environ.get("CXX", "g++"),
+        _torch(),
+        ROOT / "build" / "pretend_cuda",
+    )
     includes = [f"-I{path}" for path in (HERE, CORE, CORE / "cuda")]
-    includes += [word for path in (torch / "include", torch / "include/torch/csrc/api/include") for word in ("-isystem", str(path))]
+    includes += [
+        word
+        for path in (torch / "include", torch / "include/torch/csrc/api/include")
+        for word in ("-isystem", str(path))
+    ]
     flags = ["-O1", "-g1", "-fPIC", "-ffp-contract=off", *includes]
-    newest_header = max(path.stat().st_mtime for top in (ROOT / CORE, ROOT / "torch_ops", HERE) for path in top.rglob("*.h"))
+    newest_header = max(
+        path.stat().st_mtime
+        for top in (ROOT / CORE, ROOT / "torch_ops", HERE)
+        for path in top.rglob("*.h")
+    )
 
     def compile_one(source):
         made = objects / f"{source}.o"
         made.parent.mkdir(parents=True, exist_ok=True)
-        if not made.exists() or made.stat().st_mtime < max(newest_header, (ROOT / source).stat().st_mtime):
-            subprocess.run([compiler, *flags, "-std=c++17" if source in core else "-std=c++20", "-c", str(source), "-o", str(made)], cwd=ROOT, check=True)
+        if not made.exists() or made.stat().st_mtime < max(
+            newest_header, (ROOT / source).stat().st_mtime
+        ):
+            subprocess.run(
+                [
+                    compiler,
+                    *flags,
+                    "-std=c++17" if source in core else "-std=c++20",
+                    "-c",
+                    str(source),
+                    "-o",
+                    str(made),
+                ],
+                cwd=ROOT,
+                check=True,
+            )
         return str(made)
 
-    core = [path.relative_to(ROOT) for path in sorted((ROOT / CORE).rglob("*.cc")) if path.name != "python.cc" and "cuda" not in path.parts]
+    core = [
+        path.relative_to(ROOT)
+        for path in sorted((ROOT / CORE).rglob("*.cc"))
+        if path.name != "python.cc" and "cuda" not in path.parts
+    ]
     with ThreadPoolExecutor(2) as pool:
         operators = [path.relative_to(ROOT) for path in sorted((ROOT / "torch_ops").rglob("*.cc"))]
         made = list(pool.map(compile_one, [*operators, *core]))
         pretended = pool.submit(compile_one, (HERE / "device.cc").relative_to(ROOT)).result()
     # of the kernels and the emulator
-    made += [str(ROOT / "build/cuda_emulation" / f"{'_'.join(path.relative_to(ROOT).parts)}.o") for path in emulation.sources() if path.suffix == ".cu" or path.name == "scheduler.cc"]
-    links = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10", "-lz"]
+    made += [
+        str(ROOT / "build/cuda_emulation" / f"{'_'.join(path.relative_to(ROOT).parts)}.o")
+        for path in emulation.sources()
+        if path.suffix == ".cu" or path.name == "scheduler.cc"
+    ]
+    links = [
+        f"-L{torch / 'lib'}",
+        f"-Wl,-rpath,{torch / 'lib'}",
+        "-ltorch",
+        "-ltorch_cpu",
+        "-lc10",
+        "-lz",
+    ]
     home = pathlib.Path(folder) / "deepreduce_hvd"
     home.mkdir()
     for path in (ROOT / "deepreduce_hvd").iterdir():
         if not path.name.startswith(("_torch_ops", "__pycache__")):
             (home / path.name).symlink_to(path)
     library = home / f"_torch_ops-{importlib.metadata.version('torch')}.so"
-    subprocess.run([compiler, "-shared", *made, "-Wl,-Bsymbolic", *links, "-o", str(library)], check=True)
-    subprocess.run([compiler, "-shared", pretended, *links, "-o", str(pathlib.Path(folder) / "pretended_device.so")], check=True)
+    subprocess.run(
+        [compiler, "-shared", *made, "-Wl,-Bsymbolic", *links, "-o", str(library)], check=True
+    )
+    subprocess.run(
+        [
+            compiler,
+            "-shared",
+            pretended,
+            *links,
+            "-o",
+            str(pathlib.Path(folder) / "pretended_device.so"),
+        ],
+        check=True,
+    )
     return folder
 
 
@@ -72,9 +128,14 @@ class _Stream:
 
 
 def install(folder):
-    """From now on torch has a device "cuda" in this process. ``folder``: what :func:`package` filled."""
+    """From now on torch has a device "cuda" in this process.
+
+    ``folder``: what :func:`package` filled.
+    """
     # before torch looks for a CUDA of its own
-    pretended = ctypes.CDLL(str(pathlib.Path(folder) / "pretended_device.so"), mode=ctypes.RTLD_GLOBAL)
+    pretended = ctypes.CDLL(
+        str(pathlib.Path(folder) / "pretended_device.so"), mode=ctypes.RTLD_GLOBAL
+    )
     pretended.pretended_now.restype, pretended.pretended_wait.restype = ctypes.c_int64, None
     pretended.pretended_wait.argtypes = pretended.pretended_reached.argtypes = [ctypes.c_int64]
     import torch

@@ -1,4 +1,6 @@
-"""Exchanges of gradients on a device, two ranks: what is copied to the host, and failures that one rank meets."""
+"""Exchanges of gradients on a device, two ranks: what is copied to the host, and failures that one
+rank meets.
+"""
 
 import pathlib
 import runpy
@@ -13,7 +15,9 @@ from deepreduce_hvd.torch.cuda import (
     exchange as torch_device_exchange,
 )
 
-ranks = runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))
+ranks = runpy.run_path(
+    str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py")
+)
 train, STEPS = ranks["train"], ranks["STEPS"]
 hvd.init()
 BUCKETS = 2  # of gpu_ranks.py's three parameters
@@ -57,7 +61,9 @@ begin = torch_device_exchange.DeviceMember.start
 
 def fails(self):
     if self.name == "second" and hvd.rank() == 1:
-        self._start = lambda: torch.ops.deepreduce.start_encode_(torch.zeros(3), None, None, rice.fields(dr.NoMemory()), 0, 0, 0, 0)
+        self._start = lambda: torch.ops.deepreduce.start_encode_(
+            torch.zeros(3), None, None, rice.fields(dr.NoMemory()), 0, 0, 0, 0
+        )
     return begin(self)
 
 

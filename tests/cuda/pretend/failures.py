@@ -11,33 +11,57 @@ values = torch.randn(10)
 there = values.to("cuda")
 payload = codec.encode(there)
 assert payload.is_cuda and torch.equal(payload.cpu(), codec.encode(values))
-assert dr.decode(payload).is_cuda and torch.equal(dr.decode(payload).cpu(), dr.decode(payload.cpu()))
+assert dr.decode(payload).is_cuda and torch.equal(
+    dr.decode(payload).cpu(), dr.decode(payload.cpu())
+)
 assert dr.inspect(payload)["k"] == 5
 
 with pytest.raises(dr.CorruptPayloadError, match="payload length: expected"):
     dr.decode_sum([payload[:-1]], torch.zeros(10).to("cuda"))
-with pytest.raises(dr.InvalidArgumentError, match="gradient: expected contiguous 1-D Float, Half, BFloat16 or Double, got Int"):
+with pytest.raises(
+    dr.InvalidArgumentError,
+    match="gradient: expected contiguous 1-D Float, Half, BFloat16 or Double, got Int",
+):
     codec.encode(there.int())
-with pytest.raises(dr.InvalidArgumentError, match="residual: expected contiguous Float of shape .10., got Double"):
+with pytest.raises(
+    dr.InvalidArgumentError, match="residual: expected contiguous Float of shape .10., got Double"
+):
     codec.encode(there, there.double())
-with pytest.raises(dr.InvalidArgumentError, match="residual: expected it on cuda:0, got Float of shape .10. on cpu"):
+with pytest.raises(
+    dr.InvalidArgumentError, match="residual: expected it on cuda:0, got Float of shape .10. on cpu"
+):
     operators.encode_flat(codec, dr.Residual(), there, (values,), None, 0, 0, 0, 0)
 with pytest.raises(dr.InvalidArgumentError, match="out: expected it where the payloads are"):
     operators.checked(torch.ops.deepreduce.decode_sum_, torch.zeros(10), [payload], 1.0)
 
-# payloads of codecs that the device does not have, between others: summed in their order on both sides
-payloads = [payload, dr.Codec(dr.TopK(0.5), value=dr.Deflate()).encode(there), dr.Codec(dr.NoneSparsifier()).encode(there), payload]
+# payloads of codecs that the device does not have, between others: summed in their order on both
+# sides
+payloads = [
+    payload,
+    dr.Codec(dr.TopK(0.5), value=dr.Deflate()).encode(there),
+    dr.Codec(dr.NoneSparsifier()).encode(there),
+    payload,
+]
 out, expected = torch.ones(10), torch.ones(10)
-assert torch.equal(dr.decode_sum(payloads, out.to("cuda"), 0.3).cpu(), dr.decode_sum([one.cpu() for one in payloads], expected, 0.3))
+assert torch.equal(
+    dr.decode_sum(payloads, out.to("cuda"), 0.3).cpu(),
+    dr.decode_sum([one.cpu() for one in payloads], expected, 0.3),
+)
 indices, sparse = torch.ops.deepreduce.decode_sparse(payloads, 10, 0.3)
-assert indices.is_cuda and torch.equal(sparse.cpu(), torch.ops.deepreduce.decode_sparse([one.cpu() for one in payloads], 10, 0.3)[1])
+assert indices.is_cuda and torch.equal(
+    sparse.cpu(), torch.ops.deepreduce.decode_sparse([one.cpu() for one in payloads], 10, 0.3)[1]
+)
 
 # a sum that does not wait is told of later
 broken = payload.clone()
 broken[30:].zero_()
-result = torch.ops.deepreduce.start_decode_sum_(torch.zeros(10).to("cuda"), [broken], 1.0, codec.fields(dr.NoMemory()))
+result = torch.ops.deepreduce.start_decode_sum_(
+    torch.zeros(10).to("cuda"), [broken], 1.0, codec.fields(dr.NoMemory())
+)
 with pytest.raises(dr.CorruptPayloadError):
     operators.checked(torch.ops.deepreduce.raise_failure, result.cpu())
 with pytest.raises(dr.InvalidArgumentError, match="expected one that works on the device"):
     fields = dr.Codec(dr.TopK(0.5), value=dr.Deflate()).fields(dr.NoMemory())
-    operators.checked(torch.ops.deepreduce.start_decode_sum_, torch.zeros(10).to("cuda"), [payload], 1.0, fields)
+    operators.checked(
+        torch.ops.deepreduce.start_decode_sum_, torch.zeros(10).to("cuda"), [payload], 1.0, fields
+    )

@@ -1,4 +1,5 @@
-"""Horovod's groups= with gradients on a device, two ranks: what it reduces in one call is on one device, as it demands.
+"""Horovod's groups= with gradients on a device, two ranks: what it reduces in one call is on one
+device, as it demands.
 
 Its reduction, for which a real device is needed, runs on the host here.
 """
@@ -32,21 +33,37 @@ def synchronize(handle):
 
 
 def train(device, groups):
-    parameters = {name: torch.nn.Parameter(torch.zeros(shape, device=device)) for name, shape in {"large": (300, 200), "bias": (70,), "other": (90, 30)}.items()}
+    parameters = {
+        name: torch.nn.Parameter(torch.zeros(shape, device=device))
+        for name, shape in {"large": (300, 200), "bias": (70,), "other": (90, 30)}.items()
+    }
     compressor = dr.Compressor(parameters=parameters.items(), dense_below=100)
     options = {"groups": [list(parameters.values())] if groups else None}
-    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), compression=compressor, **options)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(parameters.values(), lr=0.1),
+        parameters.items(),
+        compression=compressor,
+        **options,
+    )
     for step in range(2):
         optimizer.zero_grad()
         random = torch.Generator().manual_seed(1000 * step + hvd.rank())
-        sum((parameter * torch.randn(parameter.shape, generator=random).to(device)).sum() for parameter in parameters.values()).backward()
+        sum(
+            (parameter * torch.randn(parameter.shape, generator=random).to(device)).sum()
+            for parameter in parameters.values()
+        ).backward()
         optimizer.step()
     return {name: parameter.detach().cpu() for name, parameter in parameters.items()}
 
 
 expected = train("cpu", groups=False)
-horovod_optimizer.grouped_allreduce_async_, horovod_optimizer.synchronize = grouped_allreduce_async_, synchronize
+horovod_optimizer.grouped_allreduce_async_, horovod_optimizer.synchronize = (
+    grouped_allreduce_async_,
+    synchronize,
+)
 got = train("cuda:0", groups=True)
 assert calls == [{"cuda"}] * 2, calls
-assert all(torch.equal(got[name], expected[name]) for name in expected), "expected the parameters of the host"
+assert all(torch.equal(got[name], expected[name]) for name in expected), (
+    "expected the parameters of the host"
+)
 print("as expected")

@@ -1,4 +1,6 @@
-"""scripts/gpu_ranks.py as under a Horovod built with NCCL: payloads go from the device to the collective, which here takes them through the host."""
+"""scripts/gpu_ranks.py as under a Horovod built with NCCL: payloads go from the device to the
+collective, which here takes them through the host.
+"""
 
 import pathlib
 import runpy
@@ -14,7 +16,9 @@ _horovod, _functions = torch_transport.hvd, torch_transport.mpi_ops
 
 
 class _Functions:
-    """Horovod's functions that start collectives; that of allgathers brings what it is given to the host."""
+    """Horovod's functions that start collectives; that of allgathers brings what it is given to the
+    host.
+    """
 
     def __getattr__(self, name):
         return getattr(_functions, name)
@@ -39,6 +43,10 @@ class _Horovod:
 
 torch_transport.hvd, torch_transport.mpi_ops = _Horovod(), _Functions()
 assert torch_device.hvd.nccl_built()
-runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))["main"]()
-assert True in on_device and False in on_device, "expected payloads on the device and headers on the host"
+runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))[
+    "main"
+]()
+assert True in on_device and False in on_device, (
+    "expected payloads on the device and headers on the host"
+)
 print("payloads went from the device to the collective")

@@ -1,4 +1,6 @@
-"""Runs a script in a process that has the pretended CUDA device: run.py FOLDER SCRIPT ARGUMENTS... (device.py says what FOLDER holds)."""
+"""Runs a script in a process that has the pretended CUDA device: run.py FOLDER SCRIPT ARGUMENTS...
+(device.py says what FOLDER holds).
+"""
 
 import runpy
 import sys

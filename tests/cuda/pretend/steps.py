@@ -1,4 +1,6 @@
-"""Steps that differ from one another, on a device as on the host, two ranks: frozen and unused parameters, layouts, types, skipped steps."""
+"""Steps that differ from one another, on a device as on the host, two ranks: frozen and unused
+parameters, layouts, types, skipped steps.
+"""
 
 import horovod.torch as hvd
 import torch
@@ -13,11 +15,23 @@ OVERFLOWS = 4
 
 def train(device, codec, dtype):
     """[what the optimizer got and what memories held, of every step]."""
-    parameters = {name: torch.nn.Parameter(torch.zeros(shape, device=device, dtype=dtype)) for name, shape in SHAPES.items()}
+    parameters = {
+        name: torch.nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
+        for name, shape in SHAPES.items()
+    }
     parameters["image"].data = parameters["image"].data.to(memory_format=torch.channels_last)
-    compressor = dr.Compressor(codec, parameters=parameters.items(), dense_below=0, bucket_bytes=20_000, loss_scale=lambda: 1.0)
+    compressor = dr.Compressor(
+        codec,
+        parameters=parameters.items(),
+        dense_below=0,
+        bucket_bytes=20_000,
+        loss_scale=lambda: 1.0,
+    )
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(parameters.values(), lr=0.1), parameters.items(), compression=compressor, op=hvd.Sum
+        torch.optim.SGD(parameters.values(), lr=0.1),
+        parameters.items(),
+        compression=compressor,
+        op=hvd.Sum,
     )
     seen, kept = [], None
     for step in range(STEPS):
@@ -28,30 +42,54 @@ def train(device, codec, dtype):
         for name, parameter in parameters.items():
             numbers = torch.randn(parameter.shape, generator=random).to(dtype)
             if step == OVERFLOWS and name == "first":
-                numbers[3, 3] = 0.9 * torch.finfo(dtype).max  # finite here, and not in the sum over ranks
+                # finite here, and not in the sum over ranks
+                numbers[3, 3] = 0.9 * torch.finfo(dtype).max
             if name != "unused" or (step + hvd.rank()) % 2:
                 loss = loss + (parameter * numbers.to(device)).sum()
         loss.backward()
         optimizer.synchronize()
-        got = {name: parameter.grad.detach().cpu().clone() for name, parameter in parameters.items()}
-        assert parameters["image"].grad.stride() == parameters["image"].stride(), "expected the strides of channels_last"
+        got = {
+            name: parameter.grad.detach().cpu().clone() for name, parameter in parameters.items()
+        }
+        assert parameters["image"].grad.stride() == parameters["image"].stride(), (
+            "expected the strides of channels_last"
+        )
         if step in (2, 3):
             assert not got["frozen"].any(), "expected a frozen layer to stay"
         with optimizer.skip_synchronize():
             if step != OVERFLOWS:
                 optimizer.step()
-        before, kept = kept, {name: one["memory"]["residual"] for name, one in compressor.state_dict()["parameters"].items()}
+        before, kept = (
+            kept,
+            {
+                name: one["memory"]["residual"]
+                for name, one in compressor.state_dict()["parameters"].items()
+            },
+        )
         if step == OVERFLOWS:
             assert not got["first"].isfinite().all(), "expected an overflow"
-            assert all(torch.equal(kept[name], before[name]) for name in kept), "expected the memories of before the skipped step"
+            assert all(torch.equal(kept[name], before[name]) for name in kept), (
+                "expected the memories of before the skipped step"
+            )
         seen.append((got, kept))
     return seen
 
 
-for codec in (dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.QSGD(bits=4)), dr.Codec(dr.TopK(0.05), value=dr.Deflate())):
+for codec in (
+    dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.QSGD(bits=4)),
+    dr.Codec(dr.TopK(0.05), value=dr.Deflate()),
+):
     for dtype in (torch.float32, torch.float16):
-        for step, (there, here) in enumerate(zip(train("cuda:0", codec, dtype), train("cpu", codec, dtype))):
+        for step, (there, here) in enumerate(
+            zip(train("cuda:0", codec, dtype), train("cpu", codec, dtype))
+        ):
             for kind, one, other in zip(("gradient", "residual"), there, here):
                 for name in SHAPES:
-                    assert torch.equal(one[name].nan_to_num(), other[name].nan_to_num()), (codec, dtype, step, kind, name)
+                    assert torch.equal(one[name].nan_to_num(), other[name].nan_to_num()), (
+                        codec,
+                        dtype,
+                        step,
+                        kind,
+                        name,
+                    )
 print("as expected")

@@ -1,5 +1,6 @@
-"""The scenarios of tests/parallel on variables of a pretended GPU, whose memory is the host's: ranks.py DIRECTORY. One called nccl stands for a Horovod
-built with NCCL."""
+"""The scenarios of tests/parallel on variables of a pretended GPU, whose memory is the host's:
+ranks.py DIRECTORY. One called nccl stands for a Horovod built with NCCL.
+"""
 
 import os
 import pathlib
@@ -34,8 +35,14 @@ def run_all(namespace, *arguments, **options):
     if nccl:  # beside each gather of messages one of their lengths
         scenarios = namespace["scenario_groups_change_nothing_but_the_messages"].__globals__
         count = scenarios["_count"]
-        scenarios["_count"] = lambda graph, kind: count(graph, kind) / (2 if kind == "HorovodAllgather" else 1)
-    _run_all({**namespace, "scenario_compressed_on_the_gpu": scenario_compressed_on_the_gpu}, *arguments, **options)
+        scenarios["_count"] = lambda graph, kind: (
+            count(graph, kind) / (2 if kind == "HorovodAllgather" else 1)
+        )
+    _run_all(
+        {**namespace, "scenario_compressed_on_the_gpu": scenario_compressed_on_the_gpu},
+        *arguments,
+        **options,
+    )
 
 
 scenario_runner.run_all = run_all
