@@ -23,7 +23,7 @@ help:
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
 	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   15 min after set-up, 55 with the slow ones'
 	@echo 'make test-fast  set-up, then the tests without jobs of several ranks   2 min after set-up'
-	@echo 'make lint       set-up, then ruff on all Python and mypy on the package      15 s after set-up'
+	@echo 'make lint       set-up, then ruff, clang-format and mypy                20 s after set-up'
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
@@ -58,9 +58,13 @@ test: setup
 test-fast: setup
 	$(WITH_VENV) python scripts/run_tests.py --fast $(PYTEST_OPTIONS)
 
+CXX_SOURCES = $(shell find deepreduce_hvd torch_ops tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inl')
+
 lint: setup
 	$(WITH_VENV) ruff check .
 	$(WITH_VENV) ruff format --check --quiet .
+	@echo 'clang-format of $(words $(CXX_SOURCES)) files'
+	@$(WITH_VENV) clang-format --dry-run --Werror $(CXX_SOURCES)
 	$(WITH_VENV) mypy
 
 docs: setup

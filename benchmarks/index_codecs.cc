@@ -1,6 +1,7 @@
 // Times the index codecs alone: no selection, no values. Built and run by index_codecs.py.
 //
-//     index_codecs D DENSITY   ->   a line a codec: name, milliseconds to encode, to decode, of d float additions
+//     index_codecs D DENSITY   ->   a line a codec: name, milliseconds to encode, to decode, of d
+//     float additions
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -18,8 +19,8 @@ namespace {
 using namespace deepreduce;
 constexpr int kRepeats = 31;
 
-void time_codec(const char* name, const IndexCodec& codec, double parameter, uint32_t d, const std::vector<uint32_t>& indices,
-                Simd simd) {
+void time_codec(const char* name, const IndexCodec& codec, double parameter, uint32_t d,
+                const std::vector<uint32_t>& indices, Simd simd) {
   const uint32_t count = static_cast<uint32_t>(indices.size());
   const double parameters[DR_STAGE_PARAMETERS] = {parameter};
   Pool pool(d + size_t{64} * count + (1 << 20));
@@ -34,7 +35,8 @@ void time_codec(const char* name, const IndexCodec& codec, double parameter, uin
     Arena arena(&caller);
     Context context{arena, simd};
     ByteWriter section(arena);
-    IndexEncoding encoding{d, count, indices.data(), parameters, 32, 0, count, indices.data(), false};
+    IndexEncoding encoding{d, count, indices.data(), parameters, 32,
+                           0, count, indices.data(), false};
     add.push_back(nanoseconds([&] {
       for (uint32_t i = 0; i < d; ++i) sum[i] += gradient[i];
     }));
@@ -46,7 +48,8 @@ void time_codec(const char* name, const IndexCodec& codec, double parameter, uin
       std::exit(1);
     }
   }
-  std::printf("%s\t%.4f\t%.4f\t%.4f\n", name, 1e-6 * median(encode), 1e-6 * median(decode), 1e-6 * median(add));
+  std::printf("%s\t%.4f\t%.4f\t%.4f\n", name, 1e-6 * median(encode), 1e-6 * median(decode),
+              1e-6 * median(add));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What the benchmarks of single stages share: memory as a training step finds it, a clock, the median, the best SIMD level.
+// What the benchmarks of single stages share: memory as a training step finds it, a clock, the
+// median, the best SIMD level.
 #ifndef DEEPREDUCE_BENCHMARKS_TIMING_H
 #define DEEPREDUCE_BENCHMARKS_TIMING_H
 
@@ -9,7 +10,8 @@
 
 #include "base.h"
 
-// One block of memory that every call starts anew, touched beforehand: a training step finds its scratch memory so.
+// One block of memory that every call starts anew, touched beforehand: a training step finds its
+// scratch memory so.
 struct Pool {
   explicit Pool(size_t size) : memory(size, 1) {}
   std::vector<char> memory;
@@ -38,8 +40,11 @@ inline double median(std::vector<double> times) {
 
 inline deepreduce::Simd best_simd() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq")) return deepreduce::Simd::avx512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) return deepreduce::Simd::avx2;
+  if (__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq"))
+    return deepreduce::Simd::avx512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2"))
+    return deepreduce::Simd::avx2;
 #endif
   return deepreduce::Simd::scalar;
 }

@@ -1,6 +1,7 @@
 // Times one value codec alone: no selection, no indices. Built and run by value_codecs.py.
 //
-//     value_codecs FILE ID SIMD REPEATS [PARAMETERS]   ->   bytes, nanoseconds to encode, to decode, relative error
+//     value_codecs FILE ID SIMD REPEATS [PARAMETERS]   ->   bytes, nanoseconds to encode, to
+//     decode, relative error
 //
 // FILE holds float32 values; SIMD is 0 scalar, 1 AVX2, 2 AVX-512, -1 the best of this processor.
 #include <algorithm>
@@ -13,7 +14,8 @@
 #include "timing.h"
 
 namespace deepreduce {
-extern const ValueCodec raw_value_codec, float16_codec, bfloat16_codec, deflate_codec, qsgd_codec, quantile_codec;
+extern const ValueCodec raw_value_codec, float16_codec, bfloat16_codec, deflate_codec, qsgd_codec,
+    quantile_codec;
 }
 
 namespace {
@@ -25,7 +27,8 @@ std::vector<float> read_values(const char* path) {
   if (file == nullptr) return {};
   std::vector<float> values;
   float block[4096];
-  for (size_t n; (n = std::fread(block, sizeof(float), 4096, file)) > 0;) values.insert(values.end(), block, block + n);
+  for (size_t n; (n = std::fread(block, sizeof(float), 4096, file)) > 0;)
+    values.insert(values.end(), block, block + n);
   std::fclose(file);
   return values;
 }
@@ -47,7 +50,8 @@ int main(int arguments, char** words) {
   const std::vector<float> values = read_values(words[1]);
   const uint32_t count = static_cast<uint32_t>(values.size());
   const ValueCodec* codec = nullptr;
-  for (const ValueCodec* known : {&raw_value_codec, &float16_codec, &bfloat16_codec, &deflate_codec, &qsgd_codec, &quantile_codec})
+  for (const ValueCodec* known : {&raw_value_codec, &float16_codec, &bfloat16_codec, &deflate_codec,
+                                  &qsgd_codec, &quantile_codec})
     if (known->id == std::atoi(words[2])) codec = known;
   if (count == 0 || codec == nullptr) return 2;
   const int wanted = std::atoi(words[3]), best = static_cast<int>(best_simd());
@@ -74,7 +78,8 @@ int main(int arguments, char** words) {
       ByteReader reader(section.data(), bytes, "value section");
       decode.push_back(nanoseconds([&] { codec->decode(context, reader, count, decoded.data()); }));
       if (std::memcmp(kept.data(), decoded.data(), sizeof(float) * count) != 0) {
-        std::fprintf(stderr, "%s: expected to decode what the encoder said, got other values\n", codec->name);
+        std::fprintf(stderr, "%s: expected to decode what the encoder said, got other values\n",
+                     codec->name);
         return 1;
       }
     }
@@ -82,6 +87,7 @@ int main(int arguments, char** words) {
     std::fprintf(stderr, "%s: %s\n", codec->name, failure.message);
     return 1;
   }
-  std::printf("%llu %.0f %.0f %.9g\n", static_cast<unsigned long long>(bytes), median(encode), median(decode), relative_error(decoded, values));
+  std::printf("%llu %.0f %.0f %.9g\n", static_cast<unsigned long long>(bytes), median(encode),
+              median(decode), relative_error(decoded, values));
   return 0;
 }

@@ -1,4 +1,5 @@
-// What the TensorFlow kernels share: the native core's calls with TensorFlow's memory and errors, and variables updated in place.
+// What the TensorFlow kernels share: the native core's calls with TensorFlow's memory and errors,
+// and variables updated in place.
 #ifndef DEEPREDUCE_TF_OPS_CORE_H
 #define DEEPREDUCE_TF_OPS_CORE_H
 
@@ -21,21 +22,33 @@ using tensorflow::Tensor;
 // A failure by cause: the Python side turns each class of error into the package's own.
 inline absl::Status status_of(int status, const std::string& message) {
   switch (status) {
-    case DR_OK: return absl::OkStatus();
-    case DR_CORRUPT_PAYLOAD: return absl::DataLossError(message);
-    case DR_INVALID_ARGUMENT: return absl::InvalidArgumentError(message);
-    case DR_UNKNOWN_CODEC: return absl::UnimplementedError(message);
-    case DR_OUT_OF_MEMORY: return absl::ResourceExhaustedError(message);
-    default: return absl::InternalError(message);
+    case DR_OK:
+      return absl::OkStatus();
+    case DR_CORRUPT_PAYLOAD:
+      return absl::DataLossError(message);
+    case DR_INVALID_ARGUMENT:
+      return absl::InvalidArgumentError(message);
+    case DR_UNKNOWN_CODEC:
+      return absl::UnimplementedError(message);
+    case DR_OUT_OF_MEMORY:
+      return absl::ResourceExhaustedError(message);
+    default:
+      return absl::InternalError(message);
   }
 }
 
-// Scratch and result of one call; the result is the kernel's output when one is named, or bytes of the call's own.
+// Scratch and result of one call; the result is the kernel's output when one is named, or bytes of
+// the call's own.
 class Call {
  public:
-  explicit Call(OpKernelContext* kernel = nullptr, int output = 0) : kernel_(kernel), output_(output) {
-    context.allocate = [](void* user, size_t bytes) { return static_cast<Call*>(user)->scratch_.allocate(bytes); };
-    context.output = [](void* user, size_t bytes) { return static_cast<Call*>(user)->allocate_result(bytes); };
+  explicit Call(OpKernelContext* kernel = nullptr, int output = 0)
+      : kernel_(kernel), output_(output) {
+    context.allocate = [](void* user, size_t bytes) {
+      return static_cast<Call*>(user)->scratch_.allocate(bytes);
+    };
+    context.output = [](void* user, size_t bytes) {
+      return static_cast<Call*>(user)->allocate_result(bytes);
+    };
     context.user = this;
     context.simd = -1;
   }
@@ -50,9 +63,14 @@ class Call {
       own_result.resize(bytes);
       return bytes == 0 ? static_cast<void*>(this) : static_cast<void*>(own_result.data());
     }
-    if (!kernel_->allocate_output(output_, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), &result).ok()) return nullptr;
+    if (!kernel_
+             ->allocate_output(output_, tensorflow::TensorShape({static_cast<int64_t>(bytes)}),
+                               &result)
+             .ok())
+      return nullptr;
     // a null pointer would mean a failed allocation
-    return bytes == 0 ? static_cast<void*>(this) : static_cast<void*>(result->flat<uint8_t>().data());
+    return bytes == 0 ? static_cast<void*>(this)
+                      : static_cast<void*>(result->flat<uint8_t>().data());
   }
 
   OpKernelContext* kernel_;
@@ -62,7 +80,9 @@ class Call {
 
 class Stopwatch {
  public:
-  double seconds() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count(); }
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - started_).count();
+  }
 
  private:
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
@@ -94,13 +114,17 @@ class LockedVariable {
 
   // Its elements, to be changed in place: what others may still read of it is left as it is.
   template <class T>
-  absl::Status writable(OpKernelContext* kernel, const char* name, int64_t elements, T** data, CopyElements copy_elements = copy_on_host) {
+  absl::Status writable(OpKernelContext* kernel, const char* name, int64_t elements, T** data,
+                        CopyElements copy_elements = copy_on_host) {
     Tensor* tensor = variable_->tensor();
     const DataType wanted = tensorflow::DataTypeToEnum<T>::value;
-    if (!variable_->is_initialized || tensor->dtype() != wanted || tensor->NumElements() != elements)
+    if (!variable_->is_initialized || tensor->dtype() != wanted ||
+        tensor->NumElements() != elements)
       return absl::InvalidArgumentError(absl::StrCat(
-          name, ": expected an initialized ", tensorflow::DataTypeString(wanted), " variable of ", elements, " elements, got ",
-          variable_->is_initialized ? absl::StrCat(tensorflow::DataTypeString(tensor->dtype()), " of shape ", tensor->shape().DebugString())
+          name, ": expected an initialized ", tensorflow::DataTypeString(wanted), " variable of ",
+          elements, " elements, got ",
+          variable_->is_initialized ? absl::StrCat(tensorflow::DataTypeString(tensor->dtype()),
+                                                   " of shape ", tensor->shape().DebugString())
                                     : std::string("an uninitialized one")));
     if (!tensor->RefCountIsOne()) {
       Tensor copy;

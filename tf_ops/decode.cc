@@ -54,7 +54,8 @@ hints: none, or what saves a device reading its memory back: the length of each 
 
 class DecodeSumOp : public tensorflow::OpKernel {
  public:
-  explicit DecodeSumOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction), decode_(construction) {
+  explicit DecodeSumOp(tensorflow::OpKernelConstruction* construction)
+      : OpKernel(construction), decode_(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
   }
 
@@ -64,14 +65,17 @@ class DecodeSumOp : public tensorflow::OpKernel {
     Call call;
     OneVariablesPayloads payloads;
     OP_REQUIRES_OK(kernel, decode_.expect(kernel, &payloads));
-    OP_REQUIRES_OK(kernel, payloads.split(call, kernel->input(DecodeSum::kMessages), decode_.variable));
+    OP_REQUIRES_OK(kernel,
+                   payloads.split(call, kernel->input(DecodeSum::kMessages), decode_.variable));
 
     tensorflow::TensorShape shape;
-    OP_REQUIRES_OK(kernel, decode_.wanted_shape(call, kernel->input(DecodeSum::kShape), payloads, &shape));
+    OP_REQUIRES_OK(kernel,
+                   decode_.wanted_shape(call, kernel->input(DecodeSum::kShape), payloads, &shape));
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(kernel, decode_.allocate_sum(kernel, shape, &sum));
     Tensor in_float32;
-    if (type_ != tensorflow::DT_FLOAT) OP_REQUIRES_OK(kernel, kernel->allocate_temp(tensorflow::DT_FLOAT, shape, &in_float32));
+    if (type_ != tensorflow::DT_FLOAT)
+      OP_REQUIRES_OK(kernel, kernel->allocate_temp(tensorflow::DT_FLOAT, shape, &in_float32));
     float* out = (type_ == tensorflow::DT_FLOAT ? *sum : in_float32).flat<float>().data();
     if (decode_.initials == 1) {
       OP_REQUIRES_OK(kernel, decode_.check_initial(kernel, shape));
@@ -82,15 +86,23 @@ class DecodeSumOp : public tensorflow::OpKernel {
     }
     OP_REQUIRES_OK(kernel, decode_.add_up(kernel, call, payloads, out, shape.num_elements()));
     switch (type_) {
-      case tensorflow::DT_HALF: cast<Eigen::half>(in_float32, sum); break;
-      case tensorflow::DT_BFLOAT16: cast<tensorflow::bfloat16>(in_float32, sum); break;
-      case tensorflow::DT_DOUBLE: cast<double>(in_float32, sum); break;
-      default: break;
+      case tensorflow::DT_HALF:
+        cast<Eigen::half>(in_float32, sum);
+        break;
+      case tensorflow::DT_BFLOAT16:
+        cast<tensorflow::bfloat16>(in_float32, sum);
+        break;
+      case tensorflow::DT_DOUBLE:
+        cast<double>(in_float32, sum);
+        break;
+      default:
+        break;
     }
     if (decode_.records == 1) {
       LockedVariable record;
       double* seconds = nullptr;
-      OP_REQUIRES_OK(kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, decode_.record_input())));
+      OP_REQUIRES_OK(
+          kernel, record.lock(kernel, tensorflow::HandleFromInput(kernel, decode_.record_input())));
       OP_REQUIRES_OK(kernel, record.writable(kernel, "seconds", 2, &seconds));
       seconds[1] += watch.seconds();
     }
@@ -135,10 +147,14 @@ class LengthsOp : public tensorflow::OpKernel {
   void Compute(OpKernelContext* kernel) override {
     Call call;
     std::vector<int64_t> found;
-    const auto note = [&](int64_t, const uint8_t*, const dr_message& message) { found.push_back(static_cast<int64_t>(message.bytes)); };
+    const auto note = [&](int64_t, const uint8_t*, const dr_message& message) {
+      found.push_back(static_cast<int64_t>(message.bytes));
+    };
     OP_REQUIRES_OK(kernel, for_each_message(call, kernel->input(0), variable_, note));
     Tensor* lengths = nullptr;
-    OP_REQUIRES_OK(kernel, kernel->allocate_output(0, tensorflow::TensorShape({static_cast<int64_t>(found.size())}), &lengths));
+    OP_REQUIRES_OK(kernel,
+                   kernel->allocate_output(
+                       0, tensorflow::TensorShape({static_cast<int64_t>(found.size())}), &lengths));
     std::copy(found.begin(), found.end(), lengths->flat<int64_t>().data());
   }
 

@@ -1,4 +1,5 @@
-// DeepreduceProbe and DeepreduceScale: what rides on Horovod's reduction, and what it tells: the factor in force.
+// DeepreduceProbe and DeepreduceScale: what rides on Horovod's reduction, and what it tells: the
+// factor in force.
 #include "core.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -35,9 +36,11 @@ class ProbeOp : public tensorflow::OpKernel {
     OP_REQUIRES(kernel, kernel->input(0).dims() == 0 && kernel->input(1).dims() == 0,
                 absl::InvalidArgumentError("rank and step: expected scalars"));
     Tensor* probe = nullptr;
-    OP_REQUIRES_OK(kernel, kernel->allocate_output(0, tensorflow::TensorShape({DR_PROBE_LENGTH}), &probe));
+    OP_REQUIRES_OK(kernel,
+                   kernel->allocate_output(0, tensorflow::TensorShape({DR_PROBE_LENGTH}), &probe));
     double numbers[DR_PROBE_LENGTH];
-    dr_make_probe(static_cast<uint64_t>(kernel->input(0).scalar<int32_t>()()), static_cast<uint32_t>(fingerprint_),
+    dr_make_probe(static_cast<uint64_t>(kernel->input(0).scalar<int32_t>()()),
+                  static_cast<uint32_t>(fingerprint_),
                   static_cast<uint64_t>(kernel->input(1).scalar<int64_t>()()), numbers);
     for (int i = 0; i < DR_PROBE_LENGTH; ++i) {
       if (probe->dtype() == tensorflow::DT_FLOAT)
@@ -54,8 +57,12 @@ class ProbeOp : public tensorflow::OpKernel {
 REGISTER_KERNEL_BUILDER(Name("DeepreduceProbe").Device(tensorflow::DEVICE_CPU), ProbeOp);
 #if GOOGLE_CUDA
 // for graphs that are placed on a GPU as a whole
-REGISTER_KERNEL_BUILDER(
-    Name("DeepreduceProbe").Device(tensorflow::DEVICE_GPU).HostMemory("rank").HostMemory("step").HostMemory("probe"), ProbeOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceProbe")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("rank")
+                            .HostMemory("step")
+                            .HostMemory("probe"),
+                        ProbeOp);
 #endif
 
 REGISTER_OP("DeepreduceScale")
@@ -96,8 +103,11 @@ class ScaleOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* kernel) override {
     const Tensor& probe = kernel->input(0);
-    OP_REQUIRES(kernel, probe.NumElements() == DR_PROBE_LENGTH && kernel->input(1).dims() == 0 && kernel->input(2).dims() == 0,
-                absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ", probe.shape().DebugString())));
+    OP_REQUIRES(kernel,
+                probe.NumElements() == DR_PROBE_LENGTH && kernel->input(1).dims() == 0 &&
+                    kernel->input(2).dims() == 0,
+                absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ",
+                                                        probe.shape().DebugString())));
     uint64_t count = rank_count_, sum = rank_sum_;
     if (count == 0) {
       count = static_cast<uint64_t>(kernel->input(1).scalar<int32_t>()());
@@ -107,10 +117,15 @@ class ScaleOp : public tensorflow::OpKernel {
     Tensor* scale = nullptr;
     OP_REQUIRES_OK(kernel, kernel->allocate_output(0, tensorflow::TensorShape(), &scale));
     double numbers[DR_PROBE_LENGTH];
-    for (int i = 0; i < DR_PROBE_LENGTH; ++i) numbers[i] = probe.dtype() == tensorflow::DT_FLOAT ? probe.flat<float>()(i) : probe.flat<double>()(i);
-    const int status = dr_scale(&call.context, numbers, count, sum, static_cast<uint32_t>(fingerprint_),
-                                static_cast<uint64_t>(kernel->input(2).scalar<int64_t>()()), scale->scalar<double>().data());
-    OP_REQUIRES_OK(kernel, status_of(status, absl::StrCat("parameter ", variable_, ": ", call.context.message)));
+    for (int i = 0; i < DR_PROBE_LENGTH; ++i)
+      numbers[i] =
+          probe.dtype() == tensorflow::DT_FLOAT ? probe.flat<float>()(i) : probe.flat<double>()(i);
+    const int status =
+        dr_scale(&call.context, numbers, count, sum, static_cast<uint32_t>(fingerprint_),
+                 static_cast<uint64_t>(kernel->input(2).scalar<int64_t>()()),
+                 scale->scalar<double>().data());
+    OP_REQUIRES_OK(kernel, status_of(status, absl::StrCat("parameter ", variable_, ": ",
+                                                          call.context.message)));
   }
 
  private:
@@ -122,9 +137,13 @@ class ScaleOp : public tensorflow::OpKernel {
 REGISTER_KERNEL_BUILDER(Name("DeepreduceScale").Device(tensorflow::DEVICE_CPU), ScaleOp);
 #if GOOGLE_CUDA
 // five numbers: for graphs that are placed on a GPU as a whole
-REGISTER_KERNEL_BUILDER(
-    Name("DeepreduceScale").Device(tensorflow::DEVICE_GPU).HostMemory("reduced_probe").HostMemory("size").HostMemory("step").HostMemory("scale"),
-    ScaleOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceScale")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("reduced_probe")
+                            .HostMemory("size")
+                            .HostMemory("step")
+                            .HostMemory("scale"),
+                        ScaleOp);
 #endif
 
 }  // namespace

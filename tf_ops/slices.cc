@@ -1,4 +1,5 @@
-// DeepreduceEncodeSlices and DeepreduceDecodeSlices: gradients of embeddings (tf.IndexedSlices), never as dense tensors.
+// DeepreduceEncodeSlices and DeepreduceDecodeSlices: gradients of embeddings (tf.IndexedSlices),
+// never as dense tensors.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -49,16 +50,21 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("rows", &rows_));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
     OP_REQUIRES_OK(construction, Slot::check(memories_, records_));
-    OP_REQUIRES(construction, memories_ <= 1, absl::InvalidArgumentError("DeepreduceEncodeSlices: expected at most a residual, got a velocity"));
+    OP_REQUIRES(construction, memories_ <= 1,
+                absl::InvalidArgumentError(
+                    "DeepreduceEncodeSlices: expected at most a residual, got a velocity"));
   }
 
   void Compute(OpKernelContext* kernel) override {
     const Stopwatch watch;
     const Tensor& values = kernel->input(0);
     const Tensor& indices = kernel->input(1);
-    OP_REQUIRES(kernel, values.dims() >= 1 && indices.dims() == 1 && values.dim_size(0) == indices.dim_size(0),
-                absl::InvalidArgumentError(absl::StrCat("slices: expected values of shape [n, ...] and indices of shape [n], got ",
-                                                        values.shape().DebugString(), " and ", indices.shape().DebugString())));
+    OP_REQUIRES(
+        kernel,
+        values.dims() >= 1 && indices.dims() == 1 && values.dim_size(0) == indices.dim_size(0),
+        absl::InvalidArgumentError(
+            absl::StrCat("slices: expected values of shape [n, ...] and indices of shape [n], got ",
+                         values.shape().DebugString(), " and ", indices.shape().DebugString())));
     int64_t slice_size = 1;
     for (int i = 1; i < values.dims(); ++i) slice_size *= values.dim_size(i);
     Slot slot;
@@ -68,16 +74,27 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     int status = DR_OK;
     const int64_t* row = indices.flat<int64_t>().data();
     for (int64_t i = 0; i < indices.NumElements() && status == DR_OK; ++i)
-      if (row[i] < 0 || row[i] >= rows_) status = failed(call, absl::StrCat("slices: expected indices of 0 to ", rows_ - 1, ", got ", row[i]));
+      if (row[i] < 0 || row[i] >= rows_)
+        status = failed(
+            call, absl::StrCat("slices: expected indices of 0 to ", rows_ - 1, ", got ", row[i]));
 
     std::vector<uint32_t> elements, settled;
     std::vector<float> sums;
     if (status == DR_OK) {
       switch (type_) {
-        case tensorflow::DT_HALF: merge<Eigen::half>(values, row, slice_size, residual, &elements, &sums, &settled); break;
-        case tensorflow::DT_BFLOAT16: merge<tensorflow::bfloat16>(values, row, slice_size, residual, &elements, &sums, &settled); break;
-        case tensorflow::DT_DOUBLE: merge<double>(values, row, slice_size, residual, &elements, &sums, &settled); break;
-        default: merge<float>(values, row, slice_size, residual, &elements, &sums, &settled); break;
+        case tensorflow::DT_HALF:
+          merge<Eigen::half>(values, row, slice_size, residual, &elements, &sums, &settled);
+          break;
+        case tensorflow::DT_BFLOAT16:
+          merge<tensorflow::bfloat16>(values, row, slice_size, residual, &elements, &sums,
+                                      &settled);
+          break;
+        case tensorflow::DT_DOUBLE:
+          merge<double>(values, row, slice_size, residual, &elements, &sums, &settled);
+          break;
+        default:
+          merge<float>(values, row, slice_size, residual, &elements, &sums, &settled);
+          break;
       }
       dr_sparse_encoding encoding{};
       encoding.indices = elements.data();
@@ -89,11 +106,14 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
       encoding.position = slot.position;
       status = dr_encode_sparse(&call.context, &slot.codec, &encoding);
       dr_message sent{};
-      if (status == DR_OK) status = dr_read_message(&call.context, call.result->flat<uint8_t>().data(), call.result->NumElements(), &sent);
+      if (status == DR_OK)
+        status = dr_read_message(&call.context, call.result->flat<uint8_t>().data(),
+                                 call.result->NumElements(), &sent);
       if (status == DR_OK && residual != nullptr && !sent.non_finite) {
         for (const uint32_t element : settled) residual[element] = 0.0f;
         for (size_t i = 0; i < elements.size(); ++i) residual[elements[i]] = sums[i];
-        for (uint64_t i = 0; i < encoding.added_count; ++i) residual[encoding.added_indices[i]] += encoding.added_values[i];
+        for (uint64_t i = 0; i < encoding.added_count; ++i)
+          residual[encoding.added_indices[i]] += encoding.added_values[i];
       }
     }
     OP_REQUIRES_OK(kernel, slot.close(call, status, slot.threshold(), watch));
@@ -105,26 +125,32 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     return DR_INVALID_ARGUMENT;
   }
 
-  // The non-zero elements of the rows' sums, in ascending order; `settled` are those whose residual the slices cancel: nothing of them is sent or kept.
+  // The non-zero elements of the rows' sums, in ascending order; `settled` are those whose residual
+  // the slices cancel: nothing of them is sent or kept.
   template <class T>
-  static void merge(const Tensor& values, const int64_t* row, int64_t slice_size, const float* residual, std::vector<uint32_t>* elements,
+  static void merge(const Tensor& values, const int64_t* row, int64_t slice_size,
+                    const float* residual, std::vector<uint32_t>* elements,
                     std::vector<float>* sums, std::vector<uint32_t>* settled) {
     const T* data = values.flat<T>().data();
     const int64_t n = values.dim_size(0);
     std::vector<int64_t> order(static_cast<size_t>(n));
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(), [row](int64_t a, int64_t b) { return row[a] < row[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [row](int64_t a, int64_t b) { return row[a] < row[b]; });
     std::vector<float> sum(static_cast<size_t>(slice_size));
     elements->reserve(static_cast<size_t>(n * slice_size));
     sums->reserve(static_cast<size_t>(n * slice_size));
     for (int64_t first = 0, last; first < n; first = last) {
       const int64_t start = row[order[first]] * slice_size;
-      for (int64_t j = 0; j < slice_size; ++j) sum[j] = residual == nullptr ? 0.0f : residual[start + j];
+      for (int64_t j = 0; j < slice_size; ++j)
+        sum[j] = residual == nullptr ? 0.0f : residual[start + j];
       for (last = first; last < n && row[order[last]] == row[order[first]]; ++last)
-        for (int64_t j = 0; j < slice_size; ++j) sum[j] += static_cast<float>(data[order[last] * slice_size + j]);
+        for (int64_t j = 0; j < slice_size; ++j)
+          sum[j] += static_cast<float>(data[order[last] * slice_size + j]);
       for (int64_t j = 0; j < slice_size; ++j) {
         if (sum[j] == 0.0f) {
-          if (residual != nullptr && residual[start + j] != 0.0f) settled->push_back(static_cast<uint32_t>(start + j));
+          if (residual != nullptr && residual[start + j] != 0.0f)
+            settled->push_back(static_cast<uint32_t>(start + j));
           continue;
         }
         elements->push_back(static_cast<uint32_t>(start + j));
@@ -138,7 +164,8 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
   DataType type_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("DeepreduceEncodeSlices").Device(tensorflow::DEVICE_CPU), EncodeSlicesOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceEncodeSlices").Device(tensorflow::DEVICE_CPU),
+                        EncodeSlicesOp);
 
 REGISTER_OP("DeepreduceDecodeSlices")
     .Input("messages: uint8")
@@ -171,8 +198,10 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
   explicit DecodeSlicesOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
     tensorflow::PartialTensorShape shape;
     OP_REQUIRES_OK(construction, construction->GetAttr("shape", &shape));
-    OP_REQUIRES(construction, shape.AsTensorShape(&shape_) && shape_.dims() >= 1 && shape_.num_elements() > 0,
-                absl::InvalidArgumentError(absl::StrCat("shape: expected that of a variable with rows, got ", shape.DebugString())));
+    OP_REQUIRES(construction,
+                shape.AsTensorShape(&shape_) && shape_.dims() >= 1 && shape_.num_elements() > 0,
+                absl::InvalidArgumentError(absl::StrCat(
+                    "shape: expected that of a variable with rows, got ", shape.DebugString())));
     OP_REQUIRES_OK(construction, construction->GetAttr("variable", &variable_));
     OP_REQUIRES_OK(construction, construction->GetAttr("T", &type_));
   }
@@ -189,8 +218,10 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
       elements.push_back(0);
       sums.push_back(std::numeric_limits<float>::quiet_NaN());
     } else {
-      const int status = dr_decode_sparse(&call.context, payloads.data.data(), payloads.sizes.data(), payloads.data.size(),
-                                          static_cast<uint64_t>(shape_.num_elements()), static_cast<float>(kernel->input(1).scalar<double>()()));
+      const int status =
+          dr_decode_sparse(&call.context, payloads.data.data(), payloads.sizes.data(),
+                           payloads.data.size(), static_cast<uint64_t>(shape_.num_elements()),
+                           static_cast<float>(kernel->input(1).scalar<double>()()));
       OP_REQUIRES_OK(kernel, status_of(status, named(variable_, call.context.message)));
       const size_t count = call.own_result.size() / 8;
       elements.resize(count);
@@ -201,10 +232,18 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
       }
     }
     switch (type_) {
-      case tensorflow::DT_HALF: write<Eigen::half>(kernel, elements, sums); break;
-      case tensorflow::DT_BFLOAT16: write<tensorflow::bfloat16>(kernel, elements, sums); break;
-      case tensorflow::DT_DOUBLE: write<double>(kernel, elements, sums); break;
-      default: write<float>(kernel, elements, sums); break;
+      case tensorflow::DT_HALF:
+        write<Eigen::half>(kernel, elements, sums);
+        break;
+      case tensorflow::DT_BFLOAT16:
+        write<tensorflow::bfloat16>(kernel, elements, sums);
+        break;
+      case tensorflow::DT_DOUBLE:
+        write<double>(kernel, elements, sums);
+        break;
+      default:
+        write<float>(kernel, elements, sums);
+        break;
     }
     if (!kernel->status().ok()) return;
     LockedVariable record;
@@ -216,7 +255,8 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
 
  private:
   template <class T>
-  void write(OpKernelContext* kernel, const std::vector<uint32_t>& elements, const std::vector<float>& sums) const {
+  void write(OpKernelContext* kernel, const std::vector<uint32_t>& elements,
+             const std::vector<float>& sums) const {
     const int64_t slice_size = shape_.num_elements() / shape_.dim_size(0);
     std::vector<int64_t> rows;
     for (const uint32_t element : elements)
@@ -225,14 +265,16 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
     shape.set_dim(0, static_cast<int64_t>(rows.size()));
     Tensor *values = nullptr, *indices = nullptr;
     OP_REQUIRES_OK(kernel, kernel->allocate_output(0, shape, &values));
-    OP_REQUIRES_OK(kernel, kernel->allocate_output(1, tensorflow::TensorShape({shape.dim_size(0)}), &indices));
+    OP_REQUIRES_OK(
+        kernel, kernel->allocate_output(1, tensorflow::TensorShape({shape.dim_size(0)}), &indices));
     std::copy(rows.begin(), rows.end(), indices->flat<int64_t>().data());
     T* out = values->flat<T>().data();
     std::fill_n(out, values->NumElements(), static_cast<T>(0.0f));
     size_t at = 0;
     for (size_t slice = 0; slice < rows.size(); ++slice)
       for (; at < elements.size() && elements[at] / slice_size == rows[slice]; ++at)
-        out[static_cast<int64_t>(slice) * slice_size + elements[at] % slice_size] = static_cast<T>(sums[at]);
+        out[static_cast<int64_t>(slice) * slice_size + elements[at] % slice_size] =
+            static_cast<T>(sums[at]);
   }
 
   tensorflow::TensorShape shape_;
@@ -240,7 +282,8 @@ class DecodeSlicesOp : public tensorflow::OpKernel {
   DataType type_;
 };
 
-REGISTER_KERNEL_BUILDER(Name("DeepreduceDecodeSlices").Device(tensorflow::DEVICE_CPU), DecodeSlicesOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceDecodeSlices").Device(tensorflow::DEVICE_CPU),
+                        DecodeSlicesOp);
 
 }  // namespace
 }  // namespace deepreduce_tf

@@ -13,10 +13,14 @@ constexpr int kCodecFields = 4 * (1 + DR_STAGE_PARAMETERS);
 
 inline int dtype_code(DataType type) {
   switch (type) {
-    case tensorflow::DT_HALF: return DR_FLOAT16;
-    case tensorflow::DT_BFLOAT16: return DR_BFLOAT16;
-    case tensorflow::DT_DOUBLE: return DR_FLOAT64;
-    default: return DR_FLOAT32;
+    case tensorflow::DT_HALF:
+      return DR_FLOAT16;
+    case tensorflow::DT_BFLOAT16:
+      return DR_BFLOAT16;
+    case tensorflow::DT_DOUBLE:
+      return DR_FLOAT64;
+    default:
+      return DR_FLOAT32;
   }
 }
 
@@ -32,8 +36,10 @@ inline dr_codec codec_of(const double* field) {
 }
 
 inline absl::Status check_codec_table(const Tensor& table) {
-  if (table.dims() == 2 && table.dim_size(0) != 0 && table.dim_size(1) == kCodecFields) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("codec: expected shape [rows, 20], got ", table.shape().DebugString()));
+  if (table.dims() == 2 && table.dim_size(0) != 0 && table.dim_size(1) == kCodecFields)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("codec: expected shape [rows, 20], got ", table.shape().DebugString()));
 }
 
 // The codec of one step: a row of its (rows, 20) numbers, the last one from then on.
@@ -47,28 +53,35 @@ inline absl::Status write_notice(Call& call, const std::string& text) {
   return status_of(dr_write_notice(&call.context, text.data(), text.size()), call.context.message);
 }
 
-// Attributes and inputs of an encoding kernel: codec and position, then the memory's variables, then none or all of the records, locked
-// while this lives.
+// Attributes and inputs of an encoding kernel: codec and position, then the memory's variables,
+// then none or all of the records, locked while this lives.
 class Slot {
  public:
   static absl::Status check(int memories, int records) {
     if (memories <= 2 && (records == 0 || records == kRecords)) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("expected at most 2 memories and 0 or 4 records, got ", memories, " and ", records));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "expected at most 2 memories and 0 or 4 records, got ", memories, " and ", records));
   }
 
-  // `first`: the number of the codec's input; `d`: elements of the memory; `copy_elements`: where the memory is.
-  absl::Status open(OpKernelContext* kernel, int first, int memories, int records, int64_t d, CopyElements copy_elements = copy_on_host) {
+  // `first`: the number of the codec's input; `d`: elements of the memory; `copy_elements`: where
+  // the memory is.
+  absl::Status open(OpKernelContext* kernel, int first, int memories, int records, int64_t d,
+                    CopyElements copy_elements = copy_on_host) {
     const Tensor& position = kernel->input(first + 1);
     codec_table_ = &kernel->input(first);
     TF_RETURN_IF_ERROR(check_codec_table(*codec_table_));
     if (position.dims() != 1 || position.dim_size(0) != 4)
-      return absl::InvalidArgumentError(absl::StrCat("position: expected shape [4], got ", position.shape().DebugString()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("position: expected shape [4], got ", position.shape().DebugString()));
     locked_ = std::vector<LockedVariable>(static_cast<size_t>(memories + records));
     for (int i = 0; i < memories + records; ++i)
-      TF_RETURN_IF_ERROR(locked_[i].lock(kernel, tensorflow::HandleFromInput(kernel, first + 2 + i)));
+      TF_RETURN_IF_ERROR(
+          locked_[i].lock(kernel, tensorflow::HandleFromInput(kernel, first + 2 + i)));
     for (int i = 0; i < memories; ++i) {
-      TF_RETURN_IF_ERROR(locked_[i].writable(kernel, i == 0 ? "residual" : "velocity", d, &memory[i], copy_elements));
-      if (memory[i] == nullptr) memory[i] = &nothing_;  // an empty tensor may have no address; none would mean no memory
+      TF_RETURN_IF_ERROR(locked_[i].writable(kernel, i == 0 ? "residual" : "velocity", d,
+                                             &memory[i], copy_elements));
+      // an empty tensor may have no address; none would mean no memory
+      if (memory[i] == nullptr) memory[i] = &nothing_;
     }
     const auto place = position.flat<int64_t>();
     int64_t step = place(1);
@@ -81,14 +94,17 @@ class Slot {
       step = (*steps)++;
     }
     codec = codec_at(*codec_table_, step);
-    this->position = {static_cast<uint64_t>(place(0)), static_cast<uint64_t>(step), static_cast<uint64_t>(place(2)), static_cast<uint64_t>(place(3))};
+    this->position = {static_cast<uint64_t>(place(0)), static_cast<uint64_t>(step),
+                      static_cast<uint64_t>(place(2)), static_cast<uint64_t>(place(3))};
     return absl::OkStatus();
   }
 
   float threshold() const { return threshold_ == nullptr ? 0.0f : *threshold_; }
 
-  // Ends the call. With records, or when asked for, a failure becomes a notice to all ranks in the payload's place.
-  absl::Status close(Call& call, int status, float threshold, const Stopwatch& watch, bool notices = false) {
+  // Ends the call. With records, or when asked for, a failure becomes a notice to all ranks in the
+  // payload's place.
+  absl::Status close(Call& call, int status, float threshold, const Stopwatch& watch,
+                     bool notices = false) {
     if (record_ == nullptr && !notices) return status_of(status, call.context.message);
     if (status != DR_OK) TF_RETURN_IF_ERROR(write_notice(call, call.context.message));
     if (record_ == nullptr) return absl::OkStatus();

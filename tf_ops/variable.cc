@@ -1,4 +1,5 @@
-// DeepreduceVariableName and DeepreduceExpectVariable: whether a graph that is shared runs on the variable that it was traced for.
+// DeepreduceVariableName and DeepreduceExpectVariable: whether a graph that is shared runs on the
+// variable that it was traced for.
 #include "core.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -15,7 +16,9 @@ REGISTER_OP("DeepreduceVariableName")
 What TensorFlow calls a variable: the same for all its handles, and for no other variable of the process.
 )doc");
 
-std::string name_of(const tensorflow::ResourceHandle& handle) { return absl::StrCat(handle.container(), "/", handle.name()); }
+std::string name_of(const tensorflow::ResourceHandle& handle) {
+  return absl::StrCat(handle.container(), "/", handle.name());
+}
 
 class VariableNameOp : public tensorflow::OpKernel {
  public:
@@ -40,18 +43,21 @@ Fails unless the variable is the one that DeepreduceVariableName calls `expected
 
 class ExpectVariableOp : public tensorflow::OpKernel {
  public:
-  explicit ExpectVariableOp(tensorflow::OpKernelConstruction* construction) : OpKernel(construction) {
+  explicit ExpectVariableOp(tensorflow::OpKernelConstruction* construction)
+      : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("expected", &expected_));
     OP_REQUIRES_OK(construction, construction->GetAttr("variable", &variable_));
   }
 
   void Compute(OpKernelContext* kernel) override {
     const tensorflow::ResourceHandle& found = tensorflow::HandleFromInput(kernel, 0);
-    OP_REQUIRES(kernel, name_of(found) == expected_,
-                absl::InvalidArgumentError(absl::StrCat(
-                    "parameter ", variable_, ": expected the gradient of this variable, got that of ", found.name(),
-                    ", which has its shape: Horovod traces tapes and optimizers with gradients of equal shapes once for all of them; "
-                    "give each a view of its own, compression=compressor.bound_to(variables)")));
+    OP_REQUIRES(
+        kernel, name_of(found) == expected_,
+        absl::InvalidArgumentError(absl::StrCat(
+            "parameter ", variable_, ": expected the gradient of this variable, got that of ",
+            found.name(),
+            ", which has its shape: Horovod traces tapes and optimizers with gradients of equal shapes once for all of them; "
+            "give each a view of its own, compression=compressor.bound_to(variables)")));
   }
 
  private:
@@ -59,10 +65,18 @@ class ExpectVariableOp : public tensorflow::OpKernel {
 };
 
 // a handle is the host's, wherever the variable is
-REGISTER_KERNEL_BUILDER(Name("DeepreduceVariableName").Device(tensorflow::DEVICE_CPU), VariableNameOp);
-REGISTER_KERNEL_BUILDER(Name("DeepreduceVariableName").Device(tensorflow::DEVICE_GPU).HostMemory("variable").HostMemory("name"), VariableNameOp);
-REGISTER_KERNEL_BUILDER(Name("DeepreduceExpectVariable").Device(tensorflow::DEVICE_CPU), ExpectVariableOp);
-REGISTER_KERNEL_BUILDER(Name("DeepreduceExpectVariable").Device(tensorflow::DEVICE_GPU).HostMemory("handle"), ExpectVariableOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceVariableName").Device(tensorflow::DEVICE_CPU),
+                        VariableNameOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceVariableName")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("variable")
+                            .HostMemory("name"),
+                        VariableNameOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceExpectVariable").Device(tensorflow::DEVICE_CPU),
+                        ExpectVariableOp);
+REGISTER_KERNEL_BUILDER(
+    Name("DeepreduceExpectVariable").Device(tensorflow::DEVICE_GPU).HostMemory("handle"),
+    ExpectVariableOp);
 
 }  // namespace
 }  // namespace deepreduce_tf

@@ -11,7 +11,9 @@ namespace {
 class Call {
  public:
   Call() {
-    context.allocate = [](void* user, size_t bytes) { return static_cast<Call*>(user)->scratch_.allocate(bytes); };
+    context.allocate = [](void* user, size_t bytes) {
+      return static_cast<Call*>(user)->scratch_.allocate(bytes);
+    };
     context.output = [](void* user, size_t bytes) -> void* {
       Call* call = static_cast<Call*>(user);
       call->result = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
@@ -49,9 +51,10 @@ struct PayloadList {
 
 namespace host {
 
-at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
-                  const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields, int64_t seed, int64_t step,
-                  int64_t tensor, int64_t rank) {
+at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
+                  const std::optional<at::Tensor>& velocity,
+                  const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields,
+                  int64_t seed, int64_t step, int64_t tensor, int64_t rank) {
   expect_gradient(gradient);
   const dr_codec codec = codec_of(codec_fields);
   dr_encoding encoding{};
@@ -70,12 +73,14 @@ at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& r
 }
 
 // Payloads say themselves what codec they are of.
-void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, std::optional<at::ArrayRef<double>>) {
+void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale,
+                 std::optional<at::ArrayRef<double>>) {
   const PayloadList list(payloads);
   float* sum = state_data(out, out.numel(), at::kCPU, "out");
   Call call;
-  call.check(dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(), sum,
-                           static_cast<uint64_t>(out.numel()), static_cast<float>(scale), nullptr));
+  call.check(dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(),
+                           sum, static_cast<uint64_t>(out.numel()), static_cast<float>(scale),
+                           nullptr));
 }
 
 at::Tensor decode(const at::Tensor& payload, int64_t d) {
@@ -85,26 +90,30 @@ at::Tensor decode(const at::Tensor& payload, int64_t d) {
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& payloads, int64_t d, double scale) {
+std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& payloads, int64_t d,
+                                                 double scale) {
   expect_elements(d);
   const PayloadList list(payloads);
   Call call;
-  call.check(dr_decode_sparse(&call.context, list.data.data(), list.sizes.data(), list.data.size(), static_cast<uint64_t>(d),
-                              static_cast<float>(scale)));
+  call.check(dr_decode_sparse(&call.context, list.data.data(), list.sizes.data(), list.data.size(),
+                              static_cast<uint64_t>(d), static_cast<float>(scale)));
   const int64_t count = call.result.numel() / 8;
-  const at::Tensor indices = call.result.narrow(0, 0, 4 * count).view(at::kInt).to(at::kLong);  // d < 2^31
+  // d < 2^31
+  const at::Tensor indices = call.result.narrow(0, 0, 4 * count).view(at::kInt).to(at::kLong);
   return {indices, call.result.narrow(0, 4 * count, 4 * count).view(at::kFloat).clone()};
 }
 
 }  // namespace host
 }  // namespace deepreduce_torch
 
-// codec: the 20 numbers of Codec.fields. decode_sum_ does without; on a device it then has to look at the payloads first.
+// codec: the 20 numbers of Codec.fields. decode_sum_ does without; on a device it then has to look
+// at the payloads first.
 TORCH_LIBRARY(deepreduce, library) {
   library.def(
       "encode(Tensor gradient, Tensor(a!)? residual, Tensor(b!)? velocity, Tensor(c!)? threshold, float[] codec, int seed, int step, "
       "int tensor, int rank) -> Tensor");
-  library.def("decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[]? codec=None) -> ()");
+  library.def(
+      "decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[]? codec=None) -> ()");
   library.def("decode(Tensor payload, int d) -> Tensor");
   library.def("decode_sparse(Tensor[] payloads, int d, float scale) -> (Tensor, Tensor)");
 }

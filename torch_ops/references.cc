@@ -1,4 +1,5 @@
-// Tensors that are kept alive from C++: what Python refers to does not count where another thread must not be the last.
+// Tensors that are kept alive from C++: what Python refers to does not count where another thread
+// must not be the last.
 #include <torch/custom_class.h>
 
 namespace deepreduce_torch {

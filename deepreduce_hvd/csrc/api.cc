@@ -1,4 +1,5 @@
-// The C ABI: failures become a status and a message, the floating-point environment is the default one.
+// The C ABI: failures become a status and a message, the floating-point environment is the default
+// one.
 #include <algorithm>
 #include <cstdio>
 
@@ -16,11 +17,12 @@ namespace {
 
 Simd best_simd() {
 #if defined(__x86_64__)
-  // each level has all that the functions made for it are compiled with; a virtual machine may hide any of them
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") &&
-                    __builtin_cpu_supports("popcnt");
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
+  // each level has all that the functions made for it are compiled with; a virtual machine may hide
+  // any of them
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     return Simd::avx512;
   if (avx2) return Simd::avx2;
 #endif
@@ -70,38 +72,55 @@ int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding)
   return guarded(context, [&](Context& inner) { encode(context, inner, *codec, *encoding); });
 }
 
-int dr_select(dr_context* context, const dr_codec* codec, dr_encoding* encoding, const uint32_t* given, uint64_t given_count,
-              int32_t* non_finite) {
-  return guarded(context, [&](Context& inner) { *non_finite = !select_elements(context, inner, *codec, *encoding, given, given_count); });
+int dr_select(dr_context* context, const dr_codec* codec, dr_encoding* encoding,
+              const uint32_t* given, uint64_t given_count, int32_t* non_finite) {
+  return guarded(context, [&](Context& inner) {
+    *non_finite = !select_elements(context, inner, *codec, *encoding, given, given_count);
+  });
 }
 
 int dr_encode_sparse(dr_context* context, const dr_codec* codec, dr_sparse_encoding* encoding) {
-  return guarded(context, [&](Context& inner) { encode_sparse(context, inner, *codec, *encoding); });
+  return guarded(context,
+                 [&](Context& inner) { encode_sparse(context, inner, *codec, *encoding); });
 }
 
-int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
-                  float* out, uint64_t d, float scale, float* largest) {
+int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes,
+                  uint64_t payload_count, float* out, uint64_t d, float scale, float* largest) {
   return guarded(context, [&](Context& inner) {
     Largest of_all;
-    for (uint64_t p = 0; p < payload_count; ++p) decode_sum(inner, payloads[p], sizes[p], out, d, scale, of_all);
+    for (uint64_t p = 0; p < payload_count; ++p)
+      decode_sum(inner, payloads[p], sizes[p], out, d, scale, of_all);
     if (largest != nullptr) *largest = of_all.magnitude();
   });
 }
 
-int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
-                     uint64_t d, float scale) {
-  return guarded(context, [&](Context& inner) { decode_sparse(context, inner, payloads, sizes, payload_count, d, scale); });
+int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes,
+                     uint64_t payload_count, uint64_t d, float scale) {
+  return guarded(context, [&](Context& inner) {
+    decode_sparse(context, inner, payloads, sizes, payload_count, d, scale);
+  });
 }
 
 int dr_inspect(dr_context* context, const uint8_t* data, uint64_t size, dr_header* header) {
   return guarded(context, [&](Context&) {
     const Payload payload = read_payload(data, size);
-    *header = {1, payload.flags, payload.index_id, payload.value_id, payload.dtype, payload.order, payload.d, payload.count,
-               payload.index_bytes, payload.value_bytes, payload.order_bytes, payload.total_bytes()};
+    *header = {1,
+               payload.flags,
+               payload.index_id,
+               payload.value_id,
+               payload.dtype,
+               payload.order,
+               payload.d,
+               payload.count,
+               payload.index_bytes,
+               payload.value_bytes,
+               payload.order_bytes,
+               payload.total_bytes()};
   });
 }
 
-int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size, dr_message* message) {
+int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
+                    dr_message* message) {
   return guarded(context, [&](Context&) { *message = read_message(messages, size); });
 }
 
@@ -113,8 +132,8 @@ void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* p
   make_probe(rank, fingerprint, step, probe);
 }
 
-int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
-             uint32_t fingerprint, uint64_t step, double* scale) {
+int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count,
+             uint64_t rank_sum, uint32_t fingerprint, uint64_t step, double* scale) {
   return guarded(context, [&](Context&) {
     *scale = scale_of(reduced_probe, rank_count, rank_sum, fingerprint, step);
   });

@@ -9,37 +9,46 @@
 
 namespace deepreduce {
 
-void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual, bool has_velocity) {
+void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual,
+                    bool has_velocity) {
   if (d > kMaxElements)
     invalid_argument("gradient: expected at most %llu elements, got %llu; split the tensor",
-                     static_cast<unsigned long long>(kMaxElements), static_cast<unsigned long long>(d));
+                     static_cast<unsigned long long>(kMaxElements),
+                     static_cast<unsigned long long>(d));
   if (dtype < DR_FLOAT32 || dtype > DR_FLOAT64)
     invalid_argument("gradient dtype: expected 0 to 3, got %d", dtype);
   if (codec.memory.id < kNoMemory || codec.memory.id > kMomentumCorrection)
     unknown_codec("memory id: expected 0 to 3, got %d", codec.memory.id);
   if (has_residual != (codec.memory.id != kNoMemory))
-    invalid_argument("memory %d: expected %s residual", codec.memory.id, codec.memory.id == kNoMemory ? "no" : "a");
+    invalid_argument("memory %d: expected %s residual", codec.memory.id,
+                     codec.memory.id == kNoMemory ? "no" : "a");
   if (has_velocity != (codec.memory.id == kMomentumCorrection))
-    invalid_argument("memory %d: expected %s velocity", codec.memory.id, codec.memory.id == kMomentumCorrection ? "a" : "no");
+    invalid_argument("memory %d: expected %s velocity", codec.memory.id,
+                     codec.memory.id == kMomentumCorrection ? "a" : "no");
 }
 
 void check_selection(const dr_codec& codec) {
   const double* given = codec.sparsifier.parameters;
   switch (codec.sparsifier.id) {
-    case kNoneSparsifier: break;
+    case kNoneSparsifier:
+      break;
     case kTopK:
     case kRandomK:
       if (!(given[1] == 0 ? given[0] > 0 && given[0] <= 1 : given[0] == 0 && given[1] >= 1))
-        invalid_argument("sparsifier %d: expected a ratio in (0, 1] or a k of at least 1, got ratio %g and k %g", codec.sparsifier.id,
-                         given[0], given[1]);
+        invalid_argument(
+            "sparsifier %d: expected a ratio in (0, 1] or a k of at least 1, got ratio %g and k %g",
+            codec.sparsifier.id, given[0], given[1]);
       break;
     case kThreshold:
-      if (!(given[0] >= 0 && given[0] <= FLT_MAX)) invalid_argument("Threshold: expected a finite float32 of at least 0, got %g", given[0]);
+      if (!(given[0] >= 0 && given[0] <= FLT_MAX))
+        invalid_argument("Threshold: expected a finite float32 of at least 0, got %g", given[0]);
       break;
     case kChunkTopK:
-      if (!(given[0] >= 1 && given[0] <= INT32_MAX)) invalid_argument("ChunkTopK chunk: expected 1 to 2147483647, got %g", given[0]);
+      if (!(given[0] >= 1 && given[0] <= INT32_MAX))
+        invalid_argument("ChunkTopK chunk: expected 1 to 2147483647, got %g", given[0]);
       break;
-    default: unknown_codec("sparsifier id: expected 0 to 4, got %d", codec.sparsifier.id);
+    default:
+      unknown_codec("sparsifier id: expected 0 to 4, got %d", codec.sparsifier.id);
   }
   const double parameter = codec.memory.parameters[0];
   if (codec.memory.id == kLowPass && !(parameter > 0 && parameter <= 1))

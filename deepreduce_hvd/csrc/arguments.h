@@ -7,7 +7,8 @@
 namespace deepreduce {
 
 // Throws unless the gradient can be encoded and the memory has the arrays that it works with.
-void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual, bool has_velocity);
+void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual,
+                    bool has_velocity);
 
 // Throws unless the parameters of sparsifier and memory are in range.
 void check_selection(const dr_codec& codec);

@@ -34,8 +34,9 @@ void unknown_codec(const char* format, ...) {
 void Arena::out_of_memory(uint64_t count, size_t size) {
   Failure failure;
   failure.status = DR_OUT_OF_MEMORY;
-  std::snprintf(failure.message, sizeof(failure.message), "no memory for %llu elements of %llu bytes",
-                static_cast<unsigned long long>(count), static_cast<unsigned long long>(size));
+  std::snprintf(failure.message, sizeof(failure.message),
+                "no memory for %llu elements of %llu bytes", static_cast<unsigned long long>(count),
+                static_cast<unsigned long long>(size));
   throw failure;
 }
 
@@ -50,7 +51,8 @@ void ByteWriter::grow(uint64_t bytes) {
 }
 
 void ByteReader::truncated(uint64_t bytes) const {
-  corrupt_payload("%s: expected %llu more bytes, got %llu", section_, static_cast<unsigned long long>(bytes),
+  corrupt_payload("%s: expected %llu more bytes, got %llu", section_,
+                  static_cast<unsigned long long>(bytes),
                   static_cast<unsigned long long>(remaining()));
 }
 

@@ -19,14 +19,16 @@ struct Failure {
 [[noreturn]] void invalid_argument(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void unknown_codec(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Scratch memory of one call, from the caller's allocator. Nothing is freed before the call returns.
+// Scratch memory of one call, from the caller's allocator. Nothing is freed before the call
+// returns.
 class Arena {
  public:
   explicit Arena(dr_context* context) : context_(context) {}
   template <class T>
   T* array(uint64_t count) {
     if (count > (uint64_t{1} << 46) / sizeof(T)) out_of_memory(count, sizeof(T));
-    void* memory = context_->allocate(context_->user, count == 0 ? sizeof(T) : static_cast<size_t>(count) * sizeof(T));
+    void* memory = context_->allocate(
+        context_->user, count == 0 ? sizeof(T) : static_cast<size_t>(count) * sizeof(T));
     if (memory == nullptr) out_of_memory(count, sizeof(T));
     return static_cast<T*>(memory);
   }
@@ -61,7 +63,9 @@ class ByteWriter {
     return place;
   }
   template <class T>
-  void put(T value) { std::memcpy(extend(sizeof(T)), &value, sizeof(T)); }
+  void put(T value) {
+    std::memcpy(extend(sizeof(T)), &value, sizeof(T));
+  }
   void put_bytes(const void* source, uint64_t bytes) {
     if (bytes != 0) std::memcpy(extend(bytes), source, bytes);
   }
@@ -77,10 +81,12 @@ class ByteWriter {
   uint64_t size_ = 0, capacity_ = 0;
 };
 
-// A section being read. Every read is checked; what is missing or left over is a CorruptPayloadError that names the section.
+// A section being read. Every read is checked; what is missing or left over is a
+// CorruptPayloadError that names the section.
 class ByteReader {
  public:
-  ByteReader(const uint8_t* data, uint64_t size, const char* section) : at_(data), end_(data + size), section_(section) {}
+  ByteReader(const uint8_t* data, uint64_t size, const char* section)
+      : at_(data), end_(data + size), section_(section) {}
   template <class T>
   T get() {
     T value;
@@ -95,8 +101,9 @@ class ByteReader {
   }
   uint64_t remaining() const { return static_cast<uint64_t>(end_ - at_); }
   void expect_end() const {
-    if (at_ != end_) corrupt_payload("%s: expected the end of the section, got %llu more bytes", section_,
-                                     static_cast<unsigned long long>(remaining()));
+    if (at_ != end_)
+      corrupt_payload("%s: expected the end of the section, got %llu more bytes", section_,
+                      static_cast<unsigned long long>(remaining()));
   }
   const char* section() const { return section_; }
 

@@ -7,7 +7,9 @@
 
 namespace deepreduce {
 
-DR_HOST_DEVICE inline uint64_t packed_bytes(uint64_t count, unsigned width) { return (count * width + 7) / 8; }
+DR_HOST_DEVICE inline uint64_t packed_bytes(uint64_t count, unsigned width) {
+  return (count * width + 7) / 8;
+}
 
 // The number of bits of a value without leading zeros: 0 for 0.
 DR_HOST_DEVICE inline unsigned bit_length(uint32_t value) {
@@ -37,7 +39,8 @@ DR_HOST_DEVICE inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, ui
   return word >> (bit & 7);
 }
 
-// Appends fields to memory that the caller has made large enough; 8 bytes at a time, never beyond the last field's byte.
+// Appends fields to memory that the caller has made large enough; 8 bytes at a time, never beyond
+// the last field's byte.
 class BitWriter {
  public:
   explicit BitWriter(uint8_t* out) : start_(out), out_(out) {}
@@ -71,10 +74,12 @@ class BitWriter {
 // Reads fields; reading past the end is a CorruptPayloadError.
 class BitReader {
  public:
-  BitReader(const uint8_t* data, uint64_t bytes, const char* section) : at_(data), end_(data + bytes), section_(section) {}
+  BitReader(const uint8_t* data, uint64_t bytes, const char* section)
+      : at_(data), end_(data + bytes), section_(section) {}
   uint32_t get(unsigned width) {
     while (filled_ < width) {
-      if (at_ == end_) corrupt_payload("%s: expected %u more bits, got %u", section_, width, filled_);
+      if (at_ == end_)
+        corrupt_payload("%s: expected %u more bits, got %u", section_, width, filled_);
       pending_ |= static_cast<uint64_t>(*at_++) << filled_;
       filled_ += 8;
     }
@@ -85,7 +90,8 @@ class BitReader {
   }
   // The rest of the last byte must be zero and nothing may follow.
   void expect_end() const {
-    if (at_ != end_ || pending_ != 0) corrupt_payload("%s: expected zero padding and the end of the bits", section_);
+    if (at_ != end_ || pending_ != 0)
+      corrupt_payload("%s: expected zero padding and the end of the bits", section_);
   }
 
  private:

@@ -1,4 +1,5 @@
-// The contracts of the stages and the tables that name them. A codec is one .cc file and one row in stages.def.
+// The contracts of the stages and the tables that name them. A codec is one .cc file and one row in
+// stages.def.
 #ifndef DEEPREDUCE_CODECS_H
 #define DEEPREDUCE_CODECS_H
 
@@ -20,10 +21,12 @@ struct IndexEncoding {
   const double* parameters;  // of the stage
   double value_bits;         // what one more value costs in the payload, for fpr="auto"
   uint64_t key;              // of Purpose::bloom_policy
-  // Out, for a codec that is not lossless: what the receiver will derive. Lossless codecs leave these alone.
+  // Out, for a codec that is not lossless: what the receiver will derive. Lossless codecs leave
+  // these alone.
   uint32_t decoded_count;
-  const uint32_t* decoded;   // (decoded_count,) ascending
-  bool values_stay;          // the values stay those of `indices`, position by position (the naive policy)
+  const uint32_t* decoded;  // (decoded_count,) ascending
+  // the values stay those of `indices`, position by position (the naive policy)
+  bool values_stay;
 };
 
 struct IndexCodec {
@@ -31,7 +34,8 @@ struct IndexCodec {
   const char* name;
   bool any_order;  // can carry indices in any order, so that an order mapping costs nothing
   void (*encode)(Context&, IndexEncoding&, ByteWriter& section);
-  // Fills indices (count,), all < d, distinct, ascending unless any_order; the section is consumed exactly.
+  // Fills indices (count,), all < d, distinct, ascending unless any_order; the section is consumed
+  // exactly.
   void (*decode)(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices);
 };
 
@@ -41,14 +45,16 @@ struct ValueEncoding {
   const double* parameters;  // of the stage
   uint64_t key;              // of Purpose::rounding
   float* decoded;            // out, (count,): what values[i] decodes to, at its own position i
-  uint32_t* order;           // out, (count,) when the codec sorts: order[j] = position in `values` of the j-th value sent
+  // out, (count,) when the codec sorts: order[j] = position in `values` of the j-th value sent
+  uint32_t* order;
 };
 
 struct ValueCodec {
   int id;
   const char* name;
   bool sorts;  // sends the values in an order of its own
-  double (*bits_a_value)(const double* parameters);  // an estimate for planning, order mapping not counted
+  // an estimate for planning, order mapping not counted
+  double (*bits_a_value)(const double* parameters);
   void (*encode)(Context&, ValueEncoding&, ByteWriter& section);
   // Fills values (count,) in the order sent; the section is consumed exactly.
   void (*decode)(Context&, ByteReader& section, uint32_t count, float* values);

@@ -12,15 +12,19 @@ namespace {
 void expect_ascending(const uint32_t* indices, uint32_t count, unsigned order) {
   for (uint32_t i = 1; i < count; ++i)
     if (indices[i] <= indices[i - 1])
-      corrupt_payload("index section: expected ascending indices for payload order %u, got %u after %u", order, indices[i], indices[i - 1]);
+      corrupt_payload(
+          "index section: expected ascending indices for payload order %u, got %u after %u", order,
+          indices[i], indices[i - 1]);
 }
 
-// Indices (null: all, in order) and values in the order of the indices, unless both travel in value order.
+// Indices (null: all, in order) and values in the order of the indices, unless both travel in value
+// order.
 Selection decode(Context& context, const Payload& payload) {
   const ValueCodec* value_codec = find_value_codec(payload.value_id);
   if (value_codec == nullptr) unknown_codec("value codec: got the unknown id %u", payload.value_id);
   if (payload.order != kAscending && !value_codec->sorts)
-    corrupt_payload("payload order: expected 0 for %s values, got %u", value_codec->name, payload.order);
+    corrupt_payload("payload order: expected 0 for %s values, got %u", value_codec->name,
+                    payload.order);
   if (payload.order == kAscending && value_codec->sorts)
     corrupt_payload("payload order: expected 1 or 2 for %s values, got 0", value_codec->name);
 
@@ -28,13 +32,15 @@ Selection decode(Context& context, const Payload& payload) {
   result.count = payload.count;
   if (payload.index_id != kAllIndices) {
     const IndexCodec* index_codec = find_index_codec(payload.index_id);
-    if (index_codec == nullptr) unknown_codec("index codec: got the unknown id %u", payload.index_id);
+    if (index_codec == nullptr)
+      unknown_codec("index codec: got the unknown id %u", payload.index_id);
     if (payload.order == kIndicesInValueOrder && !index_codec->any_order)
       corrupt_payload("payload order: expected 0 or 1 for %s indices, got 2", index_codec->name);
     uint32_t* indices = context.arena.array<uint32_t>(payload.count);
     ByteReader section(payload.index, payload.index_bytes, "index section");
     index_codec->decode(context, section, payload.d, payload.count, indices);
-    if (index_codec->any_order && payload.order != kIndicesInValueOrder) expect_ascending(indices, payload.count, payload.order);
+    if (index_codec->any_order && payload.order != kIndicesInValueOrder)
+      expect_ascending(indices, payload.count, payload.order);
     result.indices = indices;
   }
   float* values = context.arena.array<float>(payload.count);
@@ -55,13 +61,15 @@ Selection decode(Context& context, const Payload& payload) {
 Payload open(const uint8_t* data, uint64_t size, uint64_t d) {
   const Payload payload = read_payload(data, size);
   if (payload.d != d)
-    invalid_argument("payload: expected d = %llu elements, got %u", static_cast<unsigned long long>(d), payload.d);
+    invalid_argument("payload: expected d = %llu elements, got %u",
+                     static_cast<unsigned long long>(d), payload.d);
   return payload;
 }
 
 }  // namespace
 
-void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out, uint64_t d, float scale, Largest& caller_largest) {
+void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out, uint64_t d,
+                float scale, Largest& caller_largest) {
   const Payload payload = open(data, size, d);
   if ((payload.flags & kNonFinite) != 0) {
     for (uint64_t i = 0; i < d; ++i) out[i] = std::numeric_limits<float>::quiet_NaN();
@@ -92,10 +100,14 @@ Selection merge(Arena& arena, const Selection& left, const Selection& right) {
   float* values = arena.array<float>(capacity);
   uint32_t i = 0, j = 0, n = 0;
   while (i < left.count || j < right.count) {
-    const bool take_left = j == right.count || (i < left.count && left.indices[i] <= right.indices[j]);
-    const bool take_right = i == left.count || (j < right.count && right.indices[j] <= left.indices[i]);
+    const bool take_left =
+        j == right.count || (i < left.count && left.indices[i] <= right.indices[j]);
+    const bool take_right =
+        i == left.count || (j < right.count && right.indices[j] <= left.indices[i]);
     indices[n] = take_left ? left.indices[i] : right.indices[j];
-    values[n++] = take_left && take_right ? left.values[i] + right.values[j] : take_left ? left.values[i] : right.values[j];
+    values[n++] = take_left && take_right ? left.values[i] + right.values[j]
+                  : take_left             ? left.values[i]
+                                          : right.values[j];
     i += take_left;
     j += take_right;
   }
@@ -107,7 +119,8 @@ Selection ascending_scaled(Context& context, const Payload& payload, float scale
   Selection sent = decode(context, payload);
   float* values = context.arena.array<float>(sent.count);
   if (payload.order == kIndicesInValueOrder) {
-    // A counting pass over d keeps this linear; d is what the caller said, not what the payload claims.
+    // A counting pass over d keeps this linear; d is what the caller said, not what the payload
+    // claims.
     uint32_t* position = context.arena.zeros<uint32_t>(payload.d);
     for (uint32_t j = 0; j < sent.count; ++j) position[sent.indices[j]] = j + 1;
     uint32_t* indices = context.arena.array<uint32_t>(sent.count);
@@ -130,13 +143,14 @@ Selection ascending_scaled(Context& context, const Payload& payload, float scale
 
 }  // namespace
 
-void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* payloads, const uint64_t* sizes,
-                   uint64_t payload_count, uint64_t d, float scale) {
+void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* payloads,
+                   const uint64_t* sizes, uint64_t payload_count, uint64_t d, float scale) {
   Selection sum;
   for (uint64_t p = 0; p < payload_count; ++p) {
     const Payload payload = open(payloads[p], sizes[p], d);
     if ((payload.flags & kNonFinite) != 0)
-      invalid_argument("payload %llu is non-finite: its sum has no sparse form", static_cast<unsigned long long>(p));
+      invalid_argument("payload %llu is non-finite: its sum has no sparse form",
+                       static_cast<unsigned long long>(p));
     const Selection next = ascending_scaled(context, payload, scale);
     sum = p == 0 ? next : merge(context.arena, sum, next);
   }

@@ -25,8 +25,10 @@ enum dr_status {
 enum dr_dtype { DR_FLOAT32 = 0, DR_FLOAT16 = 1, DR_BFLOAT16 = 2, DR_FLOAT64 = 3 };
 
 typedef struct dr_context {
-  void* (*allocate)(void* user, size_t bytes);  // scratch, 64-byte aligned; the caller frees all of it after the call
-  void* (*output)(void* user, size_t bytes);    // memory of the result; asked for at most once a call
+  // scratch, 64-byte aligned; the caller frees all of it after the call
+  void* (*allocate)(void* user, size_t bytes);
+  // memory of the result; asked for at most once a call
+  void* (*output)(void* user, size_t bytes);
   void* user;
   int32_t simd;       // -1: the best this processor has; 0 scalar, 1 AVX2, 2 AVX-512
   char message[512];  // what went wrong, zero-terminated, when the status is not DR_OK
@@ -42,60 +44,72 @@ typedef struct dr_codec {
   dr_stage sparsifier, index, value, memory;
 } dr_codec;
 
-// Keys of the counter-based generator: equal keys give equal bytes on every rank, machine and device.
+// Keys of the counter-based generator: equal keys give equal bytes on every rank, machine and
+// device.
 typedef struct dr_position {
   uint64_t seed, step, tensor;
-  uint64_t rank;  // keys only choices that should differ between ranks (rounding), never the selection
+  // keys only choices that should differ between ranks (rounding), never the selection
+  uint64_t rank;
 } dr_position;
 
 typedef struct dr_encoding {
   const void* gradient;  // (d,) of dtype
   int32_t dtype;         // enum dr_dtype
   uint64_t d;
-  float* residual;       // (d,) or null: added to the gradient first, left as what the payload does not carry
-  float* velocity;       // (d,) or null: the momentum buffer of MomentumCorrection
-  float threshold;       // in: |value| expected of the k-th largest element, 0 unknown; out: what it was. Never changes the bytes
+  // (d,) or null: added to the gradient first, left as what the payload does not carry
+  float* residual;
+  float* velocity;  // (d,) or null: the momentum buffer of MomentumCorrection
+  // in: |value| expected of the k-th largest element, 0 unknown; out: what it was. Never changes
+  // the bytes
+  float threshold;
   dr_position position;
-  uint32_t count;        // out: values in the payload
+  uint32_t count;  // out: values in the payload
 } dr_encoding;
 
 // Encodes one tensor; the payload goes to context->output.
 int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding);
 
-// Error feedback and selection without coding: the output is (count,) uint32 ascending indices followed by (count,) float32 values, 8 * count
-// bytes, and the memory is left without them. `given`: (given_count,) ascending distinct indices to take instead of the sparsifier's choice, or
-// null. A gradient with NaN or Inf sets *non_finite, selects nothing and leaves the memory as it was.
-int dr_select(dr_context* context, const dr_codec* codec, dr_encoding* encoding, const uint32_t* given, uint64_t given_count,
-              int32_t* non_finite);
+// Error feedback and selection without coding: the output is (count,) uint32 ascending indices
+// followed by (count,) float32 values, 8 * count bytes, and the memory is left without them.
+// `given`: (given_count,) ascending distinct indices to take instead of the sparsifier's choice, or
+// null. A gradient with NaN or Inf sets *non_finite, selects nothing and leaves the memory as it
+// was.
+int dr_select(dr_context* context, const dr_codec* codec, dr_encoding* encoding,
+              const uint32_t* given, uint64_t given_count, int32_t* non_finite);
 
 typedef struct dr_sparse_encoding {
   const uint32_t* indices;  // (count,) ascending, distinct, below d
   float* values;            // (count,); with write_back left as what the payload lacks of each
   uint64_t count, d;
-  int32_t dtype;            // enum dr_dtype, for the header and for payloads that carry all elements
+  // enum dr_dtype, for the header and for payloads that carry all elements
+  int32_t dtype;
   int32_t write_back;
   dr_position position;
-  // Out: elements that were not given and that the payload decodes to a number other than 0 (a lossy index codec adds them), ascending,
-  // with what the payload lacks there: minus that number. In scratch memory.
+  // Out: elements that were not given and that the payload decodes to a number other than 0 (a
+  // lossy index codec adds them), ascending, with what the payload lacks there: minus that number.
+  // In scratch memory.
   const uint32_t* added_indices;
   const float* added_values;
   uint64_t added_count;
 } dr_sparse_encoding;
 
-// Encodes a tensor of d elements that is 0 except where given, with the codec's index and value stages; its sparsifier and memory play no
-// part. Work and memory are in proportion to count, unless the index codec or a payload of all elements needs d. A NaN or Inf among the
-// values makes a non-finite payload and leaves the values as they were.
+// Encodes a tensor of d elements that is 0 except where given, with the codec's index and value
+// stages; its sparsifier and memory play no part. Work and memory are in proportion to count,
+// unless the index codec or a payload of all elements needs d. A NaN or Inf among the values makes
+// a non-finite payload and leaves the values as they were.
 int dr_encode_sparse(dr_context* context, const dr_codec* codec, dr_sparse_encoding* encoding);
 
-// out (d,) += scale * the dense tensor of each payload, in the order given. *largest, unless it is null, becomes the largest magnitude
-// that an addition left in any element, NaN being the largest of all: no addition overflowed unless it is Inf or NaN.
-int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
-                  float* out, uint64_t d, float scale, float* largest);
+// out (d,) += scale * the dense tensor of each payload, in the order given. *largest, unless it is
+// null, becomes the largest magnitude that an addition left in any element, NaN being the largest
+// of all: no addition overflowed unless it is Inf or NaN.
+int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes,
+                  uint64_t payload_count, float* out, uint64_t d, float scale, float* largest);
 
-// The sum of the payloads as (count,) uint32 ascending distinct indices followed by (count,) float32 values in one output
-// of 8 * count bytes. Fails with DR_INVALID_ARGUMENT when a payload is non-finite: such a sum has no sparse form.
-int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
-                     uint64_t d, float scale);
+// The sum of the payloads as (count,) uint32 ascending distinct indices followed by (count,)
+// float32 values in one output of 8 * count bytes. Fails with DR_INVALID_ARGUMENT when a payload is
+// non-finite: such a sum has no sparse form.
+int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes,
+                     uint64_t payload_count, uint64_t d, float scale);
 
 // What a payload's header says, after the checks that need no decoding.
 typedef struct dr_header {
@@ -104,42 +118,46 @@ typedef struct dr_header {
 } dr_header;
 int dr_inspect(dr_context* context, const uint8_t* payload, uint64_t size, dr_header* header);
 
-// The most elements that a payload of so many bytes may have where its receiver does not say how many
-// it expects: 2^24 (64 MiB of float32), or 4096 a byte if that is more. A header of 40 bytes can ask for 8 GiB.
+// The most elements that a payload of so many bytes may have where its receiver does not say how
+// many it expects: 2^24 (64 MiB of float32), or 4096 a byte if that is more. A header of 40 bytes
+// can ask for 8 GiB.
 uint64_t dr_default_max_elements(uint64_t payload_bytes);
 
-// Messages between ranks: payloads, and the notice that a rank sends in a payload's place when it cannot encode.
+// Messages between ranks: payloads, and the notice that a rank sends in a payload's place when it
+// cannot encode.
 typedef struct dr_message {
-  uint64_t bytes;        // of the whole message
-  int32_t non_finite;    // a payload whose gradient had NaN or Inf
-  const uint8_t* text;   // of a notice, not zero-terminated; null for a payload
+  uint64_t bytes;       // of the whole message
+  int32_t non_finite;   // a payload whose gradient had NaN or Inf
+  const uint8_t* text;  // of a notice, not zero-terminated; null for a payload
   uint64_t text_bytes;
 } dr_message;
 
 // The first of the messages that lie one after another in `messages`, as a gather leaves them.
-int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size, dr_message* message);
+int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
+                    dr_message* message);
 
 // A notice; its bytes go to context->output.
 int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes);
 
-// What compress hands to Horovod's reduction, exact in float32: one, the rank plus one, and the low and the high 16 bits, divided by 65536,
-// of a mark of the compressor's configuration and the step.
+// What compress hands to Horovod's reduction, exact in float32: one, the rank plus one, and the low
+// and the high 16 bits, divided by 65536, of a mark of the compressor's configuration and the step.
 #define DR_PROBE_LENGTH 4
 void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe);
 
-// The factor that the reduction in force applies to each rank's gradient, from the reduced probe (1 / size under an average). rank_sum: of
-// the ranks that exchange, each plus one. DR_INVALID_ARGUMENT when it is no sum or average over these ranks, or another rank is configured
+// The factor that the reduction in force applies to each rank's gradient, from the reduced probe (1
+// / size under an average). rank_sum: of the ranks that exchange, each plus one.
+// DR_INVALID_ARGUMENT when it is no sum or average over these ranks, or another rank is configured
 // differently or at another step.
-int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
-             uint32_t fingerprint, uint64_t step, double* scale);
+int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count,
+             uint64_t rank_sum, uint32_t fingerprint, uint64_t step, double* scale);
 
 // One row of the table of built-in stages.
 typedef struct dr_stage_row {
-  const char* kind;  // "sparsifier", "index", "value" or "memory"
-  const char* name;  // of its class
-  const char* file;  // the stem of its source files
+  const char* kind;   // "sparsifier", "index", "value" or "memory"
+  const char* name;   // of its class
+  const char* file;   // the stem of its source files
   int32_t on_device;  // whether it has CUDA kernels
-  dr_stage stage;    // its id and default parameters
+  dr_stage stage;     // its id and default parameters
 } dr_stage_row;
 
 // Row `number` of the table, in the order of kinds and ids; null past the last one.

@@ -14,7 +14,9 @@
 namespace deepreduce {
 namespace {
 
-uint64_t key_of(const dr_position& at, Purpose purpose) { return random_key(at.seed, at.step, at.tensor, at.rank, purpose); }
+uint64_t key_of(const dr_position& at, Purpose purpose) {
+  return random_key(at.seed, at.step, at.tensor, at.rank, purpose);
+}
 
 void finish(dr_context* context, const Payload& payload) {
   void* out = context->output(context->user, static_cast<size_t>(payload.total_bytes()));
@@ -39,7 +41,9 @@ class Source {
 class Accumulated final : public Source {
  public:
   explicit Accumulated(const dr_encoding& encoding) : encoding_(encoding) {}
-  void gather(const uint32_t* indices, uint32_t count, float* values) const override { gather_accumulated(encoding_, indices, count, values); }
+  void gather(const uint32_t* indices, uint32_t count, float* values) const override {
+    gather_accumulated(encoding_, indices, count, values);
+  }
 
  private:
   const dr_encoding& encoding_;
@@ -48,7 +52,8 @@ class Accumulated final : public Source {
 // A tensor that is 0 except where given.
 class Given final : public Source {
  public:
-  Given(const uint32_t* indices, const float* values, uint32_t count) : indices_(indices), values_(values), count_(count) {}
+  Given(const uint32_t* indices, const float* values, uint32_t count)
+      : indices_(indices), values_(values), count_(count) {}
   void gather(const uint32_t* indices, uint32_t count, float* values) const override {
     if (indices == nullptr) {
       for (uint32_t i = 0; i < count; ++i) values[i] = 0;
@@ -69,7 +74,8 @@ class Given final : public Source {
 };
 
 // Every element in the gradient's own precision: what is sent when compression would not pay.
-void pack_dense(Context& context, const Source& source, Payload& payload, ByteWriter& section, Selection& sent) {
+void pack_dense(Context& context, const Source& source, Payload& payload, ByteWriter& section,
+                Selection& sent) {
   const uint32_t d = payload.d;
   const int dtype = payload.dtype;
   float* values = context.arena.array<float>(d);
@@ -87,7 +93,9 @@ void pack_dense(Context& context, const Source& source, Payload& payload, ByteWr
   sent = {d, nullptr, decoded};
 }
 
-uint64_t dense_bytes(const Payload& payload) { return kHeaderBytes + payload.d * dense_element_bytes(payload.dtype); }
+uint64_t dense_bytes(const Payload& payload) {
+  return kHeaderBytes + payload.d * dense_element_bytes(payload.dtype);
+}
 
 struct Stages {
   const IndexCodec* index;
@@ -101,16 +109,19 @@ Stages stages_of(const dr_codec& codec) {
   return stages;
 }
 
-// Codes what was selected from `source`. payload: in, d and dtype. Returns what the payload decodes to.
-Selection pack(Context& context, const dr_codec& codec, const Stages& stages, const dr_position& position, const Source& source,
-               const Selection& selected, Payload& payload) {
+// Codes what was selected from `source`. payload: in, d and dtype. Returns what the payload decodes
+// to.
+Selection pack(Context& context, const dr_codec& codec, const Stages& stages,
+               const dr_position& position, const Source& source, const Selection& selected,
+               Payload& payload) {
   const IndexCodec* index_codec = stages.index;
   const ValueCodec* value_codec = stages.value;
   Arena& arena = context.arena;
   ByteWriter index_section(arena), value_section(arena), order_section(arena);
   const bool all = selected.indices == nullptr || selected.count == payload.d;
   const bool reorder_indices = !all && value_codec->sorts && index_codec->any_order;
-  // raw indices and values are sections as they lie in memory: copying them would cost more than the rest of their coding
+  // raw indices and values are sections as they lie in memory: copying them would cost more than
+  // the rest of their coding
   const bool raw_index = !all && !reorder_indices && index_codec->id == kRawIndex;
   const bool raw_values = !all && value_codec->id == kRawValue;
   Selection sent = selected;
@@ -120,9 +131,15 @@ Selection pack(Context& context, const dr_codec& codec, const Stages& stages, co
     payload.index_id = static_cast<uint8_t>(index_codec->id);
   }
 
-  IndexEncoding index{payload.d, selected.count, selected.indices, codec.index.parameters,
-                      value_codec->bits_a_value(codec.value.parameters), key_of(position, Purpose::bloom_policy),
-                      selected.count, selected.indices, false};
+  IndexEncoding index{payload.d,
+                      selected.count,
+                      selected.indices,
+                      codec.index.parameters,
+                      value_codec->bits_a_value(codec.value.parameters),
+                      key_of(position, Purpose::bloom_policy),
+                      selected.count,
+                      selected.indices,
+                      false};
   if (!all && !reorder_indices && !raw_index) {
     index_codec->encode(context, index, index_section);
     if (index.decoded != selected.indices) {
@@ -144,7 +161,9 @@ Selection pack(Context& context, const dr_codec& codec, const Stages& stages, co
     payload.value_bytes = uint64_t{4} * sent.count;
   } else {
     float* decoded = arena.array<float>(sent.count);
-    ValueEncoding value{sent.count, sent.values, codec.value.parameters, key_of(position, Purpose::rounding), decoded, order};
+    ValueEncoding value{
+        sent.count, sent.values, codec.value.parameters, key_of(position, Purpose::rounding),
+        decoded,    order};
     value_codec->encode(context, value, value_section);
     put_values(payload, *value_codec, value_section);
     sent.values = decoded;
@@ -179,17 +198,22 @@ float* output_floats(dr_context* context, uint64_t bytes) {
 
 bool all_finite(const float* values, uint64_t count) {
   uint32_t largest = 0;
-  for (uint64_t i = 0; i < count; ++i) largest = std::max(largest, float_bits(values[i]) & 0x7FFFFFFFu);
+  for (uint64_t i = 0; i < count; ++i)
+    largest = std::max(largest, float_bits(values[i]) & 0x7FFFFFFFu);
   return largest < 0x7F800000u;
 }
 
-float saturated_difference(float a, float b) { return std::min(std::max(a - b, -FLT_MAX), FLT_MAX); }
+float saturated_difference(float a, float b) {
+  return std::min(std::max(a - b, -FLT_MAX), FLT_MAX);
+}
 
-// Leaves in encoding.values what the payload lacks of them, and finds what a lossy index codec added.
+// Leaves in encoding.values what the payload lacks of them, and finds what a lossy index codec
+// added.
 void write_back(Arena& arena, const Selection& sent, dr_sparse_encoding& encoding) {
   float* values = encoding.values;
   if (sent.indices == encoding.indices) {
-    for (uint64_t i = 0; i < encoding.count; ++i) values[i] = saturated_difference(values[i], sent.values[i]);
+    for (uint64_t i = 0; i < encoding.count; ++i)
+      values[i] = saturated_difference(values[i], sent.values[i]);
     return;
   }
   uint32_t* added = arena.array<uint32_t>(sent.count);
@@ -212,7 +236,8 @@ void write_back(Arena& arena, const Selection& sent, dr_sparse_encoding& encodin
 }  // namespace
 
 void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding) {
-  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr, encoding.velocity != nullptr);
+  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr,
+                 encoding.velocity != nullptr);
   const Stages stages = stages_of(codec);
   Payload payload;
   payload.d = static_cast<uint32_t>(encoding.d);
@@ -224,17 +249,21 @@ void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_enco
     finish(caller, payload);
     return;
   }
-  const Selection sent = pack(context, codec, stages, encoding.position, Accumulated(encoding), selected, payload);
+  const Selection sent =
+      pack(context, codec, stages, encoding.position, Accumulated(encoding), selected, payload);
   encoding.count = sent.count;
   finish(caller, payload);
   remember_rest(context, codec, encoding, sent);
 }
 
-void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec, dr_sparse_encoding& encoding) {
+void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec,
+                   dr_sparse_encoding& encoding) {
   if (encoding.d > kMaxElements)
-    invalid_argument("d: expected at most %llu, got %llu", static_cast<unsigned long long>(kMaxElements),
+    invalid_argument("d: expected at most %llu, got %llu",
+                     static_cast<unsigned long long>(kMaxElements),
                      static_cast<unsigned long long>(encoding.d));
-  if (encoding.dtype < DR_FLOAT32 || encoding.dtype > DR_FLOAT64) invalid_argument("dtype: expected 0 to 3, got %d", encoding.dtype);
+  if (encoding.dtype < DR_FLOAT32 || encoding.dtype > DR_FLOAT64)
+    invalid_argument("dtype: expected 0 to 3, got %d", encoding.dtype);
   check_given(encoding.indices, encoding.count, encoding.d);
   const Stages stages = stages_of(codec);
   encoding.added_count = 0;
@@ -247,20 +276,24 @@ void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec, 
     return;
   }
   const uint32_t count = static_cast<uint32_t>(encoding.count), nothing = 0;
-  if (count == 0) encoding.indices = &nothing;  // a selection without indices would be of all elements
+  // a selection without indices would be of all elements
+  if (count == 0) encoding.indices = &nothing;
   const Selection given{count, encoding.indices, encoding.values};
-  const Selection sent =
-      pack(context, codec, stages, encoding.position, Given(encoding.indices, encoding.values, count), given, payload);
+  const Selection sent = pack(context, codec, stages, encoding.position,
+                              Given(encoding.indices, encoding.values, count), given, payload);
   finish(caller, payload);
   if (encoding.write_back != 0) write_back(context.arena, sent, encoding);
 }
 
-bool select_elements(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint64_t given_count) {
-  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr, encoding.velocity != nullptr);
+bool select_elements(dr_context* caller, Context& context, const dr_codec& codec,
+                     dr_encoding& encoding, const uint32_t* given, uint64_t given_count) {
+  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr,
+                 encoding.velocity != nullptr);
   Selection selected;
   if (given != nullptr) check_given(given, given_count, encoding.d);
   encoding.count = 0;
-  if (given != nullptr ? !accumulate_and_take(context, codec, encoding, given, static_cast<uint32_t>(given_count), selected)
+  if (given != nullptr ? !accumulate_and_take(context, codec, encoding, given,
+                                              static_cast<uint32_t>(given_count), selected)
                        : !accumulate_and_select(context, codec, encoding, selected)) {
     output_floats(caller, 0);
     return false;
@@ -271,8 +304,10 @@ bool select_elements(dr_context* caller, Context& context, const dr_codec& codec
     const uint32_t at = selected.indices == nullptr ? i : selected.indices[i];
     std::memcpy(out + i, &at, 4);
   }
-  if (selected.count != 0) std::memcpy(out + selected.count, selected.values, uint64_t{4} * selected.count);
-  selected.values = out + selected.count;  // they may lie in the residual itself, which is about to change
+  if (selected.count != 0)
+    std::memcpy(out + selected.count, selected.values, uint64_t{4} * selected.count);
+  // they may lie in the residual itself, which is about to change
+  selected.values = out + selected.count;
   remember_rest(context, codec, encoding, selected);
   return true;
 }

@@ -11,7 +11,8 @@ namespace deepreduce {
 class Largest {
  public:
   void take(float value) {
-    const int32_t bits = static_cast<int32_t>(float_bits(value) & 0x7FFFFFFFu);  // in the order of magnitudes
+    // in the order of magnitudes
+    const int32_t bits = static_cast<int32_t>(float_bits(value) & 0x7FFFFFFFu);
     bits_ = bits > bits_ ? bits : bits_;
   }
   float magnitude() const { return bits_float(static_cast<uint32_t>(bits_)); }
@@ -21,12 +22,15 @@ class Largest {
 };
 
 void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding);
-void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec, dr_sparse_encoding& encoding);
+void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec,
+                   dr_sparse_encoding& encoding);
 // False when the gradient is not finite.
-bool select_elements(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint64_t given_count);
-void decode_sum(Context& context, const uint8_t* payload, uint64_t size, float* out, uint64_t d, float scale, Largest& largest);
-void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* payloads, const uint64_t* sizes,
-                   uint64_t payload_count, uint64_t d, float scale);
+bool select_elements(dr_context* caller, Context& context, const dr_codec& codec,
+                     dr_encoding& encoding, const uint32_t* given, uint64_t given_count);
+void decode_sum(Context& context, const uint8_t* payload, uint64_t size, float* out, uint64_t d,
+                float scale, Largest& largest);
+void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* payloads,
+                   const uint64_t* sizes, uint64_t payload_count, uint64_t d, float scale);
 
 }  // namespace deepreduce
 #endif

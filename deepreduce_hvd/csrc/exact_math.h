@@ -1,4 +1,5 @@
-// Functions built of IEEE basic operations in a fixed order: the same bits on every processor (deepreduce_hvd/numerics/exact_math.py).
+// Functions built of IEEE basic operations in a fixed order: the same bits on every processor
+// (deepreduce_hvd/numerics/exact_math.py).
 #ifndef DEEPREDUCE_EXACT_MATH_H
 #define DEEPREDUCE_EXACT_MATH_H
 
@@ -18,16 +19,31 @@ DR_HOST_DEVICE inline double power_of_two(const double& shifted) {
   return power;
 }
 
-// e^x for |x| <= 700: x = n ln 2 + r, the Taylor polynomial of degree 13 in r by Horner's rule, times 2^n.
-// Number: double, or several doubles with its operators, a constructor from one and a power_of_two.
+// e^x for |x| <= 700: x = n ln 2 + r, the Taylor polynomial of degree 13 in r by Horner's rule,
+// times 2^n. Number: double, or several doubles with its operators, a constructor from one and a
+// power_of_two.
 template <class Number>
 DR_HOST_DEVICE inline __attribute__((always_inline)) Number exact_exp(const Number& x) {
-  constexpr double kReciprocalFactorials[] = {1 / 479001600.0, 1 / 39916800.0, 1 / 3628800.0, 1 / 362880.0, 1 / 40320.0,
-                                              1 / 5040.0, 1 / 720.0, 1 / 120.0, 1 / 24.0, 1 / 6.0, 0.5, 1.0, 1.0};
-  const Number magic(6755399441055744.0);  // adding it rounds to an integer, which the low bits then hold
+  constexpr double kReciprocalFactorials[] = {1 / 479001600.0,
+                                              1 / 39916800.0,
+                                              1 / 3628800.0,
+                                              1 / 362880.0,
+                                              1 / 40320.0,
+                                              1 / 5040.0,
+                                              1 / 720.0,
+                                              1 / 120.0,
+                                              1 / 24.0,
+                                              1 / 6.0,
+                                              0.5,
+                                              1.0,
+                                              1.0};
+  // adding it rounds to an integer, which the low bits then hold
+  const Number magic(6755399441055744.0);
   const Number shifted = x * Number(1.4426950408889634) + magic;
   const Number n = shifted - magic;
-  const Number r = (x - n * Number(6.93147180369123816490e-01)) - n * Number(1.90821492927058770002e-10);  // ln 2 in two parts
+  // ln 2 in two parts
+  const Number r =
+      (x - n * Number(6.93147180369123816490e-01)) - n * Number(1.90821492927058770002e-10);
   Number value(1 / 6227020800.0);
   for (const double coefficient : kReciprocalFactorials) value = value * r + Number(coefficient);
   return value * power_of_two(shifted);

@@ -12,9 +12,13 @@ namespace deepreduce {
 
 // std::max and std::min are no functions of the device.
 template <class T>
-DR_HOST_DEVICE constexpr T larger(T a, T b) { return a > b ? a : b; }
+DR_HOST_DEVICE constexpr T larger(T a, T b) {
+  return a > b ? a : b;
+}
 template <class T>
-DR_HOST_DEVICE constexpr T smaller(T a, T b) { return a < b ? a : b; }
+DR_HOST_DEVICE constexpr T smaller(T a, T b) {
+  return a < b ? a : b;
+}
 
 }  // namespace deepreduce
 

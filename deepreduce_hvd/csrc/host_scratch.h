@@ -1,6 +1,7 @@
 // Scratch memory for the bindings: one call's blocks, which the thread's next call uses again.
 //
-// Fresh pages cost more than most of the work on them; the core itself allocates nothing (deepreduce.h).
+// Fresh pages cost more than most of the work on them; the core itself allocates nothing
+// (deepreduce.h).
 #ifndef DEEPREDUCE_HOST_SCRATCH_H
 #define DEEPREDUCE_HOST_SCRATCH_H
 
@@ -39,7 +40,9 @@ class HostScratch {
     Block give(size_t bytes) {
       auto best = blocks_.end();
       for (auto at = blocks_.begin(); at != blocks_.end(); ++at)
-        if (at->bytes >= bytes && at->bytes / 2 <= bytes + kSmall && (best == blocks_.end() || at->bytes < best->bytes)) best = at;
+        if (at->bytes >= bytes && at->bytes / 2 <= bytes + kSmall &&
+            (best == blocks_.end() || at->bytes < best->bytes))
+          best = at;
       if (best == blocks_.end()) {
         const size_t rounded = (bytes + 63) / 64 * 64;
         return {std::aligned_alloc(64, rounded), rounded};

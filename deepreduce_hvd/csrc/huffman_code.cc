@@ -39,7 +39,9 @@ void make_huffman_code(const uint64_t* frequencies, HuffmanCode* code) {
     for (unsigned level = 0; level < kHuffmanLongest; ++level) {
       unsigned at_symbol = 0, at_package = 0, size = 0;
       while (at_symbol < n || at_package < package_count) {
-        const bool take = at_package == package_count || (at_symbol < n && frequencies[symbols[at_symbol]] <= packages[at_package]);
+        const bool take =
+            at_package == package_count ||
+            (at_symbol < n && frequencies[symbols[at_symbol]] <= packages[at_package]);
         merged[size] = take ? frequencies[symbols[at_symbol]] : packages[at_package];
         is_symbol[level][size++] = take;
         at_symbol += take;
@@ -69,14 +71,16 @@ void codes_from_lengths(const char* section, HuffmanCode* code) {
     kraft += 1u << (kHuffmanLongest - length);  // lengths are fields of 4 bits
   }
   if (!(kraft == 1u << kHuffmanLongest || (used == 1 && longest == 1)))
-    corrupt_payload("%s: expected lengths of a complete Huffman code of at most %u bits", section, kHuffmanLongest);
+    corrupt_payload("%s: expected lengths of a complete Huffman code of at most %u bits", section,
+                    kHuffmanLongest);
   std::memset(code->codes, 0, sizeof(code->codes));
   assign_codes(code);
 }
 
 void write_lengths(const HuffmanCode& code, ByteWriter& section) {
   uint8_t* out = section.extend(kHuffmanLengthsBytes);
-  for (unsigned i = 0; i < kHuffmanLengthsBytes; ++i) out[i] = static_cast<uint8_t>(code.lengths[2 * i] | code.lengths[2 * i + 1] << 4);
+  for (unsigned i = 0; i < kHuffmanLengthsBytes; ++i)
+    out[i] = static_cast<uint8_t>(code.lengths[2 * i] | code.lengths[2 * i + 1] << 4);
 }
 
 void read_lengths(ByteReader& section, HuffmanCode* code) {
@@ -94,7 +98,8 @@ uint64_t huffman_bytes(const HuffmanCode& code, const uint8_t* symbols, uint64_t
   return (bits + 7) / 8;
 }
 
-void write_symbols(const HuffmanCode& code, const uint8_t* symbols, uint64_t count, ByteWriter& section) {
+void write_symbols(const HuffmanCode& code, const uint8_t* symbols, uint64_t count,
+                   ByteWriter& section) {
   const uint64_t bytes = huffman_bytes(code, symbols, count);
   BitWriter bits(section.extend(bytes));
   for (uint64_t i = 0; i < count; ++i) bits.put(code.codes[symbols[i]], code.lengths[symbols[i]]);

@@ -1,4 +1,5 @@
-// Canonical Huffman codes of bytes, length-limited; shared by the Huffman index codec and the Quantile value codec.
+// Canonical Huffman codes of bytes, length-limited; shared by the Huffman index codec and the
+// Quantile value codec.
 #ifndef DEEPREDUCE_HUFFMAN_CODE_H
 #define DEEPREDUCE_HUFFMAN_CODE_H
 
@@ -18,7 +19,8 @@ struct HuffmanCode {
 // Optimal lengths of at most kHuffmanLongest bits (package-merge) and their canonical codes.
 void make_huffman_code(const uint64_t* frequencies, HuffmanCode* code);
 
-// Canonical codes for lengths that came from a payload; anything but a complete code, or one symbol of length 1, is a CorruptPayloadError.
+// Canonical codes for lengths that came from a payload; anything but a complete code, or one symbol
+// of length 1, is a CorruptPayloadError.
 void codes_from_lengths(const char* section, HuffmanCode* code);
 
 void write_lengths(const HuffmanCode& code, ByteWriter& section);
@@ -26,7 +28,8 @@ void read_lengths(ByteReader& section, HuffmanCode* code);
 
 // The bytes that `count` symbols take.
 uint64_t huffman_bytes(const HuffmanCode& code, const uint8_t* symbols, uint64_t count);
-void write_symbols(const HuffmanCode& code, const uint8_t* symbols, uint64_t count, ByteWriter& section);
+void write_symbols(const HuffmanCode& code, const uint8_t* symbols, uint64_t count,
+                   ByteWriter& section);
 
 // Decodes symbol by symbol from one byte-aligned block.
 class HuffmanReader {
@@ -40,18 +43,21 @@ class HuffmanReader {
     if (filled_ < kHuffmanLongest) refill();
     const uint16_t entry = table_[pending_ & ((1u << kHuffmanLongest) - 1)];
     const unsigned length = entry >> 8;
-    if (length == 0 || length > filled_) corrupt_payload("%s: expected a Huffman code, got none that starts with its bits", section_);
+    if (length == 0 || length > filled_)
+      corrupt_payload("%s: expected a Huffman code, got none that starts with its bits", section_);
     pending_ >>= length;
     filled_ -= length;
     return static_cast<uint8_t>(entry);
   }
   // The last code ends in the last byte, before zero padding.
   void expect_end() const {
-    if (at_ != bytes_ || filled_ >= 8 || pending_ != 0) corrupt_payload("%s: expected Huffman codes that end in the block's last byte", section_);
+    if (at_ != bytes_ || filled_ >= 8 || pending_ != 0)
+      corrupt_payload("%s: expected Huffman codes that end in the block's last byte", section_);
   }
 
  private:
-  // Whole bytes up to 56 bits or the end. Bits above `filled_` that a wide load leaves are those that the next one brings again.
+  // Whole bytes up to 56 bits or the end. Bits above `filled_` that a wide load leaves are those
+  // that the next one brings again.
   void refill() {
     if (bytes_ - at_ >= 8) {
       uint64_t word;

@@ -5,7 +5,8 @@
 namespace deepreduce {
 namespace {
 
-// Fields of a fixed width of at most 32 bits, two at a time, 8 bytes of memory at a time; the words are little-endian as the format is.
+// Fields of a fixed width of at most 32 bits, two at a time, 8 bytes of memory at a time; the words
+// are little-endian as the format is.
 void pack(const uint32_t* fields, uint32_t count, unsigned width, uint8_t* out, uint64_t bytes) {
   uint64_t pending = 0;
   unsigned filled = 0;
@@ -45,7 +46,8 @@ void read_order(Context& context, ByteReader& section, uint32_t count, uint32_t*
   uint32_t whole = 0;  // entries whose 8 bytes lie within the section
   if (bytes >= 8) {
     const uint64_t last = (bytes - 8) * 8 + 7;  // the last bit at which 8 bytes may be read
-    whole = width == 0 || last / width + 1 >= count ? count : static_cast<uint32_t>(last / width + 1);
+    whole =
+        width == 0 || last / width + 1 >= count ? count : static_cast<uint32_t>(last / width + 1);
   }
   for (uint32_t j = 0; j < whole; ++j) {
     const uint64_t bit = uint64_t{j} * width;
@@ -64,7 +66,9 @@ void read_order(Context& context, ByteReader& section, uint32_t count, uint32_t*
   rest.expect_end();
   uint32_t positions = 0;
   for (uint32_t i = 0; i < count; ++i) positions += seen[i];
-  if (positions != count) corrupt_payload("%s: expected a permutation of %u positions, got %u of them", section.section(), count, positions);
+  if (positions != count)
+    corrupt_payload("%s: expected a permutation of %u positions, got %u of them", section.section(),
+                    count, positions);
 }
 
 }  // namespace deepreduce

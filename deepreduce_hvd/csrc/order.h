@@ -1,4 +1,5 @@
-// The order mapping: where in ascending index order each value sent belongs, at ceil(log2 k) bits an entry.
+// The order mapping: where in ascending index order each value sent belongs, at ceil(log2 k) bits
+// an entry.
 #ifndef DEEPREDUCE_ORDER_H
 #define DEEPREDUCE_ORDER_H
 

@@ -22,23 +22,27 @@ uint64_t checksum(const uint8_t* data, uint64_t size) {
 
 uint32_t section_length(uint64_t bytes, const char* section) {
   if (bytes > UINT32_MAX)
-    invalid_argument("%s section: expected at most 4294967295 bytes, got %llu; compress more or split the tensor", section,
-                     static_cast<unsigned long long>(bytes));
+    invalid_argument(
+        "%s section: expected at most 4294967295 bytes, got %llu; compress more or split the tensor",
+        section, static_cast<unsigned long long>(bytes));
   return static_cast<uint32_t>(bytes);
 }
 
 void check_magic(const uint8_t* data, uint64_t size) {
   if (size < kHeaderBytes)
-    corrupt_payload("payload: expected at least %llu bytes, got %llu", static_cast<unsigned long long>(kHeaderBytes),
+    corrupt_payload("payload: expected at least %llu bytes, got %llu",
+                    static_cast<unsigned long long>(kHeaderBytes),
                     static_cast<unsigned long long>(size));
   if (std::memcmp(data, kMagic, 4) != 0)
-    corrupt_payload("payload magic: expected 44 52 48 56, got %02x %02x %02x %02x", data[0], data[1], data[2], data[3]);
+    corrupt_payload("payload magic: expected 44 52 48 56, got %02x %02x %02x %02x", data[0],
+                    data[1], data[2], data[3]);
 }
 
 }  // namespace
 
 void write_payload(const Payload& payload, uint8_t* out) {
-  const uint32_t lengths[3] = {section_length(payload.index_bytes, "index"), section_length(payload.value_bytes, "value"),
+  const uint32_t lengths[3] = {section_length(payload.index_bytes, "index"),
+                               section_length(payload.value_bytes, "value"),
                                section_length(payload.order_bytes, "order")};
   std::memset(out, 0, kHeaderBytes);
   std::memcpy(out, kMagic, 4);
@@ -69,14 +73,15 @@ PayloadStart read_start(const uint8_t* data, uint64_t size) {
   std::memcpy(lengths, data + 20, 12);
   const uint64_t total = kHeaderBytes + uint64_t{lengths[0]} + lengths[1] + lengths[2];
   if (total > size)
-    corrupt_payload("payload length: expected %llu bytes from the header, got %llu", static_cast<unsigned long long>(total),
-                    static_cast<unsigned long long>(size));
+    corrupt_payload("payload length: expected %llu bytes from the header, got %llu",
+                    static_cast<unsigned long long>(total), static_cast<unsigned long long>(size));
   return {total, (data[5] & kNonFinite) != 0};
 }
 
 Payload read_payload(const uint8_t* data, uint64_t size) {
   check_magic(data, size);
-  if (data[4] != kVersion) corrupt_payload("payload version: expected %u, got %u", kVersion, data[4]);
+  if (data[4] != kVersion)
+    corrupt_payload("payload version: expected %u, got %u", kVersion, data[4]);
   Payload payload;
   payload.flags = data[5];
   payload.index_id = data[6];
@@ -92,27 +97,38 @@ Payload read_payload(const uint8_t* data, uint64_t size) {
   payload.order_bytes = lengths[2];
   if (payload.total_bytes() != size)
     corrupt_payload("payload length: expected %llu bytes from the header, got %llu",
-                    static_cast<unsigned long long>(payload.total_bytes()), static_cast<unsigned long long>(size));
+                    static_cast<unsigned long long>(payload.total_bytes()),
+                    static_cast<unsigned long long>(size));
   uint64_t expected;
   std::memcpy(&expected, data + kChecksumOffset, 8);
   const uint64_t got = checksum(data, size);
   if (expected != got)
-    corrupt_payload("payload checksum: expected %016llx, got %016llx", static_cast<unsigned long long>(expected),
+    corrupt_payload("payload checksum: expected %016llx, got %016llx",
+                    static_cast<unsigned long long>(expected),
                     static_cast<unsigned long long>(got));
-  if ((payload.flags & ~kNonFinite) != 0) corrupt_payload("payload flags: expected 0 or 1, got %u", payload.flags);
-  if (payload.dtype > DR_FLOAT64) corrupt_payload("payload dtype: expected 0 to 3, got %u", payload.dtype);
-  if (payload.order > kIndicesInValueOrder) corrupt_payload("payload order: expected 0 to 2, got %u", payload.order);
-  if (data[10] != 0 || data[11] != 0) corrupt_payload("payload reserved bytes: expected 0 0, got %u %u", data[10], data[11]);
+  if ((payload.flags & ~kNonFinite) != 0)
+    corrupt_payload("payload flags: expected 0 or 1, got %u", payload.flags);
+  if (payload.dtype > DR_FLOAT64)
+    corrupt_payload("payload dtype: expected 0 to 3, got %u", payload.dtype);
+  if (payload.order > kIndicesInValueOrder)
+    corrupt_payload("payload order: expected 0 to 2, got %u", payload.order);
+  if (data[10] != 0 || data[11] != 0)
+    corrupt_payload("payload reserved bytes: expected 0 0, got %u %u", data[10], data[11]);
   if (payload.order_bytes != 0 && payload.order != kPermutation)
     corrupt_payload("order section: expected 0 bytes for order %u, got %llu", payload.order,
                     static_cast<unsigned long long>(payload.order_bytes));
-  if (payload.d > kMaxElements) corrupt_payload("payload d: expected at most 2147483647, got %u", payload.d);
-  if (payload.count > payload.d) corrupt_payload("payload count: expected at most d = %u, got %u", payload.d, payload.count);
-  if ((payload.flags & kNonFinite) != 0 && (payload.count != 0 || size != kHeaderBytes || payload.index_id != 0 || payload.value_id != 0))
-    corrupt_payload("non-finite payload: expected no values and no sections, got count %u and %llu bytes", payload.count,
-                    static_cast<unsigned long long>(size));
+  if (payload.d > kMaxElements)
+    corrupt_payload("payload d: expected at most 2147483647, got %u", payload.d);
+  if (payload.count > payload.d)
+    corrupt_payload("payload count: expected at most d = %u, got %u", payload.d, payload.count);
+  if ((payload.flags & kNonFinite) != 0 && (payload.count != 0 || size != kHeaderBytes ||
+                                            payload.index_id != 0 || payload.value_id != 0))
+    corrupt_payload(
+        "non-finite payload: expected no values and no sections, got count %u and %llu bytes",
+        payload.count, static_cast<unsigned long long>(size));
   if ((payload.flags & kNonFinite) == 0 && payload.index_id == 0 && payload.count != payload.d)
-    corrupt_payload("payload without indices: expected count = d = %u, got %u", payload.d, payload.count);
+    corrupt_payload("payload without indices: expected count = d = %u, got %u", payload.d,
+                    payload.count);
   if (payload.index_id == 0 && (payload.index_bytes != 0 || payload.order == kIndicesInValueOrder))
     corrupt_payload("payload without indices: expected an empty index section, got %llu bytes",
                     static_cast<unsigned long long>(payload.index_bytes));

@@ -1,4 +1,5 @@
-// The container of docs/format.md: the only native file that knows byte offsets, the version and the caps.
+// The container of docs/format.md: the only native file that knows byte offsets, the version and
+// the caps.
 #ifndef DEEPREDUCE_PAYLOAD_H
 #define DEEPREDUCE_PAYLOAD_H
 
@@ -13,11 +14,16 @@ constexpr uint8_t kMagic[4] = {'D', 'R', 'H', 'V'};
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kChecksumOffset = 32;
 
-// What one 64-bit word adds to the checksum, a multilinear hash: a change in one word always changes it, and words can be summed in any order.
-DR_HOST_DEVICE inline uint64_t checksum_term(uint64_t word, uint64_t word_index) { return (word + 1) * (mix64(word_index) | 1); }
+// What one 64-bit word adds to the checksum, a multilinear hash: a change in one word always
+// changes it, and words can be summed in any order.
+DR_HOST_DEVICE inline uint64_t checksum_term(uint64_t word, uint64_t word_index) {
+  return (word + 1) * (mix64(word_index) | 1);
+}
 
 // The bytes of the tensor itself, which no payload's sections exceed.
-DR_HOST_DEVICE inline uint64_t dense_element_bytes(int dtype) { return dtype == DR_FLOAT16 || dtype == DR_BFLOAT16 ? 2 : 4; }
+DR_HOST_DEVICE inline uint64_t dense_element_bytes(int dtype) {
+  return dtype == DR_FLOAT16 || dtype == DR_BFLOAT16 ? 2 : 4;
+}
 
 enum Flags : uint8_t { kNonFinite = 1 };
 enum Order : uint8_t { kAscending = 0, kPermutation = 1, kIndicesInValueOrder = 2 };
@@ -33,7 +39,8 @@ struct Payload {
 // Writes header, sections and checksum to `out` (total_bytes() of it).
 void write_payload(const Payload& payload, uint8_t* out);
 
-// What the start of a payload says, before anything in it is checked: enough to cut it from what follows.
+// What the start of a payload says, before anything in it is checked: enough to cut it from what
+// follows.
 struct PayloadStart {
   uint64_t total_bytes;
   bool non_finite;

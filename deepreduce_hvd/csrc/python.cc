@@ -27,7 +27,9 @@ struct Free {
 class Call {
  public:
   explicit Call(int simd) {
-    context.allocate = [](void* user, size_t bytes) { return static_cast<Call*>(user)->scratch_.allocate(bytes); };
+    context.allocate = [](void* user, size_t bytes) {
+      return static_cast<Call*>(user)->scratch_.allocate(bytes);
+    };
     context.output = [](void* user, size_t bytes) -> void* {
       Call* call = static_cast<Call*>(user);
       call->result_.reset(std::malloc(bytes == 0 ? 1 : bytes));
@@ -40,7 +42,8 @@ class Call {
 
   void check(int status) const {
     if (status == DR_OK) return;
-    static const char* const names[] = {"", "CorruptPayloadError", "InvalidArgumentError", "UnknownCodecError", ""};
+    static const char* const names[] = {"", "CorruptPayloadError", "InvalidArgumentError",
+                                        "UnknownCodecError", ""};
     if (status == DR_OUT_OF_MEMORY) throw std::bad_alloc();
     const py::object error = py::module_::import("deepreduce_hvd.errors").attr(names[status]);
     PyErr_SetString(error.ptr(), context.message);
@@ -50,7 +53,8 @@ class Call {
   // The result as an array that owns its memory.
   Bytes result() {
     uint8_t* data = static_cast<uint8_t*>(result_.release());
-    return Bytes(static_cast<py::ssize_t>(result_bytes_), data, py::capsule(data, [](void* memory) { std::free(memory); }));
+    return Bytes(static_cast<py::ssize_t>(result_bytes_), data,
+                 py::capsule(data, [](void* memory) { std::free(memory); }));
   }
 
   dr_context context{};
@@ -62,7 +66,8 @@ class Call {
 };
 
 dr_codec codec_from(const std::vector<double>& fields) {
-  if (fields.size() != 4 * (1 + DR_STAGE_PARAMETERS)) throw py::value_error("codec: expected 20 numbers, got " + std::to_string(fields.size()));
+  if (fields.size() != 4 * (1 + DR_STAGE_PARAMETERS))
+    throw py::value_error("codec: expected 20 numbers, got " + std::to_string(fields.size()));
   dr_codec codec;
   dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
   size_t at = 0;
@@ -75,15 +80,18 @@ dr_codec codec_from(const std::vector<double>& fields) {
 
 float* writable(py::object array, uint64_t d, const char* name) {
   if (array.is_none()) return nullptr;
-  if (!py::isinstance<Floats>(array) || static_cast<uint64_t>(Floats(py::reinterpret_borrow<Floats>(array)).size()) != d)
-    throw py::value_error(std::string(name) + ": expected a contiguous float32 array of the gradient's size");
+  if (!py::isinstance<Floats>(array) ||
+      static_cast<uint64_t>(Floats(py::reinterpret_borrow<Floats>(array)).size()) != d)
+    throw py::value_error(std::string(name) +
+                          ": expected a contiguous float32 array of the gradient's size");
   return py::reinterpret_borrow<Floats>(array).mutable_data();
 }
 
 // What encode and select share of their arguments.
-dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& residual, const py::object& velocity, float threshold,
-                        const dr_position& position) {
-  if (!(gradient.flags() & py::array::c_style)) throw py::value_error("gradient: expected a contiguous array");
+dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& residual,
+                        const py::object& velocity, float threshold, const dr_position& position) {
+  if (!(gradient.flags() & py::array::c_style))
+    throw py::value_error("gradient: expected a contiguous array");
   dr_encoding encoding{};
   encoding.gradient = gradient.data();
   encoding.dtype = dtype;
@@ -95,10 +103,12 @@ dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& 
   return encoding;
 }
 
-py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, int dtype, py::object residual, py::object velocity,
-                 float threshold, uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, int dtype,
+                 py::object residual, py::object velocity, float threshold, uint64_t seed,
+                 uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
   const dr_codec codec = codec_from(codec_fields);
-  dr_encoding encoding = encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
+  dr_encoding encoding =
+      encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
   Call call(simd);
   int status;
   {
@@ -112,14 +122,18 @@ py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, in
 // (count,) indices and (count,) values that lie one after another in `both`.
 py::tuple indices_and_values(Bytes both) {
   const py::ssize_t count = both.size() / 8;
-  return py::make_tuple(py::array_t<uint32_t>(count, reinterpret_cast<const uint32_t*>(both.data()), both),
-                        py::array_t<float>(count, reinterpret_cast<const float*>(both.data() + 4 * count), both));
+  return py::make_tuple(
+      py::array_t<uint32_t>(count, reinterpret_cast<const uint32_t*>(both.data()), both),
+      py::array_t<float>(count, reinterpret_cast<const float*>(both.data() + 4 * count), both));
 }
 
-py::tuple select_elements(const std::vector<double>& codec_fields, py::array gradient, int dtype, py::object residual, py::object velocity, float threshold,
-                 uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, std::optional<Indices> given, int simd) {
+py::tuple select_elements(const std::vector<double>& codec_fields, py::array gradient, int dtype,
+                          py::object residual, py::object velocity, float threshold, uint64_t seed,
+                          uint64_t step, uint64_t tensor, uint64_t rank,
+                          std::optional<Indices> given, int simd) {
   const dr_codec codec = codec_from(codec_fields);
-  dr_encoding encoding = encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
+  dr_encoding encoding =
+      encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
   static const uint32_t none = 0;
   const uint32_t* taken = !given ? nullptr : given->size() == 0 ? &none : given->data();
   Call call(simd);
@@ -127,7 +141,8 @@ py::tuple select_elements(const std::vector<double>& codec_fields, py::array gra
   int status;
   {
     py::gil_scoped_release release;
-    status = dr_select(&call.context, &codec, &encoding, taken, given ? static_cast<uint64_t>(given->size()) : 0, &non_finite);
+    status = dr_select(&call.context, &codec, &encoding, taken,
+                       given ? static_cast<uint64_t>(given->size()) : 0, &non_finite);
   }
   call.check(status);
   if (non_finite != 0) return py::make_tuple(py::none(), py::none(), threshold);
@@ -135,8 +150,9 @@ py::tuple select_elements(const std::vector<double>& codec_fields, py::array gra
   return py::make_tuple(both[0], both[1], encoding.threshold);
 }
 
-py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& indices, py::object values, uint64_t d, int dtype, bool write_back,
-                        uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& indices,
+                        py::object values, uint64_t d, int dtype, bool write_back, uint64_t seed,
+                        uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
   const dr_codec codec = codec_from(codec_fields);
   dr_sparse_encoding encoding{};
   encoding.indices = indices.data();
@@ -154,7 +170,8 @@ py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& 
   }
   call.check(status);
   const py::ssize_t added = static_cast<py::ssize_t>(encoding.added_count);
-  return py::make_tuple(call.result(), py::array_t<uint32_t>(added, encoding.added_indices), py::array_t<float>(added, encoding.added_values));
+  return py::make_tuple(call.result(), py::array_t<uint32_t>(added, encoding.added_indices),
+                        py::array_t<float>(added, encoding.added_values));
 }
 
 struct PayloadList {
@@ -177,7 +194,8 @@ float decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale
   float largest = 0;
   {
     py::gil_scoped_release release;
-    status = dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(), sum, d, scale, &largest);
+    status = dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(),
+                           sum, d, scale, &largest);
   }
   call.check(status);
   return largest;
@@ -189,7 +207,8 @@ py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float sc
   int status;
   {
     py::gil_scoped_release release;
-    status = dr_decode_sparse(&call.context, list.data.data(), list.sizes.data(), list.data.size(), d, scale);
+    status = dr_decode_sparse(&call.context, list.data.data(), list.sizes.data(), list.data.size(),
+                              d, scale);
   }
   call.check(status);
   return indices_and_values(call.result());
@@ -198,7 +217,8 @@ py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float sc
 py::dict inspect(const Bytes& payload) {
   Call call(-1);
   dr_header header;
-  call.check(dr_inspect(&call.context, payload.data(), static_cast<uint64_t>(payload.size()), &header));
+  call.check(
+      dr_inspect(&call.context, payload.data(), static_cast<uint64_t>(payload.size()), &header));
   py::dict result;
   result["version"] = header.version;
   result["flags"] = header.flags;
@@ -224,7 +244,8 @@ py::list read_messages(const Bytes& messages) {
     dr_message message;
     call.check(dr_read_message(&call.context, messages.data() + at, size - at, &message));
     py::object text = py::none();
-    if (message.text != nullptr) text = py::bytes(reinterpret_cast<const char*>(message.text), message.text_bytes);
+    if (message.text != nullptr)
+      text = py::bytes(reinterpret_cast<const char*>(message.text), message.text_bytes);
     result.append(py::make_tuple(at, at + message.bytes, message.non_finite != 0, text));
     at += message.bytes;
   }
@@ -245,10 +266,12 @@ std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint, uint64_t ste
 
 double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint64_t rank_sum,
              uint32_t fingerprint, uint64_t step) {
-  if (reduced_probe.size() != DR_PROBE_LENGTH) throw py::value_error("probe: expected 4 numbers, got " + std::to_string(reduced_probe.size()));
+  if (reduced_probe.size() != DR_PROBE_LENGTH)
+    throw py::value_error("probe: expected 4 numbers, got " + std::to_string(reduced_probe.size()));
   Call call(-1);
   double result;
-  call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, step, &result));
+  call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, step,
+                      &result));
   return result;
 }
 
@@ -262,7 +285,8 @@ py::list stages() {
     entry["file"] = row->file;
     entry["on_device"] = row->on_device != 0;
     entry["id"] = row->stage.id;
-    entry["parameters"] = std::vector<double>(row->stage.parameters, row->stage.parameters + DR_STAGE_PARAMETERS);
+    entry["parameters"] =
+        std::vector<double>(row->stage.parameters, row->stage.parameters + DR_STAGE_PARAMETERS);
     result.append(entry);
   }
   return result;
@@ -272,17 +296,23 @@ py::list stages() {
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "The native core of deepreduce_hvd, for NumPy arrays.";
-  module.def("encode", &encode, py::arg("codec"), py::arg("gradient"), py::arg("dtype"), py::arg("residual") = py::none(),
-             py::arg("velocity") = py::none(), py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
+  module.def("encode", &encode, py::arg("codec"), py::arg("gradient"), py::arg("dtype"),
+             py::arg("residual") = py::none(), py::arg("velocity") = py::none(),
+             py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
              py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("simd") = -1);
-  module.def("select", &select_elements, py::arg("codec"), py::arg("gradient"), py::arg("dtype"), py::arg("residual") = py::none(),
-             py::arg("velocity") = py::none(), py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
-             py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("given") = py::none(), py::arg("simd") = -1);
-  module.def("encode_sparse", &encode_sparse, py::arg("codec"), py::arg("indices"), py::arg("values"), py::arg("d"), py::arg("dtype") = 0,
-             py::arg("write_back") = true, py::arg("seed") = 0, py::arg("step") = 0, py::arg("tensor") = 0, py::arg("rank") = 0,
+  module.def("select", &select_elements, py::arg("codec"), py::arg("gradient"), py::arg("dtype"),
+             py::arg("residual") = py::none(), py::arg("velocity") = py::none(),
+             py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
+             py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("given") = py::none(),
              py::arg("simd") = -1);
-  module.def("decode_sum", &decode_sum, py::arg("payloads"), py::arg("out"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
-  module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"), py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("encode_sparse", &encode_sparse, py::arg("codec"), py::arg("indices"),
+             py::arg("values"), py::arg("d"), py::arg("dtype") = 0, py::arg("write_back") = true,
+             py::arg("seed") = 0, py::arg("step") = 0, py::arg("tensor") = 0, py::arg("rank") = 0,
+             py::arg("simd") = -1);
+  module.def("decode_sum", &decode_sum, py::arg("payloads"), py::arg("out"),
+             py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"),
+             py::arg("scale") = 1.0f, py::arg("simd") = -1);
   module.def("inspect", &inspect, py::arg("payload"));
   module.def("read_messages", &read_messages, py::arg("messages"));
   module.def("write_notice", &write_notice, py::arg("text"));

@@ -1,4 +1,5 @@
-// The counter-based generator: a pure function of (key, counter), the same on every processor and device.
+// The counter-based generator: a pure function of (key, counter), the same on every processor and
+// device.
 #ifndef DEEPREDUCE_RANDOM_H
 #define DEEPREDUCE_RANDOM_H
 
@@ -18,8 +19,10 @@ DR_HOST_DEVICE inline uint64_t mix64(uint64_t x) {  // the SplitMix64 step (Stee
   return x ^ (x >> 31);
 }
 
-DR_HOST_DEVICE inline uint64_t random_key(uint64_t seed, uint64_t step, uint64_t tensor, uint64_t rank, Purpose purpose) {
-  return mix64(mix64(mix64(mix64(mix64(seed) ^ step) ^ tensor) ^ rank) ^ static_cast<uint64_t>(purpose));
+DR_HOST_DEVICE inline uint64_t random_key(uint64_t seed, uint64_t step, uint64_t tensor,
+                                          uint64_t rank, Purpose purpose) {
+  return mix64(mix64(mix64(mix64(mix64(seed) ^ step) ^ tensor) ^ rank) ^
+               static_cast<uint64_t>(purpose));
 }
 
 // 32 uniform bits for a counter: MurmurHash3's finaliser with both halves of the key mixed in.

@@ -20,9 +20,12 @@ const ValueCodec* const value_codecs[] = {
 #define DR_HOST_ONLY 0
 #define DR_HOST_AND_DEVICE 1
 const dr_stage_row rows[] = {
-#define DR_SPARSIFIER(id, Name, file, where, ...) {"sparsifier", #Name, #file, where, {id, {__VA_ARGS__}}},
-#define DR_INDEX_CODEC(id, Name, file, where, ...) {"index", #Name, #file, where, {id, {__VA_ARGS__}}},
-#define DR_VALUE_CODEC(id, Name, file, where, ...) {"value", #Name, #file, where, {id, {__VA_ARGS__}}},
+#define DR_SPARSIFIER(id, Name, file, where, ...) \
+  {"sparsifier", #Name, #file, where, {id, {__VA_ARGS__}}},
+#define DR_INDEX_CODEC(id, Name, file, where, ...) \
+  {"index", #Name, #file, where, {id, {__VA_ARGS__}}},
+#define DR_VALUE_CODEC(id, Name, file, where, ...) \
+  {"value", #Name, #file, where, {id, {__VA_ARGS__}}},
 #define DR_MEMORY(id, Name, file, where, ...) {"memory", #Name, #file, where, {id, {__VA_ARGS__}}},
 #include "stages.def"
 };

@@ -20,7 +20,9 @@ Selection select_all(Arena& arena, Sum& sum) {
   const float* values = sum.whole();
   if (values == nullptr) {
     float* converted = arena.array<float>(sum.d);
-    sum.read([=](const float* block, uint32_t n, uint32_t start) { std::memcpy(converted + start, block, uint64_t{4} * n); });
+    sum.read([=](const float* block, uint32_t n, uint32_t start) {
+      std::memcpy(converted + start, block, uint64_t{4} * n);
+    });
     values = converted;
   }
   return {static_cast<uint32_t>(sum.d), nullptr, values};
@@ -39,7 +41,8 @@ Selection select_random(Arena& arena, Sum& sum, uint32_t k, uint64_t key) {
   float* values = arena.array<float>(k);
   uint32_t count = 0;
   for (uint32_t word = 0; word < words; ++word)
-    for (uint64_t bits = chosen[word]; bits != 0; bits &= bits - 1) indices[count++] = 64 * word + static_cast<uint32_t>(__builtin_ctzll(bits));
+    for (uint64_t bits = chosen[word]; bits != 0; bits &= bits - 1)
+      indices[count++] = 64 * word + static_cast<uint32_t>(__builtin_ctzll(bits));
   for (uint32_t i = 0; i < k; ++i) values[i] = sum.at(indices[i]);
   return {k, indices, values};
 }
@@ -47,7 +50,9 @@ Selection select_random(Arena& arena, Sum& sum, uint32_t k, uint64_t key) {
 Selection select_above(Arena& arena, Sum& sum, float threshold) {
   const uint32_t limit = float_bits(std::fabs(threshold)) + 1;
   uint32_t count = 0, found = 0;
-  sum.accumulate([&](const float* values, uint32_t n, uint32_t) { count += sum.kernels.count(values, n, limit); });
+  sum.accumulate([&](const float* values, uint32_t n, uint32_t) {
+    count += sum.kernels.count(values, n, limit);
+  });
   uint32_t* indices = arena.array<uint32_t>(uint64_t{count} + kCollectSlack);
   float* kept = arena.array<float>(uint64_t{count} + kCollectSlack);
   sum.read([&](const float* values, uint32_t n, uint32_t start) {
@@ -60,7 +65,8 @@ Selection select_largest_of_chunks(Arena& arena, Sum& sum, uint32_t chunk) {
   const uint64_t most = (sum.d + chunk - 1) / chunk;
   uint32_t* indices = arena.array<uint32_t>(most);
   float* kept = arena.array<float>(most);
-  uint32_t count = 0, best = 0, left = chunk;  // best: magnitude of indices[count], 0 when the chunk has shown zeros only
+  // best: magnitude of indices[count], 0 when the chunk has shown zeros only
+  uint32_t count = 0, best = 0, left = chunk;
   sum.accumulate([&](const float* values, uint32_t n, uint32_t start) {
     for (uint32_t i = 0; i < n;) {
       const uint32_t end = i + std::min(left, n - i);  // a chunk may begin in an earlier block
@@ -86,43 +92,58 @@ Selection select_largest_of_chunks(Arena& arena, Sum& sum, uint32_t chunk) {
 
 }  // namespace
 
-void gather_accumulated(const dr_encoding& encoding, const uint32_t* indices, uint32_t count, float* values) {
+void gather_accumulated(const dr_encoding& encoding, const uint32_t* indices, uint32_t count,
+                        float* values) {
   for (uint32_t i = 0; i < count; ++i) {
     const uint64_t at = indices == nullptr ? i : indices[i];
-    values[i] = encoding.residual != nullptr ? encoding.residual[at] : Sum::gradient_at(encoding, at);
+    values[i] =
+        encoding.residual != nullptr ? encoding.residual[at] : Sum::gradient_at(encoding, at);
   }
 }
 
-bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding& encoding, Selection& selection) {
+bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding& encoding,
+                           Selection& selection) {
   check_selection(codec);
   Sum sum(context, codec, encoding);
   if (!sum.finite()) return false;
   const dr_stage& sparsifier = codec.sparsifier;
   const dr_position& at = encoding.position;
   switch (sparsifier.id) {
-    case kTopK: selection = select_largest(context, sum, kept_count(sparsifier, sum.d), encoding.threshold); break;
+    case kTopK:
+      selection = select_largest(context, sum, kept_count(sparsifier, sum.d), encoding.threshold);
+      break;
     case kRandomK:  // rank 0 on all ranks: they choose the same indices
       selection = select_random(context.arena, sum, kept_count(sparsifier, sum.d),
                                 random_key(at.seed, at.step, at.tensor, 0, Purpose::selection));
       break;
-    case kThreshold: selection = select_above(context.arena, sum, static_cast<float>(sparsifier.parameters[0])); break;
-    case kChunkTopK: selection = select_largest_of_chunks(context.arena, sum, static_cast<uint32_t>(sparsifier.parameters[0])); break;
-    default: selection = select_all(context.arena, sum);
+    case kThreshold:
+      selection = select_above(context.arena, sum, static_cast<float>(sparsifier.parameters[0]));
+      break;
+    case kChunkTopK:
+      selection = select_largest_of_chunks(context.arena, sum,
+                                           static_cast<uint32_t>(sparsifier.parameters[0]));
+      break;
+    default:
+      selection = select_all(context.arena, sum);
   }
   return true;
 }
 
 void check_given(const uint32_t* indices, uint64_t count, uint64_t d) {
-  if (count > d) invalid_argument("indices: expected at most d = %llu, got %llu", static_cast<unsigned long long>(d), static_cast<unsigned long long>(count));
+  if (count > d)
+    invalid_argument("indices: expected at most d = %llu, got %llu",
+                     static_cast<unsigned long long>(d), static_cast<unsigned long long>(count));
   if (count == 0) return;
   bool ascending = true;
   for (uint64_t i = 1; i < count; ++i) ascending &= indices[i] > indices[i - 1];
   if (!ascending) invalid_argument("indices: expected ascending distinct ones");
   if (indices[count - 1] >= d)
-    invalid_argument("indices: expected less than d = %llu, got %u", static_cast<unsigned long long>(d), indices[count - 1]);
+    invalid_argument("indices: expected less than d = %llu, got %u",
+                     static_cast<unsigned long long>(d), indices[count - 1]);
 }
 
-bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding, const uint32_t* given, uint32_t count, Selection& selection) {
+bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding,
+                         const uint32_t* given, uint32_t count, Selection& selection) {
   check_selection(codec);
   Sum sum(context, codec, encoding);
   if (!sum.finite()) return false;
@@ -133,7 +154,8 @@ bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& e
   return true;
 }
 
-void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encoding, const Selection& sent) {
+void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encoding,
+                   const Selection& sent) {
   float* residual = encoding.residual;
   float* velocity = encoding.velocity;
   if (residual == nullptr) return;
@@ -143,7 +165,8 @@ void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encodin
     weight = static_cast<float>(codec.memory.parameters[0]);
     const Sum sum(context, codec, encoding);
     for (uint64_t start = 0; weight != 1 && start < encoding.d; start += kSelectBlock) {
-      const uint32_t n = static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, encoding.d - start));
+      const uint32_t n =
+          static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, encoding.d - start));
       kernels.subtract(residual + start, sum.gradient(start, n), 1.0f - weight, n);
     }
   }
@@ -153,7 +176,8 @@ void remember_rest(Context& context, const dr_codec& codec, dr_encoding& encodin
     return;
   }
   for (uint32_t j = 0; j < sent.count; ++j) {
-    if (j + kPrefetchAhead < sent.count) __builtin_prefetch(residual + sent.indices[j + kPrefetchAhead], 1);
+    if (j + kPrefetchAhead < sent.count)
+      __builtin_prefetch(residual + sent.indices[j + kPrefetchAhead], 1);
     const uint32_t i = sent.indices[j];
     residual[i] = without(residual[i], weight, sent.values[j]);
     if (velocity != nullptr) velocity[i] = 0.0f;

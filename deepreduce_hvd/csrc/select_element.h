@@ -19,10 +19,14 @@ DR_ELEMENT float saturate(float value) {
 DR_ELEMENT uint32_t magnitude_bits(float value) { return float_bits(value) & 0x7FFFFFFFu; }
 
 // The memory with the gradient's element added.
-DR_ELEMENT float next_velocity(float momentum, float velocity, float gradient) { return saturate(momentum * velocity + gradient); }
+DR_ELEMENT float next_velocity(float momentum, float velocity, float gradient) {
+  return saturate(momentum * velocity + gradient);
+}
 DR_ELEMENT float next_sum(float sum, float addend) { return saturate(sum + addend); }
 // The memory without what was sent.
-DR_ELEMENT float without(float sum, float weight, float sent) { return saturate(sum - weight * sent); }
+DR_ELEMENT float without(float sum, float weight, float sent) {
+  return saturate(sum - weight * sent);
+}
 
 #undef DR_ELEMENT
 

@@ -14,7 +14,9 @@ namespace {
 // Signed, since that is what every SIMD level can compare; the sign bit is off.
 DR_INLINE int32_t magnitude(float value) { return static_cast<int32_t>(magnitude_bits(value)); }
 
-DR_INLINE int32_t signed_limit(uint32_t limit) { return limit > INT32_MAX ? INT32_MAX : static_cast<int32_t>(limit); }
+DR_INLINE int32_t signed_limit(uint32_t limit) {
+  return limit > INT32_MAX ? INT32_MAX : static_cast<int32_t>(limit);
+}
 
 // The loops, written once; the compiler makes the vector code of each level from them.
 
@@ -26,22 +28,27 @@ DR_INLINE bool finite_float_loop(const uint32_t* numbers, uint32_t n) {
 
 DR_INLINE bool finite_half_loop(const uint16_t* numbers, uint32_t n, uint16_t exponent) {
   uint16_t bad = 0;
-  for (uint32_t i = 0; i < n; ++i) bad |= static_cast<uint16_t>((numbers[i] & exponent) == exponent);
+  for (uint32_t i = 0; i < n; ++i)
+    bad |= static_cast<uint16_t>((numbers[i] & exponent) == exponent);
   return bad == 0;
 }
 
 DR_INLINE bool finite_double_loop(const double* numbers, uint32_t n) {
   uint32_t bad = 0;
-  for (uint32_t i = 0; i < n; ++i) bad |= (float_bits(static_cast<float>(numbers[i])) & 0x7F800000u) == 0x7F800000u;
+  for (uint32_t i = 0; i < n; ++i)
+    bad |= (float_bits(static_cast<float>(numbers[i])) & 0x7F800000u) == 0x7F800000u;
   return bad == 0;
 }
 
 // Finite numbers only; without branches, unlike float16_to_float, and equal to it.
 DR_INLINE void from_float16_loop(const uint16_t* numbers, uint32_t n, float* out) {
   for (uint32_t i = 0; i < n; ++i) {
-    const uint32_t sign = static_cast<uint32_t>(numbers[i] & 0x8000u) << 16, rest = numbers[i] & 0x7FFFu;
+    const uint32_t sign = static_cast<uint32_t>(numbers[i] & 0x8000u) << 16,
+                   rest = numbers[i] & 0x7FFFu;
     const uint32_t normal = (rest << 13) + (112u << 23);
-    const uint32_t tiny = float_bits(static_cast<float>(static_cast<int32_t>(rest)) * 5.9604644775390625e-8f);  // rest * 2^-24
+    // rest * 2^-24
+    const uint32_t tiny =
+        float_bits(static_cast<float>(static_cast<int32_t>(rest)) * 5.9604644775390625e-8f);
     out[i] = bits_float(sign | (rest < 0x400u ? tiny : normal));
   }
 }
@@ -58,8 +65,8 @@ DR_INLINE void add_loop(float* __restrict sum, const float* __restrict addend, u
   for (uint32_t i = 0; i < n; ++i) sum[i] = next_sum(sum[i], addend[i]);
 }
 
-DR_INLINE void add_momentum_loop(float* __restrict sum, float* __restrict velocity, const float* __restrict addend, float momentum,
-                                 uint32_t n) {
+DR_INLINE void add_momentum_loop(float* __restrict sum, float* __restrict velocity,
+                                 const float* __restrict addend, float momentum, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
     const float next = next_velocity(momentum, velocity[i], addend[i]);
     velocity[i] = next;
@@ -67,7 +74,8 @@ DR_INLINE void add_momentum_loop(float* __restrict sum, float* __restrict veloci
   }
 }
 
-DR_INLINE void subtract_loop(float* __restrict sum, const float* __restrict addend, float weight, uint32_t n) {
+DR_INLINE void subtract_loop(float* __restrict sum, const float* __restrict addend, float weight,
+                             uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) sum[i] = without(sum[i], weight, addend[i]);
 }
 
@@ -80,13 +88,15 @@ DR_INLINE uint32_t count_loop(const float* values, uint32_t n, uint32_t limit) {
 
 DR_INLINE uint32_t largest_loop(const float* values, uint32_t n) {
   int32_t largest = 0;
-  for (uint32_t i = 0; i < n; ++i) largest = magnitude(values[i]) > largest ? magnitude(values[i]) : largest;
+  for (uint32_t i = 0; i < n; ++i)
+    largest = magnitude(values[i]) > largest ? magnitude(values[i]) : largest;
   return static_cast<uint32_t>(largest);
 }
 
-DR_INLINE uint32_t collect_loop(const float* values, uint32_t from, uint32_t n, uint32_t base, int32_t least, uint32_t* indices,
-                                float* kept, uint32_t count) {
-  for (uint32_t i = from; i < n; ++i) {  // writes always, moves on when it counts: nothing to mispredict
+DR_INLINE uint32_t collect_loop(const float* values, uint32_t from, uint32_t n, uint32_t base,
+                                int32_t least, uint32_t* indices, float* kept, uint32_t count) {
+  // writes always, moves on when it counts: nothing to mispredict
+  for (uint32_t i = from; i < n; ++i) {
     indices[count] = base + i;
     kept[count] = values[i];
     count += magnitude(values[i]) >= least;
@@ -94,7 +104,8 @@ DR_INLINE uint32_t collect_loop(const float* values, uint32_t from, uint32_t n, 
   return count;
 }
 
-uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept) {
+uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t limit,
+                        uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
   uint32_t count = 0, i = 0;
   for (; i + 16 <= n; i += 16) {  // most groups hold nothing, and finding that out is quick
@@ -106,25 +117,43 @@ uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t
 }
 
 // One level: the loops above compiled for TARGET, with that level's own `collect`.
-#define DR_SELECT_LEVEL(LEVEL, TARGET)                                                                                     \
-  struct LEVEL {                                                                                                           \
-    TARGET static bool finite_float(const uint32_t* x, uint32_t n) { return finite_float_loop(x, n); }                     \
-    TARGET static bool finite_half(const uint16_t* x, uint32_t n, uint16_t e) { return finite_half_loop(x, n, e); }        \
-    TARGET static bool finite_double(const double* x, uint32_t n) { return finite_double_loop(x, n); }                     \
-    TARGET static void from_float16(const uint16_t* x, uint32_t n, float* out) { from_float16_loop(x, n, out); }           \
-    TARGET static void from_bfloat16(const uint16_t* x, uint32_t n, float* out) { from_bfloat16_loop(x, n, out); }         \
-    TARGET static void from_double(const double* x, uint32_t n, float* out) { from_double_loop(x, n, out); }               \
-    TARGET static void add(float* sum, const float* x, uint32_t n) { add_loop(sum, x, n); }                                \
-    TARGET static void add_momentum(float* sum, float* velocity, const float* x, float momentum, uint32_t n) {             \
-      add_momentum_loop(sum, velocity, x, momentum, n);                                                                    \
-    }                                                                                                                      \
-    TARGET static void subtract(float* sum, const float* x, float weight, uint32_t n) { subtract_loop(sum, x, weight, n); } \
-    TARGET static uint32_t count(const float* x, uint32_t n, uint32_t limit) { return count_loop(x, n, limit); }           \
-    TARGET static uint32_t largest(const float* x, uint32_t n) { return largest_loop(x, n); }                              \
-  };                                                                                                                       \
-  constexpr SelectKernels LEVEL##_kernels = {                                                                              \
-      LEVEL::finite_float, LEVEL::finite_half,  LEVEL::finite_double, LEVEL::from_float16, LEVEL::from_bfloat16, LEVEL::from_double, \
-      LEVEL::add,          LEVEL::add_momentum, LEVEL::subtract,      collect_##LEVEL,     LEVEL::count,         LEVEL::largest}
+#define DR_SELECT_LEVEL(LEVEL, TARGET)                                                           \
+  struct LEVEL {                                                                                 \
+    TARGET static bool finite_float(const uint32_t* x, uint32_t n) {                             \
+      return finite_float_loop(x, n);                                                            \
+    }                                                                                            \
+    TARGET static bool finite_half(const uint16_t* x, uint32_t n, uint16_t e) {                  \
+      return finite_half_loop(x, n, e);                                                          \
+    }                                                                                            \
+    TARGET static bool finite_double(const double* x, uint32_t n) {                              \
+      return finite_double_loop(x, n);                                                           \
+    }                                                                                            \
+    TARGET static void from_float16(const uint16_t* x, uint32_t n, float* out) {                 \
+      from_float16_loop(x, n, out);                                                              \
+    }                                                                                            \
+    TARGET static void from_bfloat16(const uint16_t* x, uint32_t n, float* out) {                \
+      from_bfloat16_loop(x, n, out);                                                             \
+    }                                                                                            \
+    TARGET static void from_double(const double* x, uint32_t n, float* out) {                    \
+      from_double_loop(x, n, out);                                                               \
+    }                                                                                            \
+    TARGET static void add(float* sum, const float* x, uint32_t n) { add_loop(sum, x, n); }      \
+    TARGET static void add_momentum(float* sum, float* velocity, const float* x, float momentum, \
+                                    uint32_t n) {                                                \
+      add_momentum_loop(sum, velocity, x, momentum, n);                                          \
+    }                                                                                            \
+    TARGET static void subtract(float* sum, const float* x, float weight, uint32_t n) {          \
+      subtract_loop(sum, x, weight, n);                                                          \
+    }                                                                                            \
+    TARGET static uint32_t count(const float* x, uint32_t n, uint32_t limit) {                   \
+      return count_loop(x, n, limit);                                                            \
+    }                                                                                            \
+    TARGET static uint32_t largest(const float* x, uint32_t n) { return largest_loop(x, n); }    \
+  };                                                                                             \
+  constexpr SelectKernels LEVEL##_kernels = {                                                    \
+      LEVEL::finite_float,  LEVEL::finite_half, LEVEL::finite_double, LEVEL::from_float16,       \
+      LEVEL::from_bfloat16, LEVEL::from_double, LEVEL::add,           LEVEL::add_momentum,       \
+      LEVEL::subtract,      collect_##LEVEL,    LEVEL::count,         LEVEL::largest}
 
 DR_SELECT_LEVEL(scalar, );
 
@@ -133,9 +162,11 @@ DR_SELECT_LEVEL(scalar, );
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
 
 // Appends the members of `set`, whose bit i stands for values[i]; returns the new count.
-DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, uint32_t* indices, float* kept, uint32_t count) {
+DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, uint32_t* indices,
+                              float* kept, uint32_t count) {
   const uint32_t end = count + static_cast<uint32_t>(__builtin_popcountll(set));
-  for (int j = 0; j < 2; ++j) {  // seldom are there more: two are written whether there or not, without a branch to mispredict
+  // seldom are there more: two are written whether there or not, without a branch to mispredict
+  for (int j = 0; j < 2; ++j) {
     const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(set | uint64_t{1} << 63));
     indices[count] = base + at;
     kept[count++] = values[at];
@@ -149,14 +180,17 @@ DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, 
   return end;
 }
 
-DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept) {
+DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, uint32_t limit,
+                              uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
-  const __m256i below = _mm256_set1_epi32(least - 1), magnitude_mask = _mm256_set1_epi32(0x7FFFFFFF);
+  const __m256i below = _mm256_set1_epi32(least - 1),
+                magnitude_mask = _mm256_set1_epi32(0x7FFFFFFF);
   uint32_t count = 0, i = 0;
   for (; i + 64 <= n; i += 64) {
     uint64_t set = 0;
     for (uint32_t j = 0; j < 64; j += 8) {
-      const __m256i bits = _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i + j)), magnitude_mask);
+      const __m256i bits = _mm256_and_si256(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i + j)), magnitude_mask);
       const int mask = _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(bits, below)));
       set |= static_cast<uint64_t>(mask) << j;
     }
@@ -165,8 +199,10 @@ DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, ui
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
 
-// Not by compress instructions: at the usual densities, storing for every 16 elements costs more than looking at 64 bits.
-DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept) {
+// Not by compress instructions: at the usual densities, storing for every 16 elements costs more
+// than looking at 64 bits.
+DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base, uint32_t limit,
+                                  uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
   const __m512i lowest = _mm512_set1_epi32(least), magnitude_mask = _mm512_set1_epi32(0x7FFFFFFF);
   uint32_t count = 0, i = 0;

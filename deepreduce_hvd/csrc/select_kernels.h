@@ -6,7 +6,8 @@
 
 namespace deepreduce {
 
-// Elements that the passes take at a time: gradient, state and what is made of them stay in the first-level cache.
+// Elements that the passes take at a time: gradient, state and what is made of them stay in the
+// first-level cache.
 constexpr uint32_t kSelectBlock = 2048;
 // `collect` may write this far past the last entry that counts.
 constexpr uint32_t kCollectSlack = 16;
@@ -23,11 +24,13 @@ struct SelectKernels {
   // sum = saturate(sum + addend)
   void (*add)(float* sum, const float* addend, uint32_t n);
   // velocity = saturate(momentum * velocity + addend); sum = saturate(sum + velocity)
-  void (*add_momentum)(float* sum, float* velocity, const float* addend, float momentum, uint32_t n);
+  void (*add_momentum)(float* sum, float* velocity, const float* addend, float momentum,
+                       uint32_t n);
   // sum = saturate(sum - weight * addend)
   void (*subtract)(float* sum, const float* addend, float weight, uint32_t n);
   // Elements with bits >= limit, in order: base + position and value. Returns how many.
-  uint32_t (*collect)(const float* values, uint32_t n, uint32_t base, uint32_t limit, uint32_t* indices, float* kept);
+  uint32_t (*collect)(const float* values, uint32_t n, uint32_t base, uint32_t limit,
+                      uint32_t* indices, float* kept);
   uint32_t (*count)(const float* values, uint32_t n, uint32_t limit);
   uint32_t (*largest)(const float* values, uint32_t n);
 };

@@ -1,6 +1,7 @@
-// One pass collects candidates: the elements above a limit that is a little below the k-th magnitude, guessed from the last step's
-// and from a sample. When the candidates outgrow their room, those not among the k largest so far go, and the limit rises. In the
-// end a radix select finds the k-th exactly. Only a limit that was too high costs another pass.
+// One pass collects candidates: the elements above a limit that is a little below the k-th
+// magnitude, guessed from the last step's and from a sample. When the candidates outgrow their
+// room, those not among the k largest so far go, and the limit rises. In the end a radix select
+// finds the k-th exactly. Only a limit that was too high costs another pass.
 #include "select_largest.h"
 
 #include <cmath>
@@ -15,7 +16,8 @@ constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 13, kElementsASa
 constexpr unsigned kDigitBits = 11;
 constexpr uint32_t kSpareCandidates = 1u << 14;
 constexpr uint32_t kSmallestNonZero = 1;
-constexpr float kBelowRemembered = 0.97f;  // thresholds seldom fall by more from one step to the next
+// thresholds seldom fall by more from one step to the next
+constexpr float kBelowRemembered = 0.97f;
 
 uint32_t magnitude(float value) { return float_bits(value) & 0x7FFFFFFFu; }
 
@@ -25,9 +27,11 @@ struct Kth {
 };
 
 // Of `count` magnitudes, none of them below `low`.
-Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, uint32_t k, uint32_t low, uint32_t* histogram) {
+Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, uint32_t k,
+             uint32_t low, uint32_t* histogram) {
   if (count < k || k == 0) return {0, 0};
-  // the range that holds the k-th magnitude, [low, low + 2^width), is cut into 2^kDigitBits parts until it is one number
+  // the range that holds the k-th magnitude, [low, low + 2^width), is cut into 2^kDigitBits parts
+  // until it is one number
   const uint32_t range = kernels.largest(values, count) - low;
   unsigned width = 0;
   while ((uint64_t{1} << width) <= range) ++width;
@@ -50,7 +54,10 @@ Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, 
 class Candidates {
  public:
   Candidates(Arena& arena, const SelectKernels& kernels, uint32_t k, uint32_t capacity)
-      : k_(k), capacity_(capacity), kernels_(kernels), histogram_(arena.array<uint32_t>(1u << kDigitBits)),
+      : k_(k),
+        capacity_(capacity),
+        kernels_(kernels),
+        histogram_(arena.array<uint32_t>(1u << kDigitBits)),
         indices_(arena.array<uint32_t>(uint64_t{capacity} + kSelectBlock + kCollectSlack)),
         values_(arena.array<float>(uint64_t{capacity} + kSelectBlock + kCollectSlack)) {}
 
@@ -71,7 +78,8 @@ class Candidates {
   uint32_t keep_largest() {
     const Kth kth = find_kth(kernels_, values_, count_, k_, lowest_, histogram_);
     uint32_t kept = 0, ties = kth.ties;
-    for (uint32_t i = 0; i < count_; ++i) {  // writes always, moves on when it stays: nothing to mispredict
+    // writes always, moves on when it stays: nothing to mispredict
+    for (uint32_t i = 0; i < count_; ++i) {
       const uint32_t one = magnitude(values_[i]);
       const bool tie = one == kth.bits && ties > 0;
       indices_[kept] = indices_[i];
@@ -90,10 +98,12 @@ class Candidates {
   uint32_t* histogram_;
   uint32_t* indices_;
   float* values_;
-  uint32_t count_ = 0, limit_ = kSmallestNonZero, lowest_ = kSmallestNonZero;  // lowest: below it there is no candidate
+  // lowest: below it there is no candidate
+  uint32_t count_ = 0, limit_ = kSmallestNonZero, lowest_ = kSmallestNonZero;
 };
 
-// Limits for which a sample of what the sum will be promises surely enough and surely too few candidates.
+// Limits for which a sample of what the sum will be promises surely enough and surely too few
+// candidates.
 struct Limits {
   uint32_t enough, too_few;
 };
@@ -101,11 +111,14 @@ struct Limits {
 Limits sampled_limits(const Sum& sum, uint32_t k, uint64_t most, uint32_t* sample) {
   const uint64_t count = std::min(most, sum.d / kElementsASample);
   if (count == 0) return {kSmallestNonZero, UINT32_MAX};
-  for (uint64_t j = 0; j < count; ++j) {  // a random place in each of `count` parts: a pattern with a period would fool a stride
+  // a random place in each of `count` parts: a pattern with a period would fool a stride
+  for (uint64_t j = 0; j < count; ++j) {
     const uint64_t from = j * sum.d / count, to = (j + 1) * sum.d / count;
-    sample[j] = magnitude(sum.preview(from + random_below(0, static_cast<uint32_t>(j), static_cast<uint32_t>(to - from))));
+    sample[j] = magnitude(sum.preview(
+        from + random_below(0, static_cast<uint32_t>(j), static_cast<uint32_t>(to - from))));
   }
-  const double expected = static_cast<double>(k) * static_cast<double>(count) / static_cast<double>(sum.d);
+  const double expected =
+      static_cast<double>(k) * static_cast<double>(count) / static_cast<double>(sum.d);
   const double deviation = 4 * std::sqrt(expected);
   // the sample's element of that rank, from the largest down
   const auto ranked = [=](double rank) {
@@ -114,23 +127,30 @@ Limits sampled_limits(const Sum& sum, uint32_t k, uint64_t most, uint32_t* sampl
     return std::max(*at, kSmallestNonZero);
   };
   const double low = expected + deviation + 2, high = expected - deviation;
-  return {low < static_cast<double>(count) ? ranked(low) : kSmallestNonZero, high >= 0 ? ranked(high) : UINT32_MAX};
+  return {low < static_cast<double>(count) ? ranked(low) : kSmallestNonZero,
+          high >= 0 ? ranked(high) : UINT32_MAX};
 }
 
 }  // namespace
 
 Selection select_largest(Context& context, Sum& sum, uint32_t k, float& threshold) {
-  const uint32_t capacity = static_cast<uint32_t>(std::min<uint64_t>(sum.d, 2 * uint64_t{k} + kSpareCandidates));
+  const uint32_t capacity =
+      static_cast<uint32_t>(std::min<uint64_t>(sum.d, 2 * uint64_t{k} + kSpareCandidates));
   const bool known = threshold > 0 && std::isfinite(threshold);
   Candidates candidates(context.arena, sum.kernels, k, capacity);
   uint32_t* sample = context.arena.array<uint32_t>(kSamples);
   const Limits limits = sampled_limits(sum, k, known ? kSamplesToCheck : kSamples, sample);
   const uint32_t remembered = known ? magnitude(threshold * kBelowRemembered) : 0;
-  candidates.start(remembered >= limits.enough && remembered <= limits.too_few ? remembered : limits.enough);
-  sum.accumulate([&](const float* values, uint32_t n, uint32_t start) { candidates.collect(values, n, start); });
+  candidates.start(remembered >= limits.enough && remembered <= limits.too_few ? remembered
+                                                                               : limits.enough);
+  sum.accumulate([&](const float* values, uint32_t n, uint32_t start) {
+    candidates.collect(values, n, start);
+  });
   if (!candidates.enough()) {
     candidates.start(kSmallestNonZero);
-    sum.read([&](const float* values, uint32_t n, uint32_t start) { candidates.collect(values, n, start); });
+    sum.read([&](const float* values, uint32_t n, uint32_t start) {
+      candidates.collect(values, n, start);
+    });
   }
   threshold = bits_float(std::max(candidates.keep_largest(), kSmallestNonZero));
   return candidates.selection();

@@ -1,4 +1,5 @@
-// RandomK's permutation: a keyed one of [0, d), so that its first k values are k distinct random indices.
+// RandomK's permutation: a keyed one of [0, d), so that its first k values are k distinct random
+// indices.
 #ifndef DEEPREDUCE_SELECT_RANDOM_H
 #define DEEPREDUCE_SELECT_RANDOM_H
 
@@ -6,8 +7,8 @@
 
 namespace deepreduce {
 
-// An alternating Feistel network on the smallest power of two that holds d, and at least 2^8, since it mixes fewer bits badly;
-// what falls outside walks on along its cycle.
+// An alternating Feistel network on the smallest power of two that holds d, and at least 2^8, since
+// it mixes fewer bits badly; what falls outside walks on along its cycle.
 struct RandomPermutation {
   static constexpr int kRounds = 8;
   uint64_t keys[kRounds];
@@ -16,7 +17,8 @@ struct RandomPermutation {
   uint32_t low_mask, high_mask;
 
   DR_HOST_DEVICE RandomPermutation(uint64_t key, uint32_t d_) : d(d_) {
-    for (int round = 0; round < kRounds; ++round) keys[round] = mix64(key ^ static_cast<uint64_t>(round));
+    for (int round = 0; round < kRounds; ++round)
+      keys[round] = mix64(key ^ static_cast<uint64_t>(round));
     unsigned bits = 8;
     while (bits < 32 && (uint64_t{1} << bits) < d) ++bits;
     low_bits = bits - bits / 2;

@@ -16,8 +16,9 @@ class Sum {
   // Whether the gradient holds neither NaN nor infinity.
   bool finite() const;
 
-  // Calls visit(const float* values, uint32_t n, uint32_t start) for every block in order. The first call of either kind must be
-  // accumulate, exactly once: it adds the gradient to the memory on the way.
+  // Calls visit(const float* values, uint32_t n, uint32_t start) for every block in order. The
+  // first call of either kind must be accumulate, exactly once: it adds the gradient to the memory
+  // on the way.
   template <class Visit>
   void accumulate(Visit visit) {
     for (uint64_t start = 0; start < d; start += kSelectBlock) {
@@ -39,10 +40,13 @@ class Sum {
   // Before accumulate: what one element will be, saturation aside.
   float preview(uint64_t i) const;
   // What one element is, after it.
-  float at(uint64_t i) const { return encoding_.residual != nullptr ? encoding_.residual[i] : gradient_at(encoding_, i); }
+  float at(uint64_t i) const {
+    return encoding_.residual != nullptr ? encoding_.residual[i] : gradient_at(encoding_, i);
+  }
   // All of it where it lies as (d,) float32, else null.
   const float* whole() const;
-  // The gradient's elements [start, start + n) as float32, n <= kSelectBlock; valid until the next call.
+  // The gradient's elements [start, start + n) as float32, n <= kSelectBlock; valid until the next
+  // call.
   const float* gradient(uint64_t start, uint32_t n) const;
   static float gradient_at(const dr_encoding& encoding, uint64_t i);
 
@@ -50,7 +54,9 @@ class Sum {
   const SelectKernels& kernels;
 
  private:
-  uint32_t length(uint64_t start) const { return static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, d - start)); }
+  uint32_t length(uint64_t start) const {
+    return static_cast<uint32_t>(std::min<uint64_t>(kSelectBlock, d - start));
+  }
   const float* block(uint64_t start, uint32_t n) const {
     return encoding_.residual != nullptr ? encoding_.residual + start : gradient(start, n);
   }

@@ -13,7 +13,8 @@ uint64_t word_at(const uint8_t* data, uint64_t bytes, uint64_t at) {
   return word;
 }
 
-uint64_t scalar_positions(const uint8_t* data, uint64_t bytes, uint64_t at, uint32_t* out, uint64_t found, uint32_t capacity) {
+uint64_t scalar_positions(const uint8_t* data, uint64_t bytes, uint64_t at, uint32_t* out,
+                          uint64_t found, uint32_t capacity) {
   for (; at < bytes; at += 8) {
     for (uint64_t word = word_at(data, bytes, at); word != 0; word &= word - 1) {
       if (found == capacity) return found + 1;
@@ -27,8 +28,10 @@ uint64_t scalar_positions(const uint8_t* data, uint64_t bytes, uint64_t at, uint
 #define DR_AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi,bmi2,popcnt")))
 
-// Eight positions a turn whether they are there or not, so that the number of set bits is seldom a branch to guess.
-DR_AVX2 uint64_t avx2_positions(const uint8_t* data, uint64_t bytes, uint32_t* out, uint32_t capacity) {
+// Eight positions a turn whether they are there or not, so that the number of set bits is seldom a
+// branch to guess.
+DR_AVX2 uint64_t avx2_positions(const uint8_t* data, uint64_t bytes, uint32_t* out,
+                                uint32_t capacity) {
   uint64_t found = 0, at = 0;
   for (; at + 8 <= bytes && found + 64 <= capacity; at += 8) {
     uint64_t word = word_at(data, bytes, at);
@@ -47,7 +50,8 @@ DR_AVX2 uint64_t avx2_positions(const uint8_t* data, uint64_t bytes, uint32_t* o
 }
 
 // The positions of 16 bits in a register, of which compression keeps those that are set.
-DR_AVX512 uint64_t avx512_positions(const uint8_t* data, uint64_t bytes, uint32_t* out, uint32_t capacity) {
+DR_AVX512 uint64_t avx512_positions(const uint8_t* data, uint64_t bytes, uint32_t* out,
+                                    uint32_t capacity) {
   const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   uint64_t found = 0, at = 0;
   for (; at + 8 <= bytes && found + 64 <= capacity; at += 8) {
@@ -55,8 +59,10 @@ DR_AVX512 uint64_t avx512_positions(const uint8_t* data, uint64_t bytes, uint32_
     if (word == 0) continue;
     for (unsigned part = 0; part < 64; part += 16) {
       const uint32_t mask = static_cast<uint16_t>(word >> part);
-      const __m512i positions = _mm512_add_epi32(first, _mm512_set1_epi32(static_cast<int>(8 * at + part)));
-      _mm512_storeu_si512(out + found, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), positions));
+      const __m512i positions =
+          _mm512_add_epi32(first, _mm512_set1_epi32(static_cast<int>(8 * at + part)));
+      _mm512_storeu_si512(out + found,
+                          _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), positions));
       found += static_cast<uint64_t>(_mm_popcnt_u32(mask));
     }
   }
@@ -66,7 +72,8 @@ DR_AVX512 uint64_t avx512_positions(const uint8_t* data, uint64_t bytes, uint32_
 
 }  // namespace
 
-uint64_t set_bit_positions(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t* out, uint32_t capacity) {
+uint64_t set_bit_positions(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t* out,
+                           uint32_t capacity) {
 #if defined(__x86_64__)
   if (simd == Simd::avx512) return avx512_positions(data, bytes, out, capacity);
   if (simd == Simd::avx2) return avx2_positions(data, bytes, out, capacity);

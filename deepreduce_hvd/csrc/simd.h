@@ -1,4 +1,5 @@
-// Function multiversioning: one loop, always inlined, compiled once for each SIMD level and chosen when the core runs.
+// Function multiversioning: one loop, always inlined, compiled once for each SIMD level and chosen
+// when the core runs.
 #ifndef DEEPREDUCE_SIMD_H
 #define DEEPREDUCE_SIMD_H
 
@@ -6,11 +7,13 @@
 
 #define DR_INLINE inline __attribute__((always_inline))
 
-// Attributes of a function compiled for a SIMD level, and the choice among name_scalar, name_avx2 and name_avx512.
+// Attributes of a function compiled for a SIMD level, and the choice among name_scalar, name_avx2
+// and name_avx512.
 #if defined(__x86_64__)
 #define DR_AVX2 __attribute__((target("avx2,bmi2")))
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
-#define DR_CHOOSE(simd, name) ((simd) == Simd::avx512 ? name##_avx512 : (simd) == Simd::avx2 ? name##_avx2 : name##_scalar)
+#define DR_CHOOSE(simd, name) \
+  ((simd) == Simd::avx512 ? name##_avx512 : (simd) == Simd::avx2 ? name##_avx2 : name##_scalar)
 #else
 #define DR_AVX2
 #define DR_AVX512

@@ -1,4 +1,5 @@
-// Numbers of 7 bits a byte, least significant first, the top bit set in all bytes but the last; no longer than needed.
+// Numbers of 7 bits a byte, least significant first, the top bit set in all bytes but the last; no
+// longer than needed.
 #ifndef DEEPREDUCE_VARINT_H
 #define DEEPREDUCE_VARINT_H
 
@@ -27,7 +28,8 @@ inline uint64_t get_varint(NextByte next_byte, const char* section) {
       return number;
     }
   }
-  corrupt_payload("%s: expected numbers of at most %u bytes, no longer than needed", section, kLongestVarint);
+  corrupt_payload("%s: expected numbers of at most %u bytes, no longer than needed", section,
+                  kLongestVarint);
 }
 
 }  // namespace deepreduce

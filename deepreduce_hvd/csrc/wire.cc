@@ -12,9 +12,12 @@ namespace {
 constexpr char kNoticeMagic[4] = {'D', 'R', 'E', 'R'};
 constexpr uint64_t kNoticeHeaderBytes = 8;  // the magic, the text's length
 constexpr uint64_t kLongestText = 4096;
-constexpr double kRounding = 2e-6;  // of a float32 sum over up to 64 ranks, with factors before and after it
-constexpr double kHalfUlp = 1.0 / (1 << 25);  // of one more addition, relative to the whole sum, on average over the additions
-// Below one, so that ranks make the probes of two ranks differ in direction: Adasum averages what is all but parallel, and would pass for an average.
+// of a float32 sum over up to 64 ranks, with factors before and after it
+constexpr double kRounding = 2e-6;
+// of one more addition, relative to the whole sum, on average over the additions
+constexpr double kHalfUlp = 1.0 / (1 << 25);
+// Below one, so that ranks make the probes of two ranks differ in direction: Adasum averages what
+// is all but parallel, and would pass for an average.
 constexpr double kMarkUnit = 1.0 / 65536;
 
 // 32 bits of configuration and step. Of one configuration, steps less than 2^32 apart never have
@@ -22,24 +25,28 @@ constexpr double kMarkUnit = 1.0 / 65536;
 // difference in the sum over many ranks. The step is multiplied by an odd number (2^32 divided by
 // the golden ratio) and its halves are mixed; both can be undone.
 uint32_t mark_of(uint32_t fingerprint, uint64_t step) {
-  uint32_t mixed = (static_cast<uint32_t>(step) ^ static_cast<uint32_t>(mix64(step >> 32))) * 0x9E3779B1u;
+  uint32_t mixed =
+      (static_cast<uint32_t>(step) ^ static_cast<uint32_t>(mix64(step >> 32))) * 0x9E3779B1u;
   mixed ^= mixed >> 16;
   return fingerprint + mixed;
 }
 
 struct Halves {
-  explicit Halves(uint32_t mark) : low((mark & 0xFFFF) * kMarkUnit), high((mark >> 16) * kMarkUnit) {}
+  explicit Halves(uint32_t mark)
+      : low((mark & 0xFFFF) * kMarkUnit), high((mark >> 16) * kMarkUnit) {}
   double low, high;
 };
 
 }  // namespace
 
 dr_message read_message(const uint8_t* messages, uint64_t size) {
-  if (size >= kNoticeHeaderBytes && std::memcmp(messages, kNoticeMagic, sizeof(kNoticeMagic)) == 0) {
+  if (size >= kNoticeHeaderBytes &&
+      std::memcmp(messages, kNoticeMagic, sizeof(kNoticeMagic)) == 0) {
     uint32_t length;
     std::memcpy(&length, messages + 4, sizeof(length));
     if (length > kLongestText || length > size - kNoticeHeaderBytes)
-      corrupt_payload("notice: expected at most %llu bytes, got %u", static_cast<unsigned long long>(size - kNoticeHeaderBytes), length);
+      corrupt_payload("notice: expected at most %llu bytes, got %u",
+                      static_cast<unsigned long long>(size - kNoticeHeaderBytes), length);
     return {kNoticeHeaderBytes + length, 0, messages + kNoticeHeaderBytes, length};
   }
   const PayloadStart start = read_start(messages, size);
@@ -49,7 +56,8 @@ dr_message read_message(const uint8_t* messages, uint64_t size) {
 void write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
   uint32_t length = static_cast<uint32_t>(text_bytes < kLongestText ? text_bytes : kLongestText);
   if (length < text_bytes)  // not in the midst of a character of UTF-8
-    while (length > kLongestText - 4 && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80) --length;
+    while (length > kLongestText - 4 && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80)
+      --length;
   uint8_t* out = static_cast<uint8_t*>(context->output(context->user, kNoticeHeaderBytes + length));
   if (out == nullptr) Arena::out_of_memory(kNoticeHeaderBytes + length, 1);
   std::memcpy(out, kNoticeMagic, sizeof(kNoticeMagic));
@@ -68,19 +76,23 @@ void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* prob
 double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
                 uint32_t fingerprint, uint64_t step) {
   const double rounding = std::max(kRounding, kHalfUlp * static_cast<double>(rank_count));
-  const auto close = [rounding](double got, double expected) { return std::fabs(got - expected) <= rounding * std::fabs(expected); };
+  const auto close = [rounding](double got, double expected) {
+    return std::fabs(got - expected) <= rounding * std::fabs(expected);
+  };
   const double scale = reduced_probe[0] / static_cast<double>(rank_count);
   if (!close(reduced_probe[1], scale * static_cast<double>(rank_sum)))
-    invalid_argument("expected Horovod to sum or average over the %llu ranks of the compressor's process set, got another operation or "
-                     "another set; give both the same process_set, op=Average or op=Sum, and all ranks the same number of batches, without hvd.join()",
-                     static_cast<unsigned long long>(rank_count));
+    invalid_argument(
+        "expected Horovod to sum or average over the %llu ranks of the compressor's process set, got another operation or "
+        "another set; give both the same process_set, op=Average or op=Sum, and all ranks the same number of batches, without hvd.join()",
+        static_cast<unsigned long long>(rank_count));
   const Halves mark(mark_of(fingerprint, step));
   if (!close(reduced_probe[2], reduced_probe[0] * mark.low) ||
       !close(reduced_probe[3], reduced_probe[0] * mark.high))
-    invalid_argument("expected the same compressor configuration on every rank, at the same step, got different ones "
-                     "(here configuration %08x at step %llu); give every rank the same settings and named parameters, "
-                     "freeze the same ones, and load a state on all ranks or broadcast it",
-                     fingerprint, static_cast<unsigned long long>(step));
+    invalid_argument(
+        "expected the same compressor configuration on every rank, at the same step, got different ones "
+        "(here configuration %08x at step %llu); give every rank the same settings and named parameters, "
+        "freeze the same ones, and load a state on all ranks or broadcast it",
+        fingerprint, static_cast<unsigned long long>(step));
   return scale;
 }
 

@@ -1,4 +1,5 @@
-// What travels beside payloads: notices of failure, and the probe that rides on Horovod's own allreduce.
+// What travels beside payloads: notices of failure, and the probe that rides on Horovod's own
+// allreduce.
 #ifndef DEEPREDUCE_WIRE_H
 #define DEEPREDUCE_WIRE_H
 

@@ -18,7 +18,8 @@ __global__ void block_sums(const uint32_t* in, uint32_t* before, uint32_t* total
 }
 
 // Each thread writes its place, all wait, each reads another's: by shared memory, then by shuffles.
-__global__ void exchange(uint32_t* by_memory, uint32_t* by_xor, uint32_t* by_up, uint32_t* votes, uint32_t* odd_lanes) {
+__global__ void exchange(uint32_t* by_memory, uint32_t* by_xor, uint32_t* by_up, uint32_t* votes,
+                         uint32_t* odd_lanes) {
   uint32_t* shared = dynamic_shared<uint32_t>();
   shared[threadIdx.x] = grid_index();
   __syncthreads();
@@ -39,7 +40,8 @@ __global__ void one_misses_the_vote() {
 
 __global__ void waits() { __syncthreads(); }
 
-// Each thread reads what another one wrote: of its own block, without waiting or after a barrier, or of the block before.
+// Each thread reads what another one wrote: of its own block, without waiting or after a barrier,
+// or of the block before.
 __global__ void neighbours(uint32_t* numbers, bool waits, uint32_t distance) {
   const uint32_t i = grid_index();
   numbers[i] = i;
@@ -62,25 +64,30 @@ int message_of(Kernel kernel, char* message) {
 
 extern "C" {
 
-void dr_test_block_sums(const uint32_t* in, uint32_t blocks, uint32_t threads, uint32_t* before, uint32_t* totals) {
+void dr_test_block_sums(const uint32_t* in, uint32_t blocks, uint32_t threads, uint32_t* before,
+                        uint32_t* totals) {
   alignas(256) static uint8_t workspace[256];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
   launch(device, block_sums, blocks, threads, 0, in, before, totals);
 }
 
-void dr_test_exchange(uint32_t blocks, uint32_t threads, uint32_t* by_memory, uint32_t* by_xor, uint32_t* by_up, uint32_t* votes,
-                      uint32_t* odd_lanes) {
+void dr_test_exchange(uint32_t blocks, uint32_t threads, uint32_t* by_memory, uint32_t* by_xor,
+                      uint32_t* by_up, uint32_t* votes, uint32_t* odd_lanes) {
   alignas(256) static uint8_t workspace[256];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
-  launch(device, exchange, blocks, threads, 4 * threads, by_memory, by_xor, by_up, votes, odd_lanes);
+  launch(device, exchange, blocks, threads, 4 * threads, by_memory, by_xor, by_up, votes,
+         odd_lanes);
 }
 
-// Kernels that break the rules: 0 a barrier that not all reach, 1 a vote that not all reach, 2 a barrier where none was announced.
+// Kernels that break the rules: 0 a barrier that not all reach, 1 a vote that not all reach, 2 a
+// barrier where none was announced.
 int dr_test_broken_kernel(int which, char* message) {
   alignas(256) static uint8_t workspace[256];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
-  if (which == 0) return message_of([&] { launch(device, one_misses_the_barrier, 2, 64, 0); }, message);
-  if (which == 1) return message_of([&] { launch(device, one_misses_the_vote, 2, 64, 0); }, message);
+  if (which == 0)
+    return message_of([&] { launch(device, one_misses_the_barrier, 2, 64, 0); }, message);
+  if (which == 1)
+    return message_of([&] { launch(device, one_misses_the_vote, 2, 64, 0); }, message);
   return message_of([&] { launch_elementwise(device, waits, 2); }, message);
 }
 

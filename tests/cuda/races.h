@@ -1,6 +1,8 @@
-// What the scheduler tells ThreadSanitizer when the kernels are built with it (the scheduler itself is not, it defines DR_EMULATION_RACES instead):
-// each thread of a block is a thread of its own; a kernel's threads see what was written before the launch, those that met at a barrier (or warps at
-// __syncwarp) see one another's writes, and nothing else orders them: not the blocks one after another, no shuffle and no vote.
+// What the scheduler tells ThreadSanitizer when the kernels are built with it (the scheduler itself
+// is not, it defines DR_EMULATION_RACES instead): each thread of a block is a thread of its own; a
+// kernel's threads see what was written before the launch, those that met at a barrier (or warps at
+// __syncwarp) see one another's writes, and nothing else orders them: not the blocks one after
+// another, no shuffle and no vote.
 #ifndef DEEPREDUCE_EMULATION_RACES_H
 #define DEEPREDUCE_EMULATION_RACES_H
 
@@ -27,7 +29,8 @@ namespace emulation {
 
 class Races {
  public:
-  // Threads see what was done before they were made: so those of both kinds of blocks are made before a block runs.
+  // Threads see what was done before they were made: so those of both kinds of blocks are made
+  // before a block runs.
   void launch(uint32_t threads) {
     for (std::vector<void*>& of_blocks : threads_)
       while (of_blocks.size() < threads) of_blocks.push_back(__tsan_create_fiber(0));
@@ -36,7 +39,9 @@ class Races {
   // Its threads are not those of the block before, and what its shared memory held is no one's.
   void begin_block(uint32_t block) { block_ = block; }
   void begin_shared(void* at, size_t bytes) {
-    const unsigned long address = reinterpret_cast<unsigned long>(at) / 8 * 8, length = (reinterpret_cast<unsigned long>(at) + bytes + 7) / 8 * 8 - address;
+    const unsigned long address = reinterpret_cast<unsigned long>(at) / 8 * 8,
+                        length =
+                            (reinterpret_cast<unsigned long>(at) + bytes + 7) / 8 * 8 - address;
     if (length == 0) return;
     if (!started_) __tsan_java_init(0x1000, 0x7fffffffe000);
     started_ = true;
@@ -60,8 +65,11 @@ class Races {
 
  private:
   static constexpr unsigned kNoOrder = 1;
-  // Of a block (group 0) or its warps (from 1 on); who leaves one meeting must not see what others do before the next.
-  void* meeting_point(uint32_t group, uint32_t meeting) { return points_ + ((block_ * uint64_t{40} + group) * 2 + meeting % 2) % kPoints; }
+  // Of a block (group 0) or its warps (from 1 on); who leaves one meeting must not see what others
+  // do before the next.
+  void* meeting_point(uint32_t group, uint32_t meeting) {
+    return points_ + ((block_ * uint64_t{40} + group) * 2 + meeting % 2) % kPoints;
+  }
   static constexpr uint64_t kPoints = 1 << 20;
   uint64_t launched_ = 0, finished_ = 0, points_[kPoints];
   std::vector<void*> threads_[2];

@@ -58,7 +58,8 @@ void fiber_main() {
 // Positions 0..n-1 in the order that the options ask for.
 std::vector<uint32_t> order_of(uint32_t n, uint64_t salt) {
   std::vector<uint32_t> order(n);
-  for (uint32_t i = 0; i < n; ++i) order[i] = the_options.schedule == Schedule::reverse ? n - 1 - i : i;
+  for (uint32_t i = 0; i < n; ++i)
+    order[i] = the_options.schedule == Schedule::reverse ? n - 1 - i : i;
   if (the_options.schedule != Schedule::shuffled) return order;
   uint64_t state = the_options.seed * 0x9E3779B97F4A7C15ull + salt;
   for (uint32_t i = n; i > 1; --i) {
@@ -69,11 +70,14 @@ std::vector<uint32_t> order_of(uint32_t n, uint64_t salt) {
 }
 
 [[noreturn]] void fail(const std::string& what) {
-  throw std::runtime_error("block " + std::to_string(blockIdx.x) + " of " + std::to_string(gridDim.x) + ": " + what);
+  throw std::runtime_error("block " + std::to_string(blockIdx.x) + " of " +
+                           std::to_string(gridDim.x) + ": " + what);
 }
 
 Thread& wait(Waits how) {
-  if (!with_fibers) fail("thread " + std::to_string(threadIdx.x) + " waits in a kernel launched as one whose threads never do");
+  if (!with_fibers)
+    fail("thread " + std::to_string(threadIdx.x) +
+         " waits in a kernel launched as one whose threads never do");
   const uint32_t at = block.current;
   block.threads[at].waits = how;
   block.fiber(at).leave();
@@ -89,12 +93,14 @@ bool resolve_warp(uint32_t first, uint32_t lanes) {
     const Waits how = warp[lane].waits;
     if (how != Waits::at_vote && how != Waits::at_exchange) continue;
     const uint32_t mask = warp[lane].mask;
-    if ((mask >> lane & 1u) == 0) fail("thread " + std::to_string(first + lane) + " is not in its own mask");
+    if ((mask >> lane & 1u) == 0)
+      fail("thread " + std::to_string(first + lane) + " is not in its own mask");
     bool all = true;
     for (uint32_t other = 0; other < kWarp && all; ++other) {
       if ((mask >> other & 1u) == 0) continue;
       if (other >= lanes || warp[other].waits == Waits::done)
-        fail("thread " + std::to_string(first + lane) + " waits for lane " + std::to_string(other) + ", which is not there");
+        fail("thread " + std::to_string(first + lane) + " waits for lane " + std::to_string(other) +
+             ", which is not there");
       all = warp[other].waits == how && warp[other].mask == mask;
     }
     if (!all) continue;
@@ -112,7 +118,8 @@ bool resolve_warp(uint32_t first, uint32_t lanes) {
       } else {
         const uint32_t from = warp[other].from_lane;
         if (from >= kWarp || (mask >> from & 1u) == 0)
-          fail("thread " + std::to_string(first + other) + " reads lane " + std::to_string(from) + ", which is not in the mask");
+          fail("thread " + std::to_string(first + other) + " reads lane " + std::to_string(from) +
+               ", which is not in the mask");
         warp[other].value = values[from];
       }
       warp[other].waits = Waits::no;
@@ -125,7 +132,8 @@ void run_fibers(uint32_t threads, uint64_t salt) {
   block.threads.assign(threads, Thread());
   const std::vector<uint32_t> order = order_of(threads, salt);
   const uint32_t warps = (threads + kWarp - 1) / kWarp;
-  std::vector<std::vector<uint32_t>> lanes_of(warps);  // the order of each warp's threads, the warps in the order of their first
+  // the order of each warp's threads, the warps in the order of their first
+  std::vector<std::vector<uint32_t>> lanes_of(warps);
   std::vector<uint32_t> warp_order;
   for (const uint32_t t : order) {
     if (lanes_of[t / kWarp].empty()) warp_order.push_back(t / kWarp);
@@ -133,7 +141,8 @@ void run_fibers(uint32_t threads, uint64_t salt) {
   }
   for (;;) {
     for (const uint32_t warp : warp_order) {
-      const uint32_t first = warp * kWarp, lanes = threads - first < kWarp ? threads - first : kWarp;
+      const uint32_t first = warp * kWarp,
+                     lanes = threads - first < kWarp ? threads - first : kWarp;
       do {
         for (const uint32_t t : lanes_of[warp]) {
           if (block.threads[t].waits != Waits::no) continue;
@@ -155,8 +164,10 @@ void run_fibers(uint32_t threads, uint64_t salt) {
     }
     if (done == threads) return;
     if (at_barrier != threads)
-      fail(std::to_string(at_barrier) + " of " + std::to_string(threads) + " threads wait at a barrier, " + std::to_string(done) +
-           " have returned, the others wait for lanes of their warps; thread " + std::to_string(straggler) + " is not at the barrier");
+      fail(std::to_string(at_barrier) + " of " + std::to_string(threads) +
+           " threads wait at a barrier, " + std::to_string(done) +
+           " have returned, the others wait for lanes of their warps; thread " +
+           std::to_string(straggler) + " is not at the barrier");
     for (Thread& thread : block.threads) {
       thread.value = votes;
       thread.waits = Waits::no;
@@ -180,7 +191,8 @@ uint32_t block_barrier(bool predicate) {
 }
 
 void warp_barrier(uint32_t mask) {
-  const uint32_t warp = 1 + block.current / kWarp, meeting = block.threads[block.current].warp_meetings++;
+  const uint32_t warp = 1 + block.current / kWarp,
+                 meeting = block.threads[block.current].warp_meetings++;
   races.arrive(warp, meeting);
   warp_vote(mask, false);
   races.leave(warp, meeting);
@@ -201,13 +213,15 @@ uint64_t warp_exchange(uint32_t mask, uint64_t value, uint32_t from_lane) {
   return wait(Waits::at_exchange).value;
 }
 
-void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, const std::function<void()>& kernel) {
+void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers,
+         const std::function<void()>& kernel) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   gridDim.x = blocks;
   blockDim.x = threads;
   if (blocks == 0 || threads == 0 || threads > kMostThreads || shared_bytes > kMostShared)
-    throw std::runtime_error("launch of " + std::to_string(blocks) + " blocks of " + std::to_string(threads) + " threads with " +
+    throw std::runtime_error("launch of " + std::to_string(blocks) + " blocks of " +
+                             std::to_string(threads) + " threads with " +
                              std::to_string(shared_bytes) + " bytes of shared memory");
   the_kernel = &kernel;
   with_fibers = fibers;
@@ -220,7 +234,8 @@ void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, 
   block.current = 0;
   uint64_t salt = blocks * uint64_t{31} + threads;
   races.launch(threads);
-  const std::vector<uint32_t> elementwise = fibers ? std::vector<uint32_t>() : order_of(threads, salt);
+  const std::vector<uint32_t> elementwise =
+      fibers ? std::vector<uint32_t>() : order_of(threads, salt);
   for (const uint32_t b : order_of(blocks, salt)) {
     blockIdx.x = b;
     if (!fibers) {

@@ -1,5 +1,6 @@
-// For tests: one stage of a device codec alone, under the emulator. All memory is the caller's, all functions return a status; message holds
-// what went wrong. Arrays given to a codec are copied into memory of exactly their size, so that AddressSanitizer sees what lies outside.
+// For tests: one stage of a device codec alone, under the emulator. All memory is the caller's, all
+// functions return a status; message holds what went wrong. Arrays given to a codec are copied into
+// memory of exactly their size, so that AddressSanitizer sees what lies outside.
 #include <cstdio>
 #include <stdexcept>
 #include <vector>
@@ -36,10 +37,12 @@ int32_t with_device(dr_cuda_result* result, Work work) {
   Device measure;
   work(measure, true);
   std::vector<uint8_t> memory(measure.most_used() + kAlignment);
-  uint8_t* aligned = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory.data()) + kAlignment - 1) / kAlignment * kAlignment);
+  uint8_t* aligned = reinterpret_cast<uint8_t*>(
+      (reinterpret_cast<uintptr_t>(memory.data()) + kAlignment - 1) / kAlignment * kAlignment);
   Device device(aligned, measure.most_used(), nullptr, result);
   work(device, false);
-  if (device.most_used() != measure.most_used()) throw std::runtime_error("the size query and the call take different amounts of workspace");
+  if (device.most_used() != measure.most_used())
+    throw std::runtime_error("the size query and the call take different amounts of workspace");
   return result->status;
 }
 
@@ -54,18 +57,22 @@ SectionOut section_out(Device& device, uint64_t capacity) {
   return {data, capacity, device.array<uint64_t>(1)};
 }
 
-void take_section(bool measuring, const SectionOut& out, uint8_t* section, uint64_t* section_bytes) {
+void take_section(bool measuring, const SectionOut& out, uint8_t* section,
+                  uint64_t* section_bytes) {
   if (measuring) return;
   *section_bytes = *out.bytes;
-  if (*out.bytes > out.capacity) throw std::runtime_error("the section is longer than its capacity");
+  if (*out.bytes > out.capacity)
+    throw std::runtime_error("the section is longer than its capacity");
   std::memcpy(section, out.data, *out.bytes);
 }
 
-// Decodes a section that lies `misalignment` bytes beyond a multiple of 16: decode(device, the section, room for `capacity` of T), capacity >= count.
-// Who calls decoders refuses a count above `most` first.
+// Decodes a section that lies `misalignment` bytes beyond a multiple of 16: decode(device, the
+// section, room for `capacity` of T), capacity >= count. Who calls decoders refuses a count above
+// `most` first.
 template <class T, class Decode>
-void decode_section(const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint64_t most, uint32_t capacity, int active,
-                    T* out, dr_cuda_result* result, Decode decode) {
+void decode_section(const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d,
+                    uint32_t count, uint64_t most, uint32_t capacity, int active, T* out,
+                    dr_cuda_result* result, Decode decode) {
   if (count > most) {
     *result = dr_cuda_result{};
     result->status = DR_CORRUPT_PAYLOAD;
@@ -80,7 +87,8 @@ void decode_section(const uint8_t* section, uint64_t bytes, int misalignment, ui
     device.copy(on_device, &contents, sizeof(contents));
     T* decoded = device.array<T>(capacity);
     decode(device, on_device, decoded);
-    if (!measuring && result->status == DR_OK && active && count != 0) std::memcpy(out, decoded, sizeof(T) * count);
+    if (!measuring && result->status == DR_OK && active && count != 0)
+      std::memcpy(out, decoded, sizeof(T) * count);
   });
 }
 
@@ -110,50 +118,69 @@ void dr_test_schedule(int schedule, uint64_t seed, int poison) {
 }
 
 // The most bytes and decoded indices; `indices` (count,), capacity >= count.
-int dr_test_index_capacity(int id, uint32_t d, uint32_t capacity, const double* parameters, uint64_t* bytes, uint32_t* decoded, char* message) {
+int dr_test_index_capacity(int id, uint32_t d, uint32_t capacity, const double* parameters,
+                           uint64_t* bytes, uint32_t* decoded, char* message) {
   return guarded(message, [&] {
     const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
     *bytes = codec.section_capacity(d, capacity, parameters);
-    *decoded = codec.decoded_capacity == nullptr ? capacity : codec.decoded_capacity(d, capacity, parameters);
+    *decoded = codec.decoded_capacity == nullptr ? capacity
+                                                 : codec.decoded_capacity(d, capacity, parameters);
   });
 }
 
-int dr_test_index_encode(int id, uint32_t d, uint32_t count, uint32_t capacity, const uint32_t* indices, const double* parameters, double value_bits,
-                         uint64_t key, uint8_t* section, uint64_t* section_bytes, uint32_t* decoded, uint32_t* decoded_count, int* values_stay,
-                         dr_cuda_result* result, char* message) {
+int dr_test_index_encode(int id, uint32_t d, uint32_t count, uint32_t capacity,
+                         const uint32_t* indices, const double* parameters, double value_bits,
+                         uint64_t key, uint8_t* section, uint64_t* section_bytes, uint32_t* decoded,
+                         uint32_t* decoded_count, int* values_stay, dr_cuda_result* result,
+                         char* message) {
   return guarded(message, [&] {
     const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
     with_device(result, [&](Device& device, bool measuring) {
       const SectionOut out = section_out(device, codec.section_capacity(d, capacity, parameters));
       const Given<uint32_t> given(device, indices, count, capacity);
-      const uint32_t most = codec.decoded_capacity == nullptr ? capacity : codec.decoded_capacity(d, capacity, parameters);
-      DeviceIndexEncoding encoding{d, capacity, given.count, given.values, parameters, value_bits, key, out, most, given.count, given.values, false};
+      const uint32_t most = codec.decoded_capacity == nullptr
+                                ? capacity
+                                : codec.decoded_capacity(d, capacity, parameters);
+      DeviceIndexEncoding encoding{d,          capacity,    given.count,  given.values,
+                                   parameters, value_bits,  key,          out,
+                                   most,       given.count, given.values, false};
       codec.encode(device, encoding);
       take_section(measuring, out, section, section_bytes);
       if (measuring) return;
       *decoded_count = *encoding.decoded_count;
-      if (*decoded_count > most) throw std::runtime_error("more indices are decoded than the capacity");
+      if (*decoded_count > most)
+        throw std::runtime_error("more indices are decoded than the capacity");
       if (*decoded_count != 0) std::memcpy(decoded, encoding.decoded, uint64_t{4} * *decoded_count);
       *values_stay = encoding.values_stay;
     });
   });
 }
 
-int dr_test_index_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint32_t capacity, int active,
-                         const double* parameters, uint32_t* indices, dr_cuda_result* result, char* message) {
+int dr_test_index_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment,
+                         uint32_t d, uint32_t count, uint32_t capacity, int active,
+                         const double* parameters, uint32_t* indices, dr_cuda_result* result,
+                         char* message) {
   return guarded(message, [&] {
     const DeviceIndexCodec& codec = expect(find_device_index_codec(id), id);
-    decode_section(section, bytes, misalignment, d, count, codec.most_count(bytes, d), capacity, active, indices, result,
-                   [&](Device& device, const DeviceSection* at, uint32_t* out) { codec.decode(device, at, d, capacity, bytes + 100, parameters, out); });
+    decode_section(section, bytes, misalignment, d, count, codec.most_count(bytes, d), capacity,
+                   active, indices, result,
+                   [&](Device& device, const DeviceSection* at, uint32_t* out) {
+                     codec.decode(device, at, d, capacity, bytes + 100, parameters, out);
+                   });
   });
 }
 
-int dr_test_value_capacity(int id, uint32_t capacity, const double* parameters, uint64_t* bytes, char* message) {
-  return guarded(message, [&] { *bytes = expect(find_device_value_codec(id), id).section_capacity(capacity, parameters); });
+int dr_test_value_capacity(int id, uint32_t capacity, const double* parameters, uint64_t* bytes,
+                           char* message) {
+  return guarded(message, [&] {
+    *bytes = expect(find_device_value_codec(id), id).section_capacity(capacity, parameters);
+  });
 }
 
-int dr_test_value_encode(int id, uint32_t count, uint32_t capacity, const float* values, const double* parameters, uint64_t key, uint8_t* section,
-                         uint64_t* section_bytes, float* decoded, uint32_t* order, dr_cuda_result* result, char* message) {
+int dr_test_value_encode(int id, uint32_t count, uint32_t capacity, const float* values,
+                         const double* parameters, uint64_t key, uint8_t* section,
+                         uint64_t* section_bytes, float* decoded, uint32_t* order,
+                         dr_cuda_result* result, char* message) {
   return guarded(message, [&] {
     const DeviceValueCodec& codec = expect(find_device_value_codec(id), id);
     with_device(result, [&](Device& device, bool measuring) {
@@ -161,7 +188,8 @@ int dr_test_value_encode(int id, uint32_t count, uint32_t capacity, const float*
       const Given<float> given(device, values, count, capacity);
       float* device_decoded = device.array<float>(capacity);
       uint32_t* device_order = codec.sorts ? device.array<uint32_t>(capacity) : nullptr;
-      DeviceValueEncoding encoding{capacity, given.count, given.values, parameters, key, out, device_decoded, device_order};
+      DeviceValueEncoding encoding{capacity, given.count, given.values,   parameters,
+                                   key,      out,         device_decoded, device_order};
       codec.encode(device, encoding);
       take_section(measuring, out, section, section_bytes);
       if (measuring || count == 0) return;
@@ -171,18 +199,22 @@ int dr_test_value_encode(int id, uint32_t count, uint32_t capacity, const float*
   });
 }
 
-int dr_test_value_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d, uint32_t count, uint32_t capacity, int active,
-                         float* values, dr_cuda_result* result, char* message) {
+int dr_test_value_decode(int id, const uint8_t* section, uint64_t bytes, int misalignment,
+                         uint32_t d, uint32_t count, uint32_t capacity, int active, float* values,
+                         dr_cuda_result* result, char* message) {
   return guarded(message, [&] {
     const DeviceValueCodec& codec = expect(find_device_value_codec(id), id);
-    decode_section(section, bytes, misalignment, d, count, codec.most_count(bytes), capacity, active, values, result,
-                   [&](Device& device, const DeviceSection* at, float* out) { codec.decode(device, at, capacity, bytes + 100, out); });
+    decode_section(section, bytes, misalignment, d, count, codec.most_count(bytes), capacity,
+                   active, values, result,
+                   [&](Device& device, const DeviceSection* at, float* out) {
+                     codec.decode(device, at, capacity, bytes + 100, out);
+                   });
   });
 }
 
 // The order section alone.
-int dr_test_order_encode(const uint32_t* order, uint32_t count, uint32_t capacity, uint8_t* section, uint64_t* section_bytes, dr_cuda_result* result,
-                         char* message) {
+int dr_test_order_encode(const uint32_t* order, uint32_t count, uint32_t capacity, uint8_t* section,
+                         uint64_t* section_bytes, dr_cuda_result* result, char* message) {
   return guarded(message, [&] {
     with_device(result, [&](Device& device, bool measuring) {
       const SectionOut out = section_out(device, order_capacity(capacity));
@@ -193,11 +225,13 @@ int dr_test_order_encode(const uint32_t* order, uint32_t count, uint32_t capacit
   });
 }
 
-int dr_test_order_decode(const uint8_t* section, uint64_t bytes, uint32_t count, uint32_t capacity, uint32_t* order, dr_cuda_result* result,
-                         char* message) {
+int dr_test_order_decode(const uint8_t* section, uint64_t bytes, uint32_t count, uint32_t capacity,
+                         uint32_t* order, dr_cuda_result* result, char* message) {
   return guarded(message, [&] {
     decode_section(section, bytes, 0, count, count, count, capacity, 1, order, result,
-                   [&](Device& device, const DeviceSection* at, uint32_t* out) { read_order(device, at, capacity, out); });
+                   [&](Device& device, const DeviceSection* at, uint32_t* out) {
+                     read_order(device, at, capacity, out);
+                   });
   });
 }
 

@@ -1,7 +1,9 @@
-// Every codec against damaged and hostile payloads; run under AddressSanitizer and UndefinedBehaviorSanitizer (make asan).
+// Every codec against damaged and hostile payloads; run under AddressSanitizer and
+// UndefinedBehaviorSanitizer (make asan).
 //
-// Any status is fine for hostile bytes, a wrong memory access, undefined behaviour or a hang is not. A broken checksum must
-// be a corrupt payload, the dense and the sparse decoder must agree, and memory that runs out must be reported as that.
+// Any status is fine for hostile bytes, a wrong memory access, undefined behaviour or a hang is
+// not. A broken checksum must be a corrupt payload, the dense and the sparse decoder must agree,
+// and memory that runs out must be reported as that.
 #include <unistd.h>
 
 #include <chrono>
@@ -58,7 +60,8 @@ std::string current;
 
 void too_slow(int) {
   const char text[] = "corruption: a case takes longer than it may: ";
-  if (write(2, text, sizeof(text) - 1) < 0 || write(2, current.data(), current.size()) < 0) _exit(3);
+  if (write(2, text, sizeof(text) - 1) < 0 || write(2, current.data(), current.size()) < 0)
+    _exit(3);
   _exit(2);
 }
 
@@ -74,7 +77,8 @@ std::vector<float> gradient(uint32_t d) {
   return values;
 }
 
-int encode(Call& call, const dr_codec& codec, const std::vector<float>& values, std::vector<float>* residual) {
+int encode(Call& call, const dr_codec& codec, const std::vector<float>& values,
+           std::vector<float>* residual) {
   dr_encoding encoding{};
   encoding.gradient = values.data();
   encoding.dtype = DR_FLOAT32;
@@ -96,14 +100,16 @@ int decode(const Bytes& payload, uint64_t d) {
   const int inspected = dr_inspect(&inspecting.context, data, size, &header);
   Call sparse(kMemory);
   const int status = dr_decode_sparse(&sparse.context, &data, &size, 1, d, 0.5f);
-  if (inspected != DR_OK && status != inspected) fail("inspection and sparse decoding disagree", status);
+  if (inspected != DR_OK && status != inspected)
+    fail("inspection and sparse decoding disagree", status);
   if (status == DR_OUT_OF_MEMORY && !sparse.refused()) fail("expected memory to be there", status);
   if (status == DR_OK) {
     const Bytes result = sparse.result();
     const size_t n = result.size() / 8;
     for (size_t i = 0; i < n; ++i) {
       const uint32_t index = get32(result, 4 * i);
-      if (index >= d || (i > 0 && index <= get32(result, 4 * i - 4))) fail("expected ascending indices below d", status);
+      if (index >= d || (i > 0 && index <= get32(result, 4 * i - 4)))
+        fail("expected ascending indices below d", status);
     }
   }
   (status == DR_OK ? counts.accepted : counts.refused) += 1;
@@ -111,9 +117,11 @@ int decode(const Bytes& payload, uint64_t d) {
   if (d > 1u << 16) return status;  // a dense result is the caller's memory
   Call dense(kMemory);
   Block<float> out(static_cast<float*>(std::calloc(d == 0 ? 1 : d, sizeof(float))));
-  const int dense_status = dr_decode_sum(&dense.context, &data, &size, 1, out.get(), d, 0.5f, nullptr);
+  const int dense_status =
+      dr_decode_sum(&dense.context, &data, &size, 1, out.get(), d, 0.5f, nullptr);
   const bool non_finite = inspected == DR_OK && (header.flags & 1) != 0;
-  if (dense_status != status && !(non_finite && dense_status == DR_OK)) fail("dense and sparse decoding disagree", dense_status);
+  if (dense_status != status && !(non_finite && dense_status == DR_OK))
+    fail("dense and sparse decoding disagree", dense_status);
   return status;
 }
 
@@ -150,12 +158,15 @@ void sections(const Bytes& payload, uint64_t d, size_t stride) {
     const auto replaced = [&](const Bytes& section) {
       Bytes changed(payload.begin(), payload.begin() + static_cast<ptrdiff_t>(start));
       changed.insert(changed.end(), section.begin(), section.end());
-      changed.insert(changed.end(), payload.begin() + static_cast<ptrdiff_t>(start + bytes), payload.end());
+      changed.insert(changed.end(), payload.begin() + static_cast<ptrdiff_t>(start + bytes),
+                     payload.end());
       put32(changed, field, static_cast<uint32_t>(section.size()));
       hostile(changed, d);
     };
-    const Bytes section(payload.begin() + static_cast<ptrdiff_t>(start), payload.begin() + static_cast<ptrdiff_t>(start + bytes));
-    for (size_t length = 0; length < bytes; length += stride) replaced(Bytes(section.begin(), section.begin() + static_cast<ptrdiff_t>(length)));
+    const Bytes section(payload.begin() + static_cast<ptrdiff_t>(start),
+                        payload.begin() + static_cast<ptrdiff_t>(start + bytes));
+    for (size_t length = 0; length < bytes; length += stride)
+      replaced(Bytes(section.begin(), section.begin() + static_cast<ptrdiff_t>(length)));
     for (const size_t more : {1, 2, 4, 8, 1000}) {
       Bytes longer = section;
       longer.resize(bytes + more);
@@ -179,7 +190,9 @@ void sections(const Bytes& payload, uint64_t d, size_t stride) {
 // Numbers of the header that the sections do not support.
 void header_numbers(const Bytes& payload, uint32_t d, uint32_t largest_d) {
   const uint32_t count = get32(payload, 16);
-  const uint32_t extremes[] = {0, 1, 2, count - 1, count + 1, d - 1, d, d + 1, 4096, 4097, 65537, 1u << 24, 0x7FFFFFFFu, 0x80000000u, 0xFFFFFFFFu};
+  const uint32_t extremes[] = {0,     1,        2,           count - 1,   count + 1,
+                               d - 1, d,        d + 1,       4096,        4097,
+                               65537, 1u << 24, 0x7FFFFFFFu, 0x80000000u, 0xFFFFFFFFu};
   for (const uint32_t other_d : extremes) {
     for (const uint32_t other_count : extremes) {
       Bytes changed = payload;
@@ -212,7 +225,8 @@ void no_memory(const dr_codec& codec, const std::vector<float>& values, const By
   for (const bool encoding : {true, false}) {
     for (uint64_t allowed = 0;; ++allowed) {
       Call call(kMemory, allowed);
-      const int status = encoding ? encode(call, codec, values, nullptr) : dr_decode_sparse(&call.context, &data, &size, 1, d, 1.0f);
+      const int status = encoding ? encode(call, codec, values, nullptr)
+                                  : dr_decode_sparse(&call.context, &data, &size, 1, d, 1.0f);
       if (!call.refused()) {
         if (status != DR_OK) fail("expected success with enough memory", status);
         break;
@@ -223,7 +237,8 @@ void no_memory(const dr_codec& codec, const std::vector<float>& values, const By
   }
 }
 
-bool run_case(const Setting& index, const Setting& value, uint32_t d, uint32_t k, size_t stride, size_t dense_bytes) {
+bool run_case(const Setting& index, const Setting& value, uint32_t d, uint32_t k, size_t stride,
+              size_t dense_bytes) {
   current = std::string(index.name) + " x " + value.name + ", d = " + std::to_string(d);
   alarm(kSecondsACase);
   dr_codec codec{};
@@ -242,16 +257,21 @@ bool run_case(const Setting& index, const Setting& value, uint32_t d, uint32_t k
   codec.memory.id = deepreduce::kResidual;
   std::vector<float> residual(d), sum(d);
   Call with_memory(kMemory);
-  if (const int kept = encode(with_memory, codec, values, &residual)) fail("expected to encode with a residual", kept);
+  if (const int kept = encode(with_memory, codec, values, &residual))
+    fail("expected to encode with a residual", kept);
   codec.memory.id = deepreduce::kNoMemory;
-  if (with_memory.result() != payload) fail("expected the same payload with a residual of zeros", status);
+  if (with_memory.result() != payload)
+    fail("expected the same payload with a residual of zeros", status);
   const Block<uint8_t> copy = exact_copy(payload);
   const uint8_t* data = copy.get();
   const uint64_t size = payload.size();
   Call decoding(kMemory);
-  if (const int decoded = dr_decode_sum(&decoding.context, &data, &size, 1, sum.data(), d, 1.0f, nullptr)) fail("expected to decode", decoded);
+  if (const int decoded =
+          dr_decode_sum(&decoding.context, &data, &size, 1, sum.data(), d, 1.0f, nullptr))
+    fail("expected to decode", decoded);
   for (uint32_t i = 0; i < d; ++i)
-    if (!(std::fabs(sum[i] + residual[i] - values[i]) <= 1e-6f)) fail("expected the sum of what is sent and kept to be the gradient", static_cast<int>(i));
+    if (!(std::fabs(sum[i] + residual[i] - values[i]) <= 1e-6f))
+      fail("expected the sum of what is sent and kept to be the gradient", static_cast<int>(i));
 
   no_memory(codec, values, payload);
   bits_and_lengths(payload, d, stride, dense_bytes);
@@ -269,16 +289,23 @@ int main() {
   const auto began = std::chrono::steady_clock::now();
   for (const Setting& index : kIndexSettings) {
     unsigned absent = 0;
-    for (const Setting& value : kValueSettings) absent += !run_case(index, value, 300, 40, 1, SIZE_MAX);
-    if (absent > 0) std::printf("%s: %u value codecs, or the codec itself, are not in this build\n", index.name, absent);
+    for (const Setting& value : kValueSettings)
+      absent += !run_case(index, value, 300, 40, 1, SIZE_MAX);
+    if (absent > 0)
+      std::printf("%s: %u value codecs, or the codec itself, are not in this build\n", index.name,
+                  absent);
   }
   // more than one block of indices; what follows the directories is alike, so a part of it will do
-  for (const Setting& index : kIndexSettings) run_case(index, kValueSettings[0], 20000, 9000, 1999, 200);
+  for (const Setting& index : kIndexSettings)
+    run_case(index, kValueSettings[0], 20000, 9000, 1999, 200);
   for (const Setting& value : kValueSettings) run_case(kRice, value, 20000, 9000, 1999, 200);
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-  std::printf("corruption: %llu cases, %llu payloads (%llu decoded, %llu refused), %llu times without memory: all is well, %.0f s\n",
-              static_cast<unsigned long long>(counts.cases), static_cast<unsigned long long>(counts.payloads),
-              static_cast<unsigned long long>(counts.accepted), static_cast<unsigned long long>(counts.refused),
-              static_cast<unsigned long long>(counts.out_of_memory), took.count());
+  std::printf(
+      "corruption: %llu cases, %llu payloads (%llu decoded, %llu refused), %llu times without memory: all is well, %.0f s\n",
+      static_cast<unsigned long long>(counts.cases),
+      static_cast<unsigned long long>(counts.payloads),
+      static_cast<unsigned long long>(counts.accepted),
+      static_cast<unsigned long long>(counts.refused),
+      static_cast<unsigned long long>(counts.out_of_memory), took.count());
   return 0;
 }

@@ -1,4 +1,5 @@
-// What the native harnesses share: a caller of the core whose every buffer has its exact size, and the payload's checksum.
+// What the native harnesses share: a caller of the core whose every buffer has its exact size, and
+// the payload's checksum.
 #ifndef DEEPREDUCE_TESTS_HARNESS_H
 #define DEEPREDUCE_TESTS_HARNESS_H
 
@@ -27,12 +28,18 @@ inline Block<uint8_t> exact_copy(const std::vector<uint8_t>& bytes) {
   return copy;
 }
 
-// One call's memory: a bound on what it may ask for in all, and a count of requests after which there is none.
+// One call's memory: a bound on what it may ask for in all, and a count of requests after which
+// there is none.
 class Call {
  public:
-  explicit Call(size_t limit_bytes, uint64_t allowed_requests = UINT64_MAX) : left_bytes_(limit_bytes), left_requests_(allowed_requests) {
-    context.allocate = [](void* user, size_t bytes) -> void* { return static_cast<Call*>(user)->scratch(bytes); };
-    context.output = [](void* user, size_t bytes) -> void* { return static_cast<Call*>(user)->output(bytes); };
+  explicit Call(size_t limit_bytes, uint64_t allowed_requests = UINT64_MAX)
+      : left_bytes_(limit_bytes), left_requests_(allowed_requests) {
+    context.allocate = [](void* user, size_t bytes) -> void* {
+      return static_cast<Call*>(user)->scratch(bytes);
+    };
+    context.output = [](void* user, size_t bytes) -> void* {
+      return static_cast<Call*>(user)->output(bytes);
+    };
     context.user = this;
     context.simd = -1;
   }
@@ -44,7 +51,8 @@ class Call {
   bool refused() const { return refused_; }
   std::vector<uint8_t> result() const {
     const uint8_t* data = output_.get();
-    return data == nullptr ? std::vector<uint8_t>() : std::vector<uint8_t>(data, data + output_bytes_);
+    return data == nullptr ? std::vector<uint8_t>()
+                           : std::vector<uint8_t>(data, data + output_bytes_);
   }
   dr_context context{};
 
@@ -79,7 +87,8 @@ class Call {
   bool refused_ = false;
 };
 
-// docs/format.md, "Checksum", written a second time so that a mistake in the core's does not hide itself.
+// docs/format.md, "Checksum", written a second time so that a mistake in the core's does not hide
+// itself.
 inline uint64_t checksum(const std::vector<uint8_t>& bytes) {
   uint64_t sum = 0;
   for (uint64_t i = 0; i < (bytes.size() + 7) / 8; ++i) {
@@ -97,7 +106,9 @@ inline uint64_t checksum(const std::vector<uint8_t>& bytes) {
   return sum;
 }
 
-inline void put32(std::vector<uint8_t>& bytes, size_t at, uint32_t value) { std::memcpy(bytes.data() + at, &value, 4); }
+inline void put32(std::vector<uint8_t>& bytes, size_t at, uint32_t value) {
+  std::memcpy(bytes.data() + at, &value, 4);
+}
 inline uint32_t get32(const std::vector<uint8_t>& bytes, size_t at) {
   uint32_t value;
   std::memcpy(&value, bytes.data() + at, 4);

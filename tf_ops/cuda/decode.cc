@@ -1,6 +1,7 @@
-// DeepreduceDecodeSum on a GPU: messages and sum stay there. With hints one read of 48 bytes tells how it went, and without them the messages are
-// read, to learn where payloads start and what their codec is. What the device refuses, or leaves to the host, the host decodes again: its answer,
-// be it a sum or an error, is that of the kernel of the host.
+// DeepreduceDecodeSum on a GPU: messages and sum stay there. With hints one read of 48 bytes tells
+// how it went, and without them the messages are read, to learn where payloads start and what their
+// codec is. What the device refuses, or leaves to the host, the host decodes again: its answer, be
+// it a sum or an error, is that of the kernel of the host.
 #include "device.h"
 
 #include <optional>
@@ -15,9 +16,12 @@ constexpr int32_t kRawIndex = 1, kRawValue = 1;  // ids of docs/format.md
 
 class DecodeSumOnDeviceOp : public WaitingKernel {
  public:
-  explicit DecodeSumOnDeviceOp(tensorflow::OpKernelConstruction* construction) : WaitingKernel(construction), decode_(construction) {
+  explicit DecodeSumOnDeviceOp(tensorflow::OpKernelConstruction* construction)
+      : WaitingKernel(construction), decode_(construction) {
     OP_REQUIRES(construction, decode_.records == 0,
-                absl::InvalidArgumentError(absl::StrCat("DeepreduceDecodeSum on a GPU: expected no record, which is the host's, got ", decode_.records)));
+                absl::InvalidArgumentError(absl::StrCat(
+                    "DeepreduceDecodeSum on a GPU: expected no record, which is the host's, got ",
+                    decode_.records)));
   }
 
   void Compute(OpKernelContext* kernel) override {
@@ -33,20 +37,23 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     if (decode_.hints != 0 && !DecodeSum::takes_shape_of_payload(wanted)) {
       OP_REQUIRES_OK(kernel, from_hints(kernel, &payloads, &codec));
     } else {
-      OP_REQUIRES_OK(kernel, device.fetch(messages.data(), messages.TotalBytes(), &on_host.emplace()));
+      OP_REQUIRES_OK(kernel,
+                     device.fetch(messages.data(), messages.TotalBytes(), &on_host.emplace()));
       OP_REQUIRES_OK(kernel, payloads.split(call, *on_host, decode_.variable));
     }
     tensorflow::TensorShape shape;
     OP_REQUIRES_OK(kernel, decode_.wanted_shape(call, wanted, payloads, &shape));
     if (on_host.has_value()) {
       codec = codec_of_payloads(call, payloads);
-      for (const uint8_t*& payload : payloads.data) payload = bytes_of(messages) + (payload - bytes_of(*on_host));
+      for (const uint8_t*& payload : payloads.data)
+        payload = bytes_of(messages) + (payload - bytes_of(*on_host));
     }
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(kernel, decode_.allocate_sum(kernel, shape, &sum));
     const bool adds = decode_.initials == 1;
     if (adds) OP_REQUIRES_OK(kernel, decode_.check_initial(kernel, shape));
-    OP_REQUIRES_OK(kernel, adds ? device.copy(sum->data(), kernel->input(DecodeSum::kLists).data(), sum->TotalBytes())
+    OP_REQUIRES_OK(kernel, adds ? device.copy(sum->data(), kernel->input(DecodeSum::kLists).data(),
+                                              sum->TotalBytes())
                                 : device.zero(sum->data(), sum->TotalBytes()));
     bool done = false;
     OP_REQUIRES_OK(kernel, add_up(kernel, call, device, codec, payloads, sum, &done));
@@ -54,10 +61,13 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
   }
 
  private:
-  absl::Status from_hints(OpKernelContext* kernel, OneVariablesPayloads* payloads, dr_codec* codec) const {
+  absl::Status from_hints(OpKernelContext* kernel, OneVariablesPayloads* payloads,
+                          dr_codec* codec) const {
     const Tensor& lengths = kernel->input(decode_.hint_input());
     const Tensor& table = kernel->input(decode_.hint_input() + 1);
-    if (lengths.dims() != 1) return absl::InvalidArgumentError(absl::StrCat("lengths: expected a vector, got shape ", lengths.shape().DebugString()));
+    if (lengths.dims() != 1)
+      return absl::InvalidArgumentError(
+          absl::StrCat("lengths: expected a vector, got shape ", lengths.shape().DebugString()));
     TF_RETURN_IF_ERROR(check_codec_table(table));
     *codec = codec_at(table, 0);  // a schedule changes what is kept, not how it is coded
     return payloads->split_by(lengths, kernel->input(DecodeSum::kMessages), decode_.variable);
@@ -70,7 +80,10 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     codec.value.id = kRawValue;
     for (size_t i = 0; i < payloads.data.size(); ++i) {
       dr_header header;
-      if (dr_inspect(&call.context, payloads.data[i], payloads.sizes[i], &header) != DR_OK || header.index_id == 0) continue;  // dense, or refused later
+      // dense, or refused later
+      if (dr_inspect(&call.context, payloads.data[i], payloads.sizes[i], &header) != DR_OK ||
+          header.index_id == 0)
+        continue;
       codec.index.id = header.index_id;
       codec.value.id = header.value_id;
       break;
@@ -78,23 +91,27 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     return codec;
   }
 
-  absl::Status add_up(OpKernelContext* kernel, Call& call, DeviceCall& device, const dr_codec& codec, const OneVariablesPayloads& payloads, Tensor* sum,
+  absl::Status add_up(OpKernelContext* kernel, Call& call, DeviceCall& device,
+                      const dr_codec& codec, const OneVariablesPayloads& payloads, Tensor* sum,
                       bool* done) const {
     if (dr_cuda_supports(&codec) == 0) return absl::OkStatus();
     void *result, *workspace;
     TF_RETURN_IF_ERROR(device.on_device(sizeof(dr_cuda_result), &result));
     size_t workspace_bytes = 0;
     const auto start = [&](void* memory) {
-      return dr_cuda_decode_sum(&call.context, &codec, payloads.data.data(), payloads.sizes.data(), payloads.data.size(), sum->flat<float>().data(),
-                                static_cast<uint64_t>(sum->NumElements()), decode_.scale(kernel), static_cast<dr_cuda_result*>(result), memory,
-                                &workspace_bytes, device.stream());
+      return dr_cuda_decode_sum(&call.context, &codec, payloads.data.data(), payloads.sizes.data(),
+                                payloads.data.size(), sum->flat<float>().data(),
+                                static_cast<uint64_t>(sum->NumElements()), decode_.scale(kernel),
+                                static_cast<dr_cuda_result*>(result), memory, &workspace_bytes,
+                                device.stream());
     };
     int status = start(nullptr);
     if (status == DR_OK) {
       TF_RETURN_IF_ERROR(device.on_device(workspace_bytes, &workspace));
       status = start(workspace);
     }
-    if (status == DR_CUDA_ERROR) return status_of(status, named(decode_.variable, call.context.message));
+    if (status == DR_CUDA_ERROR)
+      return status_of(status, named(decode_.variable, call.context.message));
     if (status != DR_OK) return absl::OkStatus();
     dr_cuda_result found;
     TF_RETURN_IF_ERROR(device.fetch(result, &found));
@@ -102,20 +119,24 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     return absl::OkStatus();
   }
 
-  absl::Status add_up_on_host(OpKernelContext* kernel, Call& call, DeviceCall& device, std::optional<Tensor>& on_host, Tensor* sum) const {
+  absl::Status add_up_on_host(OpKernelContext* kernel, Call& call, DeviceCall& device,
+                              std::optional<Tensor>& on_host, Tensor* sum) const {
     const Tensor& messages = kernel->input(DecodeSum::kMessages);
-    if (!on_host.has_value()) TF_RETURN_IF_ERROR(device.fetch(messages.data(), messages.TotalBytes(), &on_host.emplace()));
+    if (!on_host.has_value())
+      TF_RETURN_IF_ERROR(device.fetch(messages.data(), messages.TotalBytes(), &on_host.emplace()));
     OneVariablesPayloads payloads;
     TF_RETURN_IF_ERROR(decode_.expect(kernel, &payloads));
     TF_RETURN_IF_ERROR(payloads.split(call, *on_host, decode_.variable));
     Tensor total;
     if (decode_.initials == 1) {
-      TF_RETURN_IF_ERROR(device.fetch(kernel->input(DecodeSum::kLists).data(), sum->TotalBytes(), &total));
+      TF_RETURN_IF_ERROR(
+          device.fetch(kernel->input(DecodeSum::kLists).data(), sum->TotalBytes(), &total));
     } else {
       TF_RETURN_IF_ERROR(device.pinned(sum->TotalBytes(), &total));
       std::memset(total.data(), 0, total.TotalBytes());
     }
-    TF_RETURN_IF_ERROR(decode_.add_up(kernel, call, payloads, static_cast<float*>(total.data()), sum->NumElements()));
+    TF_RETURN_IF_ERROR(decode_.add_up(kernel, call, payloads, static_cast<float*>(total.data()),
+                                      sum->NumElements()));
     TF_RETURN_IF_ERROR(device.copy(sum->data(), total.data(), total.TotalBytes()));
     return device.wait();
   }
@@ -123,9 +144,14 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
   const DecodeSum decode_;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("DeepreduceDecodeSum").DR_PLACED.TypeConstraint<float>("T").HostMemory("scale").HostMemory("shape").HostMemory("ranks").HostMemory("seconds").HostMemory("hints"),
-    DecodeSumOnDeviceOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceDecodeSum")
+                            .DR_PLACED.TypeConstraint<float>("T")
+                            .HostMemory("scale")
+                            .HostMemory("shape")
+                            .HostMemory("ranks")
+                            .HostMemory("seconds")
+                            .HostMemory("hints"),
+                        DecodeSumOnDeviceOp);
 
 }  // namespace
 }  // namespace deepreduce_tf

@@ -1,4 +1,5 @@
-// What the kernels on a GPU share: TensorFlow's stream there, its allocators' memory for one call, and the wait for what must be known on the host.
+// What the kernels on a GPU share: TensorFlow's stream there, its allocators' memory for one call,
+// and the wait for what must be known on the host.
 #ifndef DEEPREDUCE_TF_OPS_CUDA_DEVICE_H
 #define DEEPREDUCE_TF_OPS_CUDA_DEVICE_H
 
@@ -13,16 +14,18 @@
 
 namespace deepreduce_tf {
 
-// A kernel that waits for its device. TensorFlow runs what is cheap on the thread that starts the next operations, and what is expensive on one of
-// its own: so the wait holds up nobody. (An AsyncOpKernel would be called back on one of two threads that serve all events of the device.)
+// A kernel that waits for its device. TensorFlow runs what is cheap on the thread that starts the
+// next operations, and what is expensive on one of its own: so the wait holds up nobody. (An
+// AsyncOpKernel would be called back on one of two threads that serve all events of the device.)
 class WaitingKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
   bool IsExpensive() override { return true; }
 };
 
-// One call of a kernel on its device. TensorFlow gives memory out again in the order of the stream, so that what is freed here may still be in use
-// there; pinned memory is the host's, which is given out again at once: what uses it is waited for before the call is over.
+// One call of a kernel on its device. TensorFlow gives memory out again in the order of the stream,
+// so that what is freed here may still be in use there; pinned memory is the host's, which is given
+// out again at once: what uses it is waited for before the call is over.
 class DeviceCall {
  public:
   explicit DeviceCall(OpKernelContext* kernel) : kernel_(kernel), stream_(stream_of(kernel)) {}
@@ -54,17 +57,21 @@ class DeviceCall {
 
   // On the stream; either may be pinned or device memory.
   absl::Status copy(void* to, const void* from, uint64_t bytes) {
-    return bytes == 0 ? absl::OkStatus() : checked("copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
+    return bytes == 0
+               ? absl::OkStatus()
+               : checked("copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_));
   }
 
   absl::Status zero(void* memory, uint64_t bytes) {
-    return bytes == 0 ? absl::OkStatus() : checked("memset", cudaMemsetAsync(memory, 0, bytes, stream_));
+    return bytes == 0 ? absl::OkStatus()
+                      : checked("memset", cudaMemsetAsync(memory, 0, bytes, stream_));
   }
 
   // Until the stream has done what it was given so far; the thread sleeps.
   absl::Status wait() {
     cudaEvent_t event;
-    TF_RETURN_IF_ERROR(checked("event", cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming)));
+    TF_RETURN_IF_ERROR(checked(
+        "event", cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming)));
     cudaError_t error = cudaEventRecord(event, stream_);
     if (error == cudaSuccess) error = cudaEventSynchronize(event);
     cudaEventDestroy(event);
@@ -98,9 +105,14 @@ class DeviceCall {
  private:
   static constexpr uint64_t kAlignment = 256;
 
-  absl::Status allocate(uint64_t bytes, tensorflow::AllocatorAttributes attributes, Tensor* memory) {
-    if (bytes >= uint64_t{1} << 62) return absl::ResourceExhaustedError(absl::StrCat("memory: expected less than 2^62 bytes, got ", bytes));
-    TF_RETURN_IF_ERROR(kernel_->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), memory, attributes));
+  absl::Status allocate(uint64_t bytes, tensorflow::AllocatorAttributes attributes,
+                        Tensor* memory) {
+    if (bytes >= uint64_t{1} << 62)
+      return absl::ResourceExhaustedError(
+          absl::StrCat("memory: expected less than 2^62 bytes, got ", bytes));
+    TF_RETURN_IF_ERROR(kernel_->allocate_temp(
+        tensorflow::DT_UINT8, tensorflow::TensorShape({static_cast<int64_t>(bytes)}), memory,
+        attributes));
     memory_.push_back(*memory);
     return absl::OkStatus();
   }

@@ -1,5 +1,6 @@
-// DeepreduceEncode on a GPU: gradient, memory and payload stay there, numbers are the host's. One read of 48 bytes tells the payload's length.
-// Codecs that the device leaves to the host go there through pinned memory.
+// DeepreduceEncode on a GPU: gradient, memory and payload stay there, numbers are the host's. One
+// read of 48 bytes tells the payload's length. Codecs that the device leaves to the host go there
+// through pinned memory.
 #include "device.h"
 
 #include "../slot.h"
@@ -9,29 +10,36 @@ namespace {
 
 class EncodeOnDeviceOp : public WaitingKernel {
  public:
-  explicit EncodeOnDeviceOp(tensorflow::OpKernelConstruction* construction) : WaitingKernel(construction) {
+  explicit EncodeOnDeviceOp(tensorflow::OpKernelConstruction* construction)
+      : WaitingKernel(construction) {
     int records;
     OP_REQUIRES_OK(construction, construction->GetAttr("memories", &memories_));
     OP_REQUIRES_OK(construction, construction->GetAttr("records", &records));
     OP_REQUIRES_OK(construction, construction->GetAttr("notices", &notices_));
     OP_REQUIRES_OK(construction, Slot::check(memories_, records));
     OP_REQUIRES(construction, records == 0,
-                absl::InvalidArgumentError(absl::StrCat("DeepreduceEncode on a GPU: expected no records, which are the host's, got ", records)));
+                absl::InvalidArgumentError(absl::StrCat(
+                    "DeepreduceEncode on a GPU: expected no records, which are the host's, got ",
+                    records)));
   }
 
   void Compute(OpKernelContext* kernel) override {
     Slot slot;
-    OP_REQUIRES_OK(kernel, slot.open(kernel, 1, memories_, 0, kernel->input(0).NumElements(), copy_on_device));
+    OP_REQUIRES_OK(
+        kernel, slot.open(kernel, 1, memories_, 0, kernel->input(0).NumElements(), copy_on_device));
     Call call;
     DeviceCall device(kernel);
-    const absl::Status done = dr_cuda_supports(&slot.codec) != 0 ? encode(kernel, slot, call, device) : encode_on_host(kernel, slot, call, device);
+    const absl::Status done = dr_cuda_supports(&slot.codec) != 0
+                                  ? encode(kernel, slot, call, device)
+                                  : encode_on_host(kernel, slot, call, device);
     if (done.ok() || !notices_) return kernel->SetStatus(done);
     OP_REQUIRES_OK(kernel, write_notice(call, std::string(done.message())));
     OP_REQUIRES_OK(kernel, send_result(kernel, call, device));
   }
 
  private:
-  absl::Status encode(OpKernelContext* kernel, const Slot& slot, Call& call, DeviceCall& device) const {
+  absl::Status encode(OpKernelContext* kernel, const Slot& slot, Call& call,
+                      DeviceCall& device) const {
     const Tensor& gradient = kernel->input(0);
     dr_cuda_encoding encoding{};
     encoding.gradient = gradient.data();
@@ -41,18 +49,22 @@ class EncodeOnDeviceOp : public WaitingKernel {
     encoding.velocity = slot.memory[1];
     encoding.position = slot.position;
     size_t workspace_bytes = 0;
-    int status = dr_cuda_encode(&call.context, &slot.codec, &encoding, nullptr, &workspace_bytes, device.stream());
+    int status = dr_cuda_encode(&call.context, &slot.codec, &encoding, nullptr, &workspace_bytes,
+                                device.stream());
     if (status != DR_OK) return status_of(status, call.context.message);
 
     encoding.payload_capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
     Tensor room;
-    TF_RETURN_IF_ERROR(kernel->allocate_temp(tensorflow::DT_UINT8, tensorflow::TensorShape({static_cast<int64_t>(encoding.payload_capacity)}), &room));
+    TF_RETURN_IF_ERROR(kernel->allocate_temp(
+        tensorflow::DT_UINT8,
+        tensorflow::TensorShape({static_cast<int64_t>(encoding.payload_capacity)}), &room));
     encoding.payload = room.flat<uint8_t>().data();
     void *result, *workspace;
     TF_RETURN_IF_ERROR(device.on_device(sizeof(dr_cuda_result), &result));
     TF_RETURN_IF_ERROR(device.on_device(workspace_bytes, &workspace));
     encoding.result = static_cast<dr_cuda_result*>(result);
-    status = dr_cuda_encode(&call.context, &slot.codec, &encoding, workspace, &workspace_bytes, device.stream());
+    status = dr_cuda_encode(&call.context, &slot.codec, &encoding, workspace, &workspace_bytes,
+                            device.stream());
     if (status != DR_OK) return status_of(status, call.context.message);
 
     dr_cuda_result done;
@@ -69,7 +81,8 @@ class EncodeOnDeviceOp : public WaitingKernel {
     return device.copy(payload->data(), encoding.payload, done.payload_bytes);
   }
 
-  absl::Status encode_on_host(OpKernelContext* kernel, const Slot& slot, Call& call, DeviceCall& device) const {
+  absl::Status encode_on_host(OpKernelContext* kernel, const Slot& slot, Call& call,
+                              DeviceCall& device) const {
     const Tensor& gradient = kernel->input(0);
     const uint64_t memory_bytes = static_cast<uint64_t>(gradient.NumElements()) * sizeof(float);
     Tensor gradient_here;
@@ -89,14 +102,16 @@ class EncodeOnDeviceOp : public WaitingKernel {
     encoding.position = slot.position;
     const int status = dr_encode(&call.context, &slot.codec, &encoding);
     if (status != DR_OK) return status_of(status, call.context.message);
-    for (int i = 0; i < memories_; ++i) TF_RETURN_IF_ERROR(device.copy(slot.memory[i], memory_here[i], memory_bytes));
+    for (int i = 0; i < memories_; ++i)
+      TF_RETURN_IF_ERROR(device.copy(slot.memory[i], memory_here[i], memory_bytes));
     return send_result(kernel, call, device);
   }
 
   // What the call made in host memory is the output.
   static absl::Status send_result(OpKernelContext* kernel, const Call& call, DeviceCall& device) {
     Tensor* output;
-    TF_RETURN_IF_ERROR(kernel->allocate_output(0, tensorflow::TensorShape({static_cast<int64_t>(call.own_result.size())}), &output));
+    TF_RETURN_IF_ERROR(kernel->allocate_output(
+        0, tensorflow::TensorShape({static_cast<int64_t>(call.own_result.size())}), &output));
     return device.send(output->data(), call.own_result.data(), call.own_result.size());
   }
 
@@ -104,14 +119,20 @@ class EncodeOnDeviceOp : public WaitingKernel {
   bool notices_;
 };
 
-REGISTER_KERNEL_BUILDER(
-    Name("DeepreduceEncode").DR_PLACED.HostMemory("codec").HostMemory("position").HostMemory("memory").HostMemory("record"), EncodeOnDeviceOp);
+REGISTER_KERNEL_BUILDER(Name("DeepreduceEncode")
+                            .DR_PLACED.HostMemory("codec")
+                            .HostMemory("position")
+                            .HostMemory("memory")
+                            .HostMemory("record"),
+                        EncodeOnDeviceOp);
 
 }  // namespace
 }  // namespace deepreduce_tf
 
-// For the Python side, which places gradients before there is a graph: whether devices know a codec of 20 numbers. Only builds with CUDA have it.
-extern "C" __attribute__((visibility("default"))) int deepreduce_tf_cuda_supports(const double* fields) {
+// For the Python side, which places gradients before there is a graph: whether devices know a codec
+// of 20 numbers. Only builds with CUDA have it.
+extern "C" __attribute__((visibility("default"))) int deepreduce_tf_cuda_supports(
+    const double* fields) {
   const dr_codec codec = deepreduce_tf::codec_of(fields);
   return dr_cuda_supports(&codec);
 }

@@ -1,5 +1,6 @@
-// The PyTorch operators on CUDA devices: the caller's device and current stream, PyTorch's allocators, and one small read from the device where a
-// length or a failure must be known. What has no device codec goes through pinned memory to the operators of the host.
+// The PyTorch operators on CUDA devices: the caller's device and current stream, PyTorch's
+// allocators, and one small read from the device where a length or a failure must be known. What
+// has no device codec goes through pinned memory to the operators of the host.
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -20,16 +21,21 @@ constexpr int32_t kRawIndex = 1, kRawValue = 1;  // ids of docs/format.md
 
 void check(const dr_context& context, int status) { DR_CHECK_STATUS(status, context.message); }
 
-void* current_stream(const at::Tensor& tensor) { return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream(); }
+void* current_stream(const at::Tensor& tensor) {
+  return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
+}
 
 // At least one byte: a null pointer would be a size query.
 at::Tensor device_bytes(uint64_t bytes, at::Device device) {
   DR_EXPECT(bytes < uint64_t{1} << 62, "memory: expected less than 2^62 bytes, got ", bytes);
-  return at::empty({static_cast<int64_t>(bytes == 0 ? 1 : bytes)}, at::TensorOptions(at::kByte).device(device));
+  return at::empty({static_cast<int64_t>(bytes == 0 ? 1 : bytes)},
+                   at::TensorOptions(at::kByte).device(device));
 }
 
 // Of the same shape, in host memory that copies run to and from without a detour.
-at::Tensor pinned_like(const at::Tensor& tensor) { return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true)); }
+at::Tensor pinned_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+}
 
 // Copies of device tensors in pinned memory, waited for once; tensors of the host as they are.
 std::vector<at::Tensor> to_host(const std::vector<at::Tensor>& tensors) {
@@ -46,20 +52,23 @@ std::vector<at::Tensor> to_host(const std::vector<at::Tensor>& tensors) {
 }
 
 dr_cuda_result as_result(const at::Tensor& host) {
-  DR_EXPECT(host.device().is_cpu() && host.scalar_type() == at::kByte && host.numel() == sizeof(dr_cuda_result), "result: expected ",
-            sizeof(dr_cuda_result), " Byte on cpu, got ", describe(host));
+  DR_EXPECT(host.device().is_cpu() && host.scalar_type() == at::kByte &&
+                host.numel() == sizeof(dr_cuda_result),
+            "result: expected ", sizeof(dr_cuda_result), " Byte on cpu, got ", describe(host));
   dr_cuda_result result;
   std::memcpy(&result, host.const_data_ptr(), sizeof(result));
   return result;
 }
 
-// Raises what a dr_cuda_result that was copied to the host says, if it is a failure. `parameter`: whose sum it is that failed, if it is one.
+// Raises what a dr_cuda_result that was copied to the host says, if it is a failure. `parameter`:
+// whose sum it is that failed, if it is one.
 void raise_failure(const at::Tensor& host, c10::string_view parameter) {
   const dr_cuda_result result = as_result(host);
   dr_context context{};
   const int status = dr_cuda_message(&context, &result);
   if (parameter.empty()) return check(context, status);
-  DR_CHECK_STATUS(status, c10::str("parameter ", parameter, ": rank ", result.payload, ": ", context.message));
+  DR_CHECK_STATUS(
+      status, c10::str("parameter ", parameter, ": rank ", result.payload, ": ", context.message));
 }
 
 bool supports(at::ArrayRef<double> codec_fields) {
@@ -68,11 +77,14 @@ bool supports(at::ArrayRef<double> codec_fields) {
 }
 
 void expect_of_the_device(const dr_codec& codec) {
-  DR_EXPECT(dr_cuda_supports(&codec) != 0, "codec: expected one that works on the device, got one that stays on the host");
+  DR_EXPECT(dr_cuda_supports(&codec) != 0,
+            "codec: expected one that works on the device, got one that stays on the host");
 }
 
-at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
-                          const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields, int64_t seed, int64_t step,
+at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
+                          const std::optional<at::Tensor>& velocity,
+                          const std::optional<at::Tensor>& threshold,
+                          at::ArrayRef<double> codec_fields, int64_t seed, int64_t step,
                           int64_t tensor, int64_t rank) {
   std::vector<at::Tensor> given{gradient};
   const std::optional<at::Tensor>* states[] = {&residual, &velocity, &threshold};
@@ -83,7 +95,8 @@ at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Te
   size_t next = 1;
   for (int i = 0; i < 3; ++i)
     if (states[i]->has_value()) on_host[i] = copies[next++];
-  const at::Tensor made = host::encode(copies[0], on_host[0], on_host[1], on_host[2], codec_fields, seed, step, tensor, rank);
+  const at::Tensor made = host::encode(copies[0], on_host[0], on_host[1], on_host[2], codec_fields,
+                                       seed, step, tensor, rank);
   for (int i = 0; i < 3; ++i)
     if (states[i]->has_value()) (*states[i])->copy_(*on_host[i], true);
   at::Tensor pinned = pinned_like(made);
@@ -91,12 +104,16 @@ at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Te
   return pinned.to(gradient.device(), true);
 }
 
-// Starts to encode, without waiting: returns memory on the device whose beginning will be the payload, and a report there, the dr_cuda_result and
-// the payload's header, which tells how much of it.
-std::tuple<at::Tensor, at::Tensor> start_encode_(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
-                                                 const std::optional<at::Tensor>& velocity, at::ArrayRef<double> codec_fields, int64_t seed,
+// Starts to encode, without waiting: returns memory on the device whose beginning will be the
+// payload, and a report there, the dr_cuda_result and the payload's header, which tells how much of
+// it.
+std::tuple<at::Tensor, at::Tensor> start_encode_(const at::Tensor& gradient,
+                                                 const std::optional<at::Tensor>& residual,
+                                                 const std::optional<at::Tensor>& velocity,
+                                                 at::ArrayRef<double> codec_fields, int64_t seed,
                                                  int64_t step, int64_t tensor, int64_t rank) {
-  DR_EXPECT(gradient.is_cuda(), "gradient: expected it where its residual is, got ", describe(gradient));
+  DR_EXPECT(gradient.is_cuda(), "gradient: expected it where its residual is, got ",
+            describe(gradient));
   expect_gradient(gradient);
   const c10::cuda::CUDAGuard guard(gradient.device());
   const dr_codec codec = codec_of(codec_fields);
@@ -115,21 +132,29 @@ std::tuple<at::Tensor, at::Tensor> start_encode_(const at::Tensor& gradient, con
   encoding.result = static_cast<dr_cuda_result*>(report.mutable_data_ptr());
   dr_context context{};
   size_t workspace_bytes = 0;
-  check(context, dr_cuda_encode(&context, &codec, &encoding, nullptr, &workspace_bytes, current_stream(gradient)));
+  check(context, dr_cuda_encode(&context, &codec, &encoding, nullptr, &workspace_bytes,
+                                current_stream(gradient)));
   const at::Tensor workspace = device_bytes(workspace_bytes, gradient.device());
-  check(context, dr_cuda_encode(&context, &codec, &encoding, workspace.mutable_data_ptr(), &workspace_bytes, current_stream(gradient)));
-  report.narrow(0, sizeof(dr_cuda_result), kHeaderBytes).copy_(room.narrow(0, 0, kHeaderBytes), /*non_blocking=*/true);
+  check(context, dr_cuda_encode(&context, &codec, &encoding, workspace.mutable_data_ptr(),
+                                &workspace_bytes, current_stream(gradient)));
+  report.narrow(0, sizeof(dr_cuda_result), kHeaderBytes)
+      .copy_(room.narrow(0, 0, kHeaderBytes), /*non_blocking=*/true);
   return {room, report};
 }
 
-at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual, const std::optional<at::Tensor>& velocity,
-                  const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields, int64_t seed, int64_t step, int64_t tensor,
-                  int64_t rank) {
+at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
+                  const std::optional<at::Tensor>& velocity,
+                  const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields,
+                  int64_t seed, int64_t step, int64_t tensor, int64_t rank) {
   expect_gradient(gradient);
   const c10::cuda::CUDAGuard guard(gradient.device());
-  state_data(threshold, 1, gradient.device(), "threshold");  // a hint for the host: the device takes none, and leaves it
-  if (!supports(codec_fields)) return encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor, rank);
-  const auto [room, report] = start_encode_(gradient, residual, velocity, codec_fields, seed, step, tensor, rank);
+  // a hint for the host: the device takes none, and leaves it
+  state_data(threshold, 1, gradient.device(), "threshold");
+  if (!supports(codec_fields))
+    return encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor,
+                          rank);
+  const auto [room, report] =
+      start_encode_(gradient, residual, velocity, codec_fields, seed, step, tensor, rank);
   const at::Tensor result = to_host({report})[0].narrow(0, 0, sizeof(dr_cuda_result));
   raise_failure(result, "");
   const int64_t bytes = static_cast<int64_t>(as_result(result).payload_bytes);
@@ -152,7 +177,8 @@ struct DevicePayloads {
   }
 };
 
-void decode_sum_on_host(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale) {
+void decode_sum_on_host(const at::Tensor& out, const std::vector<at::Tensor>& payloads,
+                        double scale) {
   std::vector<at::Tensor> given = payloads;
   given.push_back(out);
   std::vector<at::Tensor> copies = to_host(given);
@@ -163,15 +189,18 @@ void decode_sum_on_host(const at::Tensor& out, const std::vector<at::Tensor>& pa
 }
 
 // Starts the sum of payloads of one codec; the dr_cuda_result, in device memory, tells how it went.
-at::Tensor start_decode_sum(const at::Tensor& out, const DevicePayloads& payloads, double scale, const dr_codec& codec) {
+at::Tensor start_decode_sum(const at::Tensor& out, const DevicePayloads& payloads, double scale,
+                            const dr_codec& codec) {
   float* sum = state_data(out, out.numel(), out.device(), "out");
   const at::Tensor result = device_bytes(sizeof(dr_cuda_result), out.device());
   dr_context context{};
   size_t workspace_bytes = 0;
   const auto call = [&](void* workspace) {
-    check(context, dr_cuda_decode_sum(&context, &codec, payloads.data.data(), payloads.sizes.data(), payloads.data.size(), sum,
-                                      static_cast<uint64_t>(out.numel()), static_cast<float>(scale),
-                                      static_cast<dr_cuda_result*>(result.mutable_data_ptr()), workspace, &workspace_bytes, current_stream(out)));
+    check(context, dr_cuda_decode_sum(&context, &codec, payloads.data.data(), payloads.sizes.data(),
+                                      payloads.data.size(), sum, static_cast<uint64_t>(out.numel()),
+                                      static_cast<float>(scale),
+                                      static_cast<dr_cuda_result*>(result.mutable_data_ptr()),
+                                      workspace, &workspace_bytes, current_stream(out)));
   };
   call(nullptr);
   const at::Tensor workspace = device_bytes(workspace_bytes, out.device());
@@ -179,22 +208,30 @@ at::Tensor start_decode_sum(const at::Tensor& out, const DevicePayloads& payload
   return result;
 }
 
-void expect_on_device(const at::Tensor& out) { DR_EXPECT(out.is_cuda(), "out: expected it where the payloads are, got ", describe(out)); }
+void expect_on_device(const at::Tensor& out) {
+  DR_EXPECT(out.is_cuda(), "out: expected it where the payloads are, got ", describe(out));
+}
 
 // The codec of a payload, as far as decoding goes.
 dr_codec codec_of_payload(const at::Tensor& header) {
   dr_codec codec{};
   const uint8_t* bytes = header.const_data_ptr<uint8_t>();
-  codec.index.id = header.numel() > kIndexIdAt && bytes[kIndexIdAt] != 0 ? bytes[kIndexIdAt] : kRawIndex;
-  codec.value.id = header.numel() > kValueIdAt && bytes[kValueIdAt] != 0 ? bytes[kValueIdAt] : kRawValue;
+  codec.index.id =
+      header.numel() > kIndexIdAt && bytes[kIndexIdAt] != 0 ? bytes[kIndexIdAt] : kRawIndex;
+  codec.value.id =
+      header.numel() > kValueIdAt && bytes[kValueIdAt] != 0 ? bytes[kValueIdAt] : kRawValue;
   return codec;
 }
 
-// Payloads of one codec. What the device leaves to the host (a Bloom filter of settings that it was not told) is decoded there, in its turn.
-void decode_sum_alike(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale, const dr_codec& codec) {
+// Payloads of one codec. What the device leaves to the host (a Bloom filter of settings that it was
+// not told) is decoded there, in its turn.
+void decode_sum_alike(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale,
+                      const dr_codec& codec) {
   for (size_t first = 0; first < payloads.size();) {
-    const std::vector<at::Tensor> rest(payloads.begin() + static_cast<std::ptrdiff_t>(first), payloads.end());
-    const at::Tensor result = to_host({start_decode_sum(out, DevicePayloads(rest, out.device()), scale, codec)})[0];
+    const std::vector<at::Tensor> rest(payloads.begin() + static_cast<std::ptrdiff_t>(first),
+                                       payloads.end());
+    const at::Tensor result =
+        to_host({start_decode_sum(out, DevicePayloads(rest, out.device()), scale, codec)})[0];
     const dr_cuda_result found = as_result(result);
     if (found.status != DR_UNKNOWN_CODEC) return raise_failure(result, "");
     decode_sum_on_host(out, {rest[found.payload]}, scale);
@@ -202,8 +239,10 @@ void decode_sum_alike(const at::Tensor& out, const std::vector<at::Tensor>& payl
   }
 }
 
-// Payloads whose codecs only they know: their headers are read first. Runs of one codec are summed together, in the order given.
-void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale) {
+// Payloads whose codecs only they know: their headers are read first. Runs of one codec are summed
+// together, in the order given.
+void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& payloads,
+                        double scale) {
   std::vector<at::Tensor> starts;
   for (const at::Tensor& payload : payloads) {
     expect_payload(payload);
@@ -225,8 +264,10 @@ void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& pa
   }
 }
 
-// out += scale * each payload, all of one codec, without waiting: returns the dr_cuda_result, which raise_failure takes once it is on the host.
-at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, at::ArrayRef<double> codec_fields) {
+// out += scale * each payload, all of one codec, without waiting: returns the dr_cuda_result, which
+// raise_failure takes once it is on the host.
+at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale,
+                             at::ArrayRef<double> codec_fields) {
   expect_on_device(out);
   const c10::cuda::CUDAGuard guard(out.device());
   const dr_codec codec = codec_of(codec_fields);
@@ -234,7 +275,8 @@ at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payl
   return start_decode_sum(out, DevicePayloads(payloads, out.device()), scale, codec);
 }
 
-void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale, std::optional<at::ArrayRef<double>> codec_fields) {
+void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale,
+                 std::optional<at::ArrayRef<double>> codec_fields) {
   expect_on_device(out);
   const c10::cuda::CUDAGuard guard(out.device());
   state_data(out, out.numel(), out.device(), "out");
@@ -254,7 +296,8 @@ at::Tensor decode(const at::Tensor& payload, int64_t d) {
 }
 
 // A sum without zeros is made on the host: its length depends on where payloads meet.
-std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& payloads, int64_t d, double scale) {
+std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& payloads, int64_t d,
+                                                 double scale) {
   for (const at::Tensor& payload : payloads) expect_payload(payload);
   const c10::cuda::CUDAGuard guard(payloads.at(0).device());
   const auto [indices, values] = host::decode_sparse(to_host(payloads), d, scale);
@@ -267,11 +310,13 @@ std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& 
 // Only builds with CUDA have these.
 TORCH_LIBRARY_FRAGMENT(deepreduce, library) {
   library.def("cuda_supports(float[] codec) -> bool", &deepreduce_torch::supports);
-  library.def("raise_failure(Tensor result, str parameter='') -> ()", &deepreduce_torch::raise_failure);
+  library.def("raise_failure(Tensor result, str parameter='') -> ()",
+              &deepreduce_torch::raise_failure);
   library.def(
       "start_encode_(Tensor gradient, Tensor(a!)? residual, Tensor(b!)? velocity, float[] codec, int seed, int step, int tensor, int rank) "
       "-> (Tensor, Tensor)");
-  library.def("start_decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[] codec) -> Tensor");
+  library.def(
+      "start_decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[] codec) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(deepreduce, CUDA, library) {

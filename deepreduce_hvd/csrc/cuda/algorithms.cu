@@ -35,12 +35,16 @@ void with_scratch(Device& device, const char* what, Call call) {
   if (!device.measuring()) host_loop
 
 template <class Key>
-void sort_on_host(const Key* keys, Key* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t n, int first_bit, int last_bit) {
-  const Key mask = last_bit - first_bit >= static_cast<int>(8 * sizeof(Key)) ? ~Key{0} : (Key{1} << (last_bit - first_bit)) - 1;
+void sort_on_host(const Key* keys, Key* sorted_keys, const uint32_t* items, uint32_t* sorted_items,
+                  uint64_t n, int first_bit, int last_bit) {
+  const Key mask = last_bit - first_bit >= static_cast<int>(8 * sizeof(Key))
+                       ? ~Key{0}
+                       : (Key{1} << (last_bit - first_bit)) - 1;
   std::vector<uint64_t> order(n);
   std::iota(order.begin(), order.end(), uint64_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint64_t a, uint64_t b) { return ((keys[a] >> first_bit) & mask) < ((keys[b] >> first_bit) & mask); });
+  std::stable_sort(order.begin(), order.end(), [&](uint64_t a, uint64_t b) {
+    return ((keys[a] >> first_bit) & mask) < ((keys[b] >> first_bit) & mask);
+  });
   for (uint64_t i = 0; i < n; ++i) {
     sorted_keys[i] = keys[order[i]];
     if (items != nullptr) sorted_items[i] = items[order[i]];
@@ -50,69 +54,99 @@ void sort_on_host(const Key* keys, Key* sorted_keys, const uint32_t* items, uint
 
 template <class T>
 void exclusive(Device& device, const T* in, T* out, uint64_t n) {
-  DR_ALGORITHM("exclusive sum", cub::DeviceScan::ExclusiveSum(scratch, bytes, in, out, static_cast<int64_t>(n), device.stream()),
+  DR_ALGORITHM("exclusive sum",
+               cub::DeviceScan::ExclusiveSum(scratch, bytes, in, out, static_cast<int64_t>(n),
+                                             device.stream()),
                std::exclusive_scan(in, in + n, out, T(0)));
 }
 
 template <class T>
 void inclusive(Device& device, const T* in, T* out, uint64_t n) {
-  DR_ALGORITHM("inclusive sum", cub::DeviceScan::InclusiveSum(scratch, bytes, in, out, static_cast<int64_t>(n), device.stream()),
+  DR_ALGORITHM("inclusive sum",
+               cub::DeviceScan::InclusiveSum(scratch, bytes, in, out, static_cast<int64_t>(n),
+                                             device.stream()),
                std::inclusive_scan(in, in + n, out));
 }
 
 template <class T>
 void sum_of(Device& device, const T* in, T* out, uint64_t n) {
-  DR_ALGORITHM("sum", cub::DeviceReduce::Sum(scratch, bytes, in, out, static_cast<int64_t>(n), device.stream()),
-               *out = std::accumulate(in, in + n, T(0)));
+  DR_ALGORITHM(
+      "sum",
+      cub::DeviceReduce::Sum(scratch, bytes, in, out, static_cast<int64_t>(n), device.stream()),
+      *out = std::accumulate(in, in + n, T(0)));
 }
 
 template <class Key>
-void sort_keys(Device& device, const Key* keys, Key* sorted_keys, uint64_t n, int first_bit, int last_bit) {
-  DR_ALGORITHM("sort", cub::DeviceRadixSort::SortKeys(scratch, bytes, keys, sorted_keys, static_cast<int64_t>(n), first_bit, last_bit, device.stream()),
-               sort_on_host(keys, sorted_keys, nullptr, nullptr, n, first_bit, last_bit));
+void sort_keys(Device& device, const Key* keys, Key* sorted_keys, uint64_t n, int first_bit,
+               int last_bit) {
+  DR_ALGORITHM(
+      "sort",
+      cub::DeviceRadixSort::SortKeys(scratch, bytes, keys, sorted_keys, static_cast<int64_t>(n),
+                                     first_bit, last_bit, device.stream()),
+      sort_on_host(keys, sorted_keys, nullptr, nullptr, n, first_bit, last_bit));
 }
 
 template <class Key>
-void sort_with_items(Device& device, const Key* keys, Key* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t n, int first_bit,
-                     int last_bit) {
+void sort_with_items(Device& device, const Key* keys, Key* sorted_keys, const uint32_t* items,
+                     uint32_t* sorted_items, uint64_t n, int first_bit, int last_bit) {
   DR_ALGORITHM("sort",
-               cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, sorted_keys, items, sorted_items, static_cast<int64_t>(n), first_bit, last_bit,
-                                               device.stream()),
+               cub::DeviceRadixSort::SortPairs(scratch, bytes, keys, sorted_keys, items,
+                                               sorted_items, static_cast<int64_t>(n), first_bit,
+                                               last_bit, device.stream()),
                sort_on_host(keys, sorted_keys, items, sorted_items, n, first_bit, last_bit));
 }
 
 }  // namespace
 
-void exclusive_sum(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) { exclusive(device, in, out, n); }
-void exclusive_sum(Device& device, const uint64_t* in, uint64_t* out, uint64_t n) { exclusive(device, in, out, n); }
-void inclusive_sum(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) { inclusive(device, in, out, n); }
-void inclusive_sum(Device& device, const uint64_t* in, uint64_t* out, uint64_t n) { inclusive(device, in, out, n); }
+void exclusive_sum(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) {
+  exclusive(device, in, out, n);
+}
+void exclusive_sum(Device& device, const uint64_t* in, uint64_t* out, uint64_t n) {
+  exclusive(device, in, out, n);
+}
+void inclusive_sum(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) {
+  inclusive(device, in, out, n);
+}
+void inclusive_sum(Device& device, const uint64_t* in, uint64_t* out, uint64_t n) {
+  inclusive(device, in, out, n);
+}
 
 void inclusive_max(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) {
-  DR_ALGORITHM("inclusive maximum", cub::DeviceScan::InclusiveScan(scratch, bytes, in, out, Larger(), static_cast<int64_t>(n), device.stream()),
-               std::inclusive_scan(in, in + n, out, [](uint32_t a, uint32_t b) { return a < b ? b : a; }));
+  DR_ALGORITHM(
+      "inclusive maximum",
+      cub::DeviceScan::InclusiveScan(scratch, bytes, in, out, Larger(), static_cast<int64_t>(n),
+                                     device.stream()),
+      std::inclusive_scan(in, in + n, out, [](uint32_t a, uint32_t b) { return a < b ? b : a; }));
 }
 
-void sum(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) { sum_of(device, in, out, n); }
-void sum(Device& device, const uint64_t* in, uint64_t* out, uint64_t n) { sum_of(device, in, out, n); }
+void sum(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) {
+  sum_of(device, in, out, n);
+}
+void sum(Device& device, const uint64_t* in, uint64_t* out, uint64_t n) {
+  sum_of(device, in, out, n);
+}
 
 void largest(Device& device, const uint32_t* in, uint32_t* out, uint64_t n) {
-  DR_ALGORITHM("largest", cub::DeviceReduce::Max(scratch, bytes, in, out, static_cast<int64_t>(n), device.stream()),
-               *out = n == 0 ? 0 : *std::max_element(in, in + n));
+  DR_ALGORITHM(
+      "largest",
+      cub::DeviceReduce::Max(scratch, bytes, in, out, static_cast<int64_t>(n), device.stream()),
+      *out = n == 0 ? 0 : *std::max_element(in, in + n));
 }
 
-void sort(Device& device, const uint32_t* keys, uint32_t* sorted_keys, uint64_t n, int first_bit, int last_bit) {
+void sort(Device& device, const uint32_t* keys, uint32_t* sorted_keys, uint64_t n, int first_bit,
+          int last_bit) {
   sort_keys(device, keys, sorted_keys, n, first_bit, last_bit);
 }
-void sort(Device& device, const uint64_t* keys, uint64_t* sorted_keys, uint64_t n, int first_bit, int last_bit) {
+void sort(Device& device, const uint64_t* keys, uint64_t* sorted_keys, uint64_t n, int first_bit,
+          int last_bit) {
   sort_keys(device, keys, sorted_keys, n, first_bit, last_bit);
 }
-void sort_pairs(Device& device, const uint32_t* keys, uint32_t* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t n, int first_bit,
-                int last_bit) {
+void sort_pairs(Device& device, const uint32_t* keys, uint32_t* sorted_keys, const uint32_t* items,
+                uint32_t* sorted_items, uint64_t n, int first_bit, int last_bit) {
   sort_with_items(device, keys, sorted_keys, items, sorted_items, n, first_bit, last_bit);
 }
-void sort_pairs(Device& device, const uint64_t* keys, uint64_t* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t n, int first_bit,
-                int last_bit) {
+void sort_pairs(Device& device, const uint64_t* keys, uint64_t* sorted_keys, const uint32_t* items,
+                uint32_t* sorted_items, uint64_t n, int first_bit, int last_bit) {
   sort_with_items(device, keys, sorted_keys, items, sorted_items, n, first_bit, last_bit);
 }
 

@@ -1,8 +1,10 @@
-// Device-wide algorithms: CUB under nvcc, plain loops under the emulator (algorithms.cu holds both; CUB is included nowhere else). And sums
-// within warps and blocks. All take scratch from the workspace and give it back.
+// Device-wide algorithms: CUB under nvcc, plain loops under the emulator (algorithms.cu holds both;
+// CUB is included nowhere else). And sums within warps and blocks. All take scratch from the
+// workspace and give it back.
 //
-// `capacity` is known on the host and at least the number of elements that count. Elements beyond those that count are scanned, summed and
-// sorted too: for scans they may be anything, for sums give them 0, for sorts the largest key, so that they end up last.
+// `capacity` is known on the host and at least the number of elements that count. Elements beyond
+// those that count are scanned, summed and sorted too: for scans they may be anything, for sums
+// give them 0, for sorts the largest key, so that they end up last.
 #ifndef DEEPREDUCE_CUDA_ALGORITHMS_CUH
 #define DEEPREDUCE_CUDA_ALGORITHMS_CUH
 
@@ -26,12 +28,14 @@ void sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity);
 void largest(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
 
 // Stable ascending radix sorts by the key bits [first_bit, last_bit) ; in and out must not overlap.
-void sort(Device&, const uint32_t* keys, uint32_t* sorted_keys, uint64_t capacity, int first_bit = 0, int last_bit = 32);
-void sort(Device&, const uint64_t* keys, uint64_t* sorted_keys, uint64_t capacity, int first_bit = 0, int last_bit = 64);
-void sort_pairs(Device&, const uint32_t* keys, uint32_t* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t capacity,
-                int first_bit = 0, int last_bit = 32);
-void sort_pairs(Device&, const uint64_t* keys, uint64_t* sorted_keys, const uint32_t* items, uint32_t* sorted_items, uint64_t capacity,
-                int first_bit = 0, int last_bit = 64);
+void sort(Device&, const uint32_t* keys, uint32_t* sorted_keys, uint64_t capacity,
+          int first_bit = 0, int last_bit = 32);
+void sort(Device&, const uint64_t* keys, uint64_t* sorted_keys, uint64_t capacity,
+          int first_bit = 0, int last_bit = 64);
+void sort_pairs(Device&, const uint32_t* keys, uint32_t* sorted_keys, const uint32_t* items,
+                uint32_t* sorted_items, uint64_t capacity, int first_bit = 0, int last_bit = 32);
+void sort_pairs(Device&, const uint64_t* keys, uint64_t* sorted_keys, const uint32_t* items,
+                uint32_t* sorted_items, uint64_t capacity, int first_bit = 0, int last_bit = 64);
 
 // value of this lane and of those before it; all 32 lanes call.
 template <class T>
@@ -50,8 +54,9 @@ __device__ inline T warp_sum(T value) {
   return value;
 }
 
-// The sum over the threads before this one; *total: of the block. All threads call, whole warps. `shared`: 33 elements of the block's shared
-// memory, free again once the block has met at another barrier.
+// The sum over the threads before this one; *total: of the block. All threads call, whole warps.
+// `shared`: 33 elements of the block's shared memory, free again once the block has met at another
+// barrier.
 template <class T>
 __device__ inline T block_exclusive_sum(T value, T* shared, T* total) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -70,7 +75,8 @@ __device__ inline T block_exclusive_sum(T value, T* shared, T* total) {
   return shared[warp] + inclusive - value;
 }
 
-// *at += the sum over the block, by one atomic: those of many warps on one address would wait for one another. As block_exclusive_sum.
+// *at += the sum over the block, by one atomic: those of many warps on one address would wait for
+// one another. As block_exclusive_sum.
 __device__ inline void add_block_sum(uint64_t value, uint64_t* shared, uint64_t* at) {
   uint64_t total;
   block_exclusive_sum(value, shared, &total);

@@ -20,10 +20,13 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
-// Runs work(device), or without a workspace finds how much it takes: never nothing, so that the caller's workspace is not null.
+// Runs work(device), or without a workspace finds how much it takes: never nothing, so that the
+// caller's workspace is not null.
 template <class Work>
-void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result, Work work) {
-  static_cast<void>(cudaGetLastError());  // what other code of this thread left there is no failure of this call
+void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result,
+                 Work work) {
+  // what other code of this thread left there is no failure of this call
+  static_cast<void>(cudaGetLastError());
   if (workspace == nullptr) {
     Device device;
     work(device);
@@ -37,10 +40,12 @@ void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda
 const char* text_of(int32_t code) {
   switch (static_cast<Refused>(code)) {
 #define DR_CASE(name, status, text) \
-  case Refused::name: return text;
+  case Refused::name:               \
+    return text;
     DR_CUDA_FAILURES(DR_CASE)
 #undef DR_CASE
-    default: return "unknown failure: expected %llu, got %llu";
+    default:
+      return "unknown failure: expected %llu, got %llu";
   }
 }
 
@@ -53,27 +58,35 @@ using namespace deepreduce::cuda;
 
 extern "C" {
 
-uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype) { return kHeaderBytes + d * dense_element_bytes(dtype); }
+uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype) {
+  return kHeaderBytes + d * dense_element_bytes(dtype);
+}
 
-int dr_cuda_encode(dr_context* context, const dr_codec* codec, const dr_cuda_encoding* encoding, void* workspace, size_t* workspace_bytes,
-                   void* cuda_stream) {
+int dr_cuda_encode(dr_context* context, const dr_codec* codec, const dr_cuda_encoding* encoding,
+                   void* workspace, size_t* workspace_bytes, void* cuda_stream) {
   return guarded(context, [&] {
     check(*codec, *encoding);
     if (workspace != nullptr) check_room(*encoding);
-    with_device(workspace, workspace_bytes, cuda_stream, encoding->result, [&](Device& device) { encode(device, *codec, *encoding); });
+    with_device(workspace, workspace_bytes, cuda_stream, encoding->result,
+                [&](Device& device) { encode(device, *codec, *encoding); });
   });
 }
 
-int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads, const uint64_t* sizes, uint64_t payload_count,
-                       float* out, uint64_t d, float scale, dr_cuda_result* result, void* workspace, size_t* workspace_bytes, void* cuda_stream) {
+int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads,
+                       const uint64_t* sizes, uint64_t payload_count, float* out, uint64_t d,
+                       float scale, dr_cuda_result* result, void* workspace,
+                       size_t* workspace_bytes, void* cuda_stream) {
   return guarded(context, [&] {
     if (d > kMaxElements)
-      invalid_argument("out: expected at most %llu elements, got %llu", static_cast<unsigned long long>(kMaxElements), static_cast<unsigned long long>(d));
+      invalid_argument("out: expected at most %llu elements, got %llu",
+                       static_cast<unsigned long long>(kMaxElements),
+                       static_cast<unsigned long long>(d));
     with_device(workspace, workspace_bytes, cuda_stream, result, [&](Device& device) {
       device.zero(result, sizeof(dr_cuda_result));
       for (uint64_t p = 0; p < payload_count; ++p) {
         const uint64_t mark = device.mark();
-        decode_sum(device, *codec, p, payloads == nullptr ? nullptr : payloads[p], sizes[p], out, d, scale);
+        decode_sum(device, *codec, p, payloads == nullptr ? nullptr : payloads[p], sizes[p], out, d,
+                   scale);
         device.release(mark);
       }
     });
@@ -81,14 +94,17 @@ int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t
 }
 
 int dr_cuda_supports(const dr_codec* codec) {
-  return find_device_index_codec(codec->index.id) != nullptr && find_device_value_codec(codec->value.id) != nullptr;
+  return find_device_index_codec(codec->index.id) != nullptr &&
+         find_device_value_codec(codec->value.id) != nullptr;
 }
 
 int dr_cuda_message(dr_context* context, const dr_cuda_result* result) {
   context->message[0] = '\0';
   if (result->status == DR_OK) return DR_OK;
   char text[256];
-  std::snprintf(text, sizeof(text), text_of(result->code), static_cast<unsigned long long>(result->expected), static_cast<unsigned long long>(result->got));
+  std::snprintf(text, sizeof(text), text_of(result->code),
+                static_cast<unsigned long long>(result->expected),
+                static_cast<unsigned long long>(result->got));
   std::snprintf(context->message, sizeof(context->message), "%s", text);
   return result->status;
 }

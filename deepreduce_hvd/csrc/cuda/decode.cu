@@ -1,5 +1,6 @@
-// dr_cuda_decode_sum's work: checks of the container, the stages, and the sum. A payload is of the codec, dense, or non-finite, which only the device
-// knows: the same kernels are started for each, and sections that it does not have are not active.
+// dr_cuda_decode_sum's work: checks of the container, the stages, and the sum. A payload is of the
+// codec, dense, or non-finite, which only the device knows: the same kernels are started for each,
+// and sections that it does not have are not active.
 #include "algorithms.cuh"
 #include "bits.h"
 #include "encode.cuh"
@@ -12,8 +13,9 @@ namespace {
 // What the device finds in a payload.
 struct Opened {
   uint64_t checksum;
-  DeviceSection index, value, order, dense;  // dense: values of all elements as they are or as halves
-  uint32_t ascending;                        // indices must ascend
+  // dense: values of all elements as they are or as halves
+  DeviceSection index, value, order, dense;
+  uint32_t ascending;  // indices must ascend
   uint32_t non_finite;
   int32_t dense_id;
 };
@@ -26,15 +28,18 @@ struct Expected {
   uint32_t most, most_indices;  // values, indices that so many bytes can hold
 };
 
-// 8 bytes, zeros beyond the end. Whole words in the middle; at both ends by the byte, since memory beyond is not ours.
+// 8 bytes, zeros beyond the end. Whole words in the middle; at both ends by the byte, since memory
+// beyond is not ours.
 __device__ uint64_t word_of(const uint8_t* data, uint64_t size, uint64_t at) {
   const uint64_t misaligned = reinterpret_cast<uintptr_t>(data) % 8;
   if (at >= 8 && at + 16 <= size) {
     const uint64_t* words = reinterpret_cast<const uint64_t*>(data - misaligned) + at / 8;
-    return misaligned == 0 ? words[0] : words[0] >> (8 * misaligned) | words[1] << (64 - 8 * misaligned);
+    return misaligned == 0 ? words[0]
+                           : words[0] >> (8 * misaligned) | words[1] << (64 - 8 * misaligned);
   }
   uint64_t word = 0;
-  for (uint64_t byte = at; byte < size && byte < at + 8; ++byte) word |= static_cast<uint64_t>(data[byte]) << (8 * (byte - at));
+  for (uint64_t byte = at; byte < size && byte < at + 8; ++byte)
+    word |= static_cast<uint64_t>(data[byte]) << (8 * (byte - at));
   return word;
 }
 
@@ -47,13 +52,17 @@ __global__ void sum_words(const uint8_t* payload, uint64_t size, uint64_t* check
   add_block_sum(terms, shared, checksum);
 }
 
-__device__ bool is_dense_id(int32_t id) { return id == kRawValue || id == kFloat16 || id == kBFloat16; }
+__device__ bool is_dense_id(int32_t id) {
+  return id == kRawValue || id == kFloat16 || id == kBFloat16;
+}
 
 // One thread; the checks in the order of csrc/payload.cc and csrc/decode.cc.
-__global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, Expected expected, Opened* opened, dr_cuda_result* result) {
+__global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, Expected expected,
+                     Opened* opened, dr_cuda_result* result) {
   if (refused(result)) return;
   result->payload = position;
-  const uint32_t magic = load_u32(payload), flags = payload[5], dtype = payload[8], order = payload[9];
+  const uint32_t magic = load_u32(payload), flags = payload[5], dtype = payload[8],
+                 order = payload[9];
   const int32_t index_id = payload[6], value_id = payload[7];
   const uint32_t d = load_u32(payload + 12), count = load_u32(payload + 16);
   uint64_t lengths[3], total = kHeaderBytes;
@@ -67,19 +76,25 @@ __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, E
   if (magic != wanted_magic) return refuse(result, Refused::payload_magic, wanted_magic, magic);
   if (payload[4] != kVersion) return refuse(result, Refused::payload_version, kVersion, payload[4]);
   if (total != size) return refuse(result, Refused::payload_length, total, size);
-  if (checksum != opened->checksum) return refuse(result, Refused::payload_checksum, checksum, opened->checksum);
+  if (checksum != opened->checksum)
+    return refuse(result, Refused::payload_checksum, checksum, opened->checksum);
   if (flags > kNonFinite) return refuse(result, Refused::payload_flags, kNonFinite, flags);
   if (dtype > DR_FLOAT64) return refuse(result, Refused::payload_dtype, DR_FLOAT64, dtype);
-  if (order > kIndicesInValueOrder) return refuse(result, Refused::payload_order, kIndicesInValueOrder, order);
-  if (payload[10] != 0 || payload[11] != 0) return refuse(result, Refused::payload_reserved, 0, payload[10] | payload[11] << 8);
-  if (lengths[2] != 0 && order != kPermutation) return refuse(result, Refused::order_section_bytes, 0, lengths[2]);
+  if (order > kIndicesInValueOrder)
+    return refuse(result, Refused::payload_order, kIndicesInValueOrder, order);
+  if (payload[10] != 0 || payload[11] != 0)
+    return refuse(result, Refused::payload_reserved, 0, payload[10] | payload[11] << 8);
+  if (lengths[2] != 0 && order != kPermutation)
+    return refuse(result, Refused::order_section_bytes, 0, lengths[2]);
   if (d > kMaxElements) return refuse(result, Refused::payload_elements, kMaxElements, d);
   if (count > d) return refuse(result, Refused::payload_count, d, count);
   const bool non_finite = (flags & kNonFinite) != 0;
   if (non_finite && (count != 0 || size != kHeaderBytes || index_id != 0 || value_id != 0))
     return refuse(result, Refused::non_finite_values, kHeaderBytes, size);
-  if (!non_finite && index_id == 0 && count != d) return refuse(result, Refused::all_count, d, count);
-  if (index_id == 0 && (lengths[0] != 0 || order == kIndicesInValueOrder)) return refuse(result, Refused::all_index_bytes, 0, lengths[0]);
+  if (!non_finite && index_id == 0 && count != d)
+    return refuse(result, Refused::all_count, d, count);
+  if (index_id == 0 && (lengths[0] != 0 || order == kIndicesInValueOrder))
+    return refuse(result, Refused::all_index_bytes, 0, lengths[0]);
   if (d != expected.d) return refuse(result, Refused::wrong_elements, expected.d, d);
   if (non_finite) {
     opened->non_finite = 1;
@@ -88,11 +103,16 @@ __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, E
   }
   const bool dense = index_id == 0 && is_dense_id(value_id);
   const bool sorts = !dense && expected.sorts != 0;
-  if (!dense && value_id != expected.value_id) return refuse(result, Refused::value_id, static_cast<uint64_t>(expected.value_id), static_cast<uint64_t>(value_id));
-  if (order != kAscending && !sorts) return refuse(result, Refused::order_of_unsorted, kAscending, order);
-  if (order == kAscending && sorts) return refuse(result, Refused::order_of_sorted, kPermutation, order);
+  if (!dense && value_id != expected.value_id)
+    return refuse(result, Refused::value_id, static_cast<uint64_t>(expected.value_id),
+                  static_cast<uint64_t>(value_id));
+  if (order != kAscending && !sorts)
+    return refuse(result, Refused::order_of_unsorted, kAscending, order);
+  if (order == kAscending && sorts)
+    return refuse(result, Refused::order_of_sorted, kPermutation, order);
   if (index_id != 0 && index_id != expected.index_id)
-    return refuse(result, Refused::index_id, static_cast<uint64_t>(expected.index_id), static_cast<uint64_t>(index_id));
+    return refuse(result, Refused::index_id, static_cast<uint64_t>(expected.index_id),
+                  static_cast<uint64_t>(index_id));
   if (index_id != 0 && order == kIndicesInValueOrder && expected.any_order == 0)
     return refuse(result, Refused::order_of_indices, kPermutation, order);
   const uint32_t most = index_id != 0 ? expected.most_indices : expected.most;
@@ -106,10 +126,12 @@ __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, E
   opened->dense_id = value_id;
 }
 
-__global__ void expect_ascending(const Opened* opened, const uint32_t* indices, dr_cuda_result* result) {
+__global__ void expect_ascending(const Opened* opened, const uint32_t* indices,
+                                 dr_cuda_result* result) {
   if (opened->ascending == 0 || refused(result)) return;
   for (uint32_t i = grid_index(); i + 1 < opened->index.count; i += grid_stride())
-    if (indices[i + 1] <= indices[i]) refuse(result, Refused::indices_not_ascending, indices[i], indices[i + 1]);
+    if (indices[i + 1] <= indices[i])
+      refuse(result, Refused::indices_not_ascending, indices[i], indices[i + 1]);
 }
 
 __device__ uint32_t half_at(const uint8_t* data, uint32_t i) {
@@ -134,7 +156,8 @@ __global__ void check_dense(const Opened* opened, dr_cuda_result* result) {
 }
 
 // Indices of one payload are distinct: no two threads meet.
-__global__ void add(const Opened* opened, const uint32_t* indices, const uint32_t* order, const float* values, float* out, uint32_t d, float scale,
+__global__ void add(const Opened* opened, const uint32_t* indices, const uint32_t* order,
+                    const float* values, float* out, uint32_t d, float scale,
                     const dr_cuda_result* result) {
   if (refused(result)) return;
   if (opened->non_finite != 0) {
@@ -143,9 +166,10 @@ __global__ void add(const Opened* opened, const uint32_t* indices, const uint32_
     const uint8_t* data = opened->dense.data;
     const int32_t id = opened->dense_id;
     for (uint32_t i = grid_index(); i < d; i += grid_stride()) {
-      const float value = id == kRawValue   ? bits_float(load_u32(data + uint64_t{4} * i))
-                          : id == kFloat16 ? float16_to_float(static_cast<uint16_t>(half_at(data, i)))
-                                           : bfloat16_to_float(static_cast<uint16_t>(half_at(data, i)));
+      const float value = id == kRawValue ? bits_float(load_u32(data + uint64_t{4} * i))
+                          : id == kFloat16
+                              ? float16_to_float(static_cast<uint16_t>(half_at(data, i)))
+                              : bfloat16_to_float(static_cast<uint16_t>(half_at(data, i)));
       out[i] += scale * value;
     }
   } else {
@@ -158,39 +182,52 @@ __global__ void add(const Opened* opened, const uint32_t* indices, const uint32_
   }
 }
 
-// The most values whose order is told in so many bytes, by an order section or by indices of 4 bytes.
+// The most values whose order is told in so many bytes, by an order section or by indices of 4
+// bytes.
 uint64_t most_ordered(uint64_t bytes) {
   uint64_t most = 1;
-  for (unsigned width = 1; width <= 31; ++width) most = std::max(most, std::min(uint64_t{1} << width, 8 * bytes / width));
+  for (unsigned width = 1; width <= 31; ++width)
+    most = std::max(most, std::min(uint64_t{1} << width, 8 * bytes / width));
   return most;
 }
 
 }  // namespace
 
-void decode_sum(Device& device, const dr_codec& codec, uint64_t position, const uint8_t* payload, uint64_t size, float* out, uint64_t d, float scale) {
+void decode_sum(Device& device, const dr_codec& codec, uint64_t position, const uint8_t* payload,
+                uint64_t size, float* out, uint64_t d, float scale) {
   if (size < kHeaderBytes)
-    corrupt_payload("payload: expected at least %llu bytes, got %llu", static_cast<unsigned long long>(kHeaderBytes),
+    corrupt_payload("payload: expected at least %llu bytes, got %llu",
+                    static_cast<unsigned long long>(kHeaderBytes),
                     static_cast<unsigned long long>(size));
   const Stages stages = stages_of(codec);
   const uint64_t bytes = size - kHeaderBytes;
   const uint32_t elements = static_cast<uint32_t>(d);
   const uint64_t ordered = stages.value->sorts ? most_ordered(bytes) : d;
-  const uint32_t most = static_cast<uint32_t>(std::min<uint64_t>({d, ordered, stages.value->most_count(bytes)}));
+  const uint32_t most =
+      static_cast<uint32_t>(std::min<uint64_t>({d, ordered, stages.value->most_count(bytes)}));
   const uint32_t most_indices = std::min(most, stages.index->most_count(bytes, elements));
-  const Expected expected{codec.index.id, codec.value.id, stages.value->sorts, stages.index->any_order, elements, most, most_indices};
+  const Expected expected{
+      codec.index.id, codec.value.id, stages.value->sorts, stages.index->any_order,
+      elements,       most,           most_indices};
 
   Opened* opened = device.zeros<Opened>(1);
-  launch(device, sum_words, blocks_for((size + 7) / 8, 4), kThreads, 0, payload, size, &opened->checksum);
+  launch(device, sum_words, blocks_for((size + 7) / 8, 4), kThreads, 0, payload, size,
+         &opened->checksum);
   launch(device, open, 1, 1, 0, payload, size, position, expected, opened, device.result());
   uint32_t* indices = device.array<uint32_t>(most_indices);
-  stages.index->decode(device, &opened->index, elements, most_indices, bytes, codec.index.parameters, indices);
-  if (stages.index->any_order) launch_elementwise(device, expect_ascending, blocks_for(most_indices), opened, indices, device.result());
+  stages.index->decode(device, &opened->index, elements, most_indices, bytes,
+                       codec.index.parameters, indices);
+  if (stages.index->any_order)
+    launch_elementwise(device, expect_ascending, blocks_for(most_indices), opened, indices,
+                       device.result());
   float* values = device.array<float>(most);
   stages.value->decode(device, &opened->value, most, bytes, values);
   uint32_t* order = stages.value->sorts ? device.array<uint32_t>(most) : nullptr;
   if (stages.value->sorts) read_order(device, &opened->order, most, order);
-  launch_elementwise(device, check_dense, blocks_for(std::min<uint64_t>(d, bytes / 2), 4), opened, device.result());
-  launch_elementwise(device, add, blocks_for(std::max<uint64_t>(most, d / 16)), opened, indices, order, values, out, elements, scale, device.result());
+  launch_elementwise(device, check_dense, blocks_for(std::min<uint64_t>(d, bytes / 2), 4), opened,
+                     device.result());
+  launch_elementwise(device, add, blocks_for(std::max<uint64_t>(most, d / 16)), opened, indices,
+                     order, values, out, elements, scale, device.result());
 }
 
 }  // namespace cuda

@@ -20,10 +20,12 @@ constexpr uint64_t kDistance = kAlignment;
 uint64_t rounded(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 }  // namespace
 
-Device::Device(void* workspace, uint64_t workspace_bytes, cudaStream_t stream, dr_cuda_result* result)
+Device::Device(void* workspace, uint64_t workspace_bytes, cudaStream_t stream,
+               dr_cuda_result* result)
     : measuring_(false), capacity_(workspace_bytes), stream_(stream), result_(result) {
   if (reinterpret_cast<uintptr_t>(workspace) % kAlignment != 0)
-    invalid_argument("workspace: expected memory aligned to %llu bytes, got %p", static_cast<unsigned long long>(kAlignment), workspace);
+    invalid_argument("workspace: expected memory aligned to %llu bytes, got %p",
+                     static_cast<unsigned long long>(kAlignment), workspace);
   memory_ = static_cast<uint8_t*>(workspace);
 #if defined(__SANITIZE_ADDRESS__)
   __asan_poison_memory_region(workspace, workspace_bytes);
@@ -40,9 +42,11 @@ void* Device::take(uint64_t bytes) {
   const uint64_t start = used_;
   used_ = start + rounded(bytes) + kDistance;
   most_used_ = std::max(most_used_, used_);
-  if (measuring_) return reinterpret_cast<void*>(static_cast<uintptr_t>(kAlignment + start));  // an address as good as any
+  // an address as good as any
+  if (measuring_) return reinterpret_cast<void*>(static_cast<uintptr_t>(kAlignment + start));
   if (used_ > capacity_)
-    invalid_argument("workspace: expected at least %llu bytes, got %llu", static_cast<unsigned long long>(used_),
+    invalid_argument("workspace: expected at least %llu bytes, got %llu",
+                     static_cast<unsigned long long>(used_),
                      static_cast<unsigned long long>(capacity_));
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(memory_ + start, bytes);
@@ -67,7 +71,8 @@ void Device::fill(void* memory, uint8_t byte, uint64_t bytes) {
 
 void Device::copy(void* to, const void* from, uint64_t bytes) {
   if (measuring_ || bytes == 0) return;
-  if (cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_) != cudaSuccess) check("copying memory");
+  if (cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream_) != cudaSuccess)
+    check("copying memory");
 }
 
 void Device::check(const char* what) {
@@ -75,7 +80,8 @@ void Device::check(const char* what) {
   if (error == cudaSuccess) return;
   Failure failure;
   failure.status = DR_CUDA_ERROR;
-  std::snprintf(failure.message, sizeof(failure.message), "CUDA, %s: %s", what, cudaGetErrorString(error));
+  std::snprintf(failure.message, sizeof(failure.message), "CUDA, %s: %s", what,
+                cudaGetErrorString(error));
   throw failure;
 }
 

@@ -1,4 +1,5 @@
-// dr_cuda_encode's work: error feedback and selection, index codec, value codec, payload. The host starts the same kernels whatever is selected.
+// dr_cuda_encode's work: error feedback and selection, index codec, value codec, payload. The host
+// starts the same kernels whatever is selected.
 #include "encode.cuh"
 
 #include "arguments.h"
@@ -10,14 +11,18 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void begin_plan(const uint32_t* count, uint32_t d, Plan* plan, const dr_cuda_result* result) {
+__global__ void begin_plan(const uint32_t* count, uint32_t d, Plan* plan,
+                           const dr_cuda_result* result) {
   plan->all = result->non_finite == 0 && *count == d;
   plan->index_count = plan->all != 0 ? 0 : *count;
 }
 
-// What is sent of a lossy index codec's choice: its indices and the values there; all elements when all are selected.
-__global__ void settle(const Plan* plan, Accumulated sum, const uint32_t* selected_count, const uint32_t* selected, const float* selected_values,
-                       const uint32_t* decoded_count, const uint32_t* decoded, bool values_stay, uint32_t* count_out, uint32_t* indices, float* values,
+// What is sent of a lossy index codec's choice: its indices and the values there; all elements when
+// all are selected.
+__global__ void settle(const Plan* plan, Accumulated sum, const uint32_t* selected_count,
+                       const uint32_t* selected, const float* selected_values,
+                       const uint32_t* decoded_count, const uint32_t* decoded, bool values_stay,
+                       uint32_t* count_out, uint32_t* indices, float* values,
                        const dr_cuda_result* result) {
   const bool all = plan->all != 0;
   const uint32_t count = refused(result) ? 0 : all ? *selected_count : *decoded_count;
@@ -29,8 +34,10 @@ __global__ void settle(const Plan* plan, Accumulated sum, const uint32_t* select
   }
 }
 
-__global__ void reorder(const Plan* plan, const uint32_t* indices, const uint32_t* order, uint32_t* reordered) {
-  for (uint32_t j = grid_index(); j < plan->index_count; j += grid_stride()) reordered[j] = indices[order[j]];
+__global__ void reorder(const Plan* plan, const uint32_t* indices, const uint32_t* order,
+                        uint32_t* reordered) {
+  for (uint32_t j = grid_index(); j < plan->index_count; j += grid_stride())
+    reordered[j] = indices[order[j]];
 }
 
 SectionOut section_of(Device& device, uint64_t capacity) {
@@ -38,7 +45,9 @@ SectionOut section_of(Device& device, uint64_t capacity) {
   return {data, capacity, device.array<uint64_t>(1)};
 }
 
-uint64_t key_of(const dr_position& at, Purpose purpose) { return random_key(at.seed, at.step, at.tensor, at.rank, purpose); }
+uint64_t key_of(const dr_position& at, Purpose purpose) {
+  return random_key(at.seed, at.step, at.tensor, at.rank, purpose);
+}
 
 // What the payload decodes to.
 struct Sent {
@@ -48,7 +57,8 @@ struct Sent {
   const float* values;
 };
 
-void encode_indices(Device& device, const DeviceIndexCodec& index_codec, DeviceIndexEncoding& index, uint64_t section_bytes) {
+void encode_indices(Device& device, const DeviceIndexCodec& index_codec, DeviceIndexEncoding& index,
+                    uint64_t section_bytes) {
   index.section = section_of(device, section_bytes);
   index_codec.encode(device, index);
 }
@@ -56,14 +66,18 @@ void encode_indices(Device& device, const DeviceIndexCodec& index_codec, DeviceI
 }  // namespace
 
 Stages stages_of(const dr_codec& codec) {
-  const Stages stages{find_device_index_codec(codec.index.id), find_device_value_codec(codec.value.id)};
-  if (stages.value == nullptr) unknown_codec("value codec: got the id %d, which has no CUDA twin", codec.value.id);
-  if (stages.index == nullptr) unknown_codec("index codec: got the id %d, which has no CUDA twin", codec.index.id);
+  const Stages stages{find_device_index_codec(codec.index.id),
+                      find_device_value_codec(codec.value.id)};
+  if (stages.value == nullptr)
+    unknown_codec("value codec: got the id %d, which has no CUDA twin", codec.value.id);
+  if (stages.index == nullptr)
+    unknown_codec("index codec: got the id %d, which has no CUDA twin", codec.index.id);
   return stages;
 }
 
 void check(const dr_codec& codec, const dr_cuda_encoding& encoding) {
-  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr, encoding.velocity != nullptr);
+  check_gradient(codec, encoding.d, encoding.dtype, encoding.residual != nullptr,
+                 encoding.velocity != nullptr);
   stages_of(codec);
   check_selection(codec);
 }
@@ -71,9 +85,12 @@ void check(const dr_codec& codec, const dr_cuda_encoding& encoding) {
 void check_room(const dr_cuda_encoding& encoding) {
   const uint64_t needed = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
   if (encoding.payload_capacity < needed)
-    invalid_argument("payload: expected room for %llu bytes, got %llu", static_cast<unsigned long long>(needed),
+    invalid_argument("payload: expected room for %llu bytes, got %llu",
+                     static_cast<unsigned long long>(needed),
                      static_cast<unsigned long long>(encoding.payload_capacity));
-  if (reinterpret_cast<uintptr_t>(encoding.payload) % 8 != 0) invalid_argument("payload: expected memory aligned to 8 bytes, got %p", static_cast<void*>(encoding.payload));
+  if (reinterpret_cast<uintptr_t>(encoding.payload) % 8 != 0)
+    invalid_argument("payload: expected memory aligned to 8 bytes, got %p",
+                     static_cast<void*>(encoding.payload));
 }
 
 void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding) {
@@ -83,8 +100,10 @@ void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encod
   device.zero(encoding.result, sizeof(dr_cuda_result));
   Plan* plan = device.array<Plan>(1);
   const DeviceSelection selected = select(device, codec, encoding);
-  const bool always_all = selected.indices == nullptr, maybe_all = selected.capacity == d;  // what the host can tell
-  const bool sorts = stages.value->sorts, reorders = !always_all && sorts && stages.index->any_order;
+  // what the host can tell
+  const bool always_all = selected.indices == nullptr, maybe_all = selected.capacity == d;
+  const bool sorts = stages.value->sorts,
+             reorders = !always_all && sorts && stages.index->any_order;
   launch(device, begin_plan, 1, 1, 0, selected.count, d, plan, device.result());
 
   Sent sent{selected.capacity, selected.count, selected.indices, selected.values};
@@ -94,33 +113,54 @@ void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encod
   parts.order_kind = reorders ? kIndicesInValueOrder : sorts ? kPermutation : kAscending;
   parts.order_kind_of_all = sorts ? kPermutation : kAscending;
 
-  DeviceIndexEncoding index{d, selected.capacity, &plan->index_count, selected.indices, codec.index.parameters,
-                            stages.value->bits_a_value(codec.value.parameters), key_of(encoding.position, Purpose::bloom_policy),
-                            SectionOut{}, selected.capacity, &plan->index_count, selected.indices, false};
-  const uint64_t index_capacity = always_all ? 0 : stages.index->section_capacity(d, selected.capacity, codec.index.parameters);
+  DeviceIndexEncoding index{d,
+                            selected.capacity,
+                            &plan->index_count,
+                            selected.indices,
+                            codec.index.parameters,
+                            stages.value->bits_a_value(codec.value.parameters),
+                            key_of(encoding.position, Purpose::bloom_policy),
+                            SectionOut{},
+                            selected.capacity,
+                            &plan->index_count,
+                            selected.indices,
+                            false};
+  const uint64_t index_capacity =
+      always_all ? 0 : stages.index->section_capacity(d, selected.capacity, codec.index.parameters);
   if (!always_all && !reorders) {
-    if (stages.index->decoded_capacity != nullptr) index.decoded_capacity = stages.index->decoded_capacity(d, selected.capacity, codec.index.parameters);
+    if (stages.index->decoded_capacity != nullptr)
+      index.decoded_capacity =
+          stages.index->decoded_capacity(d, selected.capacity, codec.index.parameters);
     encode_indices(device, *stages.index, index, index_capacity);
     if (index.decoded != selected.indices) {
       const uint32_t capacity = std::max(index.decoded_capacity, selected.capacity);
       uint32_t* count = device.array<uint32_t>(1);
       uint32_t* indices = device.array<uint32_t>(capacity);
       float* values = device.array<float>(capacity);
-      launch_elementwise(device, settle, blocks_for(capacity), plan, sum, selected.count, selected.indices, selected.values, index.decoded_count,
-                         index.decoded, index.values_stay, count, indices, values, device.result());
+      launch_elementwise(device, settle, blocks_for(capacity), plan, sum, selected.count,
+                         selected.indices, selected.values, index.decoded_count, index.decoded,
+                         index.values_stay, count, indices, values, device.result());
       sent = {capacity, count, indices, values};
     }
   }
 
   float* decoded = device.array<float>(sent.capacity);
   uint32_t* order = sorts ? device.array<uint32_t>(sent.capacity) : nullptr;
-  parts.value = section_of(device, stages.value->section_capacity(sent.capacity, codec.value.parameters));
-  DeviceValueEncoding value{sent.capacity, sent.count, sent.values, codec.value.parameters, key_of(encoding.position, Purpose::rounding),
-                            parts.value, decoded, order};
+  parts.value =
+      section_of(device, stages.value->section_capacity(sent.capacity, codec.value.parameters));
+  DeviceValueEncoding value{sent.capacity,
+                            sent.count,
+                            sent.values,
+                            codec.value.parameters,
+                            key_of(encoding.position, Purpose::rounding),
+                            parts.value,
+                            decoded,
+                            order};
   stages.value->encode(device, value);
   if (reorders) {
     uint32_t* reordered = device.array<uint32_t>(selected.capacity);
-    launch_elementwise(device, reorder, blocks_for(selected.capacity), plan, selected.indices, order, reordered);
+    launch_elementwise(device, reorder, blocks_for(selected.capacity), plan, selected.indices,
+                       order, reordered);
     index.indices = index.decoded = reordered;
     encode_indices(device, *stages.index, index, index_capacity);
   }

@@ -24,7 +24,8 @@ void check_room(const dr_cuda_encoding& encoding);
 void encode(Device&, const dr_codec&, const dr_cuda_encoding&);
 
 // out (d,) += scale * the dense tensor of payload number `position`.
-void decode_sum(Device&, const dr_codec&, uint64_t position, const uint8_t* payload, uint64_t size, float* out, uint64_t d, float scale);
+void decode_sum(Device&, const dr_codec&, uint64_t position, const uint8_t* payload, uint64_t size,
+                float* out, uint64_t d, float scale);
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -1,9 +1,11 @@
-// What kernels refuse. Each row: name, status, text; the text is printed with (expected, got) as unsigned long long, in that order.
+// What kernels refuse. Each row: name, status, text; the text is printed with (expected, got) as
+// unsigned long long, in that order.
 #ifndef DEEPREDUCE_CUDA_FAILURES_H
 #define DEEPREDUCE_CUDA_FAILURES_H
 
 #include "deepreduce_cuda.h"
 
+// clang-format off
 #define DR_CUDA_FAILURES(row)                                                                                                                          \
   row(payload_magic, DR_CORRUPT_PAYLOAD, "payload magic: expected %llx, got %llx as a number of 4 bytes")                                              \
   row(payload_version, DR_CORRUPT_PAYLOAD, "payload version: expected %llu, got %llu")                                                                 \
@@ -65,6 +67,7 @@
   row(high_coefficient, DR_CORRUPT_PAYLOAD, "value section: expected coefficients of 0 above degree %llu, got one of degree %llu")                     \
   row(curve_not_finite, DR_CORRUPT_PAYLOAD, "value section: expected finite coefficients of curve %llu, got the float32 of bits %llx")                 \
   row(curve_without_values, DR_CORRUPT_PAYLOAD, "value section: expected coefficients of 0 for sign %llu without values, got the bits %llx")
+// clang-format on
 
 namespace deepreduce {
 namespace cuda {

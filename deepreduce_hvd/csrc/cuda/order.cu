@@ -1,4 +1,5 @@
-// The order mapping: ceil(log2 count) bits an entry, so that 8 entries fill whole bytes: one thread's work when writing.
+// The order mapping: ceil(log2 count) bits an entry, so that 8 entries fill whole bytes: one
+// thread's work when writing.
 #include "bits.h"
 #include "codecs.cuh"
 
@@ -8,7 +9,8 @@ namespace {
 
 constexpr uint32_t kGroup = 8;
 
-__global__ void write_groups(const uint32_t* order, const uint32_t* count_at, uint8_t* section, uint64_t* bytes) {
+__global__ void write_groups(const uint32_t* order, const uint32_t* count_at, uint8_t* section,
+                             uint64_t* bytes) {
   const uint32_t count = *count_at;
   const unsigned width = bit_width_of(count);
   const uint64_t section_bytes = packed_bytes(count, width);
@@ -26,7 +28,8 @@ __global__ void write_groups(const uint32_t* order, const uint32_t* count_at, ui
   }
 }
 
-__global__ void read_entries(const DeviceSection* section, uint32_t* order, uint32_t* seen, dr_cuda_result* result) {
+__global__ void read_entries(const DeviceSection* section, uint32_t* order, uint32_t* seen,
+                             dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   const unsigned width = bit_width_of(count);
@@ -40,25 +43,32 @@ __global__ void read_entries(const DeviceSection* section, uint32_t* order, uint
     refuse(result, Refused::padding, uint64_t{count} * width, section->data[bytes - 1]);
   const uint64_t mask = (uint64_t{1} << width) - 1;
   for (uint32_t j = grid_index(); j < count; j += grid_stride()) {
-    const uint32_t place = static_cast<uint32_t>(load_bits(section->data, bytes, uint64_t{j} * width) & mask);
+    const uint32_t place =
+        static_cast<uint32_t>(load_bits(section->data, bytes, uint64_t{j} * width) & mask);
     order[j] = place;
-    const bool good = place < count && (atomicOr(seen + place / 32, 1u << (place % 32)) >> (place % 32) & 1u) == 0;
+    const bool good = place < count &&
+                      (atomicOr(seen + place / 32, 1u << (place % 32)) >> (place % 32) & 1u) == 0;
     if (!good) refuse(result, Refused::not_a_permutation, count, place);
   }
 }
 
 }  // namespace
 
-uint64_t order_capacity(uint32_t capacity) { return packed_bytes(capacity, bit_width_of(capacity)); }
+uint64_t order_capacity(uint32_t capacity) {
+  return packed_bytes(capacity, bit_width_of(capacity));
+}
 
-void write_order(Device& device, const uint32_t* order, const uint32_t* count, uint32_t capacity, SectionOut section) {
-  launch_elementwise(device, write_groups, blocks_for(capacity / kGroup + 1), order, count, section.data, section.bytes);
+void write_order(Device& device, const uint32_t* order, const uint32_t* count, uint32_t capacity,
+                 SectionOut section) {
+  launch_elementwise(device, write_groups, blocks_for(capacity / kGroup + 1), order, count,
+                     section.data, section.bytes);
 }
 
 void read_order(Device& device, const DeviceSection* section, uint32_t capacity, uint32_t* order) {
   const uint64_t mark = device.mark();
   uint32_t* seen = device.zeros<uint32_t>((uint64_t{capacity} + 31) / 32);
-  launch_elementwise(device, read_entries, blocks_for(capacity), section, order, seen, device.result());
+  launch_elementwise(device, read_entries, blocks_for(capacity), section, order, seen,
+                     device.result());
   device.release(mark);
 }
 

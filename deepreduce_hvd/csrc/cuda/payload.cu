@@ -6,8 +6,10 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan, dr_cuda_result* result) {
-  uint8_t flags = 0, index_id = 0, value_id = static_cast<uint8_t>(parts.value_id), order = kAscending;
+__global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan,
+                              dr_cuda_result* result) {
+  uint8_t flags = 0, index_id = 0, value_id = static_cast<uint8_t>(parts.value_id),
+          order = kAscending;
   plan->count = *count;
   for (uint64_t& length : plan->lengths) length = 0;
   if (refused(result)) {
@@ -35,7 +37,9 @@ __global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t
       plan->lengths[1] = dense_bytes;
       index_id = 0;
       order = kAscending;
-      value_id = static_cast<uint8_t>(dtype == DR_FLOAT16 ? kFloat16 : dtype == DR_BFLOAT16 ? kBFloat16 : kRawValue);
+      value_id = static_cast<uint8_t>(dtype == DR_FLOAT16    ? kFloat16
+                                      : dtype == DR_BFLOAT16 ? kBFloat16
+                                                             : kRawValue);
     }
   }
   plan->total = kHeaderBytes;
@@ -46,7 +50,8 @@ __global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t
   if (refused(result)) plan->total = 0;
   uint64_t magic = 0;
   for (int i = 0; i < 4; ++i) magic |= static_cast<uint64_t>("DRHV"[i]) << (8 * i);
-  plan->header[0] = magic | uint64_t{kVersion} << 32 | uint64_t{flags} << 40 | uint64_t{index_id} << 48 | uint64_t{value_id} << 56;
+  plan->header[0] = magic | uint64_t{kVersion} << 32 | uint64_t{flags} << 40 |
+                    uint64_t{index_id} << 48 | uint64_t{value_id} << 56;
   plan->header[1] = static_cast<uint64_t>(dtype) | uint64_t{order} << 8 | uint64_t{d} << 32;
   plan->header[2] = plan->count | plan->lengths[0] << 32;
   plan->header[3] = plan->lengths[1] | plan->lengths[2] << 32;
@@ -80,13 +85,16 @@ __device__ uint64_t dense_word(const Accumulated& sum, uint32_t d, int dtype, ui
   uint64_t word = 0;
   for (uint32_t i = 0; i < each && at * each + i < d; ++i) {
     const float value = sum.at(at * each + i);
-    const uint64_t bits = dtype == DR_FLOAT16 ? float_to_float16(value) : dtype == DR_BFLOAT16 ? float_to_bfloat16(value) : float_bits(value);
+    const uint64_t bits = dtype == DR_FLOAT16    ? float_to_float16(value)
+                          : dtype == DR_BFLOAT16 ? float_to_bfloat16(value)
+                                                 : float_bits(value);
     word |= bits << (64 / each * i);
   }
   return word;
 }
 
-__global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype, Plan* plan, uint8_t* payload) {
+__global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype, Plan* plan,
+                            uint8_t* payload) {
   __shared__ uint64_t shared[33];
   constexpr uint64_t kHeaderWords = kHeaderBytes / 8;
   const uint64_t total = plan->total, words = (total + 7) / 8;
@@ -100,7 +108,8 @@ __global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype,
     if (8 * i + 8 <= total) {
       reinterpret_cast<uint64_t*>(payload)[i] = word;
     } else {
-      for (uint64_t byte = 8 * i; byte < total; ++byte) payload[byte] = static_cast<uint8_t>(word >> (8 * (byte - 8 * i)));
+      for (uint64_t byte = 8 * i; byte < total; ++byte)
+        payload[byte] = static_cast<uint8_t>(word >> (8 * (byte - 8 * i)));
     }
   }
   add_block_sum(terms, shared, &plan->checksum);
@@ -113,7 +122,8 @@ __global__ void seal(const Plan* plan, uint8_t* payload, dr_cuda_result* result)
 }
 
 // Where the payload has a value.
-__device__ void forget_at(const Plan* plan, const uint32_t* indices, const float* sent, float* residual, float* velocity, float weight) {
+__device__ void forget_at(const Plan* plan, const uint32_t* indices, const float* sent,
+                          float* residual, float* velocity, float weight) {
   for (uint32_t j = grid_index(); j < plan->count; j += grid_stride()) {
     const uint32_t i = indices[j];
     residual[i] = without(residual[i], weight, sent[j]);
@@ -121,10 +131,12 @@ __device__ void forget_at(const Plan* plan, const uint32_t* indices, const float
   }
 }
 
-// Of a payload of all elements, everything. Otherwise with LowPass its share of the gradient, and forget_sent comes next; without, what was sent.
+// Of a payload of all elements, everything. Otherwise with LowPass its share of the gradient, and
+// forget_sent comes next; without, what was sent.
 template <class Number>
-__global__ void forget(const Plan* plan, const typename Number::Storage* gradient, uint32_t d, int dtype, const uint32_t* indices, const float* sent,
-                       float* residual, float* velocity, float weight, const dr_cuda_result* result) {
+__global__ void forget(const Plan* plan, const typename Number::Storage* gradient, uint32_t d,
+                       int dtype, const uint32_t* indices, const float* sent, float* residual,
+                       float* velocity, float weight, const dr_cuda_result* result) {
   if (result->non_finite != 0 || refused(result)) return;
   const bool all = plan->all != 0 || plan->dense != 0;
   const float rest = 1.0f - weight;
@@ -140,7 +152,8 @@ __global__ void forget(const Plan* plan, const typename Number::Storage* gradien
   }
 }
 
-__global__ void forget_sent(const Plan* plan, const uint32_t* indices, const float* sent, float* residual, float* velocity, float weight,
+__global__ void forget_sent(const Plan* plan, const uint32_t* indices, const float* sent,
+                            float* residual, float* velocity, float weight,
                             const dr_cuda_result* result) {
   if (result->non_finite != 0 || refused(result) || plan->all != 0 || plan->dense != 0) return;
   forget_at(plan, indices, sent, residual, velocity, weight);
@@ -148,29 +161,37 @@ __global__ void forget_sent(const Plan* plan, const uint32_t* indices, const flo
 
 }  // namespace
 
-void make_plan(Device& device, const Parts& parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan) {
+void make_plan(Device& device, const Parts& parts, uint32_t d, int dtype, const uint32_t* count,
+               Plan* plan) {
   launch(device, plan_sections, 1, 1, 0, parts, d, dtype, count, plan, device.result());
 }
 
-void assemble(Device& device, const Parts& parts, const Accumulated& sum, uint32_t d, int dtype, Plan* plan, uint8_t* payload) {
+void assemble(Device& device, const Parts& parts, const Accumulated& sum, uint32_t d, int dtype,
+              Plan* plan, uint8_t* payload) {
   const uint64_t sections = parts.index.capacity + parts.value.capacity + parts.order.capacity;
   const uint64_t most = std::min<uint64_t>(sections, d * dense_element_bytes(dtype)) + kHeaderBytes;
-  launch(device, write_words, blocks_for((most + 7) / 8, 2), kThreads, 0, parts, sum, d, dtype, plan, payload);
+  launch(device, write_words, blocks_for((most + 7) / 8, 2), kThreads, 0, parts, sum, d, dtype,
+         plan, payload);
   launch(device, seal, 1, 1, 0, plan, payload, device.result());
 }
 
-void remember_rest(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, const Plan* plan, const uint32_t* indices,
-                   const float* values, uint32_t capacity) {
+void remember_rest(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding,
+                   const Plan* plan, const uint32_t* indices, const float* values,
+                   uint32_t capacity) {
   if (codec.memory.id == kNoMemory) return;
-  const float weight = codec.memory.id == kLowPass ? static_cast<float>(codec.memory.parameters[0]) : 1.0f;
+  const float weight =
+      codec.memory.id == kLowPass ? static_cast<float>(codec.memory.parameters[0]) : 1.0f;
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    launch_elementwise(device, forget<Number>, blocks_for(d, 4), plan, static_cast<const typename Number::Storage*>(encoding.gradient), d,
-                       encoding.dtype, indices, values, encoding.residual, encoding.velocity, weight, device.result());
+    launch_elementwise(device, forget<Number>, blocks_for(d, 4), plan,
+                       static_cast<const typename Number::Storage*>(encoding.gradient), d,
+                       encoding.dtype, indices, values, encoding.residual, encoding.velocity,
+                       weight, device.result());
   });
   if (indices != nullptr && weight != 1.0f)
-    launch_elementwise(device, forget_sent, blocks_for(capacity), plan, indices, values, encoding.residual, encoding.velocity, weight, device.result());
+    launch_elementwise(device, forget_sent, blocks_for(capacity), plan, indices, values,
+                       encoding.residual, encoding.velocity, weight, device.result());
 }
 
 }  // namespace cuda

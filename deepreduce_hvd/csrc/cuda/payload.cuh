@@ -31,16 +31,21 @@ struct Parts {
 // Decides what is sent, of a selection or what a lossy index codec made of it; `count` values.
 void make_plan(Device&, const Parts&, uint32_t d, int dtype, const uint32_t* count, Plan* plan);
 
-// Writes header, sections or the dense tensor, and checksum to `payload`, and what came of it to the result.
-void assemble(Device&, const Parts&, const Accumulated&, uint32_t d, int dtype, Plan* plan, uint8_t* payload);
+// Writes header, sections or the dense tensor, and checksum to `payload`, and what came of it to
+// the result.
+void assemble(Device&, const Parts&, const Accumulated&, uint32_t d, int dtype, Plan* plan,
+              uint8_t* payload);
 
-// Leaves in the memory what the payload does not carry: it decodes to `values` at `indices` (null: all), unless it is dense.
-void remember_rest(Device&, const dr_codec&, const dr_cuda_encoding&, const Plan* plan, const uint32_t* indices, const float* values,
-                   uint32_t capacity);
+// Leaves in the memory what the payload does not carry: it decodes to `values` at `indices` (null:
+// all), unless it is dense.
+void remember_rest(Device&, const dr_codec&, const dr_cuda_encoding&, const Plan* plan,
+                   const uint32_t* indices, const float* values, uint32_t capacity);
 
 // Element i of a dense tensor as the payload carries it.
 __device__ inline float as_carried(float value, int dtype) {
-  return dtype == DR_FLOAT16 ? float16_to_float(float_to_float16(value)) : dtype == DR_BFLOAT16 ? bfloat16_to_float(float_to_bfloat16(value)) : value;
+  return dtype == DR_FLOAT16    ? float16_to_float(float_to_float16(value))
+         : dtype == DR_BFLOAT16 ? bfloat16_to_float(float_to_bfloat16(value))
+                                : value;
 }
 
 }  // namespace cuda

@@ -7,8 +7,10 @@ namespace cuda {
 #define DR_HOST_ONLY(row)
 #define DR_HOST_AND_DEVICE(row) row
 
-#define DR_INDEX_CODEC(id, Name, file, where, ...) where(extern const DeviceIndexCodec file##_device_codec;)
-#define DR_VALUE_CODEC(id, Name, file, where, ...) where(extern const DeviceValueCodec file##_device_codec;)
+#define DR_INDEX_CODEC(id, Name, file, where, ...) \
+  where(extern const DeviceIndexCodec file##_device_codec;)
+#define DR_VALUE_CODEC(id, Name, file, where, ...) \
+  where(extern const DeviceValueCodec file##_device_codec;)
 #include "stages.def"
 
 // A trailing comma cannot be an argument of a macro of its own.

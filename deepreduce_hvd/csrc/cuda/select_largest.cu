@@ -1,6 +1,7 @@
-// TopK and Threshold. While the gradient is added to the memory, candidates are collected: the elements above a limit that a sample promises to lie
-// a little below the k-th magnitude. A radix select finds the k-th exactly among them, and they are written in the order of their tiles. When the sample
-// was wrong, which only the device knows, the same kernels go over all elements instead.
+// TopK and Threshold. While the gradient is added to the memory, candidates are collected: the
+// elements above a limit that a sample promises to lie a little below the k-th magnitude. A radix
+// select finds the k-th exactly among them, and they are written in the order of their tiles. When
+// the sample was wrong, which only the device knows, the same kernels go over all elements instead.
 #include <cmath>
 
 #include "algorithms.cuh"
@@ -12,28 +13,34 @@ namespace cuda {
 namespace {
 
 constexpr uint32_t kSamples = 1u << 16, kElementsASample = 16;
-constexpr unsigned kSampleShift = 19;                  // bins of a sixteenth octave: the exponent and 4 bits of the mantissa
+// bins of a sixteenth octave: the exponent and 4 bits of the mantissa
+constexpr unsigned kSampleShift = 19;
 constexpr uint32_t kSampleBins = 1u << (31 - kSampleShift);
 constexpr uint32_t kSpareCandidates = 1u << 16;
 constexpr uint32_t kSmallestNonZero = 1;
 constexpr uint32_t kPickThreads = 1024, kCountBlocks = 1024;
-constexpr int kPasses = 3;                             // of the radix select
-DR_HOST_DEVICE constexpr unsigned shift_of(int pass) { return 20u - 10u * static_cast<unsigned>(pass); }
+constexpr int kPasses = 3;  // of the radix select
+DR_HOST_DEVICE constexpr unsigned shift_of(int pass) {
+  return 20u - 10u * static_cast<unsigned>(pass);
+}
 DR_HOST_DEVICE constexpr unsigned digits_of(int pass) { return pass == 0 ? 11 : 10; }
 constexpr uint32_t kBins = 1u << 11;
 
 // All zeros before.
 struct State {
-  uint32_t limit;               // of the candidates
-  uint32_t found;               // candidates
-  uint32_t k, capacity;         // of the candidates' arrays
-  uint32_t bits, rest;          // the k-th magnitude so far, and how many of those that share its digits are among the k
-  uint32_t fewer;               // there are no k non-zero elements: bits and rest are 0
+  uint32_t limit;        // of the candidates
+  uint32_t found;        // candidates
+  uint32_t k, capacity;  // of the candidates' arrays
+  // the k-th magnitude so far, and how many of those that share its digits are among the k
+  uint32_t bits, rest;
+  uint32_t fewer;  // there are no k non-zero elements: bits and rest are 0
   uint32_t selected;
   uint32_t sample_bins[kSampleBins], bins[kPasses][kBins];
 
   // The candidates will not do.
-  __device__ bool everything() const { return found > capacity || (found < k && limit > kSmallestNonZero); }
+  __device__ bool everything() const {
+    return found > capacity || (found < k && limit > kSmallestNonZero);
+  }
 };
 
 // Magnitudes above `bits` are selected, and the first `ties` of those equal to it.
@@ -42,20 +49,24 @@ struct Kth {
 };
 
 // A random place in each of `samples` parts: a pattern with a period would fool a stride.
-__global__ void sample(Accumulated sum, const float* velocity, float momentum, uint32_t d, uint32_t samples, State* state) {
+__global__ void sample(Accumulated sum, const float* velocity, float momentum, uint32_t d,
+                       uint32_t samples, State* state) {
   for (uint32_t j = grid_index(); j < samples; j += grid_stride()) {
     const uint64_t from = uint64_t{j} * d / samples, to = uint64_t{j + 1} * d / samples;
     const uint64_t at = from + random_below(0, j, static_cast<uint32_t>(to - from));
     float value = sum.gradient_at(at);
-    if (sum.residual != nullptr) value = sum.residual[at] + value + (velocity != nullptr ? momentum * velocity[at] : 0.0f);
+    if (sum.residual != nullptr)
+      value = sum.residual[at] + value + (velocity != nullptr ? momentum * velocity[at] : 0.0f);
     const uint32_t bin = magnitude_bits(value) >> kSampleShift;
-    if (bin != 0) atomicAdd(state->sample_bins + bin, 1u);  // the last bin needs no count; zeros may be most of all, and would wait for one another
+    // the last bin needs no count; zeros may be most of all, and would wait for one another
+    if (bin != 0) atomicAdd(state->sample_bins + bin, 1u);
   }
 }
 
-// The bin, from the last down, in which the running count reaches `rank` (from 1); *above: how many are in later bins. kPickThreads threads call;
-// false when there are fewer in all.
-__device__ bool bin_from_top(const uint32_t* bins, uint32_t count, uint32_t rank, uint32_t* bin, uint32_t* above) {
+// The bin, from the last down, in which the running count reaches `rank` (from 1); *above: how many
+// are in later bins. kPickThreads threads call; false when there are fewer in all.
+__device__ bool bin_from_top(const uint32_t* bins, uint32_t count, uint32_t rank, uint32_t* bin,
+                             uint32_t* above) {
   __shared__ uint32_t sums[33];
   __shared__ uint32_t answer[2];
   const uint32_t each = (count + kPickThreads - 1) / kPickThreads;
@@ -76,7 +87,8 @@ __device__ bool bin_from_top(const uint32_t* bins, uint32_t count, uint32_t rank
   return true;
 }
 
-__global__ void __launch_bounds__(kPickThreads) pick_limit(uint32_t rank, uint32_t k, uint32_t capacity, State* state) {
+__global__ void __launch_bounds__(kPickThreads)
+    pick_limit(uint32_t rank, uint32_t k, uint32_t capacity, State* state) {
   uint32_t bin = 0, above;
   bin_from_top(state->sample_bins, kSampleBins, rank, &bin, &above);
   if (threadIdx.x != 0) return;
@@ -87,7 +99,8 @@ __global__ void __launch_bounds__(kPickThreads) pick_limit(uint32_t rank, uint32
 }
 
 // The digits after `shift` of the magnitudes that begin with the digits found so far.
-__global__ void count_digits(Accumulated sum, uint32_t d, const float* candidates, State* state, int pass, const dr_cuda_result* result) {
+__global__ void count_digits(Accumulated sum, uint32_t d, const float* candidates, State* state,
+                             int pass, const dr_cuda_result* result) {
   __shared__ uint32_t counts[kBins];
   if (result->non_finite != 0 || state->fewer != 0) return;
   for (uint32_t bin = threadIdx.x; bin < kBins; bin += blockDim.x) counts[bin] = 0;
@@ -97,7 +110,8 @@ __global__ void count_digits(Accumulated sum, uint32_t d, const float* candidate
   const unsigned shift = shift_of(pass), digits = digits_of(pass);
   for (uint32_t i = grid_index(); i < n; i += grid_stride()) {
     const uint32_t bits = magnitude_bits(everything ? sum.at(i) : candidates[i]);
-    if (bits >= kSmallestNonZero && (bits ^ upper) >> (shift + digits) == 0) atomicAdd(counts + (bits >> shift & ((1u << digits) - 1)), 1u);
+    if (bits >= kSmallestNonZero && (bits ^ upper) >> (shift + digits) == 0)
+      atomicAdd(counts + (bits >> shift & ((1u << digits) - 1)), 1u);
   }
   __syncthreads();
   for (uint32_t bin = threadIdx.x; bin < kBins; bin += blockDim.x)
@@ -132,11 +146,17 @@ __device__ Run run_of(uint32_t tile, uint32_t d, const State* state, const Candi
   return {nullptr, nullptr, start, d - start < kTile ? d - start : kTile};
 }
 
-__device__ float value_of(const Run& run, const Accumulated& sum, uint32_t i) { return run.values != nullptr ? run.values[i] : sum.at(run.start + i); }
-__device__ uint32_t index_of(const Run& run, uint32_t i) { return run.indices != nullptr ? run.indices[i] : run.start + i; }
+__device__ float value_of(const Run& run, const Accumulated& sum, uint32_t i) {
+  return run.values != nullptr ? run.values[i] : sum.at(run.start + i);
+}
+__device__ uint32_t index_of(const Run& run, uint32_t i) {
+  return run.indices != nullptr ? run.indices[i] : run.start + i;
+}
 
-// A warp a tile: how many magnitudes are above the k-th (upper half of the count) and equal to it (lower half).
-__global__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state, Kth given, Candidates candidates, uint64_t* counts,
+// A warp a tile: how many magnitudes are above the k-th (upper half of the count) and equal to it
+// (lower half).
+__global__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
+                               Kth given, Candidates candidates, uint64_t* counts,
                                const dr_cuda_result* result) {
   if (result->non_finite != 0) return;
   const uint32_t kth = state != nullptr ? state->bits : given.bits, lane = threadIdx.x % 32;
@@ -154,21 +174,27 @@ __global__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, cons
 }
 
 // A warp a tile: writes what is selected where the tiles before leave off.
-__global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state, Kth given, Candidates candidates, const uint64_t* before,
-                               uint32_t* count, uint32_t* indices, float* values, const dr_cuda_result* result) {
+__global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
+                               Kth given, Candidates candidates, const uint64_t* before,
+                               uint32_t* count, uint32_t* indices, float* values,
+                               const dr_cuda_result* result) {
   if (result->non_finite != 0) return;
-  const uint32_t kth = state != nullptr ? state->bits : given.bits, ties = state != nullptr ? state->rest : given.ties;
+  const uint32_t kth = state != nullptr ? state->bits : given.bits,
+                 ties = state != nullptr ? state->rest : given.ties;
   const uint32_t lane = threadIdx.x % 32, lower = (1u << lane) - 1;
   for (uint32_t tile = grid_index() / 32; tile < tiles; tile += grid_stride() / 32) {
     const Run run = run_of(tile, d, state, candidates);
-    uint32_t larger = static_cast<uint32_t>(before[tile] >> 32), equal = static_cast<uint32_t>(before[tile]);
+    uint32_t larger = static_cast<uint32_t>(before[tile] >> 32),
+             equal = static_cast<uint32_t>(before[tile]);
     for (uint32_t i = 0; i < run.count; i += 32) {
       const float value = i + lane < run.count ? value_of(run, sum, i + lane) : 0.0f;
       const uint32_t bits = i + lane < run.count ? magnitude_bits(value) : 0;
       const bool is_larger = bits > kth, is_equal = bits == kth && bits != 0;
-      const uint32_t all_larger = __ballot_sync(0xFFFFFFFFu, is_larger), all_equal = __ballot_sync(0xFFFFFFFFu, is_equal);
+      const uint32_t all_larger = __ballot_sync(0xFFFFFFFFu, is_larger),
+                     all_equal = __ballot_sync(0xFFFFFFFFu, is_equal);
       const uint32_t my_equal = equal + static_cast<uint32_t>(__popc(all_equal & lower));
-      const uint32_t at = larger + static_cast<uint32_t>(__popc(all_larger & lower)) + (my_equal < ties ? my_equal : ties);
+      const uint32_t at = larger + static_cast<uint32_t>(__popc(all_larger & lower)) +
+                          (my_equal < ties ? my_equal : ties);
       if (is_larger || (is_equal && my_equal < ties)) {
         indices[at] = index_of(run, i + lane);
         values[at] = value;
@@ -181,31 +207,38 @@ __global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, cons
 }
 
 // Writes what is above the k-th magnitude of `state` (null: `kth`). *count: 0 before.
-DeviceSelection write(Device& device, const dr_cuda_encoding& encoding, const State* state, Kth kth, const Candidates& candidates, uint32_t* count,
-                      uint32_t capacity) {
-  const uint32_t d = static_cast<uint32_t>(encoding.d), tiles = tiles_of(d), blocks = blocks_for(uint64_t{32} * tiles);
+DeviceSelection write(Device& device, const dr_cuda_encoding& encoding, const State* state, Kth kth,
+                      const Candidates& candidates, uint32_t* count, uint32_t capacity) {
+  const uint32_t d = static_cast<uint32_t>(encoding.d), tiles = tiles_of(d),
+                 blocks = blocks_for(uint64_t{32} * tiles);
   const Accumulated sum = accumulated(encoding);
   uint32_t* indices = device.array<uint32_t>(capacity);
   float* values = device.array<float>(capacity);
   uint64_t* counts = device.array<uint64_t>(tiles);
-  launch(device, count_selected, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts, device.result());
+  launch(device, count_selected, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts,
+         device.result());
   exclusive_sum(device, counts, counts, tiles);
-  launch(device, write_selected, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts, count, indices, values, device.result());
+  launch(device, write_selected, blocks, kThreads, 0, sum, d, tiles, state, kth, candidates, counts,
+         count, indices, values, device.result());
   return {capacity, count, indices, values};
 }
 
 }  // namespace
 
-DeviceSelection select_largest(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, uint32_t k) {
+DeviceSelection select_largest(Device& device, const dr_codec& codec,
+                               const dr_cuda_encoding& encoding, uint32_t k) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const Accumulated sum = accumulated(encoding);
-  const uint32_t capacity = static_cast<uint32_t>(std::min<uint64_t>(d, uint64_t{4} * k + kSpareCandidates));
+  const uint32_t capacity =
+      static_cast<uint32_t>(std::min<uint64_t>(d, uint64_t{4} * k + kSpareCandidates));
   State* state = device.zeros<State>(1);
   // a rank in the sample that surely is that of a magnitude below the k-th
   const uint32_t samples = std::min(kSamples, d / kElementsASample);
   const double expected = samples == 0 ? 0 : static_cast<double>(k) * samples / d;
-  const double rank = std::min(expected + 4 * std::sqrt(expected) + 3, static_cast<double>(samples) + 1);
-  launch_elementwise(device, sample, blocks_for(samples), sum, encoding.velocity, static_cast<float>(codec.memory.parameters[0]), d, samples, state);
+  const double rank =
+      std::min(expected + 4 * std::sqrt(expected) + 3, static_cast<double>(samples) + 1);
+  launch_elementwise(device, sample, blocks_for(samples), sum, encoding.velocity,
+                     static_cast<float>(codec.memory.parameters[0]), d, samples, state);
   launch(device, pick_limit, 1, kPickThreads, 0, static_cast<uint32_t>(rank), k, capacity, state);
 
   Candidates candidates{};
@@ -218,15 +251,18 @@ DeviceSelection select_largest(Device& device, const dr_codec& codec, const dr_c
   candidates.counts = device.array<uint32_t>(tiles_of(d));
   accumulate(device, codec, encoding, candidates);
   for (int pass = 0; pass < kPasses; ++pass) {
-    launch(device, count_digits, std::min(blocks_for(d, 64), kCountBlocks), kThreads, 0, sum, d, candidates.values, state, pass, device.result());
+    launch(device, count_digits, std::min(blocks_for(d, 64), kCountBlocks), kThreads, 0, sum, d,
+           candidates.values, state, pass, device.result());
     launch(device, pick_digit, 1, kPickThreads, 0, state, pass);
   }
   return write(device, encoding, state, Kth{}, candidates, &state->selected, k);
 }
 
-DeviceSelection select_above(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, float threshold) {
+DeviceSelection select_above(Device& device, const dr_codec& codec,
+                             const dr_cuda_encoding& encoding, float threshold) {
   accumulate(device, codec, encoding, Candidates{});
-  return write(device, encoding, nullptr, Kth{magnitude_bits(threshold), 0}, Candidates{}, device.zeros<uint32_t>(1), static_cast<uint32_t>(encoding.d));
+  return write(device, encoding, nullptr, Kth{magnitude_bits(threshold), 0}, Candidates{},
+               device.zeros<uint32_t>(1), static_cast<uint32_t>(encoding.d));
 }
 
 }  // namespace cuda

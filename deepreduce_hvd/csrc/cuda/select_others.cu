@@ -12,16 +12,20 @@ __global__ void permute(RandomPermutation permutation, uint32_t k, uint32_t* ind
   for (uint32_t i = grid_index(); i < k; i += grid_stride()) indices[i] = permutation(i);
 }
 
-__global__ void count_all(uint32_t k, uint32_t* count, const dr_cuda_result* result) { *count = result->non_finite != 0 ? 0 : k; }
+__global__ void count_all(uint32_t k, uint32_t* count, const dr_cuda_result* result) {
+  *count = result->non_finite != 0 ? 0 : k;
+}
 
-// A chunk's best so far: the larger magnitude, of equals the smaller index; 0 while there are zeros only.
+// A chunk's best so far: the larger magnitude, of equals the smaller index; 0 while there are zeros
+// only.
 __device__ uint64_t rank_of(float value, uint32_t index) {
   const uint32_t bits = magnitude_bits(value);
   return bits == 0 ? 0 : static_cast<uint64_t>(bits) << 32 | ~index;
 }
 
 // Each warp goes over a stretch of elements and hands a chunk's best over when it leaves the chunk.
-__global__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t* best, const dr_cuda_result* result) {
+__global__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t* best,
+                          const dr_cuda_result* result) {
   constexpr uint32_t kStretch = 32 * 16;
   if (result->non_finite != 0) return;
   const uint32_t lane = threadIdx.x % 32, stretches = (d + kStretch - 1) / kStretch;
@@ -33,7 +37,8 @@ __global__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t*
       const uint32_t at = i + lane;
       const uint64_t rank = at < d ? rank_of(sum.at(at), at) : 0;
       const uint32_t first = i / chunk, last = ((i + 31 < d ? i + 31 : d - 1)) / chunk;
-      if (first != my_chunk || last != my_chunk) {  // hand over what there is, then each lane its own
+      // hand over what there is, then each lane its own
+      if (first != my_chunk || last != my_chunk) {
         for (int lanes = 16; lanes > 0; lanes /= 2) {
           const uint64_t other = __shfl_xor_sync(0xFFFFFFFFu, mine, lanes);
           mine = other > mine ? other : mine;
@@ -58,7 +63,8 @@ __global__ void count_chunks(const uint64_t* best, uint32_t chunks, uint32_t* be
   for (uint32_t c = grid_index(); c < chunks; c += grid_stride()) before[c] = best[c] != 0;
 }
 
-__global__ void write_chunks(Accumulated sum, const uint64_t* best, uint32_t chunks, const uint32_t* before, uint32_t* count, uint32_t* indices,
+__global__ void write_chunks(Accumulated sum, const uint64_t* best, uint32_t chunks,
+                             const uint32_t* before, uint32_t* count, uint32_t* indices,
                              float* values, const dr_cuda_result* result) {
   if (result->non_finite != 0) return;
   for (uint32_t c = grid_index(); c < chunks; c += grid_stride()) {
@@ -73,10 +79,13 @@ __global__ void write_chunks(Accumulated sum, const uint64_t* best, uint32_t chu
 
 }  // namespace
 
-DeviceSelection select_random(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, uint32_t k) {
+DeviceSelection select_random(Device& device, const dr_codec& codec,
+                              const dr_cuda_encoding& encoding, uint32_t k) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const dr_position& at = encoding.position;
-  const RandomPermutation permutation(random_key(at.seed, at.step, at.tensor, 0, Purpose::selection), d);  // rank 0 on all ranks: they choose the same
+  // rank 0 on all ranks: they choose the same
+  const RandomPermutation permutation(
+      random_key(at.seed, at.step, at.tensor, 0, Purpose::selection), d);
   accumulate(device, codec, encoding, Candidates{});
   uint32_t* count = device.array<uint32_t>(1);
   uint32_t* indices = device.array<uint32_t>(k);
@@ -91,7 +100,8 @@ DeviceSelection select_random(Device& device, const dr_codec& codec, const dr_cu
   return {k, count, indices, values};
 }
 
-DeviceSelection select_largest_of_chunks(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, uint32_t chunk) {
+DeviceSelection select_largest_of_chunks(Device& device, const dr_codec& codec,
+                                         const dr_cuda_encoding& encoding, uint32_t chunk) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const uint32_t chunks = static_cast<uint32_t>((encoding.d + chunk - 1) / chunk);
   const Accumulated sum = accumulated(encoding);
@@ -104,7 +114,8 @@ DeviceSelection select_largest_of_chunks(Device& device, const dr_codec& codec, 
   launch(device, find_best, blocks_for(d, 16), kThreads, 0, sum, d, chunk, best, device.result());
   launch_elementwise(device, count_chunks, blocks_for(chunks), best, chunks, before);
   exclusive_sum(device, before, before, chunks);
-  launch_elementwise(device, write_chunks, blocks_for(chunks), sum, best, chunks, before, count, indices, values, device.result());
+  launch_elementwise(device, write_chunks, blocks_for(chunks), sum, best, chunks, before, count,
+                     indices, values, device.result());
   return {chunks, count, indices, values};
 }
 

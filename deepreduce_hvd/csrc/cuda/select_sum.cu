@@ -36,25 +36,35 @@ __device__ void store(T* at, uint32_t n, bool aligned, const Four<T>& four) {
 bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
 // Where vector `v` of this thread lies in the tile, and how many elements are left there, up to 4.
-__device__ uint32_t first_of(uint32_t tile, uint32_t v) { return tile * kTile + (v * kThreads + threadIdx.x) * 4; }
-__device__ uint32_t length_at(uint32_t first, uint32_t d) { return first >= d ? 0 : d - first < 4 ? d - first : 4; }
+__device__ uint32_t first_of(uint32_t tile, uint32_t v) {
+  return tile * kTile + (v * kThreads + threadIdx.x) * 4;
+}
+__device__ uint32_t length_at(uint32_t first, uint32_t d) {
+  return first >= d ? 0 : d - first < 4 ? d - first : 4;
+}
 
 template <class Number>
-__global__ void finite(const typename Number::Storage* gradient, uint32_t d, uint32_t tiles, bool aligned, dr_cuda_result* result) {
+__global__ void finite(const typename Number::Storage* gradient, uint32_t d, uint32_t tiles,
+                       bool aligned, dr_cuda_result* result) {
   bool bad = false;
-  // from the last tile on, below the first it wraps: `add` begins with the first ones, which the cache still has
+  // from the last tile on, below the first it wraps: `add` begins with the first ones, which the
+  // cache still has
   for (uint32_t tile = tiles - 1 - blockIdx.x; tile < tiles; tile -= gridDim.x) {
-    Four<typename Number::Storage> numbers[kVectors];  // all are asked for before the first is looked at
-    for (uint32_t v = 0; v < kVectors; ++v) numbers[v] = load(gradient + first_of(tile, v), length_at(first_of(tile, v), d), aligned);
+    // all are asked for before the first is looked at
+    Four<typename Number::Storage> numbers[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v)
-      for (int i = 0; i < 4; ++i) bad |= magnitude_bits(Number::to_float(numbers[v].each[i])) >= 0x7F800000u;
+      numbers[v] = load(gradient + first_of(tile, v), length_at(first_of(tile, v), d), aligned);
+    for (uint32_t v = 0; v < kVectors; ++v)
+      for (int i = 0; i < 4; ++i)
+        bad |= magnitude_bits(Number::to_float(numbers[v].each[i])) >= 0x7F800000u;
   }
   if (bad) result->non_finite = 1;  // all who write write the same
 }
 
 template <class Number, int memory>
-__global__ void add(const typename Number::Storage* gradient, uint32_t d, float* residual, float* velocity, float momentum, bool aligned,
-                    Candidates candidates, const dr_cuda_result* result) {
+__global__ void add(const typename Number::Storage* gradient, uint32_t d, float* residual,
+                    float* velocity, float momentum, bool aligned, Candidates candidates,
+                    const dr_cuda_result* result) {
   __shared__ uint64_t sums[33];
   __shared__ uint32_t place;
   if (result->non_finite != 0) return;
@@ -75,9 +85,14 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
       const uint32_t first = first_of(tile, v), n = length_at(first, d);
       for (int i = 0; i < 4; ++i) {
         const float number = Number::to_float(added[v].each[i]);
-        if (memory == kMomentum) speed[v].each[i] = next_velocity(momentum, speed[v].each[i], number);
-        sum[v].each[i] = memory == kNone ? number : next_sum(sum[v].each[i], memory == kMomentum ? speed[v].each[i] : number);
-        collected += static_cast<uint64_t>(magnitude_bits(sum[v].each[i]) >= limit) << (16 * v);  // limit >= 1: not what is not there
+        if (memory == kMomentum)
+          speed[v].each[i] = next_velocity(momentum, speed[v].each[i], number);
+        sum[v].each[i] =
+            memory == kNone
+                ? number
+                : next_sum(sum[v].each[i], memory == kMomentum ? speed[v].each[i] : number);
+        // limit >= 1: not what is not there
+        collected += static_cast<uint64_t>(magnitude_bits(sum[v].each[i]) >= limit) << (16 * v);
       }
       if (memory == kMomentum) store(velocity + first, n, aligned, speed[v]);
       if (memory != kNone) store(residual + first, n, aligned, sum[v]);
@@ -87,7 +102,8 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
     uint64_t before = block_exclusive_sum(collected, sums, &total);
     if (threadIdx.x == 0) {
       uint32_t count = 0;
-      for (uint32_t v = 0; v < kVectors; ++v) count += static_cast<uint32_t>(total >> (16 * v) & 0xFFFFu);
+      for (uint32_t v = 0; v < kVectors; ++v)
+        count += static_cast<uint32_t>(total >> (16 * v) & 0xFFFFu);
       place = atomicAdd(candidates.found, count);
       candidates.starts[tile] = place;
       candidates.counts[tile] = count;
@@ -116,20 +132,27 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
 void find_non_finite(Device& device, const dr_cuda_encoding& encoding) {
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    launch_elementwise(device, finite<Number>, blocks_for(encoding.d, 4 * kVectors), static_cast<const typename Number::Storage*>(encoding.gradient),
-                       static_cast<uint32_t>(encoding.d), tiles_of(encoding.d), is_aligned(encoding.gradient), device.result());
+    launch_elementwise(device, finite<Number>, blocks_for(encoding.d, 4 * kVectors),
+                       static_cast<const typename Number::Storage*>(encoding.gradient),
+                       static_cast<uint32_t>(encoding.d), tiles_of(encoding.d),
+                       is_aligned(encoding.gradient), device.result());
   });
 }
 
-void accumulate(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding, const Candidates& candidates) {
+void accumulate(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding,
+                const Candidates& candidates) {
   if (encoding.d == 0 || (encoding.residual == nullptr && candidates.limit == nullptr)) return;
-  const bool aligned = is_aligned(encoding.gradient) && is_aligned(encoding.residual) && is_aligned(encoding.velocity);
+  const bool aligned = is_aligned(encoding.gradient) && is_aligned(encoding.residual) &&
+                       is_aligned(encoding.velocity);
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    const auto kernel = codec.memory.id == kNoMemory ? add<Number, kNone> : codec.memory.id == kMomentumCorrection ? add<Number, kMomentum> : add<Number, kAdds>;
-    launch(device, kernel, std::min(tiles_of(encoding.d), kMostBlocks), kThreads, 0, static_cast<const typename Number::Storage*>(encoding.gradient),
-           static_cast<uint32_t>(encoding.d), encoding.residual, encoding.velocity, static_cast<float>(codec.memory.parameters[0]), aligned, candidates,
-           device.result());
+    const auto kernel = codec.memory.id == kNoMemory             ? add<Number, kNone>
+                        : codec.memory.id == kMomentumCorrection ? add<Number, kMomentum>
+                                                                 : add<Number, kAdds>;
+    launch(device, kernel, std::min(tiles_of(encoding.d), kMostBlocks), kThreads, 0,
+           static_cast<const typename Number::Storage*>(encoding.gradient),
+           static_cast<uint32_t>(encoding.d), encoding.residual, encoding.velocity,
+           static_cast<float>(codec.memory.parameters[0]), aligned, candidates, device.result());
   });
 }
 

@@ -21,8 +21,8 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   section.expect_end();
   const uint64_t found = set_bit_positions(context.simd, bits, bytes, indices, count);
   if (found != count || (found > 0 && indices[found - 1] >= d))
-    corrupt_payload("%s: expected %u set bits below d = %u, got %llu or one at d or above", section.section(), count, d,
-                    static_cast<unsigned long long>(found));
+    corrupt_payload("%s: expected %u set bits below d = %u, got %llu or one at d or above",
+                    section.section(), count, d, static_cast<unsigned long long>(found));
 }
 
 }  // namespace

@@ -8,22 +8,31 @@
 namespace deepreduce {
 namespace {
 
-// The positives that the policy keeps; count is what the payload's header says, or for P0 in the encoder no bound.
-const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_t policy, uint32_t seed, uint32_t d, uint32_t count,
-                             bool decoding, const char* section, uint32_t* decoded_count) {
+// The positives that the policy keeps; count is what the payload's header says, or for P0 in the
+// encoder no bound.
+const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_t policy,
+                             uint32_t seed, uint32_t d, uint32_t count, bool decoding,
+                             const char* section, uint32_t* decoded_count) {
   Arena& arena = context.arena;
   Positives positives(arena, std::min<uint64_t>(d, uint64_t{count} + count / 8 + 4096));
-  const uint64_t most = random_policy(policy) ? most_positives(filter.hashes, d, count) : policy == kP0 && decoding ? count : d;
+  const uint64_t most = random_policy(policy)       ? most_positives(filter.hashes, d, count)
+                        : policy == kP0 && decoding ? count
+                                                    : d;
   const bool first_only = policy == kNaive || policy == kLeftmost;
   scan_universe(context.simd, filter, d, first_only ? count : most + 1, positives);
   const unsigned long long found = positives.size();
   if (found < count || (policy == kP0 && decoding && found != count))
-    corrupt_payload("%s: expected a Bloom filter with %u positives, got %llu", section, count, found);
+    corrupt_payload("%s: expected a Bloom filter with %u positives, got %llu", section, count,
+                    found);
   if (random_policy(policy) && found > most) {
     const unsigned long long allowed = most;
-    if (!decoding) invalid_argument("Bloom filter: expected at most %llu positives, got %llu; use policy p0 or split the tensor", allowed, found);
-    corrupt_payload("%s: expected a Bloom filter for %u of %u indices with at most %llu positives, got %llu or more", section, count, d, allowed,
-                    found);
+    if (!decoding)
+      invalid_argument(
+          "Bloom filter: expected at most %llu positives, got %llu; use policy p0 or split the tensor",
+          allowed, found);
+    corrupt_payload(
+        "%s: expected a Bloom filter for %u of %u indices with at most %llu positives, got %llu or more",
+        section, count, d, allowed, found);
   }
   *decoded_count = policy == kP0 ? static_cast<uint32_t>(found) : count;
   if (!random_policy(policy)) return positives.data();
@@ -34,14 +43,19 @@ const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_
 
 void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
   const double wanted_policy = encoding.parameters[1];
-  if (!(wanted_policy >= kNaive && wanted_policy <= kP2)) invalid_argument("Bloom policy: expected 0 to 4, got %g", wanted_policy);
-  if (!(encoding.parameters[0] < 1)) invalid_argument("Bloom fpr: expected a number below 1, got %g", encoding.parameters[0]);
+  if (!(wanted_policy >= kNaive && wanted_policy <= kP2))
+    invalid_argument("Bloom policy: expected 0 to 4, got %g", wanted_policy);
+  if (!(encoding.parameters[0] < 1))
+    invalid_argument("Bloom fpr: expected a number below 1, got %g", encoding.parameters[0]);
   if (encoding.count == 0) return;
   const uint8_t policy = static_cast<uint8_t>(wanted_policy);
-  const double rate = bloom_rate(encoding.parameters[0], policy, encoding.d, encoding.count, encoding.value_bits);
+  const double rate =
+      bloom_rate(encoding.parameters[0], policy, encoding.d, encoding.count, encoding.value_bits);
   const BloomSize size = bloom_size(rate, encoding.count);
   if (size.bits > 4294967295.0)
-    invalid_argument("Bloom filter: expected at most 4294967295 bits, got %.0f; use a larger fpr or split the tensor", size.bits);
+    invalid_argument(
+        "Bloom filter: expected at most 4294967295 bits, got %.0f; use a larger fpr or split the tensor",
+        size.bits);
   BloomFilter filter;
   filter.bits = static_cast<uint32_t>(size.bits);
   filter.hashes = size.hashes;
@@ -55,7 +69,8 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
   if (random_policy(policy)) section.put(seed);
   section.put_bytes(filter.words, (uint64_t{filter.bits} + 7) / 8);
 
-  encoding.decoded = apply_policy(context, filter, policy, seed, encoding.d, encoding.count, false, "Bloom filter", &encoding.decoded_count);
+  encoding.decoded = apply_policy(context, filter, policy, seed, encoding.d, encoding.count, false,
+                                  "Bloom filter", &encoding.decoded_count);
   encoding.values_stay = policy == kNaive;
 }
 
@@ -66,8 +81,9 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   filter.hashes = section.get<uint8_t>();
   filter.bits = section.get<uint32_t>();
   if (policy > kP2 || filter.hashes < 1 || filter.hashes > kLargestHashes || filter.bits < 1)
-    corrupt_payload("%s: expected a policy of 0 to 4, 1 to %u hashes and at least 1 bit, got %u, %u and %u", section.section(), kLargestHashes,
-                    policy, filter.hashes, filter.bits);
+    corrupt_payload(
+        "%s: expected a policy of 0 to 4, 1 to %u hashes and at least 1 bit, got %u, %u and %u",
+        section.section(), kLargestHashes, policy, filter.hashes, filter.bits);
   const uint32_t seed = random_policy(policy) ? section.get<uint32_t>() : 0;
   const uint64_t bytes = (uint64_t{filter.bits} + 7) / 8;
   const uint8_t* data = section.take(bytes);
@@ -77,7 +93,8 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   filter.words = context.arena.zeros<uint32_t>((uint64_t{filter.bits} + 31) / 32);
   std::memcpy(filter.words, data, bytes);
   uint32_t decoded_count;
-  const uint32_t* decoded = apply_policy(context, filter, policy, seed, d, count, true, section.section(), &decoded_count);
+  const uint32_t* decoded = apply_policy(context, filter, policy, seed, d, count, true,
+                                         section.section(), &decoded_count);
   std::memcpy(indices, decoded, uint64_t{4} * count);
 }
 

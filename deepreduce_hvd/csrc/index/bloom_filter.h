@@ -9,12 +9,18 @@ namespace deepreduce {
 
 constexpr uint32_t kLargestHashes = 32;
 
-DR_HOST_DEVICE inline uint32_t rotate_left(uint32_t x, unsigned bits) { return (x << bits) | (x >> (32 - bits)); }
+DR_HOST_DEVICE inline uint32_t rotate_left(uint32_t x, unsigned bits) {
+  return (x << bits) | (x >> (32 - bits));
+}
 
 // The part of MurmurHash3_x86_32 of a 4-byte key that does not depend on the seed.
-DR_HOST_DEVICE inline uint32_t murmur_block(uint32_t index) { return rotate_left(index * 0xCC9E2D51u, 15) * 0x1B873593u; }
+DR_HOST_DEVICE inline uint32_t murmur_block(uint32_t index) {
+  return rotate_left(index * 0xCC9E2D51u, 15) * 0x1B873593u;
+}
 
-DR_HOST_DEVICE inline uint32_t murmur_seed(uint32_t hash_number) { return hash_number * 0x9E3779B9u; }
+DR_HOST_DEVICE inline uint32_t murmur_seed(uint32_t hash_number) {
+  return hash_number * 0x9E3779B9u;
+}
 
 DR_HOST_DEVICE inline uint32_t murmur_finish(uint32_t block, uint32_t seed) {
   uint32_t x = rotate_left(seed ^ block, 13) * 5 + 0xE6546B64u;
@@ -32,12 +38,14 @@ struct BloomFilter {
   uint32_t* words;  // ceil(m / 32) words, bit b in word b / 32
 
   DR_HOST_DEVICE uint32_t position(uint32_t block, uint32_t hash_number) const {
-    return static_cast<uint32_t>((uint64_t{murmur_finish(block, murmur_seed(hash_number))} * bits) >> 32);
+    return static_cast<uint32_t>(
+        (uint64_t{murmur_finish(block, murmur_seed(hash_number))} * bits) >> 32);
   }
 };
 
 // bits[j] = the bit of indices[j] (n,) under one hash.
-void filter_positions(Simd simd, const BloomFilter& filter, uint32_t hash_number, const uint32_t* indices, uint32_t n, uint32_t* bits);
+void filter_positions(Simd simd, const BloomFilter& filter, uint32_t hash_number,
+                      const uint32_t* indices, uint32_t n, uint32_t* bits);
 
 void filter_insert(Simd simd, BloomFilter& filter, const uint32_t* indices, uint32_t n);
 
@@ -56,14 +64,17 @@ class Positives {
 };
 
 // Scans [0, d); stops early once `enough` or more are found.
-void scan_universe(Simd simd, const BloomFilter& filter, uint32_t d, uint64_t enough, Positives& positives);
+void scan_universe(Simd simd, const BloomFilter& filter, uint32_t d, uint64_t enough,
+                   Positives& positives);
 
 // P1: the k positives with the smallest random numbers, ascending. Needs at least k positives.
 const uint32_t* choose_random(Arena& arena, const Positives& positives, uint32_t k, uint64_t key);
 
-// P2: k positives by DeepReduce's conflict sets, ascending: smaller sets are likelier to hold a true positive, a set of one holds
-// nothing else. Needs at least k positives; positives times hashes are below 2^32.
-const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& filter, const Positives& positives, uint32_t k, uint64_t key,
+// P2: k positives by DeepReduce's conflict sets, ascending: smaller sets are likelier to hold a
+// true positive, a set of one holds nothing else. Needs at least k positives; positives times
+// hashes are below 2^32.
+const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& filter,
+                                        const Positives& positives, uint32_t k, uint64_t key,
                                         const char* section);
 
 }  // namespace deepreduce

@@ -1,4 +1,5 @@
-// How the policies P1 and P2 choose `count` of a Bloom filter's positives; sender and receiver both run this.
+// How the policies P1 and P2 choose `count` of a Bloom filter's positives; sender and receiver both
+// run this.
 #include <algorithm>
 
 #include "index/bloom_filter.h"
@@ -10,28 +11,32 @@ constexpr uint32_t kBlock = 256;
 
 // Calls visit(j, bits) for each of n indices, ascending; bits[i * kBlock] is its bit under hash i.
 template <class Visit>
-void for_each_row(Simd simd, const BloomFilter& filter, const uint32_t* indices, uint32_t n, Visit visit) {
+void for_each_row(Simd simd, const BloomFilter& filter, const uint32_t* indices, uint32_t n,
+                  Visit visit) {
   uint32_t bits[kLargestHashes][kBlock];
   for (uint32_t first = 0; first < n; first += kBlock) {
     const uint32_t block = std::min(n - first, kBlock);
-    for (uint32_t i = 0; i < filter.hashes; ++i) filter_positions(simd, filter, i, indices + first, block, bits[i]);
+    for (uint32_t i = 0; i < filter.hashes; ++i)
+      filter_positions(simd, filter, i, indices + first, block, bits[i]);
     for (uint32_t j = 0; j < block; ++j) visit(first + j, bits[0] + j);
   }
 }
 
 // Calls visit(j, bit) for each of n indices and each of its hashes, ascending.
 template <class Visit>
-void for_each_bit(Simd simd, const BloomFilter& filter, const uint32_t* indices, uint32_t n, Visit visit) {
+void for_each_bit(Simd simd, const BloomFilter& filter, const uint32_t* indices, uint32_t n,
+                  Visit visit) {
   for_each_row(simd, filter, indices, n, [&](uint32_t j, const uint32_t* bits) {
     for (uint32_t i = 0; i < filter.hashes; ++i) visit(j, bits[i * kBlock]);
   });
 }
 
-// The conflict sets of the positives that are not taken, cut out of one array; members are positions among the positives.
+// The conflict sets of the positives that are not taken, cut out of one array; members are
+// positions among the positives.
 class ConflictSets {
  public:
-  ConflictSets(Context& context, const BloomFilter& filter, const Positives& positives, const uint32_t* sizes, const uint8_t* taken,
-               uint32_t undecided)
+  ConflictSets(Context& context, const BloomFilter& filter, const Positives& positives,
+               const uint32_t* sizes, const uint8_t* taken, uint32_t undecided)
       : members_(context.arena.array<uint32_t>(uint64_t{undecided} * filter.hashes)) {
     Arena& arena = context.arena;
     uint32_t* indices = arena.array<uint32_t>(undecided);
@@ -42,26 +47,31 @@ class ConflictSets {
       places[u++] = j;
     }
     uint32_t* starts = arena.zeros<uint32_t>(uint64_t{filter.bits} + 2);
-    for_each_bit(context.simd, filter, indices, undecided, [&](uint32_t, uint32_t bit) { ++starts[uint64_t{bit} + 2]; });
+    for_each_bit(context.simd, filter, indices, undecided,
+                 [&](uint32_t, uint32_t bit) { ++starts[uint64_t{bit} + 2]; });
     uint32_t largest = 0;
     for (uint64_t bit = 0; bit < filter.bits; ++bit) {
       if (starts[bit + 2] != 0) largest = std::max(largest, sizes[bit]);
       count_ += starts[bit + 2] != 0;
       starts[bit + 2] += starts[bit + 1];
     }
-    for_each_bit(context.simd, filter, indices, undecided,
-                 [&](uint32_t u, uint32_t bit) { members_[starts[uint64_t{bit} + 1]++] = places[u]; });
-    // the members of a bit's set are now at starts[bit] to starts[bit + 1]; sets in ascending order of (size, bit):
+    for_each_bit(context.simd, filter, indices, undecided, [&](uint32_t u, uint32_t bit) {
+      members_[starts[uint64_t{bit} + 1]++] = places[u];
+    });
+    // the members of a bit's set are now at starts[bit] to starts[bit + 1]; sets in ascending order
+    // of (size, bit):
     uint32_t* first_of_size = arena.zeros<uint32_t>(uint64_t{largest} + 2);
     for (uint64_t bit = 0; bit < filter.bits; ++bit)
       if (starts[bit] != starts[bit + 1]) ++first_of_size[uint64_t{sizes[bit]} + 1];
     for (uint64_t size = 1; size <= largest; ++size) first_of_size[size + 1] += first_of_size[size];
     sets_ = arena.array<Set>(count_);
     for (uint64_t bit = 0; bit < filter.bits; ++bit)
-      if (starts[bit] != starts[bit + 1]) sets_[first_of_size[sizes[bit]]++] = {starts[bit], starts[bit + 1] - starts[bit]};
+      if (starts[bit] != starts[bit + 1])
+        sets_[first_of_size[sizes[bit]]++] = {starts[bit], starts[bit + 1] - starts[bit]};
   }
 
-  // Takes `wanted` more positives. A draw takes its member out of the set, so that all passes together are linear.
+  // Takes `wanted` more positives. A draw takes its member out of the set, so that all passes
+  // together are linear.
   void draw(uint64_t key, uint32_t wanted, uint8_t* taken) {
     uint32_t draws = 0;
     for (bool first_pass = true; wanted != 0; first_pass = false) {
@@ -69,7 +79,10 @@ class ConflictSets {
       for (uint32_t s = 0; s < count_ && wanted != 0; ++s) {
         Set set = sets_[s];
         uint32_t* members = members_ + set.start;
-        if (first_pass) set.left = static_cast<uint32_t>(std::remove_if(members, members + set.left, [&](uint32_t j) { return taken[j]; }) - members);
+        if (first_pass)
+          set.left = static_cast<uint32_t>(
+              std::remove_if(members, members + set.left, [&](uint32_t j) { return taken[j]; }) -
+              members);
         while (set.left != 0) {
           uint32_t& place = members[random_below(key, draws++, set.left)];
           const uint32_t drawn = place;
@@ -99,7 +112,8 @@ class ConflictSets {
 const uint32_t* choose_random(Arena& arena, const Positives& positives, uint32_t k, uint64_t key) {
   const uint64_t n = positives.size();
   uint64_t* drawn = arena.array<uint64_t>(n);
-  for (uint64_t j = 0; j < n; ++j) drawn[j] = uint64_t{random32(key, static_cast<uint32_t>(j))} << 32 | j;
+  for (uint64_t j = 0; j < n; ++j)
+    drawn[j] = uint64_t{random32(key, static_cast<uint32_t>(j))} << 32 | j;
   std::nth_element(drawn, drawn + k, drawn + n);
   uint32_t* chosen = arena.array<uint32_t>(k);
   for (uint32_t i = 0; i < k; ++i) chosen[i] = positives.data()[static_cast<uint32_t>(drawn[i])];
@@ -107,12 +121,14 @@ const uint32_t* choose_random(Arena& arena, const Positives& positives, uint32_t
   return chosen;
 }
 
-const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& filter, const Positives& positives, uint32_t k, uint64_t key,
+const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& filter,
+                                        const Positives& positives, uint32_t k, uint64_t key,
                                         const char* section) {
   Arena& arena = context.arena;
   const uint32_t n = static_cast<uint32_t>(positives.size());
   uint32_t* sizes = arena.zeros<uint32_t>(filter.bits);
-  for_each_bit(context.simd, filter, positives.data(), n, [&](uint32_t, uint32_t bit) { ++sizes[bit]; });
+  for_each_bit(context.simd, filter, positives.data(), n,
+               [&](uint32_t, uint32_t bit) { ++sizes[bit]; });
   // Sets of one come first and are nearly all that is needed; only the rest is sorted into sets.
   uint8_t* taken = arena.array<uint8_t>(n);
   uint32_t alone = 0;
@@ -122,8 +138,11 @@ const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& fil
     taken[j] = i < filter.hashes;
     alone += taken[j];
   });
-  if (alone > k) corrupt_payload("%s: expected at most %u positives that are alone in a conflict set, got %u", section, k, alone);
-  if (alone < k) ConflictSets(context, filter, positives, sizes, taken, n - alone).draw(key, k - alone, taken);
+  if (alone > k)
+    corrupt_payload("%s: expected at most %u positives that are alone in a conflict set, got %u",
+                    section, k, alone);
+  if (alone < k)
+    ConflictSets(context, filter, positives, sizes, taken, n - alone).draw(key, k - alone, taken);
   uint32_t* result = arena.array<uint32_t>(k);
   for (uint32_t j = 0, i = 0; j < n; ++j)
     if (taken[j]) result[i++] = positives.data()[j];

@@ -29,7 +29,8 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   if (count == 0) return section.expect_end();
   const EliasFanoLayout layout = elias_fano_layout(d, count);
   const unsigned width = layout.width;
-  const uint64_t low_bits = layout.low_bits, low_bytes = layout.low_bytes, high_bits = layout.high_bits, high_bytes = layout.high_bytes;
+  const uint64_t low_bits = layout.low_bits, low_bytes = layout.low_bytes,
+                 high_bits = layout.high_bits, high_bytes = layout.high_bytes;
   const uint8_t* low = section.take(low_bytes);
   const uint8_t* high = section.take(high_bytes);
   section.expect_end();
@@ -37,19 +38,22 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
     corrupt_payload("%s: expected zero padding and the end of the bits", section.section());
   const uint64_t found = set_bit_positions(context.simd, high, high_bytes, indices, count);
   if (found != count || indices[count - 1] >= high_bits)
-    corrupt_payload("%s: expected %u set bits in %llu, got %llu or one in the padding", section.section(), count,
-                    static_cast<unsigned long long>(high_bits), static_cast<unsigned long long>(found));
+    corrupt_payload("%s: expected %u set bits in %llu, got %llu or one in the padding",
+                    section.section(), count, static_cast<unsigned long long>(high_bits),
+                    static_cast<unsigned long long>(found));
   // all of them in 64 bits, then one look at whether they are good
   const uint64_t mask = (uint64_t{1} << width) - 1, bytes = low_bytes + high_bytes;
   int64_t previous = -1;
   bool ascending = true;
   for (uint32_t i = 0; i < count; ++i) {
-    const int64_t index = static_cast<int64_t>((uint64_t{indices[i] - i} << width) | (load_bits(low, bytes, uint64_t{i} * width) & mask));
+    const int64_t index = static_cast<int64_t>((uint64_t{indices[i] - i} << width) |
+                                               (load_bits(low, bytes, uint64_t{i} * width) & mask));
     ascending &= index > previous;
     indices[i] = static_cast<uint32_t>(index);
     previous = index;
   }
-  if (!ascending || previous >= static_cast<int64_t>(d)) corrupt_payload("%s: expected ascending indices below d = %u", section.section(), d);
+  if (!ascending || previous >= static_cast<int64_t>(d))
+    corrupt_payload("%s: expected ascending indices below d = %u", section.section(), d);
 }
 
 }  // namespace

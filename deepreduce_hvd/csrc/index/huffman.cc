@@ -26,7 +26,8 @@ void static_code(uint32_t d, HuffmanCode* code) {
 }
 
 // The symbols of one block; returns their number.
-uint32_t block_symbols(Kind kind, const uint32_t* indices, uint32_t n, uint32_t next, uint8_t* symbols) {
+uint32_t block_symbols(Kind kind, const uint32_t* indices, uint32_t n, uint32_t next,
+                       uint8_t* symbols) {
   if (kind == kStatic) {
     std::memcpy(symbols, indices, uint64_t{4} * n);
     return 4 * n;
@@ -73,7 +74,9 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
   each_block([&](uint32_t block, uint32_t next, uint32_t n) {
     if (block > 0) {
       const uint64_t start = section.size() - data_at;
-      if (start > UINT32_MAX) invalid_argument("index section: expected at most 4294967295 bytes, got more; compress more or split the tensor");
+      if (start > UINT32_MAX)
+        invalid_argument(
+            "index section: expected at most 4294967295 bytes, got more; compress more or split the tensor");
       const uint32_t entry[2] = {next, static_cast<uint32_t>(start)};
       uint8_t* place = section.data() + directory_at + entry_bytes * (block - 1);
       std::memcpy(place, kind == kDelta ? entry : entry + 1, entry_bytes);
@@ -109,13 +112,15 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
       end = entry;
     }
     if (end < start || end > data_bytes)
-      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu", section.section(), block,
-                      static_cast<unsigned long long>(data_bytes), static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
+      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu",
+                      section.section(), block, static_cast<unsigned long long>(data_bytes),
+                      static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
     if (kind == kDelta && block > 0) {
       uint32_t before;
       std::memcpy(&before, directory + entry_bytes * (block - 1), 4);
       if (before != next)
-        corrupt_payload("%s: expected block %u to start at %llu, got %u", section.section(), block, static_cast<unsigned long long>(next), before);
+        corrupt_payload("%s: expected block %u to start at %llu, got %u", section.section(), block,
+                        static_cast<unsigned long long>(next), before);
     }
     HuffmanReader reader(table, data + start, end - start, section.section());
     for (uint32_t i = 0; i < n; ++i) {
@@ -123,10 +128,13 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
       if (kind == kDelta) {
         index = next + get_varint([&reader] { return reader.next(); }, section.section());
       } else {
-        for (unsigned byte = 0; byte < 4; ++byte) index |= static_cast<uint64_t>(reader.next()) << (8 * byte);
+        for (unsigned byte = 0; byte < 4; ++byte)
+          index |= static_cast<uint64_t>(reader.next()) << (8 * byte);
         if (index < next) corrupt_payload("%s: expected ascending indices", section.section());
       }
-      if (index >= d) corrupt_payload("%s: expected an index below d = %u, got %llu", section.section(), d, static_cast<unsigned long long>(index));
+      if (index >= d)
+        corrupt_payload("%s: expected an index below d = %u, got %llu", section.section(), d,
+                        static_cast<unsigned long long>(index));
       indices[first + i] = static_cast<uint32_t>(index);
       next = index + 1;
     }

@@ -56,9 +56,12 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
     const uint32_t n = encoding.count - first < kRiceBlock ? encoding.count - first : kRiceBlock;
     if (block > 0) {
       const uint64_t start = section.size() - data_at;
-      if (start > UINT32_MAX) invalid_argument("index section: expected at most 4294967295 bytes, got more; compress more or split the tensor");
+      if (start > UINT32_MAX)
+        invalid_argument(
+            "index section: expected at most 4294967295 bytes, got more; compress more or split the tensor");
       const uint32_t entry[2] = {next, static_cast<uint32_t>(start)};
-      std::memcpy(section.data() + directory_at + kRiceEntryBytes * (block - 1), entry, kRiceEntryBytes);
+      std::memcpy(section.data() + directory_at + kRiceEntryBytes * (block - 1), entry,
+                  kRiceEntryBytes);
     }
     const uint32_t* indices = encoding.indices + first;
     gaps[0] = indices[0] - next;
@@ -72,19 +75,22 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
 }
 
 // Returns the smallest index that may follow the block.
-uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n, unsigned b, uint32_t next, uint32_t d, uint32_t* indices,
-                      const char* section) {
+uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n, unsigned b,
+                      uint32_t next, uint32_t d, uint32_t* indices, const char* section) {
   const uint64_t low_bytes = packed_bytes(n, b);
   const uint64_t unary_bytes = bytes - low_bytes;
   if ((n * uint64_t{b}) % 8 != 0 && (data[low_bytes - 1] >> ((n * uint64_t{b}) % 8)) != 0)
     corrupt_payload("%s: expected zero padding and the end of the bits", section);
   // gaps below d in all: more bits than this cannot be, and fewer have positions of 32 bits
   if (8 * unary_bytes > n + uint64_t{d >> b} + 7)
-    corrupt_payload("%s: expected an index below d = %u, got %llu bytes of unary codes", section, d, static_cast<unsigned long long>(unary_bytes));
+    corrupt_payload("%s: expected an index below d = %u, got %llu bytes of unary codes", section, d,
+                    static_cast<unsigned long long>(unary_bytes));
   const uint64_t found = set_bit_positions(simd, data + low_bytes, unary_bytes, indices, n);
   if (found != n || indices[n - 1] / 8 + 1 != unary_bytes)
-    corrupt_payload("%s: expected %u unary codes that end in the block's last byte, got %llu in %llu bytes", section, n,
-                    static_cast<unsigned long long>(found), static_cast<unsigned long long>(unary_bytes));
+    corrupt_payload(
+        "%s: expected %u unary codes that end in the block's last byte, got %llu in %llu bytes",
+        section, n, static_cast<unsigned long long>(found),
+        static_cast<unsigned long long>(unary_bytes));
   const uint64_t mask = (uint64_t{1} << b) - 1;
   uint64_t base = next;  // the smallest index that could come, were all quotients 0
   for (uint32_t i = 0; i < n; ++i) {
@@ -93,7 +99,8 @@ uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n
     indices[i] = static_cast<uint32_t>(index);
     ++base;
     if (i + 1 == n && index >= d)  // indices only grow, in 64 bits
-      corrupt_payload("%s: expected an index below d = %u, got %llu", section, d, static_cast<unsigned long long>(index));
+      corrupt_payload("%s: expected an index below d = %u, got %llu", section, d,
+                      static_cast<unsigned long long>(index));
   }
   return indices[n - 1] + 1;
 }
@@ -111,7 +118,9 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
     const uint32_t first = block * kRiceBlock;
     const uint32_t n = count - first < kRiceBlock ? count - first : kRiceBlock;
     const unsigned b = parameters[block];
-    if (b > kLargestRiceParameter) corrupt_payload("%s: expected a Rice parameter of at most %u, got %u", section.section(), kLargestRiceParameter, b);
+    if (b > kLargestRiceParameter)
+      corrupt_payload("%s: expected a Rice parameter of at most %u, got %u", section.section(),
+                      kLargestRiceParameter, b);
     uint64_t end = data_bytes;
     uint32_t before_following = 0;
     if (block + 1 < blocks) {
@@ -121,11 +130,14 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
       end = entry[1];
     }
     if (end > data_bytes || end <= start + packed_bytes(n, b))
-      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu", section.section(), block,
-                      static_cast<unsigned long long>(data_bytes), static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
-    next = decode_block(context.simd, data + start, end - start, n, b, next, d, indices + first, section.section());
+      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu",
+                      section.section(), block, static_cast<unsigned long long>(data_bytes),
+                      static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
+    next = decode_block(context.simd, data + start, end - start, n, b, next, d, indices + first,
+                        section.section());
     if (block + 1 < blocks && before_following != next)
-      corrupt_payload("%s: expected block %u to start at %u, got %u", section.section(), block + 1, next, before_following);
+      corrupt_payload("%s: expected block %u to start at %u, got %u", section.section(), block + 1,
+                      next, before_following);
     start = end;
   }
 }

@@ -8,9 +8,11 @@ namespace deepreduce {
 
 constexpr uint32_t kRiceBlock = 4096;
 constexpr unsigned kLargestRiceParameter = 31;
-constexpr uint64_t kRiceEntryBytes = 8;  // of the directory, which has one for each block but the first
+// of the directory, which has one for each block but the first
+constexpr uint64_t kRiceEntryBytes = 8;
 
-// Candidates are first, first + 1 ... last, at most three: floor(log2(mean gap)) and its neighbours.
+// Candidates are first, first + 1 ... last, at most three: floor(log2(mean gap)) and its
+// neighbours.
 struct RiceCandidates {
   unsigned first, last;
 };
@@ -19,7 +21,8 @@ struct RiceCandidates {
 DR_HOST_DEVICE inline RiceCandidates rice_candidates(uint64_t sum, uint32_t n) {
   const unsigned length = bit_length(static_cast<uint32_t>(sum / n));
   const unsigned guess = length == 0 ? 0 : length - 1;
-  return {guess == 0 ? 0 : guess - 1, guess + 1 < kLargestRiceParameter ? guess + 1 : kLargestRiceParameter};
+  return {guess == 0 ? 0 : guess - 1,
+          guess + 1 < kLargestRiceParameter ? guess + 1 : kLargestRiceParameter};
 }
 
 struct RiceParameter {
@@ -27,8 +30,11 @@ struct RiceParameter {
   uint64_t bits;  // that the block takes with it
 };
 
-// The candidate that costs least, the smaller one on ties; quotients[c]: the sum of gap >> (first + c).
-DR_HOST_DEVICE inline RiceParameter choose_rice_parameter(RiceCandidates candidates, const uint32_t (&quotients)[3], uint32_t n) {
+// The candidate that costs least, the smaller one on ties; quotients[c]: the sum of gap >> (first +
+// c).
+DR_HOST_DEVICE inline RiceParameter choose_rice_parameter(RiceCandidates candidates,
+                                                          const uint32_t (&quotients)[3],
+                                                          uint32_t n) {
   RiceParameter best{candidates.first, quotients[0] + uint64_t{n} * (candidates.first + 1)};
   for (unsigned b = candidates.first + 1; b <= candidates.last; ++b) {
     const uint64_t bits = quotients[b - candidates.first] + uint64_t{n} * (b + 1);

@@ -33,10 +33,13 @@ void decode(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t*
     next += get_varint(next_byte, section.section()) + !first;
     const uint64_t run = get_varint(next_byte, section.section()) + 1;
     if (next + run > d || run > count - found)
-      corrupt_payload("%s: expected runs of %u set bits within d = %u, got more", section.section(), count, d);
+      corrupt_payload("%s: expected runs of %u set bits within d = %u, got more", section.section(),
+                      count, d);
     for (uint64_t i = 0; i < run; ++i) indices[found++] = static_cast<uint32_t>(next++);
   }
-  if (found != count) corrupt_payload("%s: expected runs of %u set bits within d = %u, got %u", section.section(), count, d, found);
+  if (found != count)
+    corrupt_payload("%s: expected runs of %u set bits within d = %u, got %u", section.section(),
+                    count, d, found);
 }
 
 }  // namespace

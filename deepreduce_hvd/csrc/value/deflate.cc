@@ -8,11 +8,12 @@ namespace {
 
 constexpr uint32_t kBlock = 65536;
 constexpr uint64_t kPlaneEnds = 64;  // more than three stored blocks' headers
-constexpr int kMemoryLevel = 8;  // zlib's default
+constexpr int kMemoryLevel = 8;      // zlib's default
 
 double bits_a_value(const double* parameters) { return parameters[1] != 0 ? 26 : 28; }
 
-// zlib's memory comes from the caller too. No exception may pass through zlib's C code: it is told, and tells us.
+// zlib's memory comes from the caller too. No exception may pass through zlib's C code: it is told,
+// and tells us.
 voidpf allocate(voidpf arena, uInt items, uInt size) {
   try {
     return static_cast<Arena*>(arena)->zeros<uint8_t>(uint64_t{items} * size);
@@ -36,12 +37,14 @@ z_stream stream_in(Arena& arena) {
 
 void shuffle(const uint8_t* values, uint32_t n, uint8_t* planes) {
   for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t byte = 0; byte < 4; ++byte) planes[byte * uint64_t{n} + i] = values[4 * uint64_t{i} + byte];
+    for (uint32_t byte = 0; byte < 4; ++byte)
+      planes[byte * uint64_t{n} + i] = values[4 * uint64_t{i} + byte];
 }
 
 void unshuffle(const uint8_t* planes, uint32_t n, uint8_t* values) {
   for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t byte = 0; byte < 4; ++byte) values[4 * uint64_t{i} + byte] = planes[byte * uint64_t{n} + i];
+    for (uint32_t byte = 0; byte < 4; ++byte)
+      values[4 * uint64_t{i} + byte] = planes[byte * uint64_t{n} + i];
 }
 
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
@@ -56,7 +59,8 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   section.extend(uint64_t{4} * (blocks - 1));
   uint8_t* planes = context.arena.array<uint8_t>(uint64_t{4} * (count < kBlock ? count : kBlock));
   z_stream stream = stream_in(context.arena);
-  const int started = deflateInit2(&stream, level, Z_DEFLATED, MAX_WBITS, kMemoryLevel, runs ? Z_RLE : Z_DEFAULT_STRATEGY);
+  const int started = deflateInit2(&stream, level, Z_DEFLATED, MAX_WBITS, kMemoryLevel,
+                                   runs ? Z_RLE : Z_DEFAULT_STRATEGY);
   expect_memory(started);
   if (started != Z_OK) invalid_argument("Deflate: zlib did not start");
   for (uint32_t block = 0; block < blocks; ++block) {
@@ -75,7 +79,8 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
       stream.avail_in = 4 / pieces * n;
       status = deflate(&stream, piece < pieces ? Z_BLOCK : Z_FINISH);
     }
-    if (status != Z_STREAM_END) invalid_argument("Deflate: zlib did not finish a block of %u values", n);
+    if (status != Z_STREAM_END)
+      invalid_argument("Deflate: zlib did not finish a block of %u values", n);
     const uint32_t length = static_cast<uint32_t>(stream.total_out);
     section.shrink_to(start + length);
     if (block + 1 < blocks) std::memcpy(section.data() + 1 + uint64_t{4} * block, &length, 4);
@@ -87,7 +92,8 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
 
 void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
   const uint8_t shuffled = section.get<uint8_t>();
-  if (shuffled > 1) corrupt_payload("%s: expected a shuffle byte of 0 or 1, got %u", section.section(), shuffled);
+  if (shuffled > 1)
+    corrupt_payload("%s: expected a shuffle byte of 0 or 1, got %u", section.section(), shuffled);
   const uint32_t blocks = (count + kBlock - 1) / kBlock;
   if (blocks == 0) return section.expect_end();
   const uint8_t* lengths = section.take(uint64_t{4} * (blocks - 1));
@@ -105,7 +111,8 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       std::memcpy(&field, lengths + uint64_t{4} * block, 4);
       length = field;
     }
-    if (length > UINT32_MAX) corrupt_payload("%s: expected a zlib stream below 4 GiB", section.section());
+    if (length > UINT32_MAX)
+      corrupt_payload("%s: expected a zlib stream below 4 GiB", section.section());
     stream.next_in = const_cast<uint8_t*>(section.take(length));
     stream.avail_in = static_cast<uInt>(length);
     stream.next_out = planes;
@@ -113,7 +120,8 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     const int status = inflate(&stream, Z_FINISH);
     expect_memory(status);
     if (status != Z_STREAM_END || stream.avail_out != 0 || stream.avail_in != 0)
-      corrupt_payload("%s: expected a zlib stream of %u bytes, got %s", section.section(), 4 * n, stream.msg != nullptr ? stream.msg : "another length");
+      corrupt_payload("%s: expected a zlib stream of %u bytes, got %s", section.section(), 4 * n,
+                      stream.msg != nullptr ? stream.msg : "another length");
     uint8_t* out = reinterpret_cast<uint8_t*>(values + first);
     if (shuffled) {
       unshuffle(planes, n, out);

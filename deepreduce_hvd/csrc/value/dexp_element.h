@@ -1,4 +1,5 @@
-// FitDExp's formulas for one point and one side, shared by host and device. Number: double, or Lanes of several.
+// FitDExp's formulas for one point and one side, shared by host and device. Number: double, or
+// Lanes of several.
 #ifndef DEEPREDUCE_VALUE_DEXP_ELEMENT_H
 #define DEEPREDUCE_VALUE_DEXP_ELEMENT_H
 
@@ -35,19 +36,24 @@ DR_ELEMENT Number height(const Curve& curve, const Number& x) {
 
 // One step of a cumulative integral by trapezoids.
 template <class Number>
-DR_ELEMENT Number trapezoid(const Number& now, const Number& before, const Number& half_step) { return (now + before) * half_step; }
+DR_ELEMENT Number trapezoid(const Number& now, const Number& before, const Number& half_step) {
+  return (now + before) * half_step;
+}
 
-// Sums of products of `terms` columns with each other and with the values lie row by row: column 0 ... column `row`, values.
+// Sums of products of `terms` columns with each other and with the values lie row by row: column 0
+// ... column `row`, values.
 DR_HOST_DEVICE constexpr int sums_of(int terms) { return terms * (terms + 1) / 2 + terms; }
 
-// Least squares on the columns from `first` on, by elimination with the largest pivot; false when singular.
+// Least squares on the columns from `first` on, by elimination with the largest pivot; false when
+// singular.
 template <int terms>
 DR_HOST_DEVICE inline bool solve(const double* sums, int first, double* result) {
   const int size = terms - first;
   double rows[terms][terms + 1];
   for (int row = first; row < terms; ++row) {
     const int start = row * (row + 1) / 2 + row;
-    for (int column = first; column <= row; ++column) rows[row - first][column - first] = rows[column - first][row - first] = sums[start + column];
+    for (int column = first; column <= row; ++column)
+      rows[row - first][column - first] = rows[column - first][row - first] = sums[start + column];
     rows[row - first][size] = sums[start + row + 1];
   }
   for (int column = 0; column < size; ++column) {
@@ -86,7 +92,8 @@ DR_HOST_DEVICE inline bool round_rates(const double* rates, float (&rounded)[2])
   return true;
 }
 
-// The curve of `count` rates whose factors solve the sums; false when there are none within float32.
+// The curve of `count` rates whose factors solve the sums; false when there are none within
+// float32.
 template <int count>
 DR_HOST_DEVICE inline bool curve_of(const double* sums, const float (&rates)[2], Curve& curve) {
   double factors[2] = {};
@@ -96,7 +103,8 @@ DR_HOST_DEVICE inline bool curve_of(const double* sums, const float (&rates)[2],
   return true;
 }
 
-// The two rates that the solution of Jacquelin's integral equation stands for; false when they are not real.
+// The two rates that the solution of Jacquelin's integral equation stands for; false when they are
+// not real.
 DR_HOST_DEVICE inline bool two_rates(const double* solution, double* rates) {
   const double discriminant = solution[2] * solution[2] + 4.0 * solution[0];
   if (!(discriminant > 0.0)) return false;
@@ -106,7 +114,8 @@ DR_HOST_DEVICE inline bool two_rates(const double* solution, double* rates) {
   return true;
 }
 
-// Values are fitted times 2^-exponent of the largest, so that squares stay in range; and the factor that undoes it, within float32.
+// Values are fitted times 2^-exponent of the largest, so that squares stay in range; and the factor
+// that undoes it, within float32.
 DR_HOST_DEVICE inline int scale_exponent(float largest_value) {
   int exponent;
   std::frexp(static_cast<double>(largest_value), &exponent);

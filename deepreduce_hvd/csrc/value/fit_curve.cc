@@ -5,8 +5,9 @@
 namespace deepreduce {
 namespace {
 
-// Distances in blocks. The values fall, but for kUnsorted of themselves, and the chord falls or rises: a block's ends bound its distances,
-// so only the few blocks that may hold the maximum are looked at whole, and the one that does again for the place.
+// Distances in blocks. The values fall, but for kUnsorted of themselves, and the chord falls or
+// rises: a block's ends bound its distances, so only the few blocks that may hold the maximum are
+// looked at whole, and the one that does again for the place.
 constexpr double kUnsorted = 1.0 / (1 << 16);  // four times what sort_sides leaves
 
 template <int width>
@@ -27,7 +28,8 @@ DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& r
   for (uint32_t block = fewest; block < end; block += kBlock) {
     const uint32_t block_end = end - block < kBlock ? end : block + kBlock;
     const double high = y[block], low = y[block_end - 1], slack = kUnsorted * high;
-    const double chord_start = first + gradient * block, chord_end = first + gradient * (block_end - 1);
+    const double chord_start = first + gradient * block,
+                 chord_end = first + gradient * (block_end - 1);
     const double above = high - chord_end + slack, below = chord_start - low + slack;
     if (above < sampled && below < sampled) continue;
     Doubles offset = Doubles::sequence(block, 1.0), most = Doubles(0.0);
@@ -55,7 +57,8 @@ DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& r
 }
 
 template <int width, int degree>
-DR_INLINE void moments_of(const float* y, uint32_t n, const double* beta, double* moments, double* squares) {
+DR_INLINE void moments_of(const float* y, uint32_t n, const double* beta, double* moments,
+                          double* squares) {
   using Doubles = Lanes<width>;
   const Doubles inverse = Doubles(1.0 / n), step = Doubles(2.0 * kLanes);
   Doubles offset = Doubles::sequence(point_offset(0, n), 2.0);
@@ -97,21 +100,25 @@ using MomentsOf = void (*)(const float*, uint32_t, const double*, double*, doubl
 using EvaluateAtPoints = void (*)(const double*, uint32_t, float, float*);
 
 // The kernels compiled for one SIMD level, and their tables by degree.
-#define DR_KERNELS(level, width, target)                                                                                          \
-  target void farthest_##level(const float* y, uint32_t n, uint32_t fewest, Farthest& result) { farthest<width>(y, n, fewest, result); } \
-  template <int degree>                                                                                                    \
-  target void moments_##level(const float* y, uint32_t n, const double* beta, double* moments, double* squares) {         \
-    moments_of<width, degree>(y, n, beta, moments, squares);                                                                      \
-  }                                                                                                                        \
-  template <int degree>                                                                                                    \
-  target void evaluate_##level(const double* powers, uint32_t n, float sign, float* out) {             \
-    evaluate_at_points<width, degree>(powers, n, sign, out);                                                                 \
-  }                                                                                                                        \
-  const MomentsOf moments_table_##level[] = {moments_##level<0>, moments_##level<1>, moments_##level<2>, moments_##level<3>, \
-                                             moments_##level<4>, moments_##level<5>, moments_##level<6>, moments_##level<7>}; \
-  const EvaluateAtPoints evaluate_table_##level[] = {evaluate_##level<0>, evaluate_##level<1>, evaluate_##level<2>,        \
-                                                     evaluate_##level<3>, evaluate_##level<4>, evaluate_##level<5>,        \
-                                                     evaluate_##level<6>, evaluate_##level<7>};
+#define DR_KERNELS(level, width, target)                                                        \
+  target void farthest_##level(const float* y, uint32_t n, uint32_t fewest, Farthest& result) { \
+    farthest<width>(y, n, fewest, result);                                                      \
+  }                                                                                             \
+  template <int degree>                                                                         \
+  target void moments_##level(const float* y, uint32_t n, const double* beta, double* moments,  \
+                              double* squares) {                                                \
+    moments_of<width, degree>(y, n, beta, moments, squares);                                    \
+  }                                                                                             \
+  template <int degree>                                                                         \
+  target void evaluate_##level(const double* powers, uint32_t n, float sign, float* out) {      \
+    evaluate_at_points<width, degree>(powers, n, sign, out);                                    \
+  }                                                                                             \
+  const MomentsOf moments_table_##level[] = {                                                   \
+      moments_##level<0>, moments_##level<1>, moments_##level<2>, moments_##level<3>,           \
+      moments_##level<4>, moments_##level<5>, moments_##level<6>, moments_##level<7>};          \
+  const EvaluateAtPoints evaluate_table_##level[] = {                                           \
+      evaluate_##level<0>, evaluate_##level<1>, evaluate_##level<2>, evaluate_##level<3>,       \
+      evaluate_##level<4>, evaluate_##level<5>, evaluate_##level<6>, evaluate_##level<7>};
 
 DR_KERNELS(scalar, kScalarWidth, )
 #if defined(__x86_64__)
@@ -128,13 +135,15 @@ Farthest farthest_from_chord(Simd simd, const float* y, uint32_t n, uint32_t few
   return result;
 }
 
-double fit_moments(Simd simd, const float* y, uint32_t n, const Recurrence& recurrence, double* moments) {
+double fit_moments(Simd simd, const float* y, uint32_t n, const Recurrence& recurrence,
+                   double* moments) {
   double squares;
   DR_CHOOSE(simd, moments_table)[recurrence.degree](y, n, recurrence.beta, moments, &squares);
   return squares;
 }
 
-void evaluate_polynomial(Simd simd, const double* powers, int degree, uint32_t n, float sign, float* out) {
+void evaluate_polynomial(Simd simd, const double* powers, int degree, uint32_t n, float sign,
+                         float* out) {
   DR_CHOOSE(simd, evaluate_table)[degree](powers, n, sign, out);
 }
 

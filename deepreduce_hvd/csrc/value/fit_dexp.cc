@@ -19,7 +19,8 @@ struct Sums {
   DR_INLINE void add(const Lanes<width> (&columns)[terms], const Lanes<width>& z) {
     int at = 0;
     for (int row = 0; row < terms; ++row) {
-      for (int column = 0; column <= row; ++column, ++at) lanes[at] = lanes[at] + columns[row] * columns[column];
+      for (int column = 0; column <= row; ++column, ++at)
+        lanes[at] = lanes[at] + columns[row] * columns[column];
       lanes[at] = lanes[at] + columns[row] * z;
       ++at;
     }
@@ -50,9 +51,11 @@ DR_INLINE void evaluate(const Curve& curve, uint32_t n, float sign, float* out) 
     to_value(height(curve, points_from<width>(i, step)), Lanes<width>(sign)).store(out + i, n - i);
 }
 
-// The factors a and c for `count` rates, by least squares on y * scale; false when there are none within float32.
+// The factors a and c for `count` rates, by least squares on y * scale; false when there are none
+// within float32.
 template <int width, int count>
-DR_INLINE bool with_factors(const double* rates, const float* y, uint32_t n, double scale, Curve& curve) {
+DR_INLINE bool with_factors(const double* rates, const float* y, uint32_t n, double scale,
+                            Curve& curve) {
   float rounded[2];
   if (!round_rates<count>(rates, rounded)) return false;
   const double step = step_of(n);
@@ -70,12 +73,14 @@ DR_INLINE bool with_factors(const double* rates, const float* y, uint32_t n, dou
 
 // Keeps `curve` as the best when its squared error is the smallest so far.
 template <int width>
-DR_INLINE void compete(const Curve& curve, const float* y, uint32_t n, double scale, Curve& best, double& least) {
+DR_INLINE void compete(const Curve& curve, const float* y, uint32_t n, double scale, Curve& best,
+                       double& least) {
   const double step = step_of(n);
   Lanes<width> sum(0.0);
   for (uint32_t i = 0; i < n; i += kLanes) {
     const Lanes<width> heights = height(curve, points_from<width>(i, step)) * ones<width>(n - i);
-    const Lanes<width> difference = heights - Lanes<width>::load(y + i, n - i) * Lanes<width>(scale);
+    const Lanes<width> difference =
+        heights - Lanes<width>::load(y + i, n - i) * Lanes<width>(scale);
     sum = sum + difference * difference;
   }
   const double error = sum.fold();
@@ -84,7 +89,8 @@ DR_INLINE void compete(const Curve& curve, const float* y, uint32_t n, double sc
   least = error;
 }
 
-// Sums with the columns SS, x, S and 1: S and SS are the first and second cumulative trapezoid integrals.
+// Sums with the columns SS, x, S and 1: S and SS are the first and second cumulative trapezoid
+// integrals.
 template <int width>
 DR_INLINE void integrate(const float* y, uint32_t n, double scale, Sums<width, 4>& sums) {
   const double step = step_of(n), half = 0.5 * step;
@@ -102,12 +108,14 @@ DR_INLINE void integrate(const float* y, uint32_t n, double scale, Sums<width, 4
       seconds[lane] = second;
     }
     const Lanes<width> inside = ones<width>(n - i);
-    sums.add({Lanes<width>::from_doubles(seconds), points_from<width>(i, step) * inside, Lanes<width>::from_doubles(firsts), inside},
+    sums.add({Lanes<width>::from_doubles(seconds), points_from<width>(i, step) * inside,
+              Lanes<width>::from_doubles(firsts), inside},
              Lanes<width>::load(y + i, n - i) * Lanes<width>(scale));
   }
 }
 
-// Jacquelin's integral equations; a single exponential and a constant compete. The smallest squared error wins.
+// Jacquelin's integral equations; a single exponential and a constant compete. The smallest squared
+// error wins.
 template <int width>
 DR_INLINE void fit_side(const float* y, uint32_t n, Curve& best) {
   best = Curve{};
@@ -121,20 +129,24 @@ DR_INLINE void fit_side(const float* y, uint32_t n, Curve& best) {
   double least = std::numeric_limits<double>::infinity(), solution[4], rates[2];
   Curve curve;
   const double constant[1] = {0.0};
-  if (with_factors<width, 1>(constant, y, n, scale, curve)) compete<width>(curve, y, n, scale, best, least);
+  if (with_factors<width, 1>(constant, y, n, scale, curve))
+    compete<width>(curve, y, n, scale, best, least);
   if (solve<4>(folded, 2, solution) && with_factors<width, 1>(solution, y, n, scale, curve))
     compete<width>(curve, y, n, scale, best, least);
-  if (n >= 4 && solve<4>(folded, 0, solution) && two_rates(solution, rates) && with_factors<width, 2>(rates, y, n, scale, curve))
+  if (n >= 4 && solve<4>(folded, 0, solution) && two_rates(solution, rates) &&
+      with_factors<width, 2>(rates, y, n, scale, curve))
     compete<width>(curve, y, n, scale, best, least);
   best.a = unscaled(best.a, exponent);
   best.c = unscaled(best.c, exponent);
 }
 
-#define DR_KERNELS(level, width, target)                                                              \
-  target void evaluate_##level(const Curve& curve, uint32_t n, float sign, float* out) {              \
-    evaluate<width>(curve, n, sign, out);                                                             \
-  }                                                                                                   \
-  target void fit_side_##level(const float* y, uint32_t n, Curve& best) { fit_side<width>(y, n, best); }
+#define DR_KERNELS(level, width, target)                                                 \
+  target void evaluate_##level(const Curve& curve, uint32_t n, float sign, float* out) { \
+    evaluate<width>(curve, n, sign, out);                                                \
+  }                                                                                      \
+  target void fit_side_##level(const float* y, uint32_t n, Curve& best) {                \
+    fit_side<width>(y, n, best);                                                         \
+  }
 
 DR_KERNELS(scalar, kScalarWidth, )
 #if defined(__x86_64__)
@@ -142,7 +154,8 @@ DR_KERNELS(avx2, kAvx2Width, DR_AVX2)
 DR_KERNELS(avx512, kAvx512Width, DR_AVX512)
 #endif
 
-void evaluate_sides(Simd simd, const Curve (&curves)[2], uint32_t positives, uint32_t count, float* out) {
+void evaluate_sides(Simd simd, const Curve (&curves)[2], uint32_t positives, uint32_t count,
+                    float* out) {
   DR_CHOOSE(simd, evaluate)(curves[0], positives, 1.0f, out);
   DR_CHOOSE(simd, evaluate)(curves[1], count - positives, -1.0f, out + positives);
 }
@@ -151,20 +164,25 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   if (encoding.count == 0) return;
   const SortedSides sorted = sort_sides(context, encoding.values, encoding.count, encoding.order);
   Curve curves[2];
-  for (int s = 0; s < 2; ++s) DR_CHOOSE(context.simd, fit_side)(sorted.side(s), sorted.counts[s], curves[s]);
+  for (int s = 0; s < 2; ++s)
+    DR_CHOOSE(context.simd, fit_side)(sorted.side(s), sorted.counts[s], curves[s]);
   section.put(sorted.counts[0]);
   section.put_bytes(curves, sizeof(curves));
-  evaluate_sides(context.simd, curves, sorted.counts[0], encoding.count, sorted.magnitudes);  // in place: they are fitted
+  // in place: they are fitted
+  evaluate_sides(context.simd, curves, sorted.counts[0], encoding.count, sorted.magnitudes);
   restore_order(sorted.magnitudes, encoding.order, encoding.count, encoding.decoded);
 }
 
 void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
   if (count == 0) return section.expect_end();
   if (section.remaining() != kDExpBytes)
-    corrupt_payload("%s: expected %llu bytes, got %llu", section.section(), static_cast<unsigned long long>(kDExpBytes),
+    corrupt_payload("%s: expected %llu bytes, got %llu", section.section(),
+                    static_cast<unsigned long long>(kDExpBytes),
                     static_cast<unsigned long long>(section.remaining()));
   const uint32_t positives = section.get<uint32_t>();
-  if (positives > count) corrupt_payload("%s: expected at most %u positive values, got %u", section.section(), count, positives);
+  if (positives > count)
+    corrupt_payload("%s: expected at most %u positive values, got %u", section.section(), count,
+                    positives);
   static const uint8_t zeros[sizeof(Curve)] = {};
   Curve curves[2];
   for (int s = 0; s < 2; ++s) {
@@ -172,8 +190,10 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     std::memcpy(&curves[s], raw, sizeof(Curve));
     if (!is_finite(curves[s]))
       corrupt_payload("%s: expected finite coefficients", section.section());
-    if ((s == 0 ? positives : count - positives) == 0 && std::memcmp(raw, zeros, sizeof(zeros)) != 0)
-      corrupt_payload("%s: expected coefficients of 0 for a sign without values", section.section());
+    if ((s == 0 ? positives : count - positives) == 0 &&
+        std::memcmp(raw, zeros, sizeof(zeros)) != 0)
+      corrupt_payload("%s: expected coefficients of 0 for a sign without values",
+                      section.section());
   }
   evaluate_sides(context.simd, curves, positives, count, values);
 }

@@ -1,4 +1,5 @@
-// What both curve fits compute of one value, shared by host and device. Number: double, or Lanes of several.
+// What both curve fits compute of one value, shared by host and device. Number: double, or Lanes of
+// several.
 #ifndef DEEPREDUCE_VALUE_FIT_ELEMENT_H
 #define DEEPREDUCE_VALUE_FIT_ELEMENT_H
 
@@ -15,10 +16,13 @@ namespace deepreduce {
 DR_HOST_DEVICE inline uint32_t sort_key(float value) { return float_bits(value) ^ 0x7FFFFFFFu; }
 // The key without its side, which is the top bit.
 DR_HOST_DEVICE inline uint32_t key_within_side(uint32_t key) { return key & 0x7FFFFFFFu; }
-DR_HOST_DEVICE inline float magnitude_of_key(uint32_t within) { return bits_float(~within & 0x7FFFFFFFu); }
+DR_HOST_DEVICE inline float magnitude_of_key(uint32_t within) {
+  return bits_float(~within & 0x7FFFFFFFu);
+}
 
-// The bits that tell keys apart: the side, then the `span` that their range within a side takes. The `dropped` last ones (at most 2^-18 of a
-// value) do not count where that saves a digit of the host's radix sort.
+// The bits that tell keys apart: the side, then the `span` that their range within a side takes.
+// The `dropped` last ones (at most 2^-18 of a value) do not count where that saves a digit of the
+// host's radix sort.
 constexpr unsigned kMostDigitBits = 11;  // more buckets would not stay in a processor's first cache
 constexpr unsigned kMostSortedBits = 27;
 struct SortBits {

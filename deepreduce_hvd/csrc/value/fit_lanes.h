@@ -1,4 +1,5 @@
-// Eight doubles, as one, two or four vectors of the processor: element by element, so that results do not depend on which.
+// Eight doubles, as one, two or four vectors of the processor: element by element, so that results
+// do not depend on which.
 #ifndef DEEPREDUCE_VALUE_FIT_LANES_H
 #define DEEPREDUCE_VALUE_FIT_LANES_H
 
@@ -9,24 +10,25 @@ namespace deepreduce {
 
 constexpr uint32_t kLanes = 8;
 
-// The vector types of `width` doubles (GCC converts between vectors only where their types do not depend on a template's argument).
+// The vector types of `width` doubles (GCC converts between vectors only where their types do not
+// depend on a template's argument).
 template <int width>
 struct VectorOf;
-#define DR_VECTOR_OF(width)                                                                               \
-  template <>                                                                                             \
-  struct VectorOf<width> {                                                                                \
-    typedef double Doubles __attribute__((vector_size(8 * width)));                                       \
-    typedef int64_t Integers __attribute__((vector_size(8 * width)));                                     \
-    typedef float Floats __attribute__((vector_size(4 * width)));                                         \
-    static DR_INLINE void load(const float* from, Doubles& to) {                                          \
-      Floats floats;                                                                                      \
-      std::memcpy(&floats, from, sizeof(floats));                                                         \
-      to = __builtin_convertvector(floats, Doubles);                                                      \
-    }                                                                                                     \
-    static DR_INLINE void store(const Doubles& from, float* to) {                                         \
-      const Floats floats = __builtin_convertvector(from, Floats);                                        \
-      std::memcpy(to, &floats, sizeof(floats));                                                           \
-    }                                                                                                     \
+#define DR_VECTOR_OF(width)                                           \
+  template <>                                                         \
+  struct VectorOf<width> {                                            \
+    typedef double Doubles __attribute__((vector_size(8 * width)));   \
+    typedef int64_t Integers __attribute__((vector_size(8 * width))); \
+    typedef float Floats __attribute__((vector_size(4 * width)));     \
+    static DR_INLINE void load(const float* from, Doubles& to) {      \
+      Floats floats;                                                  \
+      std::memcpy(&floats, from, sizeof(floats));                     \
+      to = __builtin_convertvector(floats, Doubles);                  \
+    }                                                                 \
+    static DR_INLINE void store(const Doubles& from, float* to) {     \
+      const Floats floats = __builtin_convertvector(from, Floats);    \
+      std::memcpy(to, &floats, sizeof(floats));                       \
+    }                                                                 \
   };
 DR_VECTOR_OF(2)
 DR_VECTOR_OF(4)
@@ -80,11 +82,11 @@ struct Lanes {
   }
   DR_INLINE void copy_to(double* to) const { std::memcpy(to, part, sizeof(part)); }
 
-#define DR_LANEWISE(op)                                                              \
-  friend DR_INLINE Lanes operator op(const Lanes& a, const Lanes& b) {               \
-    Lanes result;                                                                    \
-    for (int i = 0; i < kParts; ++i) result.part[i] = a.part[i] op b.part[i];        \
-    return result;                                                                   \
+#define DR_LANEWISE(op)                                                       \
+  friend DR_INLINE Lanes operator op(const Lanes& a, const Lanes& b) {        \
+    Lanes result;                                                             \
+    for (int i = 0; i < kParts; ++i) result.part[i] = a.part[i] op b.part[i]; \
+    return result;                                                            \
   }
   DR_LANEWISE(+)
   DR_LANEWISE(-)
@@ -109,7 +111,8 @@ struct Lanes {
   }
   friend DR_INLINE Lanes power_of_two(const Lanes& shifted) {
     Lanes result;
-    for (int i = 0; i < kParts; ++i) result.part[i] = (Vector)(((Integers)shifted.part[i] + 1023) << 52);
+    for (int i = 0; i < kParts; ++i)
+      result.part[i] = (Vector)(((Integers)shifted.part[i] + 1023) << 52);
     return result;
   }
   // The sum: lanes l and l + 4, then l and l + 2, then l and l + 1.
@@ -122,7 +125,8 @@ struct Lanes {
   }
 };
 
-constexpr int kScalarWidth = 2, kAvx2Width = 4, kAvx512Width = 8;  // every x86-64 and ARMv8 has vectors of two
+// every x86-64 and ARMv8 has vectors of two
+constexpr int kScalarWidth = 2, kAvx2Width = 4, kAvx512Width = 8;
 
 }  // namespace deepreduce
 #endif

@@ -23,7 +23,8 @@ double bits_a_value(const double*) { return 16; }
 
 // Of two segments, the one that is not the next to be split.
 bool splits_later(const Segment& a, const Segment& b) {
-  return a.farthest.distance != b.farthest.distance ? a.farthest.distance < b.farthest.distance : a.start > b.start;
+  return a.farthest.distance != b.farthest.distance ? a.farthest.distance < b.farthest.distance
+                                                    : a.start > b.start;
 }
 
 void find_segments(Simd simd, const float* y, uint32_t wanted, int degree, Side& side) {
@@ -42,11 +43,13 @@ void find_segments(Simd simd, const float* y, uint32_t wanted, int degree, Side&
     add(split.start, split.farthest.position);
     add(split.start + split.farthest.position, split.length - split.farthest.position);
   }
-  std::sort(heap, heap + size, [](const Segment& a, const Segment& b) { return a.start < b.start; });
+  std::sort(heap, heap + size,
+            [](const Segment& a, const Segment& b) { return a.start < b.start; });
 }
 
 void fit_side(Context& context, const float* y, int degree, Side& side) {
-  const uint32_t terms = static_cast<uint32_t>(degree) + 1, total_terms = side.segment_count * terms;
+  const uint32_t terms = static_cast<uint32_t>(degree) + 1,
+                 total_terms = side.segment_count * terms;
   double* fits = context.arena.zeros<double>(total_terms);
   side.coefficients = context.arena.array<int64_t>(total_terms);
   double total = 0.0, fitted = 0.0;
@@ -61,14 +64,16 @@ void fit_side(Context& context, const float* y, int degree, Side& side) {
     }
   }
   side.exponent = side_exponent(total, fitted, total_terms);
-  for (uint32_t i = 0; i < total_terms; ++i) side.coefficients[i] = quantised(fits[i], side.exponent);
+  for (uint32_t i = 0; i < total_terms; ++i)
+    side.coefficients[i] = quantised(fits[i], side.exponent);
 }
 
 void evaluate_side(Simd simd, const Side& side, int degree, float sign, float* out) {
   for (uint32_t s = 0; s < side.segment_count; ++s) {
     const Segment& segment = side.segments[s];
     double powers[kMaxDegree + 1];
-    const int usable = segment_powers(side.coefficients + s * static_cast<uint32_t>(degree + 1), side.exponent, segment.length, degree, powers);
+    const int usable = segment_powers(side.coefficients + s * static_cast<uint32_t>(degree + 1),
+                                      side.exponent, segment.length, degree, powers);
     evaluate_polynomial(simd, powers, usable, segment.length, sign, out + segment.start);
   }
 }
@@ -107,7 +112,8 @@ void write(const Side (&sides)[2], int degree, ByteWriter& section) {
   }
   BitWriter writer(section.extend((bits + 7) / 8));
   for (const Side& side : sides)
-    for (uint32_t s = 0; s + 1 < side.segment_count; ++s) writer.put(side.segments[s].length, length_width);
+    for (uint32_t s = 0; s + 1 < side.segment_count; ++s)
+      writer.put(side.segments[s].length, length_width);
   for (const Side& side : sides)
     for (uint32_t i = 0; i < side.segment_count * static_cast<uint32_t>(terms); ++i) {
       const unsigned width = widths[i % static_cast<uint32_t>(terms)];
@@ -130,7 +136,8 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     side.segments = context.arena.array<Segment>(wanted);
     find_segments(context.simd, y, wanted, degree, side);
     fit_side(context, y, degree, side);
-    evaluate_side(context.simd, side, degree, s == 0 ? 1.0f : -1.0f, y);  // in place: the fit has all it needs of y
+    // in place: the fit has all it needs of y
+    evaluate_side(context.simd, side, degree, s == 0 ? 1.0f : -1.0f, y);
   }
   write(sides, degree, section);
   restore_order(sorted.magnitudes, encoding.order, encoding.count, encoding.decoded);
@@ -140,13 +147,17 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   if (count == 0) return section.expect_end();
   Side sides[2];
   const uint32_t positives = section.get<uint32_t>();
-  if (positives > count) corrupt_payload("%s: expected at most %u positive values, got %u", section.section(), count, positives);
+  if (positives > count)
+    corrupt_payload("%s: expected at most %u positive values, got %u", section.section(), count,
+                    positives);
   sides[0].count = positives;
   sides[1].count = count - positives;
   for (Side& side : sides) side.segment_count = section.get<uint16_t>();
   for (Side& side : sides) side.exponent = section.get<int16_t>();
   const int degree = section.get<uint8_t>();
-  if (degree < 1 || degree > kMaxDegree) corrupt_payload("%s: expected a degree of 1 to %d, got %d", section.section(), kMaxDegree, degree);
+  if (degree < 1 || degree > kMaxDegree)
+    corrupt_payload("%s: expected a degree of 1 to %d, got %d", section.section(), kMaxDegree,
+                    degree);
   const uint32_t terms = static_cast<uint32_t>(degree) + 1;
   unsigned widths[kMaxDegree + 1];
   const unsigned length_width = section.get<uint8_t>();
@@ -155,13 +166,18 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     widths[j] = section.get<uint8_t>();
     widest = widths[j] > widest ? widths[j] : widest;
   }
-  if (widest > kMaxWidth) corrupt_payload("%s: expected fields of at most %u bits, got %u", section.section(), kMaxWidth, widest);
+  if (widest > kMaxWidth)
+    corrupt_payload("%s: expected fields of at most %u bits, got %u", section.section(), kMaxWidth,
+                    widest);
   for (const Side& side : sides) {
     const uint32_t most = side.count < kMaxSegments ? side.count : kMaxSegments;
     if (side.segment_count > most || (side.segment_count == 0) != (side.count == 0))
-      corrupt_payload("%s: expected 1 to %u segments for %u values, got %u", section.section(), kMaxSegments, side.count, side.segment_count);
-    if (side.exponent < kLowestExponent || side.exponent > kHighestExponent || (side.count == 0 && side.exponent != 0))
-      corrupt_payload("%s: expected an exponent of %d to %d, got %d", section.section(), kLowestExponent, kHighestExponent, side.exponent);
+      corrupt_payload("%s: expected 1 to %u segments for %u values, got %u", section.section(),
+                      kMaxSegments, side.count, side.segment_count);
+    if (side.exponent < kLowestExponent || side.exponent > kHighestExponent ||
+        (side.count == 0 && side.exponent != 0))
+      corrupt_payload("%s: expected an exponent of %d to %d, got %d", section.section(),
+                      kLowestExponent, kHighestExponent, side.exponent);
   }
 
   const uint64_t bytes = section.remaining();
@@ -174,7 +190,8 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       const bool last = s + 1 == side.segment_count;
       const uint32_t length = last ? rest : reader.get(length_width);
       if (length == 0 || (!last && length >= rest))
-        corrupt_payload("%s: expected segments that fill %u values, got one of %u with %u left", section.section(), side.count, length, rest);
+        corrupt_payload("%s: expected segments that fill %u values, got one of %u with %u left",
+                        section.section(), side.count, length, rest);
       side.segments[s] = {start, length, {}};
       start += length;
     }
@@ -185,7 +202,8 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       const uint32_t j = i % terms;
       side.coefficients[i] = coefficient_of(reader.get(widths[j]), widths[j]);
       if (j >= side.segments[i / terms].length && side.coefficients[i] != 0)
-        corrupt_payload("%s: expected coefficients of 0 above degree %u", section.section(), side.segments[i / terms].length - 1);
+        corrupt_payload("%s: expected coefficients of 0 above degree %u", section.section(),
+                        side.segments[i / terms].length - 1);
     }
   }
   reader.expect_end();

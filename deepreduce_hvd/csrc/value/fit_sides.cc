@@ -1,4 +1,5 @@
-// Sorting for the curve fits: a stable radix sort of (key, position) by those bits alone that tell the keys apart.
+// Sorting for the curve fits: a stable radix sort of (key, position) by those bits alone that tell
+// the keys apart.
 #include "fit_sides.h"
 
 #include <utility>
@@ -14,7 +15,8 @@ static_assert(3 * kMostDigitBits >= kMostSortedBits, "three digits hold any key"
 // Starts of the buckets from their counts.
 void counts_to_starts(uint32_t* next) {
   uint32_t start = 0;
-  for (uint32_t bucket = 0; bucket < kMostBuckets; ++bucket) start += std::exchange(next[bucket], start);
+  for (uint32_t bucket = 0; bucket < kMostBuckets; ++bucket)
+    start += std::exchange(next[bucket], start);
 }
 
 DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count, uint32_t* order) {
@@ -28,10 +30,12 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
   }
   const auto [span, dropped] = sort_bits(least, most);
   const unsigned key_bits = span + 1 - dropped;
-  const unsigned digits = (key_bits + kMostDigitBits - 1) / kMostDigitBits, digit_bits = (key_bits + digits - 1) / digits;
+  const unsigned digits = (key_bits + kMostDigitBits - 1) / kMostDigitBits,
+                 digit_bits = (key_bits + digits - 1) / digits;
   const uint32_t mask = (1u << digit_bits) - 1;
 
-  uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);  // of each digit: counts, then places
+  // of each digit: counts, then places
+  uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);
   uint32_t* keys = context.arena.array<uint32_t>(count);
   for (uint32_t i = 0; i < count; ++i) keys[i] = compact_key(sort_key(values[i]), least, span);
   for (uint32_t i = 0; i < count; ++i) {
@@ -40,7 +44,8 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
     ++next[kMostBuckets + ((key >> digit_bits) & mask)];
     if (digits == 3) ++next[2 * kMostBuckets + (key >> (2 * digit_bits))];
   }
-  // The first pass reads the keys, the last one writes the result; (key, position) pairs lie between them.
+  // The first pass reads the keys, the last one writes the result; (key, position) pairs lie
+  // between them.
   uint64_t* entries[2] = {digits > 1 ? context.arena.array<uint64_t>(count) : nullptr,
                           digits > 2 ? context.arena.array<uint64_t>(count) : nullptr};
   float* magnitudes = context.arena.array<float>(count);
@@ -54,11 +59,16 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
     }
   };
   const auto read_key = [=](uint32_t i) { return uint64_t{keys[i]} << 32 | i; };
-  const auto read = [=](unsigned from) { return [array = entries[from]](uint32_t i) { return array[i]; }; };
-  const auto write = [=](unsigned to) { return [array = entries[to]](uint32_t at, uint64_t entry) { array[at] = entry; }; };
+  const auto read = [=](unsigned from) {
+    return [array = entries[from]](uint32_t i) { return array[i]; };
+  };
+  const auto write = [=](unsigned to) {
+    return [array = entries[to]](uint32_t at, uint64_t entry) { array[at] = entry; };
+  };
   const auto write_result = [=](uint32_t at, uint64_t entry) {
     order[at] = static_cast<uint32_t>(entry);
-    magnitudes[at] = magnitude_of_key((static_cast<uint32_t>(entry >> 32) & ((1u << span) - 1)) + least);
+    magnitudes[at] =
+        magnitude_of_key((static_cast<uint32_t>(entry >> 32) & ((1u << span) - 1)) + least);
   };
   if (digits == 1) {
     pass(0, read_key, write_result);
@@ -70,10 +80,18 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
   return {{count - negatives, negatives}, magnitudes};
 }
 
-SortedSides sort_scalar(Context& context, const float* values, uint32_t count, uint32_t* order) { return sort(context, values, count, order); }
+SortedSides sort_scalar(Context& context, const float* values, uint32_t count, uint32_t* order) {
+  return sort(context, values, count, order);
+}
 #if defined(__x86_64__)
-DR_AVX2 SortedSides sort_avx2(Context& context, const float* values, uint32_t count, uint32_t* order) { return sort(context, values, count, order); }
-DR_AVX512 SortedSides sort_avx512(Context& context, const float* values, uint32_t count, uint32_t* order) { return sort(context, values, count, order); }
+DR_AVX2 SortedSides sort_avx2(Context& context, const float* values, uint32_t count,
+                              uint32_t* order) {
+  return sort(context, values, count, order);
+}
+DR_AVX512 SortedSides sort_avx512(Context& context, const float* values, uint32_t count,
+                                  uint32_t* order) {
+  return sort(context, values, count, order);
+}
 #endif
 
 }  // namespace

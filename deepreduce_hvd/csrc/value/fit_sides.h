@@ -7,8 +7,9 @@
 
 namespace deepreduce {
 
-// The values sorted: positives, then negatives (by the sign bit), each side's magnitudes largest first; equal ones, and those
-// that differ by less than 2^-18 of themselves where that saves work, by position.
+// The values sorted: positives, then negatives (by the sign bit), each side's magnitudes largest
+// first; equal ones, and those that differ by less than 2^-18 of themselves where that saves work,
+// by position.
 struct SortedSides {
   uint32_t counts[2];
   float* magnitudes;  // (counts[0] + counts[1],)

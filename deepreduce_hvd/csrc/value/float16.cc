@@ -15,6 +15,7 @@ using Values = HalfValues<Format>;
 }  // namespace
 
 extern const ValueCodec float16_codec;
-const ValueCodec float16_codec = {kFloat16, "Float16", false, Values::bits_a_value, Values::encode, Values::decode};
+const ValueCodec float16_codec = {kFloat16,       "Float16",     false, Values::bits_a_value,
+                                  Values::encode, Values::decode};
 
 }  // namespace deepreduce

@@ -1,4 +1,5 @@
-// FitPoly's formulas for one point and one segment, shared by host and device. Number: double, or Lanes of several.
+// FitPoly's formulas for one point and one segment, shared by host and device. Number: double, or
+// Lanes of several.
 #ifndef DEEPREDUCE_VALUE_POLY_ELEMENT_H
 #define DEEPREDUCE_VALUE_POLY_ELEMENT_H
 
@@ -10,8 +11,8 @@ namespace deepreduce {
 constexpr int kMaxDegree = 7;
 constexpr uint32_t kMaxSegments = 1024;  // of a side
 constexpr int kLowestExponent = -152, kHighestExponent = 160;
-constexpr unsigned kMaxWidth = 32;      // of a field
-constexpr uint64_t kPolyHead = 14;      // bytes before the widths
+constexpr unsigned kMaxWidth = 32;  // of a field
+constexpr uint64_t kPolyHead = 14;  // bytes before the widths
 
 struct PolySettings {
   int degree;
@@ -23,18 +24,23 @@ inline PolySettings poly_settings(const double* parameters) {
   if (!(parameters[0] >= 1 && parameters[0] <= kMaxDegree) || parameters[0] != degree)
     invalid_argument("FitPoly degree: expected 1 to %d, got %g", kMaxDegree, parameters[0]);
   if (!(segments >= 0 && segments <= kMaxSegments) || segments != std::floor(segments))
-    invalid_argument("FitPoly segments: expected 0 (by the values) to %u, got %g", kMaxSegments, segments);
+    invalid_argument("FitPoly segments: expected 0 (by the values) to %u, got %g", kMaxSegments,
+                     segments);
   return {degree, static_cast<uint32_t>(segments)};
 }
 
-// The paper's p = ceil(2 sqrt(M)) with M in units of the mean gap, at most sqrt(n) and n / 4 for each coefficient.
+// The paper's p = ceil(2 sqrt(M)) with M in units of the mean gap, at most sqrt(n) and n / 4 for
+// each coefficient.
 DR_HOST_DEVICE inline uint32_t choose_segments(const float* y, uint32_t n, int degree) {
-  const double root = std::floor(std::sqrt(static_cast<double>(n))), for_terms = n / (4 * static_cast<uint32_t>(degree + 1));
+  const double root = std::floor(std::sqrt(static_cast<double>(n))),
+               for_terms = n / (4 * static_cast<uint32_t>(degree + 1));
   const double most = smaller(smaller(root, for_terms), static_cast<double>(kMaxSegments));
   if (most < 2.0 || y[0] == y[n - 1]) return 1;
   const double first = y[0], second = y[1], before_last = y[n - 2], last = y[n - 1];
   const double mean_gap = (first - last) / (n - 1);
-  const double p = smaller(std::ceil(2.0 * std::sqrt(std::fabs((first - second) - (before_last - last)) / mean_gap)), most);
+  const double p = smaller(
+      std::ceil(2.0 * std::sqrt(std::fabs((first - second) - (before_last - last)) / mean_gap)),
+      most);
   return p < 1.0 ? 1 : static_cast<uint32_t>(p);
 }
 
@@ -48,11 +54,13 @@ DR_HOST_DEVICE inline Chord chord_of(const float* y, uint32_t n) {
 }
 // How far the value of a point is from the chord; offset: the point's place in the segment.
 template <class Number>
-DR_ELEMENT Number chord_distance(const Number& value, const Number& first, const Number& gradient, const Number& offset) {
+DR_ELEMENT Number chord_distance(const Number& value, const Number& first, const Number& gradient,
+                                 const Number& offset) {
   return absolute(value - (first + gradient * offset));
 }
 
-// Monic Gram polynomials on n equally spaced points x_i = (2i - (n - 1)) / n: P_{j+1} = x P_j - beta_j P_{j-1}.
+// Monic Gram polynomials on n equally spaced points x_i = (2i - (n - 1)) / n: P_{j+1} = x P_j -
+// beta_j P_{j-1}.
 struct Recurrence {
   int degree;  // usable: at most n - 1
   double beta[kMaxDegree + 1];
@@ -73,13 +81,19 @@ DR_HOST_DEVICE inline Recurrence recurrence_of(uint32_t n, int degree) {
   return result;
 }
 template <class Number>
-DR_ELEMENT Number next_gram(const Number& x, const Number& now, const Number& beta, const Number& before) { return x * now - beta * before; }
+DR_ELEMENT Number next_gram(const Number& x, const Number& now, const Number& beta,
+                            const Number& before) {
+  return x * now - beta * before;
+}
 
 // 2 i - (n - 1) of x_i; x_i is this times 1 / n.
-DR_HOST_DEVICE inline double point_offset(uint32_t i, uint32_t n) { return -static_cast<double>(n - 1) + 2.0 * i; }
+DR_HOST_DEVICE inline double point_offset(uint32_t i, uint32_t n) {
+  return -static_cast<double>(n - 1) + 2.0 * i;
+}
 
 // powers[i] = the coefficient of x^i in sum_j monic[j] P_j(x), for i, j <= recurrence.degree.
-DR_HOST_DEVICE inline void expand_in_powers(const double* monic, const Recurrence& recurrence, double* powers) {
+DR_HOST_DEVICE inline void expand_in_powers(const double* monic, const Recurrence& recurrence,
+                                            double* powers) {
   double before[kMaxDegree + 1] = {}, now[kMaxDegree + 1] = {1.0};
   for (int i = 0; i <= recurrence.degree; ++i) powers[i] = 0.0;
   for (int j = 0; j <= recurrence.degree; ++j) {
@@ -96,16 +110,20 @@ DR_HOST_DEVICE inline void expand_in_powers(const double* monic, const Recurrenc
 }
 
 // The powers that a segment's coefficients (degree + 1,) stand for; returns the usable degree.
-DR_HOST_DEVICE inline int segment_powers(const int64_t* coefficients, int exponent, uint32_t n, int degree, double* powers) {
+DR_HOST_DEVICE inline int segment_powers(const int64_t* coefficients, int exponent, uint32_t n,
+                                         int degree, double* powers) {
   const Recurrence recurrence = recurrence_of(n, degree);
   double monic[kMaxDegree + 1];
-  for (int j = 0; j <= recurrence.degree; ++j) monic[j] = std::ldexp(static_cast<double>(coefficients[j]), exponent) / recurrence.norm[j];
+  for (int j = 0; j <= recurrence.degree; ++j)
+    monic[j] = std::ldexp(static_cast<double>(coefficients[j]), exponent) / recurrence.norm[j];
   expand_in_powers(monic, recurrence, powers);
   return recurrence.degree;
 }
 // One step of Horner's rule.
 template <class Number>
-DR_ELEMENT Number horner(const Number& value, const Number& x, const Number& power) { return value * x + power; }
+DR_ELEMENT Number horner(const Number& value, const Number& x, const Number& power) {
+  return value * x + power;
+}
 
 // floor(log2(sqrt(x))) of x > 0.
 DR_HOST_DEVICE inline int half_exponent(double x) {
@@ -114,15 +132,19 @@ DR_HOST_DEVICE inline int half_exponent(double x) {
   return (exponent - 1) >> 1;
 }
 
-// The step of a side's coefficients, as an exponent of 2: `total` is the sum of squares, `fitted` what the fit has of it.
+// The step of a side's coefficients, as an exponent of 2: `total` is the sum of squares, `fitted`
+// what the fit has of it.
 DR_HOST_DEVICE inline int side_exponent(double total, double fitted, uint32_t total_terms) {
   if (!(total > 0.0)) return 0;
-  // rounding adds at most terms * step^2 / 4 to the squared error, in an orthonormal basis: within 0.1 % of the best error
+  // rounding adds at most terms * step^2 / 4 to the squared error, in an orthonormal basis: within
+  // 0.1 % of the best error
   const int finest = larger(half_exponent(total) - 26, kLowestExponent);
   const double rest = 0.008 * (total - fitted) / total_terms;
   return rest > 0.0 ? larger(half_exponent(rest), finest) : finest;
 }
-DR_HOST_DEVICE inline int64_t quantised(double fit, int exponent) { return static_cast<int64_t>(std::nearbyint(std::ldexp(fit, -exponent))); }
+DR_HOST_DEVICE inline int64_t quantised(double fit, int exponent) {
+  return static_cast<int64_t>(std::nearbyint(std::ldexp(fit, -exponent)));
+}
 
 // Fields. A coefficient's sign takes a bit; a column of zeros takes none.
 DR_HOST_DEVICE inline unsigned bit_length(uint64_t x) {
@@ -130,8 +152,12 @@ DR_HOST_DEVICE inline unsigned bit_length(uint64_t x) {
   for (; x != 0; x >>= 1) ++length;
   return length;
 }
-DR_HOST_DEVICE inline uint64_t magnitude_bits(int64_t coefficient) { return static_cast<uint64_t>(coefficient < 0 ? ~coefficient : coefficient); }
-DR_HOST_DEVICE inline unsigned column_width(bool used, uint64_t magnitudes) { return used ? bit_length(magnitudes) + 1 : 0; }
+DR_HOST_DEVICE inline uint64_t magnitude_bits(int64_t coefficient) {
+  return static_cast<uint64_t>(coefficient < 0 ? ~coefficient : coefficient);
+}
+DR_HOST_DEVICE inline unsigned column_width(bool used, uint64_t magnitudes) {
+  return used ? bit_length(magnitudes) + 1 : 0;
+}
 DR_HOST_DEVICE inline uint32_t field_of(int64_t coefficient, unsigned width) {
   return static_cast<uint32_t>(static_cast<uint64_t>(coefficient) & ((uint64_t{1} << width) - 1));
 }

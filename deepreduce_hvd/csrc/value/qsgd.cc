@@ -26,23 +26,29 @@ float euclidean_norm(const float* values, uint32_t n) {
   double lanes[8] = {};
   uint32_t i = 0;
   for (; i + 8 <= n; i += 8)
-    for (uint32_t lane = 0; lane < 8; ++lane) lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
-  for (uint32_t lane = 0; i + lane < n; ++lane) lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
+    for (uint32_t lane = 0; lane < 8; ++lane)
+      lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
+  for (uint32_t lane = 0; i + lane < n; ++lane)
+    lanes[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
   for (uint32_t half = 4; half > 0; half /= 2)
     for (uint32_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
   return qsgd_euclidean_norm(lanes[0]);
 }
 
-DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigned bits, uint64_t key, uint32_t first, uint8_t* codes) {
+DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigned bits,
+                            uint64_t key, uint32_t first, uint8_t* codes) {
   const float levels = qsgd_levels(bits);
   if (bits == 1) {
-    for (uint32_t i = 0; i < n; ++i) codes[i] = qsgd_sign_code(values[i], norm, random_uniform(key, first + i));
+    for (uint32_t i = 0; i < n; ++i)
+      codes[i] = qsgd_sign_code(values[i], norm, random_uniform(key, first + i));
   } else {
-    for (uint32_t i = 0; i < n; ++i) codes[i] = qsgd_code(values[i], norm, levels, bits - 1, random_uniform(key, first + i));
+    for (uint32_t i = 0; i < n; ++i)
+      codes[i] = qsgd_code(values[i], norm, levels, bits - 1, random_uniform(key, first + i));
   }
 }
 
-// codes -> bits, 8 codes to `bits` bytes; n padded to a multiple of 8 with codes of 0, `out` has room for 8 more bytes.
+// codes -> bits, 8 codes to `bits` bytes; n padded to a multiple of 8 with codes of 0, `out` has
+// room for 8 more bytes.
 inline void pack_scalar(const uint8_t* codes, uint32_t n, unsigned bits, uint8_t* out) {
   for (uint32_t i = 0; i < n; i += 8, out += bits) {
     uint64_t word = 0;
@@ -57,11 +63,13 @@ inline void unpack_scalar(const uint8_t* packed, uint32_t n, unsigned bits, uint
   for (uint32_t i = 0; i < n; i += 8, packed += bits) {
     uint64_t word;
     std::memcpy(&word, packed, 8);
-    for (unsigned j = 0; j < 8; ++j) codes[i + j] = static_cast<uint8_t>((word >> (j * bits)) & mask);
+    for (unsigned j = 0; j < 8; ++j)
+      codes[i + j] = static_cast<uint8_t>((word >> (j * bits)) & mask);
   }
 }
 
-DR_INLINE void dequantise_all(const uint8_t* __restrict codes, uint32_t n, float norm, unsigned bits, float* __restrict values) {
+DR_INLINE void dequantise_all(const uint8_t* __restrict codes, uint32_t n, float norm,
+                              unsigned bits, float* __restrict values) {
   const float levels = qsgd_levels(bits);
   if (bits == 1) {
     for (uint32_t i = 0; i < n; ++i) values[i] = qsgd_sign_value(codes[i], norm);
@@ -70,13 +78,14 @@ DR_INLINE void dequantise_all(const uint8_t* __restrict codes, uint32_t n, float
   }
 }
 
-#define DR_KERNELS(level, attribute)                                                                                                  \
-  attribute void quantise_##level(const float* values, uint32_t n, float norm, unsigned bits, uint64_t key, uint32_t first,           \
-                                  uint8_t* codes) {                                                                                   \
-    quantise_all(values, n, norm, bits, key, first, codes);                                                                           \
-  }                                                                                                                                   \
-  attribute void dequantise_##level(const uint8_t* codes, uint32_t n, float norm, unsigned bits, float* values) {                     \
-    dequantise_all(codes, n, norm, bits, values);                                                                                     \
+#define DR_KERNELS(level, attribute)                                                             \
+  attribute void quantise_##level(const float* values, uint32_t n, float norm, unsigned bits,    \
+                                  uint64_t key, uint32_t first, uint8_t* codes) {                \
+    quantise_all(values, n, norm, bits, key, first, codes);                                      \
+  }                                                                                              \
+  attribute void dequantise_##level(const uint8_t* codes, uint32_t n, float norm, unsigned bits, \
+                                    float* values) {                                             \
+    dequantise_all(codes, n, norm, bits, values);                                                \
   }
 
 DR_KERNELS(scalar, )
@@ -89,7 +98,9 @@ DR_AVX2 float largest_avx2(const float* values, uint32_t n) {
   __m256i largest = _mm256_setzero_si256();
   uint32_t i = 0;
   for (; i + 8 <= n; i += 8)
-    largest = _mm256_max_epu32(largest, _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i))));
+    largest = _mm256_max_epu32(
+        largest,
+        _mm256_and_si256(mask, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i))));
   uint32_t lanes[8];
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), largest);
   uint32_t result = float_bits(largest_scalar(values + i, n - i));
@@ -161,7 +172,9 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   const unsigned bits = section.get<uint8_t>();
   const uint32_t bucket = section.get<uint16_t>();
   if (!qsgd_is_valid(bits, bucket))
-    corrupt_payload("%s: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got %u and %u", section.section(), bits, bucket);
+    corrupt_payload(
+        "%s: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got %u and %u",
+        section.section(), bits, bucket);
   const uint32_t buckets = qsgd_buckets(count, bucket);
   const uint8_t* norms = section.take(uint64_t{4} * buckets);
   const uint8_t* packed = section.take(packed_bytes(count, bits));
@@ -176,12 +189,15 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   for (uint32_t b = 0; b < buckets; ++b) {
     float norm;
     std::memcpy(&norm, norms + uint64_t{4} * b, 4);
-    if (float_bits(norm) >= 0x7F800000u) corrupt_payload("%s: expected finite norms of at least 0", section.section());
+    if (float_bits(norm) >= 0x7F800000u)
+      corrupt_payload("%s: expected finite norms of at least 0", section.section());
     const uint32_t first = b * bucket;
     const uint32_t n = count - first < bucket ? count - first : bucket;
-    // a group of 8 reads 8 bytes though it owns `bits` of them: those at the end of the section from a padded copy
+    // a group of 8 reads 8 bytes though it owns `bits` of them: those at the end of the section
+    // from a padded copy
     const uint64_t readable = static_cast<uint64_t>(end - packed);
-    const uint32_t groups = (n + 7) / 8, safe = readable < 8 ? 0 : static_cast<uint32_t>((readable - 8) / bits + 1);
+    const uint32_t groups = (n + 7) / 8,
+                   safe = readable < 8 ? 0 : static_cast<uint32_t>((readable - 8) / bits + 1);
     const uint32_t straight = safe < groups ? safe : groups;
     unpack(packed, 8 * straight, bits, codes);
     for (uint32_t group = straight; group < groups; ++group) {

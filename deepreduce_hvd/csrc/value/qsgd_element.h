@@ -11,15 +11,21 @@
 namespace deepreduce {
 
 // s of the paper.
-DR_HOST_DEVICE inline float qsgd_levels(unsigned bits) { return bits == 1 ? 1.0f : static_cast<float>((1u << (bits - 1)) - 1); }
+DR_HOST_DEVICE inline float qsgd_levels(unsigned bits) {
+  return bits == 1 ? 1.0f : static_cast<float>((1u << (bits - 1)) - 1);
+}
 
-// The code of a value at most `norm` in magnitude, norm above 0: the sign, then the level, rounded by `uniform` in [0, 1).
-DR_HOST_DEVICE inline uint8_t qsgd_code(float value, float norm, float levels, unsigned sign_shift, float uniform) {
+// The code of a value at most `norm` in magnitude, norm above 0: the sign, then the level, rounded
+// by `uniform` in [0, 1).
+DR_HOST_DEVICE inline uint8_t qsgd_code(float value, float norm, float levels, unsigned sign_shift,
+                                        float uniform) {
   const float magnitude = bits_float(float_bits(value) & 0x7FFFFFFFu);
-  const int level = static_cast<int>((magnitude / norm) * levels + uniform);  // not negative: truncation is floor
+  // not negative: truncation is floor
+  const int level = static_cast<int>((magnitude / norm) * levels + uniform);
   const int largest = static_cast<int>(levels);
   const uint32_t sign = float_bits(value) >> 31;
-  return static_cast<uint8_t>((level < largest ? level : largest) | static_cast<int>(sign << sign_shift));
+  return static_cast<uint8_t>((level < largest ? level : largest) |
+                              static_cast<int>(sign << sign_shift));
 }
 
 // The same for one bit: 1 for the norm, 0 for minus the norm.
@@ -29,7 +35,8 @@ DR_HOST_DEVICE inline uint8_t qsgd_sign_code(float value, float norm, float unif
 }
 
 // What a code decodes to: the multiple of the norm, rounded to float32, times the norm.
-DR_HOST_DEVICE inline float qsgd_value(uint8_t code, float norm, float levels, unsigned sign_shift) {
+DR_HOST_DEVICE inline float qsgd_value(uint8_t code, float norm, float levels,
+                                       unsigned sign_shift) {
   const int level = code & ((1 << sign_shift) - 1);
   const uint32_t sign = static_cast<uint32_t>(code) >> sign_shift << 31;
   return bits_float(float_bits((static_cast<float>(level) / levels) * norm) | sign);

@@ -17,21 +17,27 @@ struct QSGDSettings {
 
 // Whether a section may say so.
 DR_HOST_DEVICE inline bool qsgd_is_valid(unsigned bits, uint32_t bucket) {
-  return bits >= 1 && bits <= 8 && bucket >= kSmallestBucket && bucket <= kLargestBucket && bucket % 8 == 0;
+  return bits >= 1 && bits <= 8 && bucket >= kSmallestBucket && bucket <= kLargestBucket &&
+         bucket % 8 == 0;
 }
 
 DR_HOST_DEVICE inline uint32_t qsgd_buckets(uint32_t count, uint32_t bucket) {
   return static_cast<uint32_t>((uint64_t{count} + bucket - 1) / bucket);
 }
 
-inline double qsgd_bits_a_value(const double* parameters) { return parameters[0] + 32.0 / parameters[1]; }
+inline double qsgd_bits_a_value(const double* parameters) {
+  return parameters[0] + 32.0 / parameters[1];
+}
 
 inline QSGDSettings qsgd_settings(const double* parameters) {
-  if (!(parameters[0] >= 1 && parameters[0] <= 8) || !(parameters[1] >= kSmallestBucket && parameters[1] <= kLargestBucket))
-    invalid_argument("QSGD: expected 1 to 8 bits in buckets of 8 to 32768, got %g and %g", parameters[0], parameters[1]);
+  if (!(parameters[0] >= 1 && parameters[0] <= 8) ||
+      !(parameters[1] >= kSmallestBucket && parameters[1] <= kLargestBucket))
+    invalid_argument("QSGD: expected 1 to 8 bits in buckets of 8 to 32768, got %g and %g",
+                     parameters[0], parameters[1]);
   const unsigned bits = static_cast<unsigned>(parameters[0]);
   const uint32_t bucket = static_cast<uint32_t>(parameters[1]);
-  if (!qsgd_is_valid(bits, bucket)) invalid_argument("QSGD bucket: expected a multiple of 8, got %u", bucket);
+  if (!qsgd_is_valid(bits, bucket))
+    invalid_argument("QSGD bucket: expected a multiple of 8, got %u", bucket);
   return {bits, bucket, parameters[2] != 0};
 }
 

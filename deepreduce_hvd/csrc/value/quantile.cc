@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint32_t kBlock = 4096;
 constexpr uint32_t kMostBuckets = 256;
-// A bucket's mean takes 32 bits: with 8 values a bucket or more the table costs at most 4 bits a value.
+// A bucket's mean takes 32 bits: with 8 values a bucket or more the table costs at most 4 bits a
+// value.
 constexpr uint64_t kValuesABucket = 8;
 enum Kind : uint8_t { kFixedWidth = 0, kHuffmanCoded = 1 };
 
@@ -21,17 +22,22 @@ struct Sides {
   uint32_t negative, other;
 };
 
-double bits_a_value(const double* parameters) { return bit_width_of(static_cast<uint32_t>(parameters[0])); }
+double bits_a_value(const double* parameters) {
+  return bit_width_of(static_cast<uint32_t>(parameters[0]));
+}
 
 // How many buckets the negative and the other values get, in proportion to their numbers.
 Sides buckets_of_sides(uint64_t count, uint64_t negatives, uint64_t wanted) {
   const uint64_t others = count - negatives;
-  const uint64_t total = std::max<uint64_t>(std::min(wanted, (count + kValuesABucket - 1) / kValuesABucket), (negatives > 0) + (others > 0));
+  const uint64_t total =
+      std::max<uint64_t>(std::min(wanted, (count + kValuesABucket - 1) / kValuesABucket),
+                         (negatives > 0) + (others > 0));
   if (negatives == 0) return {0, static_cast<uint32_t>(total)};
   if (others == 0) return {static_cast<uint32_t>(total), 0};
   const uint64_t share = std::max<uint64_t>((total * negatives + count / 2) / count, 1);
   const uint64_t negative = std::min({share, total - 1, negatives});
-  return {static_cast<uint32_t>(negative), static_cast<uint32_t>(std::min(total - negative, others))};
+  return {static_cast<uint32_t>(negative),
+          static_cast<uint32_t>(std::min(total - negative, others))};
 }
 
 // Orders as the values do, -0 and 0 alike.
@@ -40,7 +46,8 @@ inline uint32_t sort_key(float value) {
   return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u);
 }
 
-// The positions of the values in ascending order, equal ones by position: a radix sort by those digits that differ.
+// The positions of the values in ascending order, equal ones by position: a radix sort by those
+// digits that differ.
 const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t count) {
   constexpr unsigned kDigits = 3, kDigitBits = 11;
   constexpr uint32_t kPlaces = 1u << kDigitBits;
@@ -49,7 +56,8 @@ const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t cou
   uint64_t* spare = arena.array<uint64_t>(count);
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t key = sort_key(values[i]);
-    for (unsigned digit = 0; digit < kDigits; ++digit) ++next[digit * kPlaces + ((key >> (digit * kDigitBits)) & (kPlaces - 1))];
+    for (unsigned digit = 0; digit < kDigits; ++digit)
+      ++next[digit * kPlaces + ((key >> (digit * kDigitBits)) & (kPlaces - 1))];
     entries[i] = uint64_t{key} << 32 | i;
   }
   for (unsigned digit = 0; digit < kDigits; ++digit) {
@@ -58,7 +66,8 @@ const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t cou
     uint32_t start = 0;
     for (uint32_t place = 0; place < kPlaces; ++place) start += std::exchange(places[place], start);
     const unsigned shift = 32 + digit * kDigitBits;
-    for (uint32_t i = 0; i < count; ++i) spare[places[(entries[i] >> shift) & (kPlaces - 1)]++] = entries[i];
+    for (uint32_t i = 0; i < count; ++i)
+      spare[places[(entries[i] >> shift) & (kPlaces - 1)]++] = entries[i];
     std::swap(entries, spare);
   }
   uint32_t* positions = arena.array<uint32_t>(count);
@@ -68,7 +77,8 @@ const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t cou
 
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const double wanted = encoding.parameters[0];
-  if (!(wanted >= 2 && wanted <= kMostBuckets)) invalid_argument("Quantile buckets: expected 2 to 256, got %g", wanted);
+  if (!(wanted >= 2 && wanted <= kMostBuckets))
+    invalid_argument("Quantile buckets: expected 2 to 256, got %g", wanted);
   const uint32_t count = encoding.count;
   const float* values = encoding.values;
   const uint32_t* ascending = sorted_positions(context.arena, values, count);
@@ -97,11 +107,14 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   for (uint32_t i = 0; i < count; ++i) encoding.decoded[i] = means[symbols[i]];
 
   const uint32_t blocks = (count + kBlock - 1) / kBlock;
-  const auto block_size = [count](uint32_t block) { return std::min(kBlock, count - block * kBlock); };
+  const auto block_size = [count](uint32_t block) {
+    return std::min(kBlock, count - block * kBlock);
+  };
   HuffmanCode code;
   make_huffman_code(frequencies, &code);
   uint64_t huffman_total = kHuffmanLengthsBytes + uint64_t{4} * (blocks == 0 ? 0 : blocks - 1);
-  for (uint32_t block = 0; block < blocks; ++block) huffman_total += huffman_bytes(code, symbols + block * kBlock, block_size(block));
+  for (uint32_t block = 0; block < blocks; ++block)
+    huffman_total += huffman_bytes(code, symbols + block * kBlock, block_size(block));
   const unsigned width = bit_width_of(bucket);
   const Kind kind = huffman_total < packed_bytes(count, width) ? kHuffmanCoded : kFixedWidth;
 
@@ -122,7 +135,8 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   for (uint32_t block = 0; block < blocks; ++block) {
     // shorter than the fixed width, so far below 4 GiB
     const uint32_t start = static_cast<uint32_t>(section.size() - data_at);
-    if (block > 0) std::memcpy(section.data() + directory_at + uint64_t{4} * (block - 1), &start, 4);
+    if (block > 0)
+      std::memcpy(section.data() + directory_at + uint64_t{4} * (block - 1), &start, 4);
     write_symbols(code, symbols + block * kBlock, block_size(block), section);
   }
 }
@@ -130,15 +144,18 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
 void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
   const uint32_t total = uint32_t{section.get<uint16_t>()} + section.get<uint16_t>();
   const uint8_t kind = section.get<uint8_t>();
-  if (total > kMostBuckets || (total == 0) != (count == 0) || kind > kHuffmanCoded || (kind == kHuffmanCoded && count == 0))
-    corrupt_payload("%s: expected 1 to 256 buckets coded as 0 or 1, got %u coded as %u", section.section(), total, kind);
+  if (total > kMostBuckets || (total == 0) != (count == 0) || kind > kHuffmanCoded ||
+      (kind == kHuffmanCoded && count == 0))
+    corrupt_payload("%s: expected 1 to 256 buckets coded as 0 or 1, got %u coded as %u",
+                    section.section(), total, kind);
   float means[kMostBuckets];
   const uint8_t* table = section.take(uint64_t{4} * total);
   std::memcpy(means, table, uint64_t{4} * total);
   for (uint32_t i = 0; i < total; ++i)
     if (!std::isfinite(means[i])) corrupt_payload("%s: expected finite means", section.section());
   const auto mean_of = [&](uint32_t symbol) {
-    if (symbol >= total) corrupt_payload("%s: expected buckets below %u, got %u", section.section(), total, symbol);
+    if (symbol >= total)
+      corrupt_payload("%s: expected buckets below %u, got %u", section.section(), total, symbol);
     return means[symbol];
   };
   if (kind == kFixedWidth) {
@@ -166,11 +183,13 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       end = field;
     }
     if (end < start || end > data_bytes)
-      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu", section.section(), block,
-                      static_cast<unsigned long long>(data_bytes), static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
+      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu",
+                      section.section(), block, static_cast<unsigned long long>(data_bytes),
+                      static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
     HuffmanReader reader(lookup, data + start, end - start, section.section());
     const uint32_t first = block * kBlock;
-    for (uint32_t i = 0; i < std::min(kBlock, count - first); ++i) values[first + i] = mean_of(reader.next());
+    for (uint32_t i = 0; i < std::min(kBlock, count - first); ++i)
+      values[first + i] = mean_of(reader.next());
     reader.expect_end();
     start = end;
   }

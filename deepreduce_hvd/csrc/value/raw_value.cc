@@ -8,7 +8,8 @@ double bits_a_value(const double*) { return 32; }
 
 void encode(Context&, ValueEncoding& encoding, ByteWriter& section) {
   section.put_bytes(encoding.values, uint64_t{4} * encoding.count);
-  if (encoding.count != 0) std::memcpy(encoding.decoded, encoding.values, uint64_t{4} * encoding.count);
+  if (encoding.count != 0)
+    std::memcpy(encoding.decoded, encoding.values, uint64_t{4} * encoding.count);
 }
 
 void decode(Context&, ByteReader& section, uint32_t count, float* values) {

@@ -1,10 +1,12 @@
-// A CUDA device that is not there, for tests: tensors of device "cuda" whose memory is the host's, in a PyTorch without CUDA. What is allocated is
-// filled with 0xA5. PyTorch's own operators run on the host, on copies; the package's CUDA operators run under the emulator. All work at once, but for
-// copies to the host that are not to block: they arrive when something is waited for that was recorded after them.
+// A CUDA device that is not there, for tests: tensors of device "cuda" whose memory is the host's,
+// in a PyTorch without CUDA. What is allocated is filled with 0xA5. PyTorch's own operators run on
+// the host, on copies; the package's CUDA operators run under the emulator. All work at once, but
+// for copies to the host that are not to block: they arrive when something is waited for that was
+// recorded after them.
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -30,13 +32,17 @@ c10::DataPtr poisoned(size_t bytes, c10::Device device) {
 struct DeviceMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override { return poisoned(bytes, kDevice); }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
 } device_memory;
 
 struct PinnedMemory final : at::HostAllocator {
   c10::DataPtr allocate(size_t bytes) override { return poisoned(bytes, c10::Device(c10::kCPU)); }
   c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { std::memcpy(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
   bool record_event(void*, void*, c10::Stream) override { return true; }
   void empty_cache() override {}
   at::HostStats get_stats() override { return {}; }
@@ -59,18 +65,23 @@ struct CUDAHooks final : at::CUDAHooksInterface {
 };
 
 at::Tensor on_host(const at::Tensor& tensor) {
-  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+  return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(),
+                       tensor.options().device(at::kCPU));
 }
 
-at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype,
+                 std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>,
                  std::optional<at::MemoryFormat> format) {
-  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &device_memory, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &device_memory,
+                                   c10::DispatchKeySet(c10::DispatchKey::CUDA),
                                    at::dtype_or_default(dtype), format);
 }
-at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
+                         std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                          std::optional<at::Device>, std::optional<bool>) {
-  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_memory,
-                                           c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(
+      C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_memory,
+      c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
 }
 std::deque<std::pair<at::Tensor, at::Tensor>> on_their_way;  // (to, what will be there)
 int64_t arrived = 0;
@@ -89,7 +100,8 @@ at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
     to.unsafeGetTensorImpl()->set_storage_keep_dtype(memory.storage());
     to.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes(), memory.strides());
   }
-  TORCH_CHECK(to.sizes() == from.sizes(), "the pretended device: expected the size of ", to.sizes(), ", got ", from.sizes());
+  TORCH_CHECK(to.sizes() == from.sizes(), "the pretended device: expected the size of ", to.sizes(),
+              ", got ", from.sizes());
   on_host(to).copy_(on_host(from));
   return to;
 }
@@ -99,18 +111,27 @@ at::Tensor& set_zero(at::Tensor& tensor) {
 }
 at::Tensor& set_tensor(at::Tensor& tensor, const at::Tensor& source) {
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(source.storage());
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(source.sizes(), source.strides(), source.storage_offset());
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(source.sizes(), source.strides(),
+                                                      source.storage_offset());
   return tensor;
 }
-at::Tensor as_strided(const at::Tensor& tensor, c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
-  return at::native::as_strided_tensorimpl(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
-                                           offset.has_value() ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
+at::Tensor as_strided(const at::Tensor& tensor, c10::SymIntArrayRef size,
+                      c10::SymIntArrayRef stride, std::optional<c10::SymInt> offset) {
+  return at::native::as_strided_tensorimpl(
+      tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+      offset.has_value() ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
 }
-at::Tensor view(const at::Tensor& tensor, c10::SymIntArrayRef size) { return at::native::view(tensor, C10_AS_INTARRAYREF_SLOW(size)); }
-at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef size, c10::SymIntArrayRef stride) {
-  return at::native::_reshape_alias(tensor, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride));
+at::Tensor view(const at::Tensor& tensor, c10::SymIntArrayRef size) {
+  return at::native::view(tensor, C10_AS_INTARRAYREF_SLOW(size));
 }
-void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) { at::native::cpu_fallback(op, stack); }
+at::Tensor reshape_alias(const at::Tensor& tensor, c10::SymIntArrayRef size,
+                         c10::SymIntArrayRef stride) {
+  return at::native::_reshape_alias(tensor, C10_AS_INTARRAYREF_SLOW(size),
+                                    C10_AS_INTARRAYREF_SLOW(stride));
+}
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(op, stack);
+}
 
 }  // namespace
 
@@ -129,12 +150,14 @@ void pretended_wait(int64_t moment) {
 namespace at {
 REGISTER_CUDA_HOOKS(CUDAHooks);
 REGISTER_HOST_ALLOCATOR(at::kCUDA, &pinned_memory)
-}
+}  // namespace at
 namespace c10::impl {
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuardImpl<DeviceType::CUDA>);
 }
 
-TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
+TORCH_LIBRARY_IMPL(_, CUDA, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);

@@ -1,4 +1,5 @@
-// In place of tf_ops/cuda/gpu/placement.h: the kernels for GPUs run on the host, under the emulator, for operators that ask for the label.
+// In place of tf_ops/cuda/gpu/placement.h: the kernels for GPUs run on the host, under the
+// emulator, for operators that ask for the label.
 #ifndef DEEPREDUCE_TF_OPS_PLACEMENT_H
 #define DEEPREDUCE_TF_OPS_PLACEMENT_H
 

@@ -1,4 +1,5 @@
-// Where the kernels of tf_ops/cuda run: on TensorFlow's GPUs, each on the stream that TensorFlow computes on there.
+// Where the kernels of tf_ops/cuda run: on TensorFlow's GPUs, each on the stream that TensorFlow
+// computes on there.
 #ifndef DEEPREDUCE_TF_OPS_PLACEMENT_H
 #define DEEPREDUCE_TF_OPS_PLACEMENT_H
 
@@ -16,7 +17,9 @@ namespace deepreduce_tf {
 #define DR_PLACED Device(::tensorflow::DEVICE_GPU)
 
 // Of inline and virtual functions only: it binds to no symbol that a TensorFlow without CUDA lacks.
-inline cudaStream_t stream_of(tensorflow::OpKernelContext* kernel) { return kernel->eigen_gpu_device().stream(); }
+inline cudaStream_t stream_of(tensorflow::OpKernelContext* kernel) {
+  return kernel->eigen_gpu_device().stream();
+}
 
 }  // namespace deepreduce_tf
 #endif

@@ -1,5 +1,6 @@
-// The part of CUDA that the kernels use, for compilation by the host's compiler (see scheduler.h). Kernels are plain functions; a thread of a
-// block is a fiber, so that barriers and warp operations wait for one another. Grids and blocks have one dimension.
+// The part of CUDA that the kernels use, for compilation by the host's compiler (see scheduler.h).
+// Kernels are plain functions; a thread of a block is a fiber, so that barriers and warp operations
+// wait for one another. Grids and blocks have one dimension.
 #ifndef DEEPREDUCE_EMULATION_CUDA_RUNTIME_H
 #define DEEPREDUCE_EMULATION_CUDA_RUNTIME_H
 
@@ -24,12 +25,24 @@ using deepreduce::emulation::gridDim;
 using deepreduce::emulation::threadIdx;
 constexpr int warpSize = 32;
 
-struct __align__(8) uint2 { uint32_t x, y; };
-struct __align__(16) uint4 { uint32_t x, y, z, w; };
-struct __align__(8) float2 { float x, y; };
-struct __align__(16) float4 { float x, y, z, w; };
-struct __align__(16) double2 { double x, y; };
-struct __align__(16) ulonglong2 { unsigned long long x, y; };
+struct __align__(8) uint2 {
+  uint32_t x, y;
+};
+struct __align__(16) uint4 {
+  uint32_t x, y, z, w;
+};
+struct __align__(8) float2 {
+  float x, y;
+};
+struct __align__(16) float4 {
+  float x, y, z, w;
+};
+struct __align__(16) double2 {
+  double x, y;
+};
+struct __align__(16) ulonglong2 {
+  unsigned long long x, y;
+};
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
@@ -37,13 +50,23 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 
 // Barriers and warp operations.
 inline void __syncthreads() { deepreduce::emulation::block_barrier(0); }
-inline int __syncthreads_count(int predicate) { return static_cast<int>(deepreduce::emulation::block_barrier(predicate != 0)); }
-inline int __syncthreads_or(int predicate) { return deepreduce::emulation::block_barrier(predicate != 0) != 0; }
-inline int __syncthreads_and(int predicate) { return deepreduce::emulation::block_barrier(predicate == 0) == 0; }
+inline int __syncthreads_count(int predicate) {
+  return static_cast<int>(deepreduce::emulation::block_barrier(predicate != 0));
+}
+inline int __syncthreads_or(int predicate) {
+  return deepreduce::emulation::block_barrier(predicate != 0) != 0;
+}
+inline int __syncthreads_and(int predicate) {
+  return deepreduce::emulation::block_barrier(predicate == 0) == 0;
+}
 inline void __syncwarp(uint32_t mask = 0xFFFFFFFFu) { deepreduce::emulation::warp_barrier(mask); }
-inline uint32_t __ballot_sync(uint32_t mask, int predicate) { return deepreduce::emulation::warp_vote(mask, predicate != 0); }
+inline uint32_t __ballot_sync(uint32_t mask, int predicate) {
+  return deepreduce::emulation::warp_vote(mask, predicate != 0);
+}
 inline int __any_sync(uint32_t mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(uint32_t mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+inline int __all_sync(uint32_t mask, int predicate) {
+  return __ballot_sync(mask, predicate) == mask;
+}
 
 namespace deepreduce {
 namespace emulation {
@@ -61,8 +84,10 @@ T shuffle(uint32_t mask, T value, uint32_t from_lane) {
 
 template <class T>
 T __shfl_sync(uint32_t mask, T value, int lane, int width = 32) {
-  const uint32_t mine = threadIdx.x % 32, first = mine / static_cast<uint32_t>(width) * static_cast<uint32_t>(width);
-  return deepreduce::emulation::shuffle(mask, value, first + static_cast<uint32_t>(lane) % static_cast<uint32_t>(width));
+  const uint32_t mine = threadIdx.x % 32,
+                 first = mine / static_cast<uint32_t>(width) * static_cast<uint32_t>(width);
+  return deepreduce::emulation::shuffle(
+      mask, value, first + static_cast<uint32_t>(lane) % static_cast<uint32_t>(width));
 }
 template <class T>
 T __shfl_up_sync(uint32_t mask, T value, uint32_t delta, int width = 32) {
@@ -72,27 +97,43 @@ T __shfl_up_sync(uint32_t mask, T value, uint32_t delta, int width = 32) {
 template <class T>
 T __shfl_down_sync(uint32_t mask, T value, uint32_t delta, int width = 32) {
   const uint32_t mine = threadIdx.x % 32, within = mine % static_cast<uint32_t>(width);
-  return deepreduce::emulation::shuffle(mask, value, within + delta >= static_cast<uint32_t>(width) ? mine : mine + delta);
+  return deepreduce::emulation::shuffle(
+      mask, value, within + delta >= static_cast<uint32_t>(width) ? mine : mine + delta);
 }
 template <class T>
 T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = 32) {
   const uint32_t mine = threadIdx.x % 32, other = mine ^ static_cast<uint32_t>(lanes);
-  return deepreduce::emulation::shuffle(mask, value, other / static_cast<uint32_t>(width) > mine / static_cast<uint32_t>(width) ? mine : other);
+  return deepreduce::emulation::shuffle(
+      mask, value,
+      other / static_cast<uint32_t>(width) > mine / static_cast<uint32_t>(width) ? mine : other);
 }
 
-// Atomics. One fiber runs at a time and is only left at a barrier; that they are atomic tells ThreadSanitizer that they may meet.
+// Atomics. One fiber runs at a time and is only left at a barrier; that they are atomic tells
+// ThreadSanitizer that they may meet.
 template <class T>
-T atomicAdd(T* at, T value) { return __atomic_fetch_add(at, value, __ATOMIC_RELAXED); }
+T atomicAdd(T* at, T value) {
+  return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
+}
 template <class T>
-T atomicSub(T* at, T value) { return __atomic_fetch_sub(at, value, __ATOMIC_RELAXED); }
+T atomicSub(T* at, T value) {
+  return __atomic_fetch_sub(at, value, __ATOMIC_RELAXED);
+}
 template <class T>
-T atomicOr(T* at, T value) { return __atomic_fetch_or(at, value, __ATOMIC_RELAXED); }
+T atomicOr(T* at, T value) {
+  return __atomic_fetch_or(at, value, __ATOMIC_RELAXED);
+}
 template <class T>
-T atomicAnd(T* at, T value) { return __atomic_fetch_and(at, value, __ATOMIC_RELAXED); }
+T atomicAnd(T* at, T value) {
+  return __atomic_fetch_and(at, value, __ATOMIC_RELAXED);
+}
 template <class T>
-T atomicXor(T* at, T value) { return __atomic_fetch_xor(at, value, __ATOMIC_RELAXED); }
+T atomicXor(T* at, T value) {
+  return __atomic_fetch_xor(at, value, __ATOMIC_RELAXED);
+}
 template <class T>
-T atomicExch(T* at, T value) { return __atomic_exchange_n(at, value, __ATOMIC_RELAXED); }
+T atomicExch(T* at, T value) {
+  return __atomic_exchange_n(at, value, __ATOMIC_RELAXED);
+}
 template <class T>
 T atomicCAS(T* at, T expected, T value) {
   __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
@@ -115,21 +156,31 @@ inline void __threadfence_block() {}
 inline int __popc(uint32_t x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<uint32_t>(x)); }
-inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
+inline int __clzll(long long x) {
+  return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(a) * b >> 32);
+}
 inline uint32_t __brev(uint32_t x) {
   uint32_t result = 0;
   for (int bit = 0; bit < 32; ++bit) result |= (x >> bit & 1u) << (31 - bit);
   return result;
 }
 template <class T>
-T __ldg(const T* at) { return *at; }
+T __ldg(const T* at) {
+  return *at;
+}
 template <class T>
-T __ldcs(const T* at) { return *at; }
+T __ldcs(const T* at) {
+  return *at;
+}
 template <class T>
-void __stcs(T* at, T value) { *at = value; }
+void __stcs(T* at, T value) {
+  *at = value;
+}
 
 // The runtime: the device's memory is the host's, a stream does everything at once.
 typedef struct EmulatedStream* cudaStream_t;
@@ -141,7 +192,8 @@ inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_
   return cudaSuccess;
 }
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3, cudaMemcpyDefault = 4 };
-inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t) {
   if (bytes != 0) std::memmove(to, from, bytes);
   return cudaSuccess;
 }

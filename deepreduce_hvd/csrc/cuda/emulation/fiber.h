@@ -1,5 +1,6 @@
-// A fiber: a function on a stack of its own. On x86-64 by a few instructions, since the system's context switch makes two system calls; under
-// AddressSanitizer, which follows that one, and elsewhere by <ucontext.h>.
+// A fiber: a function on a stack of its own. On x86-64 by a few instructions, since the system's
+// context switch makes two system calls; under AddressSanitizer, which follows that one, and
+// elsewhere by <ucontext.h>.
 #ifndef DEEPREDUCE_EMULATION_FIBER_H
 #define DEEPREDUCE_EMULATION_FIBER_H
 
@@ -38,7 +39,8 @@ class Fiber {
   explicit Fiber(void (*main)()) : stack_(new uint8_t[kStack]) {
 #ifdef DR_FAST_FIBERS
     uintptr_t top = reinterpret_cast<uintptr_t>(stack_.get() + kStack) & ~uintptr_t{15};
-    void** slots = reinterpret_cast<void**>(top) - 8;  // six registers, where to go on, a return address that is never used
+    // six registers, where to go on, a return address that is never used
+    void** slots = reinterpret_cast<void**>(top) - 8;
     for (int i = 0; i < 8; ++i) slots[i] = nullptr;
     slots[6] = reinterpret_cast<void*>(main);
     inside_ = slots;

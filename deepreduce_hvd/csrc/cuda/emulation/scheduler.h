@@ -1,5 +1,6 @@
-// Runs a kernel's blocks one after another on the host; the threads of a block are fibers that leave one another at barriers and warp operations.
-// One kernel at a time, whatever thread it comes from. Only tests link it (tests/cuda/scheduler.cc).
+// Runs a kernel's blocks one after another on the host; the threads of a block are fibers that
+// leave one another at barriers and warp operations. One kernel at a time, whatever thread it comes
+// from. Only tests link it (tests/cuda/scheduler.cc).
 #ifndef DEEPREDUCE_EMULATION_SCHEDULER_H
 #define DEEPREDUCE_EMULATION_SCHEDULER_H
 
@@ -16,7 +17,8 @@ namespace emulation {
 
 inline dim3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0}, blockDim{1, 1, 1}, gridDim{1, 1, 1};
 
-// The order in which blocks, and threads within what they may do without waiting, run. No result may depend on it.
+// The order in which blocks, and threads within what they may do without waiting, run. No result
+// may depend on it.
 enum class Schedule : int { forward = 0, reverse = 1, shuffled = 2 };
 struct Options {
   Schedule schedule = Schedule::forward;
@@ -25,9 +27,10 @@ struct Options {
 };
 Options& options();
 
-// Runs the kernel. Without fibers a barrier is an error. Errors (a barrier that some threads do not reach, a mask that does not fit) are
-// std::runtime_error.
-void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers, const std::function<void()>& kernel);
+// Runs the kernel. Without fibers a barrier is an error. Errors (a barrier that some threads do not
+// reach, a mask that does not fit) are std::runtime_error.
+void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers,
+         const std::function<void()>& kernel);
 
 void* dynamic_shared();
 // Waits for all threads of the block; how many came with the predicate set.

@@ -8,7 +8,8 @@ namespace cuda {
 namespace {
 
 constexpr double kMostFilterBits = 4294967295.0;
-constexpr double kLeastValueBits = 1, kMostValueBits = 64;  // of one more value, as value codecs on the device and the order mapping cost
+// of one more value, as value codecs on the device and the order mapping cost
+constexpr double kLeastValueBits = 1, kMostValueBits = 64;
 constexpr uint32_t kShortestSection = 7;
 DR_HOST_DEVICE uint32_t header_bytes(uint32_t policy) { return random_policy(policy) ? 10 : 6; }
 
@@ -18,33 +19,44 @@ struct Settings {
 };
 
 Settings settings_from(const double* parameters) {
-  if (!(parameters[1] >= kNaive && parameters[1] <= kP2)) invalid_argument("Bloom policy: expected 0 to 4, got %g", parameters[1]);
-  if (!(parameters[0] < 1)) invalid_argument("Bloom fpr: expected a number below 1, got %g", parameters[0]);
+  if (!(parameters[1] >= kNaive && parameters[1] <= kP2))
+    invalid_argument("Bloom policy: expected 0 to 4, got %g", parameters[1]);
+  if (!(parameters[0] < 1))
+    invalid_argument("Bloom fpr: expected a number below 1, got %g", parameters[0]);
   return {parameters[0], static_cast<uint32_t>(parameters[1])};
 }
 
-// ---- What the host provides for, knowing only that count <= k and k >= 1. Rates and filters grow with count.
+// ---- What the host provides for, knowing only that count <= k and k >= 1. Rates and filters grow
+// with count.
 
-double largest_rate(Settings settings, uint32_t d, uint32_t k) { return bloom_rate(settings.rate, settings.policy, d, k, kLeastValueBits); }
+double largest_rate(Settings settings, uint32_t d, uint32_t k) {
+  return bloom_rate(settings.rate, settings.policy, d, k, kLeastValueBits);
+}
 
 uint64_t most_filter_bits(Settings settings, uint32_t d, uint32_t k) {
-  const double smallest = settings.rate < 0 && settings.policy == kP0 ? k / (kMostValueBits * (kLn2 * kLn2) * d)  // k log of its inverse grows with k
-                                                                      : bloom_rate(settings.rate, settings.policy, d, k, kMostValueBits);
+  // k log of its inverse grows with k
+  const double smallest = settings.rate < 0 && settings.policy == kP0
+                              ? k / (kMostValueBits * (kLn2 * kLn2) * d)
+                              : bloom_rate(settings.rate, settings.policy, d, k, kMostValueBits);
   const double bits = -(k * std::log(std::max(smallest, kSmallestRate))) / (kLn2 * kLn2);
   return static_cast<uint64_t>(std::min(bits * (1 + 1e-9) + 64, kMostFilterBits));
 }
 
-// The part of [0, d) that is positive at most, when a filter of count * log2(1 / rate) / ln 2 bits has ceil(log2(1 / rate)) hashes and its
-// indices set `filled` of it. With rates that depend on count, smaller ones may have one hash more and be filled more.
+// The part of [0, d) that is positive at most, when a filter of count * log2(1 / rate) / ln 2 bits
+// has ceil(log2(1 / rate)) hashes and its indices set `filled` of it. With rates that depend on
+// count, smaller ones may have one hash more and be filled more.
 template <class Filled>
 double positive_part(bool fixed_rate, double rate, Filled filled) {
   const double exact = -std::log2(rate), hashes = std::max(std::ceil(exact), 1.0);
   const double part = std::pow(std::min(filled(hashes / exact, exact), 1.0), hashes);
-  return fixed_rate ? part : std::max(part, std::pow(std::min(filled((hashes + 1) / hashes, hashes), 1.0), hashes + 1));
+  return fixed_rate ? part
+                    : std::max(part, std::pow(std::min(filled((hashes + 1) / hashes, hashes), 1.0),
+                                              hashes + 1));
 }
 
-// The most positives, of up to kFew indices and of more. Few indices may happen to set as many bits as they have hashes; of many the number of
-// bits set is known to about one in the square root. Hashes being what they are, more than this will not be found.
+// The most positives, of up to kFew indices and of more. Few indices may happen to set as many bits
+// as they have hashes; of many the number of bits set is known to about one in the square root.
+// Hashes being what they are, more than this will not be found.
 struct MostPositives {
   double of_few, of_many;
 };
@@ -54,45 +66,59 @@ constexpr uint32_t kFew = 1024;
 MostPositives most_found(Settings settings, uint32_t d, uint32_t k) {
   const uint32_t few = std::min(k, kFew);
   const bool fixed_rate = settings.rate > 0;
-  const double part_of_few = positive_part(fixed_rate, largest_rate(settings, d, few), [](double hashes_ratio, double) { return kLn2 * hashes_ratio; });
-  const double part_of_many = positive_part(fixed_rate, largest_rate(settings, d, k), [](double hashes_ratio, double exact) {
-    return 1 - std::exp(-kLn2 * hashes_ratio) + 3 / std::sqrt(kFew * exact / kLn2);  // six times the deviation and more
-  });
+  const double part_of_few =
+      positive_part(fixed_rate, largest_rate(settings, d, few),
+                    [](double hashes_ratio, double) { return kLn2 * hashes_ratio; });
+  const double part_of_many = positive_part(
+      fixed_rate, largest_rate(settings, d, k), [](double hashes_ratio, double exact) {
+        // six times the deviation and more
+        return 1 - std::exp(-kLn2 * hashes_ratio) + 3 / std::sqrt(kFew * exact / kLn2);
+      });
   return {few + 1.05 * d * part_of_few + 4096, k + 1.05 * d * part_of_many + 4096};
 }
 
-// Of the conflict sets that P2 draws from: positives that are not alone in a set, times hashes. A payload of the same settings has no more; one of
-// others may, and is then left to the host. Of few indices none may be alone. Of many, a bit is met by ln 2 * hashes / log2(1 / rate) hashes of
-// the filter's own indices and in proportion by those of the false positives, and an index is alone unless others met all its bits.
+// Of the conflict sets that P2 draws from: positives that are not alone in a set, times hashes. A
+// payload of the same settings has no more; one of others may, and is then left to the host. Of few
+// indices none may be alone. Of many, a bit is met by ln 2 * hashes / log2(1 / rate) hashes of the
+// filter's own indices and in proportion by those of the false positives, and an index is alone
+// unless others met all its bits.
 uint64_t most_set_members(Settings settings, uint32_t d, uint32_t k) {
   const MostPositives found = most_found(settings, d, k);
-  const double exact = -std::log2(largest_rate(settings, d, k)), hashes = std::max(std::ceil(exact), 1.0);
+  const double exact = -std::log2(largest_rate(settings, d, k)),
+               hashes = std::max(std::ceil(exact), 1.0);
   const bool fixed_rate = settings.rate > 0;
-  const double met = kLn2 * (fixed_rate ? hashes / exact : std::max(hashes / exact, (hashes + 1) / hashes));
+  const double met =
+      kLn2 * (fixed_rate ? hashes / exact : std::max(hashes / exact, (hashes + 1) / hashes));
   const double false_positives = found.of_many - k;
   double undecided = false_positives;
   for (double most = k; most > kFew / 2; most /= 2) {  // for counts of most / 2 to most
-    const double not_alone = std::pow(1 - std::exp(-met * (1 + false_positives / (most / 2))), hashes);
+    const double not_alone =
+        std::pow(1 - std::exp(-met * (1 + false_positives / (most / 2))), hashes);
     undecided = std::max(undecided, false_positives + most * std::min(1.25 * not_alone, 1.0));
   }
   undecided = std::min<double>(d, undecided);
-  const double members = fixed_rate ? hashes * std::max(std::min<double>(d, found.of_few), undecided)
-                                    : std::max(kLargestHashes * std::min<double>(d, found.of_few), (hashes + 1) * undecided);
+  const double members =
+      fixed_rate
+          ? hashes * std::max(std::min<double>(d, found.of_few), undecided)
+          : std::max(kLargestHashes * std::min<double>(d, found.of_few), (hashes + 1) * undecided);
   return static_cast<uint64_t>(members) + 16384;
 }
 
 // No fewer than the indices of a payload of these settings that has so many bytes.
 uint32_t most_indices_of(Settings settings, uint32_t d, uint32_t k, uint64_t bytes) {
   for (int step = 0; step < 4; ++step)
-    k = static_cast<uint32_t>(std::min<double>(k, 1 + 8.0 * static_cast<double>(bytes) * kLn2 / -std::log2(largest_rate(settings, d, k))));
+    k = static_cast<uint32_t>(std::min<double>(
+        k, 1 + 8.0 * static_cast<double>(bytes) * kLn2 / -std::log2(largest_rate(settings, d, k))));
   return k;
 }
 
 // ---- Sections.
 
 // One thread.
-__global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings settings, double value_bits, uint32_t seed, uint64_t capacity,
-                              BloomPlan* plan, uint32_t* decoded_count, uint8_t* section, uint64_t* section_bytes, dr_cuda_result* result) {
+__global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings settings,
+                              double value_bits, uint32_t seed, uint64_t capacity, BloomPlan* plan,
+                              uint32_t* decoded_count, uint8_t* section, uint64_t* section_bytes,
+                              dr_cuda_result* result) {
   const uint32_t count = *count_at, policy = settings.policy;
   *plan = BloomPlan{};
   *section_bytes = 0;
@@ -101,7 +127,8 @@ __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings set
   const BloomSize size = bloom_size(bloom_rate(settings.rate, policy, d, count, value_bits), count);
   const uint64_t bytes = header_bytes(policy) + (static_cast<uint64_t>(size.bits) + 7) / 8;
   if (size.bits > kMostFilterBits || bytes > capacity) {
-    refuse(result, Refused::bloom_filter_bits, static_cast<uint64_t>(kMostFilterBits), static_cast<uint64_t>(size.bits));
+    refuse(result, Refused::bloom_filter_bits, static_cast<uint64_t>(kMostFilterBits),
+           static_cast<uint64_t>(size.bits));
     return;
   }
   *section_bytes = bytes;
@@ -113,8 +140,10 @@ __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings set
   plan->key = mix64(seed);
   section[0] = static_cast<uint8_t>(policy);
   section[1] = static_cast<uint8_t>(size.hashes);
-  for (int byte = 0; byte < 4; ++byte) section[2 + byte] = static_cast<uint8_t>(plan->bits >> (8 * byte));
-  for (int byte = 0; byte < 4 && random_policy(policy); ++byte) section[6 + byte] = static_cast<uint8_t>(seed >> (8 * byte));
+  for (int byte = 0; byte < 4; ++byte)
+    section[2 + byte] = static_cast<uint8_t>(plan->bits >> (8 * byte));
+  for (int byte = 0; byte < 4 && random_policy(policy); ++byte)
+    section[6 + byte] = static_cast<uint8_t>(seed >> (8 * byte));
 }
 
 // The filter begins two bytes after a word's begin; whole words are written at its end.
@@ -129,7 +158,8 @@ __global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint
 }
 
 // One thread.
-__global__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy, uint64_t most_bits, BloomPlan* plan, dr_cuda_result* result) {
+__global__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy,
+                              uint64_t most_bits, BloomPlan* plan, dr_cuda_result* result) {
   *plan = BloomPlan{};
   if (skipped(section, result)) return;
   const uint8_t* data = section->data;
@@ -138,15 +168,22 @@ __global__ void plan_decoding(const DeviceSection* section, uint32_t expected_po
     if (bytes != 0) refuse(result, Refused::index_section_bytes, 0, bytes);
     return;
   }
-  if (bytes < kShortestSection) return refuse(result, Refused::index_section_bytes, kShortestSection, bytes);
-  const uint32_t policy = data[0], hashes = data[1], bits = load_u32(data + 2), header = header_bytes(policy);
+  if (bytes < kShortestSection)
+    return refuse(result, Refused::index_section_bytes, kShortestSection, bytes);
+  const uint32_t policy = data[0], hashes = data[1], bits = load_u32(data + 2),
+                 header = header_bytes(policy);
   if (policy > kP2) return refuse(result, Refused::bloom_policy, kP2, policy);
-  if (hashes < 1 || hashes > kLargestHashes) return refuse(result, Refused::bloom_hashes, kLargestHashes, hashes);
+  if (hashes < 1 || hashes > kLargestHashes)
+    return refuse(result, Refused::bloom_hashes, kLargestHashes, hashes);
   if (bits < 1) return refuse(result, Refused::bloom_no_bits, 1, bits);
-  if (bytes != header + (uint64_t{bits} + 7) / 8) return refuse(result, Refused::index_section_bytes, header + (uint64_t{bits} + 7) / 8, bytes);
-  if (bits % 8 != 0 && data[bytes - 1] >> (bits % 8) != 0) return refuse(result, Refused::padding, bits, data[bytes - 1]);
-  if (random_policy(policy) && policy != expected_policy) return refuse(result, Refused::bloom_other_policy, expected_policy, policy);
-  if (policy == kP2 && bits > most_bits) return refuse(result, Refused::bloom_bits_for_host, most_bits, bits);
+  if (bytes != header + (uint64_t{bits} + 7) / 8)
+    return refuse(result, Refused::index_section_bytes, header + (uint64_t{bits} + 7) / 8, bytes);
+  if (bits % 8 != 0 && data[bytes - 1] >> (bits % 8) != 0)
+    return refuse(result, Refused::padding, bits, data[bytes - 1]);
+  if (random_policy(policy) && policy != expected_policy)
+    return refuse(result, Refused::bloom_other_policy, expected_policy, policy);
+  if (policy == kP2 && bits > most_bits)
+    return refuse(result, Refused::bloom_bits_for_host, most_bits, bits);
   plan->active = 1;
   plan->policy = policy;
   plan->hashes = hashes;
@@ -166,8 +203,10 @@ __global__ void read_filter(const BloomPlan* plan, const DeviceSection* section,
 
 // ---- What is found.
 
-// One thread. decoded_count: for P0 when encoding, whose decoded indices are `room` at most; null when decoding.
-__global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uint32_t room, uint32_t* decoded_count, dr_cuda_result* result) {
+// One thread. decoded_count: for P0 when encoding, whose decoded indices are `room` at most; null
+// when decoding.
+__global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uint32_t room,
+                            uint32_t* decoded_count, dr_cuda_result* result) {
   if (plan->active == 0) return;
   const uint32_t found = positives.before[positives.tiles], count = plan->count;
   const bool decoding = decoded_count == nullptr;
@@ -176,7 +215,8 @@ __global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uin
     refuse(result, Refused::bloom_positives, count, found);
     plan->active = 0;
   } else if (random_policy(plan->policy) && found > most) {
-    refuse(result, decoding ? Refused::bloom_many_positives : Refused::bloom_most_positives, most, found);
+    refuse(result, decoding ? Refused::bloom_many_positives : Refused::bloom_most_positives, most,
+           found);
     plan->active = 0;
   } else if (!decoding && plan->policy == kP0 && found > room) {
     refuse(result, Refused::bloom_room, room, found);
@@ -189,10 +229,11 @@ __global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uin
   }
 }
 
-void choose(Device& device, BloomPlan* plan, Settings settings, uint32_t d, uint64_t most_bits, uint64_t most_members, Refused too_many,
-            const IndexSet& positives) {
+void choose(Device& device, BloomPlan* plan, Settings settings, uint32_t d, uint64_t most_bits,
+            uint64_t most_members, Refused too_many, const IndexSet& positives) {
   if (settings.policy == kP1) keep_random(device, plan, positives);
-  if (settings.policy == kP2) keep_by_conflict_sets(device, plan, d, most_bits, most_members, too_many, positives);
+  if (settings.policy == kP2)
+    keep_by_conflict_sets(device, plan, d, most_bits, most_members, too_many, positives);
 }
 
 uint64_t section_capacity(uint32_t d, uint32_t capacity, const double* parameters) {
@@ -218,16 +259,20 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
   uint32_t* decoded_count = device.array<uint32_t>(1);
   const uint64_t mark = device.mark();
   BloomPlan* plan = device.array<BloomPlan>(1);
-  const uint64_t most_bits = k == 0 ? 0 : most_filter_bits(settings, d, k), most_members = k == 0 ? 0 : most_set_members(settings, d, k);
+  const uint64_t most_bits = k == 0 ? 0 : most_filter_bits(settings, d, k),
+                 most_members = k == 0 ? 0 : most_set_members(settings, d, k);
   uint32_t* filter = device.zeros<uint32_t>(most_bits / 32 + 1);
   const uint32_t seed = random_policy(settings.policy) ? static_cast<uint32_t>(encoding.key) : 0;
-  launch(device, plan_encoding, 1, 1, 0, encoding.count, d, settings, encoding.value_bits, seed, encoding.section.capacity, plan, decoded_count,
-         encoding.section.data, encoding.section.bytes, device.result());
+  launch(device, plan_encoding, 1, 1, 0, encoding.count, d, settings, encoding.value_bits, seed,
+         encoding.section.capacity, plan, decoded_count, encoding.section.data,
+         encoding.section.bytes, device.result());
   insert_indices(device, plan, encoding.indices, encoding.capacity, filter);
-  launch_elementwise(device, write_filter, blocks_for(most_bits / 32 + 1), plan, filter, encoding.section.data);
+  launch_elementwise(device, write_filter, blocks_for(most_bits / 32 + 1), plan, filter,
+                     encoding.section.data);
   const IndexSet positives = index_set(device, d);
   scan_universe(device, plan, filter, d, positives);
-  launch(device, check_found, 1, 1, 0, plan, positives, d, encoding.decoded_capacity, decoded_count, device.result());
+  launch(device, check_found, 1, 1, 0, plan, positives, d, encoding.decoded_capacity, decoded_count,
+         device.result());
   choose(device, plan, settings, d, most_bits, most_members, Refused::bloom_set_members, positives);
   list_indices(device, plan, positives, decoded);
   device.release(mark);
@@ -238,21 +283,27 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
 
 uint32_t most_count(uint64_t bytes, uint32_t d) { return bytes < kShortestSection ? 0 : d; }
 
-void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t most_bytes, const double* parameters,
-            uint32_t* indices) {
+void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity,
+            uint64_t most_bytes, const double* parameters, uint32_t* indices) {
   const Settings settings = settings_from(parameters);
   const uint64_t mark = device.mark();
   BloomPlan* plan = device.array<BloomPlan>(1);
-  const uint32_t most = std::min(d, capacity), k = most == 0 ? 0 : most_indices_of(settings, d, most, most_bytes);
+  const uint32_t most = std::min(d, capacity),
+                 k = most == 0 ? 0 : most_indices_of(settings, d, most, most_bytes);
   const uint64_t most_members = k == 0 ? 0 : most_set_members(settings, d, k);
-  const uint64_t most_bits = std::min(8 * most_bytes, (k == 0 ? 0 : most_filter_bits(settings, d, k)) + 65536);  // under P2
+  // under P2
+  const uint64_t most_bits =
+      std::min(8 * most_bytes, (k == 0 ? 0 : most_filter_bits(settings, d, k)) + 65536);
   uint32_t* filter = device.array<uint32_t>(most_bytes / 4 + 1);
-  launch(device, plan_decoding, 1, 1, 0, section, settings.policy, most_bits, plan, device.result());
+  launch(device, plan_decoding, 1, 1, 0, section, settings.policy, most_bits, plan,
+         device.result());
   launch_elementwise(device, read_filter, blocks_for(most_bytes / 4 + 1), plan, section, filter);
   const IndexSet positives = index_set(device, d);
   scan_universe(device, plan, filter, d, positives);
-  launch(device, check_found, 1, 1, 0, plan, positives, d, 0, static_cast<uint32_t*>(nullptr), device.result());
-  choose(device, plan, settings, d, most_bits, most_members, Refused::bloom_left_to_host, positives);
+  launch(device, check_found, 1, 1, 0, plan, positives, d, 0, static_cast<uint32_t*>(nullptr),
+         device.result());
+  choose(device, plan, settings, d, most_bits, most_members, Refused::bloom_left_to_host,
+         positives);
   list_indices(device, plan, positives, indices);
   device.release(mark);
 }
@@ -260,7 +311,8 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
 }  // namespace
 
 extern const DeviceIndexCodec bloom_device_codec;
-const DeviceIndexCodec bloom_device_codec = {kBloom, "Bloom", false, section_capacity, decoded_capacity, encode, most_count, decode};
+const DeviceIndexCodec bloom_device_codec = {
+    kBloom, "Bloom", false, section_capacity, decoded_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

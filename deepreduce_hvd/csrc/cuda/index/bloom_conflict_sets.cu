@@ -1,5 +1,6 @@
-// Bloom's policy P2: conflict sets. Those of one member are nearly all that is needed with our encoder's default rate; they are found by all
-// threads. The others are sorted, and one thread draws from them: what a draw is depends on how many were made before it.
+// Bloom's policy P2: conflict sets. Those of one member are nearly all that is needed with our
+// encoder's default rate; they are found by all threads. The others are sorted, and one thread
+// draws from them: what a draw is depends on how many were made before it.
 #include "cuda/index/bloom.cuh"
 
 namespace deepreduce {
@@ -19,7 +20,8 @@ __global__ void count_members(const BloomPlan* plan, IndexSet positives, uint32_
 }
 
 // taken: those that are alone in a set. undecided: the others.
-__global__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint32_t* sizes, IndexSet taken, IndexSet undecided) {
+__global__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint32_t* sizes,
+                           IndexSet taken, IndexSet undecided) {
   if (plan->active == 0) return;
   const BloomFilter shape = filter_of(*plan);
   for_each_word(positives, [&](uint32_t tile, uint32_t at, uint32_t word, uint32_t) {
@@ -36,7 +38,8 @@ __global__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint
 }
 
 // One thread.
-__global__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_members, Refused too_many, dr_cuda_result* result) {
+__global__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_members,
+                           Refused too_many, dr_cuda_result* result) {
   if (plan->active == 0) return;
   const uint32_t left = undecided.before[undecided.tiles], alone = plan->found - left;
   if (alone > plan->count) {
@@ -55,7 +58,8 @@ __global__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_me
 }
 
 // Members in the order of (index, hash), each with its set's (size, bit).
-__global__ void list_members(const BloomPlan* plan, IndexSet undecided, const uint32_t* sizes, uint64_t* sets, uint32_t* members) {
+__global__ void list_members(const BloomPlan* plan, IndexSet undecided, const uint32_t* sizes,
+                             uint64_t* sets, uint32_t* members) {
   if (plan->active == 0 || plan->wanted == 0) return;
   const BloomFilter shape = filter_of(*plan);
   for_each_word(undecided, [&](uint32_t, uint32_t at, uint32_t word, uint32_t rank) {
@@ -74,17 +78,21 @@ __global__ void list_members(const BloomPlan* plan, IndexSet undecided, const ui
 // Those beyond the members sort to the end.
 __global__ void fill_sets(const BloomPlan* plan, uint64_t* sets, uint64_t capacity) {
   if (plan->active == 0) return;
-  for (uint64_t i = plan->members + uint64_t{grid_index()}; i < capacity; i += grid_stride()) sets[i] = ~uint64_t{0};
+  for (uint64_t i = plan->members + uint64_t{grid_index()}; i < capacity; i += grid_stride())
+    sets[i] = ~uint64_t{0};
 }
 
-__device__ bool is_taken(const IndexSet& taken, uint32_t index) { return (taken.bits[index / 32] >> (index % 32) & 1u) != 0; }
+__device__ bool is_taken(const IndexSet& taken, uint32_t index) {
+  return (taken.bits[index / 32] >> (index % 32) & 1u) != 0;
+}
 
 struct Draws {
   IndexSet taken;
   uint64_t key;
   uint32_t wanted, made;
 
-  // Draws until one of the set's members is chosen; returns how many it has left. What is drawn leaves the set, the last one takes its place.
+  // Draws until one of the set's members is chosen; returns how many it has left. What is drawn
+  // leaves the set, the last one takes its place.
   __device__ uint32_t visit(uint32_t* members, uint32_t left) {
     while (left != 0) {
       uint32_t& place = members[random_below(key, made++, left)];
@@ -99,9 +107,10 @@ struct Draws {
   }
 };
 
-// One thread. Each draw shortens a set and each visit draws, so that it makes no more than two turns for each of plan->members.
-// kept: room for a (start, left) a set.
-__global__ void draw(const BloomPlan* plan, const uint64_t* sets, uint32_t* members, uint2* kept, IndexSet taken) {
+// One thread. Each draw shortens a set and each visit draws, so that it makes no more than two
+// turns for each of plan->members. kept: room for a (start, left) a set.
+__global__ void draw(const BloomPlan* plan, const uint64_t* sets, uint32_t* members, uint2* kept,
+                     IndexSet taken) {
   if (plan->active == 0) return;
   const uint32_t end = plan->members;
   Draws draws{taken, plan->key, plan->wanted, 0};
@@ -126,13 +135,15 @@ __global__ void draw(const BloomPlan* plan, const uint64_t* sets, uint32_t* memb
 
 __global__ void replace(const BloomPlan* plan, IndexSet positives, IndexSet taken) {
   if (plan->active == 0) return;
-  for_each_word(positives, [&](uint32_t tile, uint32_t at, uint32_t, uint32_t) { replace_word(positives, tile, at, taken.bits[at]); });
+  for_each_word(positives, [&](uint32_t tile, uint32_t at, uint32_t, uint32_t) {
+    replace_word(positives, tile, at, taken.bits[at]);
+  });
 }
 
 }  // namespace
 
-void keep_by_conflict_sets(Device& device, BloomPlan* plan, uint32_t d, uint64_t most_bits, uint64_t most_members, Refused too_many,
-                           const IndexSet& positives) {
+void keep_by_conflict_sets(Device& device, BloomPlan* plan, uint32_t d, uint64_t most_bits,
+                           uint64_t most_members, Refused too_many, const IndexSet& positives) {
   const uint64_t mark = device.mark();
   const uint32_t blocks = blocks_for(positives.words);
   const IndexSet taken = index_set(device, d), undecided = index_set(device, d);
@@ -146,10 +157,13 @@ void keep_by_conflict_sets(Device& device, BloomPlan* plan, uint32_t d, uint64_t
   uint64_t* sets = device.array<uint64_t>(most_members);
   uint32_t* unsorted_members = device.array<uint32_t>(most_members);
   uint32_t* members = device.array<uint32_t>(most_members);
-  launch(device, list_members, blocks, kThreads, 0, plan, undecided, sizes, unsorted_sets, unsorted_members);
-  launch_elementwise(device, fill_sets, blocks_for(most_members), plan, unsorted_sets, most_members);
+  launch(device, list_members, blocks, kThreads, 0, plan, undecided, sizes, unsorted_sets,
+         unsorted_members);
+  launch_elementwise(device, fill_sets, blocks_for(most_members), plan, unsorted_sets,
+                     most_members);
   sort_pairs(device, unsorted_sets, sets, unsorted_members, members, most_members);
-  launch(device, draw, 1, 1, 0, plan, sets, members, reinterpret_cast<uint2*>(unsorted_sets), taken);
+  launch(device, draw, 1, 1, 0, plan, sets, members, reinterpret_cast<uint2*>(unsorted_sets),
+         taken);
 
   launch(device, replace, blocks, kThreads, 0, plan, positives, taken);
   sum_tiles(device, positives);

@@ -17,9 +17,11 @@ __global__ void insert(const BloomPlan* plan, const uint32_t* indices, uint32_t*
   }
 }
 
-// A thread finds a word's 32 indices. Each turn of its loop looks at one hash of one index and goes on with the next hash while bits are set,
-// with the next index otherwise: about two looks an index, and lanes of a warp stay together however many looks their indices take.
-__global__ void scan(const BloomPlan* plan, const uint32_t* filter, uint32_t d, IndexSet positives) {
+// A thread finds a word's 32 indices. Each turn of its loop looks at one hash of one index and goes
+// on with the next hash while bits are set, with the next index otherwise: about two looks an
+// index, and lanes of a warp stay together however many looks their indices take.
+__global__ void scan(const BloomPlan* plan, const uint32_t* filter, uint32_t d,
+                     IndexSet positives) {
   if (plan->active == 0) return;
   const uint32_t bits = plan->bits, hashes = plan->hashes;
   for (uint32_t tile = grid_index() / 32; tile < positives.tiles; tile += grid_stride() / 32) {
@@ -27,7 +29,8 @@ __global__ void scan(const BloomPlan* plan, const uint32_t* filter, uint32_t d, 
     const uint32_t n = at >= positives.words ? 0 : d - first < 32 ? d - first : 32;
     uint32_t word = 0;
     for (uint32_t i = 0, hash_number = 0; i < n;) {
-      const uint32_t bit = BloomFilter{bits, hashes, nullptr}.position(murmur_block(first + i), hash_number);
+      const uint32_t bit =
+          BloomFilter{bits, hashes, nullptr}.position(murmur_block(first + i), hash_number);
       const bool held = (__ldg(filter + bit / 32) >> (bit % 32) & 1u) != 0;
       ++hash_number;
       if (held && hash_number < hashes) continue;
@@ -61,13 +64,17 @@ IndexSet index_set(Device& device, uint32_t d) {
   return set;
 }
 
-void sum_tiles(Device& device, const IndexSet& set) { exclusive_sum(device, set.before, set.before, uint64_t{set.tiles} + 1); }
+void sum_tiles(Device& device, const IndexSet& set) {
+  exclusive_sum(device, set.before, set.before, uint64_t{set.tiles} + 1);
+}
 
-void insert_indices(Device& device, const BloomPlan* plan, const uint32_t* indices, uint32_t capacity, uint32_t* filter) {
+void insert_indices(Device& device, const BloomPlan* plan, const uint32_t* indices,
+                    uint32_t capacity, uint32_t* filter) {
   launch_elementwise(device, insert, blocks_for(capacity), plan, indices, filter);
 }
 
-void scan_universe(Device& device, const BloomPlan* plan, const uint32_t* filter, uint32_t d, const IndexSet& positives) {
+void scan_universe(Device& device, const BloomPlan* plan, const uint32_t* filter, uint32_t d,
+                   const IndexSet& positives) {
   launch(device, scan, blocks_for(positives.words), kThreads, 0, plan, filter, d, positives);
   sum_tiles(device, positives);
 }

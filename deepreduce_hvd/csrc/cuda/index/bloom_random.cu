@@ -1,5 +1,6 @@
-// Bloom's policy P1: the positives with the smallest random numbers, found by their histograms. A positive's random number is a bijection of its
-// own number (random32 is one of the counter, for any key), so that no two are the same and those up to the count-th smallest are `count`.
+// Bloom's policy P1: the positives with the smallest random numbers, found by their histograms. A
+// positive's random number is a bijection of its own number (random32 is one of the counter, for
+// any key), so that no two are the same and those up to the count-th smallest are `count`.
 #include "cuda/index/bloom.cuh"
 
 namespace deepreduce {
@@ -9,14 +10,16 @@ namespace {
 constexpr uint32_t kBins = 65536;  // one half of a random number
 
 // Of all upper halves, or of the lower halves of those whose upper half is the threshold so far.
-__global__ void count_halves(const BloomPlan* plan, IndexSet positives, bool upper, uint32_t* bins) {
+__global__ void count_halves(const BloomPlan* plan, IndexSet positives, bool upper,
+                             uint32_t* bins) {
   if (plan->active == 0) return;
   const uint64_t key = plan->key;
   const uint32_t threshold = plan->threshold;
   for_each_word(positives, [&](uint32_t, uint32_t at, uint32_t word, uint32_t number) {
     for_each_index(at, word, [&](uint32_t) {
       const uint32_t random = random32(key, number++);
-      if (upper || random >> 16 == threshold) atomicAdd(bins + (upper ? random >> 16 : random & 0xFFFFu), 1u);
+      if (upper || random >> 16 == threshold)
+        atomicAdd(bins + (upper ? random >> 16 : random & 0xFFFFu), 1u);
     });
   });
 }
@@ -30,7 +33,8 @@ __global__ void find_half(BloomPlan* plan, const uint32_t* bins, bool upper) {
   uint32_t in_mine = 0, total;
   for (uint32_t bin = 0; bin < kBins / kThreads; ++bin) in_mine += mine[bin];
   uint32_t before = block_exclusive_sum(in_mine, shared, &total);
-  if (before >= wanted || wanted > before + in_mine) return;  // this is the last barrier's other side
+  // this is the last barrier's other side
+  if (before >= wanted || wanted > before + in_mine) return;
   uint32_t bin = 0;
   for (; wanted > before + mine[bin]; ++bin) before += mine[bin];
   const uint32_t half = threadIdx.x * (kBins / kThreads) + bin;

@@ -16,12 +16,14 @@ __device__ uint32_t low_word(const uint32_t* indices, uint32_t count, unsigned w
   uint64_t i = 32 * at / width;
   const unsigned passed = static_cast<unsigned>(32 * at - i * width);
   uint64_t word = (indices[i] & mask) >> passed;
-  for (unsigned filled = width - passed; filled < 32 && ++i < count; filled += width) word |= uint64_t{indices[i] & mask} << filled;
+  for (unsigned filled = width - passed; filled < 32 && ++i < count; filled += width)
+    word |= uint64_t{indices[i] & mask} << filled;
   return static_cast<uint32_t>(word);
 }
 
 // The section's words are 0 before.
-__global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_t d, uint32_t* section, uint64_t* bytes) {
+__global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_t d,
+                      uint32_t* section, uint64_t* bytes) {
   const uint32_t count = *count_at;
   if (count == 0) {
     if (grid_index() == 0) *bytes = 0;
@@ -30,9 +32,11 @@ __global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_
   const EliasFanoLayout layout = elias_fano_layout(d, count);
   if (grid_index() == 0) *bytes = layout.low_bytes + layout.high_bytes;
   const uint64_t whole_words = layout.low_bits / 32;
-  for (uint64_t at = grid_index(); at < whole_words; at += grid_stride()) section[at] = low_word(indices, count, layout.width, at);
+  for (uint64_t at = grid_index(); at < whole_words; at += grid_stride())
+    section[at] = low_word(indices, count, layout.width, at);
   // the word in which the high bits begin, maybe
-  if (grid_index() == 0 && layout.low_bits % 32 != 0) atomicOr(section + whole_words, low_word(indices, count, layout.width, whole_words));
+  if (grid_index() == 0 && layout.low_bits % 32 != 0)
+    atomicOr(section + whole_words, low_word(indices, count, layout.width, whole_words));
   const uint32_t groups = (count + kEach - 1) / kEach;
   for (uint32_t group = grid_index(); group < groups; group += grid_stride()) {
     uint64_t at = 0;
@@ -55,27 +59,33 @@ __global__ void count_high(const DeviceSection* section, uint32_t* counts, dr_cu
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   if (count == 0) {
-    if (grid_index() == 0 && section->bytes != 0) refuse(result, Refused::index_section_bytes, 0, section->bytes);
+    if (grid_index() == 0 && section->bytes != 0)
+      refuse(result, Refused::index_section_bytes, 0, section->bytes);
     return;
   }
   const EliasFanoLayout layout = elias_fano_layout(section->d, count);
   if (section->bytes != layout.low_bytes + layout.high_bytes) {
-    if (grid_index() == 0) refuse(result, Refused::index_section_bytes, layout.low_bytes + layout.high_bytes, section->bytes);
+    if (grid_index() == 0)
+      refuse(result, Refused::index_section_bytes, layout.low_bytes + layout.high_bytes,
+             section->bytes);
     return;
   }
   const uint8_t* high = section->data + layout.low_bytes;
   if (grid_index() == 0) {
     const unsigned low_end = layout.low_bits % 8, high_end = layout.high_bits % 8;
-    if (low_end != 0 && high[-1] >> low_end != 0) refuse(result, Refused::padding, layout.low_bits, high[-1]);
+    if (low_end != 0 && high[-1] >> low_end != 0)
+      refuse(result, Refused::padding, layout.low_bits, high[-1]);
     if (high_end != 0 && high[layout.high_bytes - 1] >> high_end != 0)
       refuse(result, Refused::padding, layout.high_bits, high[layout.high_bytes - 1]);
   }
   const uint32_t words = static_cast<uint32_t>((layout.high_bits + 63) / 64);
   for (uint32_t at = grid_index(); at < words; at += grid_stride())
-    counts[at] = static_cast<uint32_t>(__popcll(load_bits(high, layout.high_bytes, uint64_t{64} * at)));
+    counts[at] =
+        static_cast<uint32_t>(__popcll(load_bits(high, layout.high_bytes, uint64_t{64} * at)));
 }
 
-__global__ void read(const DeviceSection* section, const uint32_t* before, uint32_t* indices, dr_cuda_result* result) {
+__global__ void read(const DeviceSection* section, const uint32_t* before, uint32_t* indices,
+                     dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count, d = section->d;
   if (count == 0) return;
@@ -100,28 +110,36 @@ __global__ void read(const DeviceSection* section, const uint32_t* before, uint3
       if (j + 1 == count && index >= d) refuse(result, Refused::index_beyond_d, d, index);
       // between set bits that are not neighbours the high part grows
       if (!neighbour || j == 0) continue;
-      const uint64_t low_before = load_field(section->data, section->bytes, uint64_t{j - 1} * width, width);
-      if (low_before >= low) refuse(result, Refused::indices_not_ascending, index - low + low_before, index);
+      const uint64_t low_before =
+          load_field(section->data, section->bytes, uint64_t{j - 1} * width, width);
+      if (low_before >= low)
+        refuse(result, Refused::indices_not_ascending, index - low + low_before, index);
     }
     if (at + 1 == words && j != count) refuse(result, Refused::set_bits, count, j);
   }
 }
 
 uint64_t section_capacity(uint32_t d, uint32_t capacity, const double*) {
-  return std::min(d, capacity) == 0 ? 0 : most_gap_bits(d, capacity) / 8 + 3;  // one bit more than for the indices, two ends of bytes
+  // one bit more than for the indices, two ends of bytes
+  return std::min(d, capacity) == 0 ? 0 : most_gap_bits(d, capacity) / 8 + 3;
 }
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
   device.zero(encoding.section.data, encoding.section.capacity + 4);
-  launch_elementwise(device, write, blocks_for(encoding.capacity, 2), encoding.indices, encoding.count, encoding.d,
-                     reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
+  launch_elementwise(device, write, blocks_for(encoding.capacity, 2), encoding.indices,
+                     encoding.count, encoding.d, reinterpret_cast<uint32_t*>(encoding.section.data),
+                     encoding.section.bytes);
 }
 
-uint32_t most_count(uint64_t bytes, uint32_t d) { return static_cast<uint32_t>(std::min<uint64_t>(d, 8 * bytes)); }
+uint32_t most_count(uint64_t bytes, uint32_t d) {
+  return static_cast<uint32_t>(std::min<uint64_t>(d, 8 * bytes));
+}
 
-void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t, const double*, uint32_t* indices) {
+void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t,
+            const double*, uint32_t* indices) {
   const uint64_t mark = device.mark();
-  const uint64_t words = (3 * uint64_t{std::min(d, capacity)} + 1 + 63) / 64;  // of the high bits of any count up to capacity
+  // of the high bits of any count up to capacity
+  const uint64_t words = (3 * uint64_t{std::min(d, capacity)} + 1 + 63) / 64;
   uint32_t* before = device.array<uint32_t>(words);
   launch_elementwise(device, count_high, blocks_for(words), section, before, device.result());
   exclusive_sum(device, before, before, words);
@@ -132,7 +150,8 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
 }  // namespace
 
 extern const DeviceIndexCodec elias_fano_device_codec;
-const DeviceIndexCodec elias_fano_device_codec = {kEliasFano, "EliasFano", false, section_capacity, nullptr, encode, most_count, decode};
+const DeviceIndexCodec elias_fano_device_codec = {
+    kEliasFano, "EliasFano", false, section_capacity, nullptr, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -10,15 +10,18 @@
 namespace deepreduce {
 namespace cuda {
 
-// No fewer bits than the gaps (Rice) or low and high bits (EliasFano) of any k <= capacity of d indices take, padding not counted: both take
-// at most floor(log2(d / k)) + 3 for an index, and k (log2(d / k) + 3) grows with k. That is below 2^33.
+// No fewer bits than the gaps (Rice) or low and high bits (EliasFano) of any k <= capacity of d
+// indices take, padding not counted: both take at most floor(log2(d / k)) + 3 for an index, and k
+// (log2(d / k) + 3) grows with k. That is below 2^33.
 inline uint64_t most_gap_bits(uint32_t d, uint32_t capacity) {
   const uint64_t k = std::min(d, capacity);
   return k == 0 ? 0 : k * (bit_length(static_cast<uint32_t>(d / k)) + 3);
 }
 
-// The field of `width` <= 31 bits at `bit`; it ends within the data. By two words where both lie within them.
-__device__ inline uint32_t load_field(const uint8_t* data, uint64_t bytes, uint64_t bit, unsigned width) {
+// The field of `width` <= 31 bits at `bit`; it ends within the data. By two words where both lie
+// within them.
+__device__ inline uint32_t load_field(const uint8_t* data, uint64_t bytes, uint64_t bit,
+                                      unsigned width) {
   const uint8_t* at = data + bit / 8;
   const unsigned beyond = static_cast<unsigned>(reinterpret_cast<uintptr_t>(at) % 4);
   uint64_t words;

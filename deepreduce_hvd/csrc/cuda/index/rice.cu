@@ -10,16 +10,24 @@ namespace {
 
 constexpr uint32_t kEach = kRiceBlock / kThreads;  // indices of a thread, one after another
 
-DR_HOST_DEVICE uint32_t blocks_of(uint32_t count) { return static_cast<uint32_t>((uint64_t{count} + kRiceBlock - 1) / kRiceBlock); }
-DR_HOST_DEVICE uint64_t header_bytes(uint32_t blocks) { return blocks == 0 ? 0 : blocks + kRiceEntryBytes * (blocks - 1); }
+DR_HOST_DEVICE uint32_t blocks_of(uint32_t count) {
+  return static_cast<uint32_t>((uint64_t{count} + kRiceBlock - 1) / kRiceBlock);
+}
+DR_HOST_DEVICE uint64_t header_bytes(uint32_t blocks) {
+  return blocks == 0 ? 0 : blocks + kRiceEntryBytes * (blocks - 1);
+}
 DR_HOST_DEVICE uint32_t in_block(uint32_t count, uint32_t block) {
   const uint32_t left = count - block * kRiceBlock;
   return left < kRiceBlock ? left : kRiceBlock;
 }
-__device__ uint32_t gap_at(const uint32_t* indices, uint32_t i) { return i == 0 ? indices[0] : indices[i] - indices[i - 1] - 1; }
+__device__ uint32_t gap_at(const uint32_t* indices, uint32_t i) {
+  return i == 0 ? indices[0] : indices[i] - indices[i - 1] - 1;
+}
 
-// parameters[block] and bytes[block] of its data; 0 bytes for blocks that are not there, up to most_blocks.
-__global__ void choose_parameters(const uint32_t* indices, const uint32_t* count_at, uint32_t most_blocks, uint32_t* parameters, uint32_t* bytes) {
+// parameters[block] and bytes[block] of its data; 0 bytes for blocks that are not there, up to
+// most_blocks.
+__global__ void choose_parameters(const uint32_t* indices, const uint32_t* count_at,
+                                  uint32_t most_blocks, uint32_t* parameters, uint32_t* bytes) {
   __shared__ uint32_t shared[3][33];
   const uint32_t count = *count_at, blocks = blocks_of(count);
   for (uint32_t block = blockIdx.x; block <= most_blocks; block += gridDim.x) {
@@ -29,7 +37,8 @@ __global__ void choose_parameters(const uint32_t* indices, const uint32_t* count
     }
     const uint32_t first = block * kRiceBlock, n = in_block(count, block);
     const uint32_t next = first == 0 ? 0 : indices[first - 1] + 1;
-    const RiceCandidates candidates = rice_candidates(uint64_t{indices[first + n - 1]} + 1 - next - n, n);
+    const RiceCandidates candidates =
+        rice_candidates(uint64_t{indices[first + n - 1]} + 1 - next - n, n);
     uint32_t mine[3] = {}, quotients[3];
     for (uint32_t i = threadIdx.x; i < n; i += kThreads) {
       const uint32_t gap = gap_at(indices, first + i) >> candidates.first;
@@ -46,8 +55,8 @@ __global__ void choose_parameters(const uint32_t* indices, const uint32_t* count
   }
 }
 
-// The cheapest of the candidates takes no more than floor(log2(mean gap)) <= 30 does: so many bits, one and less than two an index. Data begin
-// at any of a word's bytes.
+// The cheapest of the candidates takes no more than floor(log2(mean gap)) <= 30 does: so many bits,
+// one and less than two an index. Data begin at any of a word's bytes.
 constexpr uint32_t kImageWords = (kRiceBlock * 33 / 8 + 2 + 3) / 4 + 1;
 
 __device__ void put(uint32_t* image, uint32_t bit, uint32_t value, unsigned width) {
@@ -58,7 +67,8 @@ __device__ void put(uint32_t* image, uint32_t bit, uint32_t value, unsigned widt
 }
 
 // starts: exclusive sums of bytes, one more than there are blocks.
-__global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at, const uint32_t* parameters, const uint32_t* starts, uint8_t* section,
+__global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
+                             const uint32_t* parameters, const uint32_t* starts, uint8_t* section,
                              uint64_t* section_bytes) {
   __shared__ uint32_t image[kImageWords];
   __shared__ uint32_t shared[33];
@@ -68,12 +78,15 @@ __global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at, 
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const uint32_t first = block * kRiceBlock, n = in_block(count, block), b = parameters[block];
     const uint64_t at = header + starts[block];
-    const uint32_t bytes = starts[block + 1] - starts[block], shift = at % 4, words = (shift + bytes + 3) / 4;
+    const uint32_t bytes = starts[block + 1] - starts[block], shift = at % 4,
+                   words = (shift + bytes + 3) / 4;
     for (uint32_t word = threadIdx.x; word < words; word += kThreads) image[word] = 0;
-    const uint32_t my_first = threadIdx.x * kEach, my_end = my_first + kEach < n ? my_first + kEach : n;
+    const uint32_t my_first = threadIdx.x * kEach,
+                   my_end = my_first + kEach < n ? my_first + kEach : n;
     uint32_t quotients = 0, unused;
     for (uint32_t i = my_first; i < my_end; ++i) quotients += gap_at(indices, first + i) >> b;
-    const uint32_t before = block_exclusive_sum(quotients, shared, &unused);  // its barriers come after the zeros
+    // its barriers come after the zeros
+    const uint32_t before = block_exclusive_sum(quotients, shared, &unused);
     uint32_t unary = 8 * (shift + static_cast<uint32_t>(packed_bytes(n, b))) + before + my_first;
     for (uint32_t i = my_first; i < my_end; ++i, ++unary) {
       const uint32_t gap = gap_at(indices, first + i);
@@ -82,19 +95,22 @@ __global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at, 
       put(image, 8 * shift + i * b, gap & ((1u << b) - 1), b);
     }
     __syncthreads();
-    uint8_t* out = section + (at - shift);  // aligned to words; what is in the first and last word may be other blocks'
+    // aligned to words; what is in the first and last word may be other blocks'
+    uint8_t* out = section + (at - shift);
     for (uint32_t word = threadIdx.x; word < words; word += kThreads) {
       if (4 * word >= shift && 4 * word + 4 <= shift + bytes) {
         reinterpret_cast<uint32_t*>(out)[word] = image[word];
         continue;
       }
       for (uint32_t byte = 4 * word; byte < 4 * word + 4; ++byte)
-        if (byte >= shift && byte < shift + bytes) out[byte] = static_cast<uint8_t>(image[word] >> (8 * (byte % 4)));
+        if (byte >= shift && byte < shift + bytes)
+          out[byte] = static_cast<uint8_t>(image[word] >> (8 * (byte % 4)));
     }
     if (threadIdx.x == 0) section[block] = static_cast<uint8_t>(b);
     if (block > 0 && threadIdx.x < kRiceEntryBytes) {
       const uint64_t entry = (indices[first - 1] + 1) | uint64_t{starts[block]} << 32;
-      section[blocks + kRiceEntryBytes * (block - 1) + threadIdx.x] = static_cast<uint8_t>(entry >> (8 * threadIdx.x));
+      section[blocks + kRiceEntryBytes * (block - 1) + threadIdx.x] =
+          static_cast<uint8_t>(entry >> (8 * threadIdx.x));
     }
     __syncthreads();
   }
@@ -109,16 +125,19 @@ struct BlockIn {
 };
 
 struct SharedMemory {
-  uint32_t found[kRiceBlock + kRiceBlock / kEach];  // by place(i): position of unary code i, then index i
+  // by place(i): position of unary code i, then index i
+  uint32_t found[kRiceBlock + kRiceBlock / kEach];
   uint32_t counts[33];
   uint64_t lows[33];
 };
 // A thread's 16 are one bank further than those of the thread before.
 __device__ uint32_t place(uint32_t i) { return i + i / kEach; }
 
-// Finds the block's indices. All threads return the same: whether the block is as it must be, but for `following`, which one thread looks at.
-// `following`: the smallest index that the next block could start with, as the directory says; ~0 for the last block.
-__device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, SharedMemory& shared, dr_cuda_result* result) {
+// Finds the block's indices. All threads return the same: whether the block is as it must be, but
+// for `following`, which one thread looks at. `following`: the smallest index that the next block
+// could start with, as the directory says; ~0 for the last block.
+__device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, SharedMemory& shared,
+                           dr_cuda_result* result) {
   const uint32_t n = in.n, b = in.b;
   const uint64_t low_bytes = packed_bytes(n, b), unary_bytes = in.bytes - low_bytes;
   const uint8_t* unary = in.data + low_bytes;
@@ -137,9 +156,12 @@ __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, Sh
     const uint64_t at = tile + 8 * threadIdx.x;
     uint64_t word = at < unary_bytes ? load_bits(unary, unary_bytes, 8 * at) : 0;
     uint32_t inside;
-    uint32_t i = codes + block_exclusive_sum(static_cast<uint32_t>(__popcll(word)), shared.counts, &inside);
+    uint32_t i =
+        codes + block_exclusive_sum(static_cast<uint32_t>(__popcll(word)), shared.counts, &inside);
     for (; word != 0; word &= word - 1, ++i)
-      if (i < n) shared.found[place(i)] = static_cast<uint32_t>(8 * at) + static_cast<uint32_t>(__ffsll(static_cast<long long>(word)) - 1);
+      if (i < n)
+        shared.found[place(i)] = static_cast<uint32_t>(8 * at) +
+                                 static_cast<uint32_t>(__ffsll(static_cast<long long>(word)) - 1);
     codes += inside;
     __syncthreads();
   }
@@ -147,24 +169,30 @@ __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, Sh
     refuse(result, Refused::unary_codes, n, codes);
     return false;
   }
-  const uint32_t my_first = threadIdx.x * kEach, my_end = my_first + kEach < n ? my_first + kEach : n;
+  const uint32_t my_first = threadIdx.x * kEach,
+                 my_end = my_first + kEach < n ? my_first + kEach : n;
   uint64_t low = 0, unused;
-  for (uint32_t i = my_first; i < my_end; ++i) low += load_field(in.data, in.bytes, uint64_t{i} * b, b);
-  // the smallest index that could come, were all quotients 0; the barriers come after the look at found above
+  for (uint32_t i = my_first; i < my_end; ++i)
+    low += load_field(in.data, in.bytes, uint64_t{i} * b, b);
+  // the smallest index that could come, were all quotients 0; the barriers come after the look at
+  // found above
   uint64_t base = in.next + block_exclusive_sum(low, shared.lows, &unused) + my_first;
   for (uint32_t i = my_first; i < my_end; ++i, ++base) {
     base += load_field(in.data, in.bytes, uint64_t{i} * b, b);
     const uint64_t index = base + (uint64_t{shared.found[place(i)] - i} << b);
     shared.found[place(i)] = static_cast<uint32_t>(index);
     if (i + 1 != n) continue;
-    if (index >= d) refuse(result, Refused::index_beyond_d, d, index);  // indices only grow, in 64 bits
-    if (index < d && following != ~uint64_t{0} && following != index + 1) refuse(result, Refused::block_start, index + 1, following);
+    // indices only grow, in 64 bits
+    if (index >= d) refuse(result, Refused::index_beyond_d, d, index);
+    if (index < d && following != ~uint64_t{0} && following != index + 1)
+      refuse(result, Refused::block_start, index + 1, following);
   }
   __syncthreads();
   return true;
 }
 
-__global__ void read_blocks(const DeviceSection* section, uint32_t* indices, dr_cuda_result* result) {
+__global__ void read_blocks(const DeviceSection* section, uint32_t* indices,
+                            dr_cuda_result* result) {
   __shared__ SharedMemory shared;
   if (block_skipped(section, result)) return;
   const uint32_t count = section->count, d = section->d, blocks = blocks_of(count);
@@ -177,10 +205,11 @@ __global__ void read_blocks(const DeviceSection* section, uint32_t* indices, dr_
   const uint8_t* const directory = section->data + blocks;
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     const uint8_t* entry = directory + kRiceEntryBytes * block;  // of the block that follows
-    const uint64_t start = block == 0 ? 0 : load_u32(entry - kRiceEntryBytes + 4), end = block + 1 < blocks ? load_u32(entry + 4) : data_bytes;
+    const uint64_t start = block == 0 ? 0 : load_u32(entry - kRiceEntryBytes + 4),
+                   end = block + 1 < blocks ? load_u32(entry + 4) : data_bytes;
     const uint64_t following = block + 1 < blocks ? load_u32(entry) : ~uint64_t{0};
-    const BlockIn in{section->data + header + start, end - start, in_block(count, block), section->data[block],
-                     block == 0 ? 0 : load_u32(entry - kRiceEntryBytes)};
+    const BlockIn in{section->data + header + start, end - start, in_block(count, block),
+                     section->data[block], block == 0 ? 0 : load_u32(entry - kRiceEntryBytes)};
     if (in.b > kLargestRiceParameter) {
       refuse(result, Refused::rice_parameter, kLargestRiceParameter, in.b);
       return;
@@ -190,14 +219,16 @@ __global__ void read_blocks(const DeviceSection* section, uint32_t* indices, dr_
       return;
     }
     if (!read_block(in, d, following, shared, result)) return;
-    for (uint32_t i = threadIdx.x; i < in.n; i += kThreads) indices[block * kRiceBlock + i] = shared.found[place(i)];
+    for (uint32_t i = threadIdx.x; i < in.n; i += kThreads)
+      indices[block * kRiceBlock + i] = shared.found[place(i)];
     __syncthreads();
   }
 }
 
 uint64_t section_capacity(uint32_t d, uint32_t capacity, const double*) {
   const uint64_t blocks = blocks_of(std::min(d, capacity));
-  return most_gap_bits(d, capacity) / 8 + blocks * (1 + kRiceEntryBytes + 2);  // either part of a block's data ends in a byte of its own
+  // either part of a block's data ends in a byte of its own
+  return most_gap_bits(d, capacity) / 8 + blocks * (1 + kRiceEntryBytes + 2);
 }
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
@@ -205,23 +236,29 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
   const uint32_t blocks = blocks_of(encoding.capacity);
   uint32_t* parameters = device.array<uint32_t>(blocks);
   uint32_t* starts = device.array<uint32_t>(uint64_t{blocks} + 1);
-  launch(device, choose_parameters, blocks_for(uint64_t{blocks} + 1, 1, 1), kThreads, 0, encoding.indices, encoding.count, blocks, parameters, starts);
+  launch(device, choose_parameters, blocks_for(uint64_t{blocks} + 1, 1, 1), kThreads, 0,
+         encoding.indices, encoding.count, blocks, parameters, starts);
   exclusive_sum(device, starts, starts, uint64_t{blocks} + 1);
-  launch(device, write_blocks, blocks_for(blocks, 1, 1), kThreads, 0, encoding.indices, encoding.count, parameters, starts, encoding.section.data,
-         encoding.section.bytes);
+  launch(device, write_blocks, blocks_for(blocks, 1, 1), kThreads, 0, encoding.indices,
+         encoding.count, parameters, starts, encoding.section.data, encoding.section.bytes);
   device.release(mark);
 }
 
-uint32_t most_count(uint64_t bytes, uint32_t d) { return static_cast<uint32_t>(std::min<uint64_t>(d, 8 * bytes)); }
+uint32_t most_count(uint64_t bytes, uint32_t d) {
+  return static_cast<uint32_t>(std::min<uint64_t>(d, 8 * bytes));
+}
 
-void decode(Device& device, const DeviceSection* section, uint32_t, uint32_t capacity, uint64_t, const double*, uint32_t* indices) {
-  launch(device, read_blocks, blocks_for(blocks_of(capacity), 1, 1), kThreads, 0, section, indices, device.result());
+void decode(Device& device, const DeviceSection* section, uint32_t, uint32_t capacity, uint64_t,
+            const double*, uint32_t* indices) {
+  launch(device, read_blocks, blocks_for(blocks_of(capacity), 1, 1), kThreads, 0, section, indices,
+         device.result());
 }
 
 }  // namespace
 
 extern const DeviceIndexCodec rice_device_codec;
-const DeviceIndexCodec rice_device_codec = {kRice, "Rice", false, section_capacity, nullptr, encode, most_count, decode};
+const DeviceIndexCodec rice_device_codec = {kRice,   "Rice", false,      section_capacity,
+                                            nullptr, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

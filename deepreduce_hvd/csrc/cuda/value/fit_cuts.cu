@@ -1,6 +1,8 @@
-// The host's greedy choice of FitPoly's cuts: the widest segment is split, time after time, until there are as many as are wanted. Nodes are split in
-// the order of their bottlenecks, so that those above a limit that no more than the wanted ones exceed are split at once. The rest, few as long as
-// the tree knows what it takes, follow one after another; the block looks up what the tree does not know.
+// The host's greedy choice of FitPoly's cuts: the widest segment is split, time after time, until
+// there are as many as are wanted. Nodes are split in the order of their bottlenecks, so that those
+// above a limit that no more than the wanted ones exceed are split at once. The rest, few as long
+// as the tree knows what it takes, follow one after another; the block looks up what the tree does
+// not know.
 #include "fit_tree.cuh"
 
 namespace deepreduce {
@@ -36,15 +38,17 @@ __device__ Best block_best(Best mine, Warps& warps) {
     warps.positions[threadIdx.x / 32] = of_warp.position;
   }
   __syncthreads();
-  const Best best = warp_best({warps.distances[threadIdx.x % 32], warps.positions[threadIdx.x % 32]});
+  const Best best =
+      warp_best({warps.distances[threadIdx.x % 32], warps.positions[threadIdx.x % 32]});
   __syncthreads();
   return best;
 }
 static_assert(kTreeThreads == 32 * 32, "a lane a warp");
 
-// The bits that a bottleneck's upper ones must exceed for its node to be among the first `splits` to be split, and for all that come before it to have
-// known children.
-__device__ uint32_t limit_of(const Node* nodes, uint32_t count, uint32_t splits, RankBins& ranks, uint32_t* unknown) {
+// The bits that a bottleneck's upper ones must exceed for its node to be among the first `splits`
+// to be split, and for all that come before it to have known children.
+__device__ uint32_t limit_of(const Node* nodes, uint32_t count, uint32_t splits, RankBins& ranks,
+                             uint32_t* unknown) {
   uint32_t rank = splits + 1;
   const uint32_t upper = bin_of_rank(nodes, count, 0, kFirstShift, rank, ranks);
   const uint32_t lower = bin_of_rank(nodes, count, upper << kFirstShift, kLimitShift, rank, ranks);
@@ -60,14 +64,17 @@ __device__ uint32_t limit_of(const Node* nodes, uint32_t count, uint32_t splits,
 __device__ void look_up(Node& node, const float* y, uint32_t fewest, Warps& warps) {
   const uint32_t points = candidates(node.length, fewest);
   if (points == 0) return;
-  const Best best = block_best(farthest(y + node.start, node.length, uint64_t{fewest} + threadIdx.x, kTreeThreads, uint64_t{fewest} + points), warps);
+  const Best best = block_best(farthest(y + node.start, node.length, uint64_t{fewest} + threadIdx.x,
+                                        kTreeThreads, uint64_t{fewest} + points),
+                               warps);
   if (threadIdx.x != 0) return;
   node.distance_bits = as_bits(best.distance);
   node.position = best.position;
 }
 
 // A block a side.
-__global__ void __launch_bounds__(kTreeThreads) choose(PolyHead* head, const float* magnitudes, Tree tree, uint32_t* starts, uint32_t most) {
+__global__ void __launch_bounds__(kTreeThreads)
+    choose(PolyHead* head, const float* magnitudes, Tree tree, uint32_t* starts, uint32_t most) {
   __shared__ Leaves leaves;
   __shared__ Warps warps;
   __shared__ RankBins ranks;
@@ -84,7 +91,9 @@ __global__ void __launch_bounds__(kTreeThreads) choose(PolyHead* head, const flo
   combine(nodes, tree.tiles + uint64_t{blockIdx.x} * tree.most_tiles, search);
 
   const uint32_t limit = limit_of(nodes, search.nodes, wanted - 1, ranks, &word);
-  const auto is_split = [&](uint32_t v) { return float_bits(nodes[v].bottleneck) >> kLimitShift > limit; };
+  const auto is_split = [&](uint32_t v) {
+    return float_bits(nodes[v].bottleneck) >> kLimitShift > limit;
+  };
   __syncthreads();
   if (tid == 0) word = 0;
   __syncthreads();
@@ -98,7 +107,8 @@ __global__ void __launch_bounds__(kTreeThreads) choose(PolyHead* head, const flo
 
   uint32_t used = search.nodes, size = word;
   for (; size < wanted; ++size) {
-    const Best widest = block_best(tid < size ? Best{leaves.distances[tid], leaves.starts[tid]} : Best{-1.0, kNone}, warps);
+    const Best widest = block_best(
+        tid < size ? Best{leaves.distances[tid], leaves.starts[tid]} : Best{-1.0, kNone}, warps);
     if (!(widest.distance > 0.0)) break;
     if (tid < size && leaves.starts[tid] == widest.position) {
       const uint32_t node = leaves.nodes[tid];
@@ -127,8 +137,10 @@ __global__ void __launch_bounds__(kTreeThreads) choose(PolyHead* head, const flo
 
 }  // namespace
 
-void choose_cuts(Device& device, const float* magnitudes, const PolyArrays& arrays, const Tree& tree) {
-  launch(device, choose, 2, kTreeThreads, 0, arrays.head, magnitudes, tree, arrays.starts, arrays.most);
+void choose_cuts(Device& device, const float* magnitudes, const PolyArrays& arrays,
+                 const Tree& tree) {
+  launch(device, choose, 2, kTreeThreads, 0, arrays.head, magnitudes, tree, arrays.starts,
+         arrays.most);
 }
 
 }  // namespace cuda

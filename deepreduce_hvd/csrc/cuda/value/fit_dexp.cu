@@ -1,5 +1,6 @@
-// FitDExp: a block a side fits the curve. The host's sums run through all values one after another, in 8 lanes: so the block goes by tiles, and while
-// some threads prepare a tile others add up the tiles before it, a thread a lane of each sum.
+// FitDExp: a block a side fits the curve. The host's sums run through all values one after another,
+// in 8 lanes: so the block goes by tiles, and while some threads prepare a tile others add up the
+// tiles before it, a thread a lane of each sum.
 #include "cuda/algorithms.cuh"
 #include "fit_sides.cuh"
 #include "value/dexp_element.h"
@@ -31,8 +32,9 @@ __device__ void place_of(int sum, int& row, int& column) {
   column = sum;
 }
 
-// Sums of products of the columns SS, x, S, 1 and the values: S and SS are the first and second cumulative integrals by trapezoids. Warps of
-// their own run the two chains of additions, a tile apart, then one thread a lane adds products. All threads of the block call.
+// Sums of products of the columns SS, x, S, 1 and the values: S and SS are the first and second
+// cumulative integrals by trapezoids. Warps of their own run the two chains of additions, a tile
+// apart, then one thread a lane adds products. All threads of the block call.
 __device__ void integrate(const Points& points, double* folded) {
   Tile* values = dynamic_shared<Tile>();  // (kRing,) each
   Tile *trapezoids = values + kRing, *firsts = values + 2 * kRing, *seconds = values + 3 * kRing;
@@ -41,14 +43,16 @@ __device__ void integrate(const Points& points, double* folded) {
   static_assert(kIntegralSums * kLanes <= kAdders, "one thread a lane of each sum");
   const uint32_t tid = threadIdx.x, tiles = points.tiles();
   const double half = 0.5 * points.step;
-  double running = 0.0, before_running = 0.0;  // of a chain; of the first integral, where the second one is
+  // of a chain; of the first integral, where the second one is
+  double running = 0.0, before_running = 0.0;
   double sum = 0.0;
   int row = 0, column = 0;
   const uint32_t lane = tid % kLanes;
   place_of(static_cast<int>(tid / kLanes), row, column);
   for (uint32_t round = 0; round < tiles + 3; ++round) {
     if (tid >= kAdders + 2 * kWarp) {  // loaders, of tile `round`
-      for (uint32_t e = tid - kAdders - 2 * kWarp; round < tiles && e < points.filled(round); e += kLoaders) {
+      for (uint32_t e = tid - kAdders - 2 * kWarp; round < tiles && e < points.filled(round);
+           e += kLoaders) {
         const uint32_t i = round * kTile + e;
         const double z = points.value(i);
         values[round % kRing][e] = z;
@@ -74,10 +78,14 @@ __device__ void integrate(const Points& points, double* folded) {
     } else if (tid < kIntegralSums * kLanes && round >= 3) {  // products
       const uint32_t tile = round - 3, filled = points.filled(tile);
       const auto column_at = [&](int which, uint32_t e) {
-        return which == 0 ? seconds[tile % kRing][e] : which == 1 ? points.x(tile * kTile + e) : which == 2 ? firsts[tile % kRing][e] : 1.0;
+        return which == 0   ? seconds[tile % kRing][e]
+               : which == 1 ? points.x(tile * kTile + e)
+               : which == 2 ? firsts[tile % kRing][e]
+                            : 1.0;
       };
       for (uint32_t e = lane; e < filled; e += kLanes)
-        sum = sum + column_at(row, e) * (column > row ? values[tile % kRing][e] : column_at(column, e));
+        sum = sum +
+              column_at(row, e) * (column > row ? values[tile % kRing][e] : column_at(column, e));
     }
     __syncthreads();
   }
@@ -87,10 +95,12 @@ __device__ void integrate(const Points& points, double* folded) {
   __syncthreads();
 }
 
-// Sums of the products of the exponentials of up to three candidates' rates: constant, single, double. All threads of the block call.
+// Sums of the products of the exponentials of up to three candidates' rates: constant, single,
+// double. All threads of the block call.
 __device__ void sum_exponentials(const Points& points, const float (*rates)[2], double* folded) {
-  constexpr int kColumns = kCandidates + 2;  // the candidates' exponentials (of the last one two), then the values
-  Tile* columns = dynamic_shared<Tile>();    // (2, kColumns)
+  // the candidates' exponentials (of the last one two), then the values
+  constexpr int kColumns = kCandidates + 2;
+  Tile* columns = dynamic_shared<Tile>();  // (2, kColumns)
   __shared__ double lanes[kFactorSums][kLanes];
   const uint32_t tid = threadIdx.x, tiles = points.tiles(), lane = tid % kLanes;
   const int which = static_cast<int>(tid / kLanes);
@@ -103,13 +113,15 @@ __device__ void sum_exponentials(const Points& points, const float (*rates)[2], 
     for (uint32_t e = tid; tile < tiles && e < points.filled(tile); e += kFitThreads) {
       const uint32_t i = tile * kTile + e;
       const double x = points.x(i);
-      for (int c = 0; c < kCandidates; ++c) columns[tile % 2 * kColumns + c][e] = exponential(rates[c][0], x);
+      for (int c = 0; c < kCandidates; ++c)
+        columns[tile % 2 * kColumns + c][e] = exponential(rates[c][0], x);
       columns[tile % 2 * kColumns + kCandidates][e] = exponential(rates[kCandidates - 1][1], x);
       columns[tile % 2 * kColumns + kCandidates + 1][e] = points.value(i);
     }
     if (tid < kFactorSums * kLanes && tile > 0) {
       const Tile* of = columns + (tile - 1) % 2 * kColumns;
-      for (uint32_t e = lane; e < points.filled(tile - 1); e += kLanes) sum = sum + of[left][e] * of[right][e];
+      for (uint32_t e = lane; e < points.filled(tile - 1); e += kLanes)
+        sum = sum + of[left][e] * of[right][e];
     }
     __syncthreads();
   }
@@ -134,7 +146,8 @@ __device__ void sum_errors(const Points& points, const Curve* curves, double* fo
       }
     }
     if (tid < kCandidates * kLanes && tile > 0)
-      for (uint32_t e = tid % kLanes; e < points.filled(tile - 1); e += kLanes) sum = sum + squares[(tile - 1) % 2 * kCandidates + tid / kLanes][e];
+      for (uint32_t e = tid % kLanes; e < points.filled(tile - 1); e += kLanes)
+        sum = sum + squares[(tile - 1) % 2 * kCandidates + tid / kLanes][e];
     __syncthreads();
   }
   if (tid < kCandidates * kLanes) lanes[tid / kLanes][tid % kLanes] = sum;
@@ -143,8 +156,8 @@ __device__ void sum_errors(const Points& points, const Curve* curves, double* fo
   __syncthreads();
 }
 
-// A block a side. Jacquelin's integral equations; a single exponential and a constant compete, in the order constant, single, double: the first
-// of the smallest squared errors wins.
+// A block a side. Jacquelin's integral equations; a single exponential and a constant compete, in
+// the order constant, single, double: the first of the smallest squared errors wins.
 __global__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve* curves) {
   __shared__ double integrals[kIntegralSums];
   __shared__ double factors[kFactorSums];
@@ -166,7 +179,8 @@ __global__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve
     const double constant[1] = {0.0};
     valid[0] = round_rates<1>(constant, rates[0]);
     valid[1] = solve<4>(integrals, 2, solution) && round_rates<1>(solution, rates[1]);
-    valid[2] = n >= 4 && solve<4>(integrals, 0, solution) && two_rates(solution, two) && round_rates<2>(two, rates[2]);
+    valid[2] = n >= 4 && solve<4>(integrals, 0, solution) && two_rates(solution, two) &&
+               round_rates<2>(two, rates[2]);
     for (int c = 0; c < kCandidates; ++c)
       if (!valid[c]) rates[c][0] = rates[c][1] = 0.0f;
   }
@@ -193,7 +207,8 @@ __global__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve
   curves[side] = best;
 }
 
-__global__ void write(const uint32_t* counts, const Curve* curves, uint32_t* section, uint64_t* bytes) {
+__global__ void write(const uint32_t* counts, const Curve* curves, uint32_t* section,
+                      uint64_t* bytes) {
   if (grid_index() != 0) return;
   const bool any = counts[0] + counts[1] != 0;
   *bytes = any ? kDExpBytes : 0;
@@ -202,9 +217,10 @@ __global__ void write(const uint32_t* counts, const Curve* curves, uint32_t* sec
   memcpy(section + 1, curves, 2 * sizeof(Curve));
 }
 
-// Values in sorted order, each at its own position where `order` says it. section: null when encoding.
-__global__ void evaluate(const uint32_t* counts, const Curve* curves, const DeviceSection* section, const dr_cuda_result* result,
-                         const uint32_t* order, float* out) {
+// Values in sorted order, each at its own position where `order` says it. section: null when
+// encoding.
+__global__ void evaluate(const uint32_t* counts, const Curve* curves, const DeviceSection* section,
+                         const dr_cuda_result* result, const uint32_t* order, float* out) {
   if (section != nullptr && skipped(section, result)) return;
   const uint32_t count = counts[0] + counts[1];
   const Curve both[2] = {curves[0], curves[1]};
@@ -216,13 +232,15 @@ __global__ void evaluate(const uint32_t* counts, const Curve* curves, const Devi
   }
 }
 
-__global__ void read(const DeviceSection* section, uint32_t* counts, Curve* curves, dr_cuda_result* result) {
+__global__ void read(const DeviceSection* section, uint32_t* counts, Curve* curves,
+                     dr_cuda_result* result) {
   if (grid_index() != 0 || skipped(section, result)) return;
   const uint32_t count = section->count;
   const uint64_t bytes = count == 0 ? 0 : kDExpBytes;
   counts[0] = counts[1] = 0;
   curves[0] = curves[1] = Curve{};
-  if (section->bytes != bytes) return refuse(result, Refused::value_section_bytes, bytes, section->bytes);
+  if (section->bytes != bytes)
+    return refuse(result, Refused::value_section_bytes, bytes, section->bytes);
   if (count == 0) return;
   const uint32_t positives = load_u32(section->data);
   if (positives > count) return refuse(result, Refused::positives, count, positives);
@@ -234,7 +252,8 @@ __global__ void read(const DeviceSection* section, uint32_t* counts, Curve* curv
       const uint32_t bits = load_u32(section->data + 4 + 16 * s + 4 * j);
       numbers[j] = bits_float(bits);
       if (!is_finite(numbers[j])) return refuse(result, Refused::curve_not_finite, s, bits);
-      if (counts[s] == 0 && bits != 0) return refuse(result, Refused::curve_without_values, s, bits);
+      if (counts[s] == 0 && bits != 0)
+        return refuse(result, Refused::curve_without_values, s, bits);
     }
     curves[s] = {numbers[0], numbers[1], numbers[2], numbers[3]};
   }
@@ -242,34 +261,41 @@ __global__ void read(const DeviceSection* section, uint32_t* counts, Curve* curv
 
 double bits_a_value(const double*) { return 16; }
 
-uint64_t section_capacity(uint32_t capacity, const double*) { return capacity == 0 ? 0 : kDExpBytes; }
+uint64_t section_capacity(uint32_t capacity, const double*) {
+  return capacity == 0 ? 0 : kDExpBytes;
+}
 
 void encode(Device& device, DeviceValueEncoding& encoding) {
   const uint64_t mark = device.mark();
-  const SortedSides sorted = sort_sides(device, encoding.values, encoding.count, encoding.capacity, encoding.order);
+  const SortedSides sorted =
+      sort_sides(device, encoding.values, encoding.count, encoding.capacity, encoding.order);
   Curve* curves = device.array<Curve>(2);
   launch(device, fit_sides, 2, kFitThreads, kFitShared, sorted.magnitudes, sorted.counts, curves);
-  launch_elementwise(device, write, 1, sorted.counts, curves, reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
-  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), sorted.counts, curves, nullptr, device.result(), encoding.order,
-                     encoding.decoded);
+  launch_elementwise(device, write, 1, sorted.counts, curves,
+                     reinterpret_cast<uint32_t*>(encoding.section.data), encoding.section.bytes);
+  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), sorted.counts, curves,
+                     nullptr, device.result(), encoding.order, encoding.decoded);
   device.release(mark);
 }
 
 uint32_t most_count(uint64_t bytes) { return bytes == 0 ? 0 : UINT32_MAX; }
 
-void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t, float* values) {
+void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
+            float* values) {
   const uint64_t mark = device.mark();
   uint32_t* counts = device.array<uint32_t>(2);
   Curve* curves = device.array<Curve>(2);
   launch_elementwise(device, read, 1, section, counts, curves, device.result());
-  launch_elementwise(device, evaluate, blocks_for(capacity), counts, curves, section, device.result(), nullptr, values);
+  launch_elementwise(device, evaluate, blocks_for(capacity), counts, curves, section,
+                     device.result(), nullptr, values);
   device.release(mark);
 }
 
 }  // namespace
 
 extern const DeviceValueCodec fit_dexp_device_codec;
-const DeviceValueCodec fit_dexp_device_codec = {kFitDExp, "FitDExp", true, bits_a_value, section_capacity, encode, most_count, decode};
+const DeviceValueCodec fit_dexp_device_codec = {
+    kFitDExp, "FitDExp", true, bits_a_value, section_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

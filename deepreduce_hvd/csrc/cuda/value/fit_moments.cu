@@ -1,5 +1,6 @@
-// FitPoly's least squares: a block a segment. Some threads make the products of a tile, others add those of the tile before, each one lane of one
-// sum, in the host's order; then a block a side finds the step of the coefficients.
+// FitPoly's least squares: a block a segment. Some threads make the products of a tile, others add
+// those of the tile before, each one lane of one sum, in the host's order; then a block a side
+// finds the step of the coefficients.
 #include "cuda/algorithms.cuh"
 #include "fit_poly.cuh"
 
@@ -12,13 +13,16 @@ constexpr uint32_t kAdders = 96, kMomentThreads = kAdders + kTile;
 constexpr uint32_t kRow = kTile + kLanes;  // rows of products start in different banks
 static_assert(kSums * kLanes <= kAdders, "one thread a lane of each sum");
 
-__global__ void __launch_bounds__(kMomentThreads) sum_moments(const float* magnitudes, PolyArrays arrays, int degree, double* fits, double* totals) {
+__global__ void __launch_bounds__(kMomentThreads)
+    sum_moments(const float* magnitudes, PolyArrays arrays, int degree, double* fits,
+                double* totals) {
   __shared__ double products[2][kSums][kRow];
   __shared__ double lanes[kSums][kLanes];
   __shared__ Recurrence recurrence;
   const uint32_t side = blockIdx.x / arrays.most, s = blockIdx.x % arrays.most, tid = threadIdx.x;
   if (s >= arrays.head->side[side].segments) return;
-  const uint32_t place = side * arrays.most + s, start = arrays.starts[place], n = segment_end(arrays, side, s) - start;
+  const uint32_t place = side * arrays.most + s, start = arrays.starts[place],
+                 n = segment_end(arrays, side, s) - start;
   const float* y = magnitudes + arrays.head->side[side].start + start;
   if (tid == 0) recurrence = recurrence_of(n, degree);
   __syncthreads();
@@ -31,7 +35,7 @@ __global__ void __launch_bounds__(kMomentThreads) sum_moments(const float* magni
       const uint32_t e = tid - kAdders;
       const uint64_t i = uint64_t{tile} * kTile + e;
       if (i < n) {
-        double(*row)[kRow] = products[tile % 2];
+        double (*row)[kRow] = products[tile % 2];
         const double value = y[i], x = point_offset(static_cast<uint32_t>(i), n) * inverse;
         row[0][e] = value;
         double before = 1.0, now = x;
@@ -61,11 +65,13 @@ __global__ void __launch_bounds__(kMomentThreads) sum_moments(const float* magni
   if (tid == kSums - 1) {
     totals[place] = moment;
   } else {
-    fits[uint64_t{place} * kMostTerms + tid] = static_cast<int>(tid) <= usable ? moment / recurrence.norm[tid] : 0.0;
+    fits[uint64_t{place} * kMostTerms + tid] =
+        static_cast<int>(tid) <= usable ? moment / recurrence.norm[tid] : 0.0;
   }
 }
 
-// A block a side: the sums over its segments one after another, as the host makes them; then the coefficients.
+// A block a side: the sums over its segments one after another, as the host makes them; then the
+// coefficients.
 __global__ void quantise(PolyArrays arrays, int degree, const double* fits, const double* totals) {
   __shared__ double squares[kThreads];
   __shared__ double total_chunk[kThreads];
@@ -73,7 +79,8 @@ __global__ void quantise(PolyArrays arrays, int degree, const double* fits, cons
   __shared__ uint32_t used, lengths;
   __shared__ int exponent;
   PolySide& side = arrays.head->side[blockIdx.x];
-  const uint32_t terms = static_cast<uint32_t>(degree) + 1, segments = side.segments, all = segments * terms, tid = threadIdx.x;
+  const uint32_t terms = static_cast<uint32_t>(degree) + 1, segments = side.segments,
+                 all = segments * terms, tid = threadIdx.x;
   const uint64_t place = uint64_t{blockIdx.x} * arrays.most;
   double total = 0.0, fitted = 0.0;
   for (uint32_t base = 0; base < all; base += kThreads) {
@@ -103,7 +110,8 @@ __global__ void quantise(PolyArrays arrays, int degree, const double* fits, cons
     atomicOr(columns + i % terms, static_cast<uint32_t>(magnitude_bits(coefficient)));
     if (coefficient != 0) atomicOr(&used, 1u << i % terms);
   }
-  for (uint32_t s = tid; s + 1 < segments; s += kThreads) atomicOr(&lengths, arrays.starts[place + s + 1] - arrays.starts[place + s]);
+  for (uint32_t s = tid; s + 1 < segments; s += kThreads)
+    atomicOr(&lengths, arrays.starts[place + s + 1] - arrays.starts[place + s]);
   __syncthreads();
   if (tid < kMostTerms) side.columns[tid] = columns[tid];
   if (tid != 0) return;
@@ -118,7 +126,8 @@ void fit_segments(Device& device, const float* magnitudes, const PolyArrays& arr
   const uint64_t mark = device.mark();
   double* fits = device.array<double>(uint64_t{2} * arrays.most * kMostTerms);
   double* totals = device.array<double>(uint64_t{2} * arrays.most);
-  launch(device, sum_moments, 2 * arrays.most, kMomentThreads, 0, magnitudes, arrays, degree, fits, totals);
+  launch(device, sum_moments, 2 * arrays.most, kMomentThreads, 0, magnitudes, arrays, degree, fits,
+         totals);
   launch(device, quantise, 2, kThreads, 0, arrays, degree, fits, totals);
   device.release(mark);
 }

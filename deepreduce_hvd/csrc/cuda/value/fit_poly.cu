@@ -1,4 +1,5 @@
-// FitPoly: the section's fields, and the values that they stand for. Every field has a place that the header tells.
+// FitPoly: the section's fields, and the values that they stand for. Every field has a place that
+// the header tells.
 #include "fit_poly.cuh"
 
 #include "bits.h"
@@ -8,7 +9,8 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-__global__ void start_sides(const float* magnitudes, const uint32_t* counts, PolyHead* head, int degree, uint32_t segments) {
+__global__ void start_sides(const float* magnitudes, const uint32_t* counts, PolyHead* head,
+                            int degree, uint32_t segments) {
   if (grid_index() >= 2) return;
   const uint32_t s = grid_index(), count = counts[s], start = s == 0 ? 0 : counts[0];
   uint32_t wanted = segments;
@@ -16,7 +18,9 @@ __global__ void start_sides(const float* magnitudes, const uint32_t* counts, Pol
   head->side[s] = {start, count, count == 0 ? 0 : wanted, 0, 0, {}, 0, 0};
 }
 
-__device__ uint32_t length_fields(const PolySide& side) { return side.segments == 0 ? 0 : side.segments - 1; }
+__device__ uint32_t length_fields(const PolySide& side) {
+  return side.segments == 0 ? 0 : side.segments - 1;
+}
 
 __device__ void put_bytes(uint8_t* to, uint32_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) to[i] = static_cast<uint8_t>(value >> 8 * i);
@@ -41,13 +45,15 @@ __global__ void write_head(PolyHead* head, int degree, uint8_t* section, uint64_
   section[12] = static_cast<uint8_t>(degree);
   section[13] = static_cast<uint8_t>(head->length_width);
   for (uint32_t j = 0; j < terms; ++j) {
-    const unsigned width = column_width(((first.used | second.used) >> j & 1u) != 0, first.columns[j] | second.columns[j]);
+    const unsigned width = column_width(((first.used | second.used) >> j & 1u) != 0,
+                                        first.columns[j] | second.columns[j]);
     head->width[j] = width;
     head->row_width += width;
     section[kPolyHead + j] = static_cast<uint8_t>(width);
   }
-  const uint64_t bits = uint64_t{length_fields(first) + length_fields(second)} * head->length_width +
-                        uint64_t{first.segments + second.segments} * head->row_width;
+  const uint64_t bits =
+      uint64_t{length_fields(first) + length_fields(second)} * head->length_width +
+      uint64_t{first.segments + second.segments} * head->row_width;
   *bytes = kPolyHead + terms + (bits + 7) / 8;
 }
 
@@ -59,7 +65,8 @@ __device__ void put_field(uint32_t* words, uint64_t bit, unsigned width, uint32_
   if (bit % 32 + width > 32) atomicOr(words + bit / 32 + 1, static_cast<uint32_t>(shifted >> 32));
 }
 
-// Where the bits of a segment's length (which the last one of a side has not) and coefficients are, from the first field on.
+// Where the bits of a segment's length (which the last one of a side has not) and coefficients are,
+// from the first field on.
 __device__ uint64_t length_bit(const PolyHead& head, uint32_t side, uint32_t s) {
   return uint64_t{(side == 0 ? 0 : length_fields(head.side[0])) + s} * head.length_width;
 }
@@ -72,27 +79,34 @@ __device__ uint64_t coefficients_bit(const PolyHead& head, uint32_t side, uint32
 __global__ void write_segments(PolyArrays arrays, uint32_t* words) {
   const PolyHead& head = *arrays.head;
   for (uint32_t place = grid_index(); place < 2 * arrays.most; place += grid_stride()) {
-    const uint32_t side = place / arrays.most, s = place % arrays.most, segments = head.side[side].segments;
+    const uint32_t side = place / arrays.most, s = place % arrays.most,
+                   segments = head.side[side].segments;
     if (s >= segments) continue;
     const uint32_t length = segment_end(arrays, side, s) - arrays.starts[place];
     const uint64_t fields = 8 * (kPolyHead + head.degree + 1);
     const int64_t* coefficients = arrays.coefficients + uint64_t{place} * kMostTerms;
-    if (s + 1 < segments) put_field(words, fields + length_bit(head, side, s), head.length_width, length);
+    if (s + 1 < segments)
+      put_field(words, fields + length_bit(head, side, s), head.length_width, length);
     uint64_t bit = fields + coefficients_bit(head, side, s);
-    for (uint32_t j = 0; j <= head.degree; bit += head.width[j], ++j) put_field(words, bit, head.width[j], field_of(coefficients[j], head.width[j]));
-    segment_powers(coefficients, head.side[side].exponent, length, static_cast<int>(head.degree), arrays.powers + uint64_t{place} * kMostTerms);
+    for (uint32_t j = 0; j <= head.degree; bit += head.width[j], ++j)
+      put_field(words, bit, head.width[j], field_of(coefficients[j], head.width[j]));
+    segment_powers(coefficients, head.side[side].exponent, length, static_cast<int>(head.degree),
+                   arrays.powers + uint64_t{place} * kMostTerms);
   }
 }
 
-// Values in sorted order, each at its own position where `order` says it. section: null when encoding.
-__global__ void evaluate(PolyArrays arrays, const DeviceSection* section, const dr_cuda_result* result, const uint32_t* order, float* out) {
+// Values in sorted order, each at its own position where `order` says it. section: null when
+// encoding.
+__global__ void evaluate(PolyArrays arrays, const DeviceSection* section,
+                         const dr_cuda_result* result, const uint32_t* order, float* out) {
   if (section != nullptr && skipped(section, result)) return;
   const PolyHead& head = *arrays.head;
   const uint32_t positives = head.side[0].count, count = positives + head.side[1].count;
   for (uint32_t at = grid_index(); at < count; at += grid_stride()) {
     const uint32_t side = at < positives ? 0 : 1, mine = at - head.side[side].start;
     const uint32_t* starts = arrays.starts + side * arrays.most;
-    uint32_t low = 0, high = head.side[side].segments;  // the last segment that starts at or before it
+    // the last segment that starts at or before it
+    uint32_t low = 0, high = head.side[side].segments;
     while (high - low > 1) {
       const uint32_t middle = low + (high - low) / 2;
       (starts[middle] <= mine ? low : high) = middle;
@@ -103,7 +117,8 @@ __global__ void evaluate(PolyArrays arrays, const DeviceSection* section, const 
     int j = static_cast<int>(smaller(head.degree, n - 1));
     double value = powers[j];
     while (--j >= 0) value = horner(value, x, powers[j]);
-    out[order == nullptr ? at : order[at]] = static_cast<float>(to_value(value, side == 0 ? 1.0 : -1.0));
+    out[order == nullptr ? at : order[at]] =
+        static_cast<float>(to_value(value, side == 0 ? 1.0 : -1.0));
   }
 }
 
@@ -115,14 +130,17 @@ __device__ bool read_head(const DeviceSection* section, PolyHead& head, dr_cuda_
     refuse(result, what, expected, got);
     return false;
   };
-  if (section->bytes < kPolyHead) return no(Refused::value_section_bytes, kPolyHead, section->bytes);
+  if (section->bytes < kPolyHead)
+    return no(Refused::value_section_bytes, kPolyHead, section->bytes);
   const uint32_t positives = load_u32(data);
   if (positives > count) return no(Refused::positives, count, positives);
   head.degree = data[12];
-  if (head.degree < 1 || head.degree > static_cast<uint32_t>(kMaxDegree)) return no(Refused::degree, kMaxDegree, head.degree);
+  if (head.degree < 1 || head.degree > static_cast<uint32_t>(kMaxDegree))
+    return no(Refused::degree, kMaxDegree, head.degree);
   const uint32_t terms = head.degree + 1;
   const uint64_t fields_at = kPolyHead + terms;
-  if (section->bytes < fields_at) return no(Refused::value_section_bytes, fields_at, section->bytes);
+  if (section->bytes < fields_at)
+    return no(Refused::value_section_bytes, fields_at, section->bytes);
   head.length_width = data[13];
   unsigned widest = head.length_width;
   head.row_width = 0;
@@ -133,27 +151,34 @@ __device__ bool read_head(const DeviceSection* section, PolyHead& head, dr_cuda_
   }
   if (widest > kMaxWidth) return no(Refused::field_width, kMaxWidth, widest);
   for (uint32_t s = 0; s < 2; ++s) {
-    const uint32_t mine = s == 0 ? positives : count - positives, segments = load_u32(data + 4 + 2 * s) & 0xFFFFu;
+    const uint32_t mine = s == 0 ? positives : count - positives,
+                   segments = load_u32(data + 4 + 2 * s) & 0xFFFFu;
     const uint32_t raw = load_u32(data + 8 + 2 * s) & 0xFFFFu;
     const int exponent = static_cast<int16_t>(raw);
-    if (segments > smaller(mine, kMaxSegments) || (segments == 0) != (mine == 0)) return no(Refused::segments, mine, segments);
+    if (segments > smaller(mine, kMaxSegments) || (segments == 0) != (mine == 0))
+      return no(Refused::segments, mine, segments);
     if (exponent < kLowestExponent || exponent > kHighestExponent || (mine == 0 && exponent != 0))
       return no(Refused::exponent, kHighestExponent, raw);
     head.side[s] = {s == 0 ? 0 : positives, mine, 0, segments, exponent, {}, 0, 0};
   }
-  const uint64_t bits = coefficients_bit(head, 1, head.side[1].segments), bytes = fields_at + (bits + 7) / 8;
+  const uint64_t bits = coefficients_bit(head, 1, head.side[1].segments),
+                 bytes = fields_at + (bits + 7) / 8;
   if (section->bytes != bytes) return no(Refused::value_section_bytes, bytes, section->bytes);
-  if (bits % 8 != 0 && data[bytes - 1] >> bits % 8 != 0) return no(Refused::padding, bits, data[bytes - 1]);
+  if (bits % 8 != 0 && data[bytes - 1] >> bits % 8 != 0)
+    return no(Refused::padding, bits, data[bytes - 1]);
   return true;
 }
 
-__device__ uint32_t field_at(const DeviceSection* section, const PolyHead& head, uint64_t bit, unsigned width) {
+__device__ uint32_t field_at(const DeviceSection* section, const PolyHead& head, uint64_t bit,
+                             unsigned width) {
   const uint64_t before = kPolyHead + head.degree + 1;
-  return static_cast<uint32_t>(load_bits(section->data + before, section->bytes - before, bit) & ((uint64_t{1} << width) - 1));
+  return static_cast<uint32_t>(load_bits(section->data + before, section->bytes - before, bit) &
+                               ((uint64_t{1} << width) - 1));
 }
 
 // One block: the head, and where segments start.
-__global__ void read_starts(const DeviceSection* section, PolyArrays arrays, dr_cuda_result* result) {
+__global__ void read_starts(const DeviceSection* section, PolyArrays arrays,
+                            dr_cuda_result* result) {
   __shared__ uint64_t shared[33];
   if (block_skipped(section, result)) return;
   PolyHead& head = *arrays.head;
@@ -173,10 +198,12 @@ __global__ void read_starts(const DeviceSection* section, PolyArrays arrays, dr_
     for (uint32_t base = 0; base < mine.segments; base += kThreads) {
       const uint32_t s = base + threadIdx.x;
       const bool has_field = s < length_fields(mine);
-      const uint64_t length = has_field ? field_at(section, head, length_bit(head, side, s), head.length_width) : 0;
+      const uint64_t length =
+          has_field ? field_at(section, head, length_bit(head, side, s), head.length_width) : 0;
       uint64_t total;
       const uint64_t before = start + block_exclusive_sum(length, shared, &total);
-      if (has_field && (length == 0 || before + length >= mine.count)) refuse(result, Refused::segment_length, mine.count, length);
+      if (has_field && (length == 0 || before + length >= mine.count))
+        refuse(result, Refused::segment_length, mine.count, length);
       if (s < mine.segments) arrays.starts[side * arrays.most + s] = static_cast<uint32_t>(before);
       start += total;
       __syncthreads();
@@ -185,7 +212,8 @@ __global__ void read_starts(const DeviceSection* section, PolyArrays arrays, dr_
 }
 
 // A thread a segment.
-__global__ void read_coefficients(const DeviceSection* section, PolyArrays arrays, dr_cuda_result* result) {
+__global__ void read_coefficients(const DeviceSection* section, PolyArrays arrays,
+                                  dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const PolyHead& head = *arrays.head;
   for (uint32_t place = grid_index(); place < 2 * arrays.most; place += grid_stride()) {
@@ -196,9 +224,11 @@ __global__ void read_coefficients(const DeviceSection* section, PolyArrays array
     uint64_t bit = coefficients_bit(head, side, s);
     for (uint32_t j = 0; j <= head.degree; bit += head.width[j], ++j) {
       coefficients[j] = coefficient_of(field_at(section, head, bit, head.width[j]), head.width[j]);
-      if (j >= length && coefficients[j] != 0) refuse(result, Refused::high_coefficient, length - 1, j);
+      if (j >= length && coefficients[j] != 0)
+        refuse(result, Refused::high_coefficient, length - 1, j);
     }
-    segment_powers(coefficients, head.side[side].exponent, length, static_cast<int>(head.degree), arrays.powers + uint64_t{place} * kMostTerms);
+    segment_powers(coefficients, head.side[side].exponent, length, static_cast<int>(head.degree),
+                   arrays.powers + uint64_t{place} * kMostTerms);
   }
 }
 
@@ -221,40 +251,51 @@ double bits_a_value(const double*) { return 16; }
 uint64_t section_capacity(uint32_t capacity, const double* parameters) {
   const PolySettings settings = poly_settings(parameters);
   if (capacity == 0) return 0;
-  const uint64_t terms = static_cast<uint64_t>(settings.degree) + 1, segments = uint64_t{2} * most_segments(capacity, settings);
+  const uint64_t terms = static_cast<uint64_t>(settings.degree) + 1,
+                 segments = uint64_t{2} * most_segments(capacity, settings);
   return kPolyHead + terms + (segments * kMaxWidth * (1 + terms) + 7) / 8;
 }
 
 void encode(Device& device, DeviceValueEncoding& encoding) {
   const auto [degree, segments] = poly_settings(encoding.parameters);
   const uint64_t mark = device.mark();
-  const SortedSides sorted = sort_sides(device, encoding.values, encoding.count, encoding.capacity, encoding.order);
-  const PolyArrays arrays = poly_arrays(device, most_segments(encoding.capacity, {degree, segments}));
-  launch_elementwise(device, start_sides, 1, sorted.magnitudes, sorted.counts, arrays.head, degree, segments);
+  const SortedSides sorted =
+      sort_sides(device, encoding.values, encoding.count, encoding.capacity, encoding.order);
+  const PolyArrays arrays =
+      poly_arrays(device, most_segments(encoding.capacity, {degree, segments}));
+  launch_elementwise(device, start_sides, 1, sorted.magnitudes, sorted.counts, arrays.head, degree,
+                     segments);
   find_segments(device, sorted.magnitudes, arrays, encoding.capacity, degree);
   fit_segments(device, sorted.magnitudes, arrays, degree);
   device.zero(encoding.section.data, encoding.section.capacity + kSectionSlack);
-  launch_elementwise(device, write_head, 1, arrays.head, degree, encoding.section.data, encoding.section.bytes);
-  launch_elementwise(device, write_segments, blocks_for(uint64_t{2} * arrays.most), arrays, reinterpret_cast<uint32_t*>(encoding.section.data));
-  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), arrays, nullptr, device.result(), encoding.order, encoding.decoded);
+  launch_elementwise(device, write_head, 1, arrays.head, degree, encoding.section.data,
+                     encoding.section.bytes);
+  launch_elementwise(device, write_segments, blocks_for(uint64_t{2} * arrays.most), arrays,
+                     reinterpret_cast<uint32_t*>(encoding.section.data));
+  launch_elementwise(device, evaluate, blocks_for(encoding.capacity), arrays, nullptr,
+                     device.result(), encoding.order, encoding.decoded);
   device.release(mark);
 }
 
 uint32_t most_count(uint64_t bytes) { return bytes == 0 ? 0 : UINT32_MAX; }
 
-void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t, float* values) {
+void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
+            float* values) {
   const uint64_t mark = device.mark();
   const PolyArrays arrays = poly_arrays(device, std::max(1u, std::min(capacity, kMaxSegments)));
   launch(device, read_starts, 1, kThreads, 0, section, arrays, device.result());
-  launch_elementwise(device, read_coefficients, blocks_for(uint64_t{2} * arrays.most), section, arrays, device.result());
-  launch_elementwise(device, evaluate, blocks_for(capacity), arrays, section, device.result(), nullptr, values);
+  launch_elementwise(device, read_coefficients, blocks_for(uint64_t{2} * arrays.most), section,
+                     arrays, device.result());
+  launch_elementwise(device, evaluate, blocks_for(capacity), arrays, section, device.result(),
+                     nullptr, values);
   device.release(mark);
 }
 
 }  // namespace
 
 extern const DeviceValueCodec fit_poly_device_codec;
-const DeviceValueCodec fit_poly_device_codec = {kFitPoly, "FitPoly", true, bits_a_value, section_capacity, encode, most_count, decode};
+const DeviceValueCodec fit_poly_device_codec = {
+    kFitPoly, "FitPoly", true, bits_a_value, section_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -15,9 +15,11 @@ struct PolySide {
   uint32_t wanted;        // segments, when encoding
   uint32_t segments;
   int32_t exponent;
-  uint32_t columns[kMostTerms];  // encoding: the bits that the magnitudes of each column's coefficients have
-  uint32_t used;                 // encoding: bit j is set when column j has a coefficient that is not 0
-  uint32_t lengths;              // encoding: the bits that the lengths have, but the last one's
+  // encoding: the bits that the magnitudes of each column's coefficients have
+  uint32_t columns[kMostTerms];
+  // encoding: bit j is set when column j has a coefficient that is not 0
+  uint32_t used;
+  uint32_t lengths;  // encoding: the bits that the lengths have, but the last one's
 };
 
 struct PolyHead {
@@ -26,7 +28,8 @@ struct PolyHead {
   uint32_t row_width;  // of all coefficients of a segment
 };
 
-// Segment s of a side has the place side * most + s; coefficients and powers have kMostTerms numbers at each place.
+// Segment s of a side has the place side * most + s; coefficients and powers have kMostTerms
+// numbers at each place.
 struct PolyArrays {
   PolyHead* head;
   uint32_t* starts;  // from the side's start
@@ -36,11 +39,14 @@ struct PolyArrays {
 };
 
 __device__ inline uint32_t segment_end(const PolyArrays& arrays, uint32_t side, uint32_t s) {
-  return s + 1 < arrays.head->side[side].segments ? arrays.starts[side * arrays.most + s + 1] : arrays.head->side[side].count;
+  return s + 1 < arrays.head->side[side].segments ? arrays.starts[side * arrays.most + s + 1]
+                                                  : arrays.head->side[side].count;
 }
 
-// Fills starts and each side's `segments` from start, count and wanted: the cuts of the host's greedy search.
-void find_segments(Device&, const float* magnitudes, const PolyArrays&, uint32_t capacity, int degree);
+// Fills starts and each side's `segments` from start, count and wanted: the cuts of the host's
+// greedy search.
+void find_segments(Device&, const float* magnitudes, const PolyArrays&, uint32_t capacity,
+                   int degree);
 
 // Fills coefficients, and exponent, columns, used and lengths of each side.
 void fit_segments(Device&, const float* magnitudes, const PolyArrays&, int degree);

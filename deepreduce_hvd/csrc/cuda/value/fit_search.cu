@@ -1,17 +1,20 @@
-// Where FitPoly cuts: the host splits the segment with the point farthest from its chord, time after time. Here rounds look ahead: each round
-// finds the farthest points of many segments at once, those that are among the best so far. At last one thread a side makes the host's choices
-// from what is known; what the rounds did not foresee its block looks up on the way. So the cuts do not depend on what was looked ahead.
+// Where FitPoly cuts: the host splits the segment with the point farthest from its chord, time
+// after time. Here rounds look ahead: each round finds the farthest points of many segments at
+// once, those that are among the best so far. At last one thread a side makes the host's choices
+// from what is known; what the rounds did not foresee its block looks up on the way. So the cuts do
+// not depend on what was looked ahead.
 #include "fit_tree.cuh"
 
 namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kMostRounds = 24;  // a typical tree of 1024 segments is less deep
+constexpr uint32_t kMostRounds = 24;       // a typical tree of 1024 segments is less deep
 constexpr unsigned kBottleneckShift = 20;  // bins of an eighth of an octave
 
 // A block a side: takes in the last round, and asks for the next.
-__global__ void __launch_bounds__(kTreeThreads) plan_round(const PolyHead* head, Tree tree, int first_round) {
+__global__ void __launch_bounds__(kTreeThreads)
+    plan_round(const PolyHead* head, Tree tree, int first_round) {
   __shared__ RankBins ranks;
   uint32_t* const shared = ranks.sums;
   const PolySide& side = head->side[blockIdx.x];
@@ -33,7 +36,8 @@ __global__ void __launch_bounds__(kTreeThreads) plan_round(const PolyHead* head,
     first_new = end = before.nodes;
     for (uint32_t base = 0; base < before.nodes; base += kTreeThreads) {
       const uint32_t v = base + tid;
-      const bool split = v < before.nodes && can_be_split(nodes[v]) && float_bits(nodes[v].bottleneck) >> kBottleneckShift >= least;
+      const bool split = v < before.nodes && can_be_split(nodes[v]) &&
+                         float_bits(nodes[v].bottleneck) >> kBottleneckShift >= least;
       uint32_t splits;
       const uint32_t rank = block_exclusive_sum(split ? 1u : 0u, shared, &splits);
       if (split && end + 2 * rank + 2 <= tree.most_ahead) make_children(nodes, v, end + 2 * rank);
@@ -45,7 +49,8 @@ __global__ void __launch_bounds__(kTreeThreads) plan_round(const PolyHead* head,
   for (uint32_t base = first_new; base < end; base += kTreeThreads) {
     const uint32_t v = base + tid;
     uint32_t total;
-    const uint32_t tile = block_exclusive_sum(v < end ? tiles_of(tree, nodes[v].length) : 0, shared, &total);
+    const uint32_t tile =
+        block_exclusive_sum(v < end ? tiles_of(tree, nodes[v].length) : 0, shared, &total);
     if (v < end) nodes[v].first_tile = tiles + tile;
     tiles += total;
     __syncthreads();
@@ -60,28 +65,34 @@ __global__ void look_ahead(const PolyHead* head, const float* magnitudes, Tree t
     const uint32_t side = t < tiles_before ? 0 : 1, mine = side == 0 ? t : t - tiles_before;
     const Search& search = tree.searches[side];
     Node* nodes = tree.nodes + uint64_t{side} * tree.most_nodes;
-    uint32_t low = search.first_new, high = search.nodes;  // the last node whose first tile is at most this one
+    // the last node whose first tile is at most this one
+    uint32_t low = search.first_new, high = search.nodes;
     while (high - low > 1) {
       const uint32_t middle = low + (high - low) / 2;
       (nodes[middle].first_tile <= mine ? low : high) = middle;
     }
     const Node node = nodes[low];
     const uint64_t first = tree.fewest + uint64_t{mine - node.first_tile} * tree.tile;
-    const uint64_t end = smaller<uint64_t>(first + tree.tile, tree.fewest + uint64_t{candidates(node.length, tree.fewest)});
-    const Best best = warp_best(farthest(magnitudes + head->side[side].start + node.start, node.length, first + threadIdx.x % 32, 32, end));
+    const uint64_t end = smaller<uint64_t>(
+        first + tree.tile, tree.fewest + uint64_t{candidates(node.length, tree.fewest)});
+    const Best best = warp_best(farthest(magnitudes + head->side[side].start + node.start,
+                                         node.length, first + threadIdx.x % 32, 32, end));
     if (threadIdx.x % 32 != 0) continue;
-    tree.tiles[uint64_t{side} * tree.most_tiles + mine] = {as_bits(best.distance), best.position, low};
+    tree.tiles[uint64_t{side} * tree.most_tiles + mine] = {as_bits(best.distance), best.position,
+                                                           low};
     atomic_max(&nodes[low].distance_bits, as_bits(best.distance));
   }
 }
 
 }  // namespace
 
-void find_segments(Device& device, const float* magnitudes, const PolyArrays& arrays, uint32_t capacity, int degree) {
+void find_segments(Device& device, const float* magnitudes, const PolyArrays& arrays,
+                   uint32_t capacity, int degree) {
   const uint64_t mark = device.mark();
   Tree tree{};
   tree.fewest = static_cast<uint32_t>(degree) + 1;
-  tree.tile = static_cast<uint32_t>(std::max<uint64_t>(1024, (uint64_t{capacity} / 8192 + 31) / 32 * 32));
+  tree.tile =
+      static_cast<uint32_t>(std::max<uint64_t>(1024, (uint64_t{capacity} / 8192 + 31) / 32 * 32));
   tree.most_ahead = 8 * arrays.most;
   tree.most_nodes = tree.most_ahead + 2 * arrays.most;
   tree.most_tiles = capacity / tree.tile + tree.most_ahead + 1;
@@ -91,10 +102,12 @@ void find_segments(Device& device, const float* magnitudes, const PolyArrays& ar
   const uint32_t rounds = std::min(kMostRounds, arrays.most);
   launch(device, plan_round, 2, kTreeThreads, 0, arrays.head, tree, 1);
   for (uint32_t round = 1; round < rounds; ++round) {
-    launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head, magnitudes, tree);
+    launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head,
+           magnitudes, tree);
     launch(device, plan_round, 2, kTreeThreads, 0, arrays.head, tree, 0);
   }
-  launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head, magnitudes, tree);
+  launch(device, look_ahead, blocks_for(uint64_t{32} * tree.most_tiles), kThreads, 0, arrays.head,
+         magnitudes, tree);
   choose_cuts(device, magnitudes, arrays, tree);
   device.release(mark);
 }

@@ -1,4 +1,5 @@
-// Sorting for the curve fits: one stable radix sort of (compact key, position), so that the order is the host's.
+// Sorting for the curve fits: one stable radix sort of (compact key, position), so that the order
+// is the host's.
 #include "fit_sides.cuh"
 
 #include "cuda/algorithms.cuh"
@@ -8,7 +9,8 @@ namespace cuda {
 namespace {
 
 struct KeyRange {
-  uint32_t least_complement, most, negatives;  // of keys within a side: ~least, so that zeros are where to start
+  // of keys within a side: ~least, so that zeros are where to start
+  uint32_t least_complement, most, negatives;
 };
 
 __global__ void measure_keys(const float* values, const uint32_t* count, KeyRange* range) {
@@ -33,20 +35,23 @@ __global__ void measure_keys(const float* values, const uint32_t* count, KeyRang
 }
 
 // Those that do not count come last: their keys are the largest, and the sort is stable.
-__global__ void make_keys(const float* values, const uint32_t* count_at, uint32_t capacity, const KeyRange* range, uint32_t* keys,
-                          uint32_t* positions) {
+__global__ void make_keys(const float* values, const uint32_t* count_at, uint32_t capacity,
+                          const KeyRange* range, uint32_t* keys, uint32_t* positions) {
   const uint32_t count = *count_at, least = ~range->least_complement;
   const SortBits bits = sort_bits(least, range->most);
   for (uint32_t i = grid_index(); i < capacity; i += grid_stride()) {
-    keys[i] = i < count ? compact_key(sort_key(values[i]), least, bits.span) >> bits.dropped : (1u << kMostSortedBits) - 1;
+    keys[i] = i < count ? compact_key(sort_key(values[i]), least, bits.span) >> bits.dropped
+                        : (1u << kMostSortedBits) - 1;
     positions[i] = i;
   }
 }
 
-__global__ void take_magnitudes(const float* values, const uint32_t* order, const uint32_t* count_at, const KeyRange* range, float* magnitudes,
+__global__ void take_magnitudes(const float* values, const uint32_t* order,
+                                const uint32_t* count_at, const KeyRange* range, float* magnitudes,
                                 uint32_t* counts) {
   const uint32_t count = *count_at;
-  for (uint32_t j = grid_index(); j < count; j += grid_stride()) magnitudes[j] = magnitude_of_key(sort_key(values[order[j]]));
+  for (uint32_t j = grid_index(); j < count; j += grid_stride())
+    magnitudes[j] = magnitude_of_key(sort_key(values[order[j]]));
   if (grid_index() == 0) {
     counts[0] = count - range->negatives;
     counts[1] = range->negatives;
@@ -55,7 +60,8 @@ __global__ void take_magnitudes(const float* values, const uint32_t* order, cons
 
 }  // namespace
 
-SortedSides sort_sides(Device& device, const float* values, const uint32_t* count, uint32_t capacity, uint32_t* order) {
+SortedSides sort_sides(Device& device, const float* values, const uint32_t* count,
+                       uint32_t capacity, uint32_t* order) {
   uint32_t* counts = device.array<uint32_t>(2);
   float* magnitudes = device.array<float>(capacity);
   const uint64_t mark = device.mark();
@@ -64,9 +70,11 @@ SortedSides sort_sides(Device& device, const float* values, const uint32_t* coun
   uint32_t* sorted_keys = device.array<uint32_t>(capacity);
   uint32_t* positions = device.array<uint32_t>(capacity);
   launch(device, measure_keys, blocks_for(capacity, 8), kThreads, 0, values, count, range);
-  launch_elementwise(device, make_keys, blocks_for(capacity), values, count, capacity, range, keys, positions);
+  launch_elementwise(device, make_keys, blocks_for(capacity), values, count, capacity, range, keys,
+                     positions);
   sort_pairs(device, keys, sorted_keys, positions, order, capacity, 0, kMostSortedBits);
-  launch_elementwise(device, take_magnitudes, blocks_for(capacity), values, order, count, range, magnitudes, counts);
+  launch_elementwise(device, take_magnitudes, blocks_for(capacity), values, order, count, range,
+                     magnitudes, counts);
   device.release(mark);
   return {counts, magnitudes};
 }

@@ -1,4 +1,5 @@
-// What the curve fits share on the device: both signs apart, each sorted by magnitude (csrc/value/fit_sides.h).
+// What the curve fits share on the device: both signs apart, each sorted by magnitude
+// (csrc/value/fit_sides.h).
 #ifndef DEEPREDUCE_CUDA_VALUE_FIT_SIDES_CUH
 #define DEEPREDUCE_CUDA_VALUE_FIT_SIDES_CUH
 
@@ -8,7 +9,8 @@
 namespace deepreduce {
 namespace cuda {
 
-constexpr uint32_t kLanes = 8;  // of every sum of floats: element i goes to lane i mod 8; then lanes l and l + 4, l + 2, l + 1
+// of every sum of floats: element i goes to lane i mod 8; then lanes l and l + 4, l + 2, l + 1
+constexpr uint32_t kLanes = 8;
 
 // All in device memory: positives, then negatives, largest magnitudes first.
 struct SortedSides {
@@ -17,7 +19,8 @@ struct SortedSides {
 };
 
 // Fills order (capacity,): order[j] = position in `values` of the j-th value in sorted order.
-SortedSides sort_sides(Device&, const float* values, const uint32_t* count, uint32_t capacity, uint32_t* order);
+SortedSides sort_sides(Device&, const float* values, const uint32_t* count, uint32_t capacity,
+                       uint32_t* order);
 
 // Of a sum's lanes, in place.
 __device__ inline double fold_lanes(double* lanes) {

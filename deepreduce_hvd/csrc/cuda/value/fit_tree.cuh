@@ -1,4 +1,5 @@
-// The tree of segments that FitPoly's search looks at: fit_search.cu grows it, fit_cuts.cu takes the cuts from it.
+// The tree of segments that FitPoly's search looks at: fit_search.cu grows it, fit_cuts.cu takes
+// the cuts from it.
 #ifndef DEEPREDUCE_CUDA_VALUE_FIT_TREE_CUH
 #define DEEPREDUCE_CUDA_VALUE_FIT_TREE_CUH
 
@@ -13,7 +14,8 @@ constexpr uint32_t kTreeThreads = 1024;  // of the block that a side has to itse
 
 // A segment that may come about.
 struct Node {
-  uint64_t distance_bits;  // of the farthest point, as a double's: those that are not negative compare as their bits do
+  // of the farthest point, as a double's: those that are not negative compare as their bits do
+  uint64_t distance_bits;
   uint32_t start, length;  // from the side's start
   uint32_t position;       // of the first point as far, from the segment's start
   uint32_t children;       // the nodes that it is split into are this one and the next; 0: none yet
@@ -36,7 +38,8 @@ struct Tree {
   Tile* tiles;
   Search* searches;
   uint32_t most_nodes, most_ahead, most_tiles;  // of a side; nodes that rounds may make
-  uint32_t tile, fewest;                        // points of a tile; of a segment, so that it has all its terms
+  // points of a tile; of a segment, so that it has all its terms
+  uint32_t tile, fewest;
 };
 
 __device__ inline double as_double(uint64_t bits) {
@@ -51,34 +54,43 @@ __device__ inline uint64_t as_bits(double value) {
 }
 
 // Points that a segment may be split at: from `fewest` on, so many.
-__device__ inline uint32_t candidates(uint32_t length, uint32_t fewest) { return length < 2 * fewest ? 0 : length - 2 * fewest + 1; }
+__device__ inline uint32_t candidates(uint32_t length, uint32_t fewest) {
+  return length < 2 * fewest ? 0 : length - 2 * fewest + 1;
+}
 __device__ inline uint32_t tiles_of(const Tree& tree, uint32_t length) {
   const uint32_t points = candidates(length, tree.fewest);
   return points / tree.tile + (points % tree.tile != 0);
 }
 
 // It may have children that nobody looked up yet.
-__device__ inline bool can_be_split(const Node& node) { return node.children == 0 && node.distance_bits != 0; }
+__device__ inline bool can_be_split(const Node& node) {
+  return node.children == 0 && node.distance_bits != 0;
+}
 
 struct Best {
   double distance;
   uint32_t position;
 };
-__device__ inline Best better(Best a, Best b) { return b.distance > a.distance || (b.distance == a.distance && b.position < a.position) ? b : a; }
+__device__ inline Best better(Best a, Best b) {
+  return b.distance > a.distance || (b.distance == a.distance && b.position < a.position) ? b : a;
+}
 
 // The first of the farthest points among first, first + step ... before end.
-__device__ inline Best farthest(const float* y, uint32_t length, uint64_t first, uint32_t step, uint64_t end) {
+__device__ inline Best farthest(const float* y, uint32_t length, uint64_t first, uint32_t step,
+                                uint64_t end) {
   const Chord chord = chord_of(y, length);
   Best best{-1.0, kNone};
   for (uint64_t i = first; i < end; i += step) {
-    const double distance = chord_distance<double>(y[i], chord.first, chord.gradient, static_cast<double>(i));
+    const double distance =
+        chord_distance<double>(y[i], chord.first, chord.gradient, static_cast<double>(i));
     if (distance > best.distance) best = {distance, static_cast<uint32_t>(i)};
   }
   return best;
 }
 __device__ inline Best warp_best(Best best) {
   for (int lanes = 16; lanes > 0; lanes /= 2)
-    best = better(best, {__shfl_xor_sync(0xFFFFFFFFu, best.distance, lanes), __shfl_xor_sync(0xFFFFFFFFu, best.position, lanes)});
+    best = better(best, {__shfl_xor_sync(0xFFFFFFFFu, best.distance, lanes),
+                         __shfl_xor_sync(0xFFFFFFFFu, best.position, lanes)});
   return best;
 }
 
@@ -86,15 +98,18 @@ __device__ inline void make_children(Node* nodes, uint32_t at, uint32_t children
   Node& node = nodes[at];
   node.children = children;
   nodes[children] = {0, node.start, node.position, kNone, 0, node.bottleneck, 0};
-  nodes[children + 1] = {0, node.start + node.position, node.length - node.position, kNone, 0, node.bottleneck, 0};
+  nodes[children + 1] = {
+      0, node.start + node.position, node.length - node.position, kNone, 0, node.bottleneck, 0};
 }
 
 // What the tiles found becomes what the nodes know. All threads of the block call.
 __device__ inline void combine(Node* nodes, const Tile* tiles, const Search& search) {
   for (uint32_t t = threadIdx.x; t < search.tiles; t += blockDim.x)
-    if (tiles[t].distance_bits == nodes[tiles[t].node].distance_bits) atomicMin(&nodes[tiles[t].node].position, tiles[t].position);
+    if (tiles[t].distance_bits == nodes[tiles[t].node].distance_bits)
+      atomicMin(&nodes[tiles[t].node].position, tiles[t].position);
   for (uint32_t v = search.first_new + threadIdx.x; v < search.nodes; v += blockDim.x)
-    nodes[v].bottleneck = smaller(nodes[v].bottleneck, static_cast<float>(as_double(nodes[v].distance_bits)));
+    nodes[v].bottleneck =
+        smaller(nodes[v].bottleneck, static_cast<float>(as_double(nodes[v].distance_bits)));
   __syncthreads();
 }
 
@@ -107,9 +122,11 @@ struct RankBins {
   uint32_t found, rank;
 };
 
-// Of the nodes that can be split and whose bottlenecks have the bits `prefix` above shift + kBinBits: the bin of the bits from `shift` on in which the
-// rank-th largest bottleneck is, and its rank there; 0 when there are fewer. kTreeThreads threads call; `shared` is the block's.
-__device__ inline uint32_t bin_of_rank(const Node* nodes, uint32_t count, uint32_t prefix, unsigned shift, uint32_t& rank, RankBins& shared) {
+// Of the nodes that can be split and whose bottlenecks have the bits `prefix` above shift +
+// kBinBits: the bin of the bits from `shift` on in which the rank-th largest bottleneck is, and its
+// rank there; 0 when there are fewer. kTreeThreads threads call; `shared` is the block's.
+__device__ inline uint32_t bin_of_rank(const Node* nodes, uint32_t count, uint32_t prefix,
+                                       unsigned shift, uint32_t& rank, RankBins& shared) {
   constexpr uint32_t each = kBins / kTreeThreads;
   uint32_t* const bins = shared.bins;
   for (uint32_t b = threadIdx.x; b < kBins; b += kTreeThreads) bins[b] = 0;
@@ -120,7 +137,8 @@ __device__ inline uint32_t bin_of_rank(const Node* nodes, uint32_t count, uint32
   __syncthreads();
   for (uint32_t v = threadIdx.x; v < count; v += kTreeThreads) {
     const uint32_t bits = float_bits(nodes[v].bottleneck);
-    if (nodes[v].distance_bits != 0 && (bits ^ prefix) >> (shift + kBinBits) == 0) atomicAdd(bins + (bits >> shift & (kBins - 1)), 1u);
+    if (nodes[v].distance_bits != 0 && (bits ^ prefix) >> (shift + kBinBits) == 0)
+      atomicAdd(bins + (bits >> shift & (kBins - 1)), 1u);
   }
   __syncthreads();
   const uint32_t highest = kBins - 1 - each * threadIdx.x;

@@ -18,7 +18,8 @@ struct AsBFloat16 {
 };
 
 template <class Half>
-__global__ void write(const float* values, const uint32_t* count, uint16_t* section, uint64_t* bytes, float* decoded) {
+__global__ void write(const float* values, const uint32_t* count, uint16_t* section,
+                      uint64_t* bytes, float* decoded) {
   for (uint32_t i = grid_index(); i < *count; i += grid_stride()) {
     const uint16_t half = Half::from(values[i]);
     section[i] = half;
@@ -32,13 +33,15 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
   if (section->bytes != uint64_t{2} * count) {
-    if (grid_index() == 0) refuse(result, Refused::value_section_bytes, uint64_t{2} * count, section->bytes);
+    if (grid_index() == 0)
+      refuse(result, Refused::value_section_bytes, uint64_t{2} * count, section->bytes);
     return;
   }
   for (uint32_t i = grid_index(); i < count; i += grid_stride()) {
     const uint8_t* at = section->data + uint64_t{2} * i;
     const uint16_t half = static_cast<uint16_t>(at[0] | at[1] << 8);
-    if ((half & Half::kExponent) == Half::kExponent) refuse(result, Refused::not_finite_half, 16, half);
+    if ((half & Half::kExponent) == Half::kExponent)
+      refuse(result, Refused::not_finite_half, 16, half);
     values[i] = Half::to(half);
   }
 }
@@ -49,14 +52,18 @@ uint64_t section_capacity(uint32_t capacity, const double*) { return uint64_t{2}
 
 template <class Half>
 void encode(Device& device, DeviceValueEncoding& encoding) {
-  launch_elementwise(device, write<Half>, blocks_for(encoding.capacity), encoding.values, encoding.count,
-                     reinterpret_cast<uint16_t*>(encoding.section.data), encoding.section.bytes, encoding.decoded);
+  launch_elementwise(device, write<Half>, blocks_for(encoding.capacity), encoding.values,
+                     encoding.count, reinterpret_cast<uint16_t*>(encoding.section.data),
+                     encoding.section.bytes, encoding.decoded);
 }
 
-uint32_t most_count(uint64_t bytes) { return static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, bytes / 2)); }
+uint32_t most_count(uint64_t bytes) {
+  return static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, bytes / 2));
+}
 
 template <class Half>
-void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t, float* values) {
+void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
+            float* values) {
   launch_elementwise(device, read<Half>, blocks_for(capacity), section, values, device.result());
 }
 
@@ -64,10 +71,12 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec float16_device_codec;
 extern const DeviceValueCodec bfloat16_device_codec;
-const DeviceValueCodec float16_device_codec = {
-    kFloat16, "Float16", false, bits_a_value, section_capacity, encode<AsFloat16>, most_count, decode<AsFloat16>};
-const DeviceValueCodec bfloat16_device_codec = {
-    kBFloat16, "BFloat16", false, bits_a_value, section_capacity, encode<AsBFloat16>, most_count, decode<AsBFloat16>};
+const DeviceValueCodec float16_device_codec = {kFloat16,     "Float16",        false,
+                                               bits_a_value, section_capacity, encode<AsFloat16>,
+                                               most_count,   decode<AsFloat16>};
+const DeviceValueCodec bfloat16_device_codec = {kBFloat16,    "BFloat16",        false,
+                                                bits_a_value, section_capacity,  encode<AsBFloat16>,
+                                                most_count,   decode<AsBFloat16>};
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -1,4 +1,5 @@
-// QSGD: norms by teams of threads, a bucket each; then codes in tiles, packed in shared memory and copied out by whole words.
+// QSGD: norms by teams of threads, a bucket each; then codes in tiles, packed in shared memory and
+// copied out by whole words.
 #include "cuda/codecs.cuh"
 #include "value/qsgd_element.h"
 #include "value/qsgd_settings.h"
@@ -9,16 +10,20 @@ namespace {
 
 constexpr uint32_t kLanes = 8, kTile = 8 * kThreads;  // a tile fills whole bytes
 
-// The largest magnitude, or in teams of 8 the Euclidean norm, whose order of summation is part of the bytes.
+// The largest magnitude, or in teams of 8 the Euclidean norm, whose order of summation is part of
+// the bytes.
 template <bool l2, uint32_t team>
-__global__ void find_norms(const float* values, const uint32_t* count_at, uint32_t bucket, float* norms, uint8_t* section) {
+__global__ void find_norms(const float* values, const uint32_t* count_at, uint32_t bucket,
+                           float* norms, uint8_t* section) {
   static_assert(!l2 || team == kLanes, "eight lanes are part of the format's bytes");
-  const uint32_t count = *count_at, buckets = qsgd_buckets(count, bucket), lane = threadIdx.x % team;
+  const uint32_t count = *count_at, buckets = qsgd_buckets(count, bucket),
+                 lane = threadIdx.x % team;
   const uint32_t warp_first = (grid_index() / 32) * (32 / team), step = grid_stride() / team;
   for (uint32_t base = warp_first; base < buckets; base += step) {  // warps stay together
     const uint32_t b = base + threadIdx.x % 32 / team;
     const uint64_t first = uint64_t{b} * bucket;
-    const uint32_t n = b < buckets ? static_cast<uint32_t>(smaller<uint64_t>(bucket, count - first)) : 0;
+    const uint32_t n =
+        b < buckets ? static_cast<uint32_t>(smaller<uint64_t>(bucket, count - first)) : 0;
     double squares = 0.0;
     uint32_t largest = 0;  // magnitudes compare as their bits do
     for (uint32_t i = lane; i < n; i += team) {
@@ -40,7 +45,8 @@ __global__ void find_norms(const float* values, const uint32_t* count_at, uint32
     const float norm = l2 ? qsgd_euclidean_norm(squares) : bits_float(largest);
     norms[b] = norm;
     uint8_t* out = section + kQSGDHead + uint64_t{4} * b;
-    for (int byte = 0; byte < 4; ++byte) out[byte] = static_cast<uint8_t>(float_bits(norm) >> 8 * byte);
+    for (int byte = 0; byte < 4; ++byte)
+      out[byte] = static_cast<uint8_t>(float_bits(norm) >> 8 * byte);
   }
 }
 
@@ -50,44 +56,55 @@ __device__ float decoded_of(uint8_t code, float norm, unsigned bits, float level
 
 // To any address: bytes up to a multiple of 4, words, bytes. All threads of the block call.
 __device__ void copy_out(const uint8_t* shared, uint8_t* to, uint32_t bytes) {
-  const uint32_t lead = smaller(bytes, static_cast<uint32_t>((4 - reinterpret_cast<uintptr_t>(to) % 4) % 4));
+  const uint32_t lead =
+      smaller(bytes, static_cast<uint32_t>((4 - reinterpret_cast<uintptr_t>(to) % 4) % 4));
   const uint32_t words = (bytes - lead) / 4;
-  for (uint32_t w = threadIdx.x; w < words; w += blockDim.x) *reinterpret_cast<uint32_t*>(to + lead + 4 * w) = load_u32(shared + lead + 4 * w);
+  for (uint32_t w = threadIdx.x; w < words; w += blockDim.x)
+    *reinterpret_cast<uint32_t*>(to + lead + 4 * w) = load_u32(shared + lead + 4 * w);
   for (uint32_t i = threadIdx.x; i < bytes; i += blockDim.x)
     if (i < lead || i >= lead + 4 * words) to[i] = shared[i];
 }
 
-__global__ void quantise(const float* values, const uint32_t* count_at, uint64_t key, unsigned bits, uint32_t bucket, const float* norms,
-                         uint8_t* section, uint64_t* section_bytes, float* decoded) {
+__global__ void quantise(const float* values, const uint32_t* count_at, uint64_t key, unsigned bits,
+                         uint32_t bucket, const float* norms, uint8_t* section,
+                         uint64_t* section_bytes, float* decoded) {
   __shared__ uint8_t codes[kTile];
   __shared__ uint8_t packed[kTile];
   const uint32_t count = *count_at;
   const float levels = qsgd_levels(bits);
-  const uint64_t code_bytes = packed_bytes(count, bits), head = kQSGDHead + uint64_t{4} * qsgd_buckets(count, bucket);
+  const uint64_t code_bytes = packed_bytes(count, bits),
+                 head = kQSGDHead + uint64_t{4} * qsgd_buckets(count, bucket);
   if (grid_index() == 0) {
     section[0] = static_cast<uint8_t>(bits);
     section[1] = static_cast<uint8_t>(bucket);
     section[2] = static_cast<uint8_t>(bucket >> 8);
     *section_bytes = head + code_bytes;
   }
-  for (uint64_t first = uint64_t{blockIdx.x} * kTile; first < count; first += uint64_t{gridDim.x} * kTile) {
+  for (uint64_t first = uint64_t{blockIdx.x} * kTile; first < count;
+       first += uint64_t{gridDim.x} * kTile) {
     for (uint32_t e = threadIdx.x; e < kTile; e += kThreads) {
       uint8_t code = 0;
       if (first + e < count) {
         const uint32_t i = static_cast<uint32_t>(first) + e;
         const float norm = norms[i / bucket], value = values[i], uniform = random_uniform(key, i);
-        if (norm > 0) code = bits == 1 ? qsgd_sign_code(value, norm, uniform) : qsgd_code(value, norm, levels, bits - 1, uniform);
+        if (norm > 0)
+          code = bits == 1 ? qsgd_sign_code(value, norm, uniform)
+                           : qsgd_code(value, norm, levels, bits - 1, uniform);
         decoded[i] = decoded_of(code, norm, bits, levels);
       }
       codes[e] = code;
     }
     __syncthreads();
     uint64_t word = 0;
-    for (unsigned j = 0; j < 8; ++j) word |= static_cast<uint64_t>(codes[8 * threadIdx.x + j]) << (j * bits);
-    for (unsigned byte = 0; byte < bits; ++byte) packed[threadIdx.x * bits + byte] = static_cast<uint8_t>(word >> 8 * byte);
+    for (unsigned j = 0; j < 8; ++j)
+      word |= static_cast<uint64_t>(codes[8 * threadIdx.x + j]) << (j * bits);
+    for (unsigned byte = 0; byte < bits; ++byte)
+      packed[threadIdx.x * bits + byte] = static_cast<uint8_t>(word >> 8 * byte);
     __syncthreads();
     const uint64_t start = first / 8 * bits;
-    copy_out(packed, section + head + start, static_cast<uint32_t>(smaller<uint64_t>(uint64_t{kThreads} * bits, code_bytes - start)));
+    copy_out(
+        packed, section + head + start,
+        static_cast<uint32_t>(smaller<uint64_t>(uint64_t{kThreads} * bits, code_bytes - start)));
   }
 }
 
@@ -103,12 +120,15 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
   const unsigned bits = data[0];
   const uint32_t bucket = data[1] | static_cast<uint32_t>(data[2]) << 8;
   if (!qsgd_is_valid(bits, bucket)) {
-    if (first_thread) refuse(result, Refused::qsgd_head, kLargestBucket, bits + 256 * uint64_t{bucket});
+    if (first_thread)
+      refuse(result, Refused::qsgd_head, kLargestBucket, bits + 256 * uint64_t{bucket});
     return;
   }
-  const uint64_t code_bytes = packed_bytes(count, bits), head = kQSGDHead + uint64_t{4} * qsgd_buckets(count, bucket);
+  const uint64_t code_bytes = packed_bytes(count, bits),
+                 head = kQSGDHead + uint64_t{4} * qsgd_buckets(count, bucket);
   if (section->bytes != head + code_bytes) {
-    if (first_thread) refuse(result, Refused::value_section_bytes, head + code_bytes, section->bytes);
+    if (first_thread)
+      refuse(result, Refused::value_section_bytes, head + code_bytes, section->bytes);
     return;
   }
   const unsigned last_bits = static_cast<unsigned>(uint64_t{count} * bits % 8);
@@ -122,13 +142,16 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
     if (float_bits(norm) >= 0x7F800000u) refuse(result, Refused::norm, 0, float_bits(norm));
     uint64_t codes = load_bits(data + head, code_bytes, uint64_t{8} * group * bits);
     for (uint32_t j = i; j < i + 8; ++j, codes >>= bits)
-      if (j < count) values[j] = decoded_of(static_cast<uint8_t>(codes & ((1u << bits) - 1)), norm, bits, levels);
+      if (j < count)
+        values[j] =
+            decoded_of(static_cast<uint8_t>(codes & ((1u << bits) - 1)), norm, bits, levels);
   }
 }
 
 uint64_t section_capacity(uint32_t capacity, const double* parameters) {
   const QSGDSettings settings = qsgd_settings(parameters);
-  return kQSGDHead + uint64_t{4} * qsgd_buckets(capacity, settings.bucket) + packed_bytes(capacity, settings.bits);
+  return kQSGDHead + uint64_t{4} * qsgd_buckets(capacity, settings.bucket) +
+         packed_bytes(capacity, settings.bits);
 }
 
 void encode(Device& device, DeviceValueEncoding& encoding) {
@@ -137,24 +160,31 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   const uint32_t buckets = qsgd_buckets(encoding.capacity, settings.bucket);
   float* norms = device.array<float>(buckets);
   const uint32_t team = settings.l2 || settings.bucket < 256 ? kLanes : 32;
-  const auto find = settings.l2 ? find_norms<true, kLanes> : team == kLanes ? find_norms<false, kLanes> : find_norms<false, 32>;
-  launch(device, find, blocks_for(uint64_t{buckets} * team), kThreads, 0, encoding.values, encoding.count, settings.bucket, norms,
-         encoding.section.data);
-  launch(device, quantise, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values, encoding.count, encoding.key, settings.bits,
-         settings.bucket, norms, encoding.section.data, encoding.section.bytes, encoding.decoded);
+  const auto find = settings.l2      ? find_norms<true, kLanes>
+                    : team == kLanes ? find_norms<false, kLanes>
+                                     : find_norms<false, 32>;
+  launch(device, find, blocks_for(uint64_t{buckets} * team), kThreads, 0, encoding.values,
+         encoding.count, settings.bucket, norms, encoding.section.data);
+  launch(device, quantise, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
+         encoding.count, encoding.key, settings.bits, settings.bucket, norms, encoding.section.data,
+         encoding.section.bytes, encoding.decoded);
   device.release(mark);
 }
 
-uint32_t most_count(uint64_t bytes) { return static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, 8 * bytes)); }
+uint32_t most_count(uint64_t bytes) {
+  return static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, 8 * bytes));
+}
 
-void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t, float* values) {
+void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
+            float* values) {
   launch_elementwise(device, read, blocks_for(capacity, 8), section, values, device.result());
 }
 
 }  // namespace
 
 extern const DeviceValueCodec qsgd_device_codec;
-const DeviceValueCodec qsgd_device_codec = {kQSGD, "QSGD", false, qsgd_bits_a_value, section_capacity, encode, most_count, decode};
+const DeviceValueCodec qsgd_device_codec = {
+    kQSGD, "QSGD", false, qsgd_bits_a_value, section_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

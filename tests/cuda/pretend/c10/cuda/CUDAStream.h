@@ -1,4 +1,5 @@
-// In place of PyTorch's header of this name, for a pretended device: only copies to the host are to be waited for (../../device.cc).
+// In place of PyTorch's header of this name, for a pretended device: only copies to the host are to
+// be waited for (../../device.cc).
 #pragma once
 #include <c10/core/Device.h>
 
