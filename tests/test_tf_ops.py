@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import encode_numpy
@@ -18,8 +19,7 @@ tensorflow_adapter = pytest.importorskip("deepreduce_hvd.tensorflow.ops")
 CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
 
 
-@pytest.mark.parametrize("dtype", CODES)
-@pytest.mark.parametrize(("index", "value"), [(index, value) for index in INDEX for value in VALUE])
+@parametrize_product(index=INDEX, value=VALUE, dtype=CODES)
 def test_same_bytes_as_numpy_and_torch(index, value, dtype):
     torch = pytest.importorskip("torch")
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from codecs_table import INDEX, VALUE, gradient
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.torch.ops
@@ -51,8 +52,9 @@ def test_opcheck_decoders():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(("index", "value"), [(index, value) for index in INDEX for value in VALUE])
+@parametrize_product(
+    index=INDEX, value=VALUE, dtype=[torch.float32, torch.float16, torch.bfloat16, torch.float64]
+)
 def test_same_bytes_as_numpy(index, value, dtype):
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
     values = torch.from_numpy(gradient(2000)).to(dtype)

@@ -1,7 +1,7 @@
 """The device codecs under the host's emulator of CUDA: builds the library on first use, and calls
 it with NumPy arrays.
 
-The same .cu files that nvcc compiles are compiled by g++ with csrc/cuda/emulation on the include
+The same .cu files that nvcc compiles are compiled by g++ with tests/cuda/emulator on the include
 path. A codec's stage can be driven alone (:func:`encode_index`, :func:`decode_index`,
 :func:`encode_value`, :func:`decode_value`).
 
@@ -26,7 +26,8 @@ import numpy as np
 
 import deepreduce_hvd as dr
 
-ROOT = pathlib.Path(__file__).parents[2]
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
 CORE = ROOT / "deepreduce_hvd" / "csrc"
 #: sections are decoded from addresses of any alignment
 MISALIGNMENTS = (0, 1, 7)
@@ -49,7 +50,7 @@ def sources():
     """What the library is made of; of the CPU core only what raises errors."""
     return [
         *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "arguments.cc",
-        *sorted(pathlib.Path(__file__).parent.glob("*.cc")),
+        *sorted(HERE.glob("*.cc")), HERE / "emulator" / "scheduler.cc",
     ]  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def _build(folder, sanitizer):
     instrumented = (
         [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     )
-    options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{CORE / 'cuda' / 'emulation'}"]
+    options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{HERE / 'emulator'}"]
     compiler = os.environ.get("CXX", "g++")
 
     def compile_one(source):

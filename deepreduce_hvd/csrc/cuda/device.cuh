@@ -1,7 +1,7 @@
 // What every kernel file builds on: the stream and workspace of a call, launches, and failures
 // found on the device.
 //
-// The same sources are compiled by nvcc and, with csrc/cuda/emulation on the include path, by the
+// The same sources are compiled by nvcc and, with tests/cuda/emulator on the include path, by the
 // host's compiler for tests. Rules for kernels:
 //   - they live in an anonymous namespace, take grids of one dimension, and are started by launch
 //   or launch_elementwise only;

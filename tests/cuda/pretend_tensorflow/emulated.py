@@ -39,7 +39,7 @@ def build():
         f"-I{HERE}",
         f"-I{CORE}",
         f"-I{CORE / 'cuda'}",
-        f"-I{CORE / 'cuda/emulation'}",
+        f"-I{ROOT / 'tests/cuda/emulator'}",
     ]
     of_tensorflow = [
         word
