@@ -28,7 +28,6 @@ from deepreduce_hvd import container  # noqa: E402
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy  # noqa: E402
 from deepreduce_hvd.torch import ops as operators  # noqa: E402
 
-DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 SIZES = (1, 2, 3, 7, 8, 9, 31, 33, 63, 64, 65, 255, 257, 1000, 4095, 4097, 20011)
 LARGE_SIZES = (100_003, 1_000_003)
 MOST_SHOWN = 20
@@ -101,7 +100,7 @@ class Comparison:
                 )
                 host = gradient.float().numpy() if dtype == torch.bfloat16 else gradient.numpy()
                 expected, _ = encode_numpy(
-                    codec, memory, host, theirs, 0.0, *keys, dtype=DTYPES[dtype]
+                    codec, memory, host, theirs, 0.0, *keys, dtype=operators.DTYPES[dtype]
                 )
                 self.same(made.cpu().numpy(), expected, f"{what}: payload of step {step}")
                 for name, one, other in zip(memory.state, mine, theirs):
@@ -227,14 +226,14 @@ def compare(device, seed, small):
                 comparison.codec(
                     codec, dr.Residual(), cases[case], torch.float32, f"{index} {value} {case}"
                 )
-            for dtype in DTYPES if plain and not small else ():
+            for dtype in operators.DTYPES if plain and not small else ():
                 for case in few:
                     comparison.codec(
                         codec, dr.Residual(), cases[case], dtype, f"{index} {value} {case} {dtype}"
                     )
     for sparsifier in SPARSIFIERS:
         for memory in ("residual", "momentum_correction") if small else MEMORIES:
-            for dtype in DTYPES if not small else (torch.float32,):
+            for dtype in operators.DTYPES if not small else (torch.float32,):
                 for case in few[:1] if small else cases if dtype == torch.float32 else few:
                     codec = dr.Codec(SPARSIFIERS[sparsifier])
                     comparison.codec(

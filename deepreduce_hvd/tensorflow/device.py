@@ -10,7 +10,7 @@ import warnings
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.gpu import why_on_host
 from deepreduce_hvd.tensorflow import ops as adapter
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
@@ -29,25 +29,15 @@ def gpu_of(parameter):
     return name
 
 
-def _why_not(codec, memory, communicator):
-    """What keeps gradients from being compressed on their GPU, or None."""
-    if adapter.cuda_supports is None:
-        return "this installation's TensorFlow operators are built without CUDA (docs/gpu.md says how to build them)"
-    if type(communicator) is not Allgather:
-        return f"{communicator!r} works on the host"
-    if not codec.is_native(memory):
-        return f"{codec!r} with {memory!r} is not all built in"
-    if not adapter.cuda_supports(codec.fields(memory)):
-        return f"of {codec!r} the host must do a part (docs/gpu.md says which codecs, and why)"
-    return None
-
-
 class DevicePath:
     """Of one compressor. ``why_not``: what keeps it on the host, or None."""
 
     def __init__(self, compressor):
         self.compressor = compressor
-        self.why_not = _why_not(compressor.codec, compressor.memory, compressor.communicator)
+        without = "this installation's TensorFlow operators are built without CUDA"
+        self.why_not = why_on_host(
+            compressor, without if adapter.cuda_supports is None else None, adapter.cuda_supports
+        )
         #: whether collectives take messages from the device
         self.nccl = self.why_not is None and bool(hvd.nccl_built())
         self._warned = False

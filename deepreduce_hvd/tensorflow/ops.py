@@ -9,7 +9,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from deepreduce_hvd import _native, backends, errors, numpy_backend as neutral
+from deepreduce_hvd import _native, backends, container, errors, numpy_backend as neutral
 
 
 def _library():
@@ -37,7 +37,7 @@ operators = _load_operators()
 #: whether GPUs know the codec of these 20 numbers; None in a build without kernels for them
 cuda_supports = _find_cuda_supports()
 
-DTYPES = {tf.float32: 0, tf.float16: 1, tf.bfloat16: 2, tf.float64: 3}
+DTYPES = {getattr(tf, name): code for name, code in container.DTYPES.items()}
 _ERRORS = {
     tf.errors.DataLossError: errors.CorruptPayloadError,
     tf.errors.InvalidArgumentError: errors.InvalidArgumentError,

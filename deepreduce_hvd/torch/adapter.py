@@ -23,15 +23,13 @@ from deepreduce_hvd.torch import results
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
-from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS, encode_flat
+from deepreduce_hvd.torch.ops import DTYPES, WHY_NO_OPERATORS, encode_flat
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.rounds import Apart, Plan, Round
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
-#: PyTorch's types of gradients -> their codes in docs/format.md
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _HOST = torch.device("cpu")
 
 
@@ -190,10 +188,10 @@ class Adapter:
                 return self.device_path.member(slot, tensor, hvd.rank(), held)
             gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
             # NumPy has no bfloat16: the numbers go as they lie in memory
-            dtype = _DTYPES.get(gradient.dtype)
+            dtype = DTYPES.get(gradient.dtype)
             if dtype is None:
                 raise InvalidArgumentError(
-                    f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}"
+                    f"gradient: expected {', '.join(map(str, DTYPES))}, got {gradient.dtype}"
                 )
             state = tuple(part.numpy() for part in slot.state)
             array = (
@@ -215,7 +213,7 @@ class Adapter:
         compressor = self.compressor
         if held:
             return torch.from_numpy(
-                payload_of_nothing(compressor.codec, gradient.numel(), _DTYPES[gradient.dtype])
+                payload_of_nothing(compressor.codec, gradient.numel(), DTYPES[gradient.dtype])
             )
         return encode_flat(
             compressor.codec, compressor.memory, gradient, slot.state, slot.threshold,

@@ -35,7 +35,8 @@ WHY_NO_OPERATORS = _load_operators()
 #: whether this installation has the operators for CUDA devices
 HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, "start_decode_sum_")
 
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+#: PyTorch's types of gradients -> their codes in docs/format.md
+DTYPES = {getattr(torch, name): code for name, code in container.DTYPES.items()}
 _STATUS = re.compile(r"deepreduce status (\d+): (.*)")
 _ERRORS = {
     1: errors.CorruptPayloadError,
@@ -109,10 +110,10 @@ def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, r
             tensor,
             rank,
         )
-    dtype = _DTYPES.get(gradient.dtype)
+    dtype = DTYPES.get(gradient.dtype)
     if dtype is None:
         raise errors.InvalidArgumentError(
-            f"gradient: expected {', '.join(map(str, _DTYPES))}, got {gradient.dtype}"
+            f"gradient: expected {', '.join(map(str, DTYPES))}, got {gradient.dtype}"
         )
     array = gradient.view(torch.int16).numpy() if dtype == 2 else gradient.numpy()
     arrays = tuple(part.detach().numpy() for part in state)

@@ -5,25 +5,12 @@ gradients.
 import horovod.torch as hvd
 import torch
 
-from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.bucket import payload_of_nothing
+from deepreduce_hvd.gpu import why_on_host
 from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost, SideStreams, pinned
 from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather, DeviceMember
 from deepreduce_hvd.torch.results import as_float32
-
-
-def _why_not(codec, memory, communicator):
-    """What keeps gradients from being compressed on their GPU, or None."""
-    if not operators.HAS_CUDA_OPERATORS:
-        return "this installation has no CUDA operators (docs/gpu.md says how to build them)"
-    if type(communicator) is not Allgather:
-        return f"{communicator!r} works on the host"
-    if not codec.is_native(memory):
-        return f"{codec!r} with {memory!r} is not all built in"
-    if not torch.ops.deepreduce.cuda_supports(codec.fields(memory)):
-        return f"of {codec!r} the host must do a part (docs/gpu.md says which codecs, and why)"
-    return None
 
 
 class _SumOnDevices:
@@ -132,7 +119,11 @@ class DevicePath:
 
     def __init__(self, compressor):
         self.compressor = compressor
-        self.why_not = _why_not(compressor.codec, compressor.memory, compressor.communicator)
+        self.why_not = why_on_host(
+            compressor,
+            None if operators.HAS_CUDA_OPERATORS else "this installation has no CUDA operators",
+            lambda fields: torch.ops.deepreduce.cuda_supports(fields),
+        )
         #: whether collectives take payloads from the device
         self.nccl = self.why_not is None and bool(hvd.nccl_built())
         self.side_streams = SideStreams()
