@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "examples")]
-
 import console  # noqa: E402
 import datasets  # noqa: E402
 import fetch_data as data  # noqa: E402

@@ -21,8 +21,6 @@ from deepreduce_hvd.stages import (
 from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "parallel"), str(ROOT / "examples"), str(ROOT / "scripts")]
-
 from datasets import cache_directory  # noqa: E402
 from launch import horovodrun  # noqa: E402
 from update_readme import updated  # noqa: E402

@@ -11,8 +11,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
 import build_cuda  # noqa: E402
 import gpu_check  # noqa: E402
 import nvcc  # noqa: E402

@@ -7,12 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-
 import build_horovod
 import console
+import pytest
 import set_up
 
 

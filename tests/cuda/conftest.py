@@ -2,14 +2,8 @@
 under.
 """
 
-import pathlib
-import sys
-
+import emulation
 import pytest
-
-sys.path[:0] = [str(pathlib.Path(__file__).parents[1]), str(pathlib.Path(__file__).parent)]
-
-import emulation  # noqa: E402
 
 
 @pytest.fixture(

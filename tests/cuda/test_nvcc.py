@@ -1,14 +1,8 @@
 """The CUDA sources compile: no GPU is needed, only nvcc."""
 
-import pathlib
-import sys
-
-import pytest
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "scripts"))
-
 import build_cuda
 import nvcc
+import pytest
 
 needs_nvcc = pytest.mark.skipif(
     nvcc.find() is None, reason="there is no nvcc: the CUDA sources were not compiled by it"

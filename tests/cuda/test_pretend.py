@@ -11,8 +11,6 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE / "pretend"), str(ROOT / "tests" / "parallel")]
-
 import device  # noqa: E402
 from launch import horovodrun  # noqa: E402
 

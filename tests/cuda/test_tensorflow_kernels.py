@@ -15,8 +15,6 @@ import deepreduce_hvd as dr
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 adapter = pytest.importorskip("deepreduce_hvd.tensorflow.ops")
-sys.path.insert(0, str(pathlib.Path(__file__).parent / "pretend_tensorflow"))
-
 # the emulator's kernels and TensorFlow's headers take minutes to compile
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
 import build_cuda  # noqa: E402
 import nvcc  # noqa: E402
 from check_cuda_operators import tensorflow, toolkit_includes  # noqa: E402

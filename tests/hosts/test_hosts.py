@@ -6,15 +6,12 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 import time
 
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 import network  # noqa: E402
 
 _MISSING = network.problems()

@@ -12,8 +12,6 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
 import network  # noqa: E402
 
 _MISSING = network.problems()

@@ -2,13 +2,7 @@
 docs/troubleshooting.md, end.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from test_misfortunes import _SILENT, IN_ROUNDS, TENSORFLOW, TORCH, expect_to_say
 
 _LAST = r"expected all of \d ranks to go on, got rank {last} last heard of elsewhere"

@@ -1,13 +1,8 @@
 """A rank that hangs, is killed, ends or raises an error: the others say which, and end."""
 
 import re
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import survivors
 
 _RAISED = r"got rank {last} ended in step [67] by ValueError: a bad batch at .*misfortunes\.py:\d+ in raise_an_error"

@@ -1,13 +1,8 @@
 """The same on TensorFlow, with the states of deepreduce_hvd.tensorflow.elastic."""
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from elastic_job import Job, come_and_go
 
 pytestmark = [

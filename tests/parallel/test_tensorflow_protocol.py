@@ -1,13 +1,8 @@
 """What ranks must agree on, on stock Horovod and TensorFlow, on 2 and 3 ranks."""
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from launch import Reports, scenarios
 
 pytestmark = pytest.mark.skipif(

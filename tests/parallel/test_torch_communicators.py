@@ -1,12 +1,6 @@
 """Every communicator under the real horovodrun, on 2, 3 and 4 ranks."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from launch import Reports, scenarios
 
 

@@ -2,13 +2,7 @@
 memories keep is lost, and training goes on.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from elastic_job import Job, come_and_go
 
 

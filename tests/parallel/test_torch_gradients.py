@@ -1,12 +1,6 @@
 """Gradients of every kind on stock Horovod and PyTorch, on 2 and 3 ranks."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from launch import Reports, scenarios
 
 

@@ -1,12 +1,6 @@
 """Stock Horovod and PyTorch on 2 and 3 ranks, under the real horovodrun."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from launch import Reports, expect_failure_with_a_message_on_every_rank, scenarios
 
 

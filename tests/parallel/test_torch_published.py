@@ -1,12 +1,6 @@
 """Training with the dictionaries of GRACE and DeepReduce, on 2 ranks."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from launch import Reports, scenarios
 
 

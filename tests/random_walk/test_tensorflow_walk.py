@@ -1,13 +1,8 @@
 """Random programs over the API for TensorFlow on 2 and 3 ranks, see tensorflow_walk.py."""
 
 import importlib.util
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "parallel"))
-
 from launch import horovodrun
 
 pytestmark = [

@@ -1,12 +1,8 @@
 """Random programs on stock Horovod and PyTorch, against an oracle that knows all ranks."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "parallel"))
-
 from launch import horovodrun
 
 WALK = Path(__file__).with_name("torch_walk.py")
