@@ -40,6 +40,18 @@ def horovodrun(processes, script, *arguments, timeout=600):
     )
 
 
+#: what tells the cause in a job's output
+_CAUSES = re.compile(
+    r"ERROR|FATAL|terminate called|what\(\)|uncaught|deepreduce_hvd: |exit status|rank \d+, seed"
+)
+
+
+def shown(output, most=8000):
+    """Of a job's output, the lines that tell why it failed, then its end."""
+    causes = [line[:400] for line in output.splitlines() if _CAUSES.search(line)]
+    return "\n".join([*causes[:30], "...", output[-most:]])
+
+
 def scenarios(module):
     """The names of a worker's scenarios without importing its frameworks: top-level functions
     called scenario_*.
@@ -60,7 +72,7 @@ def report_of(processes, script, directory):
         path = pathlib.Path(directory) / f"report.{processes}.{rank}.json"
         if not path.exists():
             raise AssertionError(
-                f"rank {rank} of {processes} left no report; horovodrun said:\n{finished.stdout[-6000:]}"
+                f"rank {rank} of {processes} left no report; horovodrun said:\n{shown(finished.stdout)}"
             )
         for name, outcome in json.loads(path.read_text()).items():
             reports.setdefault(name, {})[rank] = outcome

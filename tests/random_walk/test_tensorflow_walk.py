@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from launch import horovodrun
+from launch import horovodrun, shown
 
 pytestmark = [
     pytest.mark.slow,
@@ -16,4 +16,4 @@ pytestmark = [
 @pytest.mark.parametrize(("processes", "seeds"), [(2, "0-39"), (3, "1000-1019")])
 def test_programs_do_what_the_oracle_says(processes, seeds):
     finished = horovodrun(processes, "../random_walk/tensorflow_walk.py", "--seeds", seeds)
-    assert finished.returncode == 0, finished.stdout[-12000:]
+    assert finished.returncode == 0, shown(finished.stdout)

@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-from launch import horovodrun
+from launch import horovodrun, shown
 
 WALK = Path(__file__).with_name("torch_walk.py")
-#: what is shown of a walk that failed: the programs of its seeds
-_SHOWN = 20_000
 
 
 @pytest.mark.parametrize(
@@ -20,5 +18,5 @@ _SHOWN = 20_000
 )
 def test_random_programs_come_to_what_the_oracle_says(processes, seeds):
     finished = horovodrun(processes, WALK, "--seeds", seeds, timeout=600)
-    assert finished.returncode == 0, finished.stdout[-_SHOWN:]
+    assert finished.returncode == 0, shown(finished.stdout)
     assert f"seeds on {processes} ranks" in finished.stdout
