@@ -8,7 +8,7 @@ import sys
 
 import horovod.torch as hvd
 import torch
-from torch_gradients import expect, named, reporting
+from torch_gradients_tools import expect, named, reporting
 from torch_tools import assert_equal_everywhere, backward, distributed, model, run_all
 
 import deepreduce_hvd as dr

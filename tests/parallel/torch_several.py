@@ -1,0 +1,333 @@
+"""Several optimizers on one compressor, hvd.allreduce without an optimizer, sparse gradients, and what
+a step costs, on stock Horovod with PyTorch.
+
+Started by test_torch_several.py under horovodrun.
+"""
+
+import resource
+import sys
+
+import horovod.torch as hvd
+import torch
+from torch_gradients_tools import (
+    EVERYTHING,
+    coefficients,
+    expect,
+    loss_of,
+    named,
+    reporting,
+    residual,
+)
+from torch_tools import assert_equal_everywhere, distributed, run_all
+
+import deepreduce_hvd as dr
+
+# --- who hands gradients over ---
+
+
+def scenario_optimizers_take_turns(directory):
+    """Several optimizers on one compressor train as with one compressor each, in any order, with
+    parameters that a rank has not used.
+    """
+
+    def trained(shared):
+        networks = [named(a=(40, 30), b=(30, 30), unused=(30, 30)), named(c=(40, 30), d=(30, 30))]
+        pairs = [
+            [(f"{number}.{name}", parameter) for name, parameter in network.items()]
+            for number, network in enumerate(networks)
+        ]
+        options = {"dense_below": 0, "bucket_bytes": 1 << 30}
+        one = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=pairs[0] + pairs[1], **options)
+        optimizers = []
+        for network, pair in zip(networks, pairs):
+            compressor = (
+                one if shared else dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=pair, **options)
+            )
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+            optimizers.append(
+                hvd.DistributedOptimizer(optimizer, named_parameters=pair, compression=compressor)
+            )
+
+        def backward(number, step):
+            names = [
+                name for name in networks[number] if name != "unused" or (step + hvd.rank()) % 2
+            ]
+            loss_of(networks[number], step, names).backward()
+
+        def finish(number):
+            optimizers[number].step()
+            optimizers[number].zero_grad()
+
+        for step, order in enumerate(("bBfF", "bBFf", "bfBF", "bfbBfF", "Bbfb FBf F")):
+            for position, letter in enumerate(order.replace(" ", "")):
+                number = int(letter.isupper())
+                backward(number, 10 * step + position) if letter in "bB" else finish(number)
+            for number, network in enumerate(networks):
+                assert_equal_everywhere(network.named_parameters(), f"turns {step} {number}")
+        return networks
+
+    for one, other in zip(trained(True), trained(False)):
+        for name in one:
+            expect(torch.equal(one[name], other[name]), name, "differs")
+
+
+def scenario_one_optimizer_skips_and_the_other_does_not(directory):
+    network = named(a=(40, 30), b=(40, 30))
+    pairs = list(network.named_parameters())
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.1)), parameters=pairs, dense_below=0, loss_scale=lambda: 1.0
+    )
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=0.1),
+            named_parameters=[(name, parameter)],
+            compression=compressor,
+        )
+        for name, parameter in pairs
+    ]
+    for step in range(3):
+        kept = {name: residual(compressor, name).clone() for name in network}
+        loss = loss_of(network, step, ["a"]) * (
+            float("inf") if step == 1 and hvd.rank() == 0 else 1.0
+        )
+        (loss + loss_of(network, step, ["b"])).backward()
+        for optimizer in optimizers:
+            optimizer.synchronize()
+        for name in network:
+            unchanged = torch.equal(residual(compressor, name), kept[name])
+            expect(
+                unchanged == (step == 1 and name == "a"),
+                step,
+                name,
+                "unchanged" if unchanged else "changed",
+            )
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+
+def scenario_allreduce_leaves_its_input(directory):
+    """As Horovod without a compressor: hvd.allreduce and hvd.grouped_allreduce return new tensors."""
+    network = named(large=(40, 30), last=(4, 30, 2, 2), small=(7,)).to(torch.float32)
+    network["last"].data = network["last"].data.to(memory_format=torch.channels_last)
+    compressor = dr.Compressor(EVERYTHING, parameters=network.named_parameters(), dense_below=50)
+    for step in range(2):
+        network.zero_grad()
+        loss_of(network, step).backward()
+        before = {name: parameter.grad.clone() for name, parameter in network.items()}
+        if step:
+            got = hvd.grouped_allreduce(
+                [parameter.grad for parameter in network.values()],
+                compression=compressor,
+                name="grouped",
+            )
+        else:
+            got = [
+                hvd.allreduce(parameter.grad, compression=compressor, name=f"one.{name}")
+                for name, parameter in network.items()
+            ]
+        for (name, parameter), reduced in zip(network.items(), got):
+            expect(torch.equal(parameter.grad, before[name]), name, "was overwritten")
+            expect(
+                reduced.data_ptr() != parameter.grad.data_ptr()
+                and reduced.stride() == parameter.grad.stride(),
+                name,
+                "shares memory",
+            )
+            mean = (
+                sum(coefficients(parameter.shape, step, rank) for rank in range(hvd.size()))
+                / hvd.size()
+            )
+            torch.testing.assert_close(reduced, mean, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
+    """One that leaves a parameter out: the next one's void step and loss scale are its own."""
+    network = named(a=(40, 30), b=(40, 30))
+    scale = [1.0]
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.1)),
+        parameters=network.named_parameters(),
+        dense_below=0,
+        loss_scale=lambda: scale[0],
+    )
+    kept = {name: torch.zeros(1200) for name in network}
+    for step, (names, scale[0], void) in enumerate(
+        [("ab", 4.0, False), ("b", 4.0, True), ("ab", 2.0, False)]
+    ):
+        network.zero_grad()
+        (
+            loss_of(network, step, list(names))
+            * (float("inf") if void and hvd.rank() == 0 else scale[0])
+        ).backward()
+        for name in names:
+            gradient = network[name].grad
+            came_in = gradient.view(-1) + kept[name] * (0.5 if step == 2 else 1.0)
+            hvd.allreduce(gradient, compression=compressor, name=f"{name}.{step}", op=hvd.Sum)
+            if not void:
+                kept[name] = came_in - dr.decode(compressor.codec.encode(came_in))
+    for name in network:
+        expect(torch.equal(residual(compressor, name), kept[name]), name, "keeps something else")
+
+
+def scenario_a_parameter_under_two_names_has_one_memory(directory):
+    """As tied weights may have: with Horovod's optimizer and with hvd.allreduce."""
+    network = named(tied=(40, 30))
+    pairs = [("first", network["tied"]), ("last", network["tied"])]
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=pairs, dense_below=0)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.1),
+        named_parameters=pairs,
+        compression=compressor,
+    )
+    loss_of(network, 0).backward()
+    optimizer.step()
+    hvd.allreduce(network["tied"].grad, compression=compressor, name="two names")
+    steps = {name: saved["steps"] for name, saved in compressor.state_dict()["parameters"].items()}
+    expect(steps == {"first": 0, "last": 2}, steps)
+
+
+def scenario_sparse_gradients_that_horovod_sums_itself(directory):
+    """Without sparse_as_dense=True they pass by the compressor, uncompressed; what overflows there
+    skips the step of all.
+    """
+    for poisoned in (False, True):
+        network = torch.nn.ModuleDict(
+            {"table": torch.nn.Embedding(100, 16, sparse=True), "dense": torch.nn.Linear(16, 16)}
+        )
+        optimizer, compressor = distributed(
+            network, dr.Codec(dr.TopK(0.1)), compressor_options={"loss_scale": lambda: 1.0}
+        )
+        kept = residual(compressor, "dense.weight").clone()
+        looked_up = network["table"](torch.tensor([3, 3, 7 + hvd.rank()])).sum()
+        (
+            network["dense"](torch.ones(16)).sum()
+            + looked_up * (float("inf") if poisoned and hvd.rank() == 0 else 1.0)
+        ).backward()
+        optimizer.synchronize()
+        gradient = network["table"].weight.grad.to_dense()
+        row = compressor.stats()["table.weight"]
+        expect(
+            (row["path"], row["steps"]) == ("sparse", 1) and row["sent_bytes"] >= 2 * 16 * 4, row
+        )
+        if poisoned:
+            expect(not gradient.isfinite().all(), "finite")
+            expect(
+                torch.equal(residual(compressor, "dense.weight"), kept),
+                "the residual changed in the skipped step",
+            )
+        else:
+            torch.testing.assert_close(gradient[3], torch.full((16,), 2.0))
+            torch.testing.assert_close(
+                gradient[7 : 7 + hvd.size()], torch.full((hvd.size(), 16), 1 / hvd.size())
+            )
+            expect(
+                not torch.equal(residual(compressor, "dense.weight"), kept),
+                "nothing was compressed",
+            )
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def scenario_equal_embeddings_with_nan(directory):
+    """NaN on one rank in one of two sparse gradients that are equal otherwise: a skipped step
+    everywhere, in whatever way Horovod hands them over.
+    """
+    # of two planned only one comes: Horovod hands over what is there at synchronize()
+    for passes in (1, 2):
+        network = torch.nn.ModuleDict(
+            {name: torch.nn.Embedding(200, 8, sparse=True) for name in ("one", "two")}
+        )
+        optimizer, compressor = distributed(
+            network, dr.Codec(dr.TopK(0.02)), compressor_options={"loss_scale": lambda: 1.0}, sparse_as_dense=True,
+            backward_passes_per_step=passes,
+        )  # fmt: skip
+        for step in range(3):
+            optimizer.zero_grad()
+            kept = {name: residual(compressor, f"{name}.weight").clone() for name in network}
+            factor = float("nan") if step == 1 and hvd.rank() == hvd.size() - 1 else 1.0
+            rows = torch.arange(step, step + 9)
+            (network["one"](rows).sum() + factor * network["two"](rows).sum()).backward()
+            optimizer.synchronize()
+            finite = all(
+                bool(embedding.weight.grad.coalesce().values().isfinite().all())
+                for embedding in network.values()
+            )
+            expect(finite == (step != 1), passes, step, finite)
+            for name in network:
+                unchanged = torch.equal(residual(compressor, f"{name}.weight"), kept[name])
+                expect(unchanged == (step == 1), passes, step, name, unchanged)
+            with optimizer.skip_synchronize():
+                if finite:
+                    optimizer.step()
+
+
+# --- costs ---
+
+
+def resident():
+    """Bytes of this process in memory."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def scenario_gradients_are_released_with_the_last_result(directory):
+    elements = 20 << 20  # beyond what malloc keeps for itself
+    for dtype in (torch.float32, torch.bfloat16):
+        network = torch.nn.ParameterDict(
+            {"weight": torch.nn.Parameter(torch.zeros(elements, dtype=dtype))}
+        )
+        optimizer, _ = distributed(network, dr.Codec(dr.TopK(0.001)))
+        used = []
+        for _ in range(3):
+            (network["weight"] * 1.0).sum().backward()
+            optimizer.step()
+            before = resident()
+            network.zero_grad(set_to_none=True)
+            used.append(before - resident())
+        released = used[-1] / (elements * dtype.itemsize)
+        expect(released > 0.9, dtype, f"released {used} of {elements * dtype.itemsize} bytes")
+
+
+class NoLookingThrough(dict):
+    """Slots by name that must not be searched one by one."""
+
+    def values(self):
+        raise AssertionError("looked through all parameters for one gradient")
+
+
+def scenario_a_step_asks_once(directory):
+    """For the loss scale; and finds the parameter of a gradient without looking through all."""
+    asked = []
+    network = torch.nn.ModuleDict(
+        {f"layer{number}": torch.nn.Linear(30, 30) for number in range(20)}
+    )
+    network["table"] = torch.nn.Embedding(100, 30, sparse=True)
+    network["twin"] = torch.nn.Embedding(100, 30, sparse=True)
+    optimizer, compressor = distributed(
+        network,
+        compressor_options={"loss_scale": lambda: asked.append(1) or 2.0},
+        sparse_as_dense=True,
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        rows = network["table"](torch.arange(4)) + network["twin"](torch.arange(4))
+        slots = compressor.adapter.slots
+        if step:  # ranks compare all parameters before the first one
+            compressor.adapter.slots = NoLookingThrough(slots)
+        sum(network[f"layer{number}"](rows).sum() for number in range(step, 20)).backward()
+        optimizer.step()
+        compressor.adapter.slots = slots
+        expect(len(asked) == step + 1, step, f"asked {len(asked)} times")
+
+
+if __name__ == "__main__":
+    hvd.init()
+    torch.set_num_threads(1)
+    run_all(
+        {
+            name: reporting(value)
+            for name, value in globals().items()
+            if name.startswith("scenario_")
+        },
+        sys.argv[1],
+    )
