@@ -1,12 +1,11 @@
 #include "select_kernels.h"
 
 #include "select_element.h"
+#include "simd.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-#define DR_INLINE inline __attribute__((always_inline))
 
 namespace deepreduce {
 namespace {
