@@ -11,10 +11,10 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference, satur
 class MomentumCorrection(Memory):
     """Memory of Deep Gradient Compression (Lin et al. 2018, section 3.2).
 
-    Momentum is applied before the residual accumulates. The state is updated as velocity = momentum
-    * velocity + gradient and residual = residual + velocity. The sparsifier selects from the
-    residual. Where an element is sent, the decoded value is subtracted from the residual, and the
-    velocity is set to 0 (momentum factor masking). Use an optimizer with momentum 0.
+    Momentum is applied before the residual accumulates: first ``velocity = momentum * velocity +
+    gradient``, then ``residual = residual + velocity``. The sparsifier selects from the residual.
+    Where an element is sent, the decoded value is subtracted from the residual, and the velocity is
+    set to 0 (momentum factor masking). Use an optimizer with momentum 0.
 
     Args:
         momentum: a number in [0, 1).

@@ -37,8 +37,9 @@ class Quantile(ValueCodec):
 
     All buckets hold nearly equal numbers of values. Negative values and other values have separate
     buckets, so signs never flip. Bucket numbers are stored in a Huffman code or at a fixed width,
-    whichever is shorter. With ``Huffman(delta=True)`` as the index codec, this is SKCompress.
-    Source: quantile-bucket quantification in SketchML (Jiang et al. 2018).
+    whichever is shorter. With ``Huffman(delta=True)`` as the index codec, this is SKCompress
+    without its MinMaxSketch. Source: quantile-bucket quantification in SketchML (Jiang et al.
+    2018).
 
     Args:
         buckets: the total number of buckets, from 2 to 256. Fewer are used if there would be fewer
