@@ -23,7 +23,7 @@ def _version(*distributions):
 
 
 class _Report:
-    """Prints one line per check and counts the ones that need attention."""
+    """Print one line per check and count the checks that need attention."""
 
     def __init__(self):
         self.problems = 0

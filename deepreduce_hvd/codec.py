@@ -248,7 +248,7 @@ def inspect(data: Any) -> dict[str, Any]:
         data: the payload, (n,) uint8; a NumPy array, torch tensor or TensorFlow tensor.
 
     Returns:
-        A dictionary with these keys:
+        A dictionary with the following keys.
 
         - "version": the version of the format.
         - "index", "value": the names of the codecs. "index" is "all" if the payload has no indices,

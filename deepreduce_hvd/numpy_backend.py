@@ -242,7 +242,7 @@ def decode_sum_sparse(
         scale: a finite float32 number.
 
     Returns:
-        A tuple (indices, values): (m,) uint32, ascending and distinct, and (m,) float32.
+        A tuple (indices, values) of (m,) uint32, ascending and distinct, and (m,) float32.
 
     Raises:
         CorruptPayloadError, UnknownCodecError: as for :func:`decode`.

@@ -206,7 +206,7 @@ def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0,
         seed, step, tensor, rank: as for :meth:`Codec.encode`.
 
     Returns:
-        A tuple (payload, rest, (added indices, added rest)). ``rest`` is (k,) float32: each value
+        A tuple (payload, rest, (added indices, added rest)). ``rest`` is (k,) float32, each value
         minus its decoded value. The added elements are those that were not given but that the
         payload decodes to non-zero values.
     """

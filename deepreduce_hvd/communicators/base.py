@@ -137,7 +137,7 @@ class Communicator:
         """Return what this communicator found out and what must be equal on all ranks.
 
         Returns:
-            {description: a number or text}.
+            A dictionary from descriptions to numbers or texts.
         """
         return {}
 

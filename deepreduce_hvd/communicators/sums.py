@@ -39,7 +39,7 @@ class Sum:
         The sum must not be void.
 
         Returns:
-            A tuple ((n,) ascending indices, (n,) float32 values).
+            A tuple ((n,) uint32 ascending indices, (n,) float32 values).
         """
         raise NotImplementedError
 

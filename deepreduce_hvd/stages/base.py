@@ -149,10 +149,10 @@ class ValueCodec(Stage):
             key: a key for stochastic rounding.
 
         Returns:
-            A tuple (section, decoded, order). ``decoded`` is (k,) float32: ``decoded[i]`` is the
-            decoded value of ``values[i]``. ``order`` is None unless ``sorts`` is True. It is then a
-            (k,) uint32 array: ``order[j]`` is the position in ``values`` of the j-th value in the
-            section.
+            A tuple (section, decoded, order). ``decoded`` is a (k,) float32 array, in which
+            ``decoded[i]`` is the decoded value of ``values[i]``. ``order`` is None unless ``sorts``
+            is True. It is then a (k,) uint32 array, in which ``order[j]`` is the position in
+            ``values`` of the j-th value in the section.
         """
         raise NotImplementedError
 

@@ -130,7 +130,7 @@ def fit_side(y):
     simplest.
 
     Returns:
-        (4,) float32: a, b, c, d. They are always finite.
+        The numbers a, b, c, d as (4,) float32, always finite.
     """
     if y.size == 0:
         return np.zeros(4, dtype=np.float32)
