@@ -41,7 +41,8 @@ def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=Fals
         isinstance(array, np.ndarray)
         and not isinstance(array, np.ma.MaskedArray)
         and array.ndim == 1
-        and any(array.dtype == dtype for dtype in dtypes)  # other byte order: unequal
+        # dtypes that differ in byte order are not equal
+        and any(array.dtype == dtype for dtype in dtypes)
         and (shape is None or array.shape == shape)
         and (array.flags.c_contiguous or not contiguous)
         and (array.flags.writeable or not writable)

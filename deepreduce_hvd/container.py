@@ -60,7 +60,11 @@ def checksum(data):
 
 
 def write(payload):
-    """Return a :class:`Payload` as a uint8 array."""
+    """Return a :class:`Payload` as a uint8 array.
+
+    Raises:
+        InvalidArgumentError: a section is larger than 2^32 - 1 bytes.
+    """
     sections = {"index": payload.index, "value": payload.values, "order": payload.order_map}
     for name, section in sections.items():
         if len(section) > MAX_SECTION:

@@ -119,7 +119,8 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
 
     Raises:
         InvalidArgumentError: a setting or value is unknown, has no equivalent here, or does not
-            apply to the other settings. No setting is silently ignored.
+            apply to the other settings. A setting that would change a result is never silently
+            ignored.
     """
     settings = _Settings(params)
     codec = _codec(settings)

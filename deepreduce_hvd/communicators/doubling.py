@@ -45,10 +45,10 @@ def _trimmed(bucket, total, trim, rank, keeps):
 def butterfly(bucket, channel, trim):
     """Return the sum by recursive doubling; a generator.
 
-    If the number of ranks is not a power of two, each rank beyond the power sends its part to rank
-    - power first and receives the sum at the end. After a round of distance n, all ranks of a block
-    of 2n ranks hold the same partial sum: they decode both sides' messages and add them, lower
-    block first.
+    If the number of ranks is not a power of two, each rank beyond the power p first sends its part
+    to the rank whose number is smaller by p. It receives the sum at the end. After a round of
+    distance n, all ranks of a block of 2n ranks hold the same partial sum: they decode both sides'
+    messages and add them, lower block first.
 
     The lowest rank of a block is responsible for the block: its memory takes what encoding loses
     and what ``trim`` drops, once. A last round tells all ranks about failures that only the

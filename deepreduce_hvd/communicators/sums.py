@@ -13,7 +13,7 @@ class Sum:
     def non_finite(self, member):
         """Return whether the sum of bucket member number ``member`` is void.
 
-        It is void if the gradient of some rank contains NaN or Inf.
+        It is void if the gradient of some rank contains NaN or Inf, or if a partial sum overflowed.
         """
         raise NotImplementedError
 

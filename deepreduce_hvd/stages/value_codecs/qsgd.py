@@ -33,9 +33,9 @@ class QSGD(ValueCodec):
     """Value codec that quantizes values to ``bits`` bits (Alistarh et al. 2017, section 3).
 
     The values of a bucket share one norm. One bit is the sign. The other bits are one of s + 1 =
-    2^(bits−1) levels of abs(value) / norm. The level is rounded at random to one of the two nearest
-    levels, so that the expected decoded value is the value itself (unbiased). With ``bits=1``, a
-    value becomes plus or minus the norm.
+    2^(bits−1) levels: abs(value) / norm is rounded at random to one of the two nearest levels. The
+    expected decoded value is the value itself (unbiased). With ``bits=1``, a value becomes plus or
+    minus the norm.
 
     Args:
         bits: bits per value, from 1 to 8.
