@@ -1,9 +1,12 @@
-"""Gradient compression for stock Horovod: sparsify, compress indices and values apart, send one
-payload.
+"""Gradient compression for stock Horovod.
 
-:class:`Compressor` is what ``hvd.DistributedOptimizer(..., compression=)`` takes. :class:`Codec`
-encodes single tensors, which are (d,) and of float32, float16, bfloat16 or float64; payloads are
-(n,) uint8 (docs/format.md). Every error raised on purpose is a :class:`DeepReduceError`.
+A sparsifier selects elements of a gradient. Index and value codecs encode their indices and values
+separately. Both end up in one payload.
+
+Pass a :class:`Compressor` to ``hvd.DistributedOptimizer(..., compression=)``. Use a :class:`Codec`
+to encode single tensors: (d,) arrays of float32, float16, bfloat16 or float64. A payload is an (n,)
+uint8 array (docs/format.md). Every error that this package raises on purpose is a
+:class:`DeepReduceError`.
 """
 
 from deepreduce_hvd.check_codec import check_codec

@@ -1,6 +1,4 @@
-"""``python -m deepreduce_hvd --check``: prints what is installed, what is missing and what to do
-about it.
-"""
+"""``python -m deepreduce_hvd --check``: print what is installed, what is missing and what to do."""
 
 import argparse
 import importlib
@@ -15,7 +13,7 @@ _SIMD_LEVELS = ("scalar", "AVX2", "AVX-512")
 
 
 def _version(*distributions):
-    """The version of the first of these distributions that is installed, or None."""
+    """Return the version of the first of these distributions that is installed, or None."""
     for distribution in distributions:
         try:
             return importlib.metadata.version(distribution)
@@ -25,7 +23,7 @@ def _version(*distributions):
 
 
 class _Report:
-    """Prints one line per check and counts the ones that need attention."""
+    """Print one line per check and count the checks that need attention."""
 
     def __init__(self):
         self.problems = 0

@@ -1,4 +1,4 @@
-"""What every public function asks of a NumPy array before the native core reads its memory."""
+"""Checks of NumPy arrays before the native core reads their memory."""
 
 import numpy as np
 
@@ -6,7 +6,10 @@ from deepreduce_hvd.errors import InvalidArgumentError
 
 
 def describe(array):
-    """An argument as error messages show it: what keeps it from being taken is in there."""
+    """Return a description of an argument for error messages.
+
+    It includes everything that can make an array unusable.
+    """
     if not isinstance(array, np.ndarray):
         return type(array).__name__
     remarks = [
@@ -24,19 +27,22 @@ def describe(array):
 
 
 def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=False):
-    """Raises InvalidArgumentError unless ``array`` is a 1-D NumPy array of one of ``dtypes``, a
-    tuple.
+    """Raise InvalidArgumentError unless ``array`` is a usable 1-D NumPy array.
 
     Args:
-        name: what the message calls it.
-        shape: the only one that is taken; any by default.
-        contiguous, writable: whether its memory is handed over as it is, or written to.
+        name: the name of the argument, for the error message.
+        array: the array to check.
+        dtypes: a tuple of the dtypes to accept.
+        shape: the only shape to accept; None accepts any.
+        contiguous: whether the array must be contiguous.
+        writable: whether the array must be writable.
     """
     good = (
         isinstance(array, np.ndarray)
         and not isinstance(array, np.ma.MaskedArray)
         and array.ndim == 1
-        and any(array.dtype == dtype for dtype in dtypes)  # another byte order is another dtype
+        # dtypes that differ in byte order are not equal
+        and any(array.dtype == dtype for dtype in dtypes)
         and (shape is None or array.shape == shape)
         and (array.flags.c_contiguous or not contiguous)
         and (array.flags.writeable or not writable)
@@ -51,8 +57,9 @@ def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=Fals
 
 
 def expect_apart(**arrays):
-    """Raises InvalidArgumentError when arrays share memory: what is written to one would change
-    another.
+    """Raise InvalidArgumentError if any arrays share memory.
+
+    Writing to one of them would change another.
     """
     named = list(arrays.items())
     for position, (name, array) in enumerate(named):

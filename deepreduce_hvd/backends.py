@@ -1,9 +1,8 @@
-"""The kinds of arrays that the package takes: NumPy always, torch and TensorFlow when the user
-already imported them.
+"""Select the backend for an array: NumPy, PyTorch or TensorFlow.
 
-The rule: nothing here imports a framework; an array's type names its module, and only then the
-adapter is loaded. An adapter's ``backend`` object has encode, decode, decode_sum and
-to_numpy_bytes, as :class:`_NumPy` has.
+This module never imports a framework by itself. The type of an array names its module, and the
+adapter is imported only when such an array arrives. The ``backend`` object of an adapter has the
+methods encode, decode, decode_sum and to_numpy_bytes, as :class:`_NumPy` has.
 """
 
 import importlib
@@ -13,7 +12,7 @@ import numpy as np
 from deepreduce_hvd import numpy_backend
 from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 
-#: the top module of an array's type -> the module of this package with its ``backend``
+#: {top-level module of an array's type: module of this package that has its ``backend``}
 _ADAPTERS = {"torch": "deepreduce_hvd.torch.ops", "tensorflow": "deepreduce_hvd.tensorflow.ops"}
 
 
@@ -35,7 +34,7 @@ _numpy = _NumPy()
 
 
 def of(array):
-    """The backend of an array; InvalidArgumentError when there is none."""
+    """Return the backend for ``array``; raise InvalidArgumentError if there is none."""
     if isinstance(array, np.ndarray):
         return _numpy
     for kind in type(array).__mro__:
@@ -48,14 +47,19 @@ def of(array):
 
 
 def operator_library(directory, name, framework, version):
-    """The library of a framework's operators in ``directory``, whose name carries the version that
-    it was built for.
+    """Return the path of the library with the operators for one version of a framework.
 
-    Another version's ABI is not the same: loaded there it would end in undefined symbols, or in
-    wrong results.
+    The file name contains the version of the framework. The ABI differs between versions: loading a
+    library built for another version would cause undefined symbols or wrong results.
+
+    Args:
+        directory: the directory that contains the libraries.
+        name: the first part of the file name, without the version.
+        framework: the name of the framework, for the error message.
+        version: the version of the framework that is installed.
 
     Raises:
-        NativeMissingError: there is none for this version.
+        NativeMissingError: there is no library for this version.
     """
     library = directory / f"{name}-{version}.so"
     if not library.exists():

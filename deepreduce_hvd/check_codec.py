@@ -1,4 +1,4 @@
-"""check_codec: tries a codec of the user's own against the contract."""
+"""check_codec: test whether a custom codec keeps the contract of its base class."""
 
 import numpy as np
 
@@ -14,17 +14,18 @@ _KEY = 12345
 
 
 def check_codec(codec: IndexCodec | ValueCodec) -> None:
-    """Try an index or value codec of your own against the contract of its base class.
+    """Test whether a custom index or value codec keeps the contract of its base class.
 
     The codec encodes and decodes arrays of several lengths and distributions. Each result is
-    compared with what ``encode`` promised. Each section is also decoded cut short and lengthened.
+    compared with what ``encode`` returned. Each section is also decoded with its last byte removed
+    and with one byte added.
 
     Args:
         codec: an instance of a registered subclass of :class:`IndexCodec` or :class:`ValueCodec`.
 
     Raises:
         InvalidArgumentError: the codec breaks the contract. The message names the method, the
-            input, what was expected and what was got.
+            input, the expected result and the actual result.
 
     >>> import deepreduce_hvd as dr
     >>> dr.check_codec(dr.Rice())
@@ -61,7 +62,7 @@ def _check_registration(codec, kind):
 
 
 def _inputs(count):
-    """name -> (count,) float32 values."""
+    """Return the inputs to try, as {description: (count,) float32 values}."""
     normal = np.random.default_rng(count).standard_normal(count).astype(np.float32)
     return {
         f"{count} normal values": normal,
@@ -73,7 +74,7 @@ def _inputs(count):
 
 
 def _three(codec, case, result):
-    """What encode returned, checked to be a tuple of three with a section of bytes."""
+    """Return the result of ``encode`` after checking that it is a tuple of three, section first."""
     good = isinstance(result, tuple) and len(result) == 3
     _expect(good, codec, "encode", case, "a tuple of three", type(result).__name__)
     section = result[0]
@@ -130,7 +131,7 @@ def _check_index(codec):
 
 
 def _check_decoder(codec, case, section, arguments, expected, dtype):
-    """``decode`` gives back what ``encode`` promised, and refuses what is cut short or too long."""
+    """Check that ``decode`` returns what ``encode`` promised, and refuses damaged sections."""
     read = _array(codec, "decode", case, codec.decode(section, *arguments), dtype, expected.size)
     same = np.array_equal(read, expected)
     _expect(same, codec, "decode", case, "what encode said that it decodes to", "other numbers")
@@ -142,13 +143,13 @@ def _check_decoder(codec, case, section, arguments, expected, dtype):
             got = "no error"
         except CorruptPayloadError:
             continue
-        except Exception as error:  # whatever it is, it is not the error that callers wait for
+        except Exception as error:  # any other error is a failure of the codec
             got = f"{type(error).__name__}: {error}"
         _expect(False, codec, "decode", f"{case}, {what}", "CorruptPayloadError", got)
 
 
 def _check_in_a_payload(codec, kind):
-    """In a whole payload, what is sent and what is kept add up to the gradient."""
+    """Check that in a whole payload, decoded values and residual add up to the gradient."""
     index, value = (codec, RawValue()) if kind is IndexCodec else (RawIndex(), codec)
     gradient = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     residual = np.zeros_like(gradient)

@@ -1,13 +1,15 @@
-"""A compressor's state as plain values and arrays.
+"""Save and load the state of a compressor as plain values and arrays.
 
-Each rank saves its own; the same or another number of ranks loads it.
+Each rank saves its own state. The same or another number of ranks can load it.
 
-What is kept of each parameter is an adapter's slot:
+The state of each parameter is kept in a slot of the adapter. A slot has these members:
 
-- ``shape``, ``state_names`` and ``follows_loss_scale`` say what belongs in its state;
-- ``steps``, ``loss_scale`` and ``memory()``, {kind: copy of the array}, are what is saved;
-- ``numpy_of(value)`` is an array of its framework as a NumPy array, None for anything else;
-- ``set_memory({kind: (d,) float32 NumPy array})`` takes what was saved.
+- ``shape``, ``state_names`` and ``follows_loss_scale`` define what its state contains.
+- ``steps``, ``loss_scale`` and ``memory()``, which returns {name: copy of the state array}, are
+  saved.
+- ``numpy_of(value)`` returns an array of the framework as a NumPy array, and None for anything
+  else.
+- ``set_memory({name: (d,) float32 NumPy array})`` loads the saved arrays.
 """
 
 import math
@@ -26,7 +28,7 @@ _MOST_LISTED = 8
 
 
 def dump(slots, fingerprint, rank, size):
-    """This rank's state as a dictionary of plain values and the framework's arrays."""
+    """Return this rank's state as a dictionary of plain values and arrays of the framework."""
     return {
         "version": _VERSION,
         "fingerprint": fingerprint,
@@ -40,16 +42,16 @@ def dump(slots, fingerprint, rank, size):
 
 
 def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
-    """Takes one rank's state, or those of all ranks, as Compressor.load_state_dict says.
+    """Load the state of one rank, or of all ranks, as for Compressor.load_state_dict.
 
-    Everything is checked before anything is taken: a refusal leaves all slots as they were.
+    Everything is checked before anything is changed. After an error, all slots are unchanged.
 
     Args:
-        slots: the parameters, by name.
-        state: one state, or the list of all.
-        fingerprint, rank, size: of this rank now.
-        keeper_of: the rank whose memory takes what a rank keeps back. The memory of another one
-            would never be sent.
+        slots: {name: slot of the parameter}.
+        state: one state, or the list of the states of all ranks.
+        fingerprint, rank, size: those of this rank now.
+        keeper_of: a function that returns the rank whose memory keeps what is not sent for a rank.
+            The memory of any other rank would never be sent.
     """
     if isinstance(state, (list, tuple)):
         states = {f"compressor state of rank {rank}": one for rank, one in enumerate(state)}
@@ -90,15 +92,18 @@ def _expect_no_memory(slots, loaded, rank, keeper):
 
 
 def identity(fingerprint, rank, size, keeper):
-    """What a checkpoint says of the compressor and rank that it is of; ``keeper``: the rank whose
-    memory takes what it keeps.
+    """Return the part of a checkpoint that identifies the compressor and the rank.
+
+    Args:
+        fingerprint, rank, size: those of this rank.
+        keeper: the rank whose memory keeps what is not sent for this rank.
     """
     own = {"fingerprint": fingerprint, "rank": rank, "size": size}
     return own if keeper == rank else {**own, "keeper": keeper}
 
 
 def check_identity(what, found, fingerprint, rank, size, keeper):
-    """Raises InvalidArgumentError unless ``found``, from :func:`identity`, says the same."""
+    """Raise InvalidArgumentError unless ``found``, from :func:`identity`, matches this rank."""
     expected = identity(fingerprint, rank, size, keeper)
     if isinstance(found, dict) and ("keeper" in found) != ("keeper" in expected):
         raise InvalidArgumentError(
@@ -117,7 +122,7 @@ def check_identity(what, found, fingerprint, rank, size, keeper):
 
 
 def steps_to_compare(slots, with_steps):
-    """The step counters as what ranks compare in a handshake; nothing without ``with_steps``."""
+    """Return the step counters for ranks to compare in a handshake; [] without ``with_steps``."""
     return (
         [Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])]
         if with_steps
@@ -135,7 +140,7 @@ def _check_fingerprint(where, found, expected):
 
 
 def _check_head(where, state, slots):
-    """The entries beside the parameters."""
+    """Check the entries of a state other than the parameters."""
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         got = state.get("version") if isinstance(state, dict) else type(state).__name__
         raise InvalidArgumentError(
@@ -159,7 +164,7 @@ def _check_ranks(states):
 
 
 def _expect_keys(where, found, expected):
-    """Raises InvalidArgumentError unless ``found`` is a dictionary of just these keys."""
+    """Raise InvalidArgumentError unless ``found`` is a dictionary with exactly these keys."""
     if not isinstance(found, dict):
         raise InvalidArgumentError(f"{where}: expected a dictionary, got {type(found).__name__}")
     missing = [key for key in expected if key not in found]
@@ -177,7 +182,10 @@ def _listed(names):
 
 
 def _loaded(name, slot, states, own):
-    """(steps, loss scale, memory) of one parameter: the sum of the memories of ``own`` states."""
+    """Return (steps, loss scale, memory) of one parameter.
+
+    The memory is the sum of the memories in the states named in ``own``.
+    """
     parts = {
         where: _Part(f"{where}, parameter {name}", slot, one["parameters"][name])
         for where, one in states.items()
@@ -200,7 +208,11 @@ def _loaded(name, slot, states, own):
 
 
 class _Part:
-    """One parameter in one rank's state, checked; ``memory`` is {kind: (d,) float32}."""
+    """One parameter in the state of one rank, after checks.
+
+    Attributes:
+        memory: {name: (d,) float32 array}.
+    """
 
     def __init__(self, where, slot, saved):
         self.where = where
@@ -223,7 +235,7 @@ class _Part:
         self._check_units(slot)
 
     def _check_units(self, slot):
-        """A memory is in units of the scaled loss."""
+        """Check the loss scale of a non-zero memory, whose unit is that of the scaled loss."""
         if (self.loss_scale is not None) == slot.follows_loss_scale:
             return
         if any(array.any() for array in self.memory.values()):

@@ -1,4 +1,4 @@
-"""Codec: a sparsifier, an index codec and a value codec, composed into one encoder of tensors."""
+"""Codec: encode tensors with a sparsifier, an index codec and a value codec."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,17 +30,20 @@ def _expect(value, kind, what):
 
 
 class Codec:
-    """How one tensor becomes one payload: DeepReduce's scheme (Xu et al., NeurIPS 2021), in which
-    indices and values are coded apart.
+    """An encoder of single tensors, made of a sparsifier, an index codec and a value codec.
+
+    Indices and values are encoded separately, as in DeepReduce (Xu et al., NeurIPS 2021).
 
     Args:
-        sparsifier: which elements are sent, a :class:`Sparsifier` such as :class:`TopK`.
-        index: how their indices are coded, an :class:`IndexCodec`; :class:`RawIndex` by default.
-        value: how their values are coded, a :class:`ValueCodec`; :class:`RawValue` by default.
+        sparsifier: selects the elements to send; a :class:`Sparsifier` such as :class:`TopK`.
+        index: encodes the indices of the selected elements; an :class:`IndexCodec`. Default:
+            :class:`RawIndex`.
+        value: encodes the values of the selected elements; a :class:`ValueCodec`. Default:
+            :class:`RawValue`.
 
     Raises:
-        InvalidArgumentError: something else than such a stage, or one of one's own that lacks a
-            method or is not registered.
+        InvalidArgumentError: an argument is not a stage of the right kind, or it is a custom stage
+            that lacks a method or is not registered.
 
     >>> import deepreduce_hvd as dr
     >>> codec = dr.Codec(dr.TopK(k=2), index=dr.RawIndex(), value=dr.RawValue())
@@ -65,7 +68,7 @@ class Codec:
         return f"Codec({self.sparsifier!r}, index={self.index!r}, value={self.value!r})"
 
     def __getattr__(self, name):
-        if name in ("compress", "decompress"):  # Horovod was given the codec itself
+        if name in ("compress", "decompress"):  # the user passed the codec to Horovod
             raise AttributeError(
                 "compression: expected a dr.Compressor, got a Codec; "
                 "write dr.Compressor(codec, parameters=model.named_parameters())"
@@ -73,13 +76,17 @@ class Codec:
         raise AttributeError(f"'Codec' object has no attribute {name!r}")
 
     def is_native(self, memory: Memory) -> bool:
-        """Whether the native core runs this codec with ``memory``; NumPy does where a stage is the
-        user's own.
+        """Return whether the native core can run this codec with ``memory``.
+
+        Codecs with a custom stage run in NumPy instead.
         """
         return all(map(is_built_in, (self.sparsifier, self.index, self.value, memory)))
 
     def fields(self, memory: Memory, step: int = 0) -> list[float]:
-        """The 20 numbers by which the native core knows this codec with ``memory``."""
+        """Return the 20 numbers that describe this codec with ``memory`` to the native core.
+
+        These are five numbers for each of the four stages.
+        """
         return [
             *self.sparsifier.fields(step),
             *self.index.fields(),
@@ -97,28 +104,32 @@ class Codec:
         rank: int = 0,
         memory: Memory | None = None,
     ) -> Any:
-        """Encodes one tensor as a self-describing payload.
+        """Encode one tensor as a self-describing payload.
 
         Args:
-            gradient: (d,) float32, float16 or float64 NumPy array, torch tensor or TF tensor
-                (bfloat16 too in those).
-            residual: None, or (d,) float32 of the same kind (a ``tf.Variable`` on TensorFlow):
-                added to the gradient first, and left in place as what the payload does not carry.
-            memory: another :class:`Memory` than :class:`Residual`; ``residual`` is then its array,
-                or the tuple of its arrays.
-            step, seed, tensor, rank: integers of at least 0 that key the random choices; ``step``
-                drives schedules such as TopK's warm-up too, ``tensor`` stands for the tensor's
-                name. ``rank`` keys those that should differ between ranks (stochastic rounding),
-                never the selection.
+            gradient: (d,) float32, float16 or float64; a NumPy array, torch tensor or TensorFlow
+                tensor. Tensors may also be bfloat16.
+            residual: None, or a (d,) float32 array of the same kind as ``gradient`` (on TensorFlow,
+                a ``tf.Variable``). It is added to the gradient before encoding. It is then
+                overwritten in place with the part that the payload does not carry.
+            step: the training step. It also drives schedules such as the warm-up of TopK.
+            seed: the seed of all random choices.
+            tensor: a number that identifies the tensor.
+            rank: the rank. It changes only random choices that should differ between ranks, such as
+                stochastic rounding. It never changes the selection.
+            memory: a :class:`Memory` to use instead of :class:`Residual`. ``residual`` is then the
+                state array of this memory, or a tuple of its state arrays.
 
         Returns:
-            (n,) uint8 of the gradient's kind. A gradient with NaN or Inf makes a payload that
-            decodes to NaN everywhere and leaves ``residual`` as it was. When compression would not
-            pay, all elements are sent.
+            The payload, (n,) uint8, of the same kind as ``gradient``. If the gradient contains NaN
+            or Inf, the payload decodes to NaN everywhere, and ``residual`` is unchanged. If the
+            encoded payload would be larger than the dense tensor, the payload carries all elements
+            instead.
 
         Raises:
-            InvalidArgumentError: wrong dtype, shape or kind, more than 2^31 - 1 elements, or a key
-                that is no integer in [0, 2^63).
+            InvalidArgumentError: ``gradient`` or ``residual`` has a wrong dtype, shape or kind, the
+                tensor has more than 2^31 - 1 elements, or ``step``, ``seed``, ``tensor`` or
+                ``rank`` is not an integer in [0, 2^63).
         """
         expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
         state = () if residual is None else residual if isinstance(residual, tuple) else (residual,)
@@ -146,24 +157,29 @@ class Codec:
         rank: int = 0,
         dtype: str = "float32",
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Encodes a tensor of ``d`` elements that is 0 except where given, with the index and value
-        codecs; nothing is selected.
+        """Encode a sparse tensor of ``d`` elements with the index and value codecs.
 
-        Work and memory are in proportion to the elements given, unless the index codec itself needs
-        more (Bitmap, Bloom).
+        All given elements are sent; the sparsifier is not used. Time and memory are proportional to
+        the number of given elements, unless the index codec needs more (Bitmap, Bloom).
 
         Args:
-            indices: (k,) uint32 NumPy array, ascending, distinct, below ``d``.
-            values: (k,) float32 NumPy array; left in place as what the payload lacks of each.
-            step, seed, tensor, rank, dtype: as for :meth:`encode`.
+            indices: (k,) uint32 NumPy array, ascending, distinct, less than ``d``.
+            values: (k,) float32 NumPy array. It is overwritten in place with the part that the
+                payload does not carry: each value minus its decoded value. The decoded value is 0
+                for an element that a lossy index codec leaves out.
+            d: the number of elements of the dense tensor.
+            step, seed, tensor, rank: as for :meth:`encode`.
+            dtype: the dtype that the payload records for the gradient: "float32", "float16",
+                "bfloat16" or "float64".
 
         Returns:
-            (payload, added indices, added values): what a lossy index codec adds is reported as
-            what the payload lacks there, minus the number that it decodes to; usually empty. A NaN
-            or Inf makes a non-finite payload and leaves ``values`` as they were.
+            A tuple (payload, added indices, added values). A lossy index codec can add elements
+            that were not given. The last two arrays list their indices and the negatives of their
+            decoded values. They are usually empty. If ``values`` contains NaN or Inf, the payload
+            is non-finite and ``values`` is unchanged.
 
         Raises:
-            InvalidArgumentError: wrong dtypes, shapes or indices.
+            InvalidArgumentError: an argument has a wrong dtype, shape or value.
         """
         expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
         if dtype not in container.DTYPES:
@@ -175,20 +191,25 @@ class Codec:
 
 
 def decode(payload: Any, max_elements: int | None = None) -> Any:
-    """The dense tensor of a payload: (n,) uint8 -> (d,) float32 of the same kind.
+    """Decode a payload to a dense tensor.
 
-    A non-finite payload is NaN everywhere.
+    A non-finite payload decodes to NaN everywhere.
 
     Args:
-        max_elements: the most elements that are taken: a payload of 40 bytes can ask for 8 GiB. By
-            default 2^24 (64 MiB), or 4096 for each byte of the payload if that is more. Give a
-            larger number, up to 2^31 - 1, for what you trust.
+        payload: (n,) uint8; a NumPy array, torch tensor or TensorFlow tensor.
+        max_elements: the largest number of elements to accept. A payload of 40 bytes can claim 8
+            GiB of elements, so there is a limit. The default is 2^24 elements (64 MiB) or 4096
+            elements per byte of the payload, whichever is more. For payloads that you trust, pass a
+            larger number, up to 2^31 - 1.
+
+    Returns:
+        The decoded tensor, (d,) float32, of the same kind as ``payload``.
 
     Raises:
-        CorruptPayloadError: the bytes are not a payload of this format.
-        UnknownCodecError: of a codec that is not registered here.
-        InvalidArgumentError: the payload's d exceeds ``max_elements``, or ``payload`` is not (n,)
-            uint8.
+        CorruptPayloadError: the bytes are not a valid payload.
+        UnknownCodecError: the payload uses a codec that is not registered in this process.
+        InvalidArgumentError: the payload has more than ``max_elements`` elements, or ``payload`` is
+            not an (n,) uint8 array.
     """
     if max_elements is not None:
         expect_keys(max_elements=max_elements)
@@ -196,32 +217,48 @@ def decode(payload: Any, max_elements: int | None = None) -> Any:
 
 
 def decode_sum(payloads: Sequence[Any], out: Any, scale: float = 1.0) -> Any:
-    """``out`` (d,) float32 += ``scale`` * the dense tensor of each payload, in the order given;
-    returns ``out``.
+    """Add ``scale`` times each decoded payload to ``out``, in the given order.
+
+    A non-finite payload sets all of ``out`` to NaN. If a payload is refused, ``out`` is left with a
+    partial sum.
 
     Args:
-        payloads: (n,) uint8 arrays, NumPy, torch or TF as ``out``, each of a tensor of d elements.
-        out: a NumPy array or torch tensor, contiguous, or a ``tf.Variable``.
+        payloads: (n,) uint8 arrays of the same kind as ``out`` (NumPy, torch or TensorFlow), each
+            of a tensor of d elements.
+        out: (d,) float32; a contiguous NumPy array or torch tensor, or a ``tf.Variable``. It is
+            updated in place.
+        scale: a finite float32 number.
 
-    A non-finite payload makes all of ``out`` NaN. When a payload is refused, ``out`` is left
-    part-summed.
+    Returns:
+        ``out``.
 
     Raises:
         CorruptPayloadError, UnknownCodecError: as for :func:`decode`.
-        InvalidArgumentError: a payload of another number of elements, or wrong dtypes or shapes.
+        InvalidArgumentError: a payload has another number of elements than ``out``, or an argument
+            has a wrong dtype or shape.
     """
     expect_scale(scale)
     return backends.of(out).decode_sum(list(payloads), out, scale)
 
 
 def inspect(data: Any) -> dict[str, Any]:
-    """What a payload, (n,) uint8 NumPy, torch or TF, says of itself, as a dict; its sections are
-    not decoded.
+    """Return what the header of a payload says, without decoding the sections.
 
-    "version"; "index" and "value", the codecs' names ("all" where no indices travel, "none" of
-    values of a non-finite payload); "dtype" of the gradient; "non_finite"; "order" of the values;
-    "d" elements, "k" of them sent; "header_bytes", "index_bytes", "value_bytes", "order_bytes" and
-    their sum "total_bytes".
+    Args:
+        data: the payload, (n,) uint8; a NumPy array, torch tensor or TensorFlow tensor.
+
+    Returns:
+        A dictionary with the following keys.
+
+        - "version": the version of the format.
+        - "index", "value": the names of the codecs. "index" is "all" if the payload has no indices,
+          because it carries all elements or is non-finite. "value" is "none" if it is non-finite.
+        - "dtype": the dtype of the gradient.
+        - "non_finite": whether the payload stands for a gradient with NaN or Inf.
+        - "order": the order of the values.
+        - "d", "k": the number of elements of the tensor, and how many of them were sent.
+        - "header_bytes", "index_bytes", "value_bytes", "order_bytes": the size of each part.
+        - "total_bytes": the sum of these sizes.
 
     Raises:
         CorruptPayloadError, UnknownCodecError: as for :func:`decode`.

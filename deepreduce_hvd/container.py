@@ -1,5 +1,6 @@
-"""The container of docs/format.md in Python: the only Python file that knows byte offsets, the
-version and the caps.
+"""The container format of docs/format.md in Python.
+
+This is the only Python file that knows the byte offsets, the version and the limits.
 """
 
 import dataclasses
@@ -18,13 +19,13 @@ MAX_SECTION = 2**32 - 1
 NON_FINITE = 1
 ASCENDING, PERMUTATION, INDICES_IN_VALUE_ORDER = 0, 1, 2
 
-#: gradient dtype codes, by name
+#: {name of a gradient's dtype: code}
 DTYPES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
 
 
 @dataclasses.dataclass
 class Payload:
-    """One payload taken apart; sections are bytes."""
+    """The fields of one payload; its sections are bytes."""
 
     d: int
     count: int
@@ -42,8 +43,9 @@ class Payload:
 
 
 def checksum(data):
-    """The 64-bit multilinear hash of ``data`` (uint8 array) with the checksum field counted as
-    zero.
+    """Return the 64-bit multilinear hash of ``data``, a uint8 array.
+
+    The checksum field itself counts as zero.
     """
     words = np.zeros((data.size + 7) // 8 * 8, dtype=np.uint8)
     words[: data.size] = data
@@ -58,7 +60,11 @@ def checksum(data):
 
 
 def write(payload):
-    """A :class:`Payload` as a uint8 array."""
+    """Return a :class:`Payload` as a uint8 array.
+
+    Raises:
+        InvalidArgumentError: a section is larger than 2^32 - 1 bytes.
+    """
     sections = {"index": payload.index, "value": payload.values, "order": payload.order_map}
     for name, section in sections.items():
         if len(section) > MAX_SECTION:
@@ -78,8 +84,13 @@ def write(payload):
 
 
 def read_header(data):
-    """(bytes of the whole payload, whether it is of NaN or Inf) that (40,) uint8, a payload's
-    header, tells; raises CorruptPayloadError.
+    """Read the header of a payload, (40,) uint8.
+
+    Returns:
+        A tuple (size of the whole payload in bytes, whether the payload is non-finite).
+
+    Raises:
+        CorruptPayloadError: the bytes are not the header of a payload.
     """
     if data.size != HEADER.size or data[:5].tobytes() != MAGIC + bytes([VERSION]):
         raise CorruptPayloadError(
@@ -90,8 +101,12 @@ def read_header(data):
 
 
 def read(data):
-    """A uint8 array as a :class:`Payload`, after every check that needs no decoding; raises
-    CorruptPayloadError.
+    """Return a payload, given as a uint8 array, as a :class:`Payload`.
+
+    All checks that need no decoding are made.
+
+    Raises:
+        CorruptPayloadError: a check failed.
     """
     data = np.ascontiguousarray(data, dtype=np.uint8)
     if data.size < HEADER.size:

@@ -1,27 +1,28 @@
-"""The errors of the package, few and by cause; each message says what was expected and what was
-got.
+"""The errors of the package, one class per cause.
+
+Each message says what was expected and what was found.
 """
 
 
 class DeepReduceError(Exception):
-    """The base of every error that this package raises on purpose."""
+    """Base class of all errors that this package raises on purpose."""
 
 
 class CorruptPayloadError(DeepReduceError, ValueError):
-    """The bytes are not a payload that an encoder of this format writes."""
+    """The bytes are not a valid payload: no encoder of this format writes them."""
 
 
 class InvalidArgumentError(DeepReduceError, ValueError):
-    """The caller asked for something that cannot be done."""
+    """An argument, or a combination of arguments, is not valid."""
 
 
 class UnknownCodecError(DeepReduceError, LookupError):
-    """A codec name or id that is not registered here."""
+    """The name or id of a codec is not registered in this process."""
 
 
 class NativeMissingError(DeepReduceError, ImportError):
-    """A part of the native code was not built; the message says how to build it."""
+    """A part of the native code was not built. The message says how to build it."""
 
 
 class PeerFailedError(DeepReduceError, RuntimeError):
-    """Another rank could not encode its gradient; the message names the rank and its error."""
+    """Another rank could not encode its gradient. The message names the rank and its error."""

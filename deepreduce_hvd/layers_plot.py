@@ -1,15 +1,15 @@
-"""A picture of a model's layers: bytes dense and sent, and what one step keeps back."""
+"""A plot of all layers of a model: dense bytes, sent bytes and the relative error of one step."""
 
-#: inches per parameter, and around all of them
+#: The height of one row and of the margins, in inches.
 _ROW, _MARGIN = 0.22, 1.6
 
 
 def draw(stats, path):
-    """Draw one row per parameter and write the picture.
+    """Draw one row per parameter and write the plot to a file.
 
     Args:
-        stats: what :meth:`Compressor.stats` returns.
-        path: of the picture; its ending says the format.
+        stats: the result of :meth:`Compressor.stats`.
+        path: the path of the file; its extension selects the format.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -30,7 +30,7 @@ def draw(stats, path):
     if any(dense):
         of_bytes.set_xscale("log")
     of_bytes.set_yticks(list(places), names, fontsize=8)
-    of_bytes.invert_yaxis()  # the first layer at the top
+    of_bytes.invert_yaxis()  # put the first layer at the top
     of_bytes.set_xlabel("bytes per step and rank")
     share = sum(sent) / sum(dense) if any(dense) else 0.0
     of_bytes.set_title(f"sent {sum(sent):,} of {sum(dense):,} bytes: {share:.2%}", fontsize=10)

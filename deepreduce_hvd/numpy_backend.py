@@ -1,5 +1,6 @@
-"""The backend for NumPy arrays: what runs in the native core, and what in Python where a stage is
-the user's own.
+"""The backend for NumPy arrays.
+
+Built-in stages run in the native core. Codecs with a custom stage run in Python.
 """
 
 from collections.abc import Sequence
@@ -24,14 +25,17 @@ except ImportError as error:
     ) from error
 
 _BFLOAT16 = container.DTYPES["bfloat16"]
-#: codes of gradients' dtypes that NumPy has
+#: {code of a gradient's dtype: NumPy dtype}, for the dtypes that NumPy has
 _DTYPES = {code: np.dtype(name) for name, code in container.DTYPES.items() if code != _BFLOAT16}
-#: NumPy has no bfloat16: such numbers come as they lie in memory, too
+#: NumPy has no bfloat16: these dtypes hold the bits of such numbers
 _BITS = (np.uint16, np.int16)
 
 
 def as_float32(gradient, dtype):
-    """Numbers of the ``dtype`` code as (d,) float32; those of bfloat16 may come as their 16 bits."""
+    """Convert numbers of the dtype with the code ``dtype`` to (d,) float32.
+
+    bfloat16 numbers may be given as (d,) uint16 or int16 arrays of their bits.
+    """
     if dtype == _BFLOAT16 and gradient.dtype in _BITS:
         bits = gradient.view(np.uint16).astype(np.uint32)
         return (bits << np.uint32(16)).view(np.float32)
@@ -40,7 +44,10 @@ def as_float32(gradient, dtype):
 
 
 def _as_coded(gradient, dtype):
-    """Numbers of the ``dtype`` code as the native core reads them; they may come as float32."""
+    """Convert numbers to the dtype with the code ``dtype``, as the native core reads them.
+
+    The numbers may be given as float32. bfloat16 numbers are returned as 16-bit integers.
+    """
     if dtype != _BFLOAT16:
         return gradient.astype(_DTYPES[dtype], copy=False)
     if gradient.dtype in _BITS:
@@ -49,7 +56,7 @@ def _as_coded(gradient, dtype):
 
 
 def _expect_gradient(gradient, dtype):
-    """(contiguous gradient, code of its dtype)."""
+    """Check a gradient and return (contiguous gradient, code of its dtype)."""
     kinds = (*_DTYPES.values(), *(_BITS if dtype == _BFLOAT16 else ()))
     expect_array("gradient", gradient, kinds, contiguous=False)
     code = container.DTYPES[gradient.dtype.name] if dtype is None else dtype
@@ -57,7 +64,7 @@ def _expect_gradient(gradient, dtype):
 
 
 def _expect_state(memory, state, gradient):
-    """The memory's arrays, as they are written to in place."""
+    """Check the state arrays of a memory, which are written in place."""
     for name, array in zip(memory.state, state, strict=True):
         expect_array(name, array, (np.float32,), gradient.shape, writable=True)
     expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
@@ -95,7 +102,7 @@ def encode_sparse_numpy(
     native=True,
     simd=-1,
 ):
-    """The NumPy backend of encode_sparse."""
+    """Implement :meth:`Codec.encode_sparse` for NumPy arrays."""
     expect_array("indices", indices, (np.uint32,))
     expect_array("values", values, (np.float32,), indices.shape, writable=True)
     expect_apart(indices=indices, values=values)
@@ -136,11 +143,16 @@ def select_numpy(
     simd=-1,
     dtype=None,
 ):
-    """Error feedback and selection without coding; ``state`` is left without what was selected.
+    """Apply error feedback and selection to a gradient, without encoding.
 
-    ``given`` (k,) uint32 ascending: what to take instead of the sparsifier's choice. Returns
-    (indices (k,) uint32, values (k,) float32, next threshold); indices and values are None when the
-    gradient is not finite, and the state is then as it was.
+    ``state`` is updated in place as if exactly the selected values were sent.
+
+    Args:
+        given: (k,) uint32 ascending indices to take instead of the sparsifier's selection.
+
+    Returns:
+        A tuple (indices (k,) uint32, values (k,) float32, threshold for the next step). If the
+        gradient contains NaN or Inf, indices and values are None and ``state`` is unchanged.
     """
     gradient, dtype = _expect_gradient(gradient, dtype)
     _expect_state(memory, state, gradient)
@@ -181,11 +193,14 @@ def encode_numpy(
     simd=-1,
     dtype=None,
 ):
-    """The NumPy backend of encode: ``state`` arrays are updated in place; returns (payload, next
-    threshold).
+    """Implement :meth:`Codec.encode` for NumPy arrays; update the ``state`` arrays in place.
 
-    ``dtype`` overrides the gradient's own dtype code, for bfloat16 numbers that come as float32 or
-    as their bits.
+    Args:
+        dtype: a dtype code that replaces the dtype of the array, for bfloat16 numbers that are
+            given as float32 or as their bits.
+
+    Returns:
+        A tuple (payload, threshold for the next step).
     """
     gradient, dtype = _expect_gradient(gradient, dtype)
     _expect_state(memory, state, gradient)
@@ -204,7 +219,10 @@ def encode_numpy(
 
 
 def all_native(payloads):
-    """Whether the native core knows every codec of the payloads (bytes 6 and 7 are the ids)."""
+    """Return whether the native core knows all codecs of the payloads.
+
+    Bytes 6 and 7 of a payload are the ids of its codecs.
+    """
     return all(
         data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads
     )
@@ -213,16 +231,23 @@ def all_native(payloads):
 def decode_sum_sparse(
     payloads: Sequence[Any], d: int, scale: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``scale`` * the sum of the payloads, (n,) uint8 NumPy arrays, as ((m,) uint32 ascending
-    distinct indices, (m,) float32 values).
+    """Return ``scale`` times the sum of the payloads as a sparse tensor.
 
-    Work and memory follow the elements sent, unless a codec is the user's own or needs more
-    (Bitmap, Bloom).
+    Time and memory are proportional to the number of elements sent, unless a codec is a custom one
+    or needs more (Bitmap, Bloom).
+
+    Args:
+        payloads: (n,) uint8 NumPy arrays.
+        d: the number of elements of each payload's tensor.
+        scale: a finite float32 number.
+
+    Returns:
+        A tuple (indices, values) of (m,) uint32, ascending and distinct, and (m,) float32.
 
     Raises:
         CorruptPayloadError, UnknownCodecError: as for :func:`decode`.
-        InvalidArgumentError: a payload of another number of elements than ``d``, or one that is
-            non-finite: such a sum has no sparse form.
+        InvalidArgumentError: a payload has another number of elements than ``d``, or a payload is
+            non-finite. The sum with a non-finite payload has no sparse form.
     """
     expect_scale(scale)
     expect_elements(d)
@@ -242,21 +267,27 @@ def decode_sum_sparse(
 
 
 def check_bytes(data):
-    """``data`` as a contiguous uint8 array, or InvalidArgumentError."""
+    """Return ``data`` as a contiguous (n,) uint8 array.
+
+    Raises:
+        InvalidArgumentError: ``data`` is not a 1-D uint8 array.
+    """
     expect_array("payload", data, (np.uint8,), contiguous=False)
     return np.ascontiguousarray(data)
 
 
 def decode_numpy(data, max_elements):
-    """The NumPy backend of decode."""
+    """Implement :func:`decode` for NumPy arrays."""
     return decode_sum_numpy(
         [data], np.zeros(elements_of(data, max_elements), dtype=np.float32), 1.0
     )
 
 
 def elements_of(data, max_elements):
-    """How many elements a payload, (n,) uint8 NumPy, has; InvalidArgumentError when those are too
-    many.
+    """Return the number of elements of a payload, an (n,) uint8 NumPy array.
+
+    Raises:
+        InvalidArgumentError: the payload has more than ``max_elements`` elements.
     """
     d = container.read(check_bytes(data)).d
     most, why = max_elements, ""
@@ -271,17 +302,17 @@ def elements_of(data, max_elements):
 
 
 def decode_sum_numpy(payloads, out, scale, native=True, simd=-1):
-    """The NumPy backend of decode_sum."""
+    """Implement :func:`decode_sum` for NumPy arrays."""
     add_payloads(payloads, out, scale, native, simd)
     return out
 
 
 def add_payloads(payloads, out, scale, native=True, simd=-1):
-    """What decode_sum does with NumPy arrays.
+    """Add ``scale`` times each decoded payload to ``out``, as :func:`decode_sum` does.
 
     Returns:
-        The largest magnitude that an addition left in any element, NaN being the largest of all. No
-        addition has overflowed unless it is Inf or NaN.
+        The largest magnitude of any result of an addition; NaN counts as the largest. If it is
+        finite, no addition overflowed.
     """
     expect_array("out", out, (np.float32,), writable=True)
     payloads = [check_bytes(data) for data in payloads]

@@ -1,4 +1,4 @@
-"""from_params: the dictionary of settings that users of GRACE and DeepReduce already have."""
+"""from_params: make a compressor from the settings of GRACE and DeepReduce."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,10 @@ _RAW = {"index": RawIndex(), "value": RawValue()}
 
 
 class _Settings:
-    """The dictionary: notes what it is asked for, and what will differ from the projects."""
+    """The dictionary of settings.
+
+    It records which settings were read and what will differ from GRACE and DeepReduce.
+    """
 
     def __init__(self, params):
         if not isinstance(params, Mapping):
@@ -30,7 +33,10 @@ class _Settings:
         self.differences = []
 
     def __call__(self, name, default=None):
-        """The setting's value; without one ``default``, or that of DEFAULTS."""
+        """Return the value of a setting.
+
+        Without a value, return ``default``, or the default in DEFAULTS if ``default`` is None.
+        """
         self._used.add(name)
         return self._params.get(name, DEFAULTS.get(name) if default is None else default)
 
@@ -41,7 +47,7 @@ class _Settings:
         self.differences.append(text)
 
     def choice(self, setting):
-        """The name that a setting has, and what the table says of it."""
+        """Return the value of a setting and its :class:`Choice` in the table."""
         given = self(setting)
         name = "none" if given is None else given
         choices = CHOICES[setting]
@@ -61,7 +67,13 @@ class _Settings:
         return self.choice(setting)[1].make(self)
 
     def finish(self):
-        """Refuses what has not been asked for; None says nothing, so that it needs no use."""
+        """Note settings without effect, and refuse settings that were not read.
+
+        A setting of None counts as not given.
+
+        Raises:
+            InvalidArgumentError: a setting was not read.
+        """
         for name, text in WITHOUT_EFFECT.items():
             if text and self._params.get(name):
                 self.differ(f"{name}: {text}")
@@ -81,33 +93,34 @@ class _Settings:
 
 
 def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options: Any) -> Compressor:
-    """A :class:`Compressor` from the dictionary of settings that GRACE and DeepReduce take.
+    """Return a :class:`Compressor` for a dictionary of settings of GRACE or DeepReduce.
 
-    Every setting and value of those projects' own scripts is taken, or refused by an error that
-    says what to write instead. What the dictionary does not say has the default of their code, also
-    where :class:`Compressor` has another one: no compressor, no memory, allreduce, a ratio of 0.3,
-    a threshold of 0.01, the policy leftmost. A warning names what works differently here.
-    docs/migration.md has all names and values.
+    Every setting and value in the scripts of these projects is either accepted, or refused with an
+    error that says what to write instead. Settings that the dictionary does not contain have the
+    defaults of the code of these projects, even where :class:`Compressor` has another default: no
+    compressor, no memory, allreduce, a ratio of 0.3, a threshold of 0.01 and the policy leftmost. A
+    warning names what works differently here. docs/migration.md lists all names and values.
 
     >>> # dr.from_params({"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"},
     >>> #                model.named_parameters())
 
     Args:
-        params: settings by name. "compressor" with "compress_ratio", "threshold" or "quantum_num";
-            "memory"; "communicator"; "deepreduce": "index", "value", "both" or None says which of
-            "index" (with "fpr" and "policy") and "value" (with "poly_degree", "quantum_num" and
-            "bucket_size") apply.
+        params: settings by name. "compressor" comes with "compress_ratio", "threshold" or
+            "quantum_num". "memory" and "communicator" select these stages. "deepreduce" is "index",
+            "value", "both" or None. It says which of the settings "index" (with "fpr" and "policy")
+            and "value" (with "poly_degree", "quantum_num" and "bucket_size") apply.
         parameters: (name, parameter) pairs or TensorFlow variables, as for :class:`Compressor`.
-        options: further keyword arguments of :class:`Compressor`. Small tensors are compressed as
-            well, as in GRACE: ``dense_below`` is 0 here.
+        options: more keyword arguments of :class:`Compressor`. ``dense_below`` is 0 by default
+            here, because GRACE compresses small tensors too.
 
     Returns:
-        A :class:`Compressor`. With "none" and "allreduce" it leaves all gradients to Horovod's own
-        allreduce.
+        A :class:`Compressor`. With the compressor "none" and the communicator "allreduce", all
+        gradients go through Horovod's own allreduce.
 
     Raises:
-        InvalidArgumentError: an unknown setting or value, one that has no equal here, or one that
-            does not apply to the others; nothing is ignored in silence.
+        InvalidArgumentError: a setting or value is unknown, has no equivalent here, or does not
+            apply to the other settings. A setting that would change a result is never silently
+            ignored.
     """
     settings = _Settings(params)
     codec = _codec(settings)

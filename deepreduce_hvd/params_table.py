@@ -1,7 +1,7 @@
-"""What the settings of GRACE and DeepReduce are called, what each becomes here, and their defaults.
+"""The settings of GRACE and DeepReduce: their names, equivalents and defaults.
 
 The names and defaults are those of the helpers and scripts of github.com/sands-lab/grace,
-github.com/sands-lab/grace-benchmarks and github.com/hangxu0304/DeepReduce; docs/migration.md shows
+github.com/sands-lab/grace-benchmarks and github.com/hangxu0304/DeepReduce. docs/migration.md shows
 this table.
 """
 
@@ -18,20 +18,20 @@ from deepreduce_hvd.stages import (
     value_codecs as value,
 )
 
-#: what a setting is when the dictionary does not say
+#: {setting: value if the dictionary does not contain it}
 DEFAULTS = {
-    # as in the projects' own code
+    # as in the code of GRACE and DeepReduce
     "compressor": "none", "memory": "none", "communicator": "allreduce",
     "deepreduce": None, "index": "bloom", "value": "polyfit",
     "compress_ratio": 0.3, "threshold": 0.01, "quantum_num": 127, "quantiles": 64,
     "momentum": 0.9, "gradient_clipping": False,
     "fpr": None, "policy": "leftmost", "poly_degree": 5, "sort": False, "bucket_size": 512,
-    # of settings that only this package has
+    # settings that only this package has
     "beta": 0.1, "dense": "auto", "form": "butterfly", "buckets": 256,
 }  # fmt: skip
 
-#: of the compressor "qsgd", as in grace_dl.dist, the only one of GRACE's three packages that has
-#: buckets
+#: Bucket size of the compressor "qsgd", as in grace_dl.dist. This is the only one of GRACE's three
+#: packages that has buckets.
 COMPRESSOR_BUCKET_SIZE = 128
 
 POLICIES = {
@@ -39,7 +39,7 @@ POLICIES = {
     "policy_zero": "p0", "randomK": "p1", "leftmostK": "leftmost", "conflict_sets": "p2",
 }  # fmt: skip
 
-#: settings that change no result here -> what to know of them, "" where there is nothing to know
+#: {setting that changes no result here: text of a warning, or ""}
 WITHOUT_EFFECT = {
     "world_size": "",
     "kernel": "",
@@ -48,7 +48,7 @@ WITHOUT_EFFECT = {
     "buckets_num": "neither project reads it; bucket_size says how many values share a norm",
 }
 
-#: settings of DeepReduce's TensorFlow code, which no published script sets -> what to write
+#: {setting of DeepReduce's TensorFlow code that no published script uses: what to write}
 OTHER_NAMES = {
     "bloom_fpr": "'fpr'",
     "bloom_on": "'compressor'",
@@ -62,18 +62,18 @@ OTHER_NAMES = {
 class Choice(NamedTuple):
     """What one value of a setting becomes."""
 
-    #: makes it from the settings; None where there is no equal
+    #: A function that makes it from the settings; None if there is no equivalent.
     make: Callable | None
-    #: how it differs from what the projects do, for a warning
+    #: How it differs from GRACE and DeepReduce, for a warning.
     differs: str = ""
-    #: without an equal: why, and what to write
+    #: If there is no equivalent: the reason, and what to write instead.
     instead: str = ""
-    #: the codec's stages that play no part with this communicator
+    #: The stages of the codec that this communicator does not use.
     unused_stages: tuple = ()
 
 
 def refused(instead):
-    """A choice that has no equal here."""
+    """Return a :class:`Choice` for a value that has no equivalent here."""
     return Choice(None, instead=instead)
 
 
@@ -125,7 +125,10 @@ def _momentum(settings):
 
 
 def _sketch(settings):
-    """SKCompress: its sparsifier and number of quantiles have no default that is published."""
+    """Return the stages of SKCompress.
+
+    There are no published defaults for its sparsifier and number of quantiles.
+    """
     for name, example in (("sparsifier", "'threshold'"), ("num_quantiles", "128")):
         if not settings.has(name):
             raise InvalidArgumentError(
@@ -161,7 +164,7 @@ _QSGD_DIFFERS = "the L2 norm is that of bucket_size values, as in grace_dl.dist;
 _POLYNOMIALS_DIFFER = "the values say where segments begin, as in the paper; DeepReduce's code has fixed shares of them"
 _SKETCH_DIFFERS = "of SKCompress, quantile buckets, delta keys and Huffman codes are here, its MinMaxSketch is not"
 
-#: setting -> its values -> what each becomes; compressors become the keyword arguments of a Codec
+#: {setting: {value: Choice}}; a compressor becomes the keyword arguments of a Codec.
 CHOICES = {
     "compressor": {
         **{

@@ -1,7 +1,7 @@
-"""The whole encoder and decoder in NumPy: the oracle of the native core, and what runs codecs of
-the user's own.
+"""The complete encoder and decoder in NumPy.
 
-The native core makes the same bytes (tests/test_conformance.py), some hundred times faster.
+The tests compare the native core with it (tests/test_conformance.py). Both write the same bytes,
+but the native core is about a hundred times faster. Codecs with a custom stage run here.
 """
 
 import numpy as np
@@ -16,11 +16,17 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference
 
 
 def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
-    """Encodes one tensor.
+    """Encode one tensor.
 
-    ``stages`` is (sparsifier, index codec, value codec, memory); ``gradient`` (d,) float32, what
-    the ``dtype`` code's numbers convert to; ``state`` the memory's arrays (d,) float32. Returns
-    (payload as uint8 array, new state).
+    Args:
+        stages: a tuple (sparsifier, index codec, value codec, memory).
+        gradient: (d,) float32, converted from the gradient's dtype.
+        dtype: the code of the gradient's dtype.
+        state: the state arrays of the memory, (d,) float32 each.
+        seed, step, tensor, rank: as for :meth:`Codec.encode`.
+
+    Returns:
+        A tuple (payload as uint8 array, new state).
     """
     sparsifier, index_codec, value_codec, memory = stages
     d = gradient.size
@@ -32,7 +38,8 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
         return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), state
     accumulated, state = accumulate(memory, gradient, state)
 
-    # the selection is the same on every rank when it does not look at the data: no rank in its key
+    # the rank is not part of the key, so a selection that ignores the data is the same on every
+    # rank
     selected = choose(
         sparsifier, accumulated, random_key(seed, step, tensor, 0, Purpose.SELECTION), step
     )
@@ -49,9 +56,7 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
 
 
 def accumulate(memory, gradient, state):
-    """(what to select from, the memory's next arrays); what a memory of one's own returns is
-    checked.
-    """
+    """Return (accumulated, new state) of a memory; check the result of a custom memory."""
     if is_built_in(memory):
         return memory.accumulate(gradient, state)
     returned = memory.accumulate(_read_only(gradient), tuple(map(_read_only, state)))
@@ -63,15 +68,16 @@ def accumulate(memory, gradient, state):
 
 
 def update(memory, gradient, accumulated, state, indices, decoded):
-    """The memory's arrays once ``decoded`` (k,) at ``indices`` (k,) was sent; checked in the same
-    way.
+    """Return the new state of a memory after ``decoded`` (k,) was sent at ``indices`` (k,).
+
+    The result of a custom memory is checked.
     """
     new = memory.update(gradient, accumulated, state, indices, decoded)
     return new if is_built_in(memory) else _expect_state(memory, "update", new, gradient.size)
 
 
 def choose(sparsifier, accumulated, key, step):
-    """The sparsifier's choice; that of a sparsifier of the user's own is checked."""
+    """Return the sparsifier's selection; check the result of a custom sparsifier."""
     if is_built_in(sparsifier):
         return sparsifier.select(accumulated, key, step)
     indices = sparsifier.select(_read_only(accumulated), key, step)
@@ -118,10 +124,18 @@ def _expect_state(memory, method, state, d):
 
 
 def pack(index_codec, value_codec, selected, elements, d, dtype, position):
-    """Codes the ``selected`` (k,) indices of a tensor whose elements ``elements(indices)`` gives.
+    """Encode the elements of a tensor at the indices ``selected``.
 
-    ``position`` is (seed, step, tensor, rank). Returns (Payload, indices (n,), values (n,) that it
-    decodes to there).
+    Args:
+        index_codec, value_codec: the codecs.
+        selected: (k,) uint32, ascending.
+        elements: a function that returns the elements of the tensor at given indices.
+        d: the number of elements of the tensor.
+        dtype: the code of the gradient's dtype.
+        position: a tuple (seed, step, tensor, rank).
+
+    Returns:
+        A tuple (Payload, indices (n,), decoded values (n,) at these indices).
     """
     policy_key = random_key(*position, Purpose.BLOOM_POLICY)
     rounding_key = random_key(*position, Purpose.ROUNDING)
@@ -157,11 +171,15 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
 
 
 def select(stages, gradient, state, given=None, seed=0, step=0, tensor=0):
-    """Error feedback and selection without coding, of (sparsifier, memory) ``stages``; arguments as
-    for :func:`encode`.
+    """Apply error feedback and selection, without encoding.
 
-    ``given``: ascending distinct indices to take instead of the sparsifier's choice. Returns
-    (indices, values, new state), or None when the gradient is not finite.
+    Args:
+        stages: a tuple (sparsifier, memory).
+        given: ascending, distinct indices to take instead of the sparsifier's selection.
+        gradient, state, seed, step, tensor: as for :func:`encode`.
+
+    Returns:
+        A tuple (indices, values, new state), or None if the gradient contains NaN or Inf.
     """
     sparsifier, memory = stages
     if not np.isfinite(gradient).all():
@@ -177,11 +195,20 @@ def select(stages, gradient, state, given=None, seed=0, step=0, tensor=0):
 
 
 def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0, rank=0):
-    """Encodes a tensor (d,) that is 0 except for ``values`` (k,) at ``indices`` (k,); ``stages`` is
-    (index codec, value codec).
+    """Encode a sparse tensor of ``d`` elements.
 
-    Returns (payload, what it lacks of each value, (indices, values) that it lacks where nothing was
-    given).
+    Args:
+        stages: a tuple (index codec, value codec).
+        indices: (k,) uint32, ascending and distinct.
+        values: (k,) float32.
+        d: the number of elements of the dense tensor.
+        dtype: the code of the gradient's dtype.
+        seed, step, tensor, rank: as for :meth:`Codec.encode`.
+
+    Returns:
+        A tuple (payload, rest, (added indices, added rest)). ``rest`` is (k,) float32, each value
+        minus its decoded value. The added elements are those that were not given but that the
+        payload decodes to non-zero values.
     """
     nothing = np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.float32)
     if not np.isfinite(values).all():
@@ -208,8 +235,15 @@ def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0,
 
 
 def decode_sparse(data, d=None):
-    """uint8 array -> ((k,) uint32 indices, (k,) float32 values), ascending; None in place of both
-    when non-finite.
+    """Decode a payload to a sparse tensor.
+
+    Args:
+        data: the payload, a uint8 array.
+        d: the expected number of elements, or None for any number.
+
+    Returns:
+        A tuple ((k,) uint32 ascending indices, (k,) float32 values), or None if the payload is
+        non-finite.
     """
     parts = container.read(data)
     if d is not None and parts.d != d:
@@ -257,11 +291,12 @@ def decode_sparse(data, d=None):
 
 
 def decode_sum(payloads, out, scale=1.0):
-    """``out`` (d,) float32 += ``scale`` * each payload, in the order given; a non-finite payload
-    makes it all NaN.
+    """Add ``scale`` times each decoded payload to ``out`` (d,) float32, in the given order.
+
+    A non-finite payload sets all of ``out`` to NaN.
 
     Returns:
-        The largest magnitude that an addition left in any element, NaN being the largest of all.
+        The largest magnitude of any result of an addition; NaN counts as the largest.
     """
     largest = 0.0
     for data in payloads:
@@ -272,6 +307,6 @@ def decode_sum(payloads, out, scale=1.0):
             indices, values = sent
             with np.errstate(over="ignore"):
                 out[indices] += np.float32(scale) * values
-            # NaN if either is
+            # np.maximum returns NaN if either number is NaN
             largest = float(np.maximum(largest, np.abs(out[indices]).max(initial=0)))
     return largest

@@ -1,11 +1,11 @@
-"""What a compressor reports: bytes handed to the collective, error and time, for each parameter."""
+"""The statistics of a compressor, for each parameter: bytes sent, error and time."""
 
 import numpy as np
 
 from deepreduce_hvd import container
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
 
-#: the columns of stats(), in order, with what they mean
+#: The columns of stats(), in order, with their meaning.
 FIELDS = {
     "elements": "elements of the parameter",
     "dense_bytes": "bytes of the gradient uncompressed",
@@ -39,15 +39,19 @@ def row(
     rounds=0,
     communicator=None,
 ):
-    """One parameter's figures.
+    """Return the statistics of one parameter.
 
     Args:
-        encode_seconds, decode_seconds: of all ``steps`` together.
-        rounds: collectives one after another in the last step.
-        communicator: how it was exchanged.
-        path: how the gradient travels, as in :data:`FIELDS`.
-        payload: (n,) uint8, the last one of this rank; None when there is none.
-        kept: (d,) float32, what payloads have not carried so far; None where that is not known.
+        elements: the number of elements of the parameter.
+        dense_bytes: the size of the uncompressed gradient in bytes.
+        sent_bytes: the bytes that this rank handed to the collectives in the last step.
+        steps: the number of steps so far.
+        encode_seconds, decode_seconds: the total time in all ``steps``.
+        path: how the gradient is sent, as in :data:`FIELDS`.
+        payload: (n,) uint8, the last payload of this rank; None if there is none.
+        kept: (d,) float32, what the payloads so far have not carried; None if that is not known.
+        rounds: the number of collectives one after another in the last step.
+        communicator: how the gradient was exchanged.
     """
     figures = {
         "elements": elements, "dense_bytes": dense_bytes, "sent_bytes": sent_bytes,
@@ -71,14 +75,17 @@ def row(
 
 
 def totals(stats):
-    """Sums of the additive fields over all parameters."""
+    """Return the sums over all parameters of those fields that can be added."""
     additive = ("elements", "dense_bytes", "sent_bytes", "header_bytes", "index_bytes", "value_bytes", "order_bytes",
                 "sent_values", "encode_seconds", "decode_seconds")  # fmt: skip
     return {field: sum(row[field] for row in stats.values()) for field in additive}
 
 
 def summary_table(stats):
-    """:meth:`Compressor.stats` as text: a line a parameter, a line of totals."""
+    """Return the result of :meth:`Compressor.stats` as text.
+
+    The text has one line per parameter and a line of totals.
+    """
     heads = (
         "parameter",
         "elements",
@@ -120,11 +127,11 @@ def summary_table(stats):
 
 
 def notes(stats, ranks):
-    """What a user should know of what was not compressed, a list of sentences.
+    """Return notes for the user on gradients that were not compressed, as a list of sentences.
 
     Args:
-        stats: what :meth:`Compressor.stats` returns.
-        ranks: how many ranks the compressor exchanges with, this one included.
+        stats: the result of :meth:`Compressor.stats`.
+        ranks: the number of ranks that the compressor exchanges with, including this one.
     """
     paths = {
         path: [name for name, row in stats.items() if row["path"] == path]

@@ -1,4 +1,4 @@
-"""Check the arguments of :class:`Compressor`, and say what was probably meant."""
+"""Check the arguments of :class:`Compressor`; errors suggest what was probably meant."""
 
 import functools
 import reprlib
@@ -18,10 +18,10 @@ from deepreduce_hvd.stages.base import (
 
 
 def expect_stages(codec, memory, communicator):
-    """Check that codec, memory and communicator are what they should be and work together.
+    """Check that codec, memory and communicator have the right types and work together.
 
     Raises:
-        InvalidArgumentError: one of them is something else, or they do not work together.
+        InvalidArgumentError: one of them has the wrong type, or they do not work together.
     """
     for value, kind, what in (
         (codec, Codec, "codec"),
@@ -42,13 +42,13 @@ def expect_stages(codec, memory, communicator):
 
 
 def _shown(value):
-    """A value's text, shortened unless it is a stage's own."""
+    """Return the repr of a value, shortened unless the value is a stage or a class."""
     own = isinstance(value, (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec, type))
     return repr(value) if own else reprlib.repr(value)
 
 
 def _meant(value, kind):
-    """What to write for a value of the wrong kind: text to append to a message, or nothing."""
+    """Return a suggestion to append to the message for a value of the wrong type, or ""."""
     if isinstance(value, type):
         return f"; write {value.__name__}(), an instance"
     if isinstance(value, Sparsifier):
@@ -107,7 +107,7 @@ def expect_settings(
 
 
 def of_an_instance(method):
-    """Refuse calls through the class, as Horovod makes them when it is given the class itself."""
+    """Refuse calls on the class itself, which Horovod makes if it was given the class."""
 
     @functools.wraps(method)
     def checked(self, *arguments):

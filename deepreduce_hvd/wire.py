@@ -1,9 +1,8 @@
-"""What travels beside payloads: failure notices, and the probe that rides on Horovod's own
-allreduce.
+"""Messages other than payloads: notices of failures and probes.
 
-A rank that cannot encode its gradient must not leave the others waiting: it sends a notice in the
-payload's place, and every rank raises the same error. The bytes of both are the native core's
-(csrc/wire.cc).
+A rank that cannot encode its gradient must not leave the other ranks waiting. It sends a notice in
+place of the payload, and every rank raises the same error. A probe is sent through Horovod's own
+allreduce. The native core reads and writes the bytes of both (csrc/wire.cc).
 """
 
 from typing import NamedTuple
@@ -13,13 +12,17 @@ import numpy as np
 from deepreduce_hvd import _native
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 
-#: bytes of a probe: four float32 numbers
+#: The size of a probe in bytes; it is four float32 numbers.
 PROBE_BYTES = 4 * _native.probe_length
 
 
 class Message(NamedTuple):
-    """One of the messages in a gather: its place, whether it is a payload of NaN or Inf, the text
-    if it is a notice.
+    """One message in the result of an allgather.
+
+    Attributes:
+        start, end: the range of its bytes.
+        non_finite: whether it is a non-finite payload.
+        notice: the text of the notice, or None for a payload.
     """
 
     start: int
@@ -29,8 +32,10 @@ class Message(NamedTuple):
 
 
 def describe(error):
-    """The type and text of a failure, whatever they are: a message that cannot be made must not
-    keep the others from hearing of it.
+    """Return the type and the text of an error.
+
+    This works for any error, even if its text cannot be created. Otherwise the other ranks would
+    not receive a notice.
     """
     try:
         return f"{type(error).__name__}: {error}"
@@ -39,25 +44,39 @@ def describe(error):
 
 
 def notice(error):
-    """A failure as (n,) uint8 that takes a payload's place."""
+    """Return an error as a notice, (n,) uint8, to send in place of a payload."""
     return write_notice(describe(error))
 
 
 def write_notice(text):
-    """The same of a text. What UTF-8 cannot say, such as half of a pair of UTF-16, is escaped."""
+    """Return a text as a notice, (n,) uint8.
+
+    Characters that UTF-8 cannot encode, such as half of a surrogate pair, are escaped.
+    """
     return _native.write_notice(text.encode(errors="backslashreplace"))
 
 
 def split(gathered):
-    """Cuts (n,) uint8, the concatenated messages of all ranks, into a list of :class:`Message`;
-    raises CorruptPayloadError.
+    """Split the concatenated messages of all ranks.
+
+    Args:
+        gathered: (n,) uint8.
+
+    Returns:
+        A list of :class:`Message`.
+
+    Raises:
+        CorruptPayloadError: the bytes are not a sequence of messages.
     """
     return [Message(*fields) for fields in _native.read_messages(np.asarray(gathered))]
 
 
 def raise_notices(name, messages):
-    """Raises PeerFailedError when a rank sent a notice in place of its payload of parameter
-    ``name``; one message a rank.
+    """Raise PeerFailedError if a rank sent a notice in place of its payload.
+
+    Args:
+        name: the name of the parameter.
+        messages: one message per rank.
     """
     failures = [
         f"rank {rank}: {message.notice.decode(errors='replace')}"
@@ -69,8 +88,11 @@ def raise_notices(name, messages):
 
 
 class Present(NamedTuple):
-    """The ranks whose gradients a reduction adds up: how many, and the sum of each global rank plus
-    one.
+    """The ranks whose gradients take part in a reduction.
+
+    Attributes:
+        ranks: the number of ranks.
+        rank_sum: the sum of (global rank + 1) over these ranks.
     """
 
     ranks: int
@@ -78,18 +100,18 @@ class Present(NamedTuple):
 
     @classmethod
     def of(cls, ranks):
-        """Those of a list of global ranks."""
+        """Return the value for a list of global ranks."""
         return cls(len(ranks), sum(ranks) + len(ranks))
 
 
 def expect_process_set(own, of_horovod):
-    """Raises InvalidArgumentError unless Horovod reduces over the compressor's process set, as far
-    as the caller says over which it does.
+    """Raise InvalidArgumentError if Horovod reduces over another process set than the compressor.
 
-    Ranks that do not take part in Horovod's reduction would be waited for in ours.
+    Otherwise the compressor would wait for ranks that do not take part in Horovod's reduction.
+    Nothing is checked if Horovod's process set is not known (None).
     """
     if of_horovod is not None and of_horovod.process_set_id != own.process_set_id:
-        # Horovod may be shut down by now, and cannot be asked
+        # Horovod may be shut down by now, so use the ranks stored in the process set
         count = f"{len(own.ranks)} " if own.ranks else ""
         raise InvalidArgumentError(
             f"expected Horovod to sum or average over the {count}ranks of the compressor's process set, got another set, "
@@ -98,29 +120,31 @@ def expect_process_set(own, of_horovod):
 
 
 def probe(rank, fingerprint, step):
-    """What compress hands to Horovod's reduction, as a list of four numbers that float32 holds.
+    """Return the probe that ``compress`` hands to Horovod's reduction: four float32 numbers.
 
     Args:
-        rank: this rank among all.
+        rank: the global rank.
         fingerprint: 32 bits of this rank's configuration.
-        step: how many gradients of this parameter came before.
+        step: the number of earlier gradients of this parameter.
     """
     return _native.make_probe(rank, fingerprint, step)
 
 
 def scale_of(name, reduced, present, fingerprint, step):
-    """The factor that Horovod's reduction applies to each rank's gradient: 1/size under Average, 1
-    under Sum.
+    """Return the factor that Horovod's reduction applies to the gradient of each rank.
+
+    The factor is 1/size with Average and 1 with Sum.
 
     Args:
+        name: the name of the parameter.
         reduced: the probe after Horovod's reduction, four floats.
-        present: the ranks that take part, as :class:`Present`.
-        fingerprint: of this rank's configuration.
-        step: that of this rank's probe.
+        present: the ranks that take part, a :class:`Present`.
+        fingerprint: 32 bits of this rank's configuration.
+        step: the step of this rank's probe.
 
     Raises:
-        InvalidArgumentError: the reduction is not a sum or an average, it runs over other ranks, or
-            another rank's compressor is configured differently or at another step.
+        InvalidArgumentError: the reduction is not a sum or an average, it includes other ranks, or
+            the compressor of another rank has another configuration or is at another step.
     """
     try:
         return _native.scale(reduced, *present, fingerprint, step)

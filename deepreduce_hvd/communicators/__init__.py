@@ -1,4 +1,4 @@
-"""Communicators: how what all ranks send becomes their sum, one file each (docs/communicators.md)."""
+"""Communicators, one per file: how payloads become a sum (docs/communicators.md)."""
 
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.auto import Auto

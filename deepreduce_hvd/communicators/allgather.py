@@ -5,8 +5,10 @@ from deepreduce_hvd.communicators.sums import PayloadSum
 
 
 class Allgather(Communicator):
-    """One allgather of payloads; bytes received grow with the number of ranks (DeepReduce; GRACE's
-    allgather).
+    """Communicator that sends all payloads to all ranks in one allgather.
+
+    The bytes that a rank receives grow with the number of ranks. This is the scheme of DeepReduce
+    and of GRACE's allgather.
     """
 
     puts_back = False

@@ -1,4 +1,4 @@
-"""Auto: for every bucket the scheme that the cost formulas predict to be the fastest."""
+"""Auto: select the communicator that a cost model predicts to be fastest, for each bucket."""
 
 import math
 import time
@@ -15,13 +15,20 @@ from deepreduce_hvd.communicators.sums import PayloadSum
 
 _PROBE_BYTES = 1 << 20
 _REPEATS = 7
-#: how often the union is counted where the scheme does not know it by itself
+#: Steps between two counts of the union, for a communicator that does not count it anyway.
 _COUNT_UNION_EVERY = 100
 
 
 def message_bytes(count, d, value_bits):
-    """Bytes of a payload of ``count`` of ``d`` elements: header, indices near the information
-    bound, values; at most all elements.
+    """Return an estimate of the size of a payload in bytes.
+
+    The estimate is the header, indices close to the information bound, and values, but never more
+    than sending all elements.
+
+    Args:
+        count: the number of elements in the payload.
+        d: the number of elements of the tensor.
+        value_bits: bits per value.
     """
     if count <= 0 or d <= 0:
         return container.HEADER.size
@@ -30,27 +37,35 @@ def message_bytes(count, d, value_bits):
 
 
 def union_of(k, d, sets):
-    """How many of ``d`` elements are in at least one of ``sets`` random sets of ``k`` (SparCML: d
-    (1 - (1 - k / d)^P)).
+    """Return the expected number of elements in the union of random sets.
+
+    The formula is d (1 - (1 - k / d)^P), from SparCML.
+
+    Args:
+        k: the number of elements of each set.
+        d: the number of elements to choose from.
+        sets: the number of sets, P.
     """
     return d * -math.expm1(sets * math.log1p(-k / d)) if k < d else d
 
 
 def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
-    """{scheme: predicted seconds} of those that sum exactly what each rank sends.
+    """Return {communicator: predicted seconds} for those that sum exactly what ranks send.
 
     Args:
-        k, d: elements that a rank sends, of how many.
-        size: ranks.
-        latency, seconds_a_byte: of one collective, and of a byte that a rank receives.
-        value_bits: of one value.
-        union: elements of the sum, when that is known from the last step; otherwise as of random
-            choices.
+        k: the number of elements that one rank sends.
+        d: the number of elements of the tensor.
+        size: the number of ranks.
+        latency: seconds per collective.
+        seconds_a_byte: seconds per byte that a rank receives.
+        value_bits: bits per value.
+        union: the number of elements of the sum, if it is known from an earlier step. None assumes
+            that ranks choose at random.
     """
     k = max(min(k, d), 1)
     union = union_of(k, d, size) if union is None else min(max(union, k), d)
-    # how many independent choices make this union: 1 when all ranks send the same elements, P when
-    # they choose at random
+    # the number of independent random sets with this union: 1 if all ranks send the same elements,
+    # P if they choose at random
     independent = (
         math.log1p(-union / d) / math.log1p(-k / d)
         if k < union < d
@@ -58,7 +73,7 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
     )
     power, beyond = folded(size)
     levels = power.bit_length() - 1
-    doubling_bytes, rounds = 0.0, levels + (1 if size > 1 else 0)  # the last one tells of failures
+    doubling_bytes, rounds = 0.0, levels + (1 if size > 1 else 0)  # the last round reports failures
     for level in range(levels):
         met = independent ** (level / max(math.log2(size), 1))
         doubling_bytes += message_bytes(union_of(k, d, met), d, value_bits)
@@ -77,14 +92,16 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
 
 
 class Auto(Communicator):
-    """``communicator="auto"``: Allgather, SplitAllgather or RecursiveDoubling, bucket by bucket,
-    whichever should be fastest.
+    """Communicator that uses the fastest of three others for each bucket (``communicator="auto"``).
 
-    All three sum what every rank sends, so that the choice does not change what is learnt, but for
-    rounding. It follows from what all ranks know: how many elements are sent, the number of ranks,
-    the last sum's size, and latency and bandwidth as rank 0 measured them before the first
-    exchange. ``stats()`` says why. GTopK, CLTK and SharedRandomK select differently and are for the
-    user to choose.
+    The choice is between :class:`Allgather`, :class:`SplitAllgather` and
+    :class:`RecursiveDoubling`. All three sum what every rank sends, so apart from rounding the
+    choice does not change the training. It depends only on facts that all ranks know: the number of
+    elements sent, the number of ranks, the size of an earlier sum, and the latency and bandwidth
+    that rank 0 measured before the first exchange. ``stats()`` gives the reason for each choice.
+
+    :class:`GTopK`, :class:`CLTK` and :class:`SharedRandomK` select elements differently, so Auto
+    does not use them.
     """
 
     _SCHEMES = {
@@ -121,7 +138,7 @@ class Auto(Communicator):
         per_byte = max(float(np.median(large)) - latency, 0.0) / (
             _PROBE_BYTES * max(transport.size - 1, 1)
         )
-        # rank 0's figures, so that all ranks choose alike
+        # all ranks use the numbers of rank 0, so that they make the same choice
         own = np.array([latency, per_byte]).view(np.uint8) if transport.rank == 0 else None
         agreed = transport.wait(transport.broadcast(own, 0, "deepreduce.measure.result"))
         self._latency, self._seconds_a_byte = np.array(agreed).view(np.float64).tolist()
@@ -135,7 +152,7 @@ class Auto(Communicator):
         return time.perf_counter() - started
 
     def choose(self, bucket, size):
-        """(the scheme for a bucket, why)."""
+        """Return (name of the communicator for a bucket, the reason)."""
         key = bucket.members[0].key
         counts = [
             bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)

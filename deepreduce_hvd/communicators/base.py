@@ -1,4 +1,4 @@
-"""What a communicator is written against, so that it knows no framework; and what it gives back."""
+"""Base classes of communicators and transports, independent of any framework."""
 
 import time
 from collections.abc import Generator, Sequence
@@ -18,114 +18,159 @@ _PAUSE_SECONDS = 5e-5
 
 
 class Transport:
-    """The collectives of one group of ranks, asynchronous and named, on NumPy arrays; an adapter
-    implements it over Horovod.
+    """Named, asynchronous collectives of one group of ranks, on NumPy arrays.
 
-    Every collective is started by all ranks under the same name, which is unique among those in
-    flight, and returns a handle at once.
+    An adapter implements a transport with Horovod. All ranks start a collective under the same
+    name. The name is unique among the collectives in flight. Each method that starts a collective
+    returns a handle at once.
     """
 
-    #: how many ranks exchange, and which of them this is
+    #: The number of ranks in the group, and the number of this rank within it.
     size: int
     rank: int
-    #: how many ranks this host has
+    #: The number of ranks on this host.
     local_size: int
 
     @property
     def ranks(self) -> list[int]:
-        """What the ranks of the group are called outside of it, in order."""
+        """The global numbers of the ranks of the group, in order."""
         return list(range(self.size))
 
     def allgather(self, array: np.ndarray, name: str) -> Any:
-        """Starts gathering every rank's (n,) uint8 array, lengths may differ; the result is their
-        concatenation in rank order.
+        """Start an allgather.
+
+        The result of the collective is the concatenation of all arrays in rank order.
+
+        Args:
+            array: (n,) uint8. Lengths can differ between ranks.
+            name: the name of the collective.
         """
         raise NotImplementedError
 
     def alltoall(self, parts: Sequence[np.ndarray], name: str) -> Any:
-        """Starts handing ``parts[i]``, (n,) uint8, to rank i, lengths may differ; the result is the
-        list of the parts from every rank.
+        """Start an alltoall.
+
+        The result of the collective is the list of the parts received from every rank, in rank
+        order.
+
+        Args:
+            parts: one (n,) uint8 array for each rank; ``parts[i]`` is sent to rank i. Lengths can
+                differ.
+            name: the name of the collective.
         """
         raise NotImplementedError
 
     def broadcast(self, array: np.ndarray | None, root: int, name: str) -> Any:
-        """Starts handing rank ``root``'s (n,) uint8 array to all; the others give None. The result
-        is the array.
+        """Start a broadcast.
+
+        The result of the collective is the array of rank ``root``.
+
+        Args:
+            array: (n,) uint8 on rank ``root``, None on all other ranks.
+            root: the rank that sends.
+            name: the name of the collective.
         """
         raise NotImplementedError
 
     def allreduce(self, array: np.ndarray, name: str) -> Any:
-        """Starts the sum of every rank's (n,) float32 array, equal lengths; the result is the same
-        on all ranks, bit for bit.
+        """Start a sum over all ranks.
+
+        The result of the collective is the sum, bit-identical on all ranks.
+
+        Args:
+            array: (n,) float32, of the same length on all ranks.
+            name: the name of the collective.
         """
         raise NotImplementedError
 
     def by_host(self, ranks_per_host: int | None) -> tuple["Transport", "Transport | None"]:
-        """(transport of this rank's host, transport of the hosts' first ranks or None on the
-        others).
+        """Return the transports for communication within a host and across hosts.
 
-        Hosts hold ``ranks_per_host`` consecutive ranks; None leaves it to the adapter. All ranks
-        call it before any of them exchanges.
+        All ranks must call this method before any of them uses the transports.
+
+        Args:
+            ranks_per_host: each host has this number of consecutive ranks. None lets the adapter
+                decide.
+
+        Returns:
+            A tuple (transport of this rank's host, transport of the first ranks of all hosts). The
+            second one is None on ranks that are not the first of their host.
         """
         raise NotImplementedError
 
     def test(self, handle: Any) -> bool:
-        """Whether :meth:`wait` would return at once."""
+        """Return whether :meth:`wait` would return at once."""
         raise NotImplementedError
 
     def wait(self, handle: Any) -> Any:
-        """The result of a collective."""
+        """Wait for a collective and return its result."""
         raise NotImplementedError
 
     def pause(self) -> None:
-        """Sleeps for a moment between two tests: a rank that spins takes the processor from those
-        that it waits for.
+        """Sleep for a moment between two calls of :meth:`test`.
+
+        A rank that polls without a pause takes processor time from the ranks that it waits for.
         """
         time.sleep(_PAUSE_SECONDS)
 
 
 class Communicator:
-    """How what all ranks send of one bucket becomes their sum; a subclass is one file. An instance
-    serves all buckets of a compressor.
+    """Base class of communicators, which turn the payloads of all ranks into their sum.
+
+    Each communicator has its own file. One instance serves all buckets of a compressor.
     """
 
-    #: whether what it drops or loses of a sum goes back to memories, by their put_back
+    #: Whether the parts of a sum that are dropped or lost go back to memories with ``put_back``.
     puts_back = True
 
     def check(self, codec: "Codec", memory: Memory) -> None:
-        """Raises InvalidArgumentError when the scheme cannot work with these stages."""
+        """Raise InvalidArgumentError if this communicator cannot work with these stages."""
 
     def keeper_of(self, rank: int, transport: Transport) -> int:
-        """The rank whose memory takes what ``rank`` keeps back: itself, unless the scheme sends for
-        it from another one.
+        """Return the rank whose memory keeps what is not sent for ``rank``.
+
+        It is ``rank`` itself, unless another rank sends on its behalf.
         """
         return rank
 
     def depends_on(self, transport: Transport) -> dict[str, Any]:
-        """What the scheme finds out about this rank and all ranks must find alike, {what: a number
-        or text}.
+        """Return what this communicator found out and what must be equal on all ranks.
+
+        Returns:
+            A dictionary from descriptions to numbers or texts.
         """
         return {}
 
     def prepare(self, transport: Transport) -> None:
-        """Called on all ranks before an exchange is started; may measure the transport."""
+        """Prepare for exchanges; all ranks call this before the first exchange starts.
+
+        A communicator can measure the transport here.
+        """
 
     def reset(self) -> None:
-        """Called on all ranks when ranks have come or gone: forgets what was found out about them."""
+        """Forget all facts about the ranks.
+
+        All ranks call this after ranks were added or removed.
+        """
 
     def exchange(self, bucket: "Bucket", channel: "Channel") -> Generator[Any, Any, Any]:
-        """A generator that yields handles of ``channel`` and gets their results; returns the sum
-        over all ranks.
+        """Exchange one bucket; a generator.
 
-        Args:
-            bucket: a :class:`~deepreduce_hvd.communicators.bucket.Bucket`, this rank's side of one
-                bucket.
-            channel: :class:`~deepreduce_hvd.communicators.exchange.Channel`, the transport with
-                names of this exchange's own.
+        The generator yields handles of ``channel`` and receives the results of their collectives.
 
         All ranks yield the same collectives in the same order. The sum
-        (:mod:`~deepreduce_hvd.communicators.sums`) is bit-identical on all ranks; what a rank drops
-        or loses of a partial sum goes back to that rank's memory, so that nothing is lost.
+        (:mod:`~deepreduce_hvd.communicators.sums`) is bit-identical on all ranks. The part of a
+        partial sum that a rank drops or loses goes back to the memory of that rank, so nothing is
+        lost.
+
+        Args:
+            bucket: a :class:`~deepreduce_hvd.communicators.bucket.Bucket`, the gradients of this
+                rank.
+            channel: a :class:`~deepreduce_hvd.communicators.exchange.Channel`, the transport with
+                names that belong to this exchange. It starts the collectives.
+
+        Returns:
+            The sum over all ranks.
         """
         raise NotImplementedError
 
@@ -141,7 +186,7 @@ class Communicator:
 
 
 def expect_choice(what, value, choices):
-    """``value`` when it is one of ``choices``, or InvalidArgumentError."""
+    """Return ``value`` if it is one of ``choices``; raise InvalidArgumentError otherwise."""
     if not any(
         value is choice or (type(value) is type(choice) and value == choice) for choice in choices
     ):

@@ -1,4 +1,4 @@
-"""One rank's side of an exchange: the gradients of a bucket, which communicators see as one tensor."""
+"""The gradients of one bucket on this rank, which communicators see as one tensor."""
 
 import numpy as np
 
@@ -7,15 +7,22 @@ from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed
 from deepreduce_hvd.numpy_backend import as_float32, encode_numpy, encode_sparse_numpy, select_numpy
 from deepreduce_hvd.stages.memories import NoMemory
 
-#: coding keys of later stages are apart from those of the first; parameters' keys have 32 bits
+#: Keys of parameters have 32 bits. Keys of later stages use the bits above, so all keys differ.
 _STAGE_BITS = 32
 _NOTHING = np.zeros(0, dtype=np.uint32)
 _DTYPE_NAMES = {code: name for name, code in container.DTYPES.items()}
 
 
 def payload_of_nothing(codec, d, dtype=0):
-    """A payload (n,) uint8 of ``d`` elements of the type with the code ``dtype`` that decodes to
-    zeros and carries none.
+    """Return a payload that carries no elements and decodes to zeros.
+
+    Args:
+        codec: the codec of the payload.
+        d: the number of elements of the tensor.
+        dtype: the code of the gradient's dtype in docs/format.md.
+
+    Returns:
+        (n,) uint8.
     """
     return encode_sparse_numpy(
         codec, _NOTHING, np.zeros(0, dtype=np.float32), d, dtype=_DTYPE_NAMES[dtype]
@@ -23,14 +30,19 @@ def payload_of_nothing(codec, d, dtype=0):
 
 
 class BucketMember:
-    """One gradient: ``gradient`` contiguous (d,), ``state`` the memory's float32 arrays (d,),
-    ``key`` of its random choices.
+    """One gradient of a bucket.
 
-    ``dtype`` is the gradient's code in docs/format.md, by default that of its NumPy type; numbers
-    of bfloat16 come as uint16. ``threshold`` (1,) float32 is the hint that makes the next selection
-    faster. ``encode`` overrides how its payload is made. ``held``: the gradient is zero because
-    nothing was learnt of the parameter in this step. It sends nothing, and its memory stays as it
-    is.
+    Args:
+        name: the name of the parameter.
+        gradient: (d,) contiguous NumPy array.
+        state: the (d,) float32 state arrays of the memory.
+        key: the key of its random choices.
+        dtype: the code of the gradient's dtype in docs/format.md. The default is that of the NumPy
+            dtype. bfloat16 numbers are given as uint16.
+        threshold: (1,) float32, a hint that makes the next selection faster.
+        encode: a function that makes the payload instead of the bucket.
+        held: True if the gradient is zero because nothing was computed for the parameter in this
+            step. It then sends nothing, and its memory is unchanged.
     """
 
     def __init__(
@@ -47,13 +59,14 @@ class BucketMember:
         self.failure = None
 
     def as_float32(self):
-        """The gradient as (d,) float32."""
+        """Return the gradient as (d,) float32."""
         return as_float32(self.gradient, self.dtype)
 
     @classmethod
     def failed(cls, name, d, error):
-        """A gradient of ``d`` elements that met ``error`` before it could take part: the other
-        ranks will hear of it.
+        """Return a member for a gradient of ``d`` elements that failed with ``error``.
+
+        The other ranks receive a notice.
         """
         member = cls(name, np.broadcast_to(np.float32(0), d), ())
         member.failure = error
@@ -61,7 +74,7 @@ class BucketMember:
 
 
 class Bucket:
-    """A bucket of members in a row, as one tensor of ``d`` elements."""
+    """Bucket members in a row, seen as one tensor of ``d`` elements."""
 
     def __init__(self, codec, memory, members, seed=0, step=0, rank=0):
         self.codec = codec
@@ -70,14 +83,14 @@ class Bucket:
         self.seed = seed
         self.step = step
         self.rank = rank
-        self.scheme = None  # what the communicator says that it does, and why
+        self.scheme = None  # what the communicator does, and why
         self.offsets = np.concatenate(
             [[0], np.cumsum([member.gradient.size for member in members])]
         ).astype(np.int64)
         self.d = int(self.offsets[-1])
 
     def of(self, members):
-        """The same bucket of other members."""
+        """Return the same bucket with other members."""
         return Bucket(self.codec, self.memory, members, self.seed, self.step, self.rank)
 
     @property
@@ -85,8 +98,9 @@ class Bucket:
         return ", ".join(member.name for member in self.members)
 
     def encode(self):
-        """The members' payloads one after another, (n,) uint8; a notice in place of one that fails.
-        Memories keep the rest.
+        """Encode all members and return their payloads one after another, (n,) uint8.
+
+        If a member fails, a notice takes the place of its payload. Memories keep what is not sent.
         """
         messages = []
         for member in self.members:
@@ -94,7 +108,7 @@ class Bucket:
                 if member.failure is not None:
                     raise member.failure
                 messages.append(self._encode(member) if member.encode is None else member.encode())
-            # whatever it is, the other ranks must hear of it instead of waiting
+            # send any error to the other ranks, or they would wait
             except Exception as error:
                 member.failure = error
                 messages.append(wire.notice(error))
@@ -110,11 +124,14 @@ class Bucket:
         return payload
 
     def select(self, given=None, places_of_held=False):
-        """Takes the sparsifier's choice, or ``given`` indices, out of gradient plus memory, as a
-        :class:`SparseSum`.
+        """Take elements out of gradient plus memory and return them as a :class:`SparseSum`.
 
-        Of members that are held nothing is taken; with ``places_of_held`` zeros stand where the
-        sparsifier would choose.
+        Members that are held contribute nothing.
+
+        Args:
+            given: ascending indices to take instead of the sparsifier's selection.
+            places_of_held: if True, members that are held contribute zeros where the sparsifier
+                would select.
         """
         indices, values = [], []
         for number, member in enumerate(self.members):
@@ -156,15 +173,16 @@ class Bucket:
         )  # fmt: skip
 
     def _places(self, member):
-        """What the sparsifier chooses of zeros, (n,) uint32."""
+        """Return what the sparsifier selects from zeros, (n,) uint32."""
         zeros = np.zeros(member.gradient.size, dtype=np.float32)
         return select_numpy(
             self.codec, NoMemory(), zeros, (), 0.0, self.seed, self.step, member.key
         )[0]
 
     def choose(self):
-        """The sparsifier's choice as a :class:`SparseSum`, with memories left as they are; members
-        that are held have one too.
+        """Return the sparsifier's selection as a :class:`SparseSum` and leave memories unchanged.
+
+        Members that are held are included.
         """
         kept = [(member.state, member.held) for member in self.members]
         try:
@@ -176,8 +194,11 @@ class Bucket:
                 member.state, member.held = state, held
 
     def put_back(self, indices, values):
-        """Returns to the memories what was taken and did not reach the sum: ``values`` (n,) at
-        ascending ``indices`` (n,).
+        """Add values that were taken but did not reach the sum back to the memories.
+
+        Args:
+            indices: (n,) uint32, ascending.
+            values: (n,) float32.
         """
         lost = values != 0
         if not lost.any():
@@ -192,15 +213,17 @@ class Bucket:
                 )
 
     def code(self, partial, stage, group, codec=None, start=0, d=None, keep=True):
-        """``partial`` as a message (n,) uint8.
+        """Encode a partial sum as a message, (n,) uint8.
 
         Args:
-            stage, group: key the rounding; ranks that code the same sum give the same numbers.
-            codec: of indices and values; the bucket's own by default.
-            start, d: what slice of the bucket's tensor it is a partial sum of; all of it by
-                default.
-            keep: whether what the message lacks goes back to this rank's memory; of ranks that code
-                the same sum, one does.
+            partial: the partial sum, a :class:`SparseSum`.
+            stage, group: numbers that key the random rounding. Ranks that encode the same sum pass
+                the same numbers.
+            codec: the codec for indices and values. The default is the codec of the bucket.
+            start, d: the first element and the length of the slice of the bucket that ``partial``
+                belongs to. The default is the whole bucket.
+            keep: whether what the message does not carry goes back to the memory of this rank. Of
+                several ranks that encode the same sum, exactly one passes True.
         """
         d = self.d if d is None else d
         if not partial.valid:
@@ -220,17 +243,23 @@ class Bucket:
             if keep:
                 self.put_back(partial.indices + np.uint32(start), lacks)
                 self.put_back(added + np.uint32(start), added_values)
-        except Exception as error:  # the other ranks hear of it instead of waiting
+        except Exception as error:  # tell the other ranks, or they would wait
             return failed(self.rank, error).message(d)
         return message
 
 
 def assign_to_buckets(sizes, bucket_bytes):
-    """Cuts tensors of ``sizes`` elements (of float32), in the order in which they become ready,
-    into buckets.
+    """Group tensors into buckets, in the order in which they become ready.
 
-    A bucket is closed once it holds ``bucket_bytes``; 0 gives every tensor one of its own. Returns
-    lists of positions in ``sizes``.
+    A bucket is complete once it has at least ``bucket_bytes``. With 0, each tensor has its own
+    bucket.
+
+    Args:
+        sizes: the number of float32 elements of each tensor.
+        bucket_bytes: the size of a bucket in bytes.
+
+    Returns:
+        A list of lists of positions in ``sizes``.
     """
     buckets, filled = [], 0
     for position, size in enumerate(sizes):

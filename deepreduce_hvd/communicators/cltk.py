@@ -1,4 +1,4 @@
-"""CLTK: one rank's choice of indices for all."""
+"""CLTK: one rank selects the indices for all ranks."""
 
 import numpy as np
 
@@ -11,13 +11,17 @@ from deepreduce_hvd.stages.value_codecs import Deflate
 
 
 class CLTK(Communicator):
-    """ScaleCom's cyclic local top-k (Chen et al. 2020): the leader, step mod P, chooses; its index
-    set is broadcast; values are allreduced.
+    """Communicator for the cyclic local top-k of ScaleCom (Chen et al. 2020).
 
-    All ranks send the same elements, so that sums do not fill in and bytes do not grow with P. The
-    index set travels in the codec's index stage, lossless or not; values travel as float32, in
-    Horovod's own allreduce, and the codec's value stage plays no part. Made for ChunkTopK and, with
-    large batches, LowPass; works with all.
+    In each step, one rank is the leader: rank step mod P. It selects elements with the sparsifier
+    and broadcasts their indices. The values at these indices are then summed by an allreduce. All
+    ranks send the same elements. The sum therefore has no more elements than one rank sends, and
+    the bytes do not grow with P.
+
+    The indices are encoded with the index codec of the :class:`Codec`, which can be lossy. Values
+    are sent as float32 in Horovod's allreduce, so the value codec is not used. CLTK was designed
+    for :class:`ChunkTopK` and, with large batches, :class:`LowPass`. It works with all sparsifiers
+    and memories.
     """
 
     def exchange(self, bucket, channel):
@@ -25,7 +29,7 @@ class CLTK(Communicator):
         message = None
         if channel.rank == leader:
             chosen = bucket.choose()
-            if chosen.valid:  # zeros, which take next to no bytes: only the indices matter
+            if chosen.valid:  # only the indices matter; zeros compress to almost nothing
                 chosen = SparseSum(chosen.indices, np.zeros(chosen.indices.size, dtype=np.float32))
             message = bucket.code(
                 chosen, 0, 0, Codec(bucket.codec.sparsifier, bucket.codec.index, Deflate())

@@ -1,4 +1,4 @@
-"""Values at indices that all ranks know, summed by an allreduce."""
+"""Sum values at indices that all ranks know, with an allreduce."""
 
 import numpy as np
 
@@ -10,8 +10,10 @@ _NOTHING = np.zeros(0, dtype=np.uint8)
 
 
 def flagged(count, own):
-    """``count`` values of ``own``, zeros if there are none, and two numbers: whether it failed,
-    whether it is not finite.
+    """Return ``count`` values of ``own`` followed by two flags, as (count + 2,) float32.
+
+    The flags are whether ``own`` is a failure and whether it is non-finite. The values are zeros in
+    both cases.
     """
     numbers = np.zeros(count + 2, dtype=np.float32)
     if own.valid:
@@ -22,16 +24,22 @@ def flagged(count, own):
 
 
 def notices_of(own):
-    """What a rank adds to the gather of failures' texts."""
+    """Return the notice of a failure, or an empty array, as this rank's part of an allgather."""
     return _NOTHING if own.failure is None else wire.write_notice(own.failure)
 
 
 def sum_values(bucket, channel, indices, own):
-    """A generator that returns the sum; ``own`` holds this rank's values at ``indices`` (n,), or
-    why there are none.
+    """Return the sum of the values of all ranks; a generator.
 
-    Two more numbers are summed: how many ranks failed and how many are not finite. The texts of
-    failures are gathered only then.
+    The numbers of failed and of non-finite ranks are summed together with the values. If a rank
+    failed, the texts of the failures are gathered in a second collective.
+
+    Args:
+        bucket: the bucket of this rank.
+        channel: the channel of the exchange.
+        indices: (n,) uint32, the same on all ranks.
+        own: a SparseSum with the values of this rank at ``indices``, or with the reason why there
+            are none.
     """
     total = yield channel.allreduce(flagged(indices.size, own))
     if total[-2] > 0:

@@ -1,6 +1,4 @@
-"""The pattern of recursive doubling: who meets whom in ceil(log2 P) rounds, for any number of
-ranks.
-"""
+"""Recursive doubling: which ranks meet in ceil(log2 P) rounds, for any number of ranks."""
 
 import numpy as np
 
@@ -12,14 +10,15 @@ _NOTHING = np.zeros(0, dtype=np.uint8)
 
 
 def folded(size):
-    """(largest power of two that is not above ``size``, how many ranks are beyond it)."""
+    """Return (largest power of two that is at most ``size``, number of ranks beyond it)."""
     power = 1 << (size.bit_length() - 1)
     return power, size - power
 
 
 def send(channel, message, to):
-    """An alltoall in which this rank sends ``message`` to rank ``to``, or nothing at all when
-    ``to`` is None.
+    """Start an alltoall in which this rank sends ``message`` only to rank ``to``.
+
+    If ``to`` is None, this rank sends nothing.
     """
     parts = [_NOTHING] * channel.size
     if to is not None:
@@ -28,27 +27,37 @@ def send(channel, message, to):
 
 
 def _trimmed(bucket, total, trim, rank, keeps):
-    """What ``trim`` keeps of a sum; what it drops goes to this rank's memory if it ``keeps`` that."""
+    """Return the part of a sum that ``trim`` keeps.
+
+    If ``keeps`` is True, the part that ``trim`` drops goes to the memory of this rank.
+    """
     if not total.valid:
         return total
     try:
         total, dropped = trim(total)
         if keeps:
             bucket.put_back(dropped.indices, dropped.values)
-    except Exception as error:  # the other ranks hear of it instead of waiting
+    except Exception as error:  # tell the other ranks, or they would wait
         return failed(rank, error)
     return total
 
 
 def butterfly(bucket, channel, trim):
-    """The exchange of recursive doubling, a generator that returns the sum.
+    """Return the sum by recursive doubling; a generator.
 
-    Ranks beyond a power of two first hand their part to rank - power, and get the sum last. After a
-    round of distance n all ranks of a block of 2n hold the same partial sum: both sides' messages
-    decoded and added, the lower block first. ``trim(sum)`` returns (what is kept of it, what is
-    dropped). The lowest rank of a block answers for all of it: what its coding loses and what is
-    dropped goes to that rank's memory, once. A last round tells all ranks of failures that only the
+    If the number of ranks is not a power of two, each rank beyond the power p first sends its part
+    to the rank whose number is smaller by p. It receives the sum at the end. After a round of
+    distance n, all ranks of a block of 2n ranks hold the same partial sum: they decode both sides'
+    messages and add them, lower block first.
+
+    The lowest rank of a block is responsible for the block: its memory takes what encoding loses
+    and what ``trim`` drops, once. A last round tells all ranks about failures that only the
     receiver of a message has seen.
+
+    Args:
+        bucket: the bucket of this rank.
+        channel: the channel of the exchange.
+        trim: a function from a sum to (the part to keep, the part to drop).
     """
     rank = channel.rank
     power, beyond = folded(channel.size)
@@ -83,7 +92,7 @@ def butterfly(bucket, channel, trim):
             yield send(channel, None, None)
         distance *= 2
     if beyond:
-        # all code the same sum in the same way, and use what it decodes to
+        # all ranks encode the same sum in the same way and use the decoded result
         message = None if rank >= power else bucket.code(partial, stage + 1, 0, keep=rank == 0)
         received = yield send(channel, message, rank + power if rank < beyond else None)
         partial = merged([message if rank < power else received[rank - power]], bucket.d, rank)
@@ -95,7 +104,10 @@ def butterfly(bucket, channel, trim):
 
 
 def tree(bucket, channel, trim):
-    """The same sums up a binomial tree and back by one broadcast, a generator that returns the sum."""
+    """Return the same sum up a binomial tree and back by one broadcast; a generator.
+
+    The arguments are those of :func:`butterfly`.
+    """
     rank = channel.rank
     power, beyond = folded(channel.size)
     partial = bucket.select()

@@ -1,15 +1,16 @@
-"""The driver: rounds of all pending exchanges advance together, so that a step costs the latency of
-one exchange.
+"""Run exchanges: the rounds of all pending exchanges advance together.
+
+A step then has the latency of one exchange instead of the sum over all exchanges.
 """
 
 import time
 
-#: how many of an exchange's gradients a message names
+#: How many gradients of an exchange a message names.
 _NAMES_SHOWN = 3
 
 
 class Channel:
-    """A transport as one exchange sees it: names made of the exchange's own, bytes counted."""
+    """The transport of one exchange. It makes the names of collectives and counts bytes."""
 
     def __init__(self, transport, name, parent=None):
         self.size = transport.size
@@ -21,7 +22,10 @@ class Channel:
         self._parent = parent
 
     def by_host(self, ranks_per_host):
-        """(channel of this rank's host, channel of the hosts' first ranks or None on the others)."""
+        """Return (channel of this rank's host, channel of the first ranks of all hosts).
+
+        The second one is None on ranks that are not the first of their host.
+        """
         within, across = self._transport.by_host(ranks_per_host)
         pairs = ((within, "within"), (across, "across"))
         return tuple(
@@ -31,7 +35,7 @@ class Channel:
 
     @property
     def name(self):
-        """Of the collective that is in flight."""
+        """The name of the collective that is in flight."""
         return f"{self._name}.{self.rounds}"
 
     def _next(self, sent):
@@ -63,19 +67,23 @@ class Channel:
 
 
 class Exchange:
-    """One communicator's generator on its way: ``done`` with ``result``, or with the ``error`` that
-    it raised.
+    """A running exchange of one bucket.
+
+    When ``done`` is True, ``result`` holds the sum or ``error`` holds the exception.
 
     Args:
-        communicator: whose ``exchange`` makes the generator.
-        bucket: what it is made for.
-        transport: of the group of ranks.
-        name: of its collectives, unique among what is in flight.
-        before: a generator that runs first and yields handles too, or None. When it raises, nothing
+        communicator: the communicator whose ``exchange`` method is run.
+        bucket: the bucket to exchange.
+        transport: the transport of the group of ranks.
+        name: the first part of the names of its collectives, unique among the exchanges in flight.
+        before: a generator that runs first and yields handles too, or None. If it raises, nothing
             is exchanged.
 
     Attributes:
-        seconds: spent in the generator.
+        done: whether the exchange has ended.
+        result: the sum over all ranks, once done.
+        error: the exception that the generator raised, or None.
+        seconds: the time spent in the generator, in seconds.
     """
 
     def __init__(self, communicator, bucket, transport, name, before=None):
@@ -103,14 +111,14 @@ class Exchange:
         except StopIteration as stop:
             self.result = stop.value
             self.done = True
-        # raised where the exchange is finished, not where another one's progress found it
+        # keep the error for finish(); another exchange may be the one that waits here
         except Exception as error:
             self.error = error
             self.done = True
         self.seconds += time.perf_counter() - started
 
     def advance(self):
-        """As far as it goes without waiting; says whether it went on."""
+        """Advance as far as possible without waiting; return whether there was progress."""
         moved = False
         while not self.done and self._transport.test(self._handle):
             self._send(self._transport.wait(self._handle))
@@ -118,19 +126,19 @@ class Exchange:
         return moved
 
     def wait(self, pending=()):
-        """Until it is done, while the exchanges of ``pending`` advance too."""
+        """Wait until the exchange is done; advance the exchanges in ``pending`` meanwhile."""
         while not self.done:
             if not any([exchange.advance() for exchange in (self, *pending)]):
                 self._transport.pause()
 
     def describe(self):
-        """What it waits for, in words."""
+        """Return a description of what the exchange is waiting for."""
         names = [member.name for member in self.bucket.members]
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         return f"the exchange {self.channel.name} of {', '.join(names[:_NAMES_SHOWN])}{more}"
 
     def finish(self):
-        """Waits for the sum; raises what the exchange raised."""
+        """Wait for the sum and return it; raise the error if the exchange failed."""
         self.wait()
         if self.error is not None:
             raise self.error

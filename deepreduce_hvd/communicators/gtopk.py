@@ -1,4 +1,4 @@
-"""GTopK: of every partial sum only the largest elements go on."""
+"""GTopK: keep only the largest elements of every partial sum."""
 
 import numpy as np
 
@@ -9,8 +9,12 @@ from deepreduce_hvd.errors import InvalidArgumentError
 
 
 def keep_largest(total, k):
-    """(the k elements of ``total`` largest by (|value|, smaller index first), the rest), both
-    ascending.
+    """Split ``total`` into its k largest elements and the rest.
+
+    Elements are ordered by magnitude; of equal ones, the smaller index comes first.
+
+    Returns:
+        A tuple of two SparseSum objects, both with ascending indices.
     """
     if total.indices.size <= k:
         return total, SparseSum()
@@ -22,14 +26,19 @@ def keep_largest(total, k):
 
 
 class GTopK(Communicator):
-    """Global top-k (Shi et al. 2019): of every partial sum only the k largest elements go on, k
-    being what the sparsifier keeps of a rank.
+    """Communicator for global top-k: every partial sum keeps only its k largest elements.
 
-    Bytes grow with log2 P only, and all ranks get about k elements instead of up to P k. Unlike the
-    published put-back, which loses an element that one merge drops and another lets through,
-    whoever drops a partial sum keeps it in its own memory and nobody else does: nothing is lost.
-    ``form``: "butterfly", ceil(log2 P) exchanges between pairs, or "tree", up to rank 0 and back by
-    a broadcast.
+    k is the number of elements that the sparsifier selects on one rank. The bytes grow only with
+    log2 P, and all ranks receive about k elements instead of up to P k. Source: gTop-k (Shi et al.
+    2019).
+
+    The published algorithm puts elements back on every rank and can lose an element that one merge
+    drops and another one keeps. Here, only the rank that drops a part of a partial sum adds this
+    part to its memory, so nothing is lost.
+
+    Args:
+        form: "butterfly" exchanges partial sums between pairs in ceil(log2 P) rounds. "tree" sums
+            up to rank 0 and broadcasts the result.
     """
 
     def __init__(self, form: str = "butterfly") -> None:

@@ -1,4 +1,4 @@
-"""Hierarchical: dense within a host, another scheme across hosts."""
+"""Hierarchical: dense sums within a host, another communicator across hosts."""
 
 import numpy as np
 
@@ -19,12 +19,18 @@ _EXACT = Codec(NoneSparsifier(), RawIndex(), RawValue())
 
 
 class Hierarchical(Communicator):
-    """Gradients are summed densely within a host, where links are fast; the first rank of every
-    host exchanges the sum with other hosts by ``across`` and hands the result to its host.
+    """Communicator that sums densely within each host and compresses only between hosts.
 
-    ``ranks_per_host``: hosts hold so many consecutive ranks, as horovodrun numbers them; by default
-    what Horovod says of this host. Only the first rank of a host has a memory that fills. Horovod
-    needs ``HOROVOD_DYNAMIC_PROCESS_SETS=1``, and the compressor all ranks.
+    Gradients are summed densely within a host, where links are fast. The first rank of each host
+    exchanges the sum with other hosts by ``across`` and broadcasts the result to the ranks of its
+    host. Only the first rank of each host has a memory that fills. Horovod needs
+    ``HOROVOD_DYNAMIC_PROCESS_SETS=1``. The compressor must work with all ranks, not with a process
+    set.
+
+    Args:
+        across: the communicator between hosts.
+        ranks_per_host: each host has this number of consecutive ranks, as horovodrun numbers them.
+            The default is the local size that Horovod reports.
     """
 
     def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
@@ -82,16 +88,16 @@ class Hierarchical(Communicator):
                 message = self._result(
                     bucket, (yield from self.across.exchange(_host_job(bucket, local), across))
                 )
-            except DeepReduceError as error:  # the other ranks of the host hear of it too
+            except DeepReduceError as error:  # tell the other ranks of the host
                 message = wire.write_notice(str(error))
-            except Exception as error:  # the same: they would wait for ever
+            except Exception as error:  # the same for any other error, or they would wait forever
                 message = failed(bucket.rank, error).message(bucket.d)
         message = yield within.broadcast(message, 0)
         return PartialSum(bucket, merged([message], bucket.d, bucket.rank))
 
     @staticmethod
     def _dense(bucket):
-        """This rank's gradients as one float32 array, in a SparseSum of all elements."""
+        """Return this rank's gradients as a SparseSum of one float32 array with all elements."""
         try:
             for member in bucket.members:
                 if member.failure is not None:
@@ -103,7 +109,7 @@ class Hierarchical(Communicator):
 
     @staticmethod
     def _result(bucket, total):
-        """The sum over all hosts, as a message to the ranks of this one."""
+        """Return the sum over all hosts as a message to the ranks of this host."""
         members = range(len(bucket.members))
         if any(total.non_finite(number) for number in members):
             return SparseSum(non_finite=True).message(bucket.d)
@@ -117,7 +123,7 @@ class Hierarchical(Communicator):
 
 
 def _host_job(bucket, local):
-    """The same bucket with the host's sum in place of this rank's gradients."""
+    """Return the bucket with the sum of this host in place of this rank's gradients."""
     members = []
     for number, member in enumerate(bucket.members):
         start, end = bucket.offsets[number : number + 2]
@@ -133,7 +139,7 @@ def _host_job(bucket, local):
                 else local.values[start:end],
                 None,
             )
-        held = member.held and not values.any()  # no rank of this host has learnt anything of it
+        held = member.held and not values.any()  # no rank of this host has a gradient for it
         members.append(
             BucketMember(
                 member.name, values, member.state, member.key, 0, member.threshold, held=held

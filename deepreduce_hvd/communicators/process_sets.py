@@ -1,5 +1,6 @@
-"""What the transports over Horovod have in common: ranks and process sets, which are the same in
-every framework.
+"""The common part of all transports over Horovod: ranks and process sets.
+
+These are the same in every framework.
 """
 
 import numpy as np
@@ -11,8 +12,9 @@ _NOTHING = np.zeros(0, dtype=np.uint8)
 
 
 class ProcessSetTransport(Transport):
-    """Between the ranks of one process set of ``horovod``, an adapter's module such as
-    horovod.torch; all ranks by default.
+    """A transport between the ranks of one Horovod process set; by default, between all ranks.
+
+    ``horovod`` is the module of an adapter's framework, such as horovod.torch.
     """
 
     horovod = None
@@ -40,7 +42,7 @@ class ProcessSetTransport(Transport):
         return list(range(self.horovod.size())) if own is None else list(own)
 
     def broadcast(self, array, root, name):
-        # Horovod's broadcast needs the size on every rank: here only the root knows it
+        # Horovod's broadcast needs the size on every rank, but here only the root knows it
         return self.allgather(_NOTHING if array is None else array, name)
 
     def by_host(self, ranks_per_host):
@@ -55,18 +57,18 @@ class ProcessSetTransport(Transport):
             )
         groups = [list(range(first, first + count)) for first in range(0, size, count)]
         groups.append(list(range(0, size, count)))
-        # every rank makes all of them, in the same order
+        # every rank must create all process sets, in the same order
         sets = [self._process_set(group) for group in groups]
         across = type(self)(sets[-1]) if rank % count == 0 else None
         self._by_host[key] = type(self)(sets[rank // count]), across
         return self._by_host[key]
 
     def _process_set(self, ranks):
-        """The process set of these ranks: the one that Horovod has, which the user may have
-        registered, or a new one.
+        """Return a process set with these ranks.
 
-        Horovod itself is asked: a set that this package remembered would be void after a shutdown,
-        and Horovod has one of any ranks.
+        If Horovod already has one, which the user may have registered, it is used. Otherwise a new
+        one is added. Horovod is asked every time: a process set that this package remembered would
+        be invalid after a shutdown, and Horovod allows only one set with the same ranks.
         """
         if ranks == list(range(self.horovod.size())):
             return self.horovod.global_process_set
@@ -79,5 +81,5 @@ class ProcessSetTransport(Transport):
         return self.horovod.add_process_set(ranks)
 
     def reset(self):
-        """Horovod was shut down: its process sets are no more."""
+        """Forget all process sets, because Horovod was shut down."""
         self._by_host.clear()

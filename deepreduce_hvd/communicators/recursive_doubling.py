@@ -1,4 +1,4 @@
-"""RecursiveDoubling: whole partial sums between pairs of ranks."""
+"""RecursiveDoubling: exchange whole partial sums between pairs of ranks."""
 
 from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.doubling import butterfly
@@ -6,12 +6,12 @@ from deepreduce_hvd.communicators.sparse_sum import SparseSum
 
 
 class RecursiveDoubling(Communicator):
-    """SparCML's recursive doubling (Renggli et al. 2019, SSAR_Recursive_double): ceil(log2 P)
-    rounds between pairs, any number of ranks.
+    """Communicator that exchanges partial sums between pairs of ranks in ceil(log2 P) rounds.
 
-    Best when latency counts for more than bytes, that is for few elements or when ranks choose the
-    same ones. A sum that has become so full that all elements cost fewer bytes travels as all
-    elements.
+    It works with any number of ranks P. It is the best choice when latency matters more than bytes:
+    for few elements, or when all ranks select the same elements. When a sum is so full that sending
+    all elements needs fewer bytes, all elements are sent. Source: SparCML (Renggli et al. 2019,
+    SSAR_Recursive_double).
     """
 
     def exchange(self, bucket, channel):

@@ -1,4 +1,4 @@
-"""SharedRandomK: indices that all ranks draw alike, so that none travel."""
+"""SharedRandomK: all ranks draw the same indices, so no indices are sent."""
 
 import numpy as np
 
@@ -9,11 +9,12 @@ from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 
 
 class SharedRandomK(Communicator):
-    """Random indices from the shared seed, values by one allreduce: no index bytes at all, one
-    round, no fill-in.
+    """Communicator that sums values at shared random indices by one allreduce.
 
-    The sparsifier is RandomK, or NoneSparsifier. Values travel as float32; the codec's index and
-    value stages play no part.
+    All ranks draw the same indices from the shared seed. No indices are sent, there is one round,
+    and the sum has no more elements than one rank sends. The sparsifier must be :class:`RandomK` or
+    :class:`NoneSparsifier`. Values are sent as float32; the index and value codecs of the
+    :class:`Codec` are not used.
     """
 
     def check(self, codec, memory):
@@ -25,7 +26,7 @@ class SharedRandomK(Communicator):
     def exchange(self, bucket, channel):
         own = bucket.select(places_of_held=True)
         indices = own.indices
-        if not own.valid:  # the others expect as many numbers as from everyone
+        if not own.valid:  # the other ranks expect the same count of numbers from every rank
             indices = np.zeros(
                 sum(
                     bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)

@@ -1,5 +1,6 @@
-"""Any number of ranks in one process, deterministic and without threads: for tests, and for
-counting traffic.
+"""A simulation of any number of ranks in one process, deterministic and without threads.
+
+It is used in tests and to count traffic.
 """
 
 import math
@@ -26,9 +27,7 @@ class _Call:
 
 
 class SimulatedTransport(Transport):
-    """One rank's transport among the ranks of ``group``: its handles are what the simulator works
-    on.
-    """
+    """The transport of one rank of ``group``; the simulator completes its handles."""
 
     def __init__(self, group, rank):
         self.group = tuple(group)
@@ -60,17 +59,21 @@ class SimulatedTransport(Transport):
 
 
 class PeerGone(RuntimeError):
-    """Another rank ended while this one was waiting for it, as Horovod reports it."""
+    """Error of a rank that waits for another rank that has ended, as Horovod reports it."""
 
 
 class Simulator:
-    """Runs an exchange on ``size`` ranks, a collective at a time, and counts what each rank does.
+    """Run an exchange on ``size`` ranks, one collective at a time, and count the traffic.
 
-    ``received_bytes`` (size,) is by the algorithms that collectives run with large data: everyone
-    else's data in an allgather, what is addressed to the rank in an alltoall, the data in a
-    broadcast, 2 (P - 1) / P of it in an allreduce. ``messages`` (size,) is their latency: ceil(log2
-    P) for allgather and broadcast, twice that for allreduce, and the other ranks that it exchanges
-    with in an alltoall. ``rounds`` counts collectives.
+    Attributes:
+        received_bytes: (size,) the bytes that each rank receives, for the algorithms that are usual
+            with large data. An allgather counts the data of all other ranks, an alltoall the data
+            sent to the rank, a broadcast the data (0 at the root), and an allreduce 2 (P - 1) / P
+            of the data.
+        messages: (size,) the latency of each rank in messages. An allgather or a broadcast counts
+            ceil(log2 P), an allreduce twice that, and an alltoall the number of parts that the rank
+            receives from others.
+        rounds: the number of collectives.
     """
 
     def __init__(self, size):
@@ -80,8 +83,10 @@ class Simulator:
         self.rounds = 0
 
     def run(self, communicator, buckets, name="exchange"):
-        """Exchanges one bucket a rank; returns, rank by rank, the sum or the exception that the
-        rank met.
+        """Exchange one bucket per rank.
+
+        Returns:
+            A list with the sum of each rank, or the exception that the rank met.
         """
         ranks = range(self.size)
         generators = [
@@ -90,7 +95,7 @@ class Simulator:
         ]
         outcomes = [None] * self.size
         calls = {}
-        results = dict.fromkeys(ranks)  # rank -> what its generator gets next
+        results = dict.fromkeys(ranks)  # {rank: what to send to its generator next}
         while results or calls:
             for rank in sorted(results):
                 try:

@@ -1,4 +1,4 @@
-"""SparseSum sums on their way between ranks: ascending indices with values, or why there are none."""
+"""SparseSum: a partial sum on its way between ranks."""
 
 import numpy as np
 
@@ -10,8 +10,13 @@ _NO_VALUES = np.zeros(0, dtype=np.float32)
 
 
 class SparseSum:
-    """A sparse tensor: ``indices`` (n,) ascending uint32, ``values`` (n,) float32; or
-    ``non_finite``; or the text of a ``failure``.
+    """A sparse tensor, or the reason why there is none.
+
+    Attributes:
+        indices: (n,) uint32, ascending.
+        values: (n,) float32.
+        non_finite: whether the sum is void because of NaN or Inf.
+        failure: the text of a failure, or None.
     """
 
     def __init__(self, indices=_NO_INDICES, values=_NO_VALUES, non_finite=False, failure=None):
@@ -25,27 +30,36 @@ class SparseSum:
         return not self.non_finite and self.failure is None
 
     def without_zeros(self):
-        """The same tensor; a payload of all elements, or one of a lossy index codec, carries zeros
-        too.
+        """Return the same tensor without explicit zeros.
+
+        A payload of all elements, or one from a lossy index codec, also carries zeros.
         """
         kept = self.values != 0
         return self if kept.all() else SparseSum(self.indices[kept], self.values[kept])
 
     def message(self, d):
-        """What stands in for a payload of a tensor of ``d`` elements when there is none."""
+        """Return the message to send in place of a payload if this is not a valid tensor.
+
+        Args:
+            d: the number of elements of the tensor.
+        """
         if self.failure is not None:
             return wire.write_notice(self.failure)
         return container.write(container.Payload(d, 0, flags=container.NON_FINITE))
 
 
 def failed(rank, error):
-    """The partial sum of a rank that met ``error``."""
+    """Return the partial sum of a rank that met ``error``."""
     return SparseSum(failure=f"rank {rank}: {wire.describe(error)}")
 
 
 def merged(messages, d, rank):
-    """The sum of the messages (n,) uint8 over a tensor of ``d`` elements, in the order given;
-    ``rank`` is who adds them.
+    """Return the sum of messages, added in the given order.
+
+    Args:
+        messages: a list of (n,) uint8 arrays.
+        d: the number of elements of the tensor.
+        rank: the rank that adds them, for error messages.
     """
     try:
         read = [wire.split(message) for message in messages]
@@ -62,7 +76,7 @@ def merged(messages, d, rank):
         if not messages:
             return SparseSum()
         indices, values = decode_sum_sparse(messages, d)
-    except Exception as error:  # the other ranks hear of it instead of waiting
+    except Exception as error:  # tell the other ranks, or they would wait
         return failed(rank, error)
-    # a sum beyond float32 is as void as a gradient that is not finite
+    # a sum that overflows float32 is as void as a gradient with NaN or Inf
     return SparseSum(indices, values) if np.isfinite(values).all() else SparseSum(non_finite=True)

@@ -1,4 +1,4 @@
-"""SplitAllgather: every rank sums one slice, and the slices are gathered."""
+"""SplitAllgather: each rank sums one slice, and an allgather collects the slices."""
 
 import math
 
@@ -15,22 +15,26 @@ from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
 from deepreduce_hvd.stages.value_codecs import QSGD, RawValue
 
-_BUCKET = 1024  # of QSGD in dense slices, as in SparCML
+_BUCKET = 1024  # bucket of QSGD in dense slices, as in SparCML
 _EXACT = Codec(NoneSparsifier(), RawIndex(), RawValue())
 _NOTHING = np.zeros(0, dtype=np.uint8)
 
 
 class SplitAllgather(Communicator):
-    """SparCML's split allgather (Renggli et al. 2019, SSAR and DSAR): an alltoall of slices to
-    their owners, an allgather of their sums.
+    """Communicator with an alltoall of slices to their owners and an allgather of the sums.
 
-    Rank i owns elements i d / P to (i + 1) d / P. What an owner's message lacks of its sum goes to
-    the owner's memory, and the owner too uses what its message decodes to.
+    Rank i owns the elements from i d / P to (i + 1) d / P. What encoding the sum of a slice loses
+    goes to the memory of its owner. The owner, too, uses the decoded sum. Source: SparCML (Renggli
+    et al. 2019, SSAR and DSAR).
 
-    ``dense`` says how a slice travels once its sum has so many elements that indices cost more than
-    sending all: n elements of I index bits and V value bits reach d V. "auto": all elements in the
-    codec's value stage; 2, 4 or 8: QSGD of so many bits; None: never. The owner decides by its own
-    slice, whose payload says what it is, so ranks need not agree beforehand.
+    Args:
+        dense: how to send the sum of a slice that has so many elements that indices cost more than
+            sending all elements. A sum of n elements is sent in this way when n (I + V) >= d W. I
+            is the number of bits per index, V and W the numbers of bits per value of the codec and
+            of the dense form. "auto" sends all elements with the value codec of the :class:`Codec`,
+            or as float32 if that codec sorts values; 2, 4 or 8 sends all elements with QSGD of that
+            many bits; None never does it. The owner decides for its own slice. The payload
+            describes itself, so ranks need not agree in advance.
     """
 
     def __init__(self, dense: int | str | None = "auto") -> None:
@@ -49,7 +53,7 @@ class SplitAllgather(Communicator):
 
     @staticmethod
     def _slice(bucket, own, bounds, owner, rank):
-        """The message to an owner; what is empty needs none."""
+        """Return the message to the owner of a slice; it is empty if the slice is."""
         start, end = bounds[owner : owner + 2]
         if not own.valid:
             return own.message(end - start)
@@ -57,7 +61,7 @@ class SplitAllgather(Communicator):
         if first == last:
             return _NOTHING
         part = SparseSum(own.indices[first:last] - np.uint32(start), own.values[first:last])
-        # what stays here need not lose anything
+        # this rank's own slice is not sent, so it is encoded without loss
         return bucket.code(part, owner, rank, _EXACT if owner == rank else None, start, end - start)
 
     def _code_total(self, bucket, total, start, d, rank):
@@ -66,7 +70,7 @@ class SplitAllgather(Communicator):
         dense_value = self._dense_value(codec)
         if total.valid and dense_value is not None and 0 < total.indices.size < d:
             count = total.indices.size
-            index_bits = math.log2(d / count) + 1 / math.log(2)  # the information bound, nearly
+            index_bits = math.log2(d / count) + 1 / math.log(2)  # close to the information bound
             if count * (index_bits + codec.value.bits_a_value()) >= d * dense_value.bits_a_value():
                 values = np.zeros(d, dtype=np.float32)
                 values[total.indices] = total.values
@@ -77,13 +81,13 @@ class SplitAllgather(Communicator):
     def _dense_value(self, codec):
         if self.dense is None:
             return None
-        if self.dense == "auto":  # an order of all elements would cost more than their values
+        if self.dense == "auto":  # an order mapping of all elements would be larger than the values
             return RawValue() if codec.value.sorts else codec.value
         return QSGD(bits=self.dense, bucket=_BUCKET)
 
 
 def _joined(gathered, bounds, rank):
-    """The slices of all owners as one partial sum."""
+    """Return the slices of all owners as one partial sum."""
     try:
         spans = wire.split(gathered)
         if len(spans) != len(bounds) - 1:

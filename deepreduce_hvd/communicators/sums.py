@@ -1,4 +1,4 @@
-"""What a communicator returns: the sum over all ranks, ready to be added to each member's tensor."""
+"""The result of an exchange: the sum over all ranks, ready to be added to tensors."""
 
 import numpy as np
 
@@ -8,31 +8,44 @@ from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 
 
 class Sum:
-    """The sum of one bucket over all ranks."""
+    """Base class: the sum of one bucket over all ranks."""
 
     def non_finite(self, member):
-        """Whether the sum of this member (a number) is void: some rank's gradient had NaN or Inf."""
+        """Return whether the sum of bucket member number ``member`` is void.
+
+        It is void if the gradient of some rank contains NaN or Inf, or if a partial sum overflowed.
+        """
         raise NotImplementedError
 
     def add_to(self, member, out, scale):
-        """``out`` (d,) float32 NumPy += ``scale`` * the sum of this member; NaN everywhere when it
-        is void.
+        """Add ``scale`` times the sum of bucket member number ``member`` to ``out``.
+
+        If the sum is void, ``out`` becomes NaN everywhere.
+
+        Args:
+            member: the number of the bucket member.
+            out: (d,) float32 NumPy array, updated in place.
+            scale: a finite number.
 
         Returns:
-            The largest magnitude that an addition left in any element, NaN being the largest of
-            all. No addition has overflowed unless it is Inf or NaN.
+            The largest magnitude of any result of an addition; NaN counts as the largest. If it is
+            finite, no addition overflowed.
         """
         raise NotImplementedError
 
     def sparse(self, member, scale):
-        """((n,) ascending indices, (n,) float32 values) of this member, scaled; only of a sum that
-        is not void.
+        """Return ``scale`` times the sum of bucket member number ``member`` as a sparse tensor.
+
+        The sum must not be void.
+
+        Returns:
+            A tuple ((n,) uint32 ascending indices, (n,) float32 values).
         """
         raise NotImplementedError
 
 
 class PayloadSum(Sum):
-    """Payloads of every rank, still to be added."""
+    """The payloads of all ranks, not yet added."""
 
     def __init__(self, bucket, gathered, size):
         spans = wire.split(gathered)
@@ -75,7 +88,7 @@ class PayloadSum(Sum):
         return int(self._offsets[member + 1] - self._offsets[member])
 
     def _raise_culprit(self, member):
-        """Says which rank's payload it is that cannot be decoded."""
+        """Raise an error that names the rank whose payload cannot be decoded."""
         for rank, payload in enumerate(self.payloads(member)):
             try:
                 decode_sum_sparse([payload], self._size_of(member))
@@ -86,7 +99,7 @@ class PayloadSum(Sum):
 
 
 class PartialSum(Sum):
-    """A partial sum that has met all ranks."""
+    """A sum that already includes all ranks."""
 
     def __init__(self, bucket, partial):
         if partial.failure is not None:

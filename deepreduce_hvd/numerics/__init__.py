@@ -1,3 +1,1 @@
-"""Numbers and bits that are the same on every processor: logarithms, random numbers,
-variable-length codes.
-"""
+"""Functions with the same result on every processor: logarithms, random numbers, codes."""

@@ -1,5 +1,6 @@
-"""Packed bit fields in NumPy: least significant bit first within little-endian bytes (the oracle of
-csrc/bits.h).
+"""Packed bit fields in NumPy, least significant bit first within little-endian bytes.
+
+The tests compare csrc/bits.h with this file.
 """
 
 import numpy as np
@@ -8,7 +9,7 @@ from deepreduce_hvd.errors import CorruptPayloadError
 
 
 def bit_width_of(count):
-    """The bits that tell ``count`` things apart: ceil(log2(count)), 0 for one or none.
+    """Return the number of bits that can number ``count`` items: ceil(log2(count)), at least 0.
 
     >>> [bit_width_of(n) for n in (0, 1, 2, 3, 4, 5, 368)]
     [0, 0, 1, 2, 2, 3, 9]
@@ -17,7 +18,12 @@ def bit_width_of(count):
 
 
 def pack_fields(values, width):
-    """``values`` (n,) below 2^width as ceil(n * width / 8) bytes, zero-padded."""
+    """Pack fields of ``width`` bits into ceil(n * width / 8) bytes, zero-padded.
+
+    Args:
+        values: (n,) integers below 2^width.
+        width: bits per field.
+    """
     values = np.asarray(values, dtype=np.uint64)
     if width == 0 or values.size == 0:
         return b""
@@ -26,8 +32,19 @@ def pack_fields(values, width):
 
 
 def unpack_fields(data, count, width, section="section"):
-    """The ``count`` fields of ``width`` bits in ``data`` (bytes), which they must fill exactly,
-    padding zero.
+    """Unpack ``count`` fields of ``width`` bits.
+
+    Args:
+        data: bytes of exactly the needed length, with zero padding.
+        count: the number of fields.
+        width: bits per field.
+        section: the name of the data, for error messages.
+
+    Returns:
+        (count,) uint32.
+
+    Raises:
+        CorruptPayloadError: ``data`` has another length, or its padding is not zero.
     """
     expected = (count * width + 7) // 8
     if len(data) != expected:
@@ -44,8 +61,11 @@ def unpack_fields(data, count, width, section="section"):
 
 
 def pack_varied(values, widths):
-    """``values`` (n,), each below 2 to the power of its own of ``widths`` (n,) <= 32, as bytes,
-    zero-padded.
+    """Pack fields of different widths into bytes, zero-padded.
+
+    Args:
+        values: (n,) integers, each below 2 to the power of its width.
+        widths: (n,) bits per field, at most 32 each.
 
     >>> pack_varied([1, 3, 1], [1, 4, 4]).hex()
     '2700'
@@ -58,8 +78,18 @@ def pack_varied(values, widths):
 
 
 def unpack_varied(data, widths, section="section"):
-    """The fields of ``widths`` (n,) bits in ``data`` (bytes) as (n,) int64; they must fill it
-    exactly, padding zero.
+    """Unpack fields of different widths.
+
+    Args:
+        data: bytes of exactly the needed length, with zero padding.
+        widths: (n,) bits per field, at most 32 each.
+        section: the name of the data, for error messages.
+
+    Returns:
+        (n,) int64.
+
+    Raises:
+        CorruptPayloadError: ``data`` has another length, or its padding is not zero.
     """
     widths = np.asarray(widths, dtype=np.uint64).reshape(-1, 1)
     filled = int(widths.sum())

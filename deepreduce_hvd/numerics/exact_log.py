@@ -1,5 +1,6 @@
-"""A natural logarithm of basic operations, the same on every machine: the oracle of
-csrc/exact_log.h.
+"""A natural logarithm that is the same on every machine, because it uses only basic operations.
+
+The tests compare csrc/exact_log.h with this file.
 """
 
 import math
@@ -8,7 +9,7 @@ LN2 = 0.6931471805599453
 
 
 def exact_log(x):
-    """ln(x) for a normal positive float; within a few units in the last place.
+    """Return ln(x) for a normal positive float, within a few units in the last place.
 
     >>> exact_log(1.0), exact_log(0.5) == -LN2
     (0.0, True)

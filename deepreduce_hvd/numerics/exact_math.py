@@ -1,14 +1,15 @@
-"""Functions built of IEEE basic operations in a fixed order, so that they are the same bits
-everywhere (csrc/exact_math.h).
+"""Functions that return the same bits on every machine (csrc/exact_math.h).
+
+They use only basic IEEE operations, in a fixed order.
 """
 
 import numpy as np
 
 LANES = 8
-# 1.5 * 2^52: adding it rounds to an integer, which the low bits then hold
+# 1.5 * 2^52: adding it rounds to an integer and leaves this integer in the low bits
 _MAGIC = 6755399441055744.0
 _LOG2E = 1.4426950408889634
-# 32 significant bits: its products with small integers are exact
+# it has 32 significant bits, so its products with small integers are exact
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 _RECIPROCAL_FACTORIALS = [
@@ -18,10 +19,10 @@ _RECIPROCAL_FACTORIALS = [
 
 
 def exp(x):
-    """e^x for (n,) float64 with |x| <= 700, within 2 units in the last place.
+    """Return e^x for (n,) float64 with abs(x) <= 700, within 2 units in the last place.
 
-    x = n ln 2 + r with |r| <= ln 2 / 2, the Taylor polynomial of degree 13 in r by Horner's rule,
-    times 2^n.
+    x is split into n ln 2 + r with abs(r) <= ln 2 / 2. The Taylor polynomial of degree 13 in r is
+    evaluated by Horner's rule and multiplied by 2^n.
 
     >>> float(exp(np.array([0.0]))[0])
     1.0
@@ -37,11 +38,10 @@ def exp(x):
 
 
 def lane_sum(terms):
-    """The sum of ``terms`` (..., n) float64 over the last axis, in the order that eight lanes would
-    take.
+    """Return the sum of ``terms`` (..., n) float64 over the last axis, as eight lanes compute it.
 
-    Lane l adds up terms l, l + 8, l + 16, … in this order; then lanes l and l + 4, l and l + 2, l
-    and l + 1 are added.
+    Lane l adds the terms l, l + 8, l + 16, … in this order. Then lanes l and l + 4, lanes l and l +
+    2, and lanes l and l + 1 are added.
 
     >>> float(lane_sum(np.arange(10.0)))
     45.0
@@ -50,7 +50,7 @@ def lane_sum(terms):
     rows = -(-n // LANES)
     padded = np.zeros((*terms.shape[:-1], rows * LANES))
     padded[..., :n] = terms
-    # over an outer axis NumPy adds row after row; only sums along the innermost axis are pairwise
+    # NumPy sums pairwise along the innermost axis only; along an outer axis it adds row after row
     lanes = np.add.reduce(padded.reshape(*terms.shape[:-1], rows, LANES), axis=-2)
     lanes = lanes[..., :4] + lanes[..., 4:]
     lanes = lanes[..., :2] + lanes[..., 2:]

@@ -1,5 +1,6 @@
-"""Canonical Huffman codes of bytes, length-limited: the oracle of csrc/huffman_code.cc, equal to it
-bit for bit.
+"""Canonical, length-limited Huffman codes of bytes.
+
+The tests compare csrc/huffman_code.cc with this file, bit for bit.
 """
 
 import numpy as np
@@ -12,12 +13,18 @@ LONGEST = 15
 
 
 def code_lengths(frequencies):
-    """The lengths of an optimal code of at most LONGEST bits (package-merge, Larmore and Hirschberg
-    1990).
+    """Return the code lengths of an optimal code of at most LONGEST bits.
 
-    ``frequencies`` (256,) integers; symbols of frequency 0 get length 0, a lone symbol gets length
-    1. Ties: the symbol with the smaller number counts as rarer, a symbol goes before a package of
-    equal weight.
+    The algorithm is package-merge (Larmore and Hirschberg 1990). Of two symbols with equal
+    frequency, the one with the smaller number counts as rarer. A symbol precedes a package of equal
+    weight.
+
+    Args:
+        frequencies: (256,) integers. Symbols of frequency 0 get length 0. If there is only one
+            symbol, it gets length 1.
+
+    Returns:
+        (256,) uint8.
     """
     lengths = np.zeros(SYMBOLS, dtype=np.uint8)
     symbols = sorted((int(weight), symbol) for symbol, weight in enumerate(frequencies) if weight)
@@ -50,12 +57,16 @@ def code_lengths(frequencies):
 
 
 def codes(lengths):
-    """(256,) lengths -> (256,) uint32 canonical codes, their first bit in the least significant
-    place.
+    """Return the canonical codes for (256,) code lengths.
 
-    Codes of a length count up in the order of symbols, shorter ones first. Raises
-    CorruptPayloadError unless the code is complete (every bit string decodes), or has one symbol of
-    length 1.
+    Codes of the same length count up in the order of their symbols. Shorter codes come first.
+
+    Returns:
+        (256,) uint32. The first bit of a code is its least significant bit.
+
+    Raises:
+        CorruptPayloadError: the code is not complete, so some bit strings cannot be decoded. A code
+            with one symbol of length 1 is accepted.
     """
     used = int((lengths > 0).sum())
     kraft = sum(1 << (LONGEST - int(length)) for length in lengths if 0 < length <= LONGEST)
@@ -76,7 +87,7 @@ def codes(lengths):
 
 
 def encode(symbols, lengths):
-    """uint8 symbols (n,) -> their code as bytes, zero-padded; every symbol must have a code."""
+    """Encode uint8 symbols (n,) as bytes, zero-padded. Every symbol must have a code."""
     table = codes(lengths)
     widths = lengths[symbols].astype(np.int64)
     total = int(widths.sum())
@@ -89,10 +100,20 @@ def encode(symbols, lengths):
 
 
 def decode(data, lengths, count, section="section", last_of_number=None):
-    """bytes -> uint8 symbols, which must end in the last byte before zero padding.
+    """Decode bytes to uint8 symbols.
 
-    There are ``count`` symbols; or, with ``last_of_number`` (256,) bool, as many as it takes for
-    ``count`` of those it marks.
+    The last symbol must end in the last byte, followed only by zero padding.
+
+    Args:
+        data: the encoded bytes.
+        lengths: (256,) code lengths.
+        count: the number of symbols, or of numbers if ``last_of_number`` is given.
+        section: the name of the data, for error messages.
+        last_of_number: None, or (256,) bool that marks the symbols that end a number. Symbols are
+            then decoded until ``count`` marked ones were found.
+
+    Raises:
+        CorruptPayloadError: the data does not have this form.
     """
     by_code = {
         (int(lengths[symbol]), int(code)): symbol
@@ -122,10 +143,10 @@ def decode(data, lengths, count, section="section", last_of_number=None):
 
 
 def pack_lengths(lengths):
-    """(256,) code lengths as 128 bytes, 4 bits each."""
+    """Pack (256,) code lengths into 128 bytes, 4 bits each."""
     return pack_fields(lengths, 4)
 
 
 def unpack_lengths(data):
-    """128 bytes -> (256,) uint8 code lengths."""
+    """Unpack 128 bytes to (256,) code lengths."""
     return unpack_fields(data, SYMBOLS, 4).astype(np.uint8)

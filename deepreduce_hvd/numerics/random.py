@@ -1,7 +1,8 @@
-"""The counter-based generator in NumPy: the oracle of csrc/random.h, equal to it bit for bit.
+"""The counter-based random number generator in NumPy.
 
-Every random choice is a pure function of (seed, step, tensor, rank, purpose, counter), so that it
-is the same on every rank, machine and device and needs no state.
+Every random choice is a pure function of (seed, step, tensor, rank, purpose, counter). It needs no
+state and is the same on every rank, machine and device. The tests compare csrc/random.h with this
+file, bit for bit.
 """
 
 import enum
@@ -12,7 +13,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 class Purpose(enum.IntEnum):
-    """What a random choice is for; keys of different purposes never meet."""
+    """The purpose of a random choice. Different purposes have different keys."""
 
     SELECTION = 1
     ROUNDING = 2
@@ -20,7 +21,7 @@ class Purpose(enum.IntEnum):
 
 
 def mix64(x):
-    """One SplitMix64 step (Steele, Lea, Flood 2014) of a Python integer."""
+    """Return the result of one SplitMix64 step (Steele, Lea, Flood 2014) on a Python integer."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -28,7 +29,7 @@ def mix64(x):
 
 
 def random_key(seed, step, tensor, rank, purpose):
-    """The 64-bit key of one tensor's choices in one step."""
+    """Return the 64-bit key for the random choices of one tensor in one step."""
     key = mix64(seed & _MASK)
     for part in (step, tensor, rank, int(purpose)):
         key = mix64(key ^ (part & _MASK))
@@ -36,7 +37,12 @@ def random_key(seed, step, tensor, rank, purpose):
 
 
 def random32(key, counters):
-    """32 uniform bits for each counter; ``counters`` is an array of integers below 2^32."""
+    """Return 32 uniform random bits for each counter.
+
+    Args:
+        key: a 64-bit key.
+        counters: an array of integers below 2^32.
+    """
     x = np.asarray(counters).astype(np.uint32) * np.uint32(0x9E3779B1)
     x += np.uint32(key & 0xFFFFFFFF)
     x ^= x >> np.uint32(16)
@@ -48,12 +54,12 @@ def random32(key, counters):
 
 
 def random_uniform(key, counters):
-    """Uniform float32 in [0, 1) with 24 bits, one for each counter."""
+    """Return one uniform float32 in [0, 1), with 24 random bits, for each counter."""
     return (random32(key, counters) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def random_below(key, counters, bound):
-    """Uniform integers in [0, bound), one for each counter."""
+    """Return one uniform integer in [0, bound) for each counter."""
     return ((random32(key, counters).astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(
         np.uint32
     )

@@ -1,5 +1,6 @@
-"""Numbers of 7 bits a byte, least significant first, the top bit set in all bytes but the last; no
-longer than needed.
+"""Unsigned LEB128: 7 bits per byte, least significant first.
+
+The top bit is set in all bytes of a number but the last. Numbers must not be longer than needed.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ LONGEST = 5
 
 
 def encode(numbers):
-    """Numbers (n,) below 2^32 -> uint8 array of their bytes."""
+    """Encode numbers (n,) below 2^32 as an array of bytes, uint8."""
     numbers = np.asarray(numbers, dtype=np.uint64)
     lengths = np.ones(numbers.size, dtype=np.int64)
     for more in range(1, LONGEST):
@@ -26,7 +27,12 @@ def encode(numbers):
 
 
 def decode(data, section="section"):
-    """uint8 array -> the numbers in it, uint64."""
+    """Decode all numbers in an array of bytes, (n,) uint8, to uint64.
+
+    Raises:
+        CorruptPayloadError: the data ends within a number, or a number is longer than needed or
+            than 5 bytes.
+    """
     ends = np.flatnonzero(data < 0x80) + 1
     if data.size and (ends.size == 0 or ends[-1] != data.size):
         raise CorruptPayloadError(f"{section}: expected a number's last byte, got the end")

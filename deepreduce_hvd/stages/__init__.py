@@ -1,1 +1,1 @@
-"""The stages of a codec: sparsifiers, index codecs, value codecs and memories, one method a file."""
+"""The stages of a codec: sparsifiers, index codecs, value codecs and memories, one per file."""

@@ -1,10 +1,12 @@
-"""What every stage is: a small immutable object with a wire id and at most four numeric parameters.
+"""Base classes of all stages.
 
-A stage's class holds its NumPy implementation, which is both its specification in code and the
-oracle that the native core is tested against. A codec of the user's own subclasses
-:class:`IndexCodec` or :class:`ValueCodec`, takes a wire id of 128 to 255 and registers itself; a
-sparsifier or memory of one's own needs neither, since it never travels. Nothing else changes
-(docs/add-a-codec.md).
+A stage is a small immutable object with a wire id and at most four numeric parameters. Its class
+contains the NumPy implementation. That implementation is the specification in code, and the tests
+compare the native core with it.
+
+A custom codec subclasses :class:`IndexCodec` or :class:`ValueCodec`, takes a wire id from 128 to
+255 and registers itself. A custom sparsifier or memory needs neither, because payloads do not
+contain its id. Nothing else has to change (docs/add-a-codec.md).
 """
 
 from collections.abc import Sequence
@@ -14,31 +16,34 @@ import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError, UnknownCodecError
 
-#: the state arrays of a memory, (d,) float32 each
+#: The state arrays of a memory, (d,) float32 each.
 Arrays = tuple[np.ndarray, ...]
 Registered = TypeVar("Registered", bound="type[Stage]")
 
-#: The package's own codecs take ids below this one; the rest are the users'.
+#: Built-in codecs have ids below this one. Custom codecs have this id or a larger one.
 FIRST_USER_ID = 128
 
 
 class Stage:
-    """The part that all stages share: identity by parameters. Constructors raise
-    InvalidArgumentError for what is not in the range that they name.
+    """Base class of all stages.
+
+    Two stages are equal if they have the same class and parameters. Constructors raise
+    InvalidArgumentError for arguments that are out of range.
     """
 
-    #: the id in docs/format.md
+    #: The wire id of the stage, as listed in docs/format.md.
     stage_id: int | None = None
 
     def parameters(self, step: int = 0) -> Sequence[float]:
-        """At most four floats, in the order that the native core knows.
+        """Return the parameters of this stage, at most four floats, as the native core takes them.
 
-        ``step`` matters to schedules only.
+        Args:
+            step: the training step. It matters only for schedules.
         """
         return ()
 
     def fields(self, step: int = 0) -> list[float]:
-        """[wire id, four parameters], as the native core takes a stage."""
+        """Return [wire id, four parameters], the form in which the native core takes a stage."""
         parameters = [float(value) for value in self.parameters(step)]
         assert self.stage_id is not None
         return [float(self.stage_id), *parameters, *[0.0] * (4 - len(parameters))]
@@ -55,95 +60,142 @@ class Stage:
 
 
 class Sparsifier(Stage):
-    """Chooses which elements are sent."""
+    """Base class of sparsifiers, which select the elements to send."""
 
-    #: from this step on, ``parameters`` stay as they are
+    #: From this step on, ``parameters`` does not change.
     schedule_steps: int = 0
 
     def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
-        """Ascending uint32 indices of what to send from ``accumulated`` (d,) float32; ``key`` is
-        equal on all ranks.
+        """Return the indices of the elements to send.
+
+        Args:
+            accumulated: (d,) float32, the gradient plus the memory.
+            key: a 64-bit key for random choices, equal on all ranks.
+            step: the training step, for schedules.
+
+        Returns:
+            Ascending, distinct uint32 indices less than d.
         """
         raise NotImplementedError
 
     def most_selected(self, d: int, step: int = 0) -> int | None:
-        """The most elements that are selected of any ``d``, or None when that depends on the
-        gradient.
+        """Return the largest number of elements that can be selected from ``d`` elements.
+
+        Return None if that number depends on the gradient.
         """
         return None
 
 
 class IndexCodec(Stage):
-    """Turns a set of indices into bytes and back."""
+    """Base class of index codecs, which encode a set of indices as bytes."""
 
-    #: the codec carries indices in any order, so that values that travel sorted need no order
-    #: mapping
+    #: Whether the codec can encode indices in any order. Sorted values then need no order mapping.
     any_order: bool = False
 
     def encode(
         self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
     ) -> tuple[bytes, np.ndarray, bool]:
-        """``indices`` (k,) uint32, ascending, distinct, below ``d`` -> (section bytes, decoded
-        indices, values_stay).
+        """Encode indices as a section.
 
-        A lossless codec returns ``(section, indices, False)``. A lossy one returns the ascending
-        indices that the receiver will derive; values are then taken there, unless ``values_stay``
-        says that the original values stay. ``value_bits`` is what one more value costs; ``key``
-        seeds random choices and is not known to the receiver.
+        Args:
+            indices: (k,) uint32, ascending, distinct, less than ``d``. If ``any_order`` is True,
+                they can also come in another order.
+            d: the number of elements of the tensor.
+            key: a key for random choices. The receiver does not know it.
+            value_bits: the cost of sending one more value, in bits.
+
+        Returns:
+            A tuple (section, decoded indices, values_stay). A lossless codec returns ``(section,
+            indices, False)``. A lossy codec returns the ascending indices that the receiver will
+            decode. The values sent are then the values at the decoded indices, unless
+            ``values_stay`` is True: then the values at the original indices are sent.
         """
         raise NotImplementedError
 
     @classmethod
     def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
-        """bytes -> (count,) uint32, distinct, below ``d``, ascending unless ``any_order``; raises
-        CorruptPayloadError.
+        """Decode a section.
+
+        Args:
+            section: the bytes that :meth:`encode` returned.
+            d: the number of elements of the tensor.
+            count: the number of indices.
+
+        Returns:
+            (count,) uint32, distinct, less than ``d``. The indices are ascending unless
+            ``any_order`` is True.
+
+        Raises:
+            CorruptPayloadError: :meth:`encode` cannot have written the section.
         """
         raise NotImplementedError
 
 
 class ValueCodec(Stage):
-    """Turns values into bytes and back."""
+    """Base class of value codecs, which encode values as bytes."""
 
-    #: the codec sends values in an order of its own
+    #: Whether the codec changes the order of the values.
     sorts: bool = False
 
     def bits_a_value(self) -> float:
-        """An estimate of the payload's bits for one more value."""
+        """Return an estimate of how many bits one more value adds to the payload."""
         return 32.0
 
     def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
-        """``values`` (k,) finite float32 -> (section bytes, decoded (k,) float32, order).
+        """Encode values as a section.
 
-        ``decoded[i]`` is what ``values[i]`` decodes to. ``order`` is None, or when the codec
-        ``sorts`` a (k,) uint32 array: ``order[j]`` is the position in ``values`` of the j-th value
-        sent. ``key`` seeds stochastic rounding.
+        Args:
+            values: (k,) finite float32.
+            key: a key for stochastic rounding.
+
+        Returns:
+            A tuple (section, decoded, order). ``decoded`` is a (k,) float32 array, in which
+            ``decoded[i]`` is the decoded value of ``values[i]``. ``order`` is None unless ``sorts``
+            is True. It is then a (k,) uint32 array, in which ``order[j]`` is the position in
+            ``values`` of the j-th value in the section.
         """
         raise NotImplementedError
 
     @classmethod
     def decode(cls, section: bytes, count: int) -> np.ndarray:
-        """bytes -> (count,) float32 in the order sent; raises CorruptPayloadError."""
+        """Decode a section.
+
+        Args:
+            section: the bytes that :meth:`encode` returned.
+            count: the number of values.
+
+        Returns:
+            (count,) float32, in the order of the section.
+
+        Raises:
+            CorruptPayloadError: :meth:`encode` cannot have written the section.
+        """
         raise NotImplementedError
 
 
 class Memory(Stage):
-    """What becomes of the part of a gradient that was not sent.
+    """Base class of memories, which keep the part of a gradient that was not sent.
 
-    State arrays are in units of the gradient: a change of the loss scale multiplies them, and where
-    ranks take over what others kept, they are added up. They start as zeros.
+    State arrays have the unit of the gradient. When the loss scale changes, they are multiplied by
+    the ratio of the scales. When a rank takes over the memories of other ranks, their state arrays
+    are added. All state arrays start at zero.
     """
 
-    #: names of the float32 state arrays (d,) that it keeps for each parameter, in the order of
-    #: docs/format.md
+    #: The names of the (d,) float32 state arrays of each parameter, in the order of docs/format.md.
     state: tuple[str, ...] = ()
-    #: the first state array is exactly what payloads have not carried so far
+    #: Whether the first state array is exactly what the payloads have not carried so far.
     keeps_everything: bool = False
 
     def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
-        """``gradient`` (d,) float32, ``state`` a tuple of (d,) float32 arrays -> (what to select
-        from, new state).
+        """Combine a gradient with the state.
 
-        All are finite, and left as they are: what is returned is new.
+        Args:
+            gradient: (d,) float32, finite.
+            state: a tuple of (d,) float32 arrays, finite.
+
+        Returns:
+            A tuple (accumulated, new state). ``accumulated`` is the (d,) float32 array that the
+            sparsifier selects from. The arguments are not modified; the returned arrays are new.
         """
         raise NotImplementedError
 
@@ -155,16 +207,27 @@ class Memory(Stage):
         indices: np.ndarray,
         decoded: np.ndarray,
     ) -> Arrays:
-        """The state once a payload that decodes to ``decoded`` (k,) at ``indices`` (k,) was sent;
-        gets accumulate's state.
+        """Return the new state after a payload was sent.
+
+        Args:
+            gradient: (d,) float32.
+            accumulated: (d,) float32, as returned by :meth:`accumulate`.
+            state: the state that :meth:`accumulate` returned.
+            indices: (k,) uint32, the indices in the payload.
+            decoded: (k,) float32, the decoded values of the payload at ``indices``.
         """
         raise NotImplementedError
 
     def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
-        """Takes back, in place, what was sent and did not reach the sum: ``values`` (k,) at
-        distinct ``indices`` (k,).
+        """Add values that were sent but did not reach the sum back to the state, in place.
 
-        Only :class:`Allgather` does without.
+        :class:`Allgather` is the only communicator that works without this method, alone or within
+        :class:`Hierarchical`.
+
+        Args:
+            state: the state arrays.
+            indices: (k,) uint32, distinct.
+            values: (k,) float32, the lost values at ``indices``.
         """
         raise NotImplementedError
 
@@ -174,15 +237,17 @@ def _is_ours(stage_class):
 
 
 def is_built_in(stage):
-    """Whether a stage is the package's own, which the native core knows; a subclass of one is its
-    author's.
+    """Return whether a stage belongs to this package, so that the native core knows it.
+
+    A subclass of a built-in stage that the user defines is a custom stage.
     """
     return _is_ours(type(stage))
 
 
 def overrides(stage, base, method):
-    """Whether a stage's class has a method of its own in place of that of ``base``, which raises
-    NotImplementedError.
+    """Return whether the class of a stage overrides ``method`` of ``base``.
+
+    The method of the base class raises NotImplementedError.
     """
     own, inherited = (
         getattr(getattr(kind, method), "__func__", getattr(kind, method))
@@ -192,9 +257,7 @@ def overrides(stage, base, method):
 
 
 def expect_usable(stage):
-    """Raises InvalidArgumentError for a stage of the user's own that lacks what it needs in order
-    to work.
-    """
+    """Raise InvalidArgumentError for a custom stage that lacks something that it needs."""
     if is_built_in(stage):
         return
     name = type(stage).__name__
@@ -228,7 +291,7 @@ def expect_usable(stage):
         )
 
 
-#: what a stage of the user's own must have
+#: {kind of stage: methods that a custom stage must have}
 _NEEDED = {
     Sparsifier: ("select",),
     IndexCodec: ("encode", "decode"),
@@ -240,11 +303,21 @@ _registry: dict[type, dict[int, Any]] = {IndexCodec: {}, ValueCodec: {}}
 
 
 def register(codec_class: Registered) -> Registered:
-    """Makes a codec decodable by its wire id; use as a class decorator. Returns the class.
+    """Register a custom index or value codec, so that payloads can be decoded by its wire id.
+
+    Use it as a class decorator.
+
+    Args:
+        codec_class: a subclass of :class:`IndexCodec` or :class:`ValueCodec` with a ``stage_id``
+            from 128 to 255.
+
+    Returns:
+        ``codec_class``.
 
     Raises:
-        InvalidArgumentError: neither an :class:`IndexCodec` nor a :class:`ValueCodec`, an id
-            outside of 128 to 255, or an id or name that is taken.
+        InvalidArgumentError: ``codec_class`` is neither an :class:`IndexCodec` nor a
+            :class:`ValueCodec`, its id is not in 128 to 255, or its id or name is already
+            registered.
     """
     table = next(
         (table for kind, table in _registry.items() if issubclass(codec_class, kind)), None
@@ -269,12 +342,12 @@ def register(codec_class: Registered) -> Registered:
 
 
 def registered(kind: type) -> dict[int, Any]:
-    """{wire id: class} of ``kind``, IndexCodec or ValueCodec."""
+    """Return {wire id: class} of all codecs of ``kind``, which is IndexCodec or ValueCodec."""
     return dict(_registry[kind])
 
 
 def find(kind: type, stage_id: int) -> Any:
-    """The class of ``kind`` with ``stage_id``; UnknownCodecError when there is none."""
+    """Return the class of ``kind`` with ``stage_id``; raise UnknownCodecError if there is none."""
     try:
         return _registry[kind][stage_id]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Index codecs, one file each."""
+"""Index codecs, one per file."""
 
 from deepreduce_hvd.stages.index_codecs.bitmap import Bitmap
 from deepreduce_hvd.stages.index_codecs.bloom import Bloom

@@ -1,4 +1,4 @@
-"""Bitmap: one bit an element."""
+"""Bitmap: one bit per element."""
 
 import numpy as np
 
@@ -8,8 +8,11 @@ from deepreduce_hvd.stages.base import IndexCodec, register
 
 @register
 class Bitmap(IndexCodec):
-    """d bits, set where a value is sent: of all index sections the smallest above a density k/d of
-    about 0.4, Rice below (uniform supports).
+    """Index codec that stores a bitmap of d bits, one per element.
+
+    A bit is set if its element is sent. For indices that are spread uniformly, Bitmap is the
+    smallest index section when k/d is more than about 0.4. Below that, :class:`Rice` is the
+    smallest.
 
     >>> Bitmap().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '8200'

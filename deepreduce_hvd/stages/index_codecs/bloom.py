@@ -1,4 +1,4 @@
-"""Bloom: a Bloom filter of the indices, and the policies that choose among its positives."""
+"""Bloom: a Bloom filter of the indices, and the policies that select from its positives."""
 
 import math
 import struct
@@ -25,8 +25,9 @@ def _rotate(x, bits):
 
 
 def murmur3(indices, hash_number):
-    """MurmurHash3_x86_32 of each index as 4 little-endian bytes; hash number i has the seed i ·
-    0x9E3779B9 mod 2^32.
+    """Return MurmurHash3_x86_32 of each index, taken as 4 little-endian bytes.
+
+    The seed of hash number i is i · 0x9E3779B9 mod 2^32.
     """
     block = _rotate(indices.astype(np.uint32) * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
     seed = np.uint32(hash_number * 0x9E3779B9 & 0xFFFFFFFF)
@@ -40,14 +41,23 @@ def murmur3(indices, hash_number):
 
 
 def positions(indices, hash_number, bits):
-    """The bit of each index under one hash: the hash scaled to [0, bits) by multiply-shift."""
+    """Return the bit of each index under one hash.
+
+    Multiply-shift scales the hash to [0, bits).
+    """
     return (
         (murmur3(indices, hash_number).astype(np.uint64) * np.uint64(bits)) >> np.uint64(32)
     ).astype(np.int64)
 
 
 def scan(bitmap, hashes, d):
-    """All indices of [0, d) that the filter ``bitmap`` (m,) bool holds, ascending uint32."""
+    """Return all positives of a filter in [0, d), as ascending uint32.
+
+    Args:
+        bitmap: (m,) bool, the bits of the filter.
+        hashes: the number of hashes.
+        d: the number of elements.
+    """
     found = []
     for first in range(0, d, _SCAN_BLOCK):
         indices = np.arange(first, min(first + _SCAN_BLOCK, d), dtype=np.uint32)
@@ -58,7 +68,7 @@ def scan(bitmap, hashes, d):
 
 
 def choose_random(positives, k, key):
-    """Policy P1: the k positives with the smallest random numbers."""
+    """Apply policy P1: return the k positives with the smallest random numbers."""
     counters = np.arange(positives.size)
     drawn = (random32(key, counters).astype(np.uint64) << np.uint64(32)) | counters.astype(
         np.uint64
@@ -68,22 +78,26 @@ def choose_random(positives, k, key):
 
 
 def most_positives(hashes, d, count):
-    """The most positives that P1 and P2 choose from.
+    """Return the largest number of positives that P1 and P2 accept.
 
-    Our filters are filled to at most h ln 2 / (h − 1), so that positives times hashes stay below 3
-    d, whatever the hashes are; more would make decoding cost memory that nothing earned.
+    Filters that this package writes have at most a fraction h ln 2 / (h − 1) of their bits set. The
+    number of positives times the number of hashes therefore stays below 3 d. A filter with more
+    positives would make decoding use memory out of proportion to the payload.
     """
     return min(3 * d + 2 * count * hashes + 4096, 0xFFFFFFFF) // hashes
 
 
 def choose_by_conflict_sets(positives, k, key, hashes, bits):
-    """Policy P2 (DeepReduce, Algorithm 1), made deterministic.
+    """Apply policy P2 (DeepReduce, Algorithm 1), in a deterministic form.
 
-    Every positive is put into the set of each bit that one of its hashes meets. Sets are visited by
-    ascending (size, bit): a set of one is a true positive and is taken; from a larger one, what was
-    taken already is dropped and one of the rest is drawn. Passes over the sets are repeated until k
-    are chosen; in these a draw of what was taken is repeated. What is drawn leaves its set and the
-    last member takes its place, so that all passes together are linear.
+    Each positive belongs to the conflict set of every bit that one of its hashes maps to. Sets are
+    visited in ascending order of (size, bit). The member of a set of size one is a true positive
+    and is taken. From a larger set, the members taken before are dropped, and one of the others is
+    drawn. Passes over the sets are repeated until k positives are taken. In the repeated passes, a
+    draw that hits a taken member is repeated.
+
+    A drawn member leaves its set, and the last member takes its place. The time of all passes
+    together is therefore linear.
     """
     entries = np.stack([positions(positives, i, bits) for i in range(hashes)], axis=1).ravel()
     order = np.argsort(entries, kind="stable")
@@ -119,18 +133,22 @@ def choose_by_conflict_sets(positives, k, key, hashes, bits):
 
 @register
 class Bloom(IndexCodec):
-    """A Bloom filter of the indices (DeepReduce, section on Bloom filters). The receiver scans 0 …
-    d−1 for its positives.
+    """Index codec that stores a Bloom filter of the indices (DeepReduce, section on Bloom filters).
+
+    The receiver tests every index from 0 to d−1. Those that the filter contains are its positives.
+    They include false positives, and the policy decides how to handle them.
 
     Args:
-        fpr: false-positive rate ε in (0, 1): m = ⌈−k ln ε / (ln 2)²⌉ bits and ⌈−log2 ε⌉ hashes for
-            k indices. None: 0.1 k/d, the paper's default. "auto": the rate with the fewest bytes
-            under "p0", k/(b (ln 2)² (d−k)) for values of b bits; with the other policies, where
-            false positives cost accuracy and no bytes, the same as None.
-        policy: what is done about false positives. "p0" sends the values of all positives: no
-            error. "p2" chooses k of them by conflict sets, "p1" at random, "leftmost" the first k;
-            values are then taken where they were chosen. "naive" hands the k values to the first k
-            positives, wrong after the first false one: the paper's control.
+        fpr: the false-positive rate ε, a number in (0, 1). For k indices, the filter has m = ⌈−k ln
+            ε / (ln 2)²⌉ bits and ⌈−log2 ε⌉ hashes. None means 0.1 k/d, the default of the paper.
+            "auto" with the policy "p0" means the rate with the fewest bytes, k/(b (ln 2)² (d−k))
+            for values of b bits. With the other policies, false positives cost accuracy instead of
+            bytes, and "auto" is the same as None.
+        policy: how to handle false positives. "p0" sends the values of all positives, which causes
+            no error. "p2" selects k positives by conflict sets, "p1" selects k at random, and
+            "leftmost" selects the first k; the values at the selected positives are sent. "naive"
+            assigns the k original values to the first k positives. Its values are wrong from the
+            first false positive on; it is the baseline of the paper.
 
     >>> Bloom(fpr=0.001, policy="p0").encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[1]
     array([1, 7], dtype=uint32)

@@ -1,4 +1,4 @@
-"""EliasFano: low bits as they are, high bits as a bitmap."""
+"""EliasFano: low bits stored directly, high bits as a bitmap."""
 
 import numpy as np
 
@@ -8,16 +8,16 @@ from deepreduce_hvd.stages.base import IndexCodec, register
 
 
 def _low_width(d, count):
-    """floor(log2(d / count)), at least 0."""
+    """Return floor(log2(d / count)), at least 0."""
     return max((d // count).bit_length() - 1, 0)
 
 
 @register
 class EliasFano(IndexCodec):
-    """The quasi-succinct code of monotone sequences (Elias 1974, Fano 1971): at most 2 + log2(d/k)
-    bits an index.
+    """Index codec with the Elias-Fano code of monotone sequences (Elias 1974, Fano 1971).
 
-    It has no state from index to index: every part of it is found by counting set bits, so it suits
+    The code is quasi-succinct: it needs at most 2 + log2(d/k) bits per index. It has no state from
+    one index to the next. A decoder finds every part by counting set bits, so the code suits
     parallel decoders.
 
     >>> EliasFano().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()

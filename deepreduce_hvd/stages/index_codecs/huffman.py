@@ -1,4 +1,4 @@
-"""Huffman: bytes of indices, or of gaps, in a Huffman code."""
+"""Huffman: the bytes of indices, or of gaps between them, in a Huffman code."""
 
 import numpy as np
 
@@ -12,8 +12,9 @@ _LAST_OF_NUMBER = np.arange(huffman_code.SYMBOLS) < 0x80
 
 
 def static_lengths(d):
-    """Code lengths for the four bytes of every index 0 … d−1 taken together; both sides know them
-    from d.
+    """Return code lengths for the four bytes of all indices from 0 to d−1 together.
+
+    Both sides can compute them from d.
     """
     symbols = np.arange(huffman_code.SYMBOLS)
     frequencies = np.zeros(huffman_code.SYMBOLS, dtype=np.int64)
@@ -31,11 +32,14 @@ def _expect(condition, message):
 
 @register
 class Huffman(IndexCodec):
-    """Huffman coded bytes, in blocks of 4096 indices.
+    """Index codec that stores the bytes of indices in a Huffman code.
 
-    ``delta=False`` (DeepReduce): the four bytes of each index, in a static code that follows from
-    d. ``delta=True`` (SKCompress, delta-binary keys): the gaps as numbers of 7 bits a byte, in a
-    code that travels in the section.
+    Indices are encoded in blocks of 4096.
+
+    Args:
+        delta: False encodes the four bytes of each index in a static code that depends only on d
+            (DeepReduce). True encodes the gaps between indices as LEB128 numbers, in a code that is
+            stored in the section (delta-binary keys of SKCompress).
 
     >>> Huffman().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '008103'

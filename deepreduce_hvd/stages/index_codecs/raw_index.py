@@ -1,4 +1,4 @@
-"""RawIndex: 32-bit indices, in any order."""
+"""RawIndex: 32-bit indices in any order."""
 
 import numpy as np
 
@@ -8,7 +8,9 @@ from deepreduce_hvd.stages.base import IndexCodec, register
 
 @register
 class RawIndex(IndexCodec):
-    """Four bytes an index: the key half of the ⟨key, value⟩ pairs that everything is compared with.
+    """Index codec that stores four bytes per index.
+
+    This is the key half of the ⟨key, value⟩ pairs that other codecs are compared with.
 
     >>> RawIndex().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '0100000007000000'

@@ -1,4 +1,4 @@
-"""Rice: gaps between indices, adaptive Golomb-Rice codes in blocks."""
+"""Rice: gaps between indices in adaptive Golomb-Rice codes, in blocks."""
 
 import numpy as np
 
@@ -12,8 +12,9 @@ _ENTRY = np.dtype([("before", "<u4"), ("start", "<u4")])
 
 
 def _parameter(gaps):
-    """The number of low bits b that costs least: of floor(log2(mean gap)) and its neighbours, the
-    smaller one on ties.
+    """Return the number of low bits b that gives the shortest code.
+
+    The candidates are floor(log2(mean gap)) and its two neighbors; the smaller one wins a tie.
     """
     mean = int(gaps.sum()) // gaps.size
     guess = max(mean.bit_length() - 1, 0)
@@ -54,11 +55,13 @@ def _decode_block(data, n, b, before, d):
 
 @register
 class Rice(IndexCodec):
-    """Golomb-Rice coded gaps (Rice and Plaunt 1971): lossless, within 2 % of the information bound
-    for uniform supports.
+    """Index codec that stores gaps between indices in Golomb-Rice codes (Rice and Plaunt 1971).
 
-    Blocks of 4096 indices, each with the code parameter that suits it best, found in a directory,
-    so that blocks can be coded in parallel.
+    The codec is lossless. For indices that are spread uniformly, the size is within 2 % of the
+    information bound.
+
+    Indices are encoded in blocks of 4096. Each block has its own code parameter. A directory
+    locates the blocks, so that they can be encoded and decoded in parallel.
 
     >>> Rice().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '010309'
@@ -67,7 +70,7 @@ class Rice(IndexCodec):
     stage_id = 5
 
     def encode(self, indices, d, key, value_bits=32.0):
-        # "before" is the smallest index that the block could start with
+        # "before" is the smallest index that a block can start with
         starts_at = np.concatenate([[0], indices.astype(np.uint64) + np.uint64(1)]).astype(
             np.uint64
         )

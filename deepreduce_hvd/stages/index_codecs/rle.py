@@ -1,4 +1,4 @@
-"""RLE: runs of the bitmap."""
+"""RLE: run lengths of the bitmap."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from deepreduce_hvd.stages.base import IndexCodec, register
 
 @register
 class RLE(IndexCodec):
-    """Run lengths of the d-bit bitmap (DeepReduce, run-length encoding of indices), as numbers of 7
-    bits a byte.
+    """Index codec that stores the run lengths of the d-bit bitmap as LEB128 numbers.
 
-    Alternating runs of unset and set bits. A run that cannot be empty is sent minus one; the unset
-    tail is not sent.
+    The source is the run-length encoding of indices in DeepReduce. Runs of unset and set bits
+    alternate. A run that cannot be empty is stored as its length minus one. The unset bits after
+    the last set bit are not sent.
 
     >>> RLE().encode(np.array([1, 2, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '01010300'
@@ -42,7 +42,7 @@ class RLE(IndexCodec):
         unset_runs = numbers[0::2] + np.uint64(1)
         unset_runs[:1] -= np.uint64(1)
         set_runs = numbers[1::2] + np.uint64(1)
-        # at most d/2 pairs of at most 2^35 each: the sums stay far below 2^64
+        # there are at most d/2 pairs of at most 2^35 each, so the sums cannot overflow
         if (
             numbers.size > d + 1
             or int(set_runs.sum()) != count

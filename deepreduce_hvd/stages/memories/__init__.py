@@ -1,4 +1,4 @@
-"""Memories: what becomes of the part of a gradient that was not sent, one file each."""
+"""Memories, one per file: they keep the part of a gradient that was not sent."""
 
 from deepreduce_hvd.stages.memories.low_pass import LowPass
 from deepreduce_hvd.stages.memories.momentum_correction import MomentumCorrection

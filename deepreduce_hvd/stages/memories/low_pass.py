@@ -9,13 +9,14 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference, satur
 
 
 class LowPass(Memory):
-    """ScaleCom's memory (Chen et al. 2020, algorithm 1): of what is new and not sent, it keeps the
-    part ``beta``.
+    """Memory of ScaleCom: a residual behind a low-pass filter (Chen et al. 2020, algorithm 1).
 
-    With m the residual, g the gradient, p = m + g and s what the payload decodes to, the residual
-    becomes (1 - beta) m + beta (p - s), computed as p - (1 - beta) g - beta s from left to right in
-    float32. ``beta`` in (0, 1]; 1 is plain error feedback, 0.1 to 0.3 is for large batches. Below
-    1, mass is lost by design.
+    Let m be the residual, g the gradient, p = m + g, and s the decoded payload. The new residual is
+    (1 - beta) m + beta (p - s). It is computed in float32 as p - (1 - beta) g - beta s, from left
+    to right. With ``beta`` less than 1, part of the gradient is lost by design.
+
+    Args:
+        beta: a number in (0, 1]. 1 is plain error feedback; 0.1 to 0.3 is for large batches.
     """
 
     stage_id = 2

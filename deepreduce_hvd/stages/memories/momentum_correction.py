@@ -9,13 +9,15 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference, satur
 
 
 class MomentumCorrection(Memory):
-    """Deep Gradient Compression's memory (Lin et al. 2018, section 3.2): momentum is applied before
-    what is not sent gathers.
+    """Memory of Deep Gradient Compression (Lin et al. 2018, section 3.2).
 
-    velocity = momentum * velocity + gradient; residual = residual + velocity; what is selected
-    comes from the residual. Where an element was sent, the residual loses what the payload decodes
-    to and the velocity becomes 0 (momentum factor masking). The optimizer itself then runs with
-    momentum 0. ``momentum`` in [0, 1).
+    Momentum is applied before the residual accumulates: first ``velocity = momentum * velocity +
+    gradient``, then ``residual = residual + velocity``. The sparsifier selects from the residual.
+    Where an element is sent, the decoded value is subtracted from the residual, and the velocity is
+    set to 0 (momentum factor masking). Use an optimizer with momentum 0.
+
+    Args:
+        momentum: a number in [0, 1).
     """
 
     stage_id = 3

@@ -1,12 +1,13 @@
-"""NoMemory: what was not sent is forgotten."""
+"""NoMemory: discard the part that was not sent."""
 
 from deepreduce_hvd.stages.base import Memory
 
 
 class NoMemory(Memory):
-    """Keeps nothing.
+    """Memory that keeps nothing.
 
-    Biased sparsifiers such as TopK lose accuracy with it; it is the control of experiments.
+    Biased sparsifiers such as :class:`TopK` lose accuracy without a memory. NoMemory is the
+    baseline in experiments.
     """
 
     stage_id = 0

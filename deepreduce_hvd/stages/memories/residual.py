@@ -5,10 +5,11 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference, satur
 
 
 class Residual(Memory):
-    """Adds what earlier payloads did not carry to the gradient, and keeps what this one does not
-    (Karimireddy et al. 2019).
+    """Memory for error feedback (Karimireddy et al. 2019).
 
-    The residual covers everything lost: elements not selected, rounding, fits and Bloom errors.
+    The residual is what the payloads so far have not carried. It is added to the next gradient. It
+    includes all losses: elements that were not selected, rounding, curve fits and errors of Bloom
+    filters.
     """
 
     stage_id = 1

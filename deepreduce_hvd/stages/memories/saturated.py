@@ -1,11 +1,12 @@
-"""Sums and differences of float32 that stop at the largest finite number."""
+"""Sums and differences of float32 arrays that saturate at the largest finite number."""
 
 import numpy as np
 
 
 def saturated_sum(a, b):
-    """``a + b`` of (d,) float32 arrays; a sum beyond float32 is its largest finite number of that
-    sign.
+    """Return ``a + b`` for (d,) float32 arrays.
+
+    A sum that overflows becomes the largest finite float32 number of the same sign.
     """
     largest = np.finfo(np.float32).max
     with np.errstate(over="ignore"):
@@ -13,5 +14,9 @@ def saturated_sum(a, b):
 
 
 def saturated_difference(a, b):
-    """``a - b`` in the same way: a lossy codec may decode a huge value to one of the other sign."""
+    """Return ``a - b`` for (d,) float32 arrays, saturated in the same way as :func:`saturated_sum`.
+
+    A lossy codec can decode a huge value to one of the other sign, so a difference can overflow
+    too.
+    """
     return saturated_sum(a, -b)

@@ -1,4 +1,4 @@
-"""Sparsifiers, one file each."""
+"""Sparsifiers, one per file."""
 
 from deepreduce_hvd.stages.sparsifiers.chunk_topk import ChunkTopK
 from deepreduce_hvd.stages.sparsifiers.none import NoneSparsifier

@@ -1,4 +1,4 @@
-"""How many elements a sparsifier keeps, said as a ratio or as a number."""
+"""The number of elements that a sparsifier keeps, given as a ratio or as a count."""
 
 import math
 
@@ -7,8 +7,15 @@ from deepreduce_hvd.settings import is_integer, is_number
 
 
 def check_amount(name, ratio, k):
-    """Raises InvalidArgumentError unless exactly one of ``ratio`` in (0, 1] and ``k`` of at least 1
-    is given.
+    """Check that exactly one of ``ratio`` and ``k`` is given and that it is in range.
+
+    Args:
+        name: the name of the sparsifier, for error messages.
+        ratio: None, or a number in (0, 1].
+        k: None, or an integer in [1, 2^31).
+
+    Raises:
+        InvalidArgumentError: both or none are given, or the one given is out of range.
     """
     if (ratio is None) == (k is None):
         raise InvalidArgumentError(
@@ -26,6 +33,11 @@ def check_amount(name, ratio, k):
 
 
 def kept_count(parameters, d):
-    """Of ``d`` elements, by the native core's parameters (ratio, k), of which one is 0."""
+    """Return how many of ``d`` elements to keep.
+
+    Args:
+        parameters: (ratio, k) as the native core takes them; one of them is 0.
+        d: the number of elements.
+    """
     ratio, k = parameters
     return int(min(max(k or math.floor(ratio * d), 1), d))

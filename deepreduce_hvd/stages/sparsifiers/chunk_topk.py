@@ -1,4 +1,4 @@
-"""ChunkTopK: the largest element of each chunk."""
+"""ChunkTopK: keep the largest element of each chunk."""
 
 import numpy as np
 
@@ -8,12 +8,19 @@ from deepreduce_hvd.stages.base import Sparsifier
 
 
 class ChunkTopK(Sparsifier):
-    """The element of largest magnitude of every ``chunk`` consecutive elements, the smaller index
-    first among equals; zeros are not sent.
+    """Sparsifier that keeps the largest-magnitude element of every ``chunk`` consecutive elements.
 
-    It needs no threshold and one pass, and picks nearly what TopK does when large values lie
-    scattered (ScaleCom, Chen et al. 2020, section 3). ``ratio`` in (0, 1] is short for chunks of
-    round(1 / ratio) elements. The last chunk may be shorter.
+    If magnitudes are equal, the element with the smaller index is kept. Zeros are never sent. The
+    last chunk can be shorter.
+
+    ChunkTopK needs one pass over the data and no threshold. When large values are spread over the
+    tensor, it selects nearly the same elements as :class:`TopK`. Source: ScaleCom (Chen et al.
+    2020, section 3).
+
+    Args:
+        ratio: a number in (2^-31, 1]; a shorthand for chunks of round(1 / ratio) elements.
+        chunk: the number of elements of a chunk, an integer in [1, 2^31). Give either ``ratio`` or
+            ``chunk``.
 
     >>> ChunkTopK(chunk=3).select(np.array([1, -2, 2, 0, 0, 0, 5], dtype=np.float32), key=0)
     array([1, 6], dtype=uint32)
@@ -45,7 +52,7 @@ class ChunkTopK(Sparsifier):
         chunk = min(int(self.parameters()[0]), max(d, 1))
         magnitudes = np.zeros(-(-d // chunk) * chunk, dtype=np.float32)
         magnitudes[:d] = np.abs(accumulated)
-        # argmax takes the first of equals
+        # argmax returns the first of equal elements
         largest = np.arange(0, magnitudes.size, chunk) + magnitudes.reshape(-1, chunk).argmax(
             axis=1
         )

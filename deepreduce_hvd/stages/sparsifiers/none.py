@@ -1,4 +1,4 @@
-"""NoneSparsifier: everything is sent."""
+"""NoneSparsifier: send all elements."""
 
 import numpy as np
 
@@ -6,7 +6,10 @@ from deepreduce_hvd.stages.base import Sparsifier
 
 
 class NoneSparsifier(Sparsifier):
-    """Keeps all ``d`` elements, zeros too; the payload then carries no indices."""
+    """Sparsifier that keeps all ``d`` elements, including zeros.
+
+    The payload then contains no indices.
+    """
 
     stage_id = 0
 

@@ -1,4 +1,4 @@
-"""RandomK: k random elements, the same on every rank."""
+"""RandomK: keep k random elements, the same on every rank."""
 
 import numpy as np
 
@@ -10,12 +10,20 @@ _ROUNDS = 8
 
 
 def permuted(key, d, numbers):
-    """Where a keyed permutation of [0, d) takes ``numbers`` (k,) uint32 below ``d``, as (k,)
-    uint32.
+    """Apply a keyed permutation of [0, d) to ``numbers``.
 
-    An alternating Feistel network permutes the smallest power of two that holds ``d``, and at least
-    2^8, since it mixes fewer bits badly; what falls outside is permuted again until it falls inside
-    ("cycle walking", Black and Rogaway 2002).
+    An alternating Feistel network permutes the range [0, 2^b), where 2^b is the smallest power of
+    two that is at least ``d``. At least 8 bits are used, because the network mixes fewer bits
+    badly. A result outside [0, d) is permuted again until it is inside ("cycle walking", Black and
+    Rogaway 2002).
+
+    Args:
+        key: the 64-bit key of the permutation.
+        d: the size of the range.
+        numbers: (k,) uint32, less than ``d``.
+
+    Returns:
+        (k,) uint32, less than ``d``.
     """
     bits = max((d - 1).bit_length(), 8)
     low_bits = np.uint32(bits - bits // 2)
@@ -34,12 +42,15 @@ def permuted(key, d, numbers):
 
 
 class RandomK(Sparsifier):
-    """``k`` distinct random elements, zeros too, chosen anew at every step without a look at the
-    data (Stich et al. 2018).
+    """Sparsifier that keeps ``k`` distinct random elements, including zeros.
 
-    The key is the same on all ranks, so all send the same positions (DeepReduce's Random-r).
-    ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements; ``k`` keeps that many. Values are
-    not scaled up: with error feedback they must not be.
+    The elements are drawn again at every step, independently of the data (Stich et al. 2018). The
+    key is equal on all ranks, so all ranks send the same positions (Random-r in DeepReduce). Values
+    are not scaled up, because error feedback requires unscaled values.
+
+    Args:
+        ratio: keep max(1, floor(ratio * d)) elements; a number in (0, 1].
+        k: keep this number of elements. Give either ``ratio`` or ``k``.
 
     >>> RandomK(k=3).select(np.zeros(10, dtype=np.float32), key=1).size
     3

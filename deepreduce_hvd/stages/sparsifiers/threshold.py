@@ -1,4 +1,4 @@
-"""Threshold: what exceeds a fixed magnitude."""
+"""Threshold: keep the elements above a fixed magnitude."""
 
 import numpy as np
 
@@ -8,10 +8,12 @@ from deepreduce_hvd.stages.base import Sparsifier
 
 
 class Threshold(Sparsifier):
-    """Elements whose magnitude exceeds ``threshold`` (Strom 2015), which is rounded to float32; 0
-    keeps every non-zero element.
+    """Sparsifier that keeps the elements of magnitude greater than ``threshold`` (Strom 2015).
 
-    With 0 it carries a gradient that is sparse by itself, such as an embedding's, without loss.
+    Args:
+        threshold: a finite number of at least 0, rounded to float32. With 0, every non-zero element
+            is kept. A gradient that is already sparse, such as that of an embedding, is then sent
+            without loss.
 
     >>> Threshold(0.5).select(np.array([0.5, -0.75, 0, 1], dtype=np.float32), key=0)
     array([1, 3], dtype=uint32)

@@ -1,4 +1,4 @@
-"""TopK: the k elements of largest magnitude."""
+"""TopK: keep the k elements of largest magnitude."""
 
 import numpy as np
 
@@ -9,13 +9,18 @@ from deepreduce_hvd.stages.sparsifiers.amount import check_amount, kept_count
 
 
 class TopK(Sparsifier):
-    """The ``k`` elements largest by magnitude, exactly, the smaller index first among equals; zeros
-    are never sent (Aji and Heafield 2017).
+    """Sparsifier that keeps the ``k`` elements of largest magnitude (Aji and Heafield 2017).
 
-    ``ratio`` in (0, 1] keeps max(1, floor(ratio * d)) elements (DeepReduce's Top-r); ``k`` keeps
-    that many. ``warmup_steps`` lets the ratio fall exponentially from ``warmup_ratio`` to ``ratio``
-    over so many steps, as Deep Gradient Compression does in its first epochs (Lin et al. 2018,
-    section 3.3).
+    The selection is exact. If magnitudes are equal, the element with the smaller index is kept.
+    Zeros are never sent.
+
+    Args:
+        ratio: keep max(1, floor(ratio * d)) elements (Top-r in DeepReduce); a number in (0, 1].
+        k: keep this number of elements. Give either ``ratio`` or ``k``.
+        warmup_steps: the number of steps in which the ratio falls exponentially from
+            ``warmup_ratio`` to ``ratio``, as in the first epochs of Deep Gradient Compression (Lin
+            et al. 2018, section 3.3). It requires ``ratio``.
+        warmup_ratio: the ratio of the first step; a number in (0, 1].
 
     >>> TopK(k=2).select(np.array([1, -3, 0, 3, 2], dtype=np.float32), key=0)
     array([1, 3], dtype=uint32)
@@ -65,7 +70,7 @@ class TopK(Sparsifier):
     def select(self, accumulated, key, step=0):
         k = kept_count(self.parameters(step), accumulated.size)
         candidates = np.flatnonzero(accumulated)
-        # a stable sort keeps the smaller index first among equals
+        # a stable sort puts the smaller index first when magnitudes are equal
         largest = np.argsort(-np.abs(accumulated[candidates]), kind="stable")[:k]
         return np.sort(candidates[largest]).astype(np.uint32)
 

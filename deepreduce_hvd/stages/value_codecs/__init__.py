@@ -1,4 +1,4 @@
-"""Value codecs, one file each."""
+"""Value codecs, one per file."""
 
 from deepreduce_hvd.stages.value_codecs.bfloat16 import BFloat16
 from deepreduce_hvd.stages.value_codecs.deflate import Deflate

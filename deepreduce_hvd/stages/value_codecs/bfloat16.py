@@ -8,8 +8,9 @@ from deepreduce_hvd.stages.base import ValueCodec, register
 
 @register
 class BFloat16(ValueCodec):
-    """Two bytes a value with float32's range, rounded to nearest even, saturating at the largest
-    finite value.
+    """Value codec that stores two bytes per value, with the range of float32.
+
+    Values are rounded to nearest even and saturate at the largest finite bfloat16 value.
 
     >>> BFloat16().encode(np.array([1.0, 1.01], dtype=np.float32), key=0)[1]
     array([1.       , 1.0078125], dtype=float32)

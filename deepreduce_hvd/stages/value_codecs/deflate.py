@@ -1,4 +1,4 @@
-"""Deflate: float32 bytes through zlib."""
+"""Deflate: the bytes of float32 values, compressed with zlib."""
 
 import zlib
 
@@ -14,19 +14,21 @@ _STRATEGIES = {"rle": zlib.Z_RLE, "default": zlib.Z_DEFAULT_STRATEGY}
 
 @register
 class Deflate(ValueCodec):
-    """Lossless: the values' bytes in zlib streams of 65536 values each (DeepReduce's Deflate
-    instance).
+    """Lossless value codec that compresses the bytes of values with zlib (Deflate in DeepReduce).
+
+    Each zlib stream contains 65536 values.
 
     Args:
-        level: zlib's, 1 (fast) to 9; the strategy "rle" takes no notice of it.
-        shuffle: put all first bytes before all second bytes and so on: sign and exponent bytes are
-            alike, and alike bytes side by side compress. Without it mantissas hide them.
-        strategy: zlib's, "rle" or "default". With "rle" zlib uses runs and frequencies of bytes
-            alone, and with the shuffle each of the four planes has frequencies of its own.
-            Mantissas hold no other repetition, and looking for it costs time and bytes: for the
-            largest 1 % of normal, Laplace and Student samples "rle" takes half of level 1's time
-            and fewer bytes than level 9, 2 bits a value fewer for 368 values. None is "rle" with
-            the shuffle, else "default".
+        level: the zlib compression level, from 1 (fast) to 9. The strategy "rle" ignores it.
+        shuffle: store the first bytes of all values, then all second bytes, and so on. Sign and
+            exponent bytes are similar to each other, and similar bytes next to each other compress
+            well. Without the shuffle, mantissa bytes separate them.
+        strategy: the zlib strategy, "rle" or "default". None means "rle" with the shuffle and
+            "default" without it. With "rle", zlib uses only runs and frequencies of bytes. With the
+            shuffle, each of the four byte planes has its own frequencies. Mantissas contain no
+            other repetition, so searching for it costs time and bytes. On the largest 1 % of
+            normal, Laplace and Student samples, "rle" takes half the time of level 1 and fewer
+            bytes than level 9. For 368 values it saves 2 bits per value.
 
     >>> Deflate().encode(np.ones(1000, dtype=np.float32), key=0)[0].__len__() < 50
     True
@@ -65,7 +67,7 @@ class Deflate(ValueCodec):
             stream = zlib.compressobj(self.level, strategy=_STRATEGIES[self.strategy])
             pieces = [stream.compress(planes[0].tobytes())]
             for plane in planes[1:]:
-                # Z_BLOCK ends zlib's block, so that the next plane starts with a code of its own
+                # Z_BLOCK ends a zlib block, so the next plane gets its own code
                 pieces += [stream.flush(zlib.Z_BLOCK), stream.compress(plane.tobytes())]
             streams.append(b"".join([*pieces, stream.flush()]))
         lengths = np.array([len(stream) for stream in streams[:-1]], dtype="<u4")

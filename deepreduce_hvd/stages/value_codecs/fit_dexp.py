@@ -1,4 +1,4 @@
-"""FitDExp: each sign's sorted values as one double exponential (DeepReduce, section on Fit-DExp)."""
+"""FitDExp: one double exponential for each sign (DeepReduce, section on Fit-DExp)."""
 
 import math
 import struct
@@ -10,15 +10,19 @@ from deepreduce_hvd.numerics import exact_math
 from deepreduce_hvd.stages.base import ValueCodec, register
 from deepreduce_hvd.stages.value_codecs.fit_sides import restored, sort_sides, to_values
 
-_SECTION = struct.Struct("<I8f")  # positives; a, b, c, d of each side
-_LOWEST, _HIGHEST = -700.0, 600.0  # of an exponent: two float32 times e^600 are still finite
-_LOWEST_RATE, _HIGHEST_RATE = -1e6, 300.0  # of b and d: sums of squares stay finite too
+_SECTION = struct.Struct("<I8f")  # number of positives; a, b, c, d per side
+_LOWEST, _HIGHEST = -700.0, 600.0  # range of exponents: two float32 times e^600 are still finite
+_LOWEST_RATE, _HIGHEST_RATE = -1e6, 300.0  # range of b and d: sums of squares stay finite too
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 def solve(matrix, right):
-    """x of ``matrix`` x = ``right`` (lists of Python floats) by elimination with the largest pivot,
-    or None when singular.
+    """Solve ``matrix`` x = ``right`` by Gaussian elimination with partial pivoting.
+
+    The arguments are lists of Python floats.
+
+    Returns:
+        x as a list of floats, or None if the matrix is singular.
     """
     rows = [[*row, value] for row, value in zip(matrix, right)]
     size = len(rows)
@@ -41,8 +45,12 @@ def solve(matrix, right):
 
 
 def _regress(columns, y):
-    """Least squares of ``y`` (n,) on ``columns`` (lists of (n,) arrays) by the normal equations, or
-    None.
+    """Fit ``y`` (n,) by least squares on ``columns``, a list of (n,) arrays.
+
+    The normal equations are used.
+
+    Returns:
+        The coefficients as a list of floats, or None if the system is singular.
     """
     size = len(columns)
     matrix = [[0.0] * size for _ in range(size)]
@@ -53,20 +61,28 @@ def _regress(columns, y):
 
 
 def _points(n):
-    """0 to 1 in equal steps."""
+    """Return n equally spaced points from 0 to 1."""
     return np.arange(n) * (1.0 / (n - 1) if n > 1 else 0.0)
 
 
 def _integral(y, step):
-    """The cumulative trapezoid integral of ``y`` (n,), added up one by one."""
+    """Return the cumulative trapezoid integral of ``y`` (n,), summed in order."""
     areas = np.zeros(y.size)
     areas[1:] = (y[1:] + y[:-1]) * (0.5 * step)
     return np.add.accumulate(areas)
 
 
 def evaluate(coefficients, n):
-    """a e^(b x) + c e^(d x) at n points of [0, 1], (n,) float64; exponents are kept within -700 and
-    600.
+    """Evaluate a e^(b x) + c e^(d x) at n points of [0, 1].
+
+    Exponents are limited to the range from -700 to 600.
+
+    Args:
+        coefficients: (a, b, c, d).
+        n: the number of points.
+
+    Returns:
+        (n,) float64.
     """
     a, b, c, d = (float(value) for value in coefficients)
     x = _points(n)
@@ -80,7 +96,17 @@ def evaluate(coefficients, n):
 
 
 def _with_factors(rates, z):
-    """(b,) or (b, d) -> [a, b, c, d] float32 with a and c by least squares on ``z`` (n,), or None."""
+    """Return the coefficients of the exponentials with the given rates.
+
+    The factors a and c are fitted by least squares to ``z`` (n,).
+
+    Args:
+        rates: (b,) or (b, d).
+        z: (n,) float64, scaled magnitudes.
+
+    Returns:
+        [a, b, c, d] as float32, or None if there is no usable fit.
+    """
     if not all(_LOWEST_RATE <= rate <= _HIGHEST_RATE for rate in rates):
         return None
     rates = [float(np.float32(rate)) for rate in rates]
@@ -92,19 +118,23 @@ def _with_factors(rates, z):
 
 
 def fit_side(y):
-    """The best double exponential of magnitudes ``y`` (n,), largest first -> (4,) float32 a, b, c,
-    d, always finite.
+    """Return the best double exponential for the magnitudes ``y`` (n,), given largest first.
 
-    With S and SS the first and second integrals of y, y = A SS + B S + C x + D is linear in its
-    coefficients, and b and d are the roots of t^2 - B t - A (Jacquelin's integral equations); a and
-    c follow by least squares. A single exponential (y = B S + D) and a constant compete with it, so
-    that complex roots, a singular system or too few points cost accuracy, never sense; the smallest
-    squared error wins, the simplest of equals.
+    Let S and SS be the first and second integrals of y. Then y = A SS + B S + C x + D is linear in
+    its coefficients, and b and d are the roots of t^2 - B t - A (Jacquelin's integral equations).
+    The factors a and c follow by least squares.
+
+    A single exponential (y = B S + D) and a constant are fitted as well. If the roots are complex,
+    the system is singular or there are too few points, one of them is used: the fit is then less
+    accurate but still valid. The fit with the smallest squared error wins; of equal ones, the
+    simplest.
+
+    Returns:
+        The numbers a, b, c, d as (4,) float32, always finite.
     """
     if y.size == 0:
         return np.zeros(4, dtype=np.float32)
-    # a power of two scales exactly, and keeps sums of squares of the smallest and largest floats
-    # alike
+    # scaling by a power of two is exact; it prevents overflow and underflow of sums of squares
     exponent = math.frexp(float(y[0]))[1]
     z = np.ldexp(y, -exponent)
     step = 1.0 / (y.size - 1) if y.size > 1 else 0.0
@@ -135,12 +165,12 @@ def fit_side(y):
 
 @register
 class FitDExp(ValueCodec):
-    """y = a e^(b x) + c e^(d x) through the values sorted by magnitude, positives and negatives
-    apart: 36 bytes in all.
+    """Value codec that fits y = a e^(b x) + c e^(d x) to the values sorted by magnitude.
 
-    The coarsest of the value codecs; error feedback carries what it loses. A sorted value travels
-    with its place, as with FitPoly. Source: DeepReduce (Xu et al., NeurIPS 2021), Fit-DExp; J.
-    Jacquelin, Régressions et équations intégrales (2009).
+    Positive and negative values are fitted separately. A section has 36 bytes. This is the coarsest
+    value codec; error feedback keeps what it loses. The order of the values is sent as with
+    :class:`FitPoly`. Sources: Fit-DExp in DeepReduce (Xu et al., NeurIPS 2021); J. Jacquelin,
+    Régressions et équations intégrales (2009).
 
     >>> values = np.float32(3) * np.exp(-np.arange(50, dtype=np.float32) / 10)
     >>> section, decoded, order = FitDExp().encode(values, key=0)
@@ -152,7 +182,10 @@ class FitDExp(ValueCodec):
     sorts = True
 
     def bits_a_value(self):
-        """16: a place in the order mapping; the curve itself costs nothing for one more value."""
+        """Return 16, an estimate for the position of a value in the order mapping.
+
+        One more value adds nothing to the size of the curve.
+        """
         return 16.0
 
     def encode(self, values, key):

@@ -1,4 +1,4 @@
-"""FitPoly: sorted values as piecewise polynomials (DeepReduce, section on Fit-Poly)."""
+"""FitPoly: piecewise polynomials through the sorted values (DeepReduce, section on Fit-Poly)."""
 
 import math
 import struct
@@ -14,20 +14,21 @@ from deepreduce_hvd.stages.value_codecs.fit_sides import restored, sort_sides, t
 
 MAX_DEGREE = 7
 MAX_SEGMENTS = 1024
-# positives, segments of each side, exponents of each side, degree, length width
+# number of positives, segments per side, exponent per side, degree, width of lengths
 _HEADER = struct.Struct("<IHHhhBB")
 _EXPONENTS = (-152, 160)
 _MAX_WIDTH = 32
 
 
 def choose_segments(y, degree):
-    """How many segments magnitudes ``y`` (n,), largest first, get: p = ceil(2 sqrt(M)) within
-    bounds.
+    """Return the number of segments for the magnitudes ``y`` (n,), given largest first.
 
-    The paper's M = |(y1 - y2) - (y[n-1] - y[n])| depends on the unit of the values; here it is in
-    units of the mean gap, so that a scaled gradient is cut alike. One outlier alone can make M
-    close to n: at most sqrt(n) segments, and at least four values for each coefficient on average,
-    bound what that costs.
+    The number is p = ceil(2 sqrt(M)), within bounds. In the paper, M = abs((y1 - y2) - (y[n-1] -
+    y[n])) depends on the unit of the values. Here M is in units of the mean gap, so scaling a
+    gradient does not change the number of segments.
+
+    A single outlier can make M almost as large as n. Two bounds limit the cost of that case: at
+    most sqrt(n) segments, and on average at least four values per coefficient.
     """
     n = y.size
     most = min(math.floor(math.sqrt(n)), n // (4 * (degree + 1)), MAX_SEGMENTS)
@@ -39,8 +40,9 @@ def choose_segments(y, degree):
 
 
 def _farthest(y, start, end, fewest):
-    """(distance, position) of the point of y[start:end] farthest from its chord that leaves
-    ``fewest`` on either side.
+    """Return (distance, position) of the point of ``y[start:end]`` farthest from the chord.
+
+    Only points that leave at least ``fewest`` points on either side are considered.
     """
     if end - start < 2 * fewest:
         return 0.0, start
@@ -52,11 +54,15 @@ def _farthest(y, start, end, fewest):
 
 
 def find_segments(y, wanted, degree):
-    """Cuts ``y`` (n,) at knots by the chord rule -> [(start, end)], ascending, at most ``wanted``.
+    """Cut ``y`` (n,) into at most ``wanted`` segments by the chord rule.
 
     Each new knot is the point farthest from the chord of its segment, among the points that leave
-    degree + 1 on either side; no such point, or none off its chord, ends it. Ties go to the first
-    point of the first segment.
+    at least degree + 1 points on either side. The search ends if there is no such point or if all
+    of them are on their chords. Of equally distant points, the first point of the first segment is
+    taken.
+
+    Returns:
+        A list of (start, end), ascending.
     """
     segments = [(0, y.size, *_farthest(y, 0, y.size, degree + 1))]
     while len(segments) < wanted:
@@ -72,8 +78,10 @@ def find_segments(y, wanted, degree):
 
 
 def _recurrence(n, degree):
-    """(beta_1 … beta_degree, squared norms of P_0 … P_degree) of the monic Gram polynomials on n
-    equally spaced points.
+    """Return the recurrence of the monic Gram polynomials on n equally spaced points.
+
+    Returns:
+        A tuple ([0, beta_1, …, beta_degree], [squared norms of P_0, …, P_degree]).
     """
     betas, norms = [0.0], [float(n)]
     for j in range(1, degree + 1):
@@ -88,11 +96,13 @@ def _points(n):
 
 
 def fit_segment(y, degree):
-    """Least squares of ``y`` (n,) in the orthonormal Gram basis -> (degree + 1,) coefficients;
-    those above n - 1 are 0.
+    """Fit a polynomial to ``y`` (n,) by least squares, in the orthonormal Gram basis.
 
-    The basis is orthogonal on these very points, so a coefficient is a dot product and nothing is
-    ill-conditioned.
+    The basis is orthogonal on exactly these points. Each coefficient is therefore a dot product,
+    and the fit cannot be ill-conditioned.
+
+    Returns:
+        (degree + 1,) coefficients; those of degrees above n - 1 are 0.
     """
     usable = min(degree, y.size - 1)
     x = _points(y.size)
@@ -106,8 +116,12 @@ def fit_segment(y, degree):
 
 
 def evaluate(coefficients, n):
-    """The polynomial with orthonormal ``coefficients`` at its n points (n,): in powers of x, by
-    Horner's rule.
+    """Evaluate the polynomial with orthonormal ``coefficients`` at its n points.
+
+    It is converted to powers of x and evaluated by Horner's rule.
+
+    Returns:
+        (n,) float64.
     """
     usable = min(len(coefficients) - 1, n - 1)
     betas, norms = _recurrence(n, usable)
@@ -123,16 +137,24 @@ def evaluate(coefficients, n):
 
 
 def _half_exponent(x):
-    """floor(log2(sqrt(x))) of x > 0."""
+    """Return floor(log2(sqrt(x))) for x > 0."""
     return (math.frexp(x)[1] - 1) // 2
 
 
 def _quantise(fits, squares):
-    """Coefficients (p, degree + 1) of one side -> (exponent, int64 multiples of 2^exponent).
+    """Quantize the coefficients of one side.
 
     The basis is orthonormal, so rounding N coefficients to multiples of s adds at most N s^2 / 4 to
-    the squared error E: s^2 <= 0.008 E / N keeps the error within 0.1 % of the best. 2^-26 of the
-    norm is below a float32's own rounding.
+    the squared error E. With s^2 <= 0.008 E / N, the error (the root of E) is within 0.1 % of the
+    best one. A step of 2^-26 of the norm is smaller than the rounding error of float32, so s is at
+    least that.
+
+    Args:
+        fits: (p, degree + 1), the coefficients of p segments.
+        squares: (p,), the sum of squares of the values of each segment.
+
+    Returns:
+        A tuple (exponent, (p, degree + 1) int64 multiples of 2^exponent).
     """
     total, fitted = 0.0, 0.0
     for square in squares:
@@ -149,28 +171,38 @@ def _quantise(fits, squares):
 
 
 def _signed_width(column):
-    """The bits of a two's complement field that holds all of ``column``; 0 when all are 0."""
+    """Return the width of a two's complement field that can hold all of ``column``, in bits.
+
+    The width is 0 if all numbers are 0.
+    """
     largest = max((int(q) if q >= 0 else ~int(q) for q in column), default=0)
     return largest.bit_length() + 1 if np.any(column) else 0
 
 
 def _signed(fields, widths):
-    """Two's complement ``fields`` (p, degree + 1) of ``widths`` (degree + 1,) bits -> int64."""
+    """Convert two's complement fields to int64.
+
+    Args:
+        fields: (p, degree + 1).
+        widths: (degree + 1,), the width of each column in bits.
+    """
     sign = (1 << widths) >> 1
     return (fields ^ sign) - sign
 
 
 @register
 class FitPoly(ValueCodec):
-    """Least-squares polynomials on segments of the values sorted by magnitude, positives and
-    negatives apart.
+    """Value codec that fits piecewise polynomials to the values sorted by magnitude.
 
-    ``degree`` is 1 to 7. ``segments`` of each sign, 1 to 1024, is chosen by the values
-    (:func:`choose_segments`) when None. A sorted value travels with its place: indices that may
-    come in any order (RawIndex) follow the values' order, others need the order mapping of
-    ceil(log2 k) bits a value.
+    Positive and negative values are fitted separately, by least squares. The order of the values
+    has to be sent too. With an index codec that accepts any order (:class:`RawIndex`), the indices
+    follow the order of the values. Other index codecs need an order mapping of ceil(log2 k) bits
+    per value. Source: Fit-Poly in DeepReduce (Xu et al., NeurIPS 2021).
 
-    Source: DeepReduce (Xu et al., NeurIPS 2021), Fit-Poly.
+    Args:
+        degree: the degree of the polynomials, from 1 to 7.
+        segments: the number of segments for each sign, from 1 to 1024. None chooses it from the
+            values (:func:`choose_segments`).
 
     >>> values = np.linspace(1, 3, 40, dtype=np.float32)
     >>> section, decoded, order = FitPoly(degree=1).encode(values, key=0)
@@ -199,8 +231,9 @@ class FitPoly(ValueCodec):
         return (self.degree, self.segments or 0)
 
     def bits_a_value(self):
-        """16: a place in the order mapping; the curves themselves cost next to nothing for one more
-        value.
+        """Return 16, an estimate for the position of a value in the order mapping.
+
+        One more value adds almost nothing to the size of the curves.
         """
         return 16.0
 

@@ -1,5 +1,6 @@
-"""What the curve fits share: both signs apart, each sorted by magnitude (the oracle of
-csrc/value/fit_sides.cc).
+"""The part that the curve-fitting codecs share: separate the signs and sort by magnitude.
+
+The tests compare csrc/value/fit_sides.cc with this file.
 """
 
 import numpy as np
@@ -8,12 +9,18 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def sort_sides(values):
-    """``values`` (k,) float32 -> (order (k,) uint32, (positive, negative) magnitudes float64, each
-    largest first).
+    """Separate values by sign and sort each side by magnitude, largest first.
 
-    The sign bit decides the side (-0.0 is negative); equal values keep their positions' order. A
-    curve does not care about the order of neighbours, so up to five last bits (2^-18 of a value)
-    are ignored as far as that leaves 22 bits to sort by.
+    The sign bit selects the side, so -0.0 is negative. Equal values keep the order of their
+    positions. The order of neighbors does not matter to a curve. Up to five low bits (2^-18 of a
+    value) are therefore ignored, as long as 22 bits remain to sort by.
+
+    Args:
+        values: (k,) float32.
+
+    Returns:
+        A tuple (order, (positives, negatives)). ``order`` is (k,) uint32; the other two are the
+        float64 magnitudes of each side.
 
     >>> order, sides = sort_sides(np.array([1, -2, 3, -4], dtype=np.float32))
     >>> order.tolist(), [side.tolist() for side in sides]
@@ -33,14 +40,21 @@ def sort_sides(values):
 
 
 def to_values(magnitudes, sign):
-    """Fitted ``magnitudes`` (n,) float64 -> float32 of ``sign``, never across zero, never infinite."""
+    """Convert fitted magnitudes to float32 values of ``sign``.
+
+    A result never has the other sign and is never infinite.
+
+    Args:
+        magnitudes: (n,) float64.
+        sign: 1 or -1.
+    """
     clamped = np.where(magnitudes > 0, magnitudes, 0.0)
     clamped = np.where(clamped < _LARGEST, clamped, _LARGEST)
     return clamped.astype(np.float32) * np.float32(sign)
 
 
 def restored(sent, order):
-    """``sent`` (k,) in the order sent -> at their own positions."""
+    """Return the values ``sent`` (k,), given in the order sent, at their original positions."""
     decoded = np.empty_like(sent)
     decoded[order] = sent
     return decoded

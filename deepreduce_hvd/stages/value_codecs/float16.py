@@ -8,7 +8,9 @@ from deepreduce_hvd.stages.base import ValueCodec, register
 
 @register
 class Float16(ValueCodec):
-    """Two bytes a value, rounded to nearest even, saturating at ±65504; the rounding stays in the
+    """Value codec that stores two bytes per value, in IEEE half precision.
+
+    Values are rounded to nearest even and saturate at ±65504. The rounding error stays in the
     residual.
 
     >>> Float16().encode(np.array([1.0, 1e6], dtype=np.float32), key=0)[1]

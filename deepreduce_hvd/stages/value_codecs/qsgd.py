@@ -1,4 +1,4 @@
-"""QSGD: stochastic quantisation in buckets."""
+"""QSGD: stochastic quantization in buckets."""
 
 import struct
 
@@ -16,12 +16,12 @@ _NORMS = ("max", "l2")
 
 
 def _levels(bits):
-    """The quantisation levels of a magnitude: s of the paper."""
+    """Return the number of quantization levels of a magnitude, s in the paper."""
     return max(2 ** (bits - 1) - 1, 1)
 
 
 def _decode_table(bits):
-    """code -> multiple of the bucket's norm, float32."""
+    """Return a float32 array that maps each code to a multiple of the bucket's norm."""
     if bits == 1:
         return np.array([-1, 1], dtype=np.float32)
     magnitudes = np.arange(_levels(bits) + 1, dtype=np.float32) / np.float32(_levels(bits))
@@ -30,17 +30,19 @@ def _decode_table(bits):
 
 @register
 class QSGD(ValueCodec):
-    """Quantised values with a norm a bucket (Alistarh et al. 2017, section 3): unbiased, ``bits``
-    bits a value.
+    """Value codec that quantizes values to ``bits`` bits (Alistarh et al. 2017, section 3).
 
-    One bit is the sign, the rest one of s + 1 = 2^(bits−1) levels of abs(value) / norm, rounded at
-    random to one of the two nearest so that the expectation is the value. With one bit a value
-    becomes plus or minus the norm.
+    The values of a bucket share one norm. One bit is the sign. The other bits are one of s + 1 =
+    2^(bits−1) levels: abs(value) / norm is rounded at random to one of the two nearest levels. The
+    expected decoded value is the value itself (unbiased). With ``bits=1``, a value becomes plus or
+    minus the norm.
 
     Args:
-        bits: 1 to 8.
-        bucket: values that share a norm, a multiple of 8 up to 32768; 512 in the paper.
-        norm: "max", the largest magnitude (lower variance), or "l2", as in the paper's analysis.
+        bits: bits per value, from 1 to 8.
+        bucket: the number of values that share a norm; a multiple of 8, at most 32768. The paper
+            uses 512.
+        norm: "max" is the largest magnitude and has lower variance. "l2" is the norm in the
+            analysis of the paper.
 
     >>> QSGD(bits=2).encode(np.array([-2, 2, 0], dtype=np.float32), key=0)[1]
     array([-2.,  2.,  0.], dtype=float32)
@@ -72,7 +74,7 @@ class QSGD(ValueCodec):
     def _norms(self, buckets):
         if self.norm == "max":
             return np.abs(buckets).max(axis=1, initial=0)
-        # a fixed order of summation: 8 lanes, then halves
+        # sum in a fixed order, 8 lanes and then halves, so that the result is the same everywhere
         lanes = np.square(buckets.astype(np.float64)).reshape(
             len(buckets), self.bucket // _LANES, _LANES
         )

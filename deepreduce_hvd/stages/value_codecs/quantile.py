@@ -1,4 +1,4 @@
-"""Quantile: SketchML's quantile buckets."""
+"""Quantile: the quantile buckets of SketchML."""
 
 import struct
 
@@ -13,13 +13,16 @@ from deepreduce_hvd.stages.base import ValueCodec, register
 BLOCK = 4096
 _HEAD = struct.Struct("<HHB")
 _FIXED, _HUFFMAN = 0, 1
-#: a bucket's mean takes 32 bits: with 8 values a bucket or more the table costs at most 4 bits a
-#: value
+#: The mean of a bucket takes 32 bits. With at least 8 values per bucket, the means cost at most 4
+#: bits per value.
 _VALUES_A_BUCKET = 8
 
 
 def _buckets_of_sides(count, negatives, wanted):
-    """How many buckets the negative and the other values get, in proportion to their numbers."""
+    """Return the numbers of buckets for the negative values and for all other values.
+
+    They are proportional to the numbers of values.
+    """
     others = count - negatives
     total = max(min(wanted, -(-count // _VALUES_A_BUCKET)), (negatives > 0) + (others > 0))
     if negatives == 0 or others == 0:
@@ -30,15 +33,17 @@ def _buckets_of_sides(count, negatives, wanted):
 
 @register
 class Quantile(ValueCodec):
-    """Values replaced by their quantile bucket's mean (SketchML, Jiang et al. 2018, quantile-bucket
-    quantification).
+    """Value codec that replaces each value by the mean of its quantile bucket.
 
-    Buckets hold equal numbers of values, negative and other values apart, so that no sign flips.
-    Bucket numbers travel in a Huffman code or at a fixed width, whichever is shorter. With
-    ``Huffman(delta=True)`` indices this is SKCompress.
+    All buckets hold nearly equal numbers of values. Negative values and other values have separate
+    buckets, so signs never flip. Bucket numbers are stored in a Huffman code or at a fixed width,
+    whichever is shorter. With ``Huffman(delta=True)`` as the index codec, this is SKCompress
+    without its MinMaxSketch. Source: quantile-bucket quantification in SketchML (Jiang et al.
+    2018).
 
     Args:
-        buckets: 2 to 256 in all; fewer are used when there are fewer than 8 values a bucket.
+        buckets: the total number of buckets, from 2 to 256. Fewer are used if there would be fewer
+            than 8 values per bucket.
 
     >>> Quantile(buckets=2).encode(np.array([-1, -3, 5, 7], dtype=np.float32), key=0)[1]
     array([-2., -2.,  6.,  6.], dtype=float32)
@@ -73,7 +78,7 @@ class Quantile(ValueCodec):
             edges = [first + j * n // buckets for j in range(buckets + 1)] if buckets else []
             for start, end in zip(edges, edges[1:]):
                 symbols[ascending[start:end]] = len(means)
-                # a running sum has a fixed order, np.sum does not
+                # a running sum has a fixed order; np.sum does not
                 total = np.add.accumulate(values[ascending[start:end]].astype(np.float64))[-1]
                 means.append(np.float32(total / (end - start)))
         means = np.array(means, dtype=np.float32)

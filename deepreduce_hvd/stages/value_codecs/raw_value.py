@@ -1,4 +1,4 @@
-"""RawValue: float32 values as they are."""
+"""RawValue: float32 values without compression."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from deepreduce_hvd.stages.base import ValueCodec, register
 
 @register
 class RawValue(ValueCodec):
-    """Four bytes a value, bit for bit.
+    """Value codec that stores four bytes per value, bit for bit.
 
     >>> RawValue().encode(np.array([1.0], dtype=np.float32), key=0)[0].hex()
     '0000803f'
