@@ -1,15 +1,15 @@
-"""Builds the native core once, as a static library, and links it into the bindings of this machine.
+"""Build the native core once, as a static library, and link it into the bindings.
 
-The NumPy binding (``deepreduce_hvd._native``) is always built. The frameworks' op libraries are
-optional, with the switches that Horovod's own build taught its users: ``DEEPREDUCE_WITH_PYTORCH=1``
-makes a missing torch an error, ``DEEPREDUCE_WITHOUT_PYTORCH=1`` leaves its ops out, and with
-neither, torch is looked for and a missing one is a printed skip. The same two for TENSORFLOW.
-``CXX``, ``CXXFLAGS``, ``LDFLAGS`` and ``MAX_JOBS`` are honoured.
+The NumPy binding (``deepreduce_hvd._native``) is always built. The operator libraries of PyTorch
+and TensorFlow are optional. Switches have the form of Horovod's: with ``DEEPREDUCE_WITH_PYTORCH=1``
+a missing torch is an error, ``DEEPREDUCE_WITHOUT_PYTORCH=1`` leaves out its operators. With
+neither, the operators are built if torch is found, else skipped with a message. The same two
+switches exist for TENSORFLOW. ``CXX``, ``CXXFLAGS``, ``LDFLAGS`` and ``MAX_JOBS`` are respected.
 
-With a CUDA build of PyTorch or TensorFlow and an nvcc of the same CUDA, that framework's operators
-work on GPUs too; ``DEEPREDUCE_WITH_CUDA=1`` makes it an error when there is no such pair,
-``DEEPREDUCE_WITHOUT_CUDA=1`` leaves it out. ``DEEPREDUCE_CUDA_ARCHITECTURES="8.0 9.0+PTX"`` is what
-the kernels are compiled for. nvcc is that of ``CUDACXX``, ``CUDA_HOME``, ``PATH`` or
+With a CUDA build of PyTorch or TensorFlow and an nvcc of the same CUDA version, the operators of
+that framework also work on GPUs. With ``DEEPREDUCE_WITH_CUDA=1`` it is an error if there is no such
+pair; ``DEEPREDUCE_WITHOUT_CUDA=1`` leaves this out. ``DEEPREDUCE_CUDA_ARCHITECTURES="8.0 9.0+PTX"``
+selects the architectures of the kernels. nvcc is taken from ``CUDACXX``, ``CUDA_HOME``, ``PATH`` or
 /usr/local/cuda, in this order.
 """
 
@@ -41,9 +41,9 @@ CUDA_CORE = CORE / "cuda"
 CUDA_TORCH_OPS = TORCH_OPS / "cuda"
 CUDA_TENSORFLOW_OPS = TENSORFLOW_OPS / "cuda"
 
-# Contraction and fast-math would let the bytes of a payload depend on the compiler and the
-# processor, which is also
-# why nothing here asks for -march=native: the core chooses its SIMD level when it runs.
+# With contraction or fast-math, the bytes of a payload would depend on the compiler and the
+# processor. For the same reason there is no -march=native: the core selects its SIMD level at run
+# time.
 COMMON_FLAGS = [
     "-O3",
     "-g1",
@@ -54,7 +54,8 @@ COMMON_FLAGS = [
     "-Wall",
     "-Wextra",
 ]
-# The same rules on the device. -lineinfo lets tools name the line of a kernel; it costs no speed.
+# The same rules on the device. -lineinfo lets tools show the source line of a kernel at no cost in
+# speed.
 CUDA_FLAGS = [
     "-O3",
     "-std=c++17",
@@ -63,8 +64,8 @@ CUDA_FLAGS = [
     "-Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden",
 ]
 
-# Prints what a torch op library needs; does not import torch.utils.cpp_extension, which needs
-# setuptools to be there.
+# Prints what a torch operator library needs. It does not import torch.utils.cpp_extension, which
+# needs setuptools.
 ASK_TORCH = """
 import importlib.util, json, os
 if importlib.util.find_spec("torch") is None: raise SystemExit("No module named 'torch'")
@@ -90,7 +91,7 @@ FRAMEWORKS = (
 
 
 class BuildError(SystemExit):
-    """Ends the build with one readable message in place of a traceback."""
+    """An error that ends the build with one readable message instead of a traceback."""
 
     def __init__(self, message):
         super().__init__(f"deepreduce_hvd: {message}")
@@ -101,7 +102,7 @@ def say(message):
 
 
 def switch(name):
-    """Whether an environment variable is set to 1."""
+    """Return whether an environment variable is set to 1."""
     value = os.environ.get(name, "")
     if value not in ("", "0", "1"):
         raise BuildError(f"{name}: expected 1, 0 or nothing, got {value!r}")
@@ -109,19 +110,21 @@ def switch(name):
 
 
 def ask(question):
-    """What the target interpreter answers to a question asked in a process of its own, and why when
-    it does not.
+    """Ask the target interpreter a question in a separate process.
 
     Under pip's build isolation this process cannot see the packages of the environment that it
     builds for: pip hides them through PYTHONPATH and PYTHONNOUSERSITE. So the same interpreter is
-    asked without those two first, and as it is second (a framework may have been put on PYTHONPATH
-    by the user).
+    asked first without these two variables, then with them, because the user may have put a
+    framework on PYTHONPATH.
+
+    Returns:
+        The answer or None, and the reason why there is no answer.
     """
     hidden_by_pip = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
     clean = {name: value for name, value in os.environ.items() if name not in hidden_by_pip}
     reasons = []
     for environment in (clean, dict(os.environ)):
-        # a neutral directory: -c puts the current one first on the module path
+        # a neutral directory, because -c puts the current one first on the module path
         answer = subprocess.run(
             [sys.executable, "-c", question],
             env=environment,
@@ -138,7 +141,7 @@ def ask(question):
 
 
 def find_framework(name, question, sources):
-    """The framework's answer, or None when its ops are not to be built; says why not."""
+    """Return the framework's answer, or None with a message if its operators are not built."""
     wanted, unwanted = (
         switch(f"DEEPREDUCE_WITH_{name.upper()}"),
         switch(f"DEEPREDUCE_WITHOUT_{name.upper()}"),
@@ -177,8 +180,9 @@ def output_of(*command):
 
 
 def code_options(path, version):
-    """nvcc's options for what it shall compile for, PTX of the newest included, which later devices
-    compile when they load it.
+    """Return nvcc's options for the architectures to compile for.
+
+    They include PTX of the newest one, which later devices compile when they load it.
     """
     known = nvcc.known_architectures(path)
     asked = re.split(r"[\s,;]+", os.environ.get("DEEPREDUCE_CUDA_ARCHITECTURES", "").strip())
@@ -202,21 +206,23 @@ def code_options(path, version):
 
 
 def why_no_cuda(name, framework, path, nvcc_version):
-    """What keeps a framework's operators from having kernels for CUDA, or None."""
+    """Return why a framework's operators cannot have CUDA kernels, or None."""
     if framework["cuda"] is None:
         return (
             f"expected {name} with CUDA, got {name} {framework['version']}, which is built without"
         )
     major = framework["cuda"].partition(".")[0]
-    # the driver that serves the framework's CUDA serves kernels of that CUDA too
+    # a driver that supports the framework's CUDA also supports kernels of that CUDA
     if path is not None and major != nvcc_version.partition(".")[0]:
         return f"expected nvcc of CUDA {major} as {name} {framework['version']} has, got {path} of CUDA {nvcc_version}"
     return None
 
 
 def find_cuda(frameworks):
-    """What compiling for CUDA takes, or None when there will be no CUDA operators; says why not.
-    ``frameworks``: the answers of those that are there.
+    """Return what the CUDA build needs, or None with a message if there are no CUDA operators.
+
+    Args:
+        frameworks: {extension: answer} of the frameworks that are found.
     """
     wanted, unwanted = switch("DEEPREDUCE_WITH_CUDA"), switch("DEEPREDUCE_WITHOUT_CUDA")
     if wanted and unwanted:
@@ -250,7 +256,7 @@ def find_cuda(frameworks):
             say(f"building the CUDA operators for {name} with {path} of CUDA {version}")
         else:
             say(f"skipping the CUDA operators for {name}: {reasons[extension]}")
-    # names its directories
+    # lists its include and library directories
     plan = output_of(path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null")
     return {
         "extensions": {extension for extension, reason in reasons.items() if reason is None},
@@ -278,7 +284,10 @@ def jobs():
 
 
 def is_current(output, command, inputs):
-    """Whether output is newer than all inputs and was made by this very command (kept beside it)."""
+    """Return whether output is newer than all inputs and was made by the same command.
+
+    The command is in a file beside the output.
+    """
     record = Path(f"{output}.command")
     if not output.exists() or not record.exists() or record.read_text() != shlex.join(command):
         return False
@@ -287,9 +296,9 @@ def is_current(output, command, inputs):
 
 
 def run(command, output):
-    """Runs a compiler or linker that makes output.
+    """Run a compiler or linker that makes output.
 
-    The output appears whole or not at all, its record after it.
+    The output is moved into place when it is complete, and its record is written after it.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     record = Path(f"{output}.command")
@@ -312,8 +321,9 @@ def run(command, output):
 
 
 def headers_of(dependencies):
-    """The files named in a compiler's -MD output (system headers too, so that another torch or
-    Python is noticed), or none when there is no such output yet.
+    """Return the files in a compiler's -MD output, or none if there is no such output yet.
+
+    System headers are included, so that another torch or Python is noticed.
     """
     if not dependencies.exists():
         return []
@@ -322,8 +332,13 @@ def headers_of(dependencies):
 
 
 def compile_all(sources, folder, flags, command=None):
-    """Compiles what changed, on all cores; returns the objects, in the order of the sources.
-    ``command``: in place of the C++ compiler's.
+    """Compile what changed, on all cores; return the objects, in the order of the sources.
+
+    Args:
+        sources: source files.
+        folder: folder for the objects.
+        flags: options of the compiler.
+        command: compiler command to use instead of the C++ compiler.
     """
     begin = command or [*compiler(), *shlex.split(os.environ.get("CXXFLAGS", ""))]
     objects, pending = [], []
@@ -359,8 +374,8 @@ def core_library(folder):
     sources = sorted(path for path in CORE.rglob("*.cc") if path != BINDING)
     objects = compile_all(sources, folder / "core", [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}"])
     library = folder / "libdeepreduce_core.a"
-    # "s" writes the index that linkers look symbols up in; a fresh archive each time, so that no
-    # removed file lingers
+    # "s" writes the symbol index for linkers; the archive is always made anew, so that no removed
+    # file stays in it
     command = ["ar", "rcs", str(library), *map(str, objects)]
     if not is_current(library, command, objects):
         run(command, library)
@@ -368,14 +383,15 @@ def core_library(folder):
 
 
 def cuda_objects(folder, cuda):
-    """The device core."""
+    """Compile the device core and return its objects."""
     flags = [*CUDA_FLAGS, *cuda["code"], f"-ccbin={compiler()[0]}", f"-I{CORE}", f"-I{CUDA_CORE}"]
     return compile_all(sorted(CUDA_CORE.rglob("*.cu")), folder / "cuda", flags, [cuda["nvcc"]])
 
 
 class BuildBindings(build_ext):
-    """Compiles and links by the rules above in place of setuptools' own, which rebuild everything
-    or nothing.
+    """Compile and link by the rules above.
+
+    The rules of setuptools would rebuild everything or nothing.
     """
 
     def finalize_options(self):
@@ -391,16 +407,16 @@ class BuildBindings(build_ext):
         super().finalize_options()
 
     def get_ext_filename(self, fullname):
-        # the frameworks open these, not Python's import: their names carry no Python version but
-        # the framework's, whose ABI they are bound to
-        # (setuptools asks for a module's last name alone, too)
+        # The frameworks load these libraries, not Python's import. So their names contain the
+        # version of the framework, whose ABI they depend on, instead of Python's. setuptools also
+        # asks for the last part of a module name alone.
         for name, answer in self.distribution.deepreduce_frameworks.items():
             if fullname in (name, name.rpartition(".")[2]):
                 return f"{os.path.join(*fullname.split('.'))}-{answer['version']}.so"
         return super().get_ext_filename(fullname)
 
     def run(self):
-        # a library of an earlier build must not ride along in what is installed now
+        # a library of an earlier build must not be installed
         current = {
             Path(self.get_ext_filename(name)).name
             for name in self.distribution.deepreduce_frameworks
@@ -416,7 +432,7 @@ class BuildBindings(build_ext):
             import pybind11
 
             return pybind11.get_include()
-        except ImportError:  # PyTorch carries its headers
+        except ImportError:  # PyTorch has its headers
             torch = self.distribution.deepreduce_frameworks.get(TORCH_EXTENSION)
             if torch is None:
                 raise BuildError(
@@ -432,7 +448,7 @@ class BuildBindings(build_ext):
             cuda = None
         if extension.name == TENSORFLOW_EXTENSION:
             tensorflow = self.distribution.deepreduce_frameworks[extension.name]
-            # its headers are the system's here: their warnings are not ours
+            # system headers: hides warnings about them
             includes = [
                 word
                 for flag in tensorflow["compile"]
@@ -453,9 +469,9 @@ class BuildBindings(build_ext):
                     f"-I{CUDA_TENSORFLOW_OPS / 'gpu'}",
                     *(word for path in cuda["include"] for word in ("-isystem", path)),
                 ]
-                # a CUDA runtime of its own: TensorFlow loads its one when it first needs it, which
-                # without a GPU is never. Both use the driver's
-                # one context of a device, so that streams and memory are the same to both.
+                # Link a separate CUDA runtime: TensorFlow loads its own when it first needs it,
+                # which without a GPU is never. Both runtimes use the driver's primary context of a
+                # device, so they share streams and memory.
                 links += [
                     *(f"-L{path}" for path in cuda["libraries"]),
                     "-lcudart_static",
@@ -469,8 +485,7 @@ class BuildBindings(build_ext):
             include, libraries = f"{torch['root']}/include", f"{torch['root']}/lib"
             flags = [*COMMON_FLAGS, "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={torch['cxx11_abi']}", f"-I{CORE}",
                      "-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]  # fmt: skip
-            # no run path: torch is in the process already when this is loaded, wherever it lives
-            # there, and so is its CUDA runtime
+            # no run path: torch and its CUDA runtime are loaded in the process before this library
             links = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
             objects, sources = [], list(map(Path, extension.sources))
             if cuda is not None:
@@ -490,14 +505,14 @@ class BuildBindings(build_ext):
             )
             links = []
         target = Path(self.get_ext_fullpath(extension.name))
-        # each binding has a copy of the core of its own; exporting it would let one bind to
-        # another's at run time
+        # each binding has its own copy of the core; if it exported the symbols, one binding could
+        # use those of another at run time
         command = [*compiler(), "-shared", *map(str, objects), str(core), "-Wl,--exclude-libs,ALL", *links, "-lz",
                    *shlex.split(os.environ.get("LDFLAGS", "")), "-o", str(target)]  # fmt: skip
         record = folder / f"{target.name}.linked"
         if not is_current(record, command, [*objects, core]) or not target.exists():
             run(command, target)
-            Path(f"{target}.command").unlink()  # beside the library it would be installed with it
+            Path(f"{target}.command").unlink()  # a file beside the library would be installed too
             record.touch()
             Path(f"{record}.command").write_text(shlex.join(command))
             say(f"linked {extension.name}")

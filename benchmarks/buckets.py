@@ -1,13 +1,13 @@
-"""What pipelining and buckets save: seconds a step for ResNet-50's 161 gradients, by communicator
-and bucket size, under horovodrun.
+"""Measure what pipelining and buckets save: seconds per step for ResNet-50's 161 gradients.
 
     python benchmarks/buckets.py [--ranks 2] [--steps 7]
 
-Prints a table and writes results/buckets.json. No forward pass: gradients of real shapes and
-log-normal values are handed to ``compress`` in the order in which backward makes them ready, then
-to ``decompress``; steps of all settings are interleaved in one run. In turn: the same exchanges,
-but each finished before the next is started, as a program without handles would do. Loopback on one
-machine: what it shows is latency and processor time, not a network's bandwidth.
+Compares communicators and bucket sizes under horovodrun. Prints a table and writes
+results/buckets.json. There is no forward pass: gradients of real shapes and log-normal values are
+given to ``compress`` in the order in which backward makes them ready, then to ``decompress``. Steps
+of all settings are interleaved in one run. Rows "in turn" make the same exchanges, but finish each
+before the next one starts, as a program without handles would do. The ranks use loopback on one
+machine, so the results show latency and processor time, not the bandwidth of a network.
 """
 
 import argparse

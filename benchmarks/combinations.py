@@ -1,5 +1,6 @@
-"""Every index codec with every value codec on real gradients, and DeepReduce's Figure 8 with ours
-beside the published.
+"""Measure every index codec with every value codec on real gradients, and DeepReduce's Figure 8.
+
+The figure shows our results beside the published ones.
 """
 
 import numpy as np
@@ -20,7 +21,7 @@ VALUE = {
 }  # fmt: skip
 
 #: DeepReduce, Figure 8: volume in % of dense for a convolution of 36,864 weights at 1 %, as read
-#: from the paper; ours: a codec
+#: from the paper; and our codec
 FIGURE_8 = {
     "Top-r": (2.00, dr.Codec(dr.TopK(RATIO))),
     "Huffman": (1.62, dr.Codec(dr.TopK(RATIO), index=dr.Huffman())),
@@ -48,7 +49,7 @@ FIGURE_8 = {
 
 
 def measure(codec, gradient, repeats=3):
-    """Bytes, sections, error and times of one codec on one gradient (d,)."""
+    """Return bytes, sections, error and times of one codec on one gradient (d,)."""
     payload = codec.encode(gradient)
     info = dr.inspect(payload)
     decoded = dr.decode(payload)
@@ -65,7 +66,7 @@ def measure(codec, gradient, repeats=3):
 
 
 def all_combinations():
-    """A row for each index codec × value codec × gradient."""
+    """Return a row for each index codec × value codec × gradient."""
     rows = []
     for name, gradient in load_gradients().items():
         for index_name, index in INDEX.items():
@@ -84,7 +85,7 @@ def all_combinations():
 
 
 def combination_table(rows, gradient):
-    """The combinations on one gradient as text, the smallest first."""
+    """Return the combinations on one gradient as text, the smallest first."""
     chosen = sorted(
         (row for row in rows if row["gradient"] == gradient), key=lambda row: row["bytes"]
     )
@@ -100,7 +101,7 @@ def combination_table(rows, gradient):
 
 
 def figure_8():
-    """The published instances on a real gradient of 36,864 elements."""
+    """Measure the published instances on a real gradient of 36,864 elements."""
     gradient = load_gradients()["convolution3.weight@100"]
     return [
         {"name": name, "published_percent": published, **measure(codec, gradient, 15)}
@@ -109,7 +110,7 @@ def figure_8():
 
 
 def draw_figure_8(rows, path):
-    """Volume by section beside the published one, and time."""
+    """Plot the volume by section beside the published volume, and the time."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,12 +1,12 @@
-"""FitPoly and FitDExp: time against the NumPy oracle, error against independent least squares,
-bytes of the published layer.
+"""Measure FitPoly and FitDExp: time, error, and bytes of the published layer.
 
     taskset -c 1 python benchmarks/fits.py [--elements 25557032] [--json results/fits.json]
 
-Times are medians of one thread in one run. The native core is reached through whole payloads.
-"codec": native encode of all values with the codec less the same with RawValue (so the order
-mapping's packing counts), over the oracle's value.encode alone. "payload": the same payload from
-the native core and from the oracle, nothing subtracted.
+Time is compared with the NumPy oracle, error with an independent least squares fit. Times are
+medians of one thread in one run. The native core is measured through whole payloads. Row "codec":
+the time of the native encode of all values with the codec, minus that with RawValue (so packing the
+order mapping counts), over the time of the oracle's value.encode alone. Row "payload": the same
+payload from the native core and from the oracle, nothing subtracted.
 """
 
 import argparse
@@ -29,7 +29,7 @@ SAMPLES = {
 
 
 def largest_percent(sample, elements):
-    """The largest 1 % of ``elements`` samples, in index order, float32."""
+    """Return the largest 1 % of ``elements`` samples, in index order, float32."""
     values = SAMPLES[sample](np.random.default_rng(0), elements) * 1e-3
     count = elements // 100
     chosen = np.argpartition(np.abs(values), elements - count)[elements - count :]
@@ -44,7 +44,7 @@ def relative_error(decoded, values):
 
 
 def least_squares_error(values, degree):
-    """The relative error of NumPy's Chebyshev least squares on FitPoly's knots."""
+    """Return the relative error of NumPy's Chebyshev least squares fit on FitPoly's knots."""
     squared = 0.0
     for y in sort_sides(values)[1]:
         for start, end in fit_poly.find_segments(y, fit_poly.choose_segments(y, degree), degree):

@@ -1,10 +1,9 @@
-"""Speed on a GPU, each against the copy bandwidth or PyTorch's own operators measured in the same
-run: results/gpu.json and gpu.png.
+"""Measure speed on a GPU, relative to the copy bandwidth or PyTorch's operators of the same run.
 
     python benchmarks/gpu.py [--device cuda:0] [--output results/gpu.json]
 
-Times are medians between CUDA events around whole operator calls, host work included. ``--device
-cpu --elements 100000`` rehearses the script.
+Writes results/gpu.json and gpu.png. Times are medians between CUDA events around whole operator
+calls, including their work on the host. ``--device cpu --elements 100000`` rehearses the script.
 """
 
 import argparse
@@ -25,13 +24,13 @@ from deepreduce_hvd.torch import ops as operators  # noqa: E402
 
 LARGE = 350_000_000
 VALUES = 3_500_000
-SECTOR = 32  # bytes that a GPU's memory moves at least
+SECTOR = 32  # minimum number of bytes of a GPU memory access
 SUMMED = 8
 COMPRESS = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.RawValue())
 
 
 class Bench:
-    """What measurements share: the device, a clock, rows."""
+    """The device, the clock and the rows that measurements share."""
 
     def __init__(self, device, repeats):
         self.device = torch.device(device)
@@ -42,7 +41,7 @@ class Bench:
         self.name = torch.cuda.get_device_name(self.device) if self.cuda else "host"
 
     def seconds(self, work):
-        """The median time of ``work()``, after two calls that are not counted."""
+        """Return the median time of ``work()`` in seconds, after two calls that do not count."""
         for _ in range(2):
             work()
         taken = []
@@ -77,7 +76,7 @@ class Bench:
         print(f"{what:<76}{value:>12.4f}  {bound:<8}{unit:<20}{verdict}", flush=True)
 
     def gradient(self, d, seed):
-        """(d,) float32 like a network's gradient: normal times log-normal."""
+        """Return (d,) float32 like a network's gradient: normal times log-normal."""
         generator = torch.Generator(self.device).manual_seed(seed)
         values = torch.randn(d, generator=generator, device=self.device)
         return values.mul_(torch.randn(d, generator=generator, device=self.device).exp_()).mul_(
@@ -85,7 +84,7 @@ class Bench:
         )
 
     def copy_bandwidth(self, d):
-        """Bytes a second of a copy of d float32 elements, those read and those written counted."""
+        """Return the bytes per second of a copy of d float32 elements, reads and writes counted."""
         if d not in self.bandwidths:
             source, target = self.gradient(d, 0), torch.empty(d, device=self.device)
             self.bandwidths[d] = 8 * d / self.seconds(lambda: target.copy_(source))
@@ -98,8 +97,9 @@ def encode(codec, memory, gradient, state, step=0):
 
 
 def compress(bench, d, small):
-    """residual += gradient, exact top-k 1 %, Rice, raw values, in a run of steps with two gradients
-    in turn; and torch.topk on the same GPU.
+    """Measure residual += gradient, exact top-k 1 %, Rice and raw values; and torch.topk.
+
+    Steps alternate between two gradients. torch.topk runs on the same GPU.
     """
     bandwidth = bench.copy_bandwidth(d)
     gradients, residual, step = (
@@ -146,8 +146,9 @@ def compress(bench, d, small):
 
 
 def bloom(bench, d):
-    """Insertion of 1 % and the universe scan of policy P0: a Bloom payload less one with raw
-    indices.
+    """Measure the insertion of 1 % and policy P0's scan of all indices.
+
+    This is the time of a Bloom payload minus that of one with raw indices.
     """
     gradient = bench.gradient(d, 3)
     times = []
@@ -167,8 +168,9 @@ def bloom(bench, d):
 
 
 def fit_poly(bench, count):
-    """FitPoly of values that are all sent, sort and order section included, less the same with raw
-    values.
+    """Measure FitPoly on values that are all sent, minus the same with raw values.
+
+    Sorting and the order section are included.
     """
     values = bench.gradient(count, 4)
     times = []
@@ -182,10 +184,10 @@ def fit_poly(bench, count):
 
 
 def decode_sum(bench, d):
-    """Eight ranks' payloads into one tensor.
+    """Measure adding eight ranks' payloads to one tensor.
 
-    Touched: the payloads, and every 32-byte sector of the sum that a payload meets, read and
-    written.
+    Bytes touched: the payloads, and every 32-byte sector of the sum that a payload touches, read
+    and written.
     """
     bandwidth = bench.copy_bandwidth(d)
     payloads, sectors, useful = [], 0, 0
@@ -219,8 +221,10 @@ def decode_sum(bench, d):
 
 
 def draw(rows, path):
-    """Value / target of every row that has one; better to the right. Returns why there is no plot,
-    or None.
+    """Plot value / target of every row that has a target; better is to the right.
+
+    Returns:
+        Why there is no plot, or None.
     """
     try:
         import matplotlib

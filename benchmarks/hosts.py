@@ -1,11 +1,11 @@
-"""Seconds a step between hosts: ResNet-50's 161 gradients over shaped links,
-results/bench-hosts.json and .png, and a table.
+"""Measure seconds per step between hosts: ResNet-50's 161 gradients over shaped links.
 
     python benchmarks/hosts.py [--hosts 2,4] [--links 100mbit,1gbit,10gbit,unshaped] [--rows "none;fp16;Allgather"] [--seconds 8]
 
-Needs root (network namespaces), iproute2 and openssh-server. Every pair of a number of hosts and a
-link is one job under horovodrun over ssh. A run of a part changes only its own lines of
-results/bench-hosts.json; targets compare what one job measured.
+Writes results/bench-hosts.json and .png, and prints a table. Needs root (network namespaces),
+iproute2 and openssh-server. Every combination of a number of hosts and a link is one job under
+horovodrun over ssh. A partial run changes only its own lines of results/bench-hosts.json. Targets
+compare results of one job.
 """
 
 import argparse
@@ -22,20 +22,20 @@ from network import Network, NetworkError, problems
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
 WORKER = pathlib.Path(__file__).with_name("hosts_worker.py")
 LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshaped": "unshaped"}
-#: (hosts, link) -> how many times faster than Horovod without compression the best compressed row
-#: is to be
+#: (hosts, link) -> target: how many times faster the best compressed row must be than Horovod
+#: without compression
 TARGETS = {(2, "100mbit"): 40, (2, "1gbit"): 8, (2, "10gbit"): 2, (4, "1gbit"): 8}
 DENSE = ("no exchange", "none", "fp16")
-_LONGEST = 900  # seconds of one job
+_LONGEST = 900  # maximum seconds of one job
 
 
 def run_job(network, names, seconds, report):
-    """One job under horovodrun; ``report`` is called with every row as it comes."""
+    """Run one job under horovodrun; ``report`` is called with each row when it is there."""
     cores = os.cpu_count() or 1
     environment = {
         "OMP_NUM_THREADS": str(max(1, cores // len(network.names))),
-        # keep freed memory: fresh pages for what Horovod's fp16 allocates in every step cost as
-        # much as the arithmetic on them
+        # keep freed memory: allocating new pages for Horovod's fp16 in every step takes as long as
+        # its arithmetic
         "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25),
         "PYTHONPATH": str(RESULTS.parent),
     }  # fmt: skip
@@ -81,7 +81,7 @@ def head(hosts, link):
 
 
 def verdicts(measured):
-    """Targets met and missed, by what was measured in one job."""
+    """Return the targets that were met and missed, by the results of one job."""
     found = []
     for (hosts, link), factor in TARGETS.items():
         rows = {
@@ -101,7 +101,7 @@ def verdicts(measured):
 
 
 def draw(measured, path):
-    """Seconds a step by link, a panel for each number of hosts, both axes logarithmic."""
+    """Plot seconds per step by link, a panel for each number of hosts, both axes logarithmic."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -154,8 +154,9 @@ def draw(measured, path):
 
 
 def save(measured, path):
-    """Puts rows into a file of results, in place of those of the same hosts, link and name, and
-    draws them all.
+    """Save rows to a results file and draw all of its rows.
+
+    They replace the rows of the same hosts, link and name.
     """
     kept = json.loads(path.read_text())["rows"] if path.exists() else []
     new = {(row["hosts"], row["link"], row["name"]) for row in measured}
@@ -206,7 +207,7 @@ def main():
     found = problems()
     if found:
         sys.exit("\n".join(found))
-    from hosts_worker import ROWS  # late: it brings the frameworks
+    from hosts_worker import ROWS  # late, because it imports the frameworks
 
     arguments = arguments_of(list(ROWS))
     signal.signal(signal.SIGALRM, too_long)
@@ -224,7 +225,7 @@ def main():
                     measured.append({"hosts": hosts, "link": link, **row})
 
                 run_job(network, arguments.rows, arguments.seconds, report)
-                # after every job: one that fails takes nothing from the others
+                # after every job, so that a failing job does not lose the results of others
                 save(measured, arguments.output)
     targets = verdicts(measured)
     print()

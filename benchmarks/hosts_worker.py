@@ -1,8 +1,8 @@
-"""One rank of benchmarks/hosts.py: seconds a step of an exchange of ResNet-50's gradients, and the
-bytes that crossed its interface.
+"""One rank of benchmarks/hosts.py: measure exchanges of ResNet-50's gradients.
 
-The gradients are prepared beforehand, fixed by rank and step, and reach the optimizer's hooks
-through a real backward pass of operations that only return them: no forward pass is in the figures.
+It measures seconds per step and the bytes on the network interface of its host. The gradients are
+prepared before, fixed by rank and step. They reach the optimizer's hooks through a real backward
+pass of operations that only return them, so no forward pass is measured.
 """
 
 import gc
@@ -21,15 +21,13 @@ from network import interface_counters
 import deepreduce_hvd as dr
 
 RATIO = 0.01
-_DISTINCT_STEPS = 3  # gradients of as many steps, over and over
-_WARM_UP = 3  # steps not counted
+_DISTINCT_STEPS = 3  # number of steps with different gradients; they repeat
+_WARM_UP = 3  # steps that do not count
 _FEWEST, _MOST = 4, 15
 
 
 def _instance(codec, communicator=None, memory=None):
-    """What makes a DistributedOptimizer's ``compression`` and its compressor out of named
-    parameters.
-    """
+    """Return a function of named parameters that makes the ``compression`` and its compressor."""
 
     def make(named):
         compressor = dr.Compressor(codec, memory, communicator, parameters=named)
@@ -39,8 +37,9 @@ def _instance(codec, communicator=None, memory=None):
 
 
 def _table():
-    """{row: (what makes its compression, None: no Horovod at all)}; communicators as they are in
-    the package.
+    """Return {row: function that makes its compression}; None stands for no Horovod at all.
+
+    Communicators have their default settings.
     """
     from deepreduce_hvd import communicators
 
@@ -79,8 +78,9 @@ class _Prepared(torch.autograd.Function):
 
 
 def _start_together():
-    """A barrier whose waiting ranks sleep: Horovod's own would take the processors from the ranks
-    that are waited for.
+    """A barrier whose waiting ranks sleep.
+
+    Horovod's own barrier would take processor time from the ranks that are waited for.
     """
     handle = hvd.allreduce_async(torch.zeros(1), name="start")
     while not hvd.poll(handle):
@@ -89,9 +89,7 @@ def _start_together():
 
 
 class Exchange:
-    """Parameters of ResNet-50's shapes, their prepared gradients, and a step that consists of
-    nothing else.
-    """
+    """Parameters of ResNet-50's shapes, their prepared gradients, and a step with nothing else."""
 
     def __init__(self, gradients, make):
         self.named = [
@@ -108,7 +106,7 @@ class Exchange:
             )
 
     def step(self):
-        """Seconds that this rank took."""
+        """Make a step; return the seconds that this rank took."""
         gradients = next(self.gradients)
         _start_together()
         started = time.perf_counter()
@@ -121,14 +119,18 @@ class Exchange:
 
 
 def prepared_gradients():
-    """For each of a few steps the gradients of all parameters: log-normal magnitudes, random signs."""
+    """Return the gradients of all parameters for each of a few steps.
+
+    They have log-normal magnitudes and random signs.
+    """
     sizes = [int(np.prod(shape)) for _, shape in resnet50.shapes()]
     steps = []
     for step in range(_DISTINCT_STEPS):
         random = np.random.default_rng((hvd.rank(), step))
         values = random.standard_normal(sum(sizes), dtype=np.float32)
         magnitudes = np.abs(values, out=np.empty_like(values))
-        # a half normal's logarithm would not be log-normal: magnitude and sign are drawn apart
+        # separate draws for magnitude and sign, because the absolute value of a normal is not
+        # log-normal
         np.exp(random.standard_normal(out=magnitudes, dtype=np.float32), out=magnitudes)
         flat = torch.from_numpy(np.copysign(1e-3 * magnitudes, values, dtype=np.float32))
         steps.append(
@@ -138,7 +140,7 @@ def prepared_gradients():
 
 
 def _claimed_bytes(name, exchange):
-    """What this rank says it hands to the collectives in a step."""
+    """Return the bytes that this rank reports to hand to collectives per step."""
     if exchange.compressor is not None:
         return sum(row["sent_bytes"] for row in exchange.compressor.stats().values())
     dense = 4 * sum(parameter.numel() for parameter in exchange.parameters)
@@ -146,7 +148,7 @@ def _claimed_bytes(name, exchange):
 
 
 def measure(name, gradients, seconds):
-    """One row: a dictionary, the same on all ranks."""
+    """Measure one row; return a dictionary that is the same on all ranks."""
     exchange = Exchange(gradients, ROWS[name])
     slow = [exchange.step() for _ in range(_WARM_UP if exchange.compressor is not None else 1)][-1]
     repeats = hvd.broadcast_object(min(_MOST, max(_FEWEST, round(seconds / slow))))
@@ -158,7 +160,7 @@ def measure(name, gradients, seconds):
         "times": own, "wall_seconds": spent, "claimed": _claimed_bytes(name, exchange),
         **{figure: (after[figure] - before[figure]) / repeats for figure in after},
     })  # fmt: skip
-    # a step ends when its last rank does
+    # a step ends when its last rank ends
     times = [max(rank["times"][step] for rank in of_ranks) for step in range(repeats)]
     row = {
         "name": name,

@@ -1,10 +1,10 @@
-"""The index codecs: bits an index against the information bound and DeepReduce's volumes, and time
-against `r += g`.
+"""Measure the index codecs: bits per index, and time against `r += g`.
 
     taskset -c 1 python benchmarks/index_codecs.py [--json results/index_codecs.json]
 
-Times are of the native codec alone on one thread, d = 25,557,032, medians of one run:
-index_codecs.cc, which this compiles.
+Bits per index are compared with the information bound and DeepReduce's volumes. Times are of the
+native codec alone on one thread, d = 25,557,032, medians of one run: index_codecs.cc, which this
+script compiles.
 """
 
 import argparse
@@ -35,13 +35,13 @@ CODECS = {
     "Rice": dr.Rice(),
     "EliasFano": dr.EliasFano(),
 }
-#: % of dense for indices and raw values of a layer of d = 36,864 at 1 %
+#: indices and raw values in % of dense, for a layer of d = 36,864 at 1 %
 PUBLISHED = {"RLE": 1.59, "Huffman": 1.62}
 RICE_MILLISECONDS = 1.0
 
 
 def uniform(d, count):
-    """(d,) float32 that is not zero at ``count`` places."""
+    """Return (d,) float32 that is nonzero at ``count`` random places."""
     gradient = np.zeros(d, dtype=np.float32)
     gradient[np.random.default_rng(0).choice(d, count, replace=False)] = 1
     return gradient

@@ -1,6 +1,4 @@
-"""Timing that the benchmarks share: ratios within one run, medians, one thread; how their rows are
-shown and kept.
-"""
+"""Timing and output that the benchmarks share: medians of one thread, ratios within one run."""
 
 import json
 import math
@@ -8,12 +6,12 @@ import time
 
 import numpy as np
 
-#: parameters of ResNet-50: the gradient that speeds are measured on
+#: number of parameters of ResNet-50: size of the gradient for speed measurements
 RESNET50 = 25_557_032
 
 
 def seconds(work, repeats=7):
-    """The median time of ``work()`` after one call that is not counted."""
+    """Return the median time of ``work()`` in seconds, after one call that does not count."""
     work()
     taken = []
     for _ in range(repeats):
@@ -24,8 +22,9 @@ def seconds(work, repeats=7):
 
 
 def paired_ratio(work, unit, repeats=9):
-    """(median of work/unit pair by pair, median seconds of work, of unit): a drift of the machine's
-    speed cancels.
+    """Return the median of work / unit, and the median seconds of work and of unit.
+
+    The ratio is taken per pair, so a drift of the machine's speed cancels.
     """
     work()
     unit()
@@ -45,7 +44,7 @@ def paired_ratio(work, unit, repeats=9):
 
 
 def row(what, value, target=None, unit="ratio", at_most=True, **details):
-    """One line of results/bench.json; ``met`` is None where there is no target."""
+    """Return one line of results/bench.json; ``met`` is None if there is no target."""
     met = None if target is None else bool(value <= target if at_most else value >= target)
     return {
         "what": what,
@@ -59,20 +58,20 @@ def row(what, value, target=None, unit="ratio", at_most=True, **details):
 
 
 def verdict(entry):
-    """What a printed row says of its target."""
+    """Return the text about the target in a printed row."""
     if entry["target"] is None:
         return ""
     return f"  (target {entry['target']:g}: {'met' if entry['met'] else 'MISSED'})"
 
 
 def write(path, rows):
-    """Leaves rows as JSON; its folder is made if it is not there."""
+    """Write rows as JSON; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_lines(rows))
 
 
 def bound(d, count):
-    """Bits an index that any lossless code needs for uniform supports."""
+    """Return the bits per index that any lossless code needs for uniform supports."""
     return (
         (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1))
         / math.log(2)
@@ -81,7 +80,7 @@ def bound(d, count):
 
 
 def heavy_tailed(d, seed):
-    """(d,) float32 like a network's gradient: normal times log-normal."""
+    """Return (d,) float32 like a network's gradient: normal times log-normal."""
     random = np.random.default_rng(seed)
     values = random.standard_normal(d, dtype=np.float32)
     values *= np.exp(random.standard_normal(d, dtype=np.float32))
@@ -90,7 +89,7 @@ def heavy_tailed(d, seed):
 
 
 def as_lines(value):
-    """Figures as JSON text: one record per line, numbers with six digits.
+    """Return results as JSON text: one record per line, numbers with six digits.
 
     Args:
         value: a list of records, or a dictionary of such lists and other values.

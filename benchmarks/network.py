@@ -1,11 +1,10 @@
-"""Several hosts on one machine: network namespaces on a bridge, with shaped links and an sshd in
-each.
+"""Several hosts on one machine: network namespaces on a bridge, with shaped links and sshd.
 
-A host has its own interface ``eth0``, address, host name, /etc/hosts and ssh keys, so that
-``horovodrun -H h1:1,h2:1`` over ssh works as it does between machines. Needs root, Debian's
-iproute2 and openssh-server, and a kernel with the queueing discipline tbf. Everything that is made
-is named after the process that made it, and is removed however it ends; what a killed process left
-behind, the next one removes.
+Each host has its own interface ``eth0``, address, host name, /etc/hosts, ssh keys and sshd, so
+``horovodrun -H h1:1,h2:1`` over ssh works as between machines. Needs root, Debian's iproute2 and
+openssh-server, and a kernel with the queueing discipline tbf. Everything that a process makes here
+has a name that contains the process id. It is removed when the process ends. What a killed process
+leaves behind is removed by the next one.
 """
 
 import json
@@ -28,7 +27,7 @@ _ETC = pathlib.Path("/etc/netns")  # `ip netns exec NAME` shows /etc/netns/NAME/
 _NAMESPACE = re.compile(r"deepreduce(\d+)-h\d+")
 _LINK = re.compile(r"dr(\d+)(?:b|h\d+)")
 _SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-_LATENCY = "100ms"  # the longest that tbf lets a packet wait before it drops it
+_LATENCY = "100ms"  # maximum time that tbf delays a packet before it drops it
 _READY_SECONDS = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -50,8 +49,8 @@ _SSH = """Host *
   GlobalKnownHostsFile /dev/null
   LogLevel ERROR
 """
-# a host's first process; /run is its own so that sshd's directory there need not be made on the
-# machine
+# The first process of a host. It has its own /run, so that sshd's directory there need not exist on
+# the machine.
 _START_HOST = """
 echo "$1" >/proc/sys/kernel/hostname
 [ ! -e /proc/sys/net/ipv6 ] || echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6
@@ -62,11 +61,11 @@ exec "$2" -D -e -f /etc/ssh/sshd_config
 
 
 class NetworkError(Exception):
-    """What could not be set up, and what is missing."""
+    """Something could not be set up; the message says what is missing."""
 
 
 def problems():
-    """What this machine lacks to be several hosts, one sentence each."""
+    """Return what this machine lacks to run several hosts, one sentence each."""
     found = preflight.host_problems()
     if os.geteuid() != 0:
         found.insert(
@@ -90,8 +89,9 @@ def _run(*command, check=True):
 
 
 def _birth(pid):
-    """When a process started, in the kernel's ticks; None when there is none. With it a process id
-    is unique.
+    """Return when a process started, in the kernel's ticks; None if there is no such process.
+
+    Process id and start time together are unique.
     """
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -100,7 +100,7 @@ def _birth(pid):
 
 
 def _namespaces(pid=None):
-    """{namespace: process id of its maker} of all there are, or of one maker."""
+    """Return {namespace: process id of its maker}, of all makers or of one."""
     names = {
         word for line in _run("ip", "netns", "list").splitlines() for word in line.split()[:1]
     } | {path.name for path in _ETC.glob("deepreduce*")}
@@ -109,13 +109,13 @@ def _namespaces(pid=None):
 
 
 def _links():
-    """{interface outside namespaces: process id of its maker}."""
+    """Return {interface outside namespaces: process id of its maker}."""
     names = (link["ifname"] for link in json.loads(_run("ip", "-j", "link", "show")))
     return {name: int(match[1]) for name in names if (match := _LINK.fullmatch(name))}
 
 
 def _remove(pid):
-    """Everything that process ``pid`` made, with all processes in it."""
+    """Remove everything that process ``pid`` made, and end all processes in it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for namespace in _namespaces(pid):
             for process in _run("ip", "netns", "pids", namespace, check=False).split():
@@ -137,7 +137,7 @@ def _remove(pid):
 
 
 def remove_leftovers():
-    """Removes what killed processes left behind, and nothing of a process that lives."""
+    """Remove what killed processes left behind, and nothing of living processes."""
     for maker in {*_namespaces().values(), *_links().values()}:
         owner = _ETC / f"deepreduce{maker}-h1" / "ssh" / "maker"
         birth = _birth(maker)
@@ -146,7 +146,10 @@ def remove_leftovers():
 
 
 def interface_counters():
-    """{"sent_bytes", "sent_packets", "received_bytes", "received_packets"} of the host that calls."""
+    """Return the counters of the calling host's interface.
+
+    The keys are "sent_bytes", "sent_packets", "received_bytes" and "received_packets".
+    """
     for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
         name, _, figures = line.partition(":")
         if name.strip() == INTERFACE:
@@ -161,18 +164,20 @@ def interface_counters():
 
 
 class Network:
-    """``hosts`` hosts h1, h2, ... in a row, while the ``with`` block lasts. One at a time in a
-    process.
+    """``hosts`` hosts h1, h2, ... in a row, for the duration of a ``with`` block.
+
+    A process can have one Network at a time.
 
     >>> # with Network(2, rate="1gbit") as network:
     >>> #     network.horovodrun(["train.py"])
 
     Args:
-        hosts: how many, 2 to 200.
-        rate: of every link, each way, as tbf takes it ("100mbit", "1gbit"); None for no limit.
+        hosts: number of hosts, 2 to 200.
+        rate: rate of every link in each direction, in the notation of tbf ("100mbit", "1gbit");
+            None for no limit.
 
     Raises:
-        NetworkError: the machine lacks something, named with its Debian package.
+        NetworkError: the machine lacks something; the message names its Debian package.
     """
 
     def __init__(self, hosts, rate=None):
@@ -182,16 +187,16 @@ class Network:
         self._rate = rate
         self._processes = {}
         self._handlers = {}
-        self._prefix = f"dr{os.getpid()}"  # of interfaces, whose names have 15 characters at most
+        self._prefix = f"dr{os.getpid()}"  # of interfaces; their names have 15 characters at most
 
     def _namespace(self, host):
         return f"deepreduce{os.getpid()}-{host}"
 
     def _outer(self, host):
-        """The bridge's end of a host's link."""
+        """Return the name of the bridge's end of a host's link."""
         return self._prefix + host
 
-    # --- making and removing ---
+    # --- setup and cleanup ---
 
     def __enter__(self):
         found = problems()
@@ -210,7 +215,7 @@ class Network:
         return self
 
     def __exit__(self, *_):
-        for number in _SIGNALS:  # cleaning up is short and must not be cut
+        for number in _SIGNALS:  # cleanup is short and must not be interrupted
             signal.signal(number, signal.SIG_IGN)
         try:
             _remove(os.getpid())
@@ -293,7 +298,7 @@ class Network:
         self._wait_for_sshd()
 
     def _address(self, host):
-        return f"10.213.0.{host[1:]}"  # nothing outside the bridge has a route to it
+        return f"10.213.0.{host[1:]}"  # only the bridge has a route to it
 
     def _log(self, host):
         return _ETC / self._namespace(host) / "ssh" / "log"
@@ -318,10 +323,10 @@ class Network:
                     )
                 time.sleep(0.1)
 
-    # --- what hosts do ---
+    # --- use of hosts ---
 
     def shape(self, rate):
-        """Limits every link to ``rate`` each way; None lifts the limit."""
+        """Limit every link to ``rate`` in each direction; None removes the limit."""
         for host in self.names:
             for command in (["tc"], ["tc", "-n", self._namespace(host)]):
                 device = self._outer(host) if len(command) == 1 else INTERFACE
@@ -350,11 +355,11 @@ class Network:
                     ) from None
 
     def set_link(self, host, up):
-        """Takes a host's interface down, as a pulled cable does, or up again."""
+        """Take a host's interface down, like an unplugged cable, or up again."""
         _run("ip", "link", "set", self._outer(host), "up" if up else "down")
 
     def counters(self, host):
-        """The figures of :func:`interface_counters`, read from outside."""
+        """Return the counters of :func:`interface_counters`, read from outside the host."""
         (link,) = json.loads(
             _run("ip", "-n", self._namespace(host), "-s", "-j", "link", "show", INTERFACE)
         )
@@ -363,7 +368,7 @@ class Network:
         }  # fmt: skip
 
     def start(self, host, command, cwd=None, **options):
-        """A ``subprocess.Popen`` of ``command`` on a host, a process group of its own."""
+        """Start ``command`` on a host, in a new process group; return a ``subprocess.Popen``."""
         inside = [
             "nsenter",
             "--target",
@@ -382,13 +387,14 @@ class Network:
         )
 
     def horovodrun(self, command, environment=None, **options):
-        """``horovodrun`` on the first host, a rank a host, as a ``subprocess.Popen``; its output is
-        one text stream.
+        """Start ``horovodrun`` on the first host, with one rank per host.
 
         Args:
-            command: words after the interpreter's own name, such as ``["train.py", "--epochs",
-                "3"]``.
-            environment: variables besides this process's own.
+            command: words after the Python interpreter, such as ``["train.py", "--epochs", "3"]``.
+            environment: variables in addition to those of this process.
+
+        Returns:
+            A ``subprocess.Popen`` whose output is one text stream.
         """
         launcher = pathlib.Path(sys.executable).with_name("horovodrun")
         places = ",".join(f"{host}:1" for host in self.names)

@@ -1,6 +1,6 @@
-"""Gradients that the demo's network really produces, dumped while it trains.
+"""Dump real gradients of the demo's network while it trains.
 
-python benchmarks/real_gradients.py            writes build/gradients.npz
+``python benchmarks/real_gradients.py`` writes build/gradients.npz.
 """
 
 import pathlib
@@ -14,8 +14,9 @@ STEPS = (20, 100, 300)
 
 
 def dump():
-    """Trains the demo's network, widened for one more convolution of 36,864 weights, and keeps its
-    larger gradients at STEPS.
+    """Train the demo's network and save its larger gradients at STEPS.
+
+    The network has an additional convolution of 36,864 weights.
     """
     sys.path.insert(0, str(ROOT / "examples"))
     import torch
@@ -57,7 +58,7 @@ def dump():
 
 
 def load_gradients():
-    """{"parameter@step": (d,) float32}; dumps them first when they are not there."""
+    """Return {"parameter@step": (d,) float32}; dump the gradients first if they are missing."""
     if not FILE.exists():
         dump()
     with np.load(FILE) as arrays:

@@ -1,8 +1,8 @@
-"""The shapes of ResNet-50's parameters (He et al. 2016), on which exchanges are measured."""
+"""The shapes of ResNet-50's parameters (He et al., 2016), for measurements of exchanges."""
 
 
 def shapes():
-    """[(name, shape)] of the 161 parameters, 25,557,032 elements, in the order of the network."""
+    """Return [(name, shape)] of the 161 parameters in network order: 25,557,032 elements."""
     found = []
 
     def convolution(name, outputs, inputs, size):

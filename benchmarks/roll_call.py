@@ -1,11 +1,10 @@
-"""What the roll call costs a training step: a real forward and backward pass on two ranks, with it
-and without it.
+"""Measure the cost of the roll call per training step, with real forward and backward passes.
 
     horovodrun -np 2 python benchmarks/roll_call.py
 
-Steps with and without take turns in one run, so both see the same machine. Rank 0 prints for each
-model the median step without the roll call, the median difference of neighbouring steps, and the
-ratio of the medians.
+Steps with and without the roll call alternate in one run, so both see the same machine. Rank 0
+prints for each model: the median step without the roll call, the median difference of neighboring
+steps, and the ratio of the medians.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import deepreduce_hvd as dr
 
 
 class AllThere:
-    """A roll call that asks nobody."""
+    """A roll call that asks no rank."""
 
     sent_bytes = 0
 
@@ -28,7 +27,7 @@ class AllThere:
 
 
 def models():
-    """name -> (model, input)."""
+    """Return {name: (model, input)}."""
     wide = torch.nn.Sequential(
         *(layer for _ in range(4) for layer in (torch.nn.Linear(512, 512), torch.nn.ReLU()))
     )
@@ -47,7 +46,7 @@ def models():
 
 
 def measure(model, inputs, steps):
-    """(seconds of each step with the roll call, without)."""
+    """Return the seconds of each step with the roll call, and without."""
     compressor = dr.Compressor(parameters=model.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     optimizer = hvd.DistributedOptimizer(

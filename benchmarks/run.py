@@ -1,9 +1,10 @@
-"""All benchmarks: a table, results/bench.json, bench-tensorflow.json, combinations.json,
-figure8.png and accuracy.json.
+"""Run all benchmarks and write their results.
 
     python benchmarks/run.py [--quick] [--only targets,combinations,figure8,tensorflow,accuracy]
 
-``--quick`` leaves out the accuracy over three seeds, which trains for some minutes.
+Prints a table and writes results/bench.json, bench-tensorflow.json, combinations.json, figure8.png
+and accuracy.json. ``--quick`` leaves out the accuracy over three seeds, which trains for some
+minutes.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import time
 
-# one thread: what is compared is work, not how many cores share it
+# one thread: the benchmarks compare work, not how many cores share it
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
@@ -78,8 +79,9 @@ def figure8():
 
 
 def tensorflow():
-    """What TensorFlow adds to the core, alone and beside Horovod's own reductions
-    (results/bench-tensorflow.json).
+    """Measure what TensorFlow adds to the core, alone and beside Horovod's own reductions.
+
+    Writes results/bench-tensorflow.json.
     """
     if importlib.util.find_spec("tensorflow") is None:
         print("\nskipped: TensorFlow is not installed")
@@ -93,8 +95,9 @@ def tensorflow():
 
 
 def accuracy():
-    """The best instance against no compression and Top-r pairs over three seeds, on the demo's
-    network, two epochs.
+    """Train the best instance, no compression, and Top-r pairs over three seeds.
+
+    The demo's network is trained for two epochs.
     """
     output = RESULTS / "accuracy.json"
     command = [

@@ -1,5 +1,6 @@
-"""Time of TopK with error feedback against NumPy's `r += g`: python benchmarks/selection.py
-[elements].
+"""Measure TopK with error feedback against NumPy's `r += g`.
+
+Usage: ``python benchmarks/selection.py [elements]``.
 """
 
 import statistics
@@ -22,11 +23,14 @@ def _seconds(function):
 
 
 def measure(elements=RESNET50, ratio=0.01, simd=-1, memory=None, repeats=7):
-    """Median seconds of one thread on Gaussian float32 gradients of ``elements`` numbers.
+    """Return median seconds of one thread on Gaussian float32 gradients of ``elements`` numbers.
 
-    Returns {"add": NumPy's r += g, "first": encode with no threshold known, "steady": with the last
-    step's}; encode is the whole of it: error feedback, TopK(ratio), RawIndex, RawValue, payload.
-    The three are timed in turn, so that what else the machine does meets all of them.
+    The three measurements alternate, so other load on the machine affects all of them.
+
+    Returns:
+        {"add": NumPy's r += g, "first": encode without a known threshold, "steady": encode with the
+        threshold of the last step}. Encode is a whole encode: error feedback, TopK(ratio),
+        RawIndex, RawValue, payload.
     """
     codec = dr.Codec(dr.TopK(ratio))
     memory = dr.Residual() if memory is None else memory
@@ -41,7 +45,7 @@ def measure(elements=RESNET50, ratio=0.01, simd=-1, memory=None, repeats=7):
         nonlocal threshold
         _, threshold, _ = _native.encode(fields, gradient, 0, *state, threshold=hint, simd=simd)
 
-    for step in range(20):  # the residual's distribution settles
+    for step in range(20):  # the distribution of the residual becomes steady
         encode(gradients[step % 2], threshold)
     for _ in range(repeats):
         samples["add"].append(_seconds(lambda: np.add(summed, gradients[0], out=summed)))

@@ -1,4 +1,4 @@
-"""What the package promises of its speed and size, each measured against something in the same run.
+"""Check the package's targets for speed and size, each relative to a measurement of the same run.
 
 One thread, d = 25,557,032 float32 elements (ResNet-50).
 """
@@ -23,7 +23,7 @@ def _encode(codec, memory, gradient, state, threshold=0.0, step=0):
 
 
 def compress(report):
-    """Error feedback, exact top-k and encoding, in a run of steps with a new gradient each."""
+    """Measure error feedback, exact top-k and encoding, over steps with a new gradient each."""
     import torch
 
     torch.set_num_threads(1)
@@ -103,7 +103,7 @@ def compress(report):
 
 
 def rice(report):
-    """Bits an index against the information bound, on uniform supports."""
+    """Measure bits per index against the information bound, on uniform supports."""
     for density in (0.001, 0.01, 0.1):
         k = int(RESNET50 * density)
         support = np.sort(np.random.default_rng(0).choice(RESNET50, k, replace=False)).astype(
@@ -121,7 +121,7 @@ def rice(report):
 
 
 def bloom(report):
-    """The filter's size and false positives against the formula, and the scan of the universe."""
+    """Measure the filter's size and false positives against the formula, and the index scan."""
     k, rate = RESNET50 // 100, 1e-3
     gradient = np.zeros(RESNET50, dtype=np.float32)
     gradient[np.random.default_rng(0).choice(RESNET50, k, replace=False)] = 1
@@ -158,8 +158,10 @@ def bloom(report):
 
 
 def fit_poly(report):
-    """Encoding the 1 % of values: the native codec against the NumPy oracle, and its error against
-    NumPy's least squares.
+    """Measure encoding of 1 % of the values, and its error.
+
+    The time of the native codec is compared with the NumPy oracle, the error with NumPy's least
+    squares.
     """
     values = heavy_tailed(RESNET50, 0)
     values = values[
@@ -193,7 +195,7 @@ def fit_poly(report):
 
 
 def qsgd(report):
-    """Encode and decode of 4-bit values, the payload's other work subtracted."""
+    """Measure encode and decode of 4-bit values, with the payload's other work subtracted."""
     values = heavy_tailed(4_000_000, 0)
     out = np.zeros_like(values)
     total = 0.0
@@ -241,8 +243,9 @@ print((status("VmHWM") - before - payload.size) / gradient.nbytes)
 
 
 def peak_memory(report):
-    """What a first compress touches beyond gradient, residual and payload, as the operating system
-    counts it.
+    """Measure the memory that a first compress touches, as the operating system counts it.
+
+    Gradient, residual and payload are not counted.
     """
     script = _PEAK.format(here=str(pathlib.Path(__file__).parent), threshold=0.0)
     finished = subprocess.run(

@@ -1,11 +1,10 @@
-"""What TensorFlow adds to the bare core: ResNet-50's 161 gradients in one tf.function step;
-results/bench-tensorflow.json.
+"""Measure what TensorFlow adds to the core: ResNet-50's 161 gradients in one tf.function step.
 
     python benchmarks/tensorflow_overhead.py            one process: the step against the core's own encode and decode, one thread
     python benchmarks/tensorflow_overhead.py --ranks 2  under horovodrun: the step against Horovod's none and fp16
 
-The step's loss is one whose gradients are prepared arrays (log-normal magnitudes). The same step
-without a reduction is timed and subtracted.
+Writes results/bench-tensorflow.json. The gradients of the step's loss are prepared arrays with
+log-normal magnitudes. The same step without a reduction is timed and subtracted.
 """
 
 import argparse
@@ -77,7 +76,7 @@ def measure(options):
                 tape = hvd.DistributedGradientTape(
                     tape, compression=compression, groups=1 if groups else None
                 )
-            return tape.gradient(loss, variables)  # what nobody takes is not computed
+            return tape.gradient(loss, variables)  # TensorFlow does not compute unused results
 
         return step
 

@@ -1,12 +1,12 @@
-"""Traffic of the communicators in the simulator against their cost formulas, for 2 to 1024 ranks at
-densities of 0.1 %, 1 % and 10 %.
+"""Compare the traffic of the communicators in the simulator with their cost formulas.
 
     python benchmarks/traffic.py [--elements 20000] [--most 1024]
 
-Writes results/traffic.json and results/traffic.png and prints a table. Every rank's gradient is
-random and independent, which is the worst case of fill-in: the union of P random sets of k is d (1
-- (1 - k / d)^P). Bytes are what the busiest rank receives, with headers, RawIndex and RawValue, so
-that an element costs 8 bytes and the formulas are exact: I = V = 32 bits.
+Covers 2 to 1024 ranks at densities of 0.1 %, 1 % and 10 %. Writes results/traffic.json and
+results/traffic.png and prints a table. Every rank's gradient is random and independent, which is
+the worst case of fill-in: the union of P random sets of k is d (1 - (1 - k / d)^P). Bytes are those
+that the busiest rank receives, with headers, RawIndex and RawValue. So an element takes 8 bytes and
+the formulas are exact: I = V = 32 bits.
 """
 
 import argparse
@@ -40,24 +40,24 @@ SCHEMES = {
 
 
 def union(k, d, size):
-    """Elements in at least one of ``size`` random sets of k."""
+    """Return the number of elements in at least one of ``size`` random sets of k."""
     return d * -math.expm1(size * math.log1p(-k / d))
 
 
 def message(count, d):
-    """Bytes of ``count`` elements of d: pairs, or all elements once those are fewer bytes."""
+    """Return the bytes of ``count`` elements of d: pairs, or all elements if that is less."""
     return HEADER + min(8 * count, 4 * d)
 
 
 def received_doubling(rank, k, d, size):
-    """Bytes that a rank receives in recursive doubling of random sets."""
+    """Return the bytes that a rank receives in recursive doubling of random sets."""
     power, beyond = folded(size)
     if rank >= power:
         return message(union(k, d, size), d)
     received = message(k, d) if rank < beyond else 0
     distance = 1
     while distance < power:
-        # of the block that the partner stands for, with those folded into it
+        # of the partner's block, including the ranks folded into it
         first = (rank ^ distance) & -distance
         ranks = distance + min(max(beyond - first, 0), distance)
         received += message(union(k, d, ranks), d)
@@ -66,21 +66,21 @@ def received_doubling(rank, k, d, size):
 
 
 def formula(scheme, k, d, size):
-    """Bytes that the busiest rank receives."""
+    """Return the bytes that the busiest rank receives."""
     power, beyond = folded(size)
     levels = power.bit_length() - 1
     if scheme == "Allgather":
         return (size - 1) * message(k, d)
     if scheme == "SplitAllgather":
         part = d / size
-        # nothing is sent to an owner of none of the k
+        # nothing is sent to a rank that owns none of the k
         arrives = 1 - math.exp(-k / size) if k / size < 20 else 1
         return (size - 1) * (
             HEADER * arrives + 8 * k / size + message(union(k, d, size) / size, part)
         )
     if scheme == "RecursiveDoubling":
         return max(received_doubling(rank, k, d, size) for rank in range(size))
-    # a fold, and a round a level; in the tree rank 0 is the busiest
+    # a fold, and one round per level; rank 0 is the busiest in the tree
     if scheme in ("GTopK", "GTopK tree"):
         return (levels + bool(beyond)) * message(k, d)
     reduced = 2 * (size - 1) / size * 4 * (k + 2)

@@ -1,12 +1,10 @@
-"""The value codecs that fit no curve: bits a value, relative error, and values a second in encoding
-and decoding.
+"""Measure the value codecs that fit no curve: bits per value, relative error, values per second.
 
-    taskset -c 1 python benchmarks/value_codecs.py [--values 255570] [--json
-    results/value_codecs.json]
+    taskset -c 1 python benchmarks/value_codecs.py [--values 255570] [--json results/value_codecs.json]
 
 The values are the largest 1 % of a heavy-tailed gradient. Times are of the native codec alone on
-one thread, medians of one run: value_codecs.cc, which this compiles. "both" is values / (time to
-encode + time to decode).
+one thread, medians of one run: value_codecs.cc, which this script compiles. "both" is values /
+(time to encode + time to decode).
 """
 
 import argparse
@@ -44,7 +42,7 @@ CODECS = [
     dr.Quantile(),
     dr.Quantile(buckets=16),
 ]
-#: the codecs with kernels of their own for every SIMD level
+#: codecs that have a kernel for each SIMD level
 SIMD_LEVELS = {0: "scalar", 1: "AVX2", -1: "best"}
 QSGD_MILLIONS = 200
 
@@ -71,7 +69,7 @@ def build(folder):
 
 
 def time_codec(program, file, value, simd, repeats):
-    """Bytes, nanoseconds to encode, nanoseconds to decode, relative error."""
+    """Return bytes, nanoseconds to encode, nanoseconds to decode, relative error."""
     words = [
         program,
         file,

@@ -1,7 +1,8 @@
-"""What PyTorch costs without this package's operators: encode and decode-and-sum, through NumPy,
-against the operators in the same run.
+"""Measure PyTorch without this package's operators, against the operators in the same run.
 
     python benchmarks/without_operators.py
+
+Encode and decode-and-sum then use NumPy.
 """
 
 import sys
@@ -16,7 +17,7 @@ SIZES = (10_000, 1_000_000)
 
 
 def step_of(d, why_no_operators):
-    """A function that encodes a gradient of ``d`` elements and adds up two payloads."""
+    """Return a function that encodes a gradient of ``d`` elements and adds up two payloads."""
     gradient = torch.randn(d, generator=torch.Generator().manual_seed(0))
     residual, hint, out = torch.zeros(d), torch.zeros(1), torch.zeros(d)
     codec, memory = dr.recommended_codec(), dr.Residual()
@@ -38,7 +39,7 @@ def main():
         sys.exit(f"expected the operators, to compare with: {adapter.WHY_NO_OPERATORS}")
     for d in SIZES:
         without, operators = step_of(d, "measured without"), step_of(d, None)
-        for _ in range(20):  # until the residuals are as in the midst of training
+        for _ in range(20):  # until the residuals are as in the middle of a training
             without()
             operators()
         ratio, seconds, unit = paired_ratio(without, operators, repeats=201)

@@ -1,9 +1,9 @@
-"""Compressor: Horovod's compression interface over the stages, framework-neutral.
+"""The public Compressor: the stages behind Horovod's compression interface, in any framework.
 
-Horovod calls ``compress`` when a gradient is ready and ``decompress`` when its own reduction is
-done. Between the two, the payload travels through a collective of ours that ``compress`` starts;
-what ``compress`` returns to Horovod is a probe of four numbers, whose reduction tells
-``decompress`` the scale in force.
+Horovod calls ``compress`` when a gradient is ready, and ``decompress`` when its own allreduce of
+that gradient is done. ``compress`` starts a separate collective that sends the payload. It gives
+Horovod a probe of four numbers to reduce in place of the gradient. The reduced probe tells
+``decompress`` which factor Horovod's reduction applies: 1 for a sum, 1 / size for an average.
 """
 
 import importlib
@@ -26,27 +26,27 @@ from deepreduce_hvd.stages.value_codecs import QSGD
 from deepreduce_hvd.statistics import notes, summary_table
 from deepreduce_hvd.validation import expect_settings, expect_stages, of_an_instance
 
-#: of Compressor(bucket_bytes=)
+#: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
-#: the top module of a parameter's type -> the module of this package with its ``Adapter``
+#: top-level module of a parameter's type -> the module of this package that has its ``Adapter``
 _SESSIONS = {
     "torch": "deepreduce_hvd.torch.adapter",
     "tensorflow": "deepreduce_hvd.tensorflow.adapter",
     "keras": "deepreduce_hvd.tensorflow.adapter",
 }
 
-#: ranks of a process set -> the number of the next compressor for it; ranks outside of a set may
-#: have no compressor for it
+#: ranks of a process set -> number of the next compressor on it. Counted for each process set,
+#: because a rank outside of a set may have no compressor for it.
 _next_numbers: dict[tuple[int, ...], int] = {}
 
 
 def take_number(ranks, at_least=0):
-    """A number that no compressor for the same process set has had in this process.
+    """Return a number that no other compressor of this process set has in this process.
 
     Args:
-        ranks: of the process set, a tuple; empty for all ranks.
-        at_least: the smallest number to take; ranks that agree on the largest of what they would
-            take next take the same.
+        ranks: tuple of the ranks in the process set; empty for all ranks.
+        at_least: smallest number to return. Ranks that pass the largest :func:`next_number` of all
+            ranks get the same number.
     """
     number = max(next_number(ranks), at_least)
     _next_numbers[ranks] = number + 1
@@ -54,13 +54,14 @@ def take_number(ranks, at_least=0):
 
 
 def next_number(ranks):
-    """What :func:`take_number` would return."""
+    """Return the number that :func:`take_number` returns next."""
     return _next_numbers.get(ranks, 0)
 
 
 def _ranks_of(process_set):
-    """The key of a process set for :func:`take_number`; Horovod keeps names of different sets
-    apart.
+    """Return the key of a process set for :func:`take_number`.
+
+    Horovod keeps the collective names of different process sets apart.
     """
     return (
         () if process_set is None or process_set.process_set_id == 0 else tuple(process_set.ranks)
@@ -68,17 +69,19 @@ def _ranks_of(process_set):
 
 
 def collective_name(number, label):
-    """The name of a collective: unique in the process and its process set, equal on all ranks, and
-    the same in every framework.
+    """Return the name of a collective.
+
+    The name is unique in the process and its process set. It is equal on all ranks and in every
+    framework.
 
     Args:
-        number: of the compressor, which ranks must have agreed on.
-        label: of a parameter, or any other text.
+        number: number of the compressor; must be equal on all ranks.
+        label: name of a parameter, or any other text.
 
     Returns:
-        ``deepreduce.NUMBER.LABEL``, with letters and digits of the label as they are, ``_``
-        doubled, and all else as ``_x`` and two hexadecimal digits a byte. Different labels stay
-        different where Horovod turns ``.`` into ``_``, as it does on TensorFlow.
+        ``deepreduce.NUMBER.LABEL``. ASCII letters and digits of the label stay, ``_`` is doubled,
+        and every other character becomes ``_x`` and two hexadecimal digits per UTF-8 byte.
+        Different labels stay different where Horovod replaces ``.`` by ``_``, as on TensorFlow.
     """
     escaped = re.sub(
         "[^a-zA-Z0-9]",
@@ -91,50 +94,57 @@ def collective_name(number, label):
 
 
 def recommended_codec() -> Codec:
-    """The :class:`Codec` of ``Compressor(parameters=...)`` with nothing else said: the largest 1 %,
-    Rice, 4-bit QSGD; README tells why.
+    """Return the default :class:`Codec`: top 1 %, Rice index codec, 4-bit QSGD value codec.
+
+    README gives the measurements behind this choice.
     """
     return Codec(TopK(0.01), index=Rice(), value=QSGD(bits=4))
 
 
 class Compressor:
-    """What ``hvd.DistributedOptimizer(..., compression=)`` takes.
+    """Compress gradients for ``hvd.DistributedOptimizer(..., compression=)``.
 
     >>> # comp = dr.Compressor(parameters=model.named_parameters())
     >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
 
     Args:
-        codec: a :class:`Codec`; by default the recommended one, top 1 %, Rice and 4-bit QSGD.
-        memory: what becomes of what is not sent; :class:`Residual` by default.
-        communicator: how payloads meet; :class:`Allgather` by default; "auto" picks bucket by
-            bucket (:class:`Auto`).
-        parameters: (name, parameter) pairs, as ``model.named_parameters()`` gives, or TensorFlow
-            variables, as ``model.trainable_variables``; state belongs to a named parameter.
-        bucket_bytes: gradients are merged into messages of at least so many dense bytes, in the
-            order in which backward makes them ready; a message is sent when the last of its
-            gradients is. 0 sends one message a gradient. On TensorFlow, where Horovod sends each
-            gradient before it traces the next, its own ``groups=`` makes messages.
-        dense_below: tensors with fewer elements go uncompressed through Horovod's own allreduce.
-        seed: of all random choices; equal on all ranks.
-        process_set: a Horovod process set, the same that DistributedOptimizer is given; all ranks
-            by default. On TensorFlow, use compressors whose sets have ranks in common for the first
-            time in the same order on every rank.
-        loss_scale: with loss scaling, a function that returns the scale now, ``scaler.get_scale``
-            on PyTorch, a variable or tensor on TensorFlow (``lambda: optimizer.dynamic_scale``):
-            residuals follow the scale, and a step that overflows on any rank, or in the sum, leaves
-            them everywhere as they were, for a second copy of them.
-        writer: on PyTorch, a TensorBoard ``SummaryWriter``: gets scalars every ``writer_interval``
-            steps.
+        codec: how a gradient becomes a payload, a :class:`Codec`. Default: top 1 %, Rice, 4-bit
+            QSGD.
+        memory: the error feedback, which keeps what a payload leaves out. Default:
+            :class:`Residual`.
+        communicator: how the payloads of all ranks become a sum. Default: :class:`Allgather`.
+            ``"auto"`` selects a communicator for each bucket (:class:`Auto`).
+        parameters: (name, parameter) pairs as from ``model.named_parameters()``, or TensorFlow
+            variables as in ``model.trainable_variables``. Required, because state is stored by
+            parameter name.
+        bucket_bytes: minimum size of a bucket, in bytes of the uncompressed float32 gradients.
+            Gradients are assigned to buckets in the order in which backward makes them ready. A
+            bucket is sent when its last gradient is ready. 0 sends one message per gradient. On
+            TensorFlow this setting has no effect: Horovod asks for each gradient before it traces
+            the next one, so use Horovod's ``groups=`` to merge messages.
+        dense_below: tensors with fewer elements are not compressed and go through Horovod's
+            allreduce.
+        seed: seed of all random choices; equal on all ranks.
+        process_set: the Horovod process set that DistributedOptimizer is given too. Default: all
+            ranks. On TensorFlow, compressors whose process sets share ranks must be used for the
+            first time in the same order on every rank.
+        loss_scale: for loss scaling, a function that returns the current scale:
+            ``scaler.get_scale`` on PyTorch, or one that returns a variable or tensor on TensorFlow
+            (``lambda: optimizer.dynamic_scale``). Residuals are then rescaled when the scale
+            changes. A step that overflows on any rank, or in the sum, leaves the residuals of all
+            ranks unchanged. This needs a second copy of the residuals.
+        writer: on PyTorch, a TensorBoard ``SummaryWriter`` for scalars.
+        writer_interval: number of steps between two writes of scalars.
 
-    Codec, memory, communicator, bucket_bytes, dense_below, seed and the parameters' names and
-    shapes must be equal on all ranks, and on PyTorch which of them are frozen and whether
-    ``loss_scale`` is given. In the first step ranks compare them, before anything else travels, and
-    all raise an InvalidArgumentError that names what differs.
+    These must be equal on all ranks: codec, memory, communicator, bucket_bytes, dense_below, seed,
+    and the names and shapes of the parameters. On PyTorch also: which parameters are frozen, and
+    whether ``loss_scale`` is given. Ranks compare them in the first step, before any other message.
+    If they differ, all ranks raise an InvalidArgumentError that names the difference.
 
     Raises:
-        InvalidArgumentError: unnamed parameters, duplicate names, a wrong type or value, stages
-            that the communicator cannot work with.
-        NativeMissingError: the package was built without the operators of the parameters'
+        InvalidArgumentError: parameters without names, duplicate names, a wrong type or value, or
+            stages that the communicator does not support.
+        NativeMissingError: the package was built without the operators for the parameters'
             framework.
     """
 
@@ -171,7 +181,7 @@ class Compressor:
         self.writer_interval = writer_interval
         named = self._named(parameters)
         adapter_module = _adapter_module(*named[0])
-        # in order, on which buckets depend
+        # the order matters: buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
         description = (
             container.VERSION,
@@ -183,15 +193,15 @@ class Compressor:
             seed,
             names,
         )
-        #: 32 bits that ranks compare at every step
+        #: CRC-32 of the configuration; ranks compare it in every step
         self.fingerprint = zlib.crc32(repr(description).encode())
-        #: of this compressor in its process: a part of its collectives' names
+        #: number of this compressor in its process and process set; part of its collectives' names
         self.number = take_number(_ranks_of(process_set))
-        #: the adapter's side of this compressor
+        #: the PyTorch or TensorFlow side of this compressor
         self.adapter = importlib.import_module(adapter_module).Adapter(self, named)
 
     def settings(self, transport: Transport) -> list[Setting]:
-        """What ranks compare in the handshake, of any framework."""
+        """Return the settings that ranks of any framework compare in the handshake."""
         alike = self.communicator.depends_on(transport)
         return [
             Setting("format version", str(container.VERSION)),
@@ -258,16 +268,16 @@ class Compressor:
 
     @of_an_instance
     def compress(self, tensor: Any) -> tuple[Any, Any]:
-        """Called by Horovod: starts the exchange of one gradient; returns (what Horovod reduces,
-        context).
+        """Start the exchange of one gradient. Called by Horovod.
 
         Args:
-            tensor: the gradient of one of the parameters, in its shape; float32, float16, bfloat16
-                or float64, sparse too.
+            tensor: dense gradient of one of the parameters, in the parameter's shape; float32,
+                float16, bfloat16 or float64. For sparse gradients, give Horovod
+                ``sparse_as_dense=True``.
 
         Returns:
-            (4,) float32, the probe, or for what goes uncompressed the gradient itself; and what
-            :meth:`decompress` wants to have back.
+            A pair of the tensor that Horovod reduces and a context for :meth:`decompress`. The
+            tensor is the probe, (4,) float32, or the gradient itself when it is not compressed.
 
         Raises:
             InvalidArgumentError: not the gradient of one of the parameters.
@@ -275,98 +285,100 @@ class Compressor:
         return self.adapter.compress(tensor)
 
     def decompress(self, tensor: Any, context: Any) -> Any:
-        """Called by Horovod: the reduced gradient, in the gradient's own dtype, shape and layout.
+        """Return the reduced gradient in its own dtype, shape and layout. Called by Horovod.
 
         Args:
-            tensor: what Horovod made of the first of what :meth:`compress` returned.
-            context: the second.
+            tensor: the first value that :meth:`compress` returned, after Horovod reduced it.
+            context: the second value that :meth:`compress` returned.
 
         Raises:
             PeerFailedError: a rank could not encode its gradient; all ranks raise it.
-            CorruptPayloadError: what a rank sent is not a payload.
-            InvalidArgumentError: a reduction other than a sum or an average over the process set,
-                or ranks that are configured differently.
+            CorruptPayloadError: a rank sent bytes that are not a payload.
+            InvalidArgumentError: the reduction is neither a sum nor an average over the process
+                set, or the ranks' configurations differ.
         """
         return self.adapter.decompress(tensor, context)
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals and step counters; save one a rank. Training resumed from it
-        continues bit for bit.
+        """Return the residuals and step counters of this rank.
 
-        A dictionary of numbers, strings and the memory's float32 arrays in the parameters' shapes
-        or flat: tensors on PyTorch, which ``torch.load(weights_only=True)`` takes, NumPy arrays on
-        TensorFlow.
+        Save one state per rank. Training that resumes from it continues bit for bit.
+
+        Returns:
+            A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'
+            shapes or flat. The arrays are tensors on PyTorch, which
+            ``torch.load(weights_only=True)`` accepts, and NumPy arrays on TensorFlow.
         """
         return self.adapter.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
-        """Takes what :meth:`state_dict` returned.
+        """Load a state that :meth:`state_dict` returned.
 
         Args:
             state: this rank's own state, or the list of all ranks' states in rank order. With the
-                list the number of ranks may have changed: of P ranks now, rank r takes the sum of
-                the old ranks r, r + P, r + 2P, …, so that the residuals' sum over all ranks is
-                conserved; ranks without an old one start from zero.
+                list, the number of ranks may differ from that of the saved run: with P ranks now,
+                rank r takes the sum of the saved states r, r + P, r + 2P, … The sum of the
+                residuals over all ranks stays the same. Ranks without a saved state start from
+                zero.
 
         Raises:
-            InvalidArgumentError: a state of another configuration (codec, memory, communicator,
-                bucket_bytes, dense_below, seed) or model, or a single state of another rank or
-                number of ranks; entries that are missing, unknown or not what they should be;
-                memories of another shape or dtype, or with NaN or Inf; memories in units of a loss
-                scale that this compressor does not follow, or the other way round; steps or loss
-                scales that differ between ranks. The compressor is then as it was.
+            InvalidArgumentError: the state is of another configuration (codec, memory,
+                communicator, bucket_bytes, dense_below, seed) or model; a single state is of
+                another rank or number of ranks; entries are missing, unknown or invalid; a memory
+                has the wrong shape or dtype, or NaN or Inf; a memory is in units of a loss scale
+                and this compressor has none, or the reverse; steps or loss scales differ between
+                the ranks' states. The compressor is left unchanged.
         """
         self.adapter.load_state_dict(state)
 
     @property
     def trackable(self) -> Any:
-        """On TensorFlow, the state as ``tf.train.Checkpoint(compressor=comp.trackable)`` takes it;
-        one checkpoint a rank.
+        """The state for ``tf.train.Checkpoint(compressor=comp.trackable)``, on TensorFlow.
 
-        Restoring that of another rank, number of ranks, configuration or model raises
-        InvalidArgumentError, and leaves the compressor as it was.
+        Save one checkpoint per rank. Restoring a checkpoint of another rank, number of ranks,
+        configuration or model raises InvalidArgumentError and leaves the compressor unchanged.
         """
         return self.adapter.trackable
 
     def bound_to(self, variables: Iterable[Any]) -> Any:
-        """On TensorFlow, a view of this compressor for ``compression=``, whose gradients are those
-        of ``variables`` alone.
+        """Return a view of this compressor for the gradients of ``variables`` only, on TensorFlow.
 
-        For gradients that could belong to several of the compressor's variables: of
-        ``hvd.allreduce`` alone, which knows no variables, and of several eager tapes or Keras
-        optimizers with gradients of equal shapes. Others need none.
+        Pass the view as ``compression=`` when a gradient could belong to several variables of the
+        compressor. This happens with a direct call of ``hvd.allreduce``, which knows no variables,
+        and with several eager tapes or Keras optimizers whose gradients have equal shapes. No other
+        case needs a view.
 
         >>> # hvd.allreduce(gradient, compression=comp.bound_to([variable]))
 
         Args:
-            variables: one or more of those that the compressor was given.
+            variables: one or more variables of this compressor.
 
         Raises:
-            InvalidArgumentError: a variable that the compressor was not given.
+            InvalidArgumentError: a variable that the compressor was not given, or no variable.
         """
         return self.adapter.bound_to(variables)
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """{parameter name: {field: figure}} of the last step: bytes dense and sent, by section,
-        relative error, seconds, steps and more.
+        """Return statistics of the last step as {parameter name: {field: value}}.
 
-        ``deepreduce_hvd.statistics.FIELDS`` has every field with its meaning;
-        ``deepreduce_hvd.statistics.totals`` adds them up.
+        Fields include dense bytes, sent bytes in total and by section, relative error, seconds and
+        steps. ``deepreduce_hvd.statistics.FIELDS`` describes every field.
+        ``deepreduce_hvd.statistics.totals`` adds them up over the parameters.
         """
         return self.adapter.stats()
 
     def summary(self) -> None:
-        """Print :meth:`stats` as a table, and what was not compressed and why."""
+        """Print :meth:`stats` as a table, and which parameters were not compressed and why."""
         stats = self.stats()
         print("\n".join([summary_table(stats), *notes(stats, self.adapter.transport.size)]))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw the layers' bytes, dense beside sent, and their relative errors.
+        """Draw each layer's dense bytes, sent bytes and relative error.
 
         Needs matplotlib.
 
         Args:
-            path: of the picture to write; its ending says the format, such as ``layers.png``.
+            path: path of the image file. Its extension selects the format, as in ``layers.png``.
         """
         from deepreduce_hvd.layers_plot import draw
 
@@ -374,15 +386,16 @@ class Compressor:
 
 
 def _with_name(parameter):
-    """A TensorFlow or Keras variable with its own name; anything else as it is, for the caller to
-    refuse.
+    """Return a TensorFlow or Keras variable with its own name.
+
+    Anything else is returned unchanged; the caller refuses it.
     """
     name = getattr(parameter, "path", None) or getattr(parameter, "name", None)
     return (name, parameter) if isinstance(name, str) else parameter
 
 
 def _adapter_module(name, parameter):
-    """The module of this package with the ``Adapter`` for a parameter's framework."""
+    """Return the name of the module with the ``Adapter`` for a parameter's framework."""
     for kind in type(parameter).__mro__:
         module = _SESSIONS.get(kind.__module__.partition(".")[0])
         if module is not None:

@@ -1,4 +1,4 @@
-"""The name that :mod:`deepreduce_hvd.tensorflow.elastic` had before."""
+"""The former name of :mod:`deepreduce_hvd.tensorflow.elastic`, kept for compatibility."""
 
 from deepreduce_hvd.tensorflow.elastic import TensorFlowKerasState
 

@@ -1,6 +1,6 @@
-"""The two data sets of the examples, from the cache that ``make data`` fills, as NumPy arrays.
+"""Load the two data sets of the examples as NumPy arrays, from the cache that ``make data`` fills.
 
-Nothing is fetched here and nothing else is put in a missing data set's place.
+This module downloads nothing, and it never substitutes other data for a missing data set.
 """
 
 import os
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def cache_directory() -> Path:
-    """The directory that ``make data`` fills: $DEEPREDUCE_CACHE, or ~/.cache/deepreduce-hvd."""
+    """Return the cache of ``make data``: $DEEPREDUCE_CACHE, or ~/.cache/deepreduce-hvd."""
     return (
         Path(os.environ.get("DEEPREDUCE_CACHE") or Path.home() / ".cache" / "deepreduce-hvd")
         .expanduser()
@@ -28,7 +28,9 @@ def _path(folder, name):
 
 
 def _idx(name, shape):
-    """One file in the IDX format: two zero bytes, the type (8: uint8), the rank, each size as
+    """Read one file in the IDX format.
+
+    The format is: two zero bytes, the type (8: uint8), the number of dimensions, each size as
     big-endian uint32, the data.
     """
     path = _path("fashion-mnist", name)
@@ -45,12 +47,15 @@ def _idx(name, shape):
 
 
 def fashion_mnist():
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017): train images, train labels, test images, test
-    labels.
+    """Load Fashion-MNIST (Xiao, Rasul and Vollgraf, 2017).
 
-    Images are uint8 (60000, 28, 28) and (10000, 28, 28), labels uint8 (60000,) and (10000,) in
-    0..9. FileNotFoundError when ``make data`` has not run; ValueError when a file is not what it
-    should be.
+    Returns:
+        Train images, train labels, test images, test labels. Images are uint8 (60000, 28, 28) and
+        (10000, 28, 28); labels are uint8 (60000,) and (10000,), in 0..9.
+
+    Raises:
+        FileNotFoundError: ``make data`` has not run.
+        ValueError: a file has unexpected content.
     """
     return (
         _idx("train-images-idx3-ubyte", (60000, 28, 28)),
@@ -61,12 +66,15 @@ def fashion_mnist():
 
 
 def movielens_100k():
-    """MovieLens-100k (Harper and Konstan, 2015): users, items, ratings, timestamps, one row a
-    rating, in the file's order.
+    """Load MovieLens-100k (Harper and Konstan, 2015).
 
-    Users int64 in 1..943, items int64 in 1..1682, ratings float32 in 1..5, timestamps int64
-    (seconds); each (100000,). FileNotFoundError when ``make data`` has not run; ValueError when the
-    file is not what it should be.
+    Returns:
+        Users, int64 in 1..943; items, int64 in 1..1682; ratings, float32 in 1..5; timestamps, int64
+        in seconds. Each is (100000,), one entry per rating, in the order of the file.
+
+    Raises:
+        FileNotFoundError: ``make data`` has not run.
+        ValueError: the file has unexpected content.
     """
     path = _path("movielens-100k", "ml-100k.inter")
     columns = np.loadtxt(path, np.int64, delimiter="\t", skiprows=1, unpack=True)

@@ -1,7 +1,6 @@
-"""The main job: a small network on Fashion-MNIST under ``horovodrun -np 2``, with and without
-DeepReduce.
+"""Train a small network on Fashion-MNIST with ``horovodrun -np 2``, with and without DeepReduce.
 
-``make demo`` runs this. It prints a table and leaves results/demo.json and results/demo.png.
+``make demo`` runs this script. It prints a table and writes results/demo.json and results/demo.png.
 """
 
 import os
@@ -11,7 +10,7 @@ from rows import compare, main
 
 
 def worker(options):
-    """What every rank runs."""
+    """Run the demo on one rank."""
     import fashion
     import horovod.torch as hvd
     import torch

@@ -1,8 +1,7 @@
-"""The main job in Keras: a small network on Fashion-MNIST under ``horovodrun -np 2``, with and
-without DeepReduce.
+"""Train a small Keras network on Fashion-MNIST with ``horovodrun -np 2`` and DeepReduce.
 
-``make demo-tf`` runs this. It prints a table and leaves results/demo-tf.json and
-results/demo-tf.png.
+``make demo-tf`` runs this script, which also trains without DeepReduce. It prints a table and
+writes results/demo-tf.json and results/demo-tf.png.
 """
 
 import os
@@ -12,7 +11,7 @@ from rows import compare, main
 
 
 def worker(options):
-    """What every rank runs."""
+    """Run the demo on one rank."""
     # Horovod's DistributedOptimizer wraps the optimizers of tf-keras
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import horovod.tensorflow.keras as hvd

@@ -1,4 +1,4 @@
-"""The small convolutional network and the training loop that the demo and the benchmarks share."""
+"""The convolutional network and the training loop of the demo and the benchmarks."""
 
 import time
 
@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from datasets import fashion_mnist
 
-BATCH = 64  # images a rank and step
+BATCH = 64  # images per rank and step
 
 
 class Network(torch.nn.Module):
-    """Two convolutions and two linear layers, 409,034 parameters."""
+    """Two convolutional and two linear layers with 409,034 parameters."""
 
     def __init__(self):
         super().__init__()
@@ -27,8 +27,10 @@ class Network(torch.nn.Module):
 
 
 def load():
-    """(train images, train labels, test images, test labels) as tensors, images scaled to mean 0
-    and deviation 1.
+    """Return the data set as tensors, with images scaled to mean 0 and standard deviation 1.
+
+    Returns:
+        Train images, train labels, test images, test labels.
     """
     train_images, train_labels, test_images, test_labels = fashion_mnist()
 
@@ -42,7 +44,7 @@ def load():
 
 
 def accuracy(network, images, labels):
-    """The share of right answers over all ranks' parts of the test images."""
+    """Return the accuracy on the test images; each rank evaluates a part of them."""
     network.eval()
     own = slice(hvd.rank(), None, hvd.size())
     right = 0
@@ -54,15 +56,24 @@ def accuracy(network, images, labels):
 
 
 def dense_bytes(network):
-    """What one rank hands to allreduce in a step without compression of ours."""
+    """Return the bytes that a rank hands to allreduce per step without compression."""
     return 4 * sum(parameter.numel() for parameter in network.parameters())
 
 
 def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
-    """Trains a fresh network; every call with the same seed sees the same images in the same order.
+    """Train a new network; calls with the same seed use the same images in the same order.
 
-    ``compression`` is None, or a function of the network that returns what DistributedOptimizer
-    takes. Returns (network, seconds a step, accuracy).
+    Args:
+        data: what :func:`load` returns.
+        compression: None, or a function of the network that returns the ``compression`` argument of
+            DistributedOptimizer.
+        epochs: number of epochs.
+        seed: seed of the network's weights and of the order of images.
+        on_progress: function of (steps done, total steps, loss), called every 50 steps.
+        learning_rate: maximum of the one-cycle schedule.
+
+    Returns:
+        The network, the median seconds per step, the test accuracy.
     """
     train_images, train_labels, test_images, test_labels = data
     torch.manual_seed(seed)

@@ -1,6 +1,4 @@
-"""The demo's network and its training in Keras (tf-keras), through Horovod's DistributedOptimizer
-and model.fit.
-"""
+"""The demo's network and training in Keras (tf-keras), with model.fit."""
 
 import math
 import time
@@ -10,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 from datasets import fashion_mnist
 
-BATCH = 64  # images a rank and step
+BATCH = 64  # images per rank and step
 
 
 def make_network():
-    """Two convolutions and two linear layers, 409,034 parameters, as in PyTorch's demo."""
+    """Return the network of the PyTorch demo: 409,034 parameters in four layers."""
     layers = tf.keras.layers
     return tf.keras.Sequential([
         layers.Input((28, 28, 1)),
@@ -29,8 +27,10 @@ def make_network():
 
 
 def load():
-    """(train images, train labels, test images, test labels), images scaled to mean 0 and deviation
-    1.
+    """Return the data set, with images scaled to mean 0 and standard deviation 1.
+
+    Returns:
+        Train images, train labels, test images, test labels.
     """
     train_images, train_labels, test_images, test_labels = fashion_mnist()
 
@@ -45,11 +45,13 @@ def load():
     )
 
 
-# Horovod makes the optimizer again from its configuration
+# registered because Horovod recreates the optimizer from its configuration
 @tf.keras.utils.register_keras_serializable()
 class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
-    """PyTorch's OneCycleLR: half a cosine up in the first tenth of all steps, half a cosine down in
-    the rest.
+    """PyTorch's OneCycleLR as a Keras schedule.
+
+    The learning rate rises along half a cosine in the first tenth of all steps and falls along half
+    a cosine in the rest.
     """
 
     def __init__(self, highest, steps):
@@ -76,7 +78,7 @@ class OneCycle(tf.keras.optimizers.schedules.LearningRateSchedule):
 
 
 class Progress(tf.keras.callbacks.Callback):
-    """Reports the loss, the mean so far, every 50 steps; keeps every step's seconds."""
+    """Report the mean loss so far every 50 steps; record the seconds of every step."""
 
     def __init__(self, total, report):
         super().__init__()
@@ -95,8 +97,10 @@ class Progress(tf.keras.callbacks.Callback):
 
 
 def batches(images, labels, order):
-    """This rank's batches of all epochs: every hvd.size()-th, so that each step's images are the
-    same as on one rank.
+    """Return this rank's batches of all epochs.
+
+    A rank takes every hvd.size()-th batch, so the images of a step are the same for any number of
+    ranks with the same total batch size.
     """
     order = order.reshape(-1, hvd.size(), BATCH)[:, hvd.rank()]
     data = tf.data.Dataset.from_tensor_slices(order)
@@ -110,14 +114,22 @@ def batches(images, labels, order):
 
 
 def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
-    """Trains a fresh network; every call with the same seed starts from the same weights and sees
-    the same images in the same order.
+    """Train a new network; calls with the same seed use the same weights and order of images.
 
-    ``compression`` is a function of the network that returns what DistributedOptimizer takes.
-    Returns (network, seconds a step, accuracy).
+    Args:
+        data: what :func:`load` returns.
+        compression: function of the network that returns the ``compression`` argument of
+            DistributedOptimizer.
+        epochs: number of epochs.
+        seed: seed of the network's weights and of the order of images.
+        on_progress: function of (steps done, total steps, loss), called every 50 steps.
+        learning_rate: maximum of the one-cycle schedule.
+
+    Returns:
+        The network, the median seconds per step, the test accuracy.
     """
     train_images, train_labels, test_images, test_labels = data
-    tf.keras.backend.clear_session()  # variables get the same names in every row
+    tf.keras.backend.clear_session()  # gives variables the same names in every row
     tf.keras.utils.set_random_seed(seed)
     network = make_network()
     step_images = BATCH * hvd.size()
@@ -127,7 +139,7 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
         [random.permutation(len(train_images))[: steps * step_images] for _ in range(epochs)]
     )
     total = epochs * steps
-    # weight decay of Keras does not go through the momentum, which makes PyTorch's 1e-4 ten times
+    # Keras does not apply momentum to weight decay, and with momentum PyTorch's 1e-4 is ten times
     # as strong
     optimizer = tf.keras.optimizers.SGD(
         OneCycle(learning_rate, total), momentum=0.9, weight_decay=1e-3
@@ -145,7 +157,7 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
 
 
 def accuracy(network, images, labels):
-    """The share of right answers over all ranks' parts of the test images."""
+    """Return the accuracy on the test images; each rank evaluates a part of them."""
     own = slice(hvd.rank(), None, hvd.size())
     answers = tf.argmax(network.predict(images[own], batch_size=500, verbose=0), 1)
     right = tf.reduce_sum(tf.cast(answers == tf.cast(labels[own], tf.int64), tf.float32))
@@ -153,5 +165,5 @@ def accuracy(network, images, labels):
 
 
 def dense_bytes(network):
-    """What one rank hands to allreduce in a step without compression."""
+    """Return the bytes that a rank hands to allreduce per step without compression."""
     return 4 * network.count_params()

@@ -1,6 +1,4 @@
-"""Starts a script on several ranks of this machine with horovodrun and shows what rank 0 prints;
-the options of all such scripts.
-"""
+"""Start a script on several ranks with horovodrun; the command line options of such scripts."""
 
 import argparse
 import os
@@ -10,15 +8,18 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-#: what TensorFlow, which horovodrun imports, logs about absent GPUs and graphs that it cannot
-#: optimise
+#: what TensorFlow, which horovodrun imports, logs about missing GPUs and graphs that it cannot
+#: optimize
 _FRAMEWORK_NOISE = re.compile(
     r"(\[\d+\]<stderr>:)?([EWI]0000 |WARNING: All log messages before absl)"
 )
 
 
 def command_line(description, passes_over, epochs, output):
-    """The parser of the options that every example has; its figures go to results/``output``."""
+    """Return the parser of the options that every example has.
+
+    By default the results go to results/``output``.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--processes", type=int, default=2, help="ranks on this machine (default 2)"
@@ -37,7 +38,10 @@ def command_line(description, passes_over, epochs, output):
 
 
 def launch(script, processes, arguments):
-    """Runs ``script --worker *arguments`` on ``processes`` ranks; returns the exit status."""
+    """Run ``script --worker *arguments`` on ``processes`` ranks; return the exit status.
+
+    Only the output of rank 0 is shown.
+    """
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
     command = [
         str(launcher),
@@ -49,12 +53,12 @@ def launch(script, processes, arguments):
         *arguments,
     ]
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1")
-    # keep freed memory: fresh pages for every step's activations cost as much as the arithmetic on
-    # them
+    # keep freed memory: allocating new pages for the activations of every step takes as long as the
+    # computation on them
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**30))
-    environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))  # the largest that glibc takes
+    environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**25))  # the maximum of glibc
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # nothing else ends a job in which one rank's program hangs
+    # otherwise a job in which one rank hangs would never end
     environment.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "600")
     with subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

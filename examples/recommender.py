@@ -1,8 +1,8 @@
-"""Inherently sparse gradients: an NCF-style recommender on MovieLens-100k under ``horovodrun -np
-2``.
+"""Train a recommender on MovieLens-100k, whose gradients are sparse, with ``horovodrun -np 2``.
 
-A batch touches some rows of the embedding tables and leaves the rest of their gradient zero. ``make
-recommender`` runs this; it prints a table and leaves results/recommender.json.
+The model is like NCF. A batch uses some rows of the embedding tables; the gradients of all other
+rows are zero. ``make recommender`` runs this script. It prints a table and writes
+results/recommender.json.
 """
 
 import json
@@ -16,8 +16,10 @@ BATCH, NEGATIVES, DIMENSION = 256, 4, 32
 
 
 def split(users, items, timestamps):
-    """Leave one out: each user's latest item is for the test. Returns (train pairs, test pairs,
-    item count), numbered from 0.
+    """Split the ratings: the latest item of each user is for the test.
+
+    Returns:
+        Train pairs, test pairs, number of items. Users and items are numbered from 0.
     """
     import numpy as np
 
@@ -28,9 +30,9 @@ def split(users, items, timestamps):
 
 
 def make_model(user_count, item_count):
-    """Neural collaborative filtering (He et al.
+    """Return a neural collaborative filtering model (He et al., 2017).
 
-    2017): a product of embeddings beside a small network on others.
+    It has a product of embeddings, and beside it a small network on other embeddings.
     """
     import torch
 
@@ -62,8 +64,10 @@ def make_model(user_count, item_count):
 
 
 def hit_rate(model, test, seen, item_count):
-    """The share of users whose held-out item is among the best 10 of it and 99 items that they did
-    not rate.
+    """Return the hit rate at 10.
+
+    This is the fraction of users whose test item is among the 10 best of that item and 99 items
+    that the user did not rate.
     """
     import numpy as np
     import torch
@@ -125,7 +129,7 @@ def worker(options):
         for epoch in range(options.epochs):
             order = random.permutation(len(train))
             wrong = random.integers(0, item_count, (len(train), NEGATIVES))
-            for step in range(len(train) // (hvd.size() * BATCH)):  # as many on every rank
+            for step in range(len(train) // (hvd.size() * BATCH)):  # the same number on every rank
                 first = (step * hvd.size() + hvd.rank()) * BATCH
                 batch = train[order[first : first + BATCH]]
                 pair_users = torch.from_numpy(np.repeat(batch[:, 0], 1 + NEGATIVES))

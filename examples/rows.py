@@ -1,6 +1,4 @@
-"""What the demos of all frameworks share: the command line, the rows, the figures, the table and
-the picture.
-"""
+"""The part of the demos that all frameworks share: command line, rows, results, table and plot."""
 
 import json
 import sys
@@ -13,8 +11,9 @@ from deepreduce_hvd.statistics import totals
 
 
 def instances(warmup_steps=0):
-    """name -> a codec, the instances of DeepReduce that the demos compare; all on top of Top-r at 1
-    %.
+    """Return {name: codec} of the instances of DeepReduce that the demos compare.
+
+    All of them use the top 1 %.
     """
     top = dr.TopK(0.01, warmup_steps=warmup_steps)
     return {
@@ -53,7 +52,7 @@ def parse(description, output):
 
 
 class Watch:
-    """Shows a training's progress, and notes what its compressor sends as it goes."""
+    """Print the progress of a training, and record what its compressor sends."""
 
     def __init__(self, label, shown):
         self.label = label
@@ -73,15 +72,15 @@ class Watch:
 
 
 def compare(options, hvd, job, parameters, mean):
-    """What every rank runs: trains each row with each seed; rank 0 prints and leaves the figures in
-    ``options.output``.
+    """Train each row with each seed, on every rank; rank 0 prints and writes ``options.output``.
 
     Args:
-        hvd: the framework's Horovod module, initialised.
-        job: the module of the network: ``load``, ``train`` and ``dense_bytes`` of fashion.py or
-            fashion_tensorflow.py.
-        parameters: network -> what the compressor takes as its parameters.
-        mean: number -> its mean over all ranks.
+        options: the parsed command line.
+        hvd: the framework's Horovod module, initialized.
+        job: module of the network, with the ``load``, ``train`` and ``dense_bytes`` of fashion.py
+            or fashion_tensorflow.py.
+        parameters: function of the network that returns the compressor's ``parameters``.
+        mean: function of a number that returns its mean over all ranks.
     """
     rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
     if options.only:
@@ -144,7 +143,7 @@ def compare(options, hvd, job, parameters, mean):
 
 
 def table(rows):
-    """The figures as text."""
+    """Return the results as text."""
     lines = [
         f"{'compression':<17}{'accuracy':>9}{'bytes a step':>14}{'of dense':>10}{'of Top-r pairs':>16}{'ms a step':>11}"
     ]
@@ -160,7 +159,7 @@ def table(rows):
 
 
 def draw(figures, path):
-    """Draw accuracy against bytes: each seed a dot, their mean a larger one with the row's name."""
+    """Plot accuracy against bytes: a small dot per seed, a large one for the mean of each row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -206,9 +205,7 @@ def draw(figures, path):
 
 
 def _present(options, script, seconds_a_row):
-    """Runs ``script`` on all ranks, then prints the table and draws the picture; returns the exit
-    status.
-    """
+    """Run ``script`` on all ranks, print the table and draw the plot; return the exit status."""
     started = time.perf_counter()
     print(
         f"training with {options.processes} ranks; about {seconds_a_row} s a row on 2 cores\n",
@@ -228,8 +225,10 @@ def _present(options, script, seconds_a_row):
 
 
 def main(description, script, worker, output, seconds_a_row):
-    """A demo: ``worker(options)`` on every rank, the presentation on the process that starts them;
-    returns the exit status.
+    """Run a demo: ``worker(options)`` on every rank, the table and plot on the launching process.
+
+    Returns:
+        The exit status.
     """
     options = parse(description, output)
     if options.worker:

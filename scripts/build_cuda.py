@@ -1,10 +1,10 @@
-"""Compiles every .cu file of the core with nvcc into objects: what setup.py links where PyTorch has
-CUDA, and the compile check where there is no GPU.
+"""Compile every .cu file of the core with nvcc, as a compile check on machines without a GPU.
 
     python scripts/build_cuda.py --architectures 7.0 8.0 9.0 --folder build/cuda
 
-Needs nvcc, no GPU. Prints one line a file; exits with 1 when one does not compile and with 2 when
-there is no nvcc.
+setup.py links the same objects where PyTorch has CUDA. This script needs nvcc, but no GPU. It
+prints one line per file. The exit status is 1 if a file does not compile, and 2 if there is no
+nvcc.
 """
 
 import argparse
@@ -26,8 +26,10 @@ def sources():
 
 
 def build(compiler, folder, architectures, jobs=2, report=print):
-    """Objects of all sources, compiled where they or a header are newer; raises CalledProcessError
-    when one does not compile.
+    """Return the objects of all sources; compile those whose source or a header is newer.
+
+    Raises:
+        CalledProcessError: a source does not compile.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,8 @@
-"""Builds Horovod, unmodified, for the frameworks in the virtual environment, and keeps the wheel in
-the cache.
+"""Build Horovod, unmodified, for the frameworks in the virtual environment; cache the wheel.
 
-Horovod 0.28.1 comes as source only. Its CMake files ask for C++14, which today's framework headers
-refuse, so the compiler is called through a wrapper that appends -std=c++17: the last -std on a
-command line wins.
+Horovod 0.28.1 is only available as source. Its CMake files request C++14, which the headers of
+current frameworks refuse. So a wrapper around the compiler appends -std=c++17: the last -std on a
+command line is the one that counts.
 """
 
 import os
@@ -16,9 +15,9 @@ from pathlib import Path
 from console import LOGS, SetUpError, cache_directory, clean_environment, locked, run, say
 
 VERSION = "0.28.1"
-# part of the cache's key: to be raised when this file builds another wheel from the same versions
+# part of the cache key; increase it when this file builds another wheel from the same versions
 RECIPE = 1
-# what one compiler process takes on the frameworks' headers, with room to spare
+# memory that one compiler process needs for the frameworks' headers, with a margin
 BYTES_PER_COMPILER = 2 * 1024**3
 EXPECTED_PARTS = ("[X] TensorFlow", "[X] PyTorch", "[X] Gloo")
 
@@ -32,7 +31,7 @@ def compiler():
 
 
 def cache_key(python):
-    """Everything that the wheel's binary depends on."""
+    """Return a key of everything that the wheel's binary depends on."""
     versions = subprocess.run(
         [python, "-c", ASK_VERSIONS],
         capture_output=True,
@@ -50,7 +49,7 @@ def cache_key(python):
 
 
 def compiler_processes():
-    """As many as there are cores, and no more than the free memory feeds."""
+    """Return the number of compiler processes: one per core, fewer if free memory is short."""
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with open("/proc/meminfo") as file:
         for line in file:
@@ -60,7 +59,7 @@ def compiler_processes():
 
 
 def build(python, folder):
-    """Builds the wheel into folder, which has it whole or not at all."""
+    """Build the wheel into folder; it is moved there when it is complete."""
     processes = compiler_processes()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -73,8 +72,7 @@ def build(python, folder):
             HOROVOD_WITH_GLOO="1", HOROVOD_WITHOUT_MPI="1", HOROVOD_WITH_PYTORCH="1", HOROVOD_WITH_TENSORFLOW="1",
             HOROVOD_WITHOUT_MXNET="1",
         )  # fmt: skip
-        # pip's own cache knows nothing of the frameworks that a wheel was built for: it must not
-        # answer here
+        # pip's own cache does not know for which frameworks a wheel was built, so it is not used
         command = [python, "-m", "pip", "wheel", "-v", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--no-binary", "horovod",
                    "--progress-bar", "off", "-w", scratch, f"horovod=={VERSION}"]  # fmt: skip
         run(command, f"Horovod {VERSION}: building with {processes} compiler processes", "4 min on 2 cores",
@@ -86,8 +84,9 @@ def build(python, folder):
 
 
 def install(python, stamp):
-    """Horovod in the virtual environment, from the cached wheel or a new one; stamp(key) tells and
-    notes what is there.
+    """Install Horovod into the virtual environment, from the cached wheel or a new one.
+
+    ``stamp(key)`` reads and records what is installed.
     """
     key = cache_key(python)
     if stamp("horovod") == key:
@@ -107,7 +106,7 @@ def install(python, stamp):
 
 
 def check(python):
-    """horovodrun --check-build must list both frameworks and Gloo."""
+    """Check that horovodrun --check-build lists both frameworks and Gloo."""
     environment = clean_environment(
         PATH=f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}", TF_CPP_MIN_LOG_LEVEL="3"
     )

@@ -1,8 +1,8 @@
-"""Compiles the sources of PyTorch's and TensorFlow's CUDA operators, no object kept: the check
-where these have no CUDA; their headers are there.
+"""Compile the sources of PyTorch's and TensorFlow's CUDA operators, as a check without CUDA builds.
 
-Of PyTorch's headers only one is missing then, which its own build makes of its settings; it is
-supplied here. Exits with 2 when there is no nvcc.
+No object is kept. PyTorch and TensorFlow without CUDA still have almost all of the headers. The one
+header missing in PyTorch, which its own build generates from its settings, is supplied here. The
+exit status is 2 if there is no nvcc.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ SETTINGS = "c10/cuda/impl/cuda_cmake_macros.h"
 
 
 def toolkit_includes(path):
-    """Where nvcc has the headers of the CUDA runtime."""
+    """Return the directories where nvcc has the headers of the CUDA runtime."""
     plan = subprocess.run(
         [path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"],
         capture_output=True,
@@ -31,7 +31,7 @@ def toolkit_includes(path):
 
 
 def pytorch(scratch):
-    """(what the compiler is told, sources) of PyTorch's operators."""
+    """Return the compiler options and the sources of PyTorch's operators."""
     torch = pathlib.Path(importlib.util.find_spec("torch").origin).parent / "include"
     supplied = pathlib.Path(scratch) / SETTINGS
     supplied.parent.mkdir(parents=True)
@@ -47,8 +47,9 @@ def pytorch(scratch):
 
 
 def tensorflow(_):
-    """(what the compiler is told, sources) of TensorFlow's operators, of which those of the host
-    have parts for CUDA too.
+    """Return the compiler options and the sources of TensorFlow's operators.
+
+    Some sources of the host's operators have CUDA parts, so they are included.
     """
     question = "import tensorflow; print(*tensorflow.sysconfig.get_compile_flags(), sep='\\n')"
     answer = subprocess.run(

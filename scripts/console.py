@@ -1,6 +1,4 @@
-"""What the set-up scripts say and run: one line a step, progress while it runs, the end of its log
-when it fails.
-"""
+"""Console output of the set-up scripts: one line per step, progress, and logs of failures."""
 
 import contextlib
 import fcntl
@@ -19,11 +17,11 @@ _TAIL_LINES = 40
 
 
 class SetUpError(Exception):
-    """A step failed; the message says what was expected, what came, and what to do."""
+    """A step failed; the message says what was expected, what was found, and what to do."""
 
 
 def cache_directory():
-    """Where wheels and data are kept between clones; examples/datasets.py reads the same place."""
+    """Return the cache for wheels and data, shared by all clones and by examples/datasets.py."""
     return (
         Path(os.environ.get("DEEPREDUCE_CACHE") or Path.home() / ".cache" / "deepreduce-hvd")
         .expanduser()
@@ -36,7 +34,7 @@ def say(message):
 
 
 def clean_environment(**changes):
-    """The caller's environment without what would let another Python's packages into ours."""
+    """Return the environment without variables that add packages of another Python."""
     unwanted = (
         "PYTHONPATH",
         "PYTHONHOME",
@@ -51,7 +49,7 @@ def clean_environment(**changes):
 
 
 def _progress(log, percent_pattern):
-    """The last percentage in the log, or its last line, short enough for one line of a terminal."""
+    """Return the last percentage in the log, or its last line, cut to the width of a terminal."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 8192))
         text = file.read().decode(errors="replace")
@@ -63,8 +61,10 @@ def _progress(log, percent_pattern):
 
 
 def run(command, what, usually, percent_pattern=None, environment=None, cwd=None, log_name=None):
-    """Runs a command with its output in a log file, showing that it lives; SetUpError with the
-    log's end when it fails.
+    """Run a command with its output in a log file, and show its progress.
+
+    Raises:
+        SetUpError: the command failed; the message has the end of the log.
     """
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{log_name or what.split()[0]}.log"
@@ -101,9 +101,7 @@ def run(command, what, usually, percent_pattern=None, environment=None, cwd=None
 
 @contextlib.contextmanager
 def locked(path, what):
-    """Holds a lock file, so that two set-ups at once share one download or build in place of
-    breaking each other's.
-    """
+    """Hold a lock file, so that two set-ups at once share one download or build."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:

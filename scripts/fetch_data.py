@@ -1,10 +1,9 @@
-"""Fetches the two public data sets of the demo and the tests into the cache, and checks them byte
-for byte.
+"""Download the two public data sets of the demo and the tests into the cache, and verify them.
 
-Fashion-MNIST (MIT licence) is a Debian package; elsewhere, DEEPREDUCE_FASHION_MNIST names a
-directory with the same four .gz files. MovieLens-100k (its own terms: no redistribution, hence
-never part of this repository) is an example file inside the PyPI wheel of recbole. Nothing is
-trusted: what does not have the expected SHA-256 is not kept.
+Fashion-MNIST (MIT license) is a Debian package. On other systems, DEEPREDUCE_FASHION_MNIST names a
+directory with the same four .gz files. MovieLens-100k (its own terms forbid redistribution, so it
+is not part of this repository) is an example file in the PyPI wheel of recbole. Only files with the
+expected SHA-256 are kept.
 """
 
 import gzip
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from console import SetUpError, cache_directory, clean_environment, locked, run, say
 
-#: file in the cache -> (bytes, SHA-256) of the unpacked content
+#: file in the cache -> (size in bytes, SHA-256) of the unpacked content
 FASHION_MNIST = {
     "train-images-idx3-ubyte": (
         47040016,
@@ -50,7 +49,7 @@ DIRECTORY_VARIABLE = "DEEPREDUCE_FASHION_MNIST"
 
 
 def check(content, name, expected, source):
-    """SetUpError unless the content is what this project was made with."""
+    """Raise SetUpError unless the content has the expected size and SHA-256."""
     size, digest = expected
     found = hashlib.sha256(content).hexdigest()
     if len(content) != size or found != digest:
@@ -60,7 +59,7 @@ def check(content, name, expected, source):
 
 
 def is_cached(folder, files):
-    """Whether all files are there and right; a damaged one is named and fetched again."""
+    """Return whether all files are cached and valid; report invalid ones."""
     for name, expected in files.items():
         path = folder / name
         if not path.exists():
@@ -74,7 +73,7 @@ def is_cached(folder, files):
 
 
 def store(folder, contents):
-    """Puts checked files into the cache, each whole or not at all."""
+    """Put verified files into the cache; each one is moved there when it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         with tempfile.NamedTemporaryFile(dir=folder, delete=False) as file:
@@ -84,7 +83,7 @@ def store(folder, contents):
 
 
 def fashion_mnist_problems():
-    """What would keep Fashion-MNIST from being fetched, known before anything is built."""
+    """Return what would prevent fetching Fashion-MNIST; called before anything is built."""
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
         missing = [
@@ -107,9 +106,9 @@ def fashion_mnist_problems():
 
 
 def download_debian_package(scratch):
-    """The downloaded .deb.
+    """Download the .deb file and return its path.
 
-    Needs no root: the lists of packages are the system's, or private ones when those do not do.
+    Needs no root. It uses the system's package lists, or private ones if those do not work.
     """
     options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
     download = ["apt-get", *options, "download", DEBIAN_PACKAGE]
@@ -215,7 +214,7 @@ def fetch_movielens(folder, python):
 
 
 def fetch(python):
-    """Both data sets in the cache, checked; python is an interpreter that has pip."""
+    """Fetch both data sets into the cache; ``python`` is an interpreter that has pip."""
     cache = cache_directory()
     with locked(cache / "data.lock", "fetching data"):
         if not is_cached(cache / "fashion-mnist", FASHION_MNIST):

@@ -1,12 +1,13 @@
-"""One command for a machine with a GPU, nvcc and a PyTorch with CUDA: builds, compares byte by
-byte, runs the sanitizer, measures. No network. With a TensorFlow for CUDA beside it, its kernels
-are built and compared too.
+"""Check this package on a GPU: build, compare byte by byte, run the sanitizer, measure.
+
+Needs a GPU, nvcc and a PyTorch with CUDA, and no network. If a TensorFlow for CUDA is installed
+too, its kernels are built and compared.
 
     make gpu-check                      about 5 minutes with 16 cores, a third of it compiling
     python scripts/gpu_check.py --dry-run    without a GPU: compiles everything, rehearses the scripts on the host, says what was not run
 
-Runs with the Python that it is started with (make gpu-check PYTHON=...), against the PyTorch that
-is there. Writes results/gpu.json and gpu.png.
+The check uses the Python that it is started with (make gpu-check PYTHON=...) and the PyTorch in it.
+It writes results/gpu.json and gpu.png.
 """
 
 import argparse
@@ -27,11 +28,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import nvcc  # noqa: E402
 
-#: what a build takes, by the name that Python imports
+#: modules that a build needs, by import name
 MODULES = ("torch", "numpy", "setuptools")
-OLDEST_SETUPTOOLS = 77  # that understands pyproject.toml
-#: a sanitizer that cannot work on this machine says so in one of these ways; that is no failure of
-#: what it looks at
+OLDEST_SETUPTOOLS = 77  # the first that supports pyproject.toml
+#: messages of a sanitizer that does not work on this machine; these are not failures of the checked
+#: program
 UNSUPPORTED = (
     "Device not supported",
     "LibraryNotLoaded",
@@ -40,11 +41,11 @@ UNSUPPORTED = (
     "not supported on",
 )
 SANITIZER_SECONDS = 90
-CANNOT = 2  # exit status of gpu_tensorflow.py where there is nothing to compare
+CANNOT = 2  # exit status of gpu_tensorflow.py if there is nothing to compare
 
 
 class Stop(Exception):
-    """The check cannot go on, or found what is wrong."""
+    """The check cannot continue, or it found an error."""
 
 
 def say(message):
@@ -60,8 +61,10 @@ def part(title, expected):
 
 
 class Parts:
-    """The parts of a check after the build: each is run whatever came of those before it, so that
-    one run tells as much as it can.
+    """The parts of the check after the build.
+
+    Each part runs even if an earlier one failed, so that one run gives as much information as
+    possible.
     """
 
     def __init__(self):
@@ -69,8 +72,9 @@ class Parts:
         self.failed = []
 
     def run(self, title, expected, work):
-        """``work()`` returns why it did not run, or None, and raises Stop when it found something
-        wrong.
+        """Run one part of the check and report it.
+
+        ``work()`` returns why it did not run, or None, and raises Stop for an error.
         """
         try:
             with part(title, expected):
@@ -109,8 +113,10 @@ def expect_modules():
 
 
 def gpu():
-    """(name, architecture such as "9.0", PyTorch's CUDA version) of the first GPU; Stop when there
-    is none.
+    """Return name, architecture such as "9.0" and PyTorch's CUDA version of the first GPU.
+
+    Raises:
+        Stop: there is no GPU.
     """
     import torch
 
@@ -127,7 +133,7 @@ def gpu():
 
 
 def why_no_tensorflow():
-    """What keeps TensorFlow's kernels from being built and compared, or None."""
+    """Return why TensorFlow's kernels cannot be built and compared, or None."""
     if importlib.util.find_spec("tensorflow") is None:
         return "TensorFlow is not installed"
     question = "import tensorflow as tf; print(tf.__version__, tf.sysconfig.get_build_info().get('cuda_version'), len(tf.config.list_physical_devices('GPU')))"
@@ -163,7 +169,7 @@ def build(architecture, with_tensorflow=False):
 
 
 def sanitize(tool):
-    """Runs the small comparisons under compute-sanitizer; returns why it was not run, or None."""
+    """Run the small comparisons under compute-sanitizer; return why they did not run, or None."""
     sanitizer = shutil.which("compute-sanitizer") or shutil.which(
         "/usr/local/cuda/bin/compute-sanitizer"
     )
@@ -181,7 +187,7 @@ def sanitize(tool):
         "scripts/gpu_equality.py",
         "--small",
     ]
-    # PyTorch's cache would hide what lies outside of an allocation
+    # PyTorch's caching allocator would hide accesses outside of an allocation
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         done = subprocess.run(
@@ -212,7 +218,7 @@ def sanitize(tool):
 
 
 def ranks():
-    """Two ranks on this GPU against two on the host; returns why they were not run, or None."""
+    """Compare two ranks on this GPU with two on the host; return why they did not run, or None."""
     if importlib.util.find_spec("horovod") is None:
         return "Horovod is not installed"
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
@@ -225,9 +231,7 @@ def ranks():
 
 
 def tensorflow(architecture):
-    """TensorFlow's kernels on the GPU against those of the host; returns why they were not
-    compared, or None.
-    """
+    """Compare TensorFlow's kernels on the GPU with the host's; return why not, or None."""
     reason = why_no_tensorflow()
     if reason is not None:
         return reason
@@ -285,7 +289,7 @@ def check():
 
 
 def dry_run(architectures):
-    """What a machine without a GPU can do."""
+    """Do what is possible on a machine without a GPU."""
     expect_modules()
     not_run = []
     if nvcc.find() is None:

@@ -1,11 +1,11 @@
-"""Compares the operators on a GPU with the native core on the host, byte by byte, on inputs that
-are new each time.
+"""Compare the operators on a GPU with the native core on the host, byte by byte.
 
     python scripts/gpu_equality.py [--small] [--seed N] [--device cuda:0]
 
-Every index codec × value codec, sparsifier × memory and dtype that the device knows; sizes around
-every block and word, misaligned addresses, memory that is poisoned before it is written, zeros,
-ties, NaN. ``--device cpu`` rehearses the comparison itself on a machine without a GPU.
+The inputs are new in each run. The comparison covers every index codec × value codec, sparsifier ×
+memory and dtype that the device supports; sizes around every block and word size; misaligned
+addresses; memory that is poisoned before it is written; zeros, ties and NaN. ``--device cpu``
+rehearses the comparison on a machine without a GPU.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MOST_SHOWN = 20
 
 
 def inputs(random, sizes):
-    """name -> (d,) float32."""
+    """Return {name: (d,) float32}."""
     cases = {f"d{d}": heavy_tailed(random, d) for d in sizes}
     cases["empty"] = np.zeros(0, dtype=np.float32)
     cases["zeros"] = np.zeros(int(random.integers(1, 3000)), dtype=np.float32)
@@ -58,13 +58,13 @@ def heavy_tailed(random, d):
 
 
 def placed(array, device, offset):
-    """The numbers on the device, ``offset`` elements into an allocation."""
+    """Return the numbers on the device, ``offset`` elements into an allocation."""
     room = torch.empty(array.numel() + offset + 3, dtype=array.dtype, device=device)
     return room[offset : offset + array.numel()].copy_(array)
 
 
 class Comparison:
-    """Counts and keeps what differs."""
+    """Count comparisons and store differences."""
 
     def __init__(self, device, random):
         self.device = device
@@ -74,8 +74,9 @@ class Comparison:
         self.step = 0
 
     def codec(self, codec, memory, values, dtype, what):
-        """Encodes on both sides, twice with the memory that the first left, decodes, and hands over
-        bytes that are no payload.
+        """Encode on both sides, decode, and decode invalid bytes.
+
+        Encoding runs twice, the second time with the memory of the first.
         """
         self.step += 1
         try:
@@ -132,7 +133,7 @@ class Comparison:
         ]
         operators.checked(torch.ops.deepreduce.decode_sum_, out, there, 0.5)
         mine = out.cpu().numpy()
-        # which NaN a sum with NaN makes is the processor's choice
+        # the bits of a NaN sum depend on the processor
         self.same(
             np.where(np.isnan(mine), np.float32(np.nan), mine),
             np.where(np.isnan(expected), np.float32(np.nan), expected),
@@ -140,8 +141,10 @@ class Comparison:
         )
 
     def refused(self, payload, d, what):
-        """Both sides take or refuse flipped bits alike, behind a checksum that fits them, and what
-        they take is the same.
+        """Check that both sides treat payloads with flipped bits alike.
+
+        The checksums are corrected, so that decoding goes on. Both sides must accept or refuse the
+        same payloads, and give equal results for those accepted.
         """
         for _ in range(3):
             flipped = payload.copy()
@@ -271,7 +274,8 @@ def main():
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--output", type=pathlib.Path, help="a JSON file of what was compared")
     arguments = parser.parse_args()
-    # torch.empty is then filled, with NaN or the largest number: what a kernel does not write shows
+    # makes torch.empty fill its result with NaN or the maximum, so that elements a kernel does not
+    # write show
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     started = time.perf_counter()

@@ -1,8 +1,7 @@
-"""Two ranks on one GPU, under horovodrun: gradients and residuals are those of the same training on
-the host, bit for bit.
+"""Compare two ranks on one GPU with the same training on the host, bit for bit, with horovodrun.
 
-The loss is a sum of parameters times numbers that are drawn on the host, so that both kinds of
-backward pass make the same gradients.
+Gradients and residuals must be equal. The loss is a sum of parameters times numbers that are drawn
+on the host, so both backward passes make the same gradients.
 """
 
 import sys
@@ -27,7 +26,7 @@ CODECS = {
 
 
 def train(device, codec):
-    """{name: [gradient of each step as all ranks get it]}, {name: residual at the end}."""
+    """Return {name: [reduced gradient of each step]} and {name: residual at the end}."""
     parameters = {
         name: torch.nn.Parameter(torch.zeros(shape, device=device))
         for name, shape in SHAPES.items()

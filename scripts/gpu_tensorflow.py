@@ -1,10 +1,10 @@
-"""Compares TensorFlow's kernels on a GPU with those of the host, on inputs that are new each time:
-payloads, memories, sums, and a training step.
+"""Compare TensorFlow's kernels on a GPU with those of the host.
 
     python scripts/gpu_tensorflow.py [--small] [--seed N] [--device GPU:0]
 
-Needs no Horovod but for the training step. ``--device CPU:0`` rehearses the comparison itself on a
-machine without a GPU. Exits with 2 when there is no GPU, or no kernels for one.
+The inputs are new in each run. Payloads, memories, sums and a training step are compared. Only the
+training step needs Horovod. ``--device CPU:0`` rehearses the comparison on a machine without a GPU.
+The exit status is 2 if there is no GPU, or no kernels for it.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def heavy_tailed(random, d):
 
 
 def inputs(random, sizes):
-    """name -> (d,) float32."""
+    """Return {name: (d,) float32}."""
     cases = {f"d{d}": heavy_tailed(random, d) for d in sizes}
     cases["empty"] = np.zeros(0, dtype=np.float32)
     cases["zeros"] = np.zeros(700, dtype=np.float32)
@@ -55,7 +55,7 @@ def inputs(random, sizes):
 
 
 def outcome(work):
-    """An array, or the class of error and what it says."""
+    """Return the result as an array, or the class and text of its error."""
     try:
         made = work().numpy()
         return (
@@ -68,7 +68,7 @@ def outcome(work):
 
 
 class Comparison:
-    """Counts and keeps what differs."""
+    """Count comparisons and store differences."""
 
     def __init__(self, device, random):
         self.device = device
@@ -87,9 +87,7 @@ class Comparison:
             )
 
     def codec(self, codec, memory, values, dtype, what):
-        """Encodes two steps on both sides, adds the payloads up, and hands over bytes that are no
-        payload.
-        """
+        """Encode two steps on both sides, add up the payloads, and decode invalid bytes."""
         table = np.array([codec.fields(memory)])
         start = [heavy_tailed(self.random, values.size) * np.float32(0.1) for _ in memory.state]
         sides = []  # of the host, of the device
@@ -189,8 +187,10 @@ def compare(device, seed, small):
 
 
 def train(device, codec):
-    """{name: (its value after the last step, its residual)} of a tf.function that reduces gradients
-    as Horovod does.
+    """Train with a tf.function that reduces gradients as Horovod does.
+
+    Returns:
+        {name: (value after the last step, residual)}.
     """
     import horovod.tensorflow as hvd
 
@@ -212,7 +212,7 @@ def train(device, codec):
                 tf.constant(heavy_tailed(random, int(np.prod(shape))).reshape(shape))
                 for shape in SHAPES.values()
             ]
-        # where Horovod's operators have no kernels for the device, they are the host's
+        # if Horovod's operators have no kernels for the device, they run on the host
         step(*gradients)
     kept = compressor.state_dict()["parameters"]
     return {
@@ -249,7 +249,7 @@ def main():
     parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="repeats a run")
     parser.add_argument("--device", default="GPU:0")
     arguments = parser.parse_args()
-    # an operator without a kernel for the device is an error, not one of the host
+    # an operator without a kernel for the device must fail, not run on the host
     tf.config.set_soft_device_placement(False)
     if arguments.device != HOST and (
         adapter.cuda_supports is None or not tf.config.list_physical_devices("GPU")

@@ -1,7 +1,6 @@
-"""NVIDIA's compiler: where it is, what it compiles for, and the options that keep the bytes of
-payloads.
+"""Find nvcc, list its architectures, and give the options that keep payloads bit-identical.
 
-setup.py and the scripts that compile CUDA sources share this file. It needs nothing but Python.
+setup.py and the scripts that compile CUDA sources share this file. It needs only Python.
 """
 
 import os
@@ -9,16 +8,16 @@ import re
 import shutil
 import subprocess
 
-#: the same float32 and float64 results as the processor's: no fused multiply-add, no flushing of
-#: denormals, exact division and square root
+#: options for the same float32 and float64 results as on the host: no fused multiply-add, no
+#: flushing of denormals, exact division and square root
 EXACT = ("--fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
-#: of the devices that are compiled for by default; the last one is kept as PTX too, for those that
-#: come later
+#: architectures that are compiled for by default; of the last one PTX is kept too, for later
+#: devices
 ARCHITECTURES = ("7.0", "7.5", "8.0", "8.6", "8.9", "9.0")
 
 
 def look():
-    """(nvcc's path, None) or (None, where there was none)."""
+    """Return nvcc's path and None, or None and a text that says where it was searched."""
     for variable, path in (
         ("CUDACXX", "{}"),
         ("CUDA_HOME", "{}/bin/nvcc"),
@@ -32,12 +31,12 @@ def look():
 
 
 def find():
-    """nvcc's path, or None."""
+    """Return nvcc's path, or None."""
     return look()[0]
 
 
 def known_architectures(nvcc):
-    """The architectures that this nvcc compiles for, such as {"7.5", "9.0"}."""
+    """Return the architectures that this nvcc compiles for, such as {"7.5", "9.0"}."""
     listed = subprocess.run(
         [nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True
     ).stdout
@@ -45,8 +44,9 @@ def known_architectures(nvcc):
 
 
 def code_options(architecture, ptx=False):
-    """nvcc's options for one architecture, such as 9.0 or 9.0a, with PTX for later devices or
-    without.
+    """Return nvcc's options for one architecture, such as 9.0 or 9.0a.
+
+    With ``ptx``, PTX for later devices is included.
     """
     number = architecture.replace(".", "")
     options = [f"-gencode=arch=compute_{number},code=sm_{number}"]

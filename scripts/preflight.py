@@ -1,8 +1,7 @@
-"""What must be on the machine before anything is built, each missing thing with the Debian package
-that brings it.
+"""Check what the machine must have before a build; name the Debian package of each missing part.
 
-Written for old Pythons as well (3.6 and later), since naming the wrong Python is one of its tasks.
-Standard library only.
+This file also runs on old Pythons (3.6 and later), because it must report that the Python is too
+old. It uses only the standard library.
 """
 
 import os
@@ -15,12 +14,12 @@ import sys
 import sysconfig
 import tempfile
 
-PYTHON = (3, 11)  # the pinned TensorFlow, and Horovod built against it, are for this one
-OLDEST_COMPILER = 11  # torch's headers want C++20
-FREE_BYTES_CLONE = 4 * 1024**3  # .venv takes about 2.5 GiB, pip's unpacking comes on top
-FREE_BYTES_CACHE = 1024**3  # Horovod's build and wheel, the data
+PYTHON = (3, 11)  # the version that the pinned TensorFlow and Horovod support
+OLDEST_COMPILER = 11  # torch's headers need C++20
+FREE_BYTES_CLONE = 4 * 1024**3  # .venv needs about 2.5 GiB, and pip needs more to unpack
+FREE_BYTES_CACHE = 1024**3  # Horovod's build and wheel, and the data
 
-#: what several hosts on one machine need (make bench-hosts), and nothing else does
+#: what several hosts on one machine need (make bench-hosts); nothing else needs it
 HOST_TOOLS = {
     "ip": "iproute2",
     "tc": "iproute2",
@@ -38,7 +37,7 @@ HEADERS = {
 
 
 def python_problems():
-    """The wrong Python, or one without what a virtual environment needs."""
+    """Return problems of this Python: a wrong version, or no support for virtual environments."""
     have = sys.version_info[:2]
     if have != PYTHON:
         return [
@@ -67,7 +66,7 @@ def platform_problems():
 
 
 def tool_problems():
-    """make and a compiler that is new enough."""
+    """Return problems of make and the compiler: missing or too old."""
     problems = []
     if shutil.which("make") is None:
         problems.append("make: expected on PATH, got none; Debian package: make")
@@ -93,7 +92,7 @@ def tool_problems():
 
 
 def header_problems(with_python=True):
-    """Headers and libraries, by compiling and linking against them: what the build itself will do."""
+    """Return missing headers and libraries, found by compiling and linking as the build does."""
     command = shlex.split(os.environ.get("CXX", "g++"))
     if shutil.which(command[0]) is None:
         return []
@@ -136,7 +135,10 @@ def header_problems(with_python=True):
 
 
 def host_problems():
-    """What several hosts on one machine need; tools for root, which may not be on a user's PATH."""
+    """Return missing tools for several hosts on one machine.
+
+    They are tools for root, which may not be on a user's PATH.
+    """
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
     return [
         f"hosts: expected {tool} on PATH, got none; Debian package: {package}"
@@ -146,8 +148,9 @@ def host_problems():
 
 
 def disk_problems(places):
-    """Too little room at a place; places are (what, path, bytes). Two on one file system need their
-    sum.
+    """Return places with too little free space.
+
+    ``places`` are (what, path, bytes). Places on one file system need the sum of their bytes.
     """
     problems = []
     needs = {}
@@ -169,9 +172,9 @@ def disk_problems(places):
 
 
 def problems(places=()):
-    """Everything that is missing, one sentence each."""
+    """Return all problems, one sentence each."""
     python = python_problems()
-    # the headers of a Python that will not be used would only confuse
+    # header problems of a wrong Python would only confuse
     return (
         python
         + platform_problems()
@@ -182,7 +185,7 @@ def problems(places=()):
 
 
 def stop_on(found):
-    """Ends the program, naming everything at once, when something is missing."""
+    """Exit with a list of all problems, if there are any."""
     if found:
         lines = ["set-up stops before building anything:"] + ["  - " + problem for problem in found]
         packages = sorted(

@@ -1,8 +1,7 @@
-"""Run the tests in two parts: what needs one process on all cores, then jobs of several ranks one
-after another.
+"""Run the tests in two parts: single-process tests on all cores, then multi-rank jobs one by one.
 
-Ranks that wait for each other keep a core busy, so nothing else runs beside them.
-Other options go to pytest: ``python scripts/run_tests.py -k bloom``.
+Ranks that wait for each other keep a core busy, so nothing else runs beside them. Other options go
+to pytest: ``python scripts/run_tests.py -k bloom``.
 """
 
 import argparse
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import time
 
-#: what pytest returns when it has found no test to run
+#: pytest's exit status when it finds no test to run
 _NO_TESTS = 5
 
 

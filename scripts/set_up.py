@@ -1,18 +1,16 @@
-"""Makes a clone ready to run: .venv with the pinned packages, Horovod built for them, this package,
-the data.
+"""Prepare a clone: .venv with the pinned packages, Horovod, this package, the data.
 
     python3.11 scripts/set_up.py           everything (make setup)
     python3.11 scripts/set_up.py --data    the data only (make data)
 
-Every step is skipped when nothing that it depends on has changed, so running it again costs
-seconds.
+A step is skipped if nothing that it depends on has changed, so running this again takes seconds.
 """
 
 import sys
 
 import preflight
 
-if __name__ == "__main__":  # before the imports below, which an older Python could not even read
+if __name__ == "__main__":  # before the imports below, which an older Python cannot parse
     preflight.stop_on(preflight.python_problems())
 
 import hashlib
@@ -30,13 +28,13 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = VENV / "set-up.json"
 PINS = ROOT / "requirements.txt"
-#: installed without its dependencies, because they name the full tensorflow, which overwrites
-#: tensorflow-cpu's files
+#: installed without its dependencies, because they include the full tensorflow, which overwrites
+#: the files of tensorflow-cpu
 WITHOUT_DEPENDENCIES = "tf_keras"
 
 
 def stamp(step, value=None):
-    """What is noted for a step (None when nothing is); notes a value when given one."""
+    """Return what is recorded for a step, or None; record ``value`` first, if given."""
     notes = json.loads(STAMPS.read_text()) if STAMPS.exists() else {}
     if value is not None:
         notes[step] = value
@@ -49,7 +47,11 @@ def digest(*paths):
 
 
 def make_venv():
-    """An environment of our own, which must be of this Python and at this place."""
+    """Create .venv if it is missing.
+
+    Raises:
+        SetUpError: .venv is of another Python, or was moved.
+    """
     if not VENV.exists():
         say(f"making .venv with Python {sys.version.split()[0]}: usually 5 s")
         venv.create(VENV, with_pip=True, symlinks=True)
@@ -98,8 +100,9 @@ def install_pins():
 
 
 def install_package():
-    """This package, editable: Python edits are live, and native sources are compiled again when
-    they changed.
+    """Build the native sources that changed, and install this package in editable mode.
+
+    The installation is repeated only when setup.py or pyproject.toml has changed.
     """
     environment = clean_environment(
         DEEPREDUCE_WITH_PYTORCH="1",
@@ -122,7 +125,7 @@ def install_package():
 
 
 def places():
-    """Where room is needed, for what is not there yet."""
+    """Return where disk space is needed, for what is not there yet."""
     needs = []
     if not STAMPS.exists():
         needs.append((".venv", str(ROOT), preflight.FREE_BYTES_CLONE))

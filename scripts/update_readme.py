@@ -1,5 +1,6 @@
-"""Puts the tables that the demo and the benchmarks left in results/ into the README, between their
-markers.
+"""Copy the tables that the demo and the benchmarks wrote to results/ into the README.
+
+Markers in the README show their places.
 """
 
 import json
@@ -39,7 +40,7 @@ def bench_table(rows):
 
 
 def updated(text):
-    """The README's text with the tables as results/ has them."""
+    """Return the README's text with the tables of results/."""
     for name, source, table in (
         ("demo", "demo.json", demo_table),
         ("bench", "bench.json", bench_table),

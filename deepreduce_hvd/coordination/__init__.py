@@ -1,1 +1,1 @@
-"""What ranks tell each other beside gradients: what they agree on, who takes part, who is missing."""
+"""Coordination of ranks: handshake, roll call, elastic training, and the watch on waits."""

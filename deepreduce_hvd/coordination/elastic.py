@@ -1,9 +1,9 @@
-"""What becomes of memories when ranks come and go, in any framework.
+"""Elastic training, in any framework: keep the memories of ranks that come and go.
 
-A rank's memory is a part of the gradients that no other rank has. So every commit leaves a copy of
-it with the next rank, and when ranks are lost, the next rank takes over what they had kept at that
-commit: the memories' sum over all ranks stays what it was there. What ranks tell each other are
-arrays of numbers of a fixed layout, checked when they come.
+A rank's memory holds parts of gradients that no other rank has. So every commit leaves a copy of
+each rank's memory on the next rank. When ranks are lost, the next rank adds the copy of the lost
+rank's memory to its own. The sum of the memories over all ranks is then that of the commit.
+Messages between ranks are arrays of numbers of a fixed layout, and are checked on receipt.
 """
 
 import warnings
@@ -15,13 +15,17 @@ from deepreduce_hvd import checkpoint
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
-#: bytes of a memory that travel in one collective, whose lengths have 31 bits
+#: bytes of a memory per collective; Horovod's lengths have 31 bits
 _PART_BYTES = 1 << 30
 
 
 class _Commit:
-    """One rank's part in a commit: its own state, and the memory of the rank before it, (n,)
-    float32, once that has come.
+    """One rank's part of a commit.
+
+    Attributes:
+        number: number of the commit, from 1.
+        state: this rank's own state.
+        copy: memory of the previous rank, (n,) float32; None until it has come.
     """
 
     def __init__(self, number, state):
@@ -33,24 +37,24 @@ class _Commit:
 
 
 class _CommitEntry(NamedTuple):
-    """What a rank tells of a commit."""
+    """What a rank tells the others about a commit."""
 
-    number: int  # 0: there is none
-    rank: int  # this rank's then
-    size: int  # how many ranks there were
-    complete: int  # whether the copy has come
+    number: int  # 0: no commit
+    rank: int  # rank of this process at the commit
+    size: int  # number of ranks at the commit
+    complete: int  # whether the copy has come, 0 or 1
 
 
 class _Place:
-    """What a rank tells of itself: int64 numbers in the order of ``pack``."""
+    """What a rank tells the others about itself: int64 numbers in the order of ``pack``."""
 
     COMMITS = 2
     NUMBERS = 3 + COMMITS * len(_CommitEntry._fields)
 
     def __init__(self, fingerprint, restored, moved, commits):
         self.fingerprint = fingerprint
-        self.restored = restored  # went back to its last commit, after a failure
-        self.moved = moved  # has made steps since its last commit
+        self.restored = restored  # whether it went back to its last commit, after a failure
+        self.moved = moved  # whether it made steps since its last commit
         self.commits = commits
 
     @classmethod
@@ -86,25 +90,30 @@ class _Place:
         return max((entry.number for entry in self.commits if entry.complete), default=0)
 
     def is_at(self, number):
-        """Whether its memory is, or is going to be, that of this commit."""
+        """Return whether this rank's memory is that of this commit, or will be restored to it."""
         return self.restored or (self.complete == number and not self.moved)
 
 
 class MemoryKeeper:
-    """Saves, restores and hands over one compressor's state; all methods but ``restore`` are called
-    on all ranks at once.
+    """Save, restore and hand over one compressor's state.
 
-    Since ranks may be cut off in the midst of a commit, so that it is complete on some only, the
-    one before is kept too; all go back to the newest that is complete on rank 0, whose model they
-    get. If a rank is lost together with the one after it, what it had kept is lost, with a warning.
+    All methods but ``restore`` are collective: all ranks call them at once.
 
-    When ranks leave after steps that no commit has seen, nobody has what they kept in those steps:
-    all ranks go back to the last commit, as after a failure.
+    A rank may be lost during a commit, which is then complete on some ranks only. So the previous
+    commit is kept too. All ranks go back to the newest commit that is complete on rank 0, because
+    they also get the model of rank 0. If a rank and the next one are lost together, the memory of
+    the first is lost, with a warning.
+
+    When ranks leave after steps that no commit covers, nobody has what their memories gained in
+    those steps. All ranks then go back to the last commit, as after a failure.
 
     Args:
         compressor: a :class:`Compressor` of all ranks.
-        failure: what Horovod's elastic loop takes for a failure, an exception that all ranks raise
-            to go back.
+        failure: exception type that makes Horovod's elastic loop go back to the last commit; all
+            ranks raise it.
+
+    Raises:
+        InvalidArgumentError: the compressor has a process set.
     """
 
     def __init__(self, compressor, failure):
@@ -116,10 +125,10 @@ class MemoryKeeper:
         self._adapter = compressor.adapter
         self._adapter.elastic = self
         self._failure = failure
-        self._commits = []  # the last one or two
-        self._rounds = 0  # since the last one
+        self._commits = []  # the last one or two, oldest first
+        self._rounds = 0  # number of steps begun since the last commit
         self._restored = False
-        #: whether it has raised what makes all ranks go back, while Horovod has not failed
+        #: whether it raised ``failure`` to make all ranks go back, without a failure of Horovod
         self.goes_back = False
 
     @property
@@ -134,10 +143,10 @@ class MemoryKeeper:
     def ranks_have_left(self):
         return bool(self._commits) and self._commits[-1].size != self._transport.size
 
-    # --- what Horovod's elastic state calls ---
+    # --- called by Horovod's elastic state ---
 
     def save(self):
-        """Makes a commit."""
+        """Make a commit."""
         if self.ranks_have_left:
             self.sync()
             return
@@ -145,17 +154,17 @@ class MemoryKeeper:
         self._commit(self._commits[-1:], number)
 
     def restore(self):
-        """Goes back to the last commit."""
+        """Go back to the last commit."""
         self.goes_back = False
         self._adapter.abandon()
         self._restored = True
         self._load(self._place().complete)
 
     def sync(self):
-        """Makes up for ranks that have come or gone."""
+        """Make all ranks' states consistent after ranks have come or gone, and make a commit."""
         self._adapter.close_round()
         self._adapter.abandon()
-        handshake.agree(self._adapter, with_steps=False)  # steps are made equal below
+        handshake.agree(self._adapter, with_steps=False)  # ``_follow_rank_0`` makes steps equal
         places = self._gather_places()
         agreed = places[0].complete
         if agreed:
@@ -167,19 +176,22 @@ class MemoryKeeper:
         self._commit([commit for commit in self._commits if commit.number == agreed], newest + 1)
 
     def follow(self):
-        """Before a step. Horovod does not call sync when ranks have only left."""
+        """Prepare for a step. Call ``sync`` if ranks have left, because Horovod does not then."""
         if self.ranks_have_left:
             self.sync()
         self._rounds += 1
-        # the step in between needed all ranks, which had therefore come through the commit
+        # a step needs all ranks, so after one step all ranks have finished the last commit
         if self._rounds > 1:
             del self._commits[:-1]
 
-    # --- how ---
+    # --- implementation ---
 
     def _make_up(self, agreed, places):
-        """Brings memories to the agreed commit if ranks have failed or left since, those of lost
-        ranks too.
+        """Bring the memories to the agreed commit, and take over those of lost ranks.
+
+        Args:
+            agreed: number of the newest commit that is complete on rank 0.
+            places: the :class:`_Place` of every rank, in rank order.
         """
         entries = [entry for place in places for entry in place.commits if entry.number == agreed]
         size = entries[0].size
@@ -240,7 +252,7 @@ class MemoryKeeper:
         return places
 
     def _follow_rank_0(self):
-        """Takes rank 0's step counters and loss scales."""
+        """Take the step counters and loss scales of rank 0."""
         transport = self._transport
         steps = np.array([slot.steps for slot in self._slots], dtype=np.int64)
         scales = np.array(
@@ -269,14 +281,19 @@ class MemoryKeeper:
             slot.loss_scale = None if np.isnan(scale) else scale
 
     def _commit(self, before, number):
-        """A new commit, complete once the copies have come; ``before``: what is kept beside it."""
+        """Make a commit; it is complete once the copies have come.
+
+        Args:
+            before: list of older commits to keep.
+            number: number of the new commit.
+        """
         commit = _Commit(number, self._adapter.state_dict())
         self._commits = [*before, commit]
         self._rounds = 0
         commit.copy = self._from_the_rank_before()
 
     def _load(self, number):
-        """Takes the memory of a commit, or none where this rank was not there."""
+        """Load the memory of a commit, or zeros if this rank was not part of it."""
         for commit in self._commits:
             if commit.number == number:
                 checkpoint.load(
@@ -287,7 +304,7 @@ class MemoryKeeper:
             slot.set_memory({kind: 0 * part for kind, part in slot.memory().items()})
 
     def _take_over(self, number, lost, size):
-        """Adds the copy of a lost rank's memory to this rank's, if it is the next one."""
+        """Add the copy of a lost rank's memory to this rank's memory, if this is the next rank."""
         gone = sorted(rank for rank in lost if (rank + 1) % size in lost)
         if gone:
             self._warn(
@@ -319,13 +336,13 @@ class MemoryKeeper:
         for slot in self._slots:
             memory = slot.memory()
             for part in memory.values():
-                array = np.asarray(part)  # the same memory: slots give copies
+                array = np.asarray(part)  # a view; ``memory()`` returned copies
                 array += copy[start : start + array.size].reshape(array.shape)
                 start += array.size
             slot.set_memory(memory)
 
     def _from_the_rank_before(self):
-        """The memory of the rank before this one, (n,) float32, while the next one gets this one's."""
+        """Send this rank's memory to the next rank; return the previous rank's, (n,) float32."""
         transport = self._transport
         own = self._flat()
         after, before = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
@@ -335,8 +352,10 @@ class MemoryKeeper:
         return copy.view(np.float32)
 
     def _hand_on(self):
-        """Gives the memory of a rank that no longer sends it to the one that does: a host has
-        another first rank when ranks have left.
+        """Move memories to the ranks that now send for them.
+
+        A hierarchical communicator sends from the first rank of a host, and that rank may change
+        when ranks have left.
         """
         transport = self._transport
         keepers = [self._adapter.keeper_of(rank) for rank in range(transport.size)]
@@ -369,15 +388,23 @@ class MemoryKeeper:
             self._add(total)
 
     def _flat(self):
-        """This rank's memory, (n,) uint8."""
+        """Return this rank's memory as (n,) uint8."""
         parts = [
             np.asarray(part).reshape(-1) for slot in self._slots for part in slot.memory().values()
         ]
         return np.concatenate(parts).view(np.uint8) if parts else np.zeros(0, dtype=np.uint8)
 
     def _sent(self, own, receiver, givers, what):
-        """Sends ``own`` to a rank, in parts; yields where a part starts, and what came from each
-        rank, as many bytes from each of ``givers``.
+        """Send ``own`` to a rank, in parts; a generator.
+
+        Args:
+            own: (n,) uint8, of equal size on all ranks.
+            receiver: rank that gets it; None for none.
+            givers: ranks that send to this one; each must send parts of the same sizes.
+            what: text for the names of the collectives.
+
+        Yields:
+            The start of a part in bytes, and the list of the parts received from every rank.
         """
         transport = self._transport
         for start in range(0, own.size, _PART_BYTES):
@@ -399,10 +426,11 @@ class MemoryKeeper:
 
 
 def expect_keeper(keeper, notification_manager):
-    """Raises InvalidArgumentError within ``hvd.elastic.run`` when the compressor is not among what
-    its state keeps.
+    """Raise InvalidArgumentError in elastic training if no elastic state has the compressor.
 
-    ``notification_manager`` is Horovod's, which knows the states that are in training.
+    Args:
+        keeper: the compressor's :class:`MemoryKeeper`, or None.
+        notification_manager: Horovod's; it knows the elastic states in training.
     """
     if keeper is None and notification_manager._listeners:
         raise InvalidArgumentError(

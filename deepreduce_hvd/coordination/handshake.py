@@ -1,17 +1,16 @@
-"""The handshake: ranks compare how their compressors are configured before anything else of theirs
-travels.
+"""The handshake: ranks compare the configurations of their compressors before any other message.
 
-A probe tells at every step that ranks differ, and no more; it comes too late for what a
-communicator does before its first exchange, and for gradients that some ranks compress and others
-do not. So the first time that a compressor is used, all ranks of its process set gather a
-description of it. All see the same bytes, hence all raise, or none.
+The probe of each step detects that configurations differ, but not in what. It is also too late for
+what a communicator does before its first exchange, and for gradients that only some ranks compress.
+So at the first use of a compressor, all ranks of its process set gather a description of it. All
+ranks see the same bytes, so either all raise or none.
 
-Several compressors may take turns in another order on another rank, when a backward pass takes
-another way there. So a handshake is one of the process set: it describes all compressors that still
-wait for theirs. And a rank that has waited for some seconds takes part in the handshakes of its
-other process sets too, since another rank may wait there for this one.
+Ranks may use several compressors for the first time in different orders, when a backward pass takes
+different paths on them. So one handshake describes all compressors of the process set that have not
+had theirs. And a rank that has waited for some seconds also takes part in the handshakes of its
+other process sets, because another rank may wait there for this one.
 
-What comes from other ranks is bounded text. It is compared and shown, and nothing else.
+Descriptions from other ranks are text of limited length. They are only compared and shown.
 """
 
 import hashlib
@@ -28,24 +27,28 @@ from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
-_FRAME = struct.Struct("<4sI")  # the magic, the length of what follows
+_FRAME = struct.Struct("<4sI")  # magic, length of the part that follows
 _MAGIC = b"DRHS"
 _CRC_BYTES = 4
 _LONGEST_TEXT = 300
 _MOST_SHOWN = 3
 _PAUSE_SECONDS = 1e-3
-#: how long a rank waits for one process set alone
+#: seconds that a rank waits for one process set before it takes part in handshakes of others
 _PATIENCE_SECONDS = 5.0
-#: in Horovod's message when a rank has joined and others want to gather
+#: in Horovod's error message when a rank has joined and other ranks gather
 _JOINED = "not supported with Join"
 
 _adapters: weakref.WeakSet = weakref.WeakSet()
-_under_way: dict = {}  # the process sets' comparisons that have no result yet
+_under_way: dict = {}  # key of a process set -> its comparison in progress
 
 
 class Setting(NamedTuple):
-    """What ranks compare: a name, and a text or a list of lines, of which the first that differs is
-    shown.
+    """A setting that ranks compare.
+
+    Attributes:
+        name: name of the setting.
+        value: a text, or a list of lines. Of a list, the error message shows the first line that
+            differs.
     """
 
     name: str
@@ -62,28 +65,32 @@ class Setting(NamedTuple):
 
 
 def register(session):
-    """Makes the compressor of ``session`` wait for its handshake. It is ``agreed`` afterwards."""
+    """Register a compressor's adapter for the handshake.
+
+    ``session.agreed`` is False until its handshake is done.
+    """
     session.agreed = False
     _adapters.add(session)
 
 
 def forget(session):
-    """Ranks may have changed: the compressor waits for another handshake."""
+    """Require another handshake of a compressor, because ranks may have changed."""
     session.agreed = False
 
 
 def agree(session, with_steps=True):
-    """Waits until all ranks of the process set have described this compressor.
+    """Wait until all ranks of the process set have described this compressor.
 
     Args:
-        session: the adapter's side of the compressor. ``describe(with_steps)`` lists its
+        session: adapter of the compressor. Its ``describe(with_steps)`` returns the list of
             :class:`Setting`.
         with_steps: whether step counters must be equal too. False in elastic training, where all
-            ranks come in one order.
+            ranks call this in the same order.
 
     Raises:
-        InvalidArgumentError: ranks differ; it names what differs, and what each rank has.
-        CorruptPayloadError: a rank sent what is no description.
+        InvalidArgumentError: the ranks' settings differ; the message names those settings and their
+            values on each rank.
+        CorruptPayloadError: a rank sent bytes that are not a description.
     """
     transport = session.transport
     if transport.size == 1:
@@ -109,7 +116,7 @@ def agree(session, with_steps=True):
 
 
 def _take_results(session):
-    """Of the comparisons that are done; says whether there were any."""
+    """Finish the comparisons that are done; return whether there were any."""
     done = [
         (key, one)
         for key, one in list(_under_way.items())
@@ -122,8 +129,9 @@ def _take_results(session):
 
 
 def _begin_others(session):
-    """Comparisons in the other process sets, in case that another rank waits in one of them while
-    this one waits here.
+    """Start the comparisons of this rank's other process sets.
+
+    Another rank may wait in one of them while this rank waits here.
     """
     own = _process_set(session)
     for other in list(_adapters):
@@ -138,27 +146,27 @@ def _begin_others(session):
 
 
 def _process_set(session):
-    """What the compressors of one handshake have in common.
+    """Return a key that is equal for the compressors of one handshake.
 
-    Horovod's libraries for two frameworks know nothing of each other.
+    It contains the framework, because Horovod's libraries for two frameworks are independent.
     """
     transport = session.transport
     return type(transport), tuple(transport.ranks), transport.rank
 
 
 def _rank(key):
-    """The framework and the rank among all that a process set of :func:`_process_set` is seen from."""
+    """Return the framework and this process's global rank from a key of :func:`_process_set`."""
     framework, ranks, place = key
     return framework, ranks[place]
 
 
 class _Comparison:
-    """A gather of the descriptions of all compressors that wait for it in one process set.
+    """The gathered descriptions of all compressors of one process set that wait for a handshake.
 
     Args:
-        session: of one of the compressors.
-        number: of the compressor that is used now, or None when none of them is.
-        with_steps: as of :func:`agree`.
+        session: adapter of one of the compressors.
+        number: number of the compressor in use now, or None if none of them is in use.
+        with_steps: as in :func:`agree`.
     """
 
     def __init__(self, session, number, with_steps):
@@ -179,7 +187,7 @@ class _Comparison:
         return self._transport.test(self._handle)
 
     def finish(self):
-        """Takes the result: compressors have ``agreed``; raises what :func:`agree` raises."""
+        """Mark the compressors that agree as ``agreed``; raise what :func:`agree` raises."""
         ranks = self._transport.ranks
         tables = [
             _unpack(rank, part) for rank, part in zip(ranks, self._gather.result(self._handle))
@@ -204,13 +212,14 @@ class _Comparison:
                 _refuse(self._gather, ranks, rows, self._described[number])
 
 
-# --- what travels ---
+# --- messages ---
 
 
 class _Gather:
-    """One part of bytes from each rank.
+    """Gather one byte string from each rank.
 
-    Names are the same in every handshake: a rank that has missed one is not waited for in the next.
+    The collectives have the same names in every handshake, so a rank that has missed one handshake
+    can take part in the next.
     """
 
     def __init__(self, transport):
@@ -221,14 +230,14 @@ class _Gather:
         return self.result(self.start(own))
 
     def start(self, own):
-        """A handle."""
+        """Start a gather of ``own`` and return its handle."""
         message = np.frombuffer(_FRAME.pack(_MAGIC, len(own)) + own, dtype=np.uint8)
         name = f"deepreduce.handshake.{self._calls}"
         self._calls += 1
         return self._transport.allgather(message, name)
 
     def result(self, handle):
-        """The parts, in the order of ranks."""
+        """Return the parts of all ranks, in rank order."""
         gathered = bytes(self._transport.wait(handle))
         parts, start = [], 0
         for rank in self._transport.ranks:
@@ -258,7 +267,11 @@ def _pack(number, described):
 
 
 def _unpack(rank, part):
-    """(number of the compressor in use, {number: [[name, digest, shown], ...]}) of one rank."""
+    """Read the description of one rank.
+
+    Returns:
+        The number of the compressor in use or None, and {number: [[name, digest, shown], ...]}.
+    """
     try:
         number, table = json.loads(part)
         table = {
@@ -275,16 +288,16 @@ def _unpack(rank, part):
     return number, table
 
 
-# --- what differs ---
+# --- error messages ---
 
 
 def _refuse(gather, ranks, rows, own):
-    """Raises InvalidArgumentError that says what differs."""
+    """Raise InvalidArgumentError with the settings that differ."""
     tables = [{name: (digest, shown) for name, digest, shown in row} for row in rows]
     names = list(dict.fromkeys(name for table in tables for name in table))
     differing = [name for name in names if len({table.get(name) for table in tables}) > 1]
     lists = {one.name: one.value for one in own if not isinstance(one.value, str)}
-    # lists follow from settings, and from each other
+    # lists depend on the other settings and on each other
     differing = [name for name in differing if name not in lists] or differing[:1]
     found = []
     for name in differing[:_MOST_SHOWN]:
@@ -300,8 +313,10 @@ def _refuse(gather, ranks, rows, own):
 
 
 def _first_difference(gather, name, lines):
-    """(what it is called, each rank's text) of the first line in which ranks differ; called on all
-    ranks, since all found that they do.
+    """Find the first line of a list in which ranks differ; called on all ranks.
+
+    Returns:
+        A name for the line, and the list of its texts on each rank.
     """
     sums = b"".join(
         struct.pack("<I", zlib.crc32(line.encode(errors="backslashreplace"))) for line in lines
@@ -323,7 +338,7 @@ def _first_difference(gather, name, lines):
 
 
 def _by_rank(ranks, texts):
-    """Texts with the ranks that have them: 1024 on ranks 0, 2 and 512 on rank 1."""
+    """Join texts with the ranks that have them, as in ``1024 on ranks 0, 2 and 512 on rank 1``."""
     having = {}
     for rank, text in zip(ranks, texts):
         having.setdefault(_short(text), []).append(rank)
@@ -335,6 +350,6 @@ def _ordinal(number):
 
 
 def _short(text):
-    """Text on one line, in characters that any terminal shows."""
+    """Return text on one line, in printable ASCII characters, shortened if it is long."""
     text = " ".join(text.encode("ascii", "backslashreplace").decode().split())
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

@@ -1,9 +1,8 @@
-"""What ranks tell each other beside Horovod's collectives, when one waits long or Horovod has
-failed.
+"""Notes between ranks, outside of Horovod's collectives, for long waits and failures of Horovod.
 
-Each rank has one note at horovodrun's rendezvous server, which every job of horovodrun has. Nothing
-is written there in normal steps. What others have written is text of strangers: of bounded length,
-parsed as JSON, and checked.
+Each rank has one note at the rendezvous server of horovodrun. Every job that horovodrun starts has
+such a server. Normal steps write nothing there. The notes of other ranks are untrusted text: their
+length is limited, they are parsed as JSON, and every field is checked.
 """
 
 import contextlib
@@ -17,34 +16,35 @@ import threading
 import time
 from typing import NamedTuple
 
-#: seconds that a failed rank listens for the others, at most: elastic training waits for it
+#: maximum time in seconds that a failed rank waits for the notes of the others; elastic training
+#: waits meanwhile
 GRACE_SECONDS = 2.0
-#: the same of a rank that ends; on busy machines some come to their end late
+#: the same for a rank that exits; on busy machines some ranks exit late
 GRACE_SECONDS_AT_THE_END = 5.0
-#: of those, what is left once the launcher has asked this process to end; horovodrun kills it after
-#: 5
+#: seconds left of this time after the launcher has sent SIGTERM; horovodrun kills the process after
+#: 5 s
 _LAST_SECONDS = 0.5
 _TIMEOUT_SECONDS = 1.0
 _NOTE_BYTES = 4096
 _TEXT_LENGTH = 300
-#: how many notes all ranks together may read at once
+#: maximum number of notes that all ranks together read at once
 _READS = 1024
-#: of a note
+#: states of a note
 _STATES = ("waits", "elsewhere", "failed", "ended")
 
 log = logging.getLogger("deepreduce_hvd")
 
 
 class Note(NamedTuple):
-    """What a rank says of itself.
+    """A rank's report about itself.
 
     Attributes:
-        state: ``waits`` for other ranks, is ``elsewhere``, ``failed`` since Horovod has, or has
-            ``ended``.
-        step: how many steps it has begun.
-        what: it waits for, or the error that ended it.
-        place: in its program.
-        seconds: for how long.
+        state: ``waits`` (for other ranks), ``elsewhere`` (not in a wait), ``failed`` (because
+            Horovod failed) or ``ended``.
+        step: number of steps that the rank has begun.
+        what: what the rank waits for, or the error that ended it.
+        place: place in the program, ``file:line in function``.
+        seconds: time in this state, in seconds.
     """
 
     state: str
@@ -66,7 +66,7 @@ class Note(NamedTuple):
 
     @classmethod
     def unpack(cls, data):
-        """The note that these bytes hold, or None when they hold none."""
+        """Return the note in these bytes, or None if they are not a valid note."""
         try:
             state, step, what, place, seconds = json.loads(data)
         except (ValueError, TypeError, RecursionError):
@@ -88,8 +88,8 @@ class Board:
     """The notes of all ranks of a job.
 
     Args:
-        address, port: of a server that keeps what is PUT at ``/scope/key``, as Horovod's rendezvous
-            server does.
+        address, port: of an HTTP server that stores what is PUT at ``/scope/key``, as Horovod's
+            rendezvous server does.
     """
 
     def __init__(self, address, port):
@@ -98,8 +98,9 @@ class Board:
 
     @classmethod
     def of_job(cls):
-        """The board of the job that started this process, or None where there is no such server, as
-        under mpirun.
+        """Return the board of the job that started this process.
+
+        Return None where there is no rendezvous server, as under mpirun.
         """
         address, port = (
             os.environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"),
@@ -108,14 +109,17 @@ class Board:
         return cls(address, int(port)) if address and port.isdecimal() else None
 
     def put(self, rank, note):
-        """Leaves a rank's note in place of its last one; says whether that went well."""
+        """Replace a rank's note; return whether this succeeded."""
         return self._request("PUT", rank, note.pack()) is not None
 
     def get(self, rank, step=0):
-        """A rank's :class:`Note`, or None when there is none that can be read.
+        """Return a rank's :class:`Note`, or None if there is no valid and current one.
 
-        ``step``: how many steps this rank has begun, so that the others have ended all but the last
-        of them. What they had to say before is of the past.
+        Args:
+            rank: rank whose note to read.
+            step: number of steps that this rank has begun. All ranks have then finished every step
+                but the last, so a note ``waits`` or ``elsewhere`` of an earlier step is outdated
+                and ignored.
         """
         data = self._request("GET", rank)
         note = Note.unpack(data) if data else None
@@ -139,22 +143,21 @@ class Board:
 
 
 def reads(rank, size):
-    """Whether a rank reads the others' notes: all do in small jobs, the first ones in large jobs."""
+    """Return whether a rank reads the notes of others: in large jobs, only the first ranks do."""
     return rank < max(2, _READS // size)
 
 
 def who_is_gone(board, rank, size, step, grace=GRACE_SECONDS):
-    """Tells the other ranks that this one has failed with Horovod, and finds out which of them have
-    not.
+    """Report that this rank failed with Horovod, and find out which ranks did not report.
 
     Args:
         board: a :class:`Board`, or None.
-        rank, size: of this process, and of the job.
-        step: how many steps it has begun.
-        grace: how many seconds this may take at most.
+        rank, size: rank of this process, and number of ranks in the job.
+        step: number of steps that this rank has begun.
+        grace: maximum time for this, in seconds.
 
     Returns:
-        What is known, as a text.
+        A text that says what is known.
     """
     started = time.monotonic()
     if board is None or not board.put(rank, Note("failed", step)):
@@ -213,7 +216,7 @@ def _verdict(size, notes, seconds, ending):
 
 
 def where(note):
-    """Where a rank is that has not ended, for a sentence."""
+    """Return where a rank is that has not ended, as part of a sentence."""
     if note.state == "waits":
         return f"waiting for {note.what}{_at(note.place)} in step {note.step}, for {note.seconds:.0f} s"
     return f"elsewhere{_at(note.place)} in step {note.step}, for {note.seconds:.0f} s"
@@ -224,7 +227,7 @@ def _at(place):
 
 
 def ranks_text(ranks):
-    """``rank 1`` or ``ranks 1, 2``; of many, the first."""
+    """Return ``rank 1`` or ``ranks 1, 2``; of more than 16 ranks, the first 16 and a count."""
     shown = ", ".join(map(str, ranks[:16])) + (
         f" and {len(ranks) - 16} others" if len(ranks) > 16 else ""
     )
@@ -233,11 +236,11 @@ def ranks_text(ranks):
 
 @contextlib.contextmanager
 def _ending_deferred():
-    """Holds back SIGTERM for as long as it is asked who is gone: horovodrun sends it to survivors
-    at once, and kills them 5 s later.
+    """Defer SIGTERM while this rank finds out which rank is gone.
 
-    Only where the signal would end the process; it does, afterwards. Yields an event that is set
-    when it has come.
+    horovodrun sends SIGTERM to the survivors at once and kills them 5 s later. The signal is
+    deferred only in the main thread and only if it would end the process. It is raised again
+    afterwards. Yields an event that is set when the signal has come.
     """
     came = threading.Event()
     if (

@@ -1,9 +1,9 @@
-"""The roll call: which ranks take part in a step, asked before anything is gathered in it.
+"""The roll call: find out which ranks take part in a step, before anything is gathered.
 
-A rank that has called ``hvd.join()``, because its data has ended, gives zeros to every allreduce of
-Horovod. Horovod ends on all ranks when it is to gather, without that rank, what it has gathered
-before. So an allreduce with a place for each rank comes first, and nothing is gathered until it has
-shown that all are there.
+A rank that has called ``hvd.join()``, because it has no more data, contributes zeros to every
+allreduce of Horovod. Gathers are different: a gather that has run with that rank before makes
+Horovod fail on all ranks when it runs without it. So each step starts with an allreduce of one
+element per rank. Nothing is gathered until its result shows that all ranks are present.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ _PAUSE_SECONDS = 1e-3
 
 
 class RollCall:
-    """A handle of the transport, of several exchanges at once.
+    """One roll call, which several exchanges can wait for; a handle like those of the transport.
 
     Args:
-        transport: of the group of ranks, which all call at once.
-        label: the beginning of the collective's name.
+        transport: transport of the group of ranks. All ranks of the group make this call.
+        label: first part of the collective's name.
 
     Attributes:
-        sent_bytes: what is handed to the collective.
+        sent_bytes: bytes that this rank hands to the collective.
     """
 
     def __init__(self, transport, label):
@@ -41,7 +41,7 @@ class RollCall:
         return self._missing is not None or self._transport.test(self._handle)
 
     def result(self):
-        """The ranks that do not take part; waits."""
+        """Return the list of ranks that do not take part. Blocks."""
         if self._missing is None:
             places = self._transport.wait(self._handle)
             self._missing = [
@@ -50,7 +50,7 @@ class RollCall:
         return self._missing
 
     def expect_all(self):
-        """A generator that yields the handle; raises InvalidArgumentError when ranks are missing."""
+        """Yield the handle once; raise InvalidArgumentError if its result shows missing ranks."""
         missing = yield self
         if missing:
             raise InvalidArgumentError(
@@ -61,11 +61,11 @@ class RollCall:
             )
 
     def wait(self):
-        """Waits for the answer; raises InvalidArgumentError when ranks are missing.
+        """Wait for the result; raise InvalidArgumentError when ranks are missing.
 
-        It returns when all ranks are there, or after ten seconds, in case that not all of them ask.
-        A rank that ends shuts Horovod down for all others, so it also gives them the time to come
-        to the same error.
+        Return after ten seconds if there is no result, because perhaps not all ranks make this
+        call. A rank that exits shuts Horovod down on all others, so the wait also gives the other
+        ranks time to raise the same error.
         """
         answer = self.expect_all()
         next(answer)

@@ -1,10 +1,9 @@
-"""Watches, from a thread of its own, whether this rank waits long for others, and says who is
-missing.
+"""A background thread that detects long waits for other ranks and reports which ranks are missing.
 
-A step costs nothing: every few seconds the thread looks at where the program is, as a debugger
-would. It leaves a note for the other ranks when that has not changed for a while
-(:mod:`deepreduce_hvd.coordination.peers`), so a rank that waits learns which of the others wait
-too, which are elsewhere, and which say nothing at all.
+Steps cost nothing: every few seconds the thread looks at the stack frames of the program, as a
+debugger would. When they have not changed for a while, it leaves a note for the other ranks
+(:mod:`deepreduce_hvd.coordination.peers`). So a rank that waits learns which other ranks wait too,
+which are elsewhere in their program, and which do not report at all.
 """
 
 import atexit
@@ -22,22 +21,22 @@ from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.coordination import peers
 from deepreduce_hvd.coordination.peers import Board, Note, log
 
-#: the default of HOROVOD_STALL_CHECK_TIME_SECONDS, which Horovod's own stall inspector reads too
+#: default of HOROVOD_STALL_CHECK_TIME_SECONDS, which Horovod's own stall inspector reads too
 _STALL_SECONDS = 60.0
 _LOOK_SECONDS = 5.0
-#: what the thread may take to end
+#: maximum time for the thread to end, in seconds
 _JOIN_SECONDS = 2.0
-#: a note is left after this part of the time until the message
+#: a note is left after this fraction of the time until the first message
 _NOTE_PART = 1 / 6
 _EXCHANGES = {Exchange.wait.__code__, Exchange._send.__code__}
 
 
 class Wait(NamedTuple):
-    """A wait for other ranks, as a thread's frames show it.
+    """A wait for other ranks, found in the frames of a thread.
 
     Attributes:
-        key: what tells it from the next one.
-        describe: a function that returns what it waits for, as a text.
+        key: value that differs from that of the next wait.
+        describe: function without arguments that returns a text: what the thread waits for.
     """
 
     key: object
@@ -45,14 +44,14 @@ class Wait(NamedTuple):
 
 
 def frames_of(frame):
-    """A frame and those that called it."""
+    """Yield a frame and its callers, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def exchange_in(frame):
-    """The :class:`Wait` of an exchange of ours that a thread is in, or None."""
+    """Return the :class:`Wait` of an exchange that a thread is in, or None."""
     for one in frames_of(frame):
         if one.f_code in _EXCHANGES:
             exchange = one.f_locals.get("self")
@@ -65,8 +64,9 @@ def exchange_in(frame):
 
 
 def place_of(frame, hidden):
-    """``file:line in function`` of the innermost frame that is in none of the directories
-    ``hidden``.
+    """Return ``file:line in function`` of the innermost frame of the user's program.
+
+    Frames of files in the directories ``hidden`` are skipped. Empty if no frame is left.
     """
     for one in frames_of(frame):
         path = one.f_code.co_filename
@@ -77,7 +77,10 @@ def place_of(frame, hidden):
 
 
 def _hidden(*modules):
-    """Directories whose frames are not the user's: of these modules' packages, and of this one."""
+    """Return the directories whose frames do not belong to the user's program.
+
+    These are the directories of the modules' packages, of this package and of the standard library.
+    """
     names = {
         name.partition(".")[0] for name in (__name__, *(module.__name__ for module in modules))
     }
@@ -86,14 +89,16 @@ def _hidden(*modules):
 
 
 class Watcher:
-    """One a process. Its thread starts with the first session.
+    """Watch the waits of one process; one instance per process.
+
+    Its thread starts with the first adapter.
 
     Args:
-        horovod: an adapter's module, such as horovod.torch.
+        horovod: Horovod's module for the framework, such as horovod.torch.
         framework: the framework's module.
-        find_wait: a function of a thread's innermost frame that returns a :class:`Wait`, or None.
-        is_failure: a function that tells whether an exception is Horovod's failure.
-        shut_down: a function that shuts Horovod down, so that what waits for it fails.
+        find_wait: function of a thread's innermost frame that returns a :class:`Wait` or None.
+        is_failure: function that returns whether an exception means that Horovod failed.
+        shut_down: function that shuts Horovod down, so that every waiting collective fails.
     """
 
     def __init__(self, horovod, framework, find_wait, is_failure, shut_down):
@@ -111,8 +116,8 @@ class Watcher:
         self._key = self._since = None
         self._next_note = self._next_message = 0.0
         self._noted = False
-        self._failed_at = None  # the step in which Horovod failed and it was said who is gone
-        self._writes = threading.Lock()  # of notes
+        self._failed_at = None  # step in which Horovod failed and the missing ranks were reported
+        self._writes = threading.Lock()  # for notes
         self._thread = None
         atexit.register(self._at_exit)
         if self._limit:
@@ -121,7 +126,7 @@ class Watcher:
             self._thread.start()
 
     def add(self, session):
-        """``session.progress()`` says how many steps it has begun."""
+        """Watch an adapter too; its ``progress()`` returns how many steps it has begun."""
         self._adapters.add(session)
 
     @property
@@ -134,12 +139,12 @@ class Watcher:
         while not self._stop.wait(self._pause):
             try:
                 self._look()
-            except Exception:  # what only tells of failures must not make one
+            except Exception:  # reporting a failure must not cause one
                 log.debug("deepreduce_hvd: the watch on waits failed", exc_info=True)
 
     def _knows_place(self):
-        """Whether this process is one of several ranks; notes which."""
-        with contextlib.suppress(ValueError):  # another thread has shut it down in between
+        """Return whether this process is one of several ranks, and store its rank and the size."""
+        with contextlib.suppress(ValueError):  # another thread may shut it down meanwhile
             if self._horovod.is_initialized():
                 self._rank, self._size = self._horovod.rank(), self._horovod.size()
         return self._size is not None and self._size > 1
@@ -181,8 +186,10 @@ class Watcher:
                 self._end(note)
 
     def _end(self, note):
-        """Ends a wait: Horovod's threads are alive on all ranks, so its shutdown makes every rank's
-        collectives fail.
+        """Shut Horovod down to end a wait.
+
+        Horovod's background threads still run on all ranks, so the collectives of every rank then
+        fail.
         """
         log.error(
             "deepreduce_hvd: %s. Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for",
@@ -198,8 +205,9 @@ class Watcher:
         self._next_note, self._next_message = self._limit * _NOTE_PART, self._limit
 
     def _find(self):
-        """(the wait that a thread of this process is in or None, that thread's frame and the main
-        thread's).
+        """Return the wait of a thread of this process, or None, and frames.
+
+        The frames are those of the waiting thread, if any, and of the main thread.
         """
         frames = sys._current_frames()
         frames.pop(threading.get_ident(), None)
@@ -240,11 +248,11 @@ class Watcher:
     # --- the end ---
 
     def explain(self, grace=peers.GRACE_SECONDS):
-        """After Horovod's failure: which rank is gone, as a text; empty when that has been said, or
-        cannot matter.
+        """Return a text that says which rank is gone, after a failure of Horovod.
 
-        In elastic training nothing is asked: ranks that wait for this one notice the failure only
-        when it lets go of its connections. The launcher names the process that ended.
+        The text is empty if this was reported before for this step, in a job of one rank, and in
+        elastic training. In elastic training the other ranks notice the failure only when this rank
+        closes its connections, so it must not wait here; the launcher reports which process ended.
         """
         if os.environ.get("HOROVOD_ELASTIC") == "1":
             return ""
@@ -257,13 +265,13 @@ class Watcher:
         return peers.who_is_gone(self._board, self._rank, self._size, step, grace)
 
     def report(self, grace=peers.GRACE_SECONDS):
-        """Logs what :meth:`explain` says."""
+        """Log the text of :meth:`explain`."""
         text = self.explain(grace)
         if text:
             log.error("deepreduce_hvd: rank %d, step %d: %s", self._rank, self.step, text)
 
     def _at_exit(self):
-        """Tells the other ranks how this one ended."""
+        """Tell the other ranks how this rank ended."""
         if os.getpid() != self._process:
             return
         self._stop.set()
@@ -271,10 +279,10 @@ class Watcher:
             self._thread.join(_JOIN_SECONDS)
         if (self._size is None and not self._knows_place()) or self._size == 1:
             return
-        error = getattr(sys, "last_value", None)  # what ended the main thread
+        error = getattr(sys, "last_value", None)  # the exception that ended the main thread
         if error is not None and self._is_failure(error):
-            # ranks that are connected with this one see at once that it goes, and not only after it
-            # has asked who is gone
+            # Close the connections at once: the other ranks then notice now that this rank exits,
+            # not after it has found out which rank is gone.
             closing = threading.Thread(target=self._shut_down, daemon=True)
             closing.start()
             self.report(peers.GRACE_SECONDS_AT_THE_END)
@@ -284,12 +292,12 @@ class Watcher:
 
 
 def _apart(note, own):
-    """Whether a rank is not where this one is."""
+    """Return whether another rank is at another place than this one."""
     return (note.state, note.what, note.step) != (own.state, own.what, own.step)
 
 
 def _cause(error):
-    """(what, where) of an exception."""
+    """Return the text and the place of an exception, or an empty tuple for None."""
     if error is None:
         return ()
     what = traceback.format_exception_only(error)[-1].strip()
@@ -298,8 +306,11 @@ def _cause(error):
 
 
 def _limits():
-    """(seconds until the first message, None for no messages; seconds until Horovod is shut down),
-    as Horovod's stall inspector has them.
+    """Read the time limits that Horovod's stall inspector uses.
+
+    Returns:
+        Seconds until the first message (None for no messages), and seconds until Horovod is shut
+        down (infinity for never).
     """
     if _number("HOROVOD_STALL_CHECK_DISABLE", 0) > 0:
         return None, math.inf
@@ -322,7 +333,7 @@ _watcher = None
 
 
 def watcher(*arguments):
-    """The process's :class:`Watcher`, made with these arguments when there is none."""
+    """Return the process's :class:`Watcher`; create it with these arguments if there is none."""
     global _watcher
     if _watcher is None or _watcher._process != os.getpid():
         _watcher = Watcher(*arguments)

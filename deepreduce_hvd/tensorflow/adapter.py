@@ -1,9 +1,7 @@
-"""The compressor's work on TensorFlow: which variable a gradient belongs to, its state, and the way
-there and back.
+"""The TensorFlow adapter of a Compressor: its variables' state and its exchanges.
 
-Horovod calls compress and decompress while a graph is traced, or eagerly; what they do then is
-build operators. The state is in tf.Variables, which the operators update in place whenever the
-graph runs.
+Horovod calls compress and decompress eagerly, or while a graph is traced. In a graph they build
+operators. The state is in tf.Variables, which the operators update in place when the graph runs.
 """
 
 import os
@@ -36,13 +34,14 @@ from deepreduce_hvd.tensorflow.variables import (
 )
 from deepreduce_hvd.tensorflow.waits import watch
 
-#: of how many variables the watch on waits reads the counter of steps
+#: number of variables whose step counters the watch on waits reads
 _STEPS_READ = 3
 
 
 class _Group:
-    """The gradients of one message: all that Horovod has compressed before it decompresses the
-    first of them.
+    """The gradients of one message.
+
+    They are all gradients that Horovod compresses before it decompresses the first of them.
     """
 
     def __init__(self, graph, exchange):
@@ -50,8 +49,8 @@ class _Group:
         self.payloads = []
         self.slots = []
         self.gathered = None
-        self.lengths = None  # of the gathered messages, where a GPU decodes some
-        self.exchange = exchange  # with any communicator but Allgather
+        self.lengths = None  # lengths of the gathered messages, if a GPU decodes some
+        self.exchange = exchange  # a GroupExchange; None with Allgather
 
 
 class _Pending:
@@ -89,25 +88,28 @@ class Adapter:
             self.variables = Variables()
             for name, parameter in named:
                 self.variables.add(parameter, self.slots[name])
-        #: what tf.train.Checkpoint keeps
+        #: the object that tf.train.Checkpoint saves
         self.trackable = tf.Module()
         self.trackable.slots = self.slots
         self.trackable.identity = Identity(self)
-        self._views = {}  # slots -> the view of them
-        #: the keeper of its memories in an elastic job
+        self._views = {}  # slots -> their View
+        #: the MemoryKeeper in elastic training, or None
         self.elastic = None
         self._expecting = weakref.WeakSet()
         self._group = None
         self.watcher = watch(self)
         if tf.compat.v1.executing_eagerly_outside_functions():
             handshake.register(self)
-        # a graph of tf.compat.v1 runs nothing while it is built, and no other compressor can read
-        # its variables
+        # a tf.compat.v1 graph runs nothing while it is built, and no other compressor can read its
+        # variables
         else:
             self.agreed = True
 
     def progress(self):
-        """How many steps it has begun; 0 where that cannot be read, in a graph of tf.compat.v1."""
+        """Return the number of steps that this compressor has begun.
+
+        Return 0 in a tf.compat.v1 graph, where the counters cannot be read.
+        """
         if not tf.compat.v1.executing_eagerly_outside_functions():
             return 0
         compressed = [slot for slot in self.slots.values() if not slot.dense]
@@ -129,11 +131,13 @@ class Adapter:
             self.rounds.active,
         )  # fmt: skip
 
-    # --- which variable ---
+    # --- views ---
 
     def bound_to(self, variables):
-        """The view of the compressor for gradients of these variables alone; the same one each
-        time, as Horovod's cache of graphs needs.
+        """Return the view of the compressor for gradients of these variables only.
+
+        The same variables give the same view object, because Horovod caches graphs by compression
+        object.
         """
         slots = tuple(self._slot_of(variable, "bound_to") for variable in variables)
         if not slots:
@@ -148,11 +152,16 @@ class Adapter:
             )
         return slot
 
-    # --- there ---
+    # --- compress ---
 
     @tf.autograph.experimental.do_not_convert
     def compress(self, tensor, slots=None):
-        """``slots``: those that the gradient can belong to, all of them by default."""
+        """Start the exchange of one gradient.
+
+        Args:
+            tensor: the gradient.
+            slots: tuple of the slots that it can belong to; None for all.
+        """
         if tensor.dtype not in DTYPES:
             raise InvalidArgumentError(
                 f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}"
@@ -177,7 +186,7 @@ class Adapter:
             group = self._group = _Group(graph, None if in_graph else GroupExchange(self))
         group.slots.append(slot)
         with tf.device("CPU:0"):
-            step = slot.steps_taken.read_value()  # before the encoder counts this one
+            step = slot.steps_taken.read_value()  # before the encoder increments it
             probe = tf.identity(
                 self._probe(step, reduced_dtype(tensor.dtype)), name=f"{self._name(slot)}.probe"
             )
@@ -218,7 +227,7 @@ class Adapter:
                     compressor.codec, compressor.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
                     dtype=DTYPES[tensor.dtype],
                 )  # fmt: skip
-            # whatever it is, the other ranks must hear of it instead of waiting
+            # catch everything: the other ranks must get a notice instead of waiting
             except Exception as error:
                 payload = wire.notice(error)
             return [payload, *state]
@@ -228,10 +237,10 @@ class Adapter:
         encoded = tf.numpy_function(
             encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds
         )
-        payload, *state = tf.nest.flatten(encoded)  # eagerly, of one result, it is no list
+        payload, *state = tf.nest.flatten(encoded)  # eagerly, a single result is not a list
         payload = tf.ensure_shape(payload, [None])
         updates = [variable.assign(new) for variable, new in zip(slot.state, state)]
-        with tf.control_dependencies([payload]):  # a step that is refused before is none
+        with tf.control_dependencies([payload]):  # a step that fails before this does not count
             updates += [slot.steps_taken.assign_add(1), slot.payload.variable.assign(payload)]
         with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return tf.identity(payload)
@@ -245,7 +254,7 @@ class Adapter:
             T=dtype,
         )
 
-    # --- and back ---
+    # --- decompress ---
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
@@ -256,7 +265,7 @@ class Adapter:
             return tf.cast(tensor, pending.dtype)
         slot, group = pending.slot, pending.group
         if self._group is group:
-            self._group = None  # what Horovod compresses next is of another message
+            self._group = None  # the next gradient that Horovod compresses starts another message
         with tf.device("CPU:0"):
             scale = self._scale(slot, tensor, pending.step)
             if group.exchange is not None:
@@ -284,9 +293,9 @@ class Adapter:
         return collective_name(self.compressor.number, slot.label)
 
     def _allgather(self, message, name):
-        # hvd.elastic.run takes an error for Horovod's failure when it names HorovodAllgather, which
-        # an operator's name does;
-        # at any other error training ends in silence
+        # hvd.elastic.run recognizes a failure of Horovod by the text HorovodAllgather in the error,
+        # which comes from the operator's name. Any other error would end training without a
+        # message.
         return hvd.allgather(
             message,
             name=f"HorovodAllgather.{name}",
@@ -342,9 +351,7 @@ class Adapter:
     # --- slices ---
 
     def allreduce_slices(self, slices, variable, op):
-        """The reduction of tf.IndexedSlices of ``variable``, which must be one of the compressor's,
-        without a dense tensor.
-        """
+        """Reduce the tf.IndexedSlices of one of the compressor's variables, as slices."""
         slot = self._slot_of(variable, "allreduce_gradients")
         if slot.dense:
             return hvd.allreduce(
@@ -371,7 +378,7 @@ class Adapter:
         slot.dtype = slices.dtype
         with tf.device("CPU:0"):
             position = [self.compressor.seed, 0, slot.key, _rank()]
-            step = slot.steps_taken.read_value()  # before the encoder counts this one
+            step = slot.steps_taken.read_value()  # before the encoder increments it
             with tf.control_dependencies([step, *self.rounds.begin(slot)]):
                 payload = checked(
                     operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers.at(step),
@@ -392,17 +399,16 @@ class Adapter:
             dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
         return self.rounds.look_at(slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape))
 
-    # --- elastic training ---
+    # --- end of a round, and elastic training ---
 
     def close_round(self):
-        """Before anything reads or changes state after a step: undoes what loss scaling has
-        skipped.
-        """
+        """Undo void steps, before anything reads or changes state after a step."""
         self.rounds.settle(self.slots.values())
 
     def abandon(self):
-        """Forgets a step that cannot be finished, and what was known of the other ranks: they may
-        have changed.
+        """Discard a step that cannot finish, and everything known about the other ranks.
+
+        The set of ranks may have changed.
         """
         self._group = None
         handshake.forget(self)
@@ -411,8 +417,10 @@ class Adapter:
         self.compressor.communicator.reset()
 
     def _expect_keeper(self):
-        """Refuses elastic training without a keeper; whenever a graph runs, since the state may be
-        made after it is traced.
+        """Raise InvalidArgumentError in elastic training without a MemoryKeeper.
+
+        In a graph the check runs with the graph, because the elastic state may be created after
+        tracing.
         """
         if not _elastic() or self.elastic is not None:
             return
@@ -425,11 +433,10 @@ class Adapter:
     # --- the handshake ---
 
     def _agree(self):
-        """Compares configurations with the other ranks, once, when the first graph is traced. All
-        ranks trace it.
+        """Compare configurations with the other ranks, once, when the first graph is traced.
 
-        In elastic training it is a part of sync, which all ranks call at once. A graph of
-        tf.compat.v1 runs nothing while it is built.
+        All ranks trace it. There is no handshake here in elastic training, where ``sync`` makes it
+        on all ranks at once, nor in a tf.compat.v1 graph, which runs nothing while it is built.
         """
         wire.expect_process_set(self.process_set, reducing_process_set())
         if (
@@ -441,19 +448,19 @@ class Adapter:
                 handshake.agree(self)
 
     def describe(self, with_steps):
-        """What must be equal on all ranks, for the handshake."""
+        """Return the settings that must be equal on all ranks, for the handshake."""
         return [
             *self.compressor.settings(self.transport),
             *checkpoint.steps_to_compare(self.slots, with_steps),
         ]
 
-    # --- what the compressor tells ---
+    # --- statistics and state ---
 
     def stats(self):
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
 
     def keeper_of(self, rank):
-        """The rank whose memory takes what ``rank`` keeps back."""
+        """Return the rank whose memory stores the residuals of ``rank``."""
         return self.compressor.communicator.keeper_of(rank, self.transport)
 
     def state_dict(self):
@@ -475,7 +482,7 @@ class Adapter:
 
 
 def _elastic():
-    """Whether ranks may change under a traced graph."""
+    """Return whether the set of ranks may change after a graph is traced."""
     return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
 
 
@@ -488,7 +495,7 @@ def _size(process_set):
 
 
 def _ranks(process_set):
-    """The global ranks of a process set; none stands for all of them."""
+    """Return the global ranks of a process set; an empty list stands for all ranks."""
     return (
         []
         if process_set.ranks is None or process_set.process_set_id == 0
@@ -497,7 +504,7 @@ def _ranks(process_set):
 
 
 def _stack(parts, dtype):
-    """Python numbers, or numbers of the graph among them, as one tensor."""
+    """Return Python numbers, or tensors among them, as one tensor."""
     if any(tf.is_tensor(part) for part in parts):
         return tf.stack([tf.cast(part, dtype) for part in parts])
     return tf.constant(parts, dtype)

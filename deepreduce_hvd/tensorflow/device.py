@@ -1,8 +1,7 @@
-"""Compression on the GPU that has a variable: what stays there, and how messages get from there to
-the collective and back.
+"""Compression of gradients on the GPU of their variable, and the messages from and to that GPU.
 
-Numbers of the graph (steps, lengths, seconds) stay on the host: an operator on a GPU takes no
-variables of the host, and reads no numbers there.
+Scalars of the graph (steps, lengths, seconds) stay on the host: an operator on a GPU cannot use
+variables on the host and does not read numbers there.
 """
 
 import warnings
@@ -18,8 +17,8 @@ HOST = "CPU:0"
 
 
 def gpu_of(parameter):
-    """The name of the GPU that has a variable, or None."""
-    # Keras 3 has its own around TensorFlow's
+    """Return the name of the GPU that has a variable, or None."""
+    # a Keras 3 variable wraps a TensorFlow variable
     variable = (
         parameter if isinstance(parameter, tf.Variable) else getattr(parameter, "value", parameter)
     )
@@ -30,7 +29,12 @@ def gpu_of(parameter):
 
 
 class DevicePath:
-    """Of one compressor. ``why_not``: what keeps it on the host, or None."""
+    """The path of one compressor for gradients on GPUs.
+
+    Attributes:
+        why_not: why it compresses on the host, or None if it compresses on GPUs.
+        nccl: whether collectives take messages from the device.
+    """
 
     def __init__(self, compressor):
         self.compressor = compressor
@@ -43,7 +47,7 @@ class DevicePath:
         self._warned = False
 
     def home(self, parameter):
-        """The GPU where a variable's gradients are compressed; None: on the host."""
+        """Return the GPU where a variable's gradients are compressed; None for the host."""
         gpu = gpu_of(parameter)
         if gpu is not None and self.why_not is not None and not self._warned:
             self._warned = True
@@ -54,9 +58,13 @@ class DevicePath:
         return gpu if self.why_not is None else None
 
     def encode(self, slot, gradient, numbers, position_of):
-        """The message of a gradient, on the slot's GPU.
+        """Return the message of a gradient, on the slot's GPU.
 
-        ``position_of(step)`` makes the operator's position.
+        Args:
+            slot: slot of the variable.
+            gradient: its gradient.
+            numbers: the codec's :class:`CodecNumbers`.
+            position_of: function of a step that makes the operator's position.
         """
         with tf.device(HOST):
             started = _now(after=gradient)
@@ -76,8 +84,11 @@ class DevicePath:
             return tf.identity(message)
 
     def gather(self, group, name, allgather):
-        """(the messages of all ranks on the slots' GPU or on the host, the length of each on the
-        host).
+        """Gather the messages of a group.
+
+        Returns:
+            The messages of all ranks, on the slots' GPU or on the host, and the length of each, on
+            the host.
         """
         homes = {slot.home for slot in group.slots}
         on_device = self.nccl and len(homes) == 1 and None not in homes
@@ -97,7 +108,7 @@ class DevicePath:
             )
 
     def decode(self, slot, group, pending, member, shape, scale, ranks, numbers):
-        """The sum of one gradient of so many ranks, on the slot's GPU."""
+        """Return the sum of one gradient over ``ranks`` ranks, on the slot's GPU."""
         with tf.device(HOST):
             started = _now(after=group.lengths)
             shape, table = tf.cast(shape, tf.int64), tf.constant(numbers.last)
@@ -115,7 +126,7 @@ class DevicePath:
 
 
 def _now(after):
-    """Seconds, read once a tensor is there."""
+    """Return the time in seconds, read once a tensor is there."""
     with tf.control_dependencies([after]):
         return tf.timestamp()
 

@@ -1,11 +1,11 @@
-"""Elastic training on TensorFlow: Horovod's states for it, with a Compressor among what they keep.
+"""Elastic training on TensorFlow: Horovod's elastic states with a Compressor.
 
 >>> # comp = dr.Compressor(parameters=model.trainable_variables)
 >>> # state = deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, compressor=comp, epoch=0)
 
-They take the place of Horovod's own, whose further arguments are pickled and sent to all ranks:
-that a compressor is not. Everything else is as Horovod documents it, ``hvd.elastic.run`` and the
-callbacks for Keras too.
+Use these in place of Horovod's own states. Horovod pickles the further arguments of its states and
+sends them to all ranks, which is not possible with a compressor. Everything else is as Horovod
+documents it, including ``hvd.elastic.run`` and the callbacks for Keras.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 
 
 class _WithCompressor:
-    """Hands over the compressor's memories in the midst of what a state of Horovod's does."""
+    """Add the compressor's memories to what a state of Horovod saves, restores and syncs."""
 
     def __init__(self, *args, compressor, **kwargs):
         if not isinstance(compressor, Compressor):
@@ -61,7 +61,7 @@ class _WithCompressor:
                 super().check_host_updates()
         except HostsUpdatedInterrupt as interrupt:
             self._only_removed = interrupt.skip_sync
-            self.save()  # those that leave are still there
+            self.save()  # the ranks that leave are still there
             raise
 
     def on_reset(self):
@@ -72,7 +72,7 @@ class _WithCompressor:
         try:
             with _failures():
                 self._keeper.sync()
-        except HorovodInternalError as failure:  # Horovod goes back for it in training only
+        except HorovodInternalError as failure:  # Horovod catches it only in training
             self._failure = failure
 
     def _raise_failure(self):
@@ -94,15 +94,17 @@ class TensorFlowKerasState(_WithCompressor, horovod_elastic.TensorFlowKerasState
 
 
 class KerasState(_WithCompressor, HorovodKerasState):
-    """``horovod.tensorflow.keras.elastic.KerasState`` with a compressor, as
-    :class:`TensorFlowKerasState`.
+    """``horovod.tensorflow.keras.elastic.KerasState`` with a compressor.
+
+    Takes the same arguments as :class:`TensorFlowKerasState`.
     """
 
 
 @contextlib.contextmanager
 def _failures():
-    """Horovod's failures as what its elastic loop goes back for; TensorFlow has its own errors for
-    them.
+    """Raise Horovod's failures as HorovodInternalError, which its elastic loop handles.
+
+    TensorFlow raises them as its own errors.
     """
     try:
         yield

@@ -1,7 +1,6 @@
-"""Communicators on TensorFlow: a group of gradients is exchanged in one call from the graph into
-Python.
+"""Communicators on TensorFlow: the graph calls Python once to exchange a group of gradients.
 
-Allgather of built-in codecs needs none of this: there the graph's own operators encode, gather and
+Allgather with built-in codecs does not need this: the graph's own operators encode, gather and
 decode.
 """
 
@@ -23,10 +22,11 @@ from deepreduce_hvd.tensorflow.slot import local_variable
 
 
 def _names_failures(collective):
-    """Horovod's failures as what ``hvd.elastic.run`` goes back for.
+    """Wrap a collective: raise Horovod's failures as errors that ``hvd.elastic.run`` handles.
 
-    Within a graph they become TensorFlow's UnknownError again, of which it takes for a failure what
-    names an allreduce, an allgather or a broadcast; at others training ends as if it were over.
+    Within a graph they become TensorFlow's UnknownError. ``hvd.elastic.run`` treats that as a
+    failure of Horovod only if its message names an allreduce, an allgather or a broadcast. Any
+    other error would end training as if it were complete.
     """
 
     @functools.wraps(collective)
@@ -42,8 +42,9 @@ def _names_failures(collective):
 
 
 class HorovodTransport(ProcessSetTransport):
-    """Blocking: Horovod has no handles on TensorFlow, so a collective is over when its call
-    returns, and its handle is its result.
+    """Blocking transport: Horovod has no handles on TensorFlow.
+
+    A collective is done when its call returns. Its handle is its result.
     """
 
     horovod = hvd
@@ -83,11 +84,11 @@ _counter = None
 
 
 def _exchanges():
-    """The variable that counts the exchanges of all compressors of this process.
+    """Return the variable that counts the exchanges of all compressors of this process.
 
-    Every exchange reads and writes it, so that TensorFlow runs them one after another in the order
-    of the program, which is that of all ranks: exchanges of several rounds that run at once could
-    each wait for a thread that the other has on another rank.
+    Every exchange reads and writes it. So TensorFlow runs exchanges one after another in program
+    order, which is the same on all ranks. Otherwise two exchanges of several rounds could deadlock:
+    each could hold the thread that the other needs on another rank.
     """
     global _counter
     if _counter is None:
@@ -97,8 +98,9 @@ def _exchanges():
 
 
 class GroupExchange:
-    """The exchange of one group: its gradients come in while Horovod compresses them, its sums go
-    out while it decompresses.
+    """The exchange of one group of gradients.
+
+    Gradients are added while Horovod compresses, sums are taken while it decompresses.
     """
 
     def __init__(self, session):
@@ -109,7 +111,7 @@ class GroupExchange:
         self._sums = None
 
     def add(self, slot, gradient, step):
-        """Takes one gradient in, and its step as read before; returns its number in the group."""
+        """Add a gradient and the value of its step counter; return its number in the group."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise InvalidArgumentError(
                 f"compress: expected eager execution or a tf.function, which keeps exchanges in order, got a graph of tf.compat.v1; use "
@@ -117,22 +119,23 @@ class GroupExchange:
             )
         self._slots.append(slot)
         self._steps.append(step)
-        # NumPy has no bfloat16: the numbers go as they lie in memory
+        # NumPy has no bfloat16: pass the bits as uint16
         self._gradients.append(
             tf.bitcast(gradient, tf.uint16) if gradient.dtype == tf.bfloat16 else gradient
         )
         return len(self._slots) - 1
 
     def sum_of(self, number, scale):
-        """The sum of one gradient as (d,) float32; ``scale`` is the factor that Horovod's reduction
-        applies to each rank's.
+        """Return the sum of one gradient as (d,) float32.
+
+        ``scale`` is the factor that Horovod's reduction applies to each rank's gradient.
         """
         if self._sums is None:
             self._sums = self._run(scale)
         return self._sums[number]
 
     def _run(self, scale):
-        """The exchange as an operation of the graph."""
+        """Build the operation of the graph for the exchange, and its updates of state."""
         order = _exchanges()
         state = [part for slot in self._slots for part in slot.state]
         kinds = [tf.int64, *[tf.float32] * (len(self._slots) + len(state))]
@@ -142,7 +145,7 @@ class GroupExchange:
         )
         updates = [order.assign(number)]
         updates += [part.assign(new) for part, new in zip(state, results[len(self._slots) :])]
-        with tf.control_dependencies([*self._steps, number]):  # an exchange that fails is no step
+        with tf.control_dependencies([*self._steps, number]):  # a failed exchange is no step
             updates += [slot.steps_taken.assign_add(1) for slot in self._slots]
         with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return [
@@ -151,7 +154,7 @@ class GroupExchange:
             ]
 
     def _exchange(self, number, scale, step, *arrays):
-        """What the operation does: gradients and memories come in, sums and memories go out."""
+        """Run the exchange: take gradients and memories, return sums and memories."""
         compressor, transport = self._adapter.compressor, self._adapter.transport
         started = time.perf_counter()
         state = iter([part.copy() for part in arrays[len(self._slots) :]])

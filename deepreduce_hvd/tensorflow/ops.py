@@ -1,6 +1,4 @@
-"""TensorFlow tensors in and out: the operators over the native core, and the backend that the
-neutral layers dispatch to.
-"""
+"""TensorFlow tensors: operators over the native core, and the backend for the neutral layers."""
 
 import ctypes
 import pathlib
@@ -34,7 +32,7 @@ def _find_cuda_supports():
 
 
 operators = _load_operators()
-#: whether GPUs know the codec of these 20 numbers; None in a build without kernels for them
+#: function of a codec's 20 numbers: whether GPUs support it; None in a build without CUDA kernels
 cuda_supports = _find_cuda_supports()
 
 DTYPES = {getattr(tf, name): code for name, code in container.DTYPES.items()}
@@ -45,12 +43,12 @@ _ERRORS = {
     tf.errors.AbortedError: errors.PeerFailedError,
     tf.errors.ResourceExhaustedError: MemoryError,
 }
-#: what the runtime puts around a kernel's message
+#: text that the runtime adds around a kernel's message
 _DECORATION = re.compile(r"^(\{\{.*?\}\} )+|( \[Op:\w+\] name: .*| \[Op:\w+\].*)$", re.DOTALL)
 
 
 def checked(operator, *arguments, **attributes):
-    """Calls an operator eagerly; its failure is raised by cause, as the package's own errors."""
+    """Call an operator eagerly; raise its failure as one of the package's own errors."""
     try:
         return operator(*arguments, **attributes)
     except tuple(_ERRORS) as error:
@@ -59,26 +57,28 @@ def checked(operator, *arguments, **attributes):
 
 @tf.autograph.experimental.do_not_convert
 def allreduce_gradients(gradients, variables, compression, op=None):
-    """The ranks' gradients reduced, tf.IndexedSlices of embeddings as slices: stock Horovod would
-    send those uncompressed.
+    """Reduce gradients over all ranks, with tf.IndexedSlices of embeddings compressed as slices.
+
+    Horovod itself would send slices uncompressed.
 
     >>> # gradients = tape.gradient(loss, variables)      # of a plain tf.GradientTape
     >>> # gradients = deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compression=comp)
 
     Args:
-        gradients: tensors, tf.IndexedSlices or None, one for each of ``variables``. Slices of the
-            same row are added up on each rank, then indices and values of all of them are
-            compressed; the sparsifier plays no part.
-        compression: a :class:`Compressor`; for slices with NoMemory, or Residual, which then keeps
-            what was lost of the rows sent.
+        gradients: tensors, tf.IndexedSlices or None, one for each of ``variables``. Each rank adds
+            up slices of the same row, then compresses the indices and values of all rows. The
+            sparsifier is not used for slices.
+        variables: the variables of the gradients.
+        compression: a :class:`Compressor`. Slices need NoMemory or Residual; Residual then stores
+            the encoding error of the rows sent.
         op: hvd.Average (the default) or hvd.Sum.
 
     Returns:
         A list of tensors, tf.IndexedSlices (distinct ascending rows) or None.
 
     Raises:
-        InvalidArgumentError: a variable that the compressor was not given, or a memory that slices
-            have not.
+        InvalidArgumentError: a variable that the compressor was not given; or slices with a codec,
+            memory or communicator that does not support them.
     """
     import horovod.tensorflow as hvd
 
@@ -105,7 +105,10 @@ def allreduce_gradients(gradients, variables, compression, op=None):
 
 
 def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
-    """One gradient -> (n,) uint8 payload; the ``state`` variables are updated in place."""
+    """Encode one gradient; return the payload, (n,) uint8.
+
+    The ``state`` variables are updated in place.
+    """
     if codec.is_native(memory):
         position = [seed, step, tensor, rank]
         with tf.device(gradient.device):
@@ -192,7 +195,7 @@ class _TensorFlow:
         if neutral.all_native(arrays):
             initial = tf.convert_to_tensor(out)
             for payload, array in zip(payloads, arrays):
-                _native.inspect(array)  # one payload and no more: the operator would take several
+                _native.inspect(array)  # one payload only; the operator would take several
                 with tf.device(initial.device):
                     initial = checked(
                         operators.deepreduce_decode_sum,

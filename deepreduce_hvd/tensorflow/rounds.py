@@ -1,9 +1,10 @@
-"""Steps that loss scaling skips, on TensorFlow: what they did to the memories is undone.
+"""Void steps on TensorFlow: undo their changes of the memories.
 
-An optimizer skips a step when any of its gradients is not finite. Horovod traces each gradient into
-a branch of its own, and tensors of one branch cannot be used in another; a variable of all of them
-would make their exchanges wait for each other. So the graph tells Python when a gradient's step
-begins and when a result is not finite, and a memory is put back when its next step begins.
+With loss scaling, an optimizer skips a step if any of its gradients has NaN or Inf. Horovod traces
+each gradient into a separate branch of the graph, and a tensor of one branch cannot be used in
+another. A variable shared by all branches would make their exchanges wait for each other. So the
+graph calls Python when a gradient's step begins and when a result is not finite, and a memory is
+restored at the beginning of its next step.
 """
 
 import math
@@ -16,15 +17,15 @@ import tensorflow as tf
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.variables import reducing_frame
 
-#: the methods of Keras' LossScaleOptimizer that call those of Horovod's
+#: methods of Keras' LossScaleOptimizer that call Horovod's
 _COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients")
 
 
 class Step:
-    """One step of one optimizer, while it runs.
+    """One step of one optimizer.
 
     Attributes:
-        slots: those whose gradients have come.
+        slots: slots whose gradients have come.
         void: whether some result has NaN or Inf.
     """
 
@@ -34,7 +35,11 @@ class Step:
 
 
 class Reduction:
-    """The gradients that are reduced together, as traced; ``step`` is the one that runs or has run."""
+    """The gradients that are reduced together, as traced.
+
+    Attributes:
+        step: the Step that runs or has run last, or None.
+    """
 
     def __init__(self):
         self.step = None
@@ -56,11 +61,11 @@ class _Tracing:
 
 
 class Rounds:
-    """What a compressor with ``loss_scale=`` does beside compressing; without it, nothing."""
+    """The rounds of a compressor with ``loss_scale=``; without it, does nothing."""
 
     def __init__(self, loss_scale):
         self._loss_scale = loss_scale
-        self._lock = threading.Lock()  # gradients of a graph come in several threads
+        self._lock = threading.Lock()  # a graph's gradients come in several threads
         self._tracing = None
         self._together = None
 
@@ -68,18 +73,19 @@ class Rounds:
     def active(self):
         return self._loss_scale is not None
 
-    # --- which gradients are of one step ---
+    # --- gradients of one step ---
 
     def reduce_together(self):
-        """A context in which all gradients that come are of one step, without Horovod's tapes and
-        optimizers.
+        """Return a context in which all gradients belong to one step.
+
+        It replaces Horovod's tapes and optimizers, which group gradients otherwise.
         """
         return _Together(self)
 
     def reduction(self):
-        """Of the gradient that is being compressed.
+        """Return the Reduction of the gradient that is being compressed.
 
-        One that comes by itself is a step by itself.
+        A gradient outside of tapes, optimizers and :meth:`reduce_together` is a step by itself.
         """
         frame, _ = reducing_frame()
         if frame is None:
@@ -89,17 +95,16 @@ class Rounds:
         tracing = self._tracing
         tracing.left -= 1
         if tracing.left <= 0:
-            self._tracing = None  # a frame keeps gradients and variables alive
+            self._tracing = None  # the frame would keep gradients and variables alive
         return tracing.reduction
 
     # --- operators ---
 
     def begin(self, slot):
-        """Puts the memory back if the last step was void, and into units of the loss scale now;
-        before it is used.
+        """Restore the memory if the last step was void, and rescale it to the current loss scale.
 
         Returns:
-            What must have run before the memory is used.
+            List of tensors that must be computed before the memory is used.
         """
         if not self.active:
             _expect_no_scaling(slot)
@@ -125,12 +130,12 @@ class Rounds:
             with tf.device(slot.home or "CPU:0"), tf.control_dependencies([undo, factor]):
                 kept = _settled(part, copy, undo, factor)
                 updates.append(part.assign(kept))
-                # the same memory, until the encoder changes one of them
+                # shares the buffer until the encoder changes one of them
                 updates.append(copy.assign(kept))
         return [update for update in [undo, *updates] if tf.is_tensor(update)]
 
     def look_at(self, slot, result):
-        """``result``, an optimizer's gradient, once it is known whether all of it is finite."""
+        """Return ``result``, an optimizer's gradient, after recording whether it is finite."""
         if not self.active:
             return result
 
@@ -150,10 +155,10 @@ class Rounds:
             return tf.IndexedSlices(numbers, result.indices, result.dense_shape)
         return numbers
 
-    # --- what the operators tell ---
+    # --- called by the graph ---
 
     def _begin(self, slot, reduction, scale, last_scale):
-        """(whether the slot's last step was void, the factor of its memory)."""
+        """Return whether the slot's last step was void, and the factor for its memory."""
         if not (math.isfinite(scale) and scale > 0):
             raise InvalidArgumentError(
                 f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}"
@@ -167,22 +172,23 @@ class Rounds:
         return undo, np.float32(scale / last_scale if last_scale > 0 else 1)
 
     def settle(self, slots):
-        """Puts memories of void steps back, before anything else reads or changes them."""
+        """Restore the memories of void steps, before anything else reads or changes them."""
         for slot in slots:
             if slot.step is not None and slot.step.void:
                 slot.restore()
             slot.step = None
 
     def forget(self, slots):
-        """Takes the memories as they are."""
+        """Forget the last steps; keep the memories as they are."""
         for slot in slots:
             slot.step = None
         self._tracing = self._together = None
 
 
 def _expect_no_scaling(slot):
-    """Refuses a loss scale that changes and that the memory does not follow, where it shows: Keras'
-    optimizer then calls Horovod's.
+    """Raise InvalidArgumentError if a dynamic loss scale is in use that the memory does not follow.
+
+    Only Keras' LossScaleOptimizer is detected: it is then among the callers.
     """
     optimizer = _scaling_optimizer() if slot.state else None
     if optimizer is not None and optimizer.dynamic:
@@ -194,7 +200,7 @@ def _expect_no_scaling(slot):
 
 
 def _scaling_optimizer():
-    """The LossScaleOptimizer of Keras that is computing the gradients, or None."""
+    """Return the Keras LossScaleOptimizer that is computing the gradients, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         caller = (
@@ -220,7 +226,10 @@ class _Together:
 
 
 def _settled(part, copy, undo, factor):
-    """A memory's array, or its copy, times a factor; where there is nothing to do, its own memory."""
+    """Return the memory's array, or its copy if ``undo``, times a factor.
+
+    With nothing to do, the result shares the array's buffer.
+    """
 
     def changed():
         return tf.cond(undo, copy.read_value, part.read_value) * factor

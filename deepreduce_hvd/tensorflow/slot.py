@@ -1,5 +1,6 @@
-"""What the compressor keeps of each TensorFlow variable: tf.Variables made once, so that retracing
-a function keeps them.
+"""State that the compressor keeps per TensorFlow variable.
+
+It is in tf.Variables that are created once, so retracing a function keeps it.
 """
 
 import json
@@ -24,7 +25,7 @@ def _adapter():
 
 
 def read(variable):
-    """A variable's value as a NumPy array, eagerly or in the default session."""
+    """Return a variable's value as a NumPy array, eagerly or in the default session."""
     return np.array(variable.numpy() if tf.executing_eagerly() else _adapter().run(variable))
 
 
@@ -36,8 +37,10 @@ def write(variable, value):
 
 
 def local_variable(value, **options):
-    """A variable of this rank alone: in a graph of tf.compat.v1 a local one, which
-    broadcast_global_variables leaves as it is.
+    """Create a variable of this rank only.
+
+    In a tf.compat.v1 graph it is a local variable, which broadcast_global_variables leaves
+    unchanged.
     """
     if tf.compat.v1.executing_eagerly_outside_functions():
         return tf.Variable(value, trainable=False, **options)
@@ -48,13 +51,15 @@ def local_variable(value, **options):
 
 
 class Slot(tf.Module):
-    """State and figures of one named variable; a checkpoint keeps ``steps_taken`` and the memory.
+    """State and statistics of one named variable.
+
+    A checkpoint saves ``steps_taken`` and the memory.
 
     Args:
-        home: the GPU where the memory is, or None.
-        payload_on_gpu: whether the last payload is there too.
-        follows_loss_scale: whether the memory is in units of the scaled loss, and void steps are
-            undone from a second copy of it.
+        home: GPU that has the memory, or None for the host.
+        payload_on_gpu: whether the last payload is on that GPU too.
+        follows_loss_scale: whether the memory is in units of the scaled loss. A second copy then
+            undoes void steps.
     """
 
     def __init__(
@@ -76,10 +81,10 @@ class Slot(tf.Module):
         self.dense = self.elements < dense_below
         self.home = None if self.dense else home
         self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
-        # of the last gradient traced
+        # dtype of the last gradient traced
         self.dtype = tf.as_dtype(parameter.dtype)
         self.follows_loss_scale = follows_loss_scale
-        #: the last Step that its gradient was part of
+        #: last Step with a gradient of this variable
         self.step = None
         self.state_names = () if self.dense else memory.state
         with tf.device(self.home or "CPU:0"):
@@ -88,14 +93,14 @@ class Slot(tf.Module):
                 for kind in self.state_names
             ]
         self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
-        if follows_loss_scale:  # that of the last step; 0 before there was one
+        if follows_loss_scale:  # loss scale of the last step; 0 before the first
             self.scale = local_variable(np.float64(0), name="deepreduce_loss_scale")
 
-        def untracked(value, **options):  # of no use to a checkpoint
+        def untracked(value, **options):  # hidden from checkpoints
             return _Untracked(local_variable(value, **options))
 
-        # |value| of the last k-th largest element: a hint that saves a pass and never changes the
-        # bytes
+        # magnitude of the last k-th largest element: a hint that saves a pass over the gradient and
+        # never changes the payload
         self.threshold = untracked(np.float32(0))
         self.seconds = untracked(np.zeros(2))
         with tf.device(self.home or "CPU:0"):
@@ -106,14 +111,14 @@ class Slot(tf.Module):
             )
         with tf.device(self.payload_home):
             self.payload = untracked(np.zeros(0, np.uint8), shape=[None])
-        # the same as threshold, where exchanges select in Python
+        # the same as ``threshold``, for exchanges that select in Python
         self.selected = np.zeros(1, np.float32)
         self._exchanged = _Exchanged()
 
     def move_to_host(self):
-        """From a GPU: slices are compressed on the host."""
+        """Move the memory from a GPU to the host, where slices are compressed."""
         with tf.init_scope(), tf.device("CPU:0"):
-            # a graph of tf.compat.v1 that is being built has not run
+            # a tf.compat.v1 graph that is being built has not run
             values = [
                 read(part) if tf.executing_eagerly() else tf.zeros(self.elements)
                 for part in self.state
@@ -129,15 +134,15 @@ class Slot(tf.Module):
         self.home, self.payload_home = None, "CPU:0"
 
     def release(self):
-        """Gives the memory of a variable that is no more back.
+        """Free the memory of a variable that no longer exists.
 
-        Horovod keeps every compressor, and graphs that hold these variables, for ever.
+        Horovod keeps every compressor alive forever, and graphs that hold these variables.
         """
         parts = [*self.state, *self.copies, self.payload.variable]
-        # a graph of tf.compat.v1 owns its variables
+        # a tf.compat.v1 graph owns its variables
         if not isinstance(parts[-1].handle, EagerTensor):
             return
-        with eager_mode():  # whatever is being built when the last reference goes
+        with eager_mode():  # a graph may be under construction when the last reference is dropped
             for part in parts:
                 with tf.device(part.device):
                     tf.raw_ops.AssignVariableOp(
@@ -146,7 +151,7 @@ class Slot(tf.Module):
 
     @property
     def records(self):
-        """The handles that the encode operator calls records."""
+        """The handles that the encode operator takes as ``records``."""
         return [
             self.steps_taken.handle,
             *(part.variable.handle for part in (self.threshold, self.seconds, self.payload)),
@@ -154,17 +159,17 @@ class Slot(tf.Module):
 
     @property
     def copies(self):
-        """The memory as it was before the last step; none without loss_scale=."""
+        """The memory before the last step; empty without ``loss_scale=``."""
         return self._copies.variable
 
     def restore(self):
-        """Undoes the last step."""
+        """Undo the last step."""
         for part, copy in zip(self.state, self.copies):
             write(part, read(copy))
 
     @property
     def loss_scale(self):
-        """That of the last step, whose units the memory has; None without one."""
+        """Loss scale of the last step, in whose units the memory is; None if there is none."""
         scale = float(read(self.scale)) if self.follows_loss_scale else 0.0
         return scale if scale > 0 else None
 
@@ -186,7 +191,7 @@ class Slot(tf.Module):
 
     @staticmethod
     def numpy_of(value):
-        """A NumPy array, or an eager tensor or variable as one; None for anything else."""
+        """Return a NumPy array, eager tensor or variable as a NumPy array; otherwise None."""
         if isinstance(value, np.ndarray):
             return value
         return (
@@ -202,7 +207,7 @@ class Slot(tf.Module):
             write(part, arrays[kind])
 
     def count_exchange(self, exchange, encode_seconds, decode_seconds):
-        """Of an exchange of several parameters each counts its share by elements."""
+        """Count this variable's share, by elements, of a group's exchange."""
         last = self._exchanged
         last.share = self.elements / max(exchange.bucket.d, 1)
         last.sent_bytes, last.rounds, last.scheme = (
@@ -214,7 +219,7 @@ class Slot(tf.Module):
         last.decode_seconds += decode_seconds * last.share
 
     def statistics(self, memory):
-        """One row of Compressor.stats()."""
+        """Return one row of Compressor.stats()."""
         last = self._exchanged
         payload = read(self.payload.variable)
         sent_bytes, rounds, communicator = payload.size, 1, "Allgather()"
@@ -245,13 +250,13 @@ class Slot(tf.Module):
 
 
 class Identity(tf.train.experimental.PythonState):
-    """What a checkpoint says of the compressor and rank that it is of.
+    """The identity of the compressor and rank, saved in a checkpoint.
 
-    TensorFlow restores it before any variable, so that a checkpoint which is refused changes none.
+    TensorFlow restores it before any variable, so a refused checkpoint changes no variable.
     """
 
     def __init__(self, session):
-        self._adapter = weakref.ref(session)  # the session keeps it
+        self._adapter = weakref.ref(session)  # the adapter owns this object
 
     def _own(self):
         session = self._adapter()
@@ -282,9 +287,7 @@ class Identity(tf.train.experimental.PythonState):
 
 
 class _Exchanged:
-    """Of the exchanges in Python that a variable was in: the last one, its share of it, and seconds
-    spent in all.
-    """
+    """Statistics of the exchanges in Python of one variable: of the last one, and total seconds."""
 
     sent_bytes = 0
     rounds = 0
@@ -295,14 +298,15 @@ class _Exchanged:
 
 
 class _Untracked:
-    """Hides a variable, or a list of them, from checkpoints."""
+    """Hide a variable, or a list of variables, from checkpoints."""
 
     def __init__(self, variable):
         self.variable = variable
 
 
 def reduced_dtype(dtype):
-    """What Horovod reduces for gradients of ``dtype``: its allreduce has no bfloat16 on the host,
-    and the probe needs 24 bits.
+    """Return the dtype that Horovod reduces for gradients of ``dtype``.
+
+    Horovod's allreduce has no bfloat16 on the host, and the probe needs 24 bits.
     """
     return tf.float64 if dtype == tf.float64 else tf.float32

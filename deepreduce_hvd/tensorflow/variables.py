@@ -1,16 +1,15 @@
-"""Which variable a gradient belongs to: ``compress`` gets a tensor, and Horovod does not say whose
-gradient it is.
+"""Map gradients to variables: ``compress`` gets only a tensor from Horovod.
 
-What holds is used, in this order, and what does not is refused by name:
+Two ways are tried in this order. A gradient that neither identifies is refused, with an error that
+names it:
 
-1. the pair that Horovod itself makes. Its tapes and optimizers reduce gradients in one function,
-``allreduce_grads(grads, vars)``, which
-   calls ``compress`` and has each gradient beside its variable: the gradient is looked up there, as
-   an object, not by shape or order;
-2. for ``hvd.allreduce`` alone, a shape that only one variable has: of the compressor's, or of those
-that a view of it is bound to.
+1. The pairs in Horovod's function ``allreduce_grads(grads, vars)``. Its tapes and optimizers reduce
+gradients in this function, which calls ``compress`` and has each gradient beside its variable. The
+gradient is found there by object identity, not by shape or order.
+2. For ``hvd.allreduce`` alone, a shape that only one variable has. Candidates are all variables of
+the compressor, or those that a view of it is bound to.
 
-Horovod traces ``allreduce_grads`` once for all eager tapes of equal shapes, so a graph checks that
+Horovod traces ``allreduce_grads`` once for all eager tapes of equal shapes. So a graph checks that
 it runs on the variable that it was traced for.
 """
 
@@ -22,27 +21,27 @@ import tensorflow as tf
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
-#: the function of horovod.tensorflow that has gradients beside variables, as it is and as AutoGraph
-#: rewrites it
+#: function of horovod.tensorflow that has gradients beside variables, in its original form and as
+#: AutoGraph rewrites it
 _REDUCING = ("allreduce_grads", "tf__allreduce_grads")
-#: those that call compress for one gradient or for several
+#: functions that call compress for one gradient or several
 _CALLING = ("allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce")
 
 
 def tensorflow_variable(parameter):
-    """The tf.Variable of a parameter: Keras 3 has its own around TensorFlow's."""
+    """Return the tf.Variable of a parameter; a Keras 3 variable wraps one."""
     inner = getattr(parameter, "value", None)
     return inner if isinstance(inner, tf.Variable) else parameter
 
 
 def _handle(parameter):
-    """What all objects that stand for one variable have in common."""
+    """Return the object that all objects for one variable share."""
     variable = tensorflow_variable(parameter)
     return getattr(variable, "handle", variable)
 
 
 class Variables:
-    """The slots of a compressor by variable. It does not keep the variables alive."""
+    """The slots of a compressor by variable; does not keep the variables alive."""
 
     def __init__(self):
         self._entries = {}  # id of the handle -> (weak reference to the variable, slot)
@@ -54,21 +53,21 @@ class Variables:
         slot.handle_name = _name_of(_handle(variable))
 
     def slot_of(self, parameter):
-        """The slot of a variable, or None of one that the compressor was not given."""
+        """Return the slot of a variable, or None if the compressor was not given it."""
         variable, slot = self._entries.get(id(_handle(parameter)), (None, None))
         known = variable() if variable is not None else None
         return slot if known is not None and _handle(known) is _handle(parameter) else None
 
     def find(self, tensor, slots):
-        """The slot that a gradient belongs to, and its variable.
+        """Return the slot that a gradient belongs to, and its variable.
 
         Args:
             tensor: the gradient.
-            slots: those that it can belong to.
+            slots: tuple of the slots that it can belong to.
 
         Returns:
-            One of ``slots``, and the variable as Horovod has it beside the gradient, or None where
-            it has none.
+            One of ``slots``; and the variable that Horovod has beside the gradient, or None if
+            there is none.
 
         Raises:
             InvalidArgumentError: it belongs to none of them, or could belong to several.
@@ -119,19 +118,20 @@ def _fits(slot, tensor):
     return slot.shape.is_compatible_with(tensor.shape)
 
 
-# --- the pair that Horovod makes ---
+# --- the pairs in Horovod's function ---
 
 
 class _Met:
-    """Tensors that are the gradient of several variables at once, on their way through Horovod: how
-    many of them it has passed.
+    """Counts for tensors that are the gradient of several variables at once.
+
+    A count is the number of those variables that Horovod has processed.
     """
 
     def __init__(self):
         self._passed = {}  # id of a tensor -> (weak reference to it, number of times)
 
     def number(self, tensor, total):
-        """How many times before ``tensor`` came, of ``total``."""
+        """Return how many times ``tensor`` came before, out of ``total`` times."""
         reference, passed = self._passed.pop(id(tensor), (None, 0))
         if reference is None or reference() is not tensor:
             passed = 0
@@ -144,8 +144,11 @@ _met = _Met()
 
 
 def reducing_frame():
-    """(the frame of Horovod's function that has gradients beside variables, and with groups= the
-    places of the gradients that it reduces now).
+    """Find Horovod's function that has gradients beside variables among the callers.
+
+    Returns:
+        Its frame, and with ``groups=`` the positions of the gradients that it reduces now; None for
+        what is not found.
     """
     frame, group = sys._getframe(1), None
     while frame is not None:
@@ -161,9 +164,7 @@ def reducing_frame():
 
 
 def _variable_beside(tensor):
-    """The variable that Horovod has beside a gradient which it reduces now, or None where it has
-    none.
-    """
+    """Return the variable that Horovod has beside the gradient it reduces now, or None."""
     frame, group = reducing_frame()
     if frame is None:
         return None
@@ -176,9 +177,7 @@ def _variable_beside(tensor):
 
 
 def reducing_process_set():
-    """The process set over which Horovod reduces what it compresses now, or None where it does not
-    say.
-    """
+    """Return the process set of Horovod's current reduction, or None if unknown."""
     frame = sys._getframe(1)
     while frame is not None:
         if (
@@ -198,8 +197,9 @@ def _names(code, name):
 
 
 def _name_of(handle):
-    """What TensorFlow calls the variable behind a handle, unique in the process; None of a graph of
-    tf.compat.v1.
+    """Return TensorFlow's name of the variable behind a handle, unique in the process.
+
+    Return None in a tf.compat.v1 graph.
     """
     if (
         not isinstance(handle, tf.Tensor)
@@ -212,7 +212,7 @@ def _name_of(handle):
 
 
 def expect_variable(tensor, slot, variable):
-    """``tensor``, once it is certain that the graph runs on the variable that it was traced for."""
+    """Return ``tensor``, after a check that the graph runs on the variable it was traced for."""
     if tf.executing_eagerly() or slot.handle_name is None:
         return tensor
     handle = _handle(variable)
@@ -228,9 +228,7 @@ def expect_variable(tensor, slot, variable):
 
 
 class View:
-    """A compressor whose gradients are those of some of its variables alone: what ``bound_to``
-    returns, for ``compression=``.
-    """
+    """A view of a compressor for gradients of some of its variables; returned by ``bound_to``."""
 
     def __init__(self, session, slots):
         self.adapter = session

@@ -1,9 +1,8 @@
-"""Where TensorFlow programs wait for other ranks, read off their frames; and what is told when
-Horovod has failed.
+"""Waits of TensorFlow programs for other ranks, found in their frames; error texts after failures.
 
-Python sees neither the operators of a graph nor what they wait for. It sees the call that runs the
-graph, and the counter of steps that the graph moves on: a call that lasts long while no step begins
-waits.
+Python does not see the operators of a graph, nor what they wait for. It sees the call that runs the
+graph, and the step counter that the graph increments. A call that takes long while no step begins
+is a wait.
 """
 
 import functools
@@ -21,9 +20,9 @@ _DECORATION = re.compile(r"^(__inference_|__forward_)+|(_\d+)+$")
 
 
 def find_wait(frame):
-    """The :class:`Wait` that a thread is in, or None.
+    """Return the :class:`Wait` that a thread is in, or None.
 
-    The frame is the key: it is another one in the next call.
+    Its key is the frame, because the next call has another frame.
     """
     if frame.f_code in _RUNS_GRAPH:
         return Wait(frame, functools.partial(_describe, frame))
@@ -40,8 +39,9 @@ def _describe(frame):
 
 
 def is_failure(error):
-    """Whether an exception says that Horovod has failed; within a graph that is an error of
-    TensorFlow's.
+    """Return whether an exception means that Horovod failed.
+
+    Within a graph this is an error of TensorFlow.
     """
     while error is not None:
         if isinstance(error, HorovodInternalError) or (
@@ -53,7 +53,7 @@ def is_failure(error):
 
 
 def watch(session):
-    """Starts the watch on a session's process; returns the :class:`Watcher`."""
+    """Start to watch an adapter's waits; return the process's :class:`Watcher`."""
     process_watcher = watcher(hvd, tf, find_wait, is_failure, hvd.shutdown)
     process_watcher.add(session)
     return process_watcher

@@ -1,6 +1,4 @@
-"""The compressor's work on PyTorch: which parameter a gradient belongs to, its state, and the way
-there and back.
-"""
+"""The PyTorch adapter of a Compressor: its parameters' state, its exchanges and their results."""
 
 import math
 import time
@@ -34,21 +32,21 @@ _HOST = torch.device("cpu")
 
 
 class _Pending:
-    """One gradient between compress and decompress; no flight when it goes dense."""
+    """One gradient between compress and decompress; ``flight`` is None if it is not compressed."""
 
     def __init__(self, slot, gradient, made, turn, kept, flight=None):
         self.slot = slot
         self.gradient = gradient
-        self.made = made  # whether backward made it
-        self.turn = turn  # the Round
-        self.kept = kept  # what Horovod reduces
+        self.made = made  # whether backward made the gradient
+        self.turn = turn  # its Round
+        self.kept = kept  # the tensor that Horovod reduces
         self.flight = flight
 
     def memory_for_result(self, reduced):
-        """Where the sum goes.
+        """Return the tensor for the sum.
 
-        Horovod reduces in place for its optimizers, which want the gradient's memory, and nowhere
-        else.
+        Horovod reduces in place only for its optimizers, which expect the sum in the gradient's
+        memory.
         """
         in_place = reduced is self.kept.tensors[0]
         return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
@@ -66,7 +64,7 @@ class Adapter:
         self.slots = make_slots(compressor, named, self.device_path.home)
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
-        #: the handler of hvd.elastic.TorchState that this compressor was given to
+        #: the MemoryKeeper of the hvd.elastic.TorchState that has this compressor, or None
         self.elastic = None
         self._rounds = 0
         self._forget_rounds()
@@ -80,13 +78,18 @@ class Adapter:
         handshake.register(self)
 
     def progress(self):
-        """How many steps it has begun."""
+        """Return the number of steps that this compressor has begun."""
         return max((slot.steps for slot in self.slots.values()), default=0)
 
-    # --- which parameter, and which step ---
+    # --- rounds of gradients ---
 
     def _turn_of(self, owner, slot):
-        """The round that a gradient belongs to: one of its optimizer's, or of what belongs to none."""
+        """Return the round that a gradient belongs to; start one if needed.
+
+        Args:
+            owner: the gradient's optimizer, or :data:`DIRECT` for gradients without one.
+            slot: slot of the gradient's parameter.
+        """
         turn = self._turns.get(owner)
         if turn is not None and not turn.ends_before(slot, self._parameters.gradients_made):
             return turn
@@ -94,7 +97,7 @@ class Adapter:
             expect_keeper(self.elastic, notification_manager)
             if self.elastic is not None:
                 self.elastic.follow()
-        # in elastic training it is a part of sync, which all ranks call at once
+        # in elastic training, ``sync`` makes the handshake, and all ranks call that at once
         if not self.agreed and self.elastic is None:
             handshake.agree(self)
         self._delivered = False
@@ -107,8 +110,9 @@ class Adapter:
         return turn
 
     def _plan_of(self, owner, last):
-        """Which gradients of the optimizer share a message: as in its ``last`` round, unless what
-        it trains has changed.
+        """Return the plan of an optimizer's buckets.
+
+        It is the plan of its ``last`` round, unless the parameters that it trains have changed.
         """
         if owner is DIRECT:
             return self._apart
@@ -133,7 +137,7 @@ class Adapter:
             )
         return scale
 
-    # --- there ---
+    # --- compress ---
 
     @names_who_is_gone
     def compress(self, tensor):
@@ -147,15 +151,15 @@ class Adapter:
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            # Horovod's allreduce takes no bfloat16 on the host, and nothing that is not contiguous
+            # Horovod's allreduce needs contiguous tensors and has no bfloat16 on the host
             reduced = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
             return reduced, _Pending(slot, tensor, made, turn, kept)
         flight = turn.flight_for(slot, self._call_ranks)
-        # What no backward pass has made and is zero says nothing of the parameter: it is frozen, or
-        # was not used.
+        # A gradient of zeros that backward did not make carries no information: the parameter is
+        # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
         held = not made and not bool(tensor.any())
         flight.members[slot] = self._member(slot, tensor, flight.copies, turn.loss_scale, held)
         if flight.full and self._prepared:
@@ -187,7 +191,7 @@ class Adapter:
             if on_device:
                 return self.device_path.member(slot, tensor, hvd.rank(), held)
             gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
-            # NumPy has no bfloat16: the numbers go as they lie in memory
+            # NumPy has no bfloat16: pass the bits as int16
             dtype = DTYPES.get(gradient.dtype)
             if dtype is None:
                 raise InvalidArgumentError(
@@ -205,7 +209,7 @@ class Adapter:
             return BucketMember(
                 slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), encode, held
             )
-        # whatever it is, the other ranks must hear of it instead of waiting
+        # catch everything: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, tensor.numel(), error)
 
@@ -221,11 +225,11 @@ class Adapter:
         )  # fmt: skip
 
     def _prepare(self):
-        """Lets the communicator measure, or make process sets, before its first exchange.
+        """Let the communicator measure, or create process sets, before its first exchange.
 
-        Ranks wait for each other there. In a hook that could be for ever: another rank may not have
-        all gradients of its bucket, and may wait in its next hook for another compressor's
-        handshake. Once a result is asked for, all hooks have run.
+        Ranks wait for each other there. In a backward hook this could deadlock: another rank may
+        miss gradients of this bucket, and may wait in its next hook for another compressor's
+        handshake. Once a result is requested, all hooks have run.
         """
         if not self._prepared:
             self.compressor.communicator.prepare(self.transport)
@@ -241,7 +245,7 @@ class Adapter:
         self._moving.append(flight.exchange)
 
     def _on_host(self, tensor, copies):
-        """The tensor's numbers, there when ``copies`` have come."""
+        """Return the tensor on the host; its content is valid once ``copies`` are done."""
         if tensor.device.type == "cpu":
             return tensor
         self._warn_once(
@@ -254,7 +258,7 @@ class Adapter:
             else tensor.cpu()
         )
 
-    # --- and back ---
+    # --- decompress ---
 
     @names_who_is_gone
     def decompress(self, tensor, pending):
@@ -273,7 +277,7 @@ class Adapter:
         return result
 
     def _pass_on(self, tensor):
-        """A sparse gradient that Horovod has summed by itself, without asking compress."""
+        """Return a sparse gradient that Horovod summed itself, without a call of compress."""
         self._warn_once(
             "sparse",
             "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it",
@@ -288,7 +292,7 @@ class Adapter:
         return tensor
 
     def _dense_result(self, tensor, pending):
-        """What Horovod has reduced as it was."""
+        """Return the result of a gradient that Horovod reduced uncompressed."""
         pending.kept.release()
         gradient, result = pending.gradient, tensor
         like = results.layout_for(gradient, pending.slot.parameter, pending.made)
@@ -300,8 +304,8 @@ class Adapter:
 
     def _sum(self, tensor, pending):
         slot, turn, flight = pending.slot, pending.turn, pending.flight
-        # first of all, since ranks that are configured differently may wait for each other in an
-        # exchange for ever
+        # Check the probe first: ranks with different configurations could wait for each other in an
+        # exchange forever.
         try:
             present = wire.Present.of(self.transport.ranks)
             scale = wire.scale_of(
@@ -314,10 +318,12 @@ class Adapter:
         self._probes.give_back(pending.kept)
         self._prepare()
         for other in turn.flights:
-            # the step's gradients have all come; some of its bucket's parameters had none
+            # all gradients of the step have come; this bucket is incomplete, as some parameters
+            # have none
             if other.exchange is None:
                 self._start(other)
-        # all of them now, asleep: between two results Horovod's own wait would spin
+        # wait for all exchanges here, in a wait that sleeps; Horovod's own wait between two results
+        # spins
         for other in turn.flights:
             other.exchange.wait(self._moving)
         self._moving = [exchange for exchange in self._moving if not exchange.done]
@@ -349,8 +355,8 @@ class Adapter:
             if turn.loss_scale is not None:
                 self._look_at(turn, memory)
             return memory
-        # the gradient's own memory where that can be: it is encoded already, and fresh pages would
-        # cost more than the sum
+        # Reuse the gradient's memory where possible: the gradient is encoded already, and
+        # allocating new pages takes longer than the sum.
         flat = results.as_float32(memory) if memory.device == _HOST else None
         summed = (
             torch.zeros(memory.numel(), dtype=torch.float32, pin_memory=memory.is_cuda)
@@ -367,8 +373,12 @@ class Adapter:
         return memory
 
     def _look_at(self, turn, result, name=None):
-        """Notes whether an optimizer gets NaN or Inf: loss scaling then skips its step. ``name``:
-        of the parameter, to warn of.
+        """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step.
+
+        Args:
+            turn: the Round of the result.
+            result: tensor to check.
+            name: name of the parameter for a warning; None for no warning.
         """
         if result.is_cuda:
             turn.device_sums.look_at(result)
@@ -385,20 +395,20 @@ class Adapter:
                 "to be skipped, as loss scaling does, give Compressor loss_scale=scaler.get_scale so that no residual loses what the skipped step had sent",
             )
 
-    # --- rounds ---
+    # --- end of a round, and state ---
 
     def _forget_rounds(self):
         for slot in self.slots.values():
             slot.turn = None
         self._turns = weakref.WeakKeyDictionary()  # optimizer -> its last Round
         self._apart = Apart(self.compressor.fingerprint)
-        self._moving = []  # exchanges that are not done
+        self._moving = []  # exchanges in progress
         self._prepared = False  # whether the communicator is ready for its first exchange
-        # whether a result has been handed over since elastic training was asked
+        # whether a result was returned since the last check for elastic training
         self._delivered = True
 
     def describe(self, with_steps):
-        """What must be equal on all ranks, for the handshake."""
+        """Return the settings that must be equal on all ranks, for the handshake."""
         compressed = [slot for slot in self.slots.values() if not slot.dense]
         frozen = [
             f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"
@@ -412,8 +422,9 @@ class Adapter:
         ]
 
     def abandon(self):
-        """Forgets a step that cannot be finished, and what was known of the other ranks: they may
-        have changed.
+        """Discard a step that cannot finish, and everything known about the other ranks.
+
+        The set of ranks may have changed.
         """
         handshake.forget(self)
         self._forget_rounds()
@@ -421,13 +432,13 @@ class Adapter:
         self.compressor.communicator.reset()
 
     def close_round(self):
-        """Before anything reads or changes state after a step: settles all that are complete."""
+        """Settle all complete rounds, before anything reads or changes state after a step."""
         for turn in {slot.turn for slot in self.slots.values() if slot.turn is not None}:
             if turn.complete:
                 self._close(turn)
 
     def _close(self, turn):
-        """Undoes a step that loss scaling has skipped; writes scalars."""
+        """Undo a void step; write scalars."""
         if turn.closed:
             return
         turn.closed = True
@@ -459,7 +470,7 @@ class Adapter:
         return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
 
     def keeper_of(self, rank):
-        """The rank whose memory takes what ``rank`` keeps back."""
+        """Return the rank whose memory stores the residuals of ``rank``."""
         return self.compressor.communicator.keeper_of(rank, self.transport)
 
     def state_dict(self):
@@ -486,7 +497,9 @@ class Adapter:
 
 
 def _probe_device(caller, gradient):
-    """Where a probe must be: on the host, where it is read, unless Horovod may reduce it in one
-    call with gradients, which takes one device.
+    """Return the device for a probe.
+
+    The host reads the probe, so it belongs there. But if Horovod may reduce it together with
+    gradients in one call, it must be on their device.
     """
     return _HOST if caller.alone else gradient.device

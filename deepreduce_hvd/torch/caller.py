@@ -1,9 +1,9 @@
-"""Who calls a compression: Horovod hands it a tensor, and neither the parameter nor the optimizer
-that the tensor belongs to.
+"""Find the caller of a compression: the optimizer and the parameter of a gradient.
 
-Both are arguments of the method of Horovod's optimizer that calls, so they are read there. Nothing
-else tells them apart for certain: two gradients may be equal, a densified copy is nobody's
-``.grad``, and optimizers that share a compressor take turns.
+Horovod passes only a tensor to ``compress``. The parameter and the optimizer are arguments of the
+calling method of Horovod's optimizer, so they are read from its frame. There is no other reliable
+way: two gradients may be equal, a densified copy is no parameter's ``.grad``, and optimizers that
+share a compressor take turns.
 """
 
 import sys
@@ -14,22 +14,22 @@ from horovod.torch import mpi_ops, optimizer as horovod_optimizer
 
 
 class Direct:
-    """Stands for ``hvd.allreduce`` and the like, which belong to no optimizer."""
+    """Owner of gradients without an optimizer, as with ``hvd.allreduce``."""
 
 
-#: the one instance
+#: the only instance
 DIRECT = Direct()
 
 
 class Caller(NamedTuple):
-    """What the calling method says.
+    """What the calling method tells.
 
     Attributes:
         owner: the optimizer, or :data:`DIRECT`.
-        parameter: whose gradient it is; None when the caller does not say.
-        alone: whether Horovod reduces what it gets by itself; False when it may be one of several
-            tensors in a call.
-        process_set: over which Horovod reduces; None when the caller does not say.
+        parameter: parameter of the gradient; None if unknown.
+        alone: whether Horovod reduces the tensor in a call of its own; False if the call may reduce
+            several tensors.
+        process_set: process set over which Horovod reduces; None if unknown.
     """
 
     owner: object
@@ -51,7 +51,7 @@ _METHODS = _ALONE | _code_of("_grouped_allreduce_grad_async", "synchronize")
 
 
 def current_caller():
-    """The :class:`Caller` of the compression that is at work in this thread."""
+    """Return the :class:`Caller` of the compression that runs in this thread."""
     below, frame, process_set = None, sys._getframe(1), None
     while frame is not None and frame.f_code not in _METHODS:
         if frame.f_code in _FUNCTIONS:
@@ -60,7 +60,7 @@ def current_caller():
     if frame is None:
         return Caller(DIRECT, None, alone=False, process_set=process_set)
     arguments = frame.f_locals
-    # Before Python 3.12 a list comprehension, as in the method for groups, has a frame of its own.
+    # before Python 3.12 a list comprehension, as in the method for groups, has its own frame
     parameter = arguments["p"] if "p" in arguments else below.f_locals.get("p")
     owner = arguments["self"]
     return Caller(owner, parameter, frame.f_code in _ALONE, getattr(owner, "process_set", None))

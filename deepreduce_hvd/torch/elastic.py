@@ -1,6 +1,4 @@
-"""Elastic training on PyTorch: what ``hvd.elastic.TorchState(compressor=comp, model=..., ...)``
-does with a Compressor.
-"""
+"""Elastic training on PyTorch: ``hvd.elastic.TorchState(compressor=comp, model=..., ...)``."""
 
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
@@ -10,8 +8,9 @@ from deepreduce_hvd.coordination.elastic import MemoryKeeper
 
 
 class CompressorStateHandler(StateHandler):
-    """Saves, restores and hands over one Compressor's state; Horovod calls it, on all ranks at once
-    but for ``restore``.
+    """Save, restore and hand over one Compressor's state.
+
+    Horovod calls these methods, on all ranks at once except for ``restore``.
     """
 
     def __init__(self, compressor):
@@ -29,7 +28,7 @@ class CompressorStateHandler(StateHandler):
 
 
 def register():
-    """Makes hvd.elastic.TorchState know what to do with a Compressor."""
+    """Register the handler of Compressors with hvd.elastic.TorchState."""
     known = get_handler_registry()
     if all(kind is not Compressor for kind, _ in known):
         set_handler_registry([*known, (Compressor, CompressorStateHandler)])

@@ -1,12 +1,12 @@
-"""PyTorch tensors in and out: the operators over the native core, and the backend that the neutral
-layers dispatch to.
+"""PyTorch tensors: operators over the native core, and the backend for the neutral layers.
 
 ``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for
-tracing. Built with CUDA it works on tensors of the device, and has start_encode_ and
-start_decode_sum_, which do not wait, cuda_supports and raise_failure besides (docs/gpu.md).
+tracing. A build with CUDA also works on tensors of a CUDA device. It adds start_encode_ and
+start_decode_sum_, which do not wait for the device, and cuda_supports and raise_failure
+(docs/gpu.md).
 
-An installation without operators for the PyTorch that is there uses the core's binding for NumPy
-instead. Payloads and results are the same, bit for bit; only tensors of a GPU and ``torch.compile``
+If the installation has no operators for the installed PyTorch, the core's NumPy binding is used
+instead. Payloads and results are the same, bit for bit. Only tensors on a GPU and ``torch.compile``
 need the operators.
 """
 
@@ -20,7 +20,7 @@ from deepreduce_hvd import backends, container, errors, numpy_backend as neutral
 
 
 def _load_operators():
-    """Load the operators for this PyTorch; return None, or why there are none."""
+    """Load the operators for this PyTorch; return None, or the reason why there are none."""
     directory = pathlib.Path(__file__).parent.parent
     try:
         library = backends.operator_library(directory, "_torch_ops", "PyTorch", torch.__version__)
@@ -30,7 +30,7 @@ def _load_operators():
     return None
 
 
-#: why this installation has no operators for this PyTorch; None when it has
+#: why this installation has no operators for this PyTorch; None if it has them
 WHY_NO_OPERATORS = _load_operators()
 #: whether this installation has the operators for CUDA devices
 HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, "start_decode_sum_")
@@ -48,7 +48,7 @@ _ERRORS = {
 
 
 def _fake_of(name):
-    """Register a function as what an operator does to shapes, where there are operators."""
+    """Register a function as the fake kernel of an operator, if there are operators."""
     if WHY_NO_OPERATORS is None:
         return torch.library.register_fake(f"deepreduce::{name}")
     return lambda function: function
@@ -80,7 +80,7 @@ def _decode_sparse_fake(payloads, d, scale):
 
 
 def checked(operator, *arguments):
-    """Calls an operator; its failure is raised by cause, as the package's own errors."""
+    """Call an operator; raise its failure as one of the package's own errors."""
     try:
         return operator(*arguments)
     except RuntimeError as error:
@@ -91,11 +91,11 @@ def checked(operator, *arguments):
 
 
 def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):
-    """One contiguous (d,) gradient -> (n,) uint8 payload; ``state`` and ``threshold`` (1,) are
-    updated in place.
+    """Encode one contiguous (d,) gradient; return the payload, (n,) uint8.
 
-    All of them are on the host or, with the operators for it and a codec that is
-    :meth:`Codec.is_native`, on one CUDA device.
+    ``state`` (arrays of (d,) float32) and ``threshold`` (1,) are updated in place. All tensors are
+    on the host. With CUDA operators and a codec that is :meth:`Codec.is_native`, they may all be on
+    one CUDA device instead.
     """
     if WHY_NO_OPERATORS is None and codec.is_native(memory):
         padded = (*state, *[None] * (2 - len(state)))
@@ -127,7 +127,7 @@ def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, r
 
 
 def decode_sum_flat(payloads, out, scale):
-    """``out`` (d,) contiguous float32 CPU tensor += ``scale`` * each payload."""
+    """Add ``scale`` * each payload to ``out``, a contiguous (d,) float32 CPU tensor; return it."""
     if WHY_NO_OPERATORS is None and neutral.all_native([data.numpy() for data in payloads]):
         checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
     else:
@@ -136,7 +136,7 @@ def decode_sum_flat(payloads, out, scale):
 
 
 def on_device(tensor):
-    """Whether the operators take a tensor where it is, on a CUDA device."""
+    """Return whether the operators process a tensor on its own CUDA device."""
     return HAS_CUDA_OPERATORS and tensor.device.type == "cuda"
 
 
@@ -219,12 +219,10 @@ def _expect_bytes(payload):
 
 
 def _expect_apart(**tensors):
-    """Raises InvalidArgumentError when tensors share memory: what is written to one would change
-    another.
-    """
+    """Raise InvalidArgumentError if tensors share memory: writing to one would change another."""
     spans = {}
     for name, tensor in tensors.items():
-        # a gradient, which is copied; other strided tensors are refused
+        # a gradient that is copied; other tensors with strides are refused
         if not tensor.is_contiguous():
             continue
         start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()

@@ -1,4 +1,4 @@
-"""Which named parameter a gradient belongs to, and whether backward has made it."""
+"""Map gradients to named parameters, and record which gradients backward makes."""
 
 import weakref
 import zlib
@@ -11,12 +11,12 @@ from deepreduce_hvd.torch.slot import Slot
 
 
 def make_slots(compressor, named, home):
-    """Make what is kept of each parameter.
+    """Make the slot of each parameter.
 
     Args:
         compressor: the :class:`Compressor`.
         named: (name, parameter) pairs.
-        home: a function that returns the device for the memory of a parameter.
+        home: function of a parameter that returns the device for its memory.
 
     Returns:
         {name: Slot}.
@@ -46,10 +46,10 @@ def make_slots(compressor, named, home):
 
 
 class Parameters:
-    """The slots by parameter, and the hooks that note which gradients backward makes.
+    """The slots by parameter, and the hooks that record which gradients backward makes.
 
     Attributes:
-        gradients_made: how many gradients backward has made so far, of all of them.
+        gradients_made: number of gradients that backward has made so far, of all parameters.
     """
 
     def __init__(self, slots):
@@ -66,8 +66,11 @@ class Parameters:
         return self._by_id.get(id(parameter))
 
     def register_hooks(self):
-        """Note which gradients backward makes: Horovod's own hooks run right after these."""
-        # a parameter outlives its compressor, whose residuals it must not keep
+        """Register hooks that record which gradients backward makes.
+
+        Horovod's own hooks run right after these.
+        """
+        # a parameter may outlive its compressor and must not keep the residuals alive
         own = weakref.ref(self)
 
         def note(parameter):
@@ -86,10 +89,10 @@ class Parameters:
 
         Args:
             tensor: the gradient.
-            parameter: whose gradient it is; None when the caller does not say.
+            parameter: its parameter; None if unknown.
 
         Raises:
-            InvalidArgumentError: it belongs to none, or cannot be compressed.
+            InvalidArgumentError: the gradient belongs to no slot, or cannot be compressed.
         """
         if parameter is None:
             slot = next((slot for slot in self if slot.parameter.grad is tensor), None)

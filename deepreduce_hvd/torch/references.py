@@ -1,11 +1,11 @@
-"""What Horovod works on, kept alive by C++ references of our own until Horovod is done with it.
+"""Extra C++ references to tensors in Horovod's collectives, which prevent a deadlock.
 
-When a peer is gone, Horovod's background thread drops its references to the tensors of all
-collectives that are left, while it holds the lock of its table of them. The last C++ reference to a
-tensor that Python knows too takes Python's global lock with it. A thread that is just starting a
-collective holds that lock and waits for Horovod's: neither ever goes on. So there must be another
-C++ reference at that moment. References from Python do not count, and Horovod's own are of that
-kind.
+When a peer is gone, Horovod's background thread drops its references to the tensors of all pending
+collectives, while it holds the lock of its tensor table. Dropping the last C++ reference to a
+tensor that Python also knows takes the global interpreter lock (GIL). A thread that starts a
+collective holds the GIL and waits for Horovod's lock: a deadlock. So at that moment another C++
+reference must exist. Python references do not count, because the reference that Horovod's Python
+code keeps is one too.
 """
 
 import torch
@@ -18,18 +18,18 @@ _handles = None
 
 
 def _references(tensors):
-    """An object with C++ references to tensors."""
+    """Return an object that holds C++ references to tensors."""
     if operators.WHY_NO_OPERATORS is None:
         return torch.classes.deepreduce.References(tensors)
-    return torch.jit.script(tensors)  # a ScriptList, which takes some ten times longer
+    return torch.jit.script(tensors)  # a ScriptList; about ten times slower
 
 
 class Kept:
-    """Tensors that one collective reads or writes; :meth:`hold` before it is started,
-    :meth:`release` after its result has come.
+    """Tensors that one collective reads or writes.
 
-    What is never released, because the collective failed, is kept until Horovod has been
-    initialised anew.
+    Call :meth:`hold` before the collective starts, and :meth:`release` after its result has come.
+    Tensors of a failed collective are never released; they are kept until Horovod is initialized
+    again.
     """
 
     def __init__(self, *tensors):
@@ -38,7 +38,7 @@ class Kept:
 
     def hold(self):
         global _handles
-        # hvd.init() makes a new one; the thread that worked for the old one has ended
+        # hvd.init() makes a new map; the thread of the old one has ended then
         if _handles is not mpi_ops._handle_map:
             _handles = mpi_ops._handle_map
             _in_flight.clear()
@@ -49,13 +49,13 @@ class Kept:
 
 
 class Probes:
-    """The probes that Horovod reduces, used again and again."""
+    """A pool of the probes that Horovod reduces."""
 
     def __init__(self):
-        self._free = {}  # device -> those that are not in use
+        self._free = {}  # device -> probes that are not in use
 
     def take(self, numbers, device):
-        """A :class:`Kept` tensor of these ``numbers``, (4,) float32, on a device, in flight."""
+        """Return a held :class:`Kept` with ``numbers``, (4,) float32, on a device."""
         free = self._free.get(device)
         probe = free.pop() if free else Kept(torch.empty_like(numbers, device=device))
         probe.tensors[0].copy_(numbers)

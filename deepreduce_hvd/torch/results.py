@@ -1,4 +1,4 @@
-"""Where a sum goes: the memory, strides and type in which an optimizer gets it."""
+"""The tensors for sums: memory, strides and dtype that the optimizer expects."""
 
 import numpy as np
 import torch
@@ -7,8 +7,8 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def may_overlap(tensor):
-    """Whether two elements of a tensor may share memory, as those of an expanded one do."""
-    extent = 1  # of the memory that the smaller strides reach
+    """Return whether two elements of a tensor may share memory, as in an expanded tensor."""
+    extent = 1  # number of elements that the smaller strides span
     for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
         if size > 1:
             if stride < extent:
@@ -18,14 +18,14 @@ def may_overlap(tensor):
 
 
 def layout_for(gradient, parameter, made):
-    """The tensor whose strides the sum of a gradient gets: those in which the optimizer expects it.
+    """Return the tensor whose strides the sum must have: those that the optimizer expects.
 
     Args:
-        gradient: what was compressed.
-        parameter: whose gradient it is.
-        made: whether backward made the gradient. Its strides then are those that PyTorch wants it
-            to have. What Horovod makes in its place is contiguous, while fused optimizers go by the
-            parameter's strides.
+        gradient: the gradient that was compressed.
+        parameter: its parameter.
+        made: whether backward made the gradient. If so, its strides are those that PyTorch chose.
+            Otherwise Horovod made it contiguous, while fused optimizers expect the parameter's
+            strides.
     """
     return (
         gradient
@@ -35,9 +35,10 @@ def layout_for(gradient, parameter, made):
 
 
 def memory_for(gradient, parameter, made, in_place):
-    """A tensor of the gradient's shape and type for its sum, in the strides of :func:`layout_for`.
+    """Return a tensor of the gradient's shape and dtype for its sum.
 
-    It is the gradient's own memory, when ``in_place`` and where that can be.
+    It has the strides of :func:`layout_for`. With ``in_place`` it is the gradient's own memory,
+    where possible.
     """
     like = layout_for(gradient, parameter, made)
     if in_place and like is gradient:
@@ -46,31 +47,31 @@ def memory_for(gradient, parameter, made, in_place):
 
 
 def as_float32(result):
-    """(d,) float32 memory for a sum in the order of elements, on the result's device: its own,
-    where that can be, else None.
-    """
+    """Return a (d,) float32 view of ``result``, or None if its dtype or strides prevent one."""
     return result.view(-1) if result.dtype == torch.float32 and result.is_contiguous() else None
 
 
 def may_exceed(dtype, largest):
-    """Whether a float32 number may be NaN or Inf in ``dtype`` when no magnitude exceeds
-    ``largest``, which may be NaN.
+    """Return whether float32 numbers may become NaN or Inf in ``dtype``.
+
+    ``largest`` bounds their magnitudes; it may be NaN.
     """
     return not largest <= min(torch.finfo(dtype).max, _FLOAT32_MAX)
 
 
 def is_finite(result):
-    """Whether no element of a tensor on the host is NaN or Inf."""
+    """Return whether a tensor on the host has neither NaN nor Inf."""
     return bool(torch.isfinite(result).all())
 
 
 def sparse_like(like, indices, values):
-    """A sum in the layout of a parameter's own sparse gradient: whole slices of its dense
-    dimensions.
+    """Return a sum in the layout of a parameter's sparse gradient.
+
+    The result has whole slices of the gradient's dense dimensions.
 
     Args:
         like: the parameter's sparse gradient.
-        indices: (n,) NumPy array of places in the dense tensor, distinct.
+        indices: (n,) NumPy array of distinct flat indices in the dense tensor.
         values: (n,) float32 NumPy array.
     """
     flat, values = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(np.array(values))

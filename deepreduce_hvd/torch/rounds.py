@@ -1,6 +1,4 @@
-"""Rounds: one step of one optimizer, from the first gradient that it hands over to the last result
-that it gets back.
-"""
+"""Rounds: one step of one optimizer, from its first gradient to its last result."""
 
 import zlib
 
@@ -11,11 +9,11 @@ from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 
 
 class Plan:
-    """Which gradients of one optimizer share a message.
+    """The buckets of one optimizer's gradients.
 
-    Gradients are cut into buckets in the order in which backward makes them ready, from the last
-    parameter to the first. Frozen parameters have buckets of their own: Horovod hands their zeros
-    over only when backward has ended, and no other gradient may wait for them.
+    Gradients are assigned to buckets in the order in which backward makes them ready, from the last
+    parameter to the first. Frozen parameters have separate buckets: Horovod passes their zeros only
+    after backward has ended, and no other gradient should wait for them.
     """
 
     def __init__(self, slots, bucket_bytes, fingerprint):
@@ -36,7 +34,7 @@ class Plan:
         for number, bucket in enumerate(bucket_list):
             self._bucket_of.update((slot, (number, bucket)) for slot in bucket)
         names = [[slot.name for slot in bucket] for bucket in bucket_list]
-        #: 32 bits of the compressor's configuration and of this plan, which ranks compare
+        #: CRC-32 of the compressor's configuration and this plan; ranks compare it
         self.fingerprint = zlib.crc32(repr(names).encode(), fingerprint)
 
     @staticmethod
@@ -44,18 +42,16 @@ class Plan:
         return [slot.parameter.requires_grad for slot in slots]
 
     def bucket_of(self, slot):
-        """(number of the slot's bucket, all slots of it)."""
+        """Return the number of the slot's bucket, and the list of all slots in it."""
         return self._bucket_of[slot]
 
     def called_for(self, slot):
-        """The label of the roll call before the slot's bucket is exchanged: one for all buckets of
-        a round.
-        """
+        """Return the label of the roll call for a bucket: one roll call per round."""
         return self.slots[0].name
 
 
 class Apart:
-    """The plan of gradients that belong to no optimizer: each travels by itself."""
+    """The plan of gradients without an optimizer: one bucket per gradient."""
 
     def __init__(self, fingerprint):
         self.fingerprint = fingerprint
@@ -68,17 +64,17 @@ class Apart:
 
 
 class Flight:
-    """One bucket in one round: filled by compress, exchanged, emptied by decompress."""
+    """One bucket in one round: compress fills it, decompress empties it."""
 
     def __init__(self, slots):
-        self.slots = slots  # of the whole bucket, in the order of their parts in its messages
+        self.slots = slots  # all slots of the bucket, in the order of their parts in messages
         self.members = {}  # slot -> BucketMember
-        self.copies = CopiesToHost()  # of gradients that are encoded there
+        self.copies = CopiesToHost()  # of gradients that are encoded on the host
         self.roll_call = None
-        # the slot whose gradient started the roll call, if it is one of these
+        # the slot of this bucket whose gradient started the roll call, if any
         self.called_by = None
         self.exchange = None
-        self.numbers = {}  # slot -> number of its member, once the exchange has started
+        self.numbers = {}  # slot -> number of its member, set when the exchange starts
         self._left = 0
 
     @property
@@ -86,8 +82,9 @@ class Flight:
         return len(self.members) == len(self.slots)
 
     def start(self, compressor, transport, communicator, rank):
-        """Starts the exchange of what is there: of the whole bucket, unless some gradients did not
-        come.
+        """Start the exchange of the gradients that have come.
+
+        These are all gradients of the bucket, unless some parameters have none in this step.
         """
         order = [slot for slot in self.slots if slot in self.members]
         self.numbers = {slot: number for number, slot in enumerate(order)}
@@ -102,27 +99,27 @@ class Flight:
         self.exchange = Exchange(communicator, bucket, transport, name, before=self._before())
 
     def _before(self):
-        """What must have come before the exchange starts."""
+        """Yield the handles that must be done before the exchange starts."""
         yield from self.roll_call.expect_all()
         if self.copies:
             yield self.copies
 
     def hand_over(self):
-        """Counts one result; says whether it was the last."""
+        """Count one result; return whether it was the last."""
         self._left -= 1
         return self._left == 0
 
 
 class Round:
-    """What is in flight of one step, and what must be known of it when it is over.
+    """State of one step.
 
     Attributes:
         plan: a :class:`Plan`, or :class:`Apart`.
-        loss_scale: that of this step, or None.
-        slots: those whose gradients have come.
-        delivering: whether a result has been asked for, before which all gradients have come.
+        loss_scale: loss scale of this step, or None.
+        slots: slots whose gradients have come.
+        delivering: whether a result has been requested; all gradients have come before that.
         void: whether some result has NaN or Inf.
-        closed: whether what the step leaves has been settled.
+        closed: whether the end of the step has been settled.
     """
 
     def __init__(self, plan, loss_scale, device_sums, gradients_made):
@@ -133,17 +130,17 @@ class Round:
         self.delivering = False
         self.void = False
         self.closed = False
-        self._flights = {}  # by the bucket's number
-        self._roll_calls = {}  # by what the plan calls at once
+        self._flights = {}  # number of a bucket -> Flight
+        self._roll_calls = {}  # label -> RollCall
         self._left = 0
         self._gradients_made = gradients_made
 
     def ends_before(self, slot, gradients_made):
-        """Whether a gradient of ``slot`` belongs to another step.
+        """Return whether a gradient of ``slot`` belongs to another step.
 
-        One of an optimizer ends with its first result. What belongs to none comes one by one: such
-        a step ends with the next backward pass, of which ``gradients_made``, how many gradients
-        backward has made so far, tells.
+        The round of an optimizer accepts no more gradients after its first result. Gradients
+        without an optimizer come one by one, so their round ends with the next backward pass, which
+        shows in ``gradients_made``, the number of gradients that backward has made so far.
         """
         if self.closed or slot.turn is self:
             return True
@@ -157,13 +154,13 @@ class Round:
         self._left += 1
 
     def flight_for(self, slot, call):
-        """The flight that a slot's gradient joins.
+        """Return the flight that a slot's gradient joins.
 
         Args:
-            slot: of the gradient.
-            call: a function of a label that starts a
-                :class:`~deepreduce_hvd.coordination.roll_call.RollCall`. The first gradient makes
-                it, so that the answer is there when backward has made a bucket's other gradients.
+            slot: slot of the gradient.
+            call: function of a label that starts a
+                :class:`~deepreduce_hvd.coordination.roll_call.RollCall`. The first gradient calls
+                it, so that the result is there when backward has made the bucket's other gradients.
         """
         number, bucket = self.plan.bucket_of(slot)
         flight = self._flights.setdefault(number, Flight(bucket))
@@ -181,13 +178,11 @@ class Round:
 
     @property
     def complete(self):
-        """Whether all results have been handed over."""
+        """Whether all results have been returned."""
         return self.delivering and self._left == 0
 
     def hand_over(self, slot, flight=None):
-        """Counts a result; of a flight whose last it was, nothing is kept, its gradients least of
-        all.
-        """
+        """Count a result; drop its flight, with the gradients, after the flight's last result."""
         self._left -= 1
         if flight is not None and flight.hand_over():
             del self._flights[self.plan.bucket_of(slot)[0]]

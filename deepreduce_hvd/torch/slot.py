@@ -1,4 +1,4 @@
-"""What the compressor keeps of each PyTorch parameter."""
+"""State that the compressor keeps per PyTorch parameter."""
 
 import numpy as np
 import torch
@@ -7,7 +7,7 @@ from deepreduce_hvd import statistics, wire
 
 
 class Slot:
-    """State and figures of one named parameter."""
+    """State and statistics of one named parameter."""
 
     def __init__(self, name, parameter, key, memory, dense_below, keep_backup, device="cpu"):
         self.name = name
@@ -17,16 +17,16 @@ class Slot:
         self.dense = d < dense_below
         self.state_names = () if self.dense else memory.state
         self.state = tuple(_zeros(d, device) for _ in self.state_names)
-        #: what is kept is in units of the scaled loss, and a void step is undone from a second copy
+        #: whether the memory is in units of the scaled loss; a second copy then undoes void steps
         self.follows_loss_scale = keep_backup
         self.backup = tuple(_zeros(d, device) for _ in self.state) if keep_backup else ()
-        # |value| of the last k-th largest element: a hint that saves a pass and never changes the
-        # bytes
+        # magnitude of the last k-th largest element: a hint that saves a pass over the gradient and
+        # never changes the payload
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
         #: whether a backward pass has made a gradient since the last step
         self.made = False
-        #: the last Round that its gradient was part of
+        #: last Round with a gradient of this parameter
         self.turn = None
         self.rounds = 0
         self.communicator = None
@@ -36,18 +36,20 @@ class Slot:
         self.payload = None
         self.dense_bytes = 0
         self.sent_bytes = 0
-        #: how its gradients travel when they are not compressed
+        #: ``dense`` or ``sparse`` when Horovod sends its gradients uncompressed, else None
         self.uncompressed_path = "dense" if self.dense else None
 
     def move_to(self, device):
-        """The memory's arrays, to where the gradient turned out to be."""
+        """Move the memory to the device of the gradient."""
         if any(part.device != device for part in self.state):
             self.state = tuple(part.to(device) for part in self.state)
             self.backup = tuple(part.to(device) for part in self.backup)
 
     def follow_loss_scale(self, scale):
-        """Residuals are in units of the scaled loss: when the scale changes they change with it
-        (exactly, powers of two).
+        """Rescale the residuals when the loss scale changes.
+
+        They are in units of the scaled loss. The rescaling is exact when the scales are powers of
+        two.
         """
         if scale is not None and self.loss_scale is not None and scale != self.loss_scale:
             for part in self.state:
@@ -59,7 +61,7 @@ class Slot:
             kept.copy_(part)
 
     def restore(self):
-        """Undoes the last step."""
+        """Undo the last step."""
         self.payload = None
         for kept, part in zip(self.backup, self.state):
             part.copy_(kept)
@@ -69,7 +71,7 @@ class Slot:
         self.sent_bytes = reduced.numel() * reduced.element_size()
 
     def count_sparse(self, gradient):
-        """Of a sparse gradient that Horovod has summed by itself: its indices and values."""
+        """Count the indices and values of a sparse gradient that Horovod summed itself."""
         self.uncompressed_path = "sparse"
         self.steps += 1
         values, indices = gradient._values(), gradient._indices()
@@ -79,8 +81,10 @@ class Slot:
         )
 
     def count_sent(self, tensor, exchange, roll_call_bytes):
-        """Of an exchange of several parameters each counts its share by elements; a payload of its
-        own it counts itself.
+        """Count the bytes sent for this parameter.
+
+        If it has its own payload, these are the payload's bytes. Otherwise they are its share, by
+        elements, of the bucket's exchange.
         """
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.uncompressed_path = None  # an earlier gradient may have been sparse
@@ -93,7 +97,7 @@ class Slot:
         self.communicator = exchange.bucket.scheme
 
     def memory(self):
-        """Copies on the host, wherever the memory is."""
+        """Return copies of the memory on the host as {name: (d,) float32 tensor}."""
         return {kind: part.to("cpu", copy=True) for kind, part in zip(self.state_names, self.state)}
 
     @property
@@ -102,7 +106,7 @@ class Slot:
 
     @staticmethod
     def numpy_of(value):
-        """A tensor or NumPy array as a NumPy array; None for anything else."""
+        """Return a float32 tensor or a NumPy array as a NumPy array; None for anything else."""
         if (
             isinstance(value, torch.Tensor)
             and value.dtype == torch.float32
@@ -117,7 +121,7 @@ class Slot:
             part.copy_(torch.from_numpy(np.require(arrays[kind], requirements="W")))
 
     def statistics(self, memory):
-        """One row of Compressor.stats()."""
+        """Return one row of Compressor.stats()."""
         compressed = self.uncompressed_path is None and self.payload is not None
         path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
         return statistics.row(
@@ -128,7 +132,7 @@ class Slot:
 
 
 def _zeros(d, device):
-    """(d,) float32 zeros; on the host the system makes their pages when they are first written."""
+    """Return (d,) float32 zeros; on the host, pages are allocated at the first write."""
     if torch.device(device).type == "cpu":
         return torch.from_numpy(np.zeros(d, dtype=np.float32))
     return torch.zeros(d, dtype=torch.float32, device=device)

@@ -1,4 +1,4 @@
-"""The Transport over Horovod's PyTorch collectives."""
+"""The transport over Horovod's PyTorch collectives."""
 
 import warnings
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from deepreduce_hvd.torch.references import Kept
 
 
 def _tensor(array):
-    """The array's memory as a tensor; collectives only read it. A tensor as it is."""
+    """Return the array's memory as a tensor, which collectives only read; a tensor unchanged."""
     if isinstance(array, torch.Tensor):
         return array
     with warnings.catch_warnings():
@@ -23,7 +23,13 @@ def _tensor(array):
 
 
 class _Collective(NamedTuple):
-    """A handle: Horovod's, what makes its output the result, and what the collective works on."""
+    """The handle of a collective: ``query()`` tests it, ``result()`` waits for it.
+
+    Attributes:
+        started: Horovod's handle.
+        finish: function that makes the result from Horovod's output.
+        kept: tensors of the collective.
+    """
 
     started: int
     finish: Callable
@@ -39,19 +45,19 @@ class _Collective(NamedTuple):
 
 
 class HorovodTransport(ProcessSetTransport):
-    """Asynchronous.
+    """Asynchronous transport.
 
-    A handle has query(), whether it is done, and result(), which waits; copies to the host have the
-    same.
+    A handle has query(), which returns whether it is done, and result(), which waits. Copies to the
+    host have the same interface.
     """
 
     horovod = hvd
 
-    # Horovod's own functions behind its public ones: they take the output, to which there must be
-    # another reference beforehand
+    # These call the private functions behind Horovod's public ones, which accept the output tensor:
+    # another reference to it must exist before the collective starts.
 
     def allgather(self, array, name):
-        """Of a tensor on a device, (n,) uint8, too; the result is then one as well."""
+        """Gather NumPy arrays, or (n,) uint8 tensors on a device; the result is the same kind."""
         finish = torch.Tensor.numpy if isinstance(array, np.ndarray) else _as_it_is
         tensor = _tensor(array)
         return self._start(mpi_ops._allgather_async, [tensor, tensor.new()], [name], finish)

@@ -1,6 +1,4 @@
-"""Where PyTorch programs wait for other ranks, read off their frames; and what is told when Horovod
-has failed.
-"""
+"""Waits of PyTorch programs for other ranks, found in their frames; error texts after failures."""
 
 import functools
 
@@ -16,7 +14,7 @@ _OPTIMIZER = horovod_optimizer._DistributedOptimizer.synchronize.__code__
 
 
 def find_wait(frame):
-    """The :class:`Wait` that a thread is in, or None."""
+    """Return the :class:`Wait` that a thread is in, or None."""
     for one in frames_of(frame):
         if one.f_code is _SYNCHRONIZE:
             return Wait(("handle", one.f_locals.get("handle")), functools.partial(_describe, one))
@@ -35,7 +33,7 @@ def _describe(synchronize):
 
 
 def _outermost(frame):
-    """The function of Horovod's that was called first."""
+    """Return the name of the function of Horovod that was called first."""
     name = frame.f_code.co_name
     for one in frames_of(frame):
         if not one.f_globals.get("__name__", "").startswith("horovod."):
@@ -45,21 +43,22 @@ def _outermost(frame):
 
 
 def is_failure(error):
-    """Whether an exception says that Horovod has failed."""
+    """Return whether an exception means that Horovod failed."""
     return isinstance(error, HorovodInternalError)
 
 
 def watch(session):
-    """Starts the watch on a session's process; returns the :class:`Watcher`."""
-    # hvd.shutdown() itself would also forget the handles that the program waits for
+    """Start to watch an adapter's waits; return the process's :class:`Watcher`."""
+    # hvd.shutdown() would also drop the handles that the program waits for
     process_watcher = watcher(hvd, torch, find_wait, is_failure, mpi_ops._basics.shutdown)
     process_watcher.add(session)
     return process_watcher
 
 
 def names_who_is_gone(method):
-    """Wraps a session's method: a failure of Horovod's in it says which rank is gone, under the
-    same type.
+    """Wrap a method of the adapter: add to a failure of Horovod which rank is gone.
+
+    The exception type stays the same.
     """
 
     @functools.wraps(method)

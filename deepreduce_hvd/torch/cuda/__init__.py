@@ -1,1 +1,1 @@
-"""Gradients on GPUs."""
+"""The PyTorch adapter for gradients on GPUs."""

@@ -1,16 +1,17 @@
-"""Copies between GPUs and pinned host memory that nobody waits for before their content is needed."""
+"""Asynchronous copies between GPUs and pinned host memory."""
 
 import torch
 
 
 def pinned(shape, dtype):
-    """Host memory that copies run to and from while both sides go on."""
+    """Return pinned host memory, which asynchronous copies can use."""
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 class CopiesToHost:
-    """Copies on their way; a handle like that of a collective, whose result is None once all have
-    come.
+    """Copies to the host in progress; a handle, like that of a collective.
+
+    Its result is None, once all copies are done.
     """
 
     def __init__(self):
@@ -20,8 +21,9 @@ class CopiesToHost:
         return bool(self._events)
 
     def start(self, tensor, stream):
-        """A copy of a GPU's tensor, made in its turn on ``stream``: pinned memory, to be read when
-        this handle is done.
+        """Start a copy of a GPU tensor on ``stream``; return the pinned memory that it fills.
+
+        Read the memory only when this handle is done.
         """
         with torch.cuda.stream(stream):
             host = pinned(tensor.shape, tensor.dtype)
@@ -40,14 +42,15 @@ class CopiesToHost:
 
 
 class SideStreams:
-    """A stream of each GPU for copies, so that they run beside what its current stream computes."""
+    """One stream per GPU for copies, which run in parallel to the current stream."""
 
     def __init__(self):
         self._streams = {}
 
     def _after_current(self, device):
-        """(The current stream, the side stream, which waits for what the current one has been
-        given).
+        """Return the current stream and the side stream.
+
+        The side stream waits for the work that the current stream has so far.
         """
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)
@@ -56,12 +59,16 @@ class SideStreams:
         return current, side
 
     def to_host(self, tensor, copies):
-        """A copy in pinned memory, one of ``copies``; the tensor must live until it has come."""
+        """Start a copy to pinned memory as part of ``copies``; return the memory.
+
+        The tensor must live until the copy is done.
+        """
         return copies.start(tensor, self._after_current(tensor.device)[1])
 
     def to_device(self, host, out):
-        """Fills ``out``, on a GPU, from pinned memory of its shape and dtype; what the current
-        stream is given next waits for it.
+        """Copy pinned memory to ``out``, on a GPU, of the same shape and dtype.
+
+        The current stream's next work waits for the copy.
         """
         current, side = self._after_current(out.device)
         with torch.cuda.stream(side):

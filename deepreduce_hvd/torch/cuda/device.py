@@ -1,6 +1,4 @@
-"""Compression on the GPU that has the gradients: what stays there, and how sums get back into
-gradients.
-"""
+"""Compression of gradients on their GPU, and the sums on GPUs."""
 
 import horovod.torch as hvd
 import torch
@@ -14,10 +12,10 @@ from deepreduce_hvd.torch.results import as_float32
 
 
 class _SumOnDevices:
-    """How one bucket's sums are made on its gradients' devices."""
+    """The sums of one bucket, made on its gradients' devices."""
 
     def __init__(self, total):
-        self._gathered = total.gathered  # of all ranks; on the host, if it came through there
+        self._gathered = total.gathered  # payloads of all ranks, on the device or the host
         self._left = len(total.messages)
         self._results = {}  # device -> [(name, dr_cuda_result there)]
 
@@ -29,13 +27,17 @@ class _SumOnDevices:
         return self._gathered.to(device)
 
     def add(self, name, result):
-        """Whether this was the last one."""
+        """Store a result; return whether it was the last one of the bucket."""
         self._results.setdefault(result.device, []).append((name, result))
         self._left -= 1
         return self._left == 0
 
     def send_results(self):
-        """[(names, their results on the way to the host, the copies' handle)], of each device."""
+        """Start copies of the results to the host.
+
+        Returns:
+            One tuple per device: names, pinned rows of results, handle of the copies.
+        """
         sent = []
         for device, results in self._results.items():
             names, rows = zip(*results)
@@ -48,19 +50,23 @@ class _SumOnDevices:
 
 
 class DeviceSums:
-    """Sums on devices in one step of one optimizer, and what is learnt of them only when they have
-    been made.
+    """Sums on devices in one step of one optimizer.
+
+    Errors and non-finite results are checked only when the step is over.
     """
 
     def __init__(self, compressor):
         self._compressor = compressor
         self._sums = {}  # PayloadSum -> _SumOnDevices
-        self._finite = {}  # device -> (1,) bool there: whether all that was looked at is finite
+        self._finite = {}  # device -> (1,) bool there: whether all checked tensors are finite
         self._sent = []
         self._verdicts = []
 
     def decode(self, name, result, total, number, scale):
-        """Fills ``result``, the gradient's own memory where that can be: it is encoded already."""
+        """Fill ``result`` with the sum of one gradient.
+
+        ``result`` may be the gradient's own memory, because the gradient is encoded already.
+        """
         flat = as_float32(result)
         out = (
             torch.zeros(result.numel(), dtype=torch.float32, device=result.device)
@@ -82,13 +88,13 @@ class DeviceSums:
             result.copy_(out.view(result.shape))
 
     def look_at(self, result):
-        """Notes, without waiting, whether a tensor on a device is finite."""
+        """Record, without waiting, whether a tensor on a device is finite."""
         finite = torch.isfinite(result).all().view(1)
         known = self._finite.get(result.device)
         self._finite[result.device] = finite if known is None else known & finite
 
     def send(self):
-        """Starts the way to the host of what has been learnt."""
+        """Start copies of results and finite flags to the host."""
         for sums in self._sums.values():
             self._sent += sums.send_results()
         self._sums = {}
@@ -98,11 +104,10 @@ class DeviceSums:
         self._finite = {}
 
     def check(self):
-        """Raises what went wrong: asked when a step is over, so that nothing waits for the device
-        in between.
+        """Wait for the results and raise failures; called when a step is over.
 
         Returns:
-            Whether all that was looked at is finite.
+            Whether all recorded tensors are finite.
         """
         self.send()
         for names, results, copies in self._sent:
@@ -115,7 +120,12 @@ class DeviceSums:
 
 
 class DevicePath:
-    """Of one compressor. ``why_not``: what keeps it on the host, or None."""
+    """The path of one compressor for gradients on GPUs.
+
+    Attributes:
+        why_not: why it compresses on the host, or None if it compresses on GPUs.
+        nccl: whether collectives take payloads from the device.
+    """
 
     def __init__(self, compressor):
         self.compressor = compressor
@@ -129,15 +139,15 @@ class DevicePath:
         self.side_streams = SideStreams()
 
     def sums(self):
-        """The :class:`DeviceSums` of a new step."""
+        """Return the :class:`DeviceSums` of a new step."""
         return DeviceSums(self.compressor)
 
     def takes(self, tensor):
-        """Whether a tensor is compressed where it is."""
+        """Return whether a tensor is compressed on its device."""
         return self.why_not is None and operators.on_device(tensor)
 
     def home(self, parameter):
-        """Where the state of a parameter belongs."""
+        """Return the device for the state of a parameter."""
         return parameter.device if self.takes(parameter) else torch.device("cpu")
 
     def member(self, slot, gradient, rank, held):
@@ -158,8 +168,9 @@ class DevicePath:
         return DeviceMember(slot, flat, start)
 
     def communicator(self, slots):
-        """What exchanges the payloads of a bucket: on all ranks the same, if their parameters are
-        on devices alike.
+        """Return the communicator for the payloads of a bucket.
+
+        It is the same on all ranks if their parameters are on the same kinds of devices.
         """
         if not any(self.takes(slot.parameter) for slot in slots):
             return self.compressor.communicator
@@ -167,7 +178,7 @@ class DevicePath:
         return DeviceAllgather(devices.pop() if self.nccl and len(devices) == 1 else None)
 
     def from_host(self, summed, result):
-        """Fills ``result``, on a device, from ``summed`` (d,) float32 in pinned memory."""
+        """Fill ``result``, on a device, from ``summed``, (d,) float32 in pinned memory."""
         flat = as_float32(result)
         if flat is None:
             flat = torch.empty(summed.shape, dtype=summed.dtype, device=result.device)

@@ -1,5 +1,6 @@
-"""The exchange of a bucket whose gradients are encoded on GPUs: two waits at most, whatever the
-number of gradients, and none inside a hook.
+"""The exchange of a bucket whose gradients are encoded on GPUs.
+
+It waits for the device at most twice, for any number of gradients, and never in a backward hook.
 """
 
 import struct
@@ -22,9 +23,13 @@ _LENGTH = struct.Struct("<I")
 class DeviceMember(BucketMember):
     """A gradient on a GPU, with its state there.
 
-    ``start()`` starts its encoding on the current stream and returns, on the device, memory that
-    begins with the payload, and a report: a dr_cuda_result followed by the payload's header.
-    ``nothing``: in its place, of a member that is held, the payload, (n,) uint8 NumPy.
+    Args:
+        slot: slot of the parameter.
+        gradient: (d,) tensor on a GPU.
+        start: function that starts the encoding on the current stream. It returns two tensors on
+            the device: memory that begins with the payload, and a report, a dr_cuda_result followed
+            by the payload's header.
+        nothing: the payload of a held member, (n,) uint8 NumPy; replaces ``start``.
     """
 
     def __init__(self, slot, gradient, start=None, nothing=None):
@@ -39,7 +44,7 @@ class DeviceMember(BucketMember):
         )
         self.slot = slot
         self.device = gradient.device
-        self.ready_on = torch.cuda.current_stream(gradient.device)  # what the gradient is made on
+        self.ready_on = torch.cuda.current_stream(gradient.device)  # makes the gradient
         self.payload = None  # (n,) uint8, on the device
         self.header = None  # (40,) uint8 NumPy
         self._start = start
@@ -50,32 +55,33 @@ class DeviceMember(BucketMember):
             )
 
     def start(self):
-        """The report on the device, or None when there is none: it could not be started, or the
-        payload is there.
+        """Start the encoding; return the report on the device.
+
+        Return None if there is none: the encoding failed to start, or the payload exists already.
         """
         if self.payload is not None:
             return None
         try:
             self._room, report = self._start()
             return report
-        # whatever it is, the other ranks must hear of it instead of waiting
+        # catch everything: the other ranks must get a notice instead of waiting
         except Exception as error:
             self.failure = error
             return None
 
     def finish(self, report):
-        """Takes the report once it is on the host."""
+        """Read the report once it is on the host."""
         result, header = report[: -container.HEADER.size], report[-container.HEADER.size :].numpy()
         try:
             operators.checked(torch.ops.deepreduce.raise_failure, result)
             total_bytes, _ = container.read_header(header)
             self.payload, self.header = self._room[:total_bytes], header
-        except Exception as error:  # the same
+        except Exception as error:  # the other ranks must get a notice
             self.failure = error
         self._room = None
 
     def keep(self, payload):
-        """Where the payload has moved to."""
+        """Store the payload's new memory."""
         self.payload = self.slot.payload = payload
 
     def _on_host(self):
@@ -83,14 +89,15 @@ class DeviceMember(BucketMember):
 
 
 class DeviceEncodings:
-    """The encodings of a bucket's members that are on GPUs, all started before the first is waited
-    for.
+    """The encodings of a bucket's members on GPUs.
+
+    All start before the first one is waited for.
     """
 
     def __init__(self, members):
         self.reports = CopiesToHost()
         self._groups = []  # (stream, its members)
-        self._read = []  # (member, its report on the way to the host)
+        self._read = []  # (member, its report in a copy to the host)
         on_device = [member for member in members if isinstance(member, DeviceMember)]
         for device in dict.fromkeys(member.device for member in on_device):
             there = [member for member in on_device if member.device == device]
@@ -109,13 +116,15 @@ class DeviceEncodings:
             self._groups.append((stream, there))
 
     def finish(self):
-        """Takes the reports, which must have come."""
+        """Read the reports; their copies must be done."""
         for member, report in self._read:
             member.finish(report)
 
     def joined(self):
-        """[(stream, members that have a payload, their payloads one after another)], of each
-        device.
+        """Concatenate the payloads of each device.
+
+        Returns:
+            One tuple per device: stream, members that have a payload, their payloads as one tensor.
         """
         groups = []
         for stream, members in self._groups:
@@ -136,8 +145,9 @@ def _keep_parts(members, joined):
 class DeviceAllgather(Allgather):
     """Allgather of payloads that are made on GPUs.
 
-    ``device``: that of all payloads, when collectives take them from there; their headers then go
-    beside them, through the host. None when payloads go through pinned memory.
+    Args:
+        device: device of all payloads, if collectives take them from there. Their headers then go
+            through the host in a second collective. None if payloads go through pinned memory.
     """
 
     def __init__(self, device=None):
@@ -176,8 +186,8 @@ class DeviceAllgather(Allgather):
         )
         for stream, members, payloads in encodings.joined():
             _keep_parts(members, payloads)
-        with torch.cuda.stream(stream):  # the collective waits for what it holds now
-            # both are on their way before either is waited for
+        with torch.cuda.stream(stream):  # the collective waits for the stream's work so far
+            # start both before waiting for either
             headers, sums = channel.allgather(np.concatenate(entries)), channel.allgather(payloads)
         headers = yield headers
         gathered = yield sums
@@ -187,7 +197,12 @@ class DeviceAllgather(Allgather):
 class DeviceSum(PayloadSum):
     """Payloads of every rank on a device.
 
-    ``headers``: of each rank, each member, the length and bytes of a header or a notice.
+    Args:
+        bucket: the :class:`Bucket`.
+        headers: (n,) uint8; for each rank and member, the length and the bytes of a header or
+            notice.
+        gathered: (m,) uint8 tensor of all payloads.
+        size: number of ranks.
     """
 
     def __init__(self, bucket, headers, gathered, size):
@@ -231,7 +246,10 @@ class DeviceSum(PayloadSum):
 
 
 def _span(entry, start):
-    """Where the payload of a header lies that starts at ``start``; a notice, which has none."""
+    """Return the :class:`Message` of the payload that starts at ``start`` and has this header.
+
+    A notice has no payload.
+    """
     if entry[: len(container.MAGIC)].tobytes() != container.MAGIC:
         (message,) = wire.split(entry)
         return wire.Message(start, start, False, message.notice)
