@@ -40,23 +40,29 @@ class BucketMember:
         dtype: the code of the gradient's dtype in docs/format.md. The default is that of the NumPy
             dtype. bfloat16 numbers are given as uint16.
         threshold: (1,) float32, a hint that makes the next selection faster.
-        encode: a function that makes the payload instead of the bucket.
         held: True if the gradient is zero because nothing was computed for the parameter in this
             step. It then sends nothing, and its memory is unchanged.
     """
 
-    def __init__(
-        self, name, gradient, state, key=0, dtype=None, threshold=None, encode=None, held=False
-    ):
+    def __init__(self, name, gradient, state, key=0, dtype=None, threshold=None, held=False):
         self.name = name
         self.gradient = gradient
         self.state = state
         self.key = key
         self.dtype = container.DTYPES.get(gradient.dtype.name) if dtype is None else dtype
         self.threshold = np.zeros(1, dtype=np.float32) if threshold is None else threshold
-        self.encode = encode
         self.held = held
         self.failure = None
+
+    def encode(self, bucket):
+        """Return the payload, (n,) uint8. The memory keeps the rest."""
+        if self.held:
+            return payload_of_nothing(bucket.codec, self.gradient.size, self.dtype)
+        payload, self.threshold[0] = encode_numpy(
+            bucket.codec, bucket.memory, self.gradient, self.state, float(self.threshold[0]),
+            bucket.seed, bucket.step, self.key, bucket.rank, dtype=self.dtype,
+        )  # fmt: skip
+        return payload
 
     def as_float32(self):
         """Return the gradient as (d,) float32."""
@@ -107,21 +113,12 @@ class Bucket:
             try:
                 if member.failure is not None:
                     raise member.failure
-                messages.append(self._encode(member) if member.encode is None else member.encode())
+                messages.append(member.encode(self))
             # send any error to the other ranks, or they would wait
             except Exception as error:
                 member.failure = error
                 messages.append(wire.notice(error))
         return messages[0] if len(messages) == 1 else np.concatenate(messages)
-
-    def _encode(self, member):
-        if member.held:
-            return payload_of_nothing(self.codec, member.gradient.size, member.dtype)
-        payload, member.threshold[0] = encode_numpy(
-            self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]),
-            self.seed, self.step, member.key, self.rank, dtype=member.dtype,
-        )  # fmt: skip
-        return payload
 
     def select(self, given=None, places_of_held=False):
         """Take elements out of gradient plus memory and return them as a :class:`SparseSum`.

@@ -10,7 +10,7 @@ import torch
 from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd import checkpoint, wire
-from deepreduce_hvd.communicators.bucket import BucketMember, payload_of_nothing
+from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import expect_keeper
@@ -21,7 +21,8 @@ from deepreduce_hvd.torch import results
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
-from deepreduce_hvd.torch.ops import DTYPES, WHY_NO_OPERATORS, encode_flat
+from deepreduce_hvd.torch.host_member import HostMember
+from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.rounds import Apart, Plan, Round
@@ -191,38 +192,10 @@ class Adapter:
             if on_device:
                 return self.device_path.member(slot, tensor, hvd.rank(), held)
             gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
-            # NumPy has no bfloat16: pass the bits as int16
-            dtype = DTYPES.get(gradient.dtype)
-            if dtype is None:
-                raise InvalidArgumentError(
-                    f"gradient: expected {', '.join(map(str, DTYPES))}, got {gradient.dtype}"
-                )
-            state = tuple(part.numpy() for part in slot.state)
-            array = (
-                gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient
-            ).numpy()
-
-            def encode():
-                slot.payload = self._encode(slot, gradient, held)
-                return slot.payload.numpy()
-
-            return BucketMember(
-                slot.name, array, state, slot.key, dtype, slot.threshold.numpy(), encode, held
-            )
+            return HostMember(slot, gradient, held)
         # catch everything: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, tensor.numel(), error)
-
-    def _encode(self, slot, gradient, held):
-        compressor = self.compressor
-        if held:
-            return torch.from_numpy(
-                payload_of_nothing(compressor.codec, gradient.numel(), DTYPES[gradient.dtype])
-            )
-        return encode_flat(
-            compressor.codec, compressor.memory, gradient, slot.state, slot.threshold,
-            compressor.seed, slot.steps - 1, slot.key, hvd.rank(),
-        )  # fmt: skip
 
     def _prepare(self):
         """Let the communicator measure, or create process sets, before its first exchange.

@@ -35,12 +35,7 @@ class DeviceMember(BucketMember):
     def __init__(self, slot, gradient, start=None, nothing=None):
         held = nothing is not None
         super().__init__(
-            slot.name,
-            np.broadcast_to(np.float32(0), gradient.numel()),
-            (),
-            slot.key,
-            encode=self._on_host,
-            held=held,
+            slot.name, np.broadcast_to(np.float32(0), gradient.numel()), (), slot.key, held=held
         )
         self.slot = slot
         self.device = gradient.device
@@ -84,7 +79,8 @@ class DeviceMember(BucketMember):
         """Store the payload's new memory."""
         self.payload = self.slot.payload = payload
 
-    def _on_host(self):
+    def encode(self, bucket):
+        """Return the payload, which is on the host by now, as NumPy."""
         return self.payload.numpy()
 
 
