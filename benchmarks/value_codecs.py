@@ -108,7 +108,7 @@ def rows(count, repeats):
                     target,
                     "M values a second, encode + decode",
                     at_most=False,
-                    bits_a_value=8 * size / selected.size,
+                    bits_per_value=8 * size / selected.size,
                     relative_error=error,
                     **speeds,
                 )
@@ -136,7 +136,7 @@ def main():
     for result in rows(arguments.values, arguments.repeats):
         results.append(result)
         print(
-            f"{result['what']:<52}{result['bits_a_value']:>7.2f}{result['relative_error']:>11.2e}{result['encode']:>12.0f}"
+            f"{result['what']:<52}{result['bits_per_value']:>7.2f}{result['relative_error']:>11.2e}{result['encode']:>12.0f}"
             f"{result['decode']:>9.0f}{result['value']:>8.0f}{verdict(result)}",
             flush=True,
         )

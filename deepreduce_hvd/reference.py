@@ -147,7 +147,7 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
         result.index_id = index_codec.stage_id
         if not reorder_indices:
             result.index, sent, values_stay = index_codec.encode(
-                selected, d, policy_key, value_codec.bits_a_value()
+                selected, d, policy_key, value_codec.bits_per_value()
             )
             if not values_stay:
                 values = elements(sent)
@@ -155,7 +155,7 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
     result.values, decoded, order = value_codec.encode(values, rounding_key)
     if reorder_indices:
         result.index, _, _ = index_codec.encode(
-            selected[order], d, policy_key, value_codec.bits_a_value()
+            selected[order], d, policy_key, value_codec.bits_per_value()
         )
         result.order = container.INDICES_IN_VALUE_ORDER
     elif value_codec.sorts:

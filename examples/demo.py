@@ -25,4 +25,4 @@ def worker(options):
 
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, __file__, worker, "demo.json", seconds_a_row=45))
+    sys.exit(main(__doc__, __file__, worker, "demo.json", seconds_per_row=45))

@@ -31,4 +31,4 @@ def worker(options):
 
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, __file__, worker, "demo-tf.json", seconds_a_row=60))
+    sys.exit(main(__doc__, __file__, worker, "demo-tf.json", seconds_per_row=60))

@@ -157,8 +157,8 @@ def worker(options):
         sent = dense if codec is None else totals(chosen.stats())["sent_bytes"]
         sent = hvd.allreduce(torch.tensor([float(sent)], dtype=torch.float64), name="sent").item()
         results.append({
-            "name": name, "hit_rate_at_10": hit_rate(model, test, seen, item_count), "bytes_a_step": sent, "share_of_dense": sent / dense,
-            "seconds_a_step": float(np.median(seconds)),
+            "name": name, "hit_rate_at_10": hit_rate(model, test, seen, item_count), "bytes_per_step": sent, "share_of_dense": sent / dense,
+            "seconds_per_step": float(np.median(seconds)),
         })  # fmt: skip
     if hvd.rank() == 0:
         options.output.parent.mkdir(exist_ok=True)
@@ -184,7 +184,7 @@ def main():
         )
         for row in json.loads(options.output.read_text())["rows"]:
             print(
-                f"{row['name']:<20}{row['hit_rate_at_10']:>12.4f}{row['bytes_a_step']:>14,.0f}{row['share_of_dense']:>10.4f}{1e3 * row['seconds_a_step']:>11.1f}"
+                f"{row['name']:<20}{row['hit_rate_at_10']:>12.4f}{row['bytes_per_step']:>14,.0f}{row['share_of_dense']:>10.4f}{1e3 * row['seconds_per_step']:>11.1f}"
             )
     return status
 

@@ -106,19 +106,19 @@ def compare(options, hvd, job, parameters, mean):
                 watch.compressor = dr.Compressor(codec, parameters=parameters(network))
                 return watch.compressor
 
-            network, seconds_a_step, accuracy = job.train(
+            network, seconds_per_step, accuracy = job.train(
                 data, compression, options.epochs, seed, watch, options.learning_rate
             )
             accuracies.append(accuracy)
-            seconds.append(seconds_a_step)
+            seconds.append(seconds_per_step)
             dense_bytes = job.dense_bytes(network)
             every = watch.sent or [dense_bytes / (2 if name == "fp16" else 1)]
             sent += mean(float(every[-1])) / options.seeds
             sent_on_the_way += mean(sum(every) / len(every)) / options.seeds
         row = {
-            "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_a_step": sent,
-            "bytes_a_step_over_training": sent_on_the_way,
-            "share_of_dense": sent / dense_bytes, "seconds_a_step": sorted(seconds)[len(seconds) // 2],
+            "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_per_step": sent,
+            "bytes_per_step_over_training": sent_on_the_way,
+            "share_of_dense": sent / dense_bytes, "seconds_per_step": sorted(seconds)[len(seconds) // 2],
         }  # fmt: skip
         if codec is not None:
             figures = totals(watch.compressor.stats())
@@ -130,9 +130,11 @@ def compare(options, hvd, job, parameters, mean):
         if hvd.rank() == 0:
             print(f"{label} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes a step\n", flush=True)
     if hvd.rank() == 0:
-        pairs = next((row["bytes_a_step"] for row in results if row["name"] == "Top-r pairs"), None)
+        pairs = next(
+            (row["bytes_per_step"] for row in results if row["name"] == "Top-r pairs"), None
+        )
         for row in results:
-            row["share_of_top_r_pairs"] = None if pairs is None else row["bytes_a_step"] / pairs
+            row["share_of_top_r_pairs"] = None if pairs is None else row["bytes_per_step"] / pairs
         options.output.parent.mkdir(exist_ok=True)
         figures = {
             "data": "Fashion-MNIST", "ranks": hvd.size(), "epochs": options.epochs, "seeds": options.seeds,
@@ -152,8 +154,8 @@ def table(rows):
             "-" if row["share_of_top_r_pairs"] is None else f"{row['share_of_top_r_pairs']:.3f}"
         )
         lines.append(
-            f"{row['name']:<17}{row['accuracy']:>9.4f}{row['bytes_a_step']:>14,.0f}{row['share_of_dense']:>10.4f}{of_pairs:>16}"
-            f"{1e3 * row['seconds_a_step']:>11.1f}"
+            f"{row['name']:<17}{row['accuracy']:>9.4f}{row['bytes_per_step']:>14,.0f}{row['share_of_dense']:>10.4f}{of_pairs:>16}"
+            f"{1e3 * row['seconds_per_step']:>11.1f}"
         )
     return "\n".join(lines)
 
@@ -171,19 +173,21 @@ def draw(figures, path):
     for row in figures["rows"]:
         ours = row["name"] not in ("none", "fp16", "Top-r pairs")
         shape, color = ("o", "tab:blue") if ours else ("s", "tab:gray")
-        axes.plot(row["bytes_a_step"], 100 * row["accuracy"], shape, color=color, markersize=8)
+        axes.plot(row["bytes_per_step"], 100 * row["accuracy"], shape, color=color, markersize=8)
         if len(row["accuracies"]) > 1:
             seeds = [100 * accuracy for accuracy in row["accuracies"]]
             axes.plot(
-                [row["bytes_a_step"]] * len(seeds),
+                [row["bytes_per_step"]] * len(seeds),
                 seeds,
                 shape,
                 color=color,
                 markersize=3,
                 alpha=0.6,
             )
-            axes.vlines(row["bytes_a_step"], min(seeds), max(seeds), color=color, alpha=0.4)
-        names.append(axes.text(row["bytes_a_step"], 100 * row["accuracy"], row["name"], fontsize=9))
+            axes.vlines(row["bytes_per_step"], min(seeds), max(seeds), color=color, alpha=0.4)
+        names.append(
+            axes.text(row["bytes_per_step"], 100 * row["accuracy"], row["name"], fontsize=9)
+        )
     axes.set_xscale("log")
     axes.margins(0.08)
     axes.set_xlabel("bytes per rank and step, handed to the collectives (log scale)")
@@ -195,7 +199,7 @@ def draw(figures, path):
     figure.tight_layout()
     adjust_text(
         names,
-        x=[row["bytes_a_step"] for row in figures["rows"]],
+        x=[row["bytes_per_step"] for row in figures["rows"]],
         y=[100 * row["accuracy"] for row in figures["rows"]],
         ax=axes,
         expand=(1.15, 1.6),
@@ -204,11 +208,11 @@ def draw(figures, path):
     figure.savefig(path, dpi=120)
 
 
-def _present(options, script, seconds_a_row):
+def _present(options, script, seconds_per_row):
     """Run ``script`` on all ranks, print the table and draw the plot; return the exit status."""
     started = time.perf_counter()
     print(
-        f"training with {options.processes} ranks; about {seconds_a_row} s a row on 2 cores\n",
+        f"training with {options.processes} ranks; about {seconds_per_row} s a row on 2 cores\n",
         flush=True,
     )
     status = launch(script, options.processes, sys.argv[1:])
@@ -224,7 +228,7 @@ def _present(options, script, seconds_a_row):
     return 0
 
 
-def main(description, script, worker, output, seconds_a_row):
+def main(description, script, worker, output, seconds_per_row):
     """Run a demo: ``worker(options)`` on every rank, the table and plot on the launching process.
 
     Returns:
@@ -234,4 +238,4 @@ def main(description, script, worker, output, seconds_a_row):
     if options.worker:
         worker(options)
         return 0
-    return _present(options, script, seconds_a_row)
+    return _present(options, script, seconds_per_row)

@@ -18,8 +18,8 @@ def demo_table(rows):
     for row in rows:
         of_pairs = row["share_of_top_r_pairs"]
         lines.append(
-            f"| {row['name']} | {row['accuracy']:.4f} | {row['bytes_a_step']:,.0f} | {row['share_of_dense']:.4f} | "
-            f"{'–' if of_pairs is None else f'{of_pairs:.3f}'} | {1e3 * row['seconds_a_step']:.1f} |"
+            f"| {row['name']} | {row['accuracy']:.4f} | {row['bytes_per_step']:,.0f} | {row['share_of_dense']:.4f} | "
+            f"{'–' if of_pairs is None else f'{of_pairs:.3f}'} | {1e3 * row['seconds_per_step']:.1f} |"
         )
     return lines
 

@@ -115,8 +115,8 @@ class Oracle:
                 if self.scheme != "split_never_dense" and 0 < part[0].size < d:
                     index_bits = np.log2(d / part[0].size) + 1 / np.log(2)
                     if (
-                        part[0].size * (index_bits + self.codec.value.bits_a_value())
-                        >= d * dense.bits_a_value()
+                        part[0].size * (index_bits + self.codec.value.bits_per_value())
+                        >= d * dense.bits_per_value()
                     ):
                         values = np.zeros(d, dtype=np.float32)
                         values[part[0]] = part[1]

@@ -42,7 +42,7 @@ def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
     codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
     communicators = [dr.Auto() for _ in range(8)]
     for one in communicators:
-        one._latency, one._seconds_a_byte = 1e-6, 1e-6
+        one._latency, one._seconds_per_byte = 1e-6, 1e-6
     chosen = []
     for step in range(3):
         buckets = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)
@@ -77,5 +77,5 @@ def test_auto_measures_once_and_takes_what_rank_0_says():
     auto = dr.Auto()
     for _ in range(2):
         auto.prepare(Recording(range(4), 1))
-    assert (auto._latency, auto._seconds_a_byte) == (2e-3, 3e-9)
+    assert (auto._latency, auto._seconds_per_byte) == (2e-3, 3e-9)
     assert Recording.calls == 15

@@ -302,7 +302,9 @@ def test_qsgd_size():
     for bits in range(1, 9):
         value = dr.QSGD(bits=bits, bucket=512)
         section, _ = section_and_decoded(value, gradient(5120))
-        assert len(section) == 3 + 10 * 4 + 5120 * bits // 8 == 3 + 5120 * value.bits_a_value() / 8
+        assert (
+            len(section) == 3 + 10 * 4 + 5120 * bits // 8 == 3 + 5120 * value.bits_per_value() / 8
+        )
 
 
 # Deflate

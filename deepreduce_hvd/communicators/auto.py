@@ -49,7 +49,7 @@ def union_of(k, d, sets):
     return d * -math.expm1(sets * math.log1p(-k / d)) if k < d else d
 
 
-def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
+def costs(k, d, size, latency, seconds_per_byte, value_bits, union=None):
     """Return {communicator: predicted seconds} for those that sum exactly what ranks send.
 
     Args:
@@ -57,7 +57,7 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
         d: the number of elements of the tensor.
         size: the number of ranks.
         latency: seconds per collective.
-        seconds_a_byte: seconds per byte that a rank receives.
+        seconds_per_byte: seconds per byte that a rank receives.
         value_bits: bits per value.
         union: the number of elements of the sum, if it is known from an earlier step. None assumes
             that ranks choose at random.
@@ -85,9 +85,9 @@ def costs(k, d, size, latency, seconds_a_byte, value_bits, union=None):
         + message_bytes(union / size, d / size, value_bits)
     )
     return {
-        "Allgather": latency + seconds_a_byte * (size - 1) * message_bytes(k, d, value_bits),
-        "SplitAllgather": 2 * latency + seconds_a_byte * split_bytes,
-        "RecursiveDoubling": rounds * latency + seconds_a_byte * doubling_bytes,
+        "Allgather": latency + seconds_per_byte * (size - 1) * message_bytes(k, d, value_bits),
+        "SplitAllgather": 2 * latency + seconds_per_byte * split_bytes,
+        "RecursiveDoubling": rounds * latency + seconds_per_byte * doubling_bytes,
     }
 
 
@@ -113,7 +113,7 @@ class Auto(Communicator):
     def __init__(self) -> None:
         self._measured_size = None
         self._latency = None
-        self._seconds_a_byte = None
+        self._seconds_per_byte = None
         self._unions: dict[int, int] = {}
         self._counts: dict[int, float] = {}
 
@@ -141,7 +141,7 @@ class Auto(Communicator):
         # all ranks use the numbers of rank 0, so that they make the same choice
         own = np.array([latency, per_byte]).view(np.uint8) if transport.rank == 0 else None
         agreed = transport.wait(transport.broadcast(own, 0, "deepreduce.measure.result"))
-        self._latency, self._seconds_a_byte = np.array(agreed).view(np.float64).tolist()
+        self._latency, self._seconds_per_byte = np.array(agreed).view(np.float64).tolist()
         self._measured_size = transport.size
         self._unions, self._counts = {}, {}
 
@@ -166,8 +166,8 @@ class Auto(Communicator):
             bucket.d,
             size,
             self._latency,
-            self._seconds_a_byte,
-            bucket.codec.value.bits_a_value(),
+            self._seconds_per_byte,
+            bucket.codec.value.bits_per_value(),
             self._unions.get(key),
         )
         best = min(predicted, key=predicted.get)
@@ -175,7 +175,7 @@ class Auto(Communicator):
         times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
         return best, (
             f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size}, {1e3 * self._latency:.3f} ms a collective, "
-            f"{1e9 * self._seconds_a_byte:.3f} ns a byte, union {'not known yet' if union is None else union}"
+            f"{1e9 * self._seconds_per_byte:.3f} ns a byte, union {'not known yet' if union is None else union}"
         )
 
     def exchange(self, bucket, channel):

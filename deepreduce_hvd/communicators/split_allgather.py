@@ -71,7 +71,10 @@ class SplitAllgather(Communicator):
         if total.valid and dense_value is not None and 0 < total.indices.size < d:
             count = total.indices.size
             index_bits = math.log2(d / count) + 1 / math.log(2)  # close to the information bound
-            if count * (index_bits + codec.value.bits_a_value()) >= d * dense_value.bits_a_value():
+            if (
+                count * (index_bits + codec.value.bits_per_value())
+                >= d * dense_value.bits_per_value()
+            ):
                 values = np.zeros(d, dtype=np.float32)
                 values[total.indices] = total.values
                 total = SparseSum(np.arange(d, dtype=np.uint32), values)

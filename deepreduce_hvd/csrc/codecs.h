@@ -54,7 +54,7 @@ struct ValueCodec {
   const char* name;
   bool sorts;  // sends the values in an order of its own
   // an estimate for planning, order mapping not counted
-  double (*bits_a_value)(const double* parameters);
+  double (*bits_per_value)(const double* parameters);
   void (*encode)(Context&, ValueEncoding&, ByteWriter& section);
   // Fills values (count,) in the order sent; the section is consumed exactly.
   void (*decode)(Context&, ByteReader& section, uint32_t count, float* values);

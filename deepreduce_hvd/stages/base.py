@@ -137,7 +137,7 @@ class ValueCodec(Stage):
     #: Whether the codec changes the order of the values.
     sorts: bool = False
 
-    def bits_a_value(self) -> float:
+    def bits_per_value(self) -> float:
         """Return an estimate of how many bits one more value adds to the payload."""
         return 32.0
 

@@ -15,7 +15,7 @@ using Values = HalfValues<Format>;
 }  // namespace
 
 extern const ValueCodec bfloat16_codec;
-const ValueCodec bfloat16_codec = {kBFloat16,      "BFloat16",    false, Values::bits_a_value,
+const ValueCodec bfloat16_codec = {kBFloat16,      "BFloat16",    false, Values::bits_per_value,
                                    Values::encode, Values::decode};
 
 }  // namespace deepreduce

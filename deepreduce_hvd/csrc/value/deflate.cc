@@ -10,7 +10,7 @@ constexpr uint32_t kBlock = 65536;
 constexpr uint64_t kPlaneEnds = 64;  // more than three stored blocks' headers
 constexpr int kMemoryLevel = 8;      // zlib's default
 
-double bits_a_value(const double* parameters) { return parameters[1] != 0 ? 26 : 28; }
+double bits_per_value(const double* parameters) { return parameters[1] != 0 ? 26 : 28; }
 
 // zlib's memory comes from the caller too. No exception may pass through zlib's C code: it is told,
 // and tells us.
@@ -136,6 +136,6 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
 }  // namespace
 
 extern const ValueCodec deflate_codec;
-const ValueCodec deflate_codec = {kDeflate, "Deflate", false, bits_a_value, encode, decode};
+const ValueCodec deflate_codec = {kDeflate, "Deflate", false, bits_per_value, encode, decode};
 
 }  // namespace deepreduce

@@ -7,7 +7,7 @@
 namespace deepreduce {
 namespace {
 
-double bits_a_value(const double*) { return 16; }
+double bits_per_value(const double*) { return 16; }
 
 // Sums of products of `terms` columns with each other and with the values.
 template <int width, int terms>
@@ -201,6 +201,6 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
 }  // namespace
 
 extern const ValueCodec fit_dexp_codec;
-const ValueCodec fit_dexp_codec = {kFitDExp, "FitDExp", true, bits_a_value, encode, decode};
+const ValueCodec fit_dexp_codec = {kFitDExp, "FitDExp", true, bits_per_value, encode, decode};
 
 }  // namespace deepreduce

@@ -19,7 +19,7 @@ struct Side {
   int exponent;
 };
 
-double bits_a_value(const double*) { return 16; }
+double bits_per_value(const double*) { return 16; }
 
 // Of two segments, the one that is not the next to be split.
 bool splits_later(const Segment& a, const Segment& b) {
@@ -214,6 +214,6 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
 }  // namespace
 
 extern const ValueCodec fit_poly_codec;
-const ValueCodec fit_poly_codec = {kFitPoly, "FitPoly", true, bits_a_value, encode, decode};
+const ValueCodec fit_poly_codec = {kFitPoly, "FitPoly", true, bits_per_value, encode, decode};
 
 }  // namespace deepreduce

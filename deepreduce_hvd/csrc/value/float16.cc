@@ -15,7 +15,7 @@ using Values = HalfValues<Format>;
 }  // namespace
 
 extern const ValueCodec float16_codec;
-const ValueCodec float16_codec = {kFloat16,       "Float16",     false, Values::bits_a_value,
+const ValueCodec float16_codec = {kFloat16,       "Float16",     false, Values::bits_per_value,
                                   Values::encode, Values::decode};
 
 }  // namespace deepreduce

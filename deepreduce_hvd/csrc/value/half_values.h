@@ -11,7 +11,7 @@ namespace deepreduce {
 
 template <class Format>
 struct HalfValues {
-  static double bits_a_value(const double*) { return 16; }
+  static double bits_per_value(const double*) { return 16; }
 
   static void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     DR_CHOOSE(context.simd, narrow)(encoding.values, encoding.count,

@@ -214,6 +214,6 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
 }  // namespace
 
 extern const ValueCodec qsgd_codec;
-const ValueCodec qsgd_codec = {kQSGD, "QSGD", false, qsgd_bits_a_value, encode, decode};
+const ValueCodec qsgd_codec = {kQSGD, "QSGD", false, qsgd_bits_per_value, encode, decode};
 
 }  // namespace deepreduce

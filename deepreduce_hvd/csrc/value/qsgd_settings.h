@@ -25,7 +25,7 @@ DR_HOST_DEVICE inline uint32_t qsgd_buckets(uint32_t count, uint32_t bucket) {
   return static_cast<uint32_t>((uint64_t{count} + bucket - 1) / bucket);
 }
 
-inline double qsgd_bits_a_value(const double* parameters) {
+inline double qsgd_bits_per_value(const double* parameters) {
   return parameters[0] + 32.0 / parameters[1];
 }
 

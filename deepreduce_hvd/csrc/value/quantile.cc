@@ -22,7 +22,7 @@ struct Sides {
   uint32_t negative, other;
 };
 
-double bits_a_value(const double* parameters) {
+double bits_per_value(const double* parameters) {
   return bit_width_of(static_cast<uint32_t>(parameters[0]));
 }
 
@@ -198,6 +198,6 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
 }  // namespace
 
 extern const ValueCodec quantile_codec;
-const ValueCodec quantile_codec = {kQuantile, "Quantile", false, bits_a_value, encode, decode};
+const ValueCodec quantile_codec = {kQuantile, "Quantile", false, bits_per_value, encode, decode};
 
 }  // namespace deepreduce

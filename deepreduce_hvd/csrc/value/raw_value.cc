@@ -4,7 +4,7 @@
 namespace deepreduce {
 namespace {
 
-double bits_a_value(const double*) { return 32; }
+double bits_per_value(const double*) { return 32; }
 
 void encode(Context&, ValueEncoding& encoding, ByteWriter& section) {
   section.put_bytes(encoding.values, uint64_t{4} * encoding.count);
@@ -21,6 +21,6 @@ void decode(Context&, ByteReader& section, uint32_t count, float* values) {
 }  // namespace
 
 extern const ValueCodec raw_value_codec;
-const ValueCodec raw_value_codec = {kRawValue, "RawValue", false, bits_a_value, encode, decode};
+const ValueCodec raw_value_codec = {kRawValue, "RawValue", false, bits_per_value, encode, decode};
 
 }  // namespace deepreduce

@@ -18,7 +18,7 @@ class BFloat16(ValueCodec):
 
     stage_id = 3
 
-    def bits_a_value(self):
+    def bits_per_value(self):
         return 16.0
 
     def encode(self, values, key):

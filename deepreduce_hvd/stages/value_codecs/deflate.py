@@ -54,7 +54,7 @@ class Deflate(ValueCodec):
     def parameters(self, step=0):
         return (self.level, float(self.shuffle), float(self.strategy == "rle"))
 
-    def bits_a_value(self):
+    def bits_per_value(self):
         return 26.0 if self.shuffle else 28.0
 
     def encode(self, values, key):

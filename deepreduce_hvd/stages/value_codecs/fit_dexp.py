@@ -181,7 +181,7 @@ class FitDExp(ValueCodec):
     stage_id = 7
     sorts = True
 
-    def bits_a_value(self):
+    def bits_per_value(self):
         """Return 16, an estimate for the position of a value in the order mapping.
 
         One more value adds nothing to the size of the curve.

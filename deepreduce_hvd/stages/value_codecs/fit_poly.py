@@ -230,7 +230,7 @@ class FitPoly(ValueCodec):
     def parameters(self, step=0):
         return (self.degree, self.segments or 0)
 
-    def bits_a_value(self):
+    def bits_per_value(self):
         """Return 16, an estimate for the position of a value in the order mapping.
 
         One more value adds almost nothing to the size of the curves.

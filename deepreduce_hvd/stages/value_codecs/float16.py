@@ -19,7 +19,7 @@ class Float16(ValueCodec):
 
     stage_id = 2
 
-    def bits_a_value(self):
+    def bits_per_value(self):
         return 16.0
 
     def encode(self, values, key):

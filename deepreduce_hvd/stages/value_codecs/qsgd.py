@@ -68,7 +68,7 @@ class QSGD(ValueCodec):
     def parameters(self, step=0):
         return (self.bits, self.bucket, _NORMS.index(self.norm))
 
-    def bits_a_value(self):
+    def bits_per_value(self):
         return self.bits + 32.0 / self.bucket
 
     def _norms(self, buckets):

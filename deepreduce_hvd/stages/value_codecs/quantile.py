@@ -61,7 +61,7 @@ class Quantile(ValueCodec):
     def parameters(self, step=0):
         return (self.buckets,)
 
-    def bits_a_value(self):
+    def bits_per_value(self):
         return float(bit_width_of(self.buckets))
 
     def encode(self, values, key):
