@@ -132,7 +132,7 @@ def main():
             f"horovodrun ended with {finished.returncode} and no result:\n{finished.stdout[-4000:]}"
         )
     rows = json.loads(lines[0].partition("RESULT ")[2])
-    print(f"{'communicator':34}{'bucket MiB':>12}{'ms a step':>12}   fastest to slowest")
+    print(f"{'communicator':34}{'bucket MiB':>12}{'ms per step':>12}   fastest to slowest")
     for row in rows:
         bucket = "one by one" if row["one_by_one"] else row["bucket_bytes"] >> 20
         figures = [1e3 * row[field] for field in ("median_seconds", "fastest", "slowest")]

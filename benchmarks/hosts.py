@@ -145,7 +145,7 @@ def draw(measured, path):
         axis.set_title(f"{hosts} hosts")
         axis.set_xlabel("link")
         axis.grid(True, which="both", alpha=0.3)
-    axes[0][0].set_ylabel("seconds a step, median; bars: fastest to slowest")
+    axes[0][0].set_ylabel("seconds per step, median; bars: fastest to slowest")
     axes[0][-1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(
         "Exchange of ResNet-50's 161 gradients, no forward pass, compressed rows at 1 %"
@@ -182,7 +182,7 @@ def arguments_of(names):
         "--seconds",
         type=float,
         default=5,
-        help="of measured steps a row; at least 4 steps, at most 15",
+        help="of measured steps per row; at least 4 steps, at most 15",
     )
     parser.add_argument(
         "--output",

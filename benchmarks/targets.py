@@ -213,7 +213,7 @@ def qsgd(report):
             "QSGD 4-bit encode + decode, whole payloads",
             values.size / total / 1e6,
             200,
-            "M values a second",
+            "M values per second",
             at_most=False,
         )
     )

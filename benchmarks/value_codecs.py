@@ -106,7 +106,7 @@ def rows(count, repeats):
                     f"{value!r}, {level}",
                     1e3 * selected.size / (encode + decode),
                     target,
-                    "M values a second, encode + decode",
+                    "M values per second, encode + decode",
                     at_most=False,
                     bits_per_value=8 * size / selected.size,
                     relative_error=error,

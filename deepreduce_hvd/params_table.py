@@ -106,12 +106,12 @@ def _qsgd(settings, bucket_size):
     levels = settings("quantum_num")
     if not is_integer(levels) or not 1 <= levels <= 127:
         raise InvalidArgumentError(
-            f"quantum_num: expected an integer of 1 to 127, which 8 bits a value hold, got {levels!r}; write 127, or 'value': 'none' for exact values"
+            f"quantum_num: expected an integer of 1 to 127, which 8 bits per value hold, got {levels!r}; write 127, or 'value': 'none' for exact values"
         )
     bits = int(levels).bit_length() + 1
     if levels != 2 ** (bits - 1) - 1:
         settings.differ(
-            f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, as many as {bits} bits a value hold"
+            f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, as many as {bits} bits per value hold"
         )
     return value.QSGD(bits=bits, bucket=bucket, norm="l2")
 
@@ -156,9 +156,9 @@ SPARSIFIERS = {
 
 _TOPK = "write 'compressor': 'topk', 'compress_ratio': 0.01, 'memory': 'residual', 'communicator': 'allgather'"
 _ONE_BIT = f"it sends one bit an element, which none of our codecs does without increasing the error; for fewer bytes {_TOPK}"
-_POWERS = "there is no codec of powers of two; write 'compressor': 'qsgd' for 8 bits an element, or 'fp16'"
+_POWERS = "there is no codec of powers of two; write 'compressor': 'qsgd' for 8 bits per element, or 'fp16'"
 _MANY_LEVELS = (
-    "there is no such 8-bit codec; write 'compressor': 'qsgd', which has 8 bits an element too"
+    "there is no such 8-bit codec; write 'compressor': 'qsgd', which has 8 bits per element too"
 )
 _QSGD_DIFFERS = "the L2 norm is that of bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod take one norm of the whole tensor, which is coarser"
 _POLYNOMIALS_DIFFER = "the values say where segments begin, as in the paper; DeepReduce's code has fixed shares of them"

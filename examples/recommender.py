@@ -180,7 +180,7 @@ def main():
     status = launch(__file__, options.processes, sys.argv[1:])
     if status == 0:
         print(
-            f"\n{'compression':<20}{'hit rate@10':>12}{'bytes a step':>14}{'of dense':>10}{'ms a step':>11}"
+            f"\n{'compression':<20}{'hit rate@10':>12}{'bytes per step':>14}{'of dense':>10}{'ms per step':>11}"
         )
         for row in json.loads(options.output.read_text())["rows"]:
             print(

@@ -128,7 +128,9 @@ def compare(options, hvd, job, parameters, mean):
             }
         results.append(row)
         if hvd.rank() == 0:
-            print(f"{label} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes a step\n", flush=True)
+            print(
+                f"{label} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes per step\n", flush=True
+            )
     if hvd.rank() == 0:
         pairs = next(
             (row["bytes_per_step"] for row in results if row["name"] == "Top-r pairs"), None
@@ -147,7 +149,7 @@ def compare(options, hvd, job, parameters, mean):
 def table(rows):
     """Return the results as text."""
     lines = [
-        f"{'compression':<17}{'accuracy':>9}{'bytes a step':>14}{'of dense':>10}{'of Top-r pairs':>16}{'ms a step':>11}"
+        f"{'compression':<17}{'accuracy':>9}{'bytes per step':>14}{'of dense':>10}{'of Top-r pairs':>16}{'ms per step':>11}"
     ]
     for row in rows:
         of_pairs = (

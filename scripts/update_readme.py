@@ -12,7 +12,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def demo_table(rows):
     lines = [
-        "| compression | test accuracy | bytes a step | share of dense | share of Top-r pairs | ms a step |",
+        "| compression | test accuracy | bytes per step | share of dense | share of Top-r pairs | ms per step |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:

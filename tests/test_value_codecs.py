@@ -298,7 +298,7 @@ def test_qsgd_of_extremes(bits, scale, norm):
 
 
 def test_qsgd_size():
-    """bits a value and a norm a bucket, as promised to the planner."""
+    """bits per value and a norm per bucket, as promised to the planner."""
     for bits in range(1, 9):
         value = dr.QSGD(bits=bits, bucket=512)
         section, _ = section_and_decoded(value, gradient(5120))

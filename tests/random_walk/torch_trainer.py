@@ -138,7 +138,7 @@ class Trainer:
             sum(terms).backward()
 
     def gradients_of(self, name):
-        """[contiguous (d,) gradient a rank], as they are handed over."""
+        """[contiguous (d,) gradient per rank], as they are handed over."""
         one = self.parameters[name]
         zeros = torch.zeros(one.shape, dtype=one.dtype)
         return [dense(zeros if part is None else part) for part in self.sums[name]]
