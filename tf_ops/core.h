@@ -1,5 +1,5 @@
-// What the TensorFlow kernels share: the native core's calls with TensorFlow's memory and errors,
-// and variables updated in place.
+// Parts that the TensorFlow kernels share: calls of the native core with TensorFlow's memory and
+// errors, and variables updated in place.
 #ifndef DEEPREDUCE_TF_OPS_CORE_H
 #define DEEPREDUCE_TF_OPS_CORE_H
 
@@ -19,7 +19,8 @@ using tensorflow::DataType;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// A failure by cause: the Python side turns each class of error into the package's own.
+// Converts a failure to a class of error by its cause; Python maps each class to an error of the
+// package.
 inline absl::Status status_of(int status, const std::string& message) {
   switch (status) {
     case DR_OK:
@@ -37,8 +38,8 @@ inline absl::Status status_of(int status, const std::string& message) {
   }
 }
 
-// Scratch and result of one call; the result is the kernel's output when one is named, or bytes of
-// the call's own.
+// Scratch memory and result of one call. The result is the kernel's output if one is named, else
+// memory of the call.
 class Call {
  public:
   explicit Call(OpKernelContext* kernel = nullptr, int output = 0)
@@ -68,7 +69,7 @@ class Call {
                                &result)
              .ok())
       return nullptr;
-    // a null pointer would mean a failed allocation
+    // null would mean a failed allocation
     return bytes == 0 ? static_cast<void*>(this)
                       : static_cast<void*>(result->flat<uint8_t>().data());
   }
@@ -88,7 +89,8 @@ class Stopwatch {
   std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
 };
 
-// Copies a tensor's elements to another of its size, in the memory that the kernel works on.
+// Copies a tensor's elements to another one of the same size, in the memory that the kernel works
+// on.
 using CopyElements = absl::Status (*)(OpKernelContext* kernel, const Tensor& from, Tensor* to);
 
 inline absl::Status copy_on_host(OpKernelContext*, const Tensor& from, Tensor* to) {
@@ -96,7 +98,7 @@ inline absl::Status copy_on_host(OpKernelContext*, const Tensor& from, Tensor* t
   return absl::OkStatus();
 }
 
-// A variable that this kernel alone may write while this lives.
+// A variable that only this kernel may write during the lifetime of this object.
 class LockedVariable {
  public:
   LockedVariable() = default;
@@ -112,7 +114,8 @@ class LockedVariable {
     return absl::OkStatus();
   }
 
-  // Its elements, to be changed in place: what others may still read of it is left as it is.
+  // Returns its elements for updates in place. If others may still read them, they are copied
+  // first.
   template <class T>
   absl::Status writable(OpKernelContext* kernel, const char* name, int64_t elements, T** data,
                         CopyElements copy_elements = copy_on_host) {
@@ -136,7 +139,7 @@ class LockedVariable {
     return absl::OkStatus();
   }
 
-  // Makes it refer to another tensor; nothing is copied.
+  // Makes the variable refer to another tensor, without a copy.
   void assign(const Tensor& tensor) {
     *variable_->tensor() = tensor;
     variable_->is_initialized = true;

@@ -1,4 +1,4 @@
-// DeepreduceDecodeSum: the gathered messages of all ranks -> the sum of one variable's gradients.
+// DeepreduceDecodeSum: sums one variable's gradients from the gathered messages of all ranks.
 #include "decode.h"
 
 #include <algorithm>

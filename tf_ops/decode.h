@@ -1,5 +1,5 @@
-// What the kernels of DeepreduceDecodeSum share, on the host and on devices: attributes, inputs and
-// the shape of the sum.
+// Parts of DeepreduceDecodeSum's kernels that host and devices share: attributes, inputs and the
+// shape of the sum.
 #ifndef DEEPREDUCE_TF_OPS_DECODE_H
 #define DEEPREDUCE_TF_OPS_DECODE_H
 
@@ -51,7 +51,7 @@ struct DecodeSum {
     return absl::OkStatus();
   }
 
-  // How many payloads there must be, and whose.
+  // Sets the expected number of payloads, and whose they are.
   absl::Status expect(OpKernelContext* kernel, OneVariablesPayloads* payloads) const {
     return payloads->expect(kernel->input(kRanks), member, members);
   }
@@ -64,7 +64,7 @@ struct DecodeSum {
     return given.NumElements() == 1 && given.flat<int64_t>()(0) == -1;
   }
 
-  // `payloads`: in host memory when the shape is that of the first of them.
+  // `payloads`: must be in host memory if the shape is read from the first of them.
   absl::Status wanted_shape(Call& call, const Tensor& given, const OneVariablesPayloads& payloads,
                             tensorflow::TensorShape* shape) const {
     if (takes_shape_of_payload(given)) {
@@ -93,7 +93,7 @@ struct DecodeSum {
                                                    ", got ", initial.shape().DebugString()));
   }
 
-  // The sum's memory: that of the spent gradient when nobody else needs it.
+  // Allocates the sum. It uses the memory of the gradient, if nobody else needs that.
   absl::Status allocate_sum(OpKernelContext* kernel, const tensorflow::TensorShape& shape,
                             Tensor** sum) const {
     std::vector<int> reusable;

@@ -1,4 +1,4 @@
-// DeepreduceEncode: a gradient and the state of its variable -> a payload.
+// DeepreduceEncode: encodes a gradient with the state of its variable.
 #include "slot.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

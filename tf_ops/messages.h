@@ -1,5 +1,5 @@
-// What the decoding kernels share: one variable's payloads among the gathered messages of all
-// ranks.
+// Parts that the decoding kernels share: find one variable's payloads in the gathered messages of
+// all ranks.
 #ifndef DEEPREDUCE_TF_OPS_MESSAGES_H
 #define DEEPREDUCE_TF_OPS_MESSAGES_H
 
@@ -18,7 +18,7 @@ inline const uint8_t* bytes_of(const Tensor& tensor) {
   return static_cast<const uint8_t*>(tensor.data());
 }
 
-// use(number, its first byte, what it is) for each of the messages that lie one after another.
+// Calls use(number, first byte, dr_message) for each of the concatenated messages.
 template <class Use>
 absl::Status for_each_message(Call& call, const Tensor& messages, const std::string& variable,
                               Use use) {
@@ -37,7 +37,7 @@ absl::Status for_each_message(Call& call, const Tensor& messages, const std::str
   return absl::OkStatus();
 }
 
-// What a rank wrote of its failure, as a status can carry it: bytes that are not UTF-8 become '?'.
+// Returns the text of a rank's notice for a status: bytes that are not UTF-8 become '?'.
 inline std::string readable(const uint8_t* text, uint64_t bytes) {
   std::string out;
   for (uint64_t i = 0; i < bytes;) {
@@ -49,7 +49,8 @@ inline std::string readable(const uint8_t* text, uint64_t bytes) {
                                                             : 0;
     bool valid = length != 0 && length <= bytes - i;
     for (uint64_t j = 1; valid && j < length; ++j) valid = (text[i + j] & 0xC0) == 0x80;
-    // neither longer than needed, nor half of a pair of UTF-16, nor beyond the last character
+    // valid only if it is the shortest form, not a UTF-16 surrogate, and not above the last code
+    // point
     if (valid && length > 2) {
       const uint8_t second = text[i + 1];
       valid = !(first == 0xE0 && second < 0xA0) && !(first == 0xED && second >= 0xA0) &&
@@ -64,16 +65,15 @@ inline std::string readable(const uint8_t* text, uint64_t bytes) {
   return out;
 }
 
-// Each of `ranks` ranks sends `members` messages, of which the one numbered `member` is this
-// variable's.
+// Each of `ranks` ranks sends `members` messages; number `member` is this variable's.
 struct OneVariablesPayloads {
   int64_t ranks = 1, member = 0, members = 1;
   std::vector<const uint8_t*> data;
   std::vector<uint64_t> sizes;
-  bool non_finite = false;  // one of them
+  bool non_finite = false;  // whether one of them is non-finite
 
-  // `count`: a scalar, how many ranks sent; `own`: whose payloads are wanted, of so many in each
-  // rank's message.
+  // `count`: scalar number of ranks; `own`: number of the wanted message among the `of` messages of
+  // each rank.
   absl::Status expect(const Tensor& count, int64_t own = 0, int64_t of = 1) {
     if (count.dims() != 0 || count.scalar<int32_t>()() < 1)
       return absl::InvalidArgumentError(absl::StrCat("ranks: expected a number of at least 1, got ",
@@ -85,7 +85,7 @@ struct OneVariablesPayloads {
     return absl::OkStatus();
   }
 
-  // Of messages in host memory; a notice is every rank's failure.
+  // Splits messages in host memory. A notice makes every rank fail.
   absl::Status split(Call& call, const Tensor& messages, const std::string& variable) {
     std::string notices;
     int64_t count = 0;
@@ -105,7 +105,7 @@ struct OneVariablesPayloads {
     return check_count(count, variable);
   }
 
-  // Of messages of known lengths, wherever they are.
+  // Splits messages of known lengths, in memory of host or device.
   absl::Status split_by(const Tensor& lengths, const Tensor& messages,
                         const std::string& variable) {
     const auto length = lengths.flat<int64_t>();

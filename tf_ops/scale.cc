@@ -1,5 +1,5 @@
-// DeepreduceProbe and DeepreduceScale: what rides on Horovod's reduction, and what it tells: the
-// factor in force.
+// DeepreduceProbe and DeepreduceScale: the probe that Horovod reduces, and the factor that the
+// reduced probe shows.
 #include "core.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -136,7 +136,7 @@ class ScaleOp : public tensorflow::OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("DeepreduceScale").Device(tensorflow::DEVICE_CPU), ScaleOp);
 #if GOOGLE_CUDA
-// five numbers: for graphs that are placed on a GPU as a whole
+// for graphs that are placed on a GPU as a whole; these few numbers stay on the host
 REGISTER_KERNEL_BUILDER(Name("DeepreduceScale")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("reduced_probe")

@@ -1,5 +1,5 @@
 // DeepreduceEncodeSlices and DeepreduceDecodeSlices: gradients of embeddings (tf.IndexedSlices),
-// never as dense tensors.
+// without dense tensors.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -125,8 +125,8 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
     return DR_INVALID_ARGUMENT;
   }
 
-  // The non-zero elements of the rows' sums, in ascending order; `settled` are those whose residual
-  // the slices cancel: nothing of them is sent or kept.
+  // Finds the nonzero elements of the rows' sums, in ascending order. `settled`: elements where the
+  // slices and the residual cancel, so nothing is sent or kept.
   template <class T>
   static void merge(const Tensor& values, const int64_t* row, int64_t slice_size,
                     const float* residual, std::vector<uint32_t>* elements,

@@ -1,4 +1,4 @@
-// What the encoding kernels share: a codec's numbers, and the variables of a gradient's slot.
+// Parts that the encoding kernels share: a codec's numbers, and the variables of a gradient's slot.
 #ifndef DEEPREDUCE_TF_OPS_SLOT_H
 #define DEEPREDUCE_TF_OPS_SLOT_H
 
@@ -24,7 +24,7 @@ inline int dtype_code(DataType type) {
   }
 }
 
-// A codec of its 20 numbers.
+// Makes a codec from its 20 numbers.
 inline dr_codec codec_of(const double* field) {
   dr_codec codec;
   dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
@@ -42,19 +42,20 @@ inline absl::Status check_codec_table(const Tensor& table) {
       absl::StrCat("codec: expected shape [rows, 20], got ", table.shape().DebugString()));
 }
 
-// The codec of one step: a row of its (rows, 20) numbers, the last one from then on.
+// Returns the codec of one step: a row of its (rows, 20) numbers, and the last row for all later
+// steps.
 inline dr_codec codec_at(const Tensor& table, int64_t step) {
   const int64_t row = std::min(std::max<int64_t>(step, 0), table.dim_size(0) - 1);
   return codec_of(table.flat<double>().data() + row * kCodecFields);
 }
 
-// A failure's notice, as the call's result.
+// Writes a failure's notice as the call's result.
 inline absl::Status write_notice(Call& call, const std::string& text) {
   return status_of(dr_write_notice(&call.context, text.data(), text.size()), call.context.message);
 }
 
 // Attributes and inputs of an encoding kernel: codec and position, then the memory's variables,
-// then none or all of the records, locked while this lives.
+// then none or all of the records. The variables are locked during the lifetime of this object.
 class Slot {
  public:
   static absl::Status check(int memories, int records) {
@@ -63,8 +64,8 @@ class Slot {
         "expected at most 2 memories and 0 or 4 records, got ", memories, " and ", records));
   }
 
-  // `first`: the number of the codec's input; `d`: elements of the memory; `copy_elements`: where
-  // the memory is.
+  // `first`: number of the codec's input; `d`: number of elements of the memory; `copy_elements`:
+  // copies in the memory's space (host or device).
   absl::Status open(OpKernelContext* kernel, int first, int memories, int records, int64_t d,
                     CopyElements copy_elements = copy_on_host) {
     const Tensor& position = kernel->input(first + 1);
@@ -80,7 +81,7 @@ class Slot {
     for (int i = 0; i < memories; ++i) {
       TF_RETURN_IF_ERROR(locked_[i].writable(kernel, i == 0 ? "residual" : "velocity", d,
                                              &memory[i], copy_elements));
-      // an empty tensor may have no address; none would mean no memory
+      // an empty tensor may have a null address, which would mean no memory
       if (memory[i] == nullptr) memory[i] = &nothing_;
     }
     const auto place = position.flat<int64_t>();
@@ -101,8 +102,8 @@ class Slot {
 
   float threshold() const { return threshold_ == nullptr ? 0.0f : *threshold_; }
 
-  // Ends the call. With records, or when asked for, a failure becomes a notice to all ranks in the
-  // payload's place.
+  // Ends the call. With records, or on request, a failure becomes a notice to all ranks in place of
+  // the payload.
   absl::Status close(Call& call, int status, float threshold, const Stopwatch& watch,
                      bool notices = false) {
     if (record_ == nullptr && !notices) return status_of(status, call.context.message);
@@ -119,7 +120,7 @@ class Slot {
   float* memory[2] = {nullptr, nullptr};
 
  private:
-  // the order of the records among the inputs
+  // order of the records among the inputs
   enum Record { kSteps, kThreshold, kSeconds, kPayload, kRecords };
 
   float nothing_ = 0.0f;

@@ -1,5 +1,5 @@
-// DeepreduceVariableName and DeepreduceExpectVariable: whether a graph that is shared runs on the
-// variable that it was traced for.
+// DeepreduceVariableName and DeepreduceExpectVariable: check that a shared graph runs on the
+// variable it was traced for.
 #include "core.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -64,7 +64,7 @@ class ExpectVariableOp : public tensorflow::OpKernel {
   std::string expected_, variable_;
 };
 
-// a handle is the host's, wherever the variable is
+// a handle is on the host, wherever the variable is
 REGISTER_KERNEL_BUILDER(Name("DeepreduceVariableName").Device(tensorflow::DEVICE_CPU),
                         VariableNameOp);
 REGISTER_KERNEL_BUILDER(Name("DeepreduceVariableName")

@@ -1,4 +1,4 @@
-// What the operators share on every device: arguments are checked and taken apart here.
+// Checks and conversions of arguments, shared by the operators of all devices.
 #ifndef DEEPREDUCE_TORCH_ARGUMENTS_H
 #define DEEPREDUCE_TORCH_ARGUMENTS_H
 
@@ -13,7 +13,7 @@
 
 namespace deepreduce_torch {
 
-// The status leads the message, so that the Python side can raise the error by its cause.
+// The message starts with the status, so that Python can raise the right type of error.
 #define DR_CHECK_STATUS(status, message) \
   TORCH_CHECK((status) == DR_OK, "deepreduce status ", (status), ": ", (message))
 #define DR_EXPECT(condition, ...) \
@@ -53,8 +53,8 @@ inline void expect_payload(const at::Tensor& payload) {
 
 inline void expect_elements(int64_t d) { DR_EXPECT(d >= 0, "d: expected at least 0, got ", d); }
 
-// Null when there is none; of an empty tensor, which PyTorch gives no memory, a pointer that nobody
-// reads.
+// Returns null if there is no tensor. An empty tensor has no memory in PyTorch, so it gives a
+// pointer that is never read.
 inline float* state_data(const std::optional<at::Tensor>& state, int64_t d, at::Device device,
                          const char* name) {
   if (!state.has_value()) return nullptr;
@@ -85,7 +85,7 @@ inline dr_position position_of(int64_t seed, int64_t step, int64_t tensor, int64
           static_cast<uint64_t>(rank)};
 }
 
-// The operators on host tensors (ops.cc), which take over what a device leaves to the host.
+// The operators on host tensors (ops.cc). They also do what a device leaves to the host.
 namespace host {
 at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
                   const std::optional<at::Tensor>& velocity,

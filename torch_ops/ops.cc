@@ -1,4 +1,4 @@
-// The PyTorch operators: tensors are checked here, the work is the native core's.
+// The PyTorch operators: they check tensors and call the native core.
 #include <torch/library.h>
 
 #include "arguments.h"
@@ -7,7 +7,7 @@
 namespace deepreduce_torch {
 namespace {
 
-// Scratch and result of one call, freed with it.
+// Scratch memory and result of one call, freed with it.
 class Call {
  public:
   Call() {
@@ -17,7 +17,7 @@ class Call {
     context.output = [](void* user, size_t bytes) -> void* {
       Call* call = static_cast<Call*>(user);
       call->result = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
-      // a null pointer would mean a failed allocation
+      // null would mean a failed allocation
       return bytes == 0 ? static_cast<void*>(call) : call->result.data_ptr();
     };
     context.user = this;
@@ -72,7 +72,7 @@ at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& r
   return call.result;
 }
 
-// Payloads say themselves what codec they are of.
+// `codec` is unused here: the payloads have the codec in their headers.
 void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale,
                  std::optional<at::ArrayRef<double>>) {
   const PayloadList list(payloads);
@@ -106,8 +106,8 @@ std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& 
 }  // namespace host
 }  // namespace deepreduce_torch
 
-// codec: the 20 numbers of Codec.fields. decode_sum_ does without; on a device it then has to look
-// at the payloads first.
+// codec: the 20 numbers of Codec.fields. decode_sum_ can do without it; on a device it must then
+// read the payloads first.
 TORCH_LIBRARY(deepreduce, library) {
   library.def(
       "encode(Tensor gradient, Tensor(a!)? residual, Tensor(b!)? velocity, Tensor(c!)? threshold, float[] codec, int seed, int step, "

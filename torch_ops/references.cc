@@ -1,5 +1,5 @@
-// Tensors that are kept alive from C++: what Python refers to does not count where another thread
-// must not be the last.
+// C++ references to tensors. They ensure that another thread never drops the last C++ reference;
+// Python references do not count for this.
 #include <torch/custom_class.h>
 
 namespace deepreduce_torch {

@@ -1,5 +1,5 @@
-// The C ABI: failures become a status and a message, the floating-point environment is the default
-// one.
+// The C ABI: converts failures to a status and a message, and sets the default floating-point
+// environment.
 #include <algorithm>
 #include <cstdio>
 
@@ -17,8 +17,7 @@ namespace {
 
 Simd best_simd() {
 #if defined(__x86_64__)
-  // each level has all that the functions made for it are compiled with; a virtual machine may hide
-  // any of them
+  // a level needs all features that its functions are compiled with; a virtual machine may hide any
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
                     __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -34,7 +33,7 @@ Simd allowed_simd(int32_t wanted) {
   return wanted < 0 || wanted >= static_cast<int>(best) ? best : static_cast<Simd>(wanted);
 }
 
-// Frameworks run their threads with denormals flushed to zero; the bytes must not depend on it.
+// Frameworks run their threads with denormals flushed to zero; the payload must not depend on that.
 class DefaultFloatingPoint {
  public:
 #if defined(__x86_64__)

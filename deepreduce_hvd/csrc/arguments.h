@@ -1,4 +1,4 @@
-// What the callers of encoders ask for, checked alike for processors and devices.
+// Checks of encoder arguments, shared by host and device.
 #ifndef DEEPREDUCE_ARGUMENTS_H
 #define DEEPREDUCE_ARGUMENTS_H
 
@@ -6,14 +6,14 @@
 
 namespace deepreduce {
 
-// Throws unless the gradient can be encoded and the memory has the arrays that it works with.
+// Throws unless the gradient can be encoded and the arrays that the memory needs are there.
 void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual,
                     bool has_velocity);
 
 // Throws unless the parameters of sparsifier and memory are in range.
 void check_selection(const dr_codec& codec);
 
-// k of TopK and RandomK: at least 1 and at most d.
+// Returns k of TopK and RandomK: at least 1 and at most d.
 uint32_t kept_count(const dr_stage& sparsifier, uint64_t d);
 
 }  // namespace deepreduce

@@ -1,4 +1,4 @@
-// What every file of the core builds on: failures, scratch memory, byte readers and writers.
+// The base of all files of the core: failures, scratch memory, byte readers and writers.
 #ifndef DEEPREDUCE_BASE_H
 #define DEEPREDUCE_BASE_H
 
@@ -9,7 +9,7 @@
 
 namespace deepreduce {
 
-// Thrown inside the core only; the C ABI turns it into a status and a message.
+// Thrown inside the core only; the C ABI converts it to a status and a message.
 struct Failure {
   int status;
   char message[sizeof(dr_context::message)];
@@ -48,14 +48,14 @@ enum class Simd : int { scalar = 0, avx2 = 1, avx512 = 2 };
 
 struct Context {
   Arena& arena;
-  Simd simd;  // what this processor has and the caller allows
+  Simd simd;  // best level that this processor has and the caller allows
 };
 
-// A section being written: little-endian, grows in the arena.
+// Writes a section: little-endian, grows in the arena.
 class ByteWriter {
  public:
   explicit ByteWriter(Arena& arena) : arena_(arena) {}
-  // Room for `bytes` more bytes, counted as written; the caller fills it.
+  // Adds `bytes` bytes to the section, which the caller fills.
   uint8_t* extend(uint64_t bytes) {
     if (bytes > capacity_ - size_) grow(bytes);
     uint8_t* place = data_ + size_;
@@ -69,7 +69,7 @@ class ByteWriter {
   void put_bytes(const void* source, uint64_t bytes) {
     if (bytes != 0) std::memcpy(extend(bytes), source, bytes);
   }
-  // Gives back the tail of what was extended.
+  // Drops the end of the last extension.
   void shrink_to(uint64_t size) { size_ = size; }
   uint8_t* data() { return data_; }
   uint64_t size() const { return size_; }
@@ -81,8 +81,8 @@ class ByteWriter {
   uint64_t size_ = 0, capacity_ = 0;
 };
 
-// A section being read. Every read is checked; what is missing or left over is a
-// CorruptPayloadError that names the section.
+// Reads a section. Every read is checked: missing or surplus bytes are a CorruptPayloadError that
+// names the section.
 class ByteReader {
  public:
   ByteReader(const uint8_t* data, uint64_t size, const char* section)

@@ -11,7 +11,7 @@ DR_HOST_DEVICE inline uint64_t packed_bytes(uint64_t count, unsigned width) {
   return (count * width + 7) / 8;
 }
 
-// The number of bits of a value without leading zeros: 0 for 0.
+// Number of bits of a value without leading zeros: 0 for 0.
 DR_HOST_DEVICE inline unsigned bit_length(uint32_t value) {
 #ifdef __CUDA_ARCH__
   return 32 - static_cast<unsigned>(__clz(static_cast<int>(value)));
@@ -20,14 +20,14 @@ DR_HOST_DEVICE inline unsigned bit_length(uint32_t value) {
 #endif
 }
 
-// The number of bits that tell `count` things apart: ceil(log2(count)), 0 for one or none.
+// Number of bits that distinguish `count` values: ceil(log2(count)), 0 for one or none.
 DR_HOST_DEVICE inline unsigned bit_width_of(uint32_t count) {
   unsigned width = 0;
   while (width < 32 && (uint64_t{1} << width) < count) ++width;
   return width;
 }
 
-// 64 bits from `bit` on, bits past the end zero; the low 57 are those of the data.
+// Loads 64 bits from position `bit`, of which the low 57 are data; bits past the end are zero.
 DR_HOST_DEVICE inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, uint64_t bit) {
   const uint64_t byte = bit >> 3;
   uint64_t word = 0;
@@ -39,8 +39,8 @@ DR_HOST_DEVICE inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, ui
   return word >> (bit & 7);
 }
 
-// Appends fields to memory that the caller has made large enough; 8 bytes at a time, never beyond
-// the last field's byte.
+// Appends fields to memory that the caller has made large enough. Writes 8 bytes at a time, but
+// never past the last byte of the last field.
 class BitWriter {
  public:
   explicit BitWriter(uint8_t* out) : start_(out), out_(out) {}
@@ -54,7 +54,7 @@ class BitWriter {
       pending_ = static_cast<uint64_t>(value) >> (width - filled_);
     }
   }
-  // Ends on a byte boundary with zero bits; returns the bytes written.
+  // Pads to a byte boundary with zero bits; returns the number of bytes written.
   uint64_t finish() {
     const unsigned bytes = (filled_ + 7) / 8;
     std::memcpy(out_, &pending_, bytes);
@@ -88,7 +88,7 @@ class BitReader {
     filled_ -= width;
     return value;
   }
-  // The rest of the last byte must be zero and nothing may follow.
+  // Checks that the rest of the last byte is zero and that nothing follows.
   void expect_end() const {
     if (at_ != end_ || pending_ != 0)
       corrupt_payload("%s: expected zero padding and the end of the bits", section_);

@@ -1,5 +1,5 @@
-// The contracts of the stages and the tables that name them. A codec is one .cc file and one row in
-// stages.def.
+// The interfaces of the stages, and the tables of the codecs. A codec is one .cc file and one row
+// in stages.def.
 #ifndef DEEPREDUCE_CODECS_H
 #define DEEPREDUCE_CODECS_H
 
@@ -7,35 +7,35 @@
 
 namespace deepreduce {
 
-// What is selected: `count` elements, indices ascending (null: all of 0..d-1, count == d).
+// The selected elements: `count` ascending indices (null: all of 0..d-1, count == d).
 struct Selection {
   uint32_t count = 0;
   const uint32_t* indices = nullptr;
-  const float* values = nullptr;  // (count,) the accumulated gradient there
+  const float* values = nullptr;  // (count,) accumulated gradient at the indices
 };
 
 struct IndexEncoding {
   uint32_t d;
   uint32_t count;
-  const uint32_t* indices;   // (count,) ascending, unless the codec keeps any order
+  const uint32_t* indices;   // (count,) ascending, unless the codec supports any order
   const double* parameters;  // of the stage
-  double value_bits;         // what one more value costs in the payload, for fpr="auto"
+  double value_bits;         // bits per value in the payload, for fpr="auto"
   uint64_t key;              // of Purpose::bloom_policy
-  // Out, for a codec that is not lossless: what the receiver will derive. Lossless codecs leave
-  // these alone.
+  // Outputs of a lossy codec: the indices that the receiver will decode. Lossless codecs leave them
+  // unchanged.
   uint32_t decoded_count;
   const uint32_t* decoded;  // (decoded_count,) ascending
-  // the values stay those of `indices`, position by position (the naive policy)
+  // values stay those of `indices`, position by position (the naive policy)
   bool values_stay;
 };
 
 struct IndexCodec {
   int id;
   const char* name;
-  bool any_order;  // can carry indices in any order, so that an order mapping costs nothing
+  bool any_order;  // supports indices in any order, so no order mapping is needed
   void (*encode)(Context&, IndexEncoding&, ByteWriter& section);
-  // Fills indices (count,), all < d, distinct, ascending unless any_order; the section is consumed
-  // exactly.
+  // Fills indices (count,): all < d, distinct, ascending unless any_order. Consumes the whole
+  // section.
   void (*decode)(Context&, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices);
 };
 
@@ -44,27 +44,27 @@ struct ValueEncoding {
   const float* values;       // (count,) finite
   const double* parameters;  // of the stage
   uint64_t key;              // of Purpose::rounding
-  float* decoded;            // out, (count,): what values[i] decodes to, at its own position i
-  // out, (count,) when the codec sorts: order[j] = position in `values` of the j-th value sent
+  float* decoded;            // out, (count,): decoded value of values[i], at position i
+  // out, (count,), if the codec sorts: order[j] = position in `values` of the j-th value sent
   uint32_t* order;
 };
 
 struct ValueCodec {
   int id;
   const char* name;
-  bool sorts;  // sends the values in an order of its own
-  // an estimate for planning, order mapping not counted
+  bool sorts;  // sends the values in another order
+  // estimate for planning, without the order mapping
   double (*bits_per_value)(const double* parameters);
   void (*encode)(Context&, ValueEncoding&, ByteWriter& section);
-  // Fills values (count,) in the order sent; the section is consumed exactly.
+  // Fills values (count,) in the order sent. Consumes the whole section.
   void (*decode)(Context&, ByteReader& section, uint32_t count, float* values);
 };
 
-// Null when there is no such id.
+// Returns null if there is no such id.
 const IndexCodec* find_index_codec(int id);
 const ValueCodec* find_value_codec(int id);
 
-// In a table of codecs.
+// Finds a codec in a table.
 template <class Codec, int count>
 const Codec* find_codec(const Codec* const (&table)[count], int id) {
   for (const Codec* codec : table)
@@ -72,7 +72,7 @@ const Codec* find_codec(const Codec* const (&table)[count], int id) {
   return nullptr;
 }
 
-// A row of the table of stages, null past the last one.
+// Returns a row of the table of stages, or null past the last one.
 const dr_stage_row* stage_row(uint32_t number);
 
 enum SparsifierId : int {
@@ -84,7 +84,7 @@ enum MemoryId : int {
 #include "stages.def"
 };
 enum IndexId : int {
-  kAllIndices = 0,  // of a payload that carries all elements
+  kAllIndices = 0,  // payload with all elements
 #define DR_INDEX_CODEC(id, Name, file, where, ...) k##Name = id,
 #include "stages.def"
 };

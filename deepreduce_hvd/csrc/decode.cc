@@ -1,4 +1,4 @@
-// Decoding: one payload to indices and values, then a sum into a dense or a sparse result.
+// Decoding: a payload to indices and values, then a sum into a dense or a sparse result.
 #include <cmath>
 #include <limits>
 
@@ -17,8 +17,8 @@ void expect_ascending(const uint32_t* indices, uint32_t count, unsigned order) {
           indices[i], indices[i - 1]);
 }
 
-// Indices (null: all, in order) and values in the order of the indices, unless both travel in value
-// order.
+// Returns indices (null: all, in order) and values. The values are in the order of the indices,
+// unless the payload has both in value order.
 Selection decode(Context& context, const Payload& payload) {
   const ValueCodec* value_codec = find_value_codec(payload.value_id);
   if (value_codec == nullptr) unknown_codec("value codec: got the unknown id %u", payload.value_id);
@@ -77,13 +77,13 @@ void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out
     return;
   }
   const Selection sent = decode(context, payload);
-  Largest largest;  // no memory that the sum could be in
+  Largest largest;  // a local, which cannot alias the sum
   if (sent.indices == nullptr) {
     for (uint32_t i = 0; i < sent.count; ++i) largest.take(out[i] += scale * sent.values[i]);
     caller_largest.take(largest.magnitude());
     return;
   }
-  constexpr uint32_t kAhead = 32;  // the scatter misses the cache at almost every element
+  constexpr uint32_t kAhead = 32;  // the scatter has a cache miss at almost every element
   for (uint32_t i = 0; i < sent.count; ++i) {
     if (i + kAhead < sent.count) __builtin_prefetch(out + sent.indices[i + kAhead], 1);
     largest.take(out[sent.indices[i]] += scale * sent.values[i]);
@@ -93,7 +93,8 @@ void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out
 
 namespace {
 
-// The union of two ascending streams; a value that both have is summed, the left one first.
+// Returns the union of two ascending streams. Values of equal indices are added, the left one
+// first.
 Selection merge(Arena& arena, const Selection& left, const Selection& right) {
   const uint64_t capacity = uint64_t{left.count} + right.count;
   uint32_t* indices = arena.array<uint32_t>(capacity);
@@ -114,13 +115,13 @@ Selection merge(Arena& arena, const Selection& left, const Selection& right) {
   return {n, indices, values};
 }
 
-// Ascending indices and scaled values, whatever order the payload came in.
+// Returns ascending indices and scaled values, for a payload in any order.
 Selection ascending_scaled(Context& context, const Payload& payload, float scale) {
   Selection sent = decode(context, payload);
   float* values = context.arena.array<float>(sent.count);
   if (payload.order == kIndicesInValueOrder) {
-    // A counting pass over d keeps this linear; d is what the caller said, not what the payload
-    // claims.
+    // A counting pass over d makes this linear. The caller has checked d; it is not just a claim of
+    // the payload.
     uint32_t* position = context.arena.zeros<uint32_t>(payload.d);
     for (uint32_t j = 0; j < sent.count; ++j) position[sent.indices[j]] = j + 1;
     uint32_t* indices = context.arena.array<uint32_t>(sent.count);

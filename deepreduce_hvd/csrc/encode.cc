@@ -1,4 +1,4 @@
-// dr_encode's work: error feedback and selection, index codec, value codec, payload.
+// The implementation of dr_encode: error feedback and selection, index codec, value codec, payload.
 #include "encode.h"
 
 #include <algorithm>
@@ -30,11 +30,11 @@ void put_values(Payload& payload, const ValueCodec& codec, ByteWriter& section) 
   payload.value_bytes = section.size();
 }
 
-// What is encoded: where its elements come from.
+// The tensor to encode.
 class Source {
  public:
   virtual ~Source() = default;
-  // values[i] = the element at indices[i] (null: at i), ascending
+  // values[i] = the element at indices[i] (at i if indices is null); indices are ascending
   virtual void gather(const uint32_t* indices, uint32_t count, float* values) const = 0;
 };
 
@@ -49,7 +49,7 @@ class Accumulated final : public Source {
   const dr_encoding& encoding_;
 };
 
-// A tensor that is 0 except where given.
+// A tensor that is 0 except at given indices.
 class Given final : public Source {
  public:
   Given(const uint32_t* indices, const float* values, uint32_t count)
@@ -73,7 +73,8 @@ class Given final : public Source {
   uint32_t count_;
 };
 
-// Every element in the gradient's own precision: what is sent when compression would not pay.
+// Writes every element in the gradient's own precision, for when compression does not reduce the
+// size.
 void pack_dense(Context& context, const Source& source, Payload& payload, ByteWriter& section,
                 Selection& sent) {
   const uint32_t d = payload.d;
@@ -109,8 +110,8 @@ Stages stages_of(const dr_codec& codec) {
   return stages;
 }
 
-// Codes what was selected from `source`. payload: in, d and dtype. Returns what the payload decodes
-// to.
+// Encodes the elements selected from `source`. payload: d and dtype are set before. Returns the
+// elements that the payload decodes to.
 Selection pack(Context& context, const dr_codec& codec, const Stages& stages,
                const dr_position& position, const Source& source, const Selection& selected,
                Payload& payload) {
@@ -120,8 +121,8 @@ Selection pack(Context& context, const dr_codec& codec, const Stages& stages,
   ByteWriter index_section(arena), value_section(arena), order_section(arena);
   const bool all = selected.indices == nullptr || selected.count == payload.d;
   const bool reorder_indices = !all && value_codec->sorts && index_codec->any_order;
-  // raw indices and values are sections as they lie in memory: copying them would cost more than
-  // the rest of their coding
+  // Raw indices and values are used as sections without a copy, which would take longer than the
+  // rest of their encoding.
   const bool raw_index = !all && !reorder_indices && index_codec->id == kRawIndex;
   const bool raw_values = !all && value_codec->id == kRawValue;
   Selection sent = selected;
@@ -207,8 +208,8 @@ float saturated_difference(float a, float b) {
   return std::min(std::max(a - b, -FLT_MAX), FLT_MAX);
 }
 
-// Leaves in encoding.values what the payload lacks of them, and finds what a lossy index codec
-// added.
+// Writes the error of the payload to encoding.values, and finds the elements that a lossy index
+// codec added.
 void write_back(Arena& arena, const Selection& sent, dr_sparse_encoding& encoding) {
   float* values = encoding.values;
   if (sent.indices == encoding.indices) {
@@ -276,7 +277,7 @@ void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec,
     return;
   }
   const uint32_t count = static_cast<uint32_t>(encoding.count), nothing = 0;
-  // a selection without indices would be of all elements
+  // a selection with null indices would mean all elements
   if (count == 0) encoding.indices = &nothing;
   const Selection given{count, encoding.indices, encoding.values};
   const Selection sent = pack(context, codec, stages, encoding.position,
@@ -306,7 +307,7 @@ bool select_elements(dr_context* caller, Context& context, const dr_codec& codec
   }
   if (selected.count != 0)
     std::memcpy(out + selected.count, selected.values, uint64_t{4} * selected.count);
-  // they may lie in the residual itself, which is about to change
+  // the values may be in the residual, which changes next
   selected.values = out + selected.count;
   remember_rest(context, codec, encoding, selected);
   return true;

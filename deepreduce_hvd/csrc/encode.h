@@ -1,4 +1,4 @@
-// The work behind dr_encode and dr_decode_*, with failures thrown.
+// The implementation of dr_encode and dr_decode_*, which throws failures.
 #ifndef DEEPREDUCE_ENCODE_H
 #define DEEPREDUCE_ENCODE_H
 
@@ -7,11 +7,11 @@
 
 namespace deepreduce {
 
-// The largest magnitude of what it is given; NaN is larger than Inf.
+// Tracks the largest magnitude of its inputs; NaN is larger than Inf.
 class Largest {
  public:
   void take(float value) {
-    // in the order of magnitudes
+    // these bits have the order of magnitudes
     const int32_t bits = static_cast<int32_t>(float_bits(value) & 0x7FFFFFFFu);
     bits_ = bits > bits_ ? bits : bits_;
   }
@@ -24,7 +24,7 @@ class Largest {
 void encode(dr_context* caller, Context& context, const dr_codec& codec, dr_encoding& encoding);
 void encode_sparse(dr_context* caller, Context& context, const dr_codec& codec,
                    dr_sparse_encoding& encoding);
-// False when the gradient is not finite.
+// Returns false if the gradient is not finite.
 bool select_elements(dr_context* caller, Context& context, const dr_codec& codec,
                      dr_encoding& encoding, const uint32_t* given, uint64_t given_count);
 void decode_sum(Context& context, const uint8_t* payload, uint64_t size, float* out, uint64_t d,

@@ -1,5 +1,5 @@
-// A natural logarithm of basic operations, so that it is the same on every machine (the C library's
-// is not).
+// A natural logarithm made of basic operations, so it is the same on every machine. The C library's
+// is not.
 #ifndef DEEPREDUCE_EXACT_LOG_H
 #define DEEPREDUCE_EXACT_LOG_H
 
@@ -11,8 +11,8 @@ namespace deepreduce {
 
 constexpr double kLn2 = 0.6931471805599453;
 
-// For normal positive x; within a few units in the last place. deepreduce_hvd/numerics/exact_log.py
-// is its twin.
+// For normal positive x; the error is a few units in the last place. The Python equivalent is
+// deepreduce_hvd/numerics/exact_log.py.
 DR_HOST_DEVICE inline double exact_log(double x) {
   int exponent;
   double fraction = std::frexp(x, &exponent);  // exact; in [0.5, 1)

@@ -1,5 +1,5 @@
-// Functions built of IEEE basic operations in a fixed order: the same bits on every processor
-// (deepreduce_hvd/numerics/exact_math.py).
+// Functions made of IEEE basic operations in a fixed order: the same bits on every processor. The
+// Python equivalent is deepreduce_hvd/numerics/exact_math.py.
 #ifndef DEEPREDUCE_EXACT_MATH_H
 #define DEEPREDUCE_EXACT_MATH_H
 
@@ -9,7 +9,7 @@
 
 namespace deepreduce {
 
-// 2^n, where adding 1.5 * 2^52 to n made `shifted`.
+// Returns 2^n, where `shifted` is n + 1.5 * 2^52.
 DR_HOST_DEVICE inline double power_of_two(const double& shifted) {
   uint64_t bits;
   std::memcpy(&bits, &shifted, sizeof(bits));
@@ -19,9 +19,9 @@ DR_HOST_DEVICE inline double power_of_two(const double& shifted) {
   return power;
 }
 
-// e^x for |x| <= 700: x = n ln 2 + r, the Taylor polynomial of degree 13 in r by Horner's rule,
-// times 2^n. Number: double, or several doubles with its operators, a constructor from one and a
-// power_of_two.
+// Returns e^x for |x| <= 700. x = n ln 2 + r; the result is the Taylor polynomial of degree 13 in r
+// by Horner's rule, times 2^n. Number is double, or a vector of doubles with its operators, a
+// constructor from one double and a power_of_two.
 template <class Number>
 DR_HOST_DEVICE inline __attribute__((always_inline)) Number exact_exp(const Number& x) {
   constexpr double kReciprocalFactorials[] = {1 / 479001600.0,
@@ -37,7 +37,7 @@ DR_HOST_DEVICE inline __attribute__((always_inline)) Number exact_exp(const Numb
                                               0.5,
                                               1.0,
                                               1.0};
-  // adding it rounds to an integer, which the low bits then hold
+  // adding it rounds to an integer, which is then in the low bits
   const Number magic(6755399441055744.0);
   const Number shifted = x * Number(1.4426950408889634) + magic;
   const Number n = shifted - magic;

@@ -1,4 +1,4 @@
-// Marks inline functions that processors and CUDA devices share.
+// Marks inline functions that host and CUDA devices share.
 #ifndef DEEPREDUCE_HOST_DEVICE_H
 #define DEEPREDUCE_HOST_DEVICE_H
 
@@ -10,7 +10,7 @@
 
 namespace deepreduce {
 
-// std::max and std::min are no functions of the device.
+// std::max and std::min are not available on the device.
 template <class T>
 DR_HOST_DEVICE constexpr T larger(T a, T b) {
   return a > b ? a : b;

@@ -1,7 +1,7 @@
-// Scratch memory for the bindings: one call's blocks, which the thread's next call uses again.
+// Scratch memory for the bindings: blocks of one call, reused by the thread's next call.
 //
-// Fresh pages cost more than most of the work on them; the core itself allocates nothing
-// (deepreduce.h).
+// Allocating new pages takes longer than most of the work on them. The core itself allocates
+// nothing (deepreduce.h).
 #ifndef DEEPREDUCE_HOST_SCRATCH_H
 #define DEEPREDUCE_HOST_SCRATCH_H
 
@@ -31,7 +31,7 @@ class HostScratch {
     size_t bytes;
   };
 
-  // What one thread keeps between calls, at most kKept bytes of it.
+  // Memory that one thread keeps between calls, at most kKept bytes.
   class Pool {
    public:
     ~Pool() {

@@ -32,7 +32,7 @@ void make_huffman_code(const uint64_t* frequencies, HuffmanCode* code) {
   });
   if (n == 1) code->lengths[symbols[0]] = 1;
   if (n >= 2) {
-    // level by level, symbols and packages of two of the level before, merged by weight
+    // per level: symbols, and packages of two from the level before, merged by weight
     bool is_symbol[kHuffmanLongest][2 * kHuffmanSymbols];
     uint64_t packages[kHuffmanSymbols], merged[2 * kHuffmanSymbols];
     unsigned package_count = 0;
@@ -68,7 +68,7 @@ void codes_from_lengths(const char* section, HuffmanCode* code) {
     if (length == 0) continue;
     ++used;
     longest = std::max<unsigned>(longest, length);
-    kraft += 1u << (kHuffmanLongest - length);  // lengths are fields of 4 bits
+    kraft += 1u << (kHuffmanLongest - length);  // lengths are 4-bit fields
   }
   if (!(kraft == 1u << kHuffmanLongest || (used == 1 && longest == 1)))
     corrupt_payload("%s: expected lengths of a complete Huffman code of at most %u bits", section,

@@ -13,20 +13,21 @@ constexpr uint64_t kHuffmanLengthsBytes = kHuffmanSymbols / 2;
 
 struct HuffmanCode {
   uint8_t lengths[kHuffmanSymbols];
-  uint16_t codes[kHuffmanSymbols];  // the first bit in the least significant place
+  uint16_t codes[kHuffmanSymbols];  // first bit is the least significant
 };
 
-// Optimal lengths of at most kHuffmanLongest bits (package-merge) and their canonical codes.
+// Computes optimal lengths of at most kHuffmanLongest bits (package-merge) and their canonical
+// codes.
 void make_huffman_code(const uint64_t* frequencies, HuffmanCode* code);
 
-// Canonical codes for lengths that came from a payload; anything but a complete code, or one symbol
-// of length 1, is a CorruptPayloadError.
+// Computes canonical codes for the lengths in a payload. Anything but a complete code, or one
+// symbol of length 1, is a CorruptPayloadError.
 void codes_from_lengths(const char* section, HuffmanCode* code);
 
 void write_lengths(const HuffmanCode& code, ByteWriter& section);
 void read_lengths(ByteReader& section, HuffmanCode* code);
 
-// The bytes that `count` symbols take.
+// Returns the number of bytes that `count` symbols need.
 uint64_t huffman_bytes(const HuffmanCode& code, const uint8_t* symbols, uint64_t count);
 void write_symbols(const HuffmanCode& code, const uint8_t* symbols, uint64_t count,
                    ByteWriter& section);
@@ -34,7 +35,7 @@ void write_symbols(const HuffmanCode& code, const uint8_t* symbols, uint64_t cou
 // Decodes symbol by symbol from one byte-aligned block.
 class HuffmanReader {
  public:
-  // `table` has 2^kHuffmanLongest entries, made by fill_table.
+  // `table` has 2^kHuffmanLongest entries, filled by fill_table.
   HuffmanReader(const uint16_t* table, const uint8_t* data, uint64_t bytes, const char* section)
       : table_(table), data_(data), bytes_(bytes), section_(section) {}
   static uint16_t* make_table(Arena& arena, const HuffmanCode& code);
@@ -49,15 +50,15 @@ class HuffmanReader {
     filled_ -= length;
     return static_cast<uint8_t>(entry);
   }
-  // The last code ends in the last byte, before zero padding.
+  // Checks that the last code ends in the last byte, followed by zero padding.
   void expect_end() const {
     if (at_ != bytes_ || filled_ >= 8 || pending_ != 0)
       corrupt_payload("%s: expected Huffman codes that end in the block's last byte", section_);
   }
 
  private:
-  // Whole bytes up to 56 bits or the end. Bits above `filled_` that a wide load leaves are those
-  // that the next one brings again.
+  // Loads whole bytes, up to 56 bits or the end. A wide load leaves bits above `filled_`; the next
+  // refill loads the same bits again.
   void refill() {
     if (bytes_ - at_ >= 8) {
       uint64_t word;

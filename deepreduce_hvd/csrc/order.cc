@@ -5,8 +5,8 @@
 namespace deepreduce {
 namespace {
 
-// Fields of a fixed width of at most 32 bits, two at a time, 8 bytes of memory at a time; the words
-// are little-endian as the format is.
+// Packs fields of a fixed width of at most 32 bits, two at a time, 8 bytes of memory at a time. The
+// words are little-endian, like the format.
 void pack(const uint32_t* fields, uint32_t count, unsigned width, uint8_t* out, uint64_t bytes) {
   uint64_t pending = 0;
   unsigned filled = 0;
@@ -40,12 +40,13 @@ void read_order(Context& context, ByteReader& section, uint32_t count, uint32_t*
   const uint64_t bytes = packed_bytes(count, width);
   const uint8_t* data = section.take(bytes);
   section.expect_end();
-  // count entries below count that hit each position are a permutation: no test within the loops
+  // count entries that are all < count and hit every position are a permutation; the loops need no
+  // test
   uint8_t* seen = context.arena.zeros<uint8_t>(uint64_t{1} << width);
   const uint64_t mask = (uint64_t{1} << width) - 1;
-  uint32_t whole = 0;  // entries whose 8 bytes lie within the section
+  uint32_t whole = 0;  // number of entries whose 8 bytes lie within the section
   if (bytes >= 8) {
-    const uint64_t last = (bytes - 8) * 8 + 7;  // the last bit at which 8 bytes may be read
+    const uint64_t last = (bytes - 8) * 8 + 7;  // last bit position from which 8 bytes can be read
     whole =
         width == 0 || last / width + 1 >= count ? count : static_cast<uint32_t>(last / width + 1);
   }

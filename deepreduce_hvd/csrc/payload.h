@@ -1,5 +1,5 @@
-// The container of docs/format.md: the only native file that knows byte offsets, the version and
-// the caps.
+// The container of docs/format.md. This is the only native file that knows byte offsets, the format
+// version and the limits.
 #ifndef DEEPREDUCE_PAYLOAD_H
 #define DEEPREDUCE_PAYLOAD_H
 
@@ -14,13 +14,13 @@ constexpr uint8_t kMagic[4] = {'D', 'R', 'H', 'V'};
 constexpr uint8_t kVersion = 1;
 constexpr uint64_t kChecksumOffset = 32;
 
-// What one 64-bit word adds to the checksum, a multilinear hash: a change in one word always
-// changes it, and words can be summed in any order.
+// Returns the term of one 64-bit word in the checksum, a multilinear hash. A change in one word
+// always changes the sum, and the words can be added in any order.
 DR_HOST_DEVICE inline uint64_t checksum_term(uint64_t word, uint64_t word_index) {
   return (word + 1) * (mix64(word_index) | 1);
 }
 
-// The bytes of the tensor itself, which no payload's sections exceed.
+// Bytes per element of an uncompressed payload; no payload's sections are larger than that.
 DR_HOST_DEVICE inline uint64_t dense_element_bytes(int dtype) {
   return dtype == DR_FLOAT16 || dtype == DR_BFLOAT16 ? 2 : 4;
 }
@@ -36,11 +36,10 @@ struct Payload {
   uint64_t total_bytes() const { return kHeaderBytes + index_bytes + value_bytes + order_bytes; }
 };
 
-// Writes header, sections and checksum to `out` (total_bytes() of it).
+// Writes header, sections and checksum to `out`, total_bytes() in all.
 void write_payload(const Payload& payload, uint8_t* out);
 
-// What the start of a payload says, before anything in it is checked: enough to cut it from what
-// follows.
+// The start of a payload, before any check: enough to split concatenated payloads.
 struct PayloadStart {
   uint64_t total_bytes;
   bool non_finite;

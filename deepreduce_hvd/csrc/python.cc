@@ -1,4 +1,4 @@
-// The NumPy binding: arrays in, arrays out, one function an entry of the C ABI.
+// The NumPy binding: one function per entry of the C ABI, on arrays.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -23,7 +23,7 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-// Scratch and result of one call, freed with it.
+// Scratch memory and result of one call, freed with it.
 class Call {
  public:
   explicit Call(int simd) {
@@ -50,7 +50,7 @@ class Call {
     throw py::error_already_set();
   }
 
-  // The result as an array that owns its memory.
+  // Returns the result as an array that owns its memory.
   Bytes result() {
     uint8_t* data = static_cast<uint8_t*>(result_.release());
     return Bytes(static_cast<py::ssize_t>(result_bytes_), data,
@@ -87,7 +87,7 @@ float* writable(py::object array, uint64_t d, const char* name) {
   return py::reinterpret_borrow<Floats>(array).mutable_data();
 }
 
-// What encode and select share of their arguments.
+// Converts the arguments that encode and select share.
 dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& residual,
                         const py::object& velocity, float threshold, const dr_position& position) {
   if (!(gradient.flags() & py::array::c_style))
@@ -119,7 +119,7 @@ py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, in
   return py::make_tuple(call.result(), encoding.threshold, encoding.count);
 }
 
-// (count,) indices and (count,) values that lie one after another in `both`.
+// Returns the (count,) indices and (count,) values that are concatenated in `both`.
 py::tuple indices_and_values(Bytes both) {
   const py::ssize_t count = both.size() / 8;
   return py::make_tuple(
@@ -235,7 +235,7 @@ py::dict inspect(const Bytes& payload) {
   return result;
 }
 
-// [(start, end, non-finite, the text of a notice or None)] of messages that lie one after another.
+// Splits concatenated messages. Returns [(start, end, non-finite, text of a notice or None)].
 py::list read_messages(const Bytes& messages) {
   const uint64_t size = static_cast<uint64_t>(messages.size());
   Call call(-1);
@@ -275,7 +275,7 @@ double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint
   return result;
 }
 
-// [{kind, name, file, on_device, id, parameters}] of the built-in stages.
+// Returns [{kind, name, file, on_device, id, parameters}] of the built-in stages.
 py::list stages() {
   py::list result;
   for (uint32_t number = 0; const dr_stage_row* row = dr_stage_table(number); ++number) {

@@ -1,5 +1,5 @@
-// The counter-based generator: a pure function of (key, counter), the same on every processor and
-// device.
+// The counter-based random generator: a pure function of (key, counter), the same on every
+// processor and device.
 #ifndef DEEPREDUCE_RANDOM_H
 #define DEEPREDUCE_RANDOM_H
 
@@ -9,7 +9,7 @@
 
 namespace deepreduce {
 
-// What a random choice is for; keys of different purposes never meet.
+// The purpose of a random choice; keys of different purposes are never equal.
 enum class Purpose : uint64_t { selection = 1, rounding = 2, bloom_policy = 3 };
 
 DR_HOST_DEVICE inline uint64_t mix64(uint64_t x) {  // the SplitMix64 step (Steele, Lea, Flood 2014)
@@ -25,7 +25,8 @@ DR_HOST_DEVICE inline uint64_t random_key(uint64_t seed, uint64_t step, uint64_t
                static_cast<uint64_t>(purpose));
 }
 
-// 32 uniform bits for a counter: MurmurHash3's finaliser with both halves of the key mixed in.
+// Returns 32 uniform bits for a counter: MurmurHash3's finalizer with both halves of the key mixed
+// in.
 DR_HOST_DEVICE inline uint32_t random32(uint64_t key, uint32_t counter) {
   uint32_t x = counter * 0x9E3779B1u + static_cast<uint32_t>(key);
   x ^= x >> 16;
@@ -37,12 +38,12 @@ DR_HOST_DEVICE inline uint32_t random32(uint64_t key, uint32_t counter) {
   return x;
 }
 
-// A uniform float32 in [0, 1) with 24 bits.
+// Returns a uniform float32 in [0, 1) with 24 bits.
 DR_HOST_DEVICE inline float random_uniform(uint64_t key, uint32_t counter) {
   return static_cast<float>(random32(key, counter) >> 8) * 5.9604644775390625e-8f;
 }
 
-// A uniform integer in [0, bound), bound >= 1, by multiply-shift.
+// Returns a uniform integer in [0, bound), bound >= 1, by multiply-shift.
 DR_HOST_DEVICE inline uint32_t random_below(uint64_t key, uint32_t counter, uint32_t bound) {
   return static_cast<uint32_t>((static_cast<uint64_t>(random32(key, counter)) * bound) >> 32);
 }

@@ -1,4 +1,4 @@
-// The registries of codecs on the host, from the table of stages.
+// The registries of codecs on the host, generated from the table of stages.
 #include "codecs.h"
 
 namespace deepreduce {

@@ -65,11 +65,11 @@ Selection select_largest_of_chunks(Arena& arena, Sum& sum, uint32_t chunk) {
   const uint64_t most = (sum.d + chunk - 1) / chunk;
   uint32_t* indices = arena.array<uint32_t>(most);
   float* kept = arena.array<float>(most);
-  // best: magnitude of indices[count], 0 when the chunk has shown zeros only
+  // best: magnitude of indices[count], 0 if the chunk has had only zeros so far
   uint32_t count = 0, best = 0, left = chunk;
   sum.accumulate([&](const float* values, uint32_t n, uint32_t start) {
     for (uint32_t i = 0; i < n;) {
-      const uint32_t end = i + std::min(left, n - i);  // a chunk may begin in an earlier block
+      const uint32_t end = i + std::min(left, n - i);  // a chunk may start in an earlier block
       const uint32_t largest = sum.kernels.largest(values + i, end - i);
       if (largest > best) {
         uint32_t at = i;
@@ -112,7 +112,7 @@ bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding&
     case kTopK:
       selection = select_largest(context, sum, kept_count(sparsifier, sum.d), encoding.threshold);
       break;
-    case kRandomK:  // rank 0 on all ranks: they choose the same indices
+    case kRandomK:  // rank 0 on all ranks, so that they select the same indices
       selection = select_random(context.arena, sum, kept_count(sparsifier, sum.d),
                                 random_key(at.seed, at.step, at.tensor, 0, Purpose::selection));
       break;

@@ -10,7 +10,7 @@
 namespace deepreduce {
 namespace {
 
-// Signed, since that is what every SIMD level can compare; the sign bit is off.
+// Signed, because every SIMD level can compare signed integers; the sign bit is 0.
 DR_INLINE int32_t magnitude(float value) { return static_cast<int32_t>(magnitude_bits(value)); }
 
 DR_INLINE int32_t signed_limit(uint32_t limit) {
@@ -39,7 +39,7 @@ DR_INLINE bool finite_double_loop(const double* numbers, uint32_t n) {
   return bad == 0;
 }
 
-// Finite numbers only; without branches, unlike float16_to_float, and equal to it.
+// Finite numbers only. Equal to float16_to_float, but without branches.
 DR_INLINE void from_float16_loop(const uint16_t* numbers, uint32_t n, float* out) {
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t sign = static_cast<uint32_t>(numbers[i] & 0x8000u) << 16,
@@ -94,7 +94,7 @@ DR_INLINE uint32_t largest_loop(const float* values, uint32_t n) {
 
 DR_INLINE uint32_t collect_loop(const float* values, uint32_t from, uint32_t n, uint32_t base,
                                 int32_t least, uint32_t* indices, float* kept, uint32_t count) {
-  // writes always, moves on when it counts: nothing to mispredict
+  // always writes, but advances only for valid entries: no branch to mispredict
   for (uint32_t i = from; i < n; ++i) {
     indices[count] = base + i;
     kept[count] = values[i];
@@ -107,7 +107,7 @@ uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t
                         uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);
   uint32_t count = 0, i = 0;
-  for (; i + 16 <= n; i += 16) {  // most groups hold nothing, and finding that out is quick
+  for (; i + 16 <= n; i += 16) {  // most groups are empty, which is quick to test
     uint32_t any = 0;
     for (uint32_t j = i; j < i + 16; ++j) any |= magnitude(values[j]) >= least;
     if (any != 0) count = collect_loop(values, i, i + 16, base, least, indices, kept, count);
@@ -115,7 +115,7 @@ uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
 
-// One level: the loops above compiled for TARGET, with that level's own `collect`.
+// One SIMD level: the loops above compiled for TARGET, and that level's own `collect`.
 #define DR_SELECT_LEVEL(LEVEL, TARGET)                                                           \
   struct LEVEL {                                                                                 \
     TARGET static bool finite_float(const uint32_t* x, uint32_t n) {                             \
@@ -160,11 +160,11 @@ DR_SELECT_LEVEL(scalar, );
 #define DR_AVX2 __attribute__((target("avx2,bmi2")))
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
 
-// Appends the members of `set`, whose bit i stands for values[i]; returns the new count.
+// Appends the elements values[i] whose bit i of `set` is 1; returns the new count.
 DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, uint32_t* indices,
                               float* kept, uint32_t count) {
   const uint32_t end = count + static_cast<uint32_t>(__builtin_popcountll(set));
-  // seldom are there more: two are written whether there or not, without a branch to mispredict
+  // there are rarely more than two, so two are always written, without a branch to mispredict
   for (int j = 0; j < 2; ++j) {
     const uint32_t at = static_cast<uint32_t>(__builtin_ctzll(set | uint64_t{1} << 63));
     indices[count] = base + at;
@@ -198,8 +198,8 @@ DR_AVX2 uint32_t collect_avx2(const float* values, uint32_t n, uint32_t base, ui
   return collect_loop(values, i, n, base, least, indices, kept, count);
 }
 
-// Not by compress instructions: at the usual densities, storing for every 16 elements costs more
-// than looking at 64 bits.
+// Does not use compress instructions: at usual densities, a store for every 16 elements takes
+// longer than tests of 64 bits.
 DR_AVX512 uint32_t collect_avx512(const float* values, uint32_t n, uint32_t base, uint32_t limit,
                                   uint32_t* indices, float* kept) {
   const int32_t least = signed_limit(limit);

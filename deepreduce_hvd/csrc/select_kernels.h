@@ -1,4 +1,4 @@
-// The inner loops of selection, one table of them a SIMD level. All levels compute the same bits.
+// The inner loops of selection, one table per SIMD level. All levels compute the same bits.
 #ifndef DEEPREDUCE_SELECT_KERNELS_H
 #define DEEPREDUCE_SELECT_KERNELS_H
 
@@ -6,15 +6,16 @@
 
 namespace deepreduce {
 
-// Elements that the passes take at a time: gradient, state and what is made of them stay in the
-// first-level cache.
+// Elements per block of a pass. A block of gradient, state and intermediate results fits in the
+// level-1 cache.
 constexpr uint32_t kSelectBlock = 2048;
-// `collect` may write this far past the last entry that counts.
+// `collect` may write this many entries past the last valid one.
 constexpr uint32_t kCollectSlack = 16;
 
-// Magnitudes compare as the integers that their bits are, the sign taken off: "bits" below.
+// "bits" below: the bits of a float without its sign; as integers they have the order of
+// magnitudes.
 struct SelectKernels {
-  // No NaN and no infinity; for double: also none once it is a float.
+  // Whether there is no NaN or Inf; for double: also after conversion to float.
   bool (*finite_float)(const uint32_t* numbers, uint32_t n);
   bool (*finite_half)(const uint16_t* numbers, uint32_t n, uint16_t exponent);
   bool (*finite_double)(const double* numbers, uint32_t n);
@@ -28,7 +29,8 @@ struct SelectKernels {
                        uint32_t n);
   // sum = saturate(sum - weight * addend)
   void (*subtract)(float* sum, const float* addend, float weight, uint32_t n);
-  // Elements with bits >= limit, in order: base + position and value. Returns how many.
+  // Collects elements with bits >= limit, in order: base + position, and value. Returns their
+  // number.
   uint32_t (*collect)(const float* values, uint32_t n, uint32_t base, uint32_t limit,
                       uint32_t* indices, float* kept);
   uint32_t (*count)(const float* values, uint32_t n, uint32_t limit);

@@ -1,7 +1,7 @@
-// One pass collects candidates: the elements above a limit that is a little below the k-th
-// magnitude, guessed from the last step's and from a sample. When the candidates outgrow their
-// room, those not among the k largest so far go, and the limit rises. In the end a radix select
-// finds the k-th exactly. Only a limit that was too high costs another pass.
+// One pass collects candidates: the elements above a limit slightly below the k-th magnitude. The
+// limit is estimated from the last step's threshold and from a sample. When the candidates outgrow
+// their memory, all but the k largest so far are dropped, and the limit rises. At the end a radix
+// select finds the exact k-th magnitude. Another pass is needed only if the limit was too high.
 #include "select_largest.h"
 
 #include <cmath>
@@ -16,22 +16,22 @@ constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 13, kElementsASa
 constexpr unsigned kDigitBits = 11;
 constexpr uint32_t kSpareCandidates = 1u << 14;
 constexpr uint32_t kSmallestNonZero = 1;
-// thresholds seldom fall by more from one step to the next
+// thresholds rarely fall by more from one step to the next
 constexpr float kBelowRemembered = 0.97f;
 
 uint32_t magnitude(float value) { return float_bits(value) & 0x7FFFFFFFu; }
 
 struct Kth {
-  uint32_t bits;  // the k-th largest magnitude; 0 when there are fewer than k non-zero elements
-  uint32_t ties;  // how many of that magnitude are among the k
+  uint32_t bits;  // k-th largest magnitude; 0 if there are fewer than k nonzero elements
+  uint32_t ties;  // number of elements with that magnitude among the k
 };
 
-// Of `count` magnitudes, none of them below `low`.
+// Finds the k-th of `count` magnitudes, all of which are >= `low`.
 Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, uint32_t k,
              uint32_t low, uint32_t* histogram) {
   if (count < k || k == 0) return {0, 0};
-  // the range that holds the k-th magnitude, [low, low + 2^width), is cut into 2^kDigitBits parts
-  // until it is one number
+  // the range of the k-th magnitude, [low, low + 2^width), is divided into 2^kDigitBits parts until
+  // it is one number
   const uint32_t range = kernels.largest(values, count) - low;
   unsigned width = 0;
   while ((uint64_t{1} << width) <= range) ++width;
@@ -69,16 +69,16 @@ class Candidates {
     count_ += kernels_.collect(values, n, start, limit_, indices_ + count_, values_ + count_);
     if (count_ > capacity_) {
       lowest_ = keep_largest();
-      limit_ = lowest_ + 1;  // later elements lose ties
+      limit_ = lowest_ + 1;  // at ties, earlier elements win
     }
   }
-  // Whether the k largest are among the candidates.
+  // Whether the candidates include the k largest.
   bool enough() const { return count_ >= k_ || limit_ <= kSmallestNonZero; }
-  // Drops all but the k largest; returns the k-th magnitude, 0 when there are fewer than k.
+  // Drops all but the k largest; returns the k-th magnitude, 0 if there are fewer than k.
   uint32_t keep_largest() {
     const Kth kth = find_kth(kernels_, values_, count_, k_, lowest_, histogram_);
     uint32_t kept = 0, ties = kth.ties;
-    // writes always, moves on when it stays: nothing to mispredict
+    // always writes, but advances only for elements that stay: no branch to mispredict
     for (uint32_t i = 0; i < count_; ++i) {
       const uint32_t one = magnitude(values_[i]);
       const bool tie = one == kth.bits && ties > 0;
@@ -98,12 +98,12 @@ class Candidates {
   uint32_t* histogram_;
   uint32_t* indices_;
   float* values_;
-  // lowest: below it there is no candidate
+  // lowest: no candidate is below it
   uint32_t count_ = 0, limit_ = kSmallestNonZero, lowest_ = kSmallestNonZero;
 };
 
-// Limits for which a sample of what the sum will be promises surely enough and surely too few
-// candidates.
+// Limits estimated from a sample of the future sum: with `enough` there are almost certainly at
+// least k candidates, with `too_few` almost certainly fewer.
 struct Limits {
   uint32_t enough, too_few;
 };
@@ -111,7 +111,7 @@ struct Limits {
 Limits sampled_limits(const Sum& sum, uint32_t k, uint64_t most, uint32_t* sample) {
   const uint64_t count = std::min(most, sum.d / kElementsASample);
   if (count == 0) return {kSmallestNonZero, UINT32_MAX};
-  // a random place in each of `count` parts: a pattern with a period would fool a stride
+  // one random element of each of `count` parts; a fixed stride could miss periodic patterns
   for (uint64_t j = 0; j < count; ++j) {
     const uint64_t from = j * sum.d / count, to = (j + 1) * sum.d / count;
     sample[j] = magnitude(sum.preview(
@@ -120,7 +120,7 @@ Limits sampled_limits(const Sum& sum, uint32_t k, uint64_t most, uint32_t* sampl
   const double expected =
       static_cast<double>(k) * static_cast<double>(count) / static_cast<double>(sum.d);
   const double deviation = 4 * std::sqrt(expected);
-  // the sample's element of that rank, from the largest down
+  // element of the sample with this rank, counted from the largest
   const auto ranked = [=](double rank) {
     uint32_t* at = sample + static_cast<uint64_t>(rank);
     std::nth_element(sample, at, sample + count, [](uint32_t a, uint32_t b) { return a > b; });

@@ -6,9 +6,9 @@
 
 namespace deepreduce {
 
-// Accumulates, and selects the k largest by (|value|, smaller index first) without zeros.
-// `threshold` comes in as a guess of the k-th magnitude that may be anything, and goes out as what
-// it was; it only says where to look first.
+// Accumulates, and selects the k largest by (|value|, smaller index first), without zeros. In:
+// `threshold` is any guess of the k-th magnitude, which only sets where the search starts. Out: the
+// k-th magnitude.
 Selection select_largest(Context& context, Sum& sum, uint32_t k, float& threshold);
 
 }  // namespace deepreduce

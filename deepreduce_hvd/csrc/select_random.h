@@ -1,5 +1,4 @@
-// RandomK's permutation: a keyed one of [0, d), so that its first k values are k distinct random
-// indices.
+// RandomK's keyed permutation of [0, d). Its first k values are k distinct random indices.
 #ifndef DEEPREDUCE_SELECT_RANDOM_H
 #define DEEPREDUCE_SELECT_RANDOM_H
 
@@ -7,8 +6,9 @@
 
 namespace deepreduce {
 
-// An alternating Feistel network on the smallest power of two that holds d, and at least 2^8, since
-// it mixes fewer bits badly; what falls outside walks on along its cycle.
+// An alternating Feistel network on the smallest power of two that holds d, but at least 2^8,
+// because it mixes fewer bits badly. Results outside of [0, d) are permuted again until they are
+// inside (cycle walking).
 struct RandomPermutation {
   static constexpr int kRounds = 8;
   uint64_t keys[kRounds];

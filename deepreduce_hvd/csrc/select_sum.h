@@ -13,12 +13,12 @@ class Sum {
  public:
   Sum(Context& context, const dr_codec& codec, const dr_encoding& encoding);
 
-  // Whether the gradient holds neither NaN nor infinity.
+  // Whether the gradient has neither NaN nor Inf.
   bool finite() const;
 
-  // Calls visit(const float* values, uint32_t n, uint32_t start) for every block in order. The
-  // first call of either kind must be accumulate, exactly once: it adds the gradient to the memory
-  // on the way.
+  // Calls visit(const float* values, uint32_t n, uint32_t start) for every block in order.
+  // accumulate must be called exactly once, before any read: it also adds the gradient to the
+  // memory.
   template <class Visit>
   void accumulate(Visit visit) {
     for (uint64_t start = 0; start < d; start += kSelectBlock) {
@@ -37,13 +37,13 @@ class Sum {
     }
   }
 
-  // Before accumulate: what one element will be, saturation aside.
+  // Before accumulate: the future value of one element, without saturation.
   float preview(uint64_t i) const;
-  // What one element is, after it.
+  // After accumulate: the value of one element.
   float at(uint64_t i) const {
     return encoding_.residual != nullptr ? encoding_.residual[i] : gradient_at(encoding_, i);
   }
-  // All of it where it lies as (d,) float32, else null.
+  // The whole sum as (d,) float32 if it is in memory in this form, else null.
   const float* whole() const;
   // The gradient's elements [start, start + n) as float32, n <= kSelectBlock; valid until the next
   // call.

@@ -28,8 +28,8 @@ uint64_t scalar_positions(const uint8_t* data, uint64_t bytes, uint64_t at, uint
 #define DR_AVX2 __attribute__((target("avx2,bmi,bmi2,popcnt")))
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi,bmi2,popcnt")))
 
-// Eight positions a turn whether they are there or not, so that the number of set bits is seldom a
-// branch to guess.
+// Always writes eight positions per iteration, so that branches rarely depend on the number of set
+// bits.
 DR_AVX2 uint64_t avx2_positions(const uint8_t* data, uint64_t bytes, uint32_t* out,
                                 uint32_t capacity) {
   uint64_t found = 0, at = 0;
@@ -49,7 +49,7 @@ DR_AVX2 uint64_t avx2_positions(const uint8_t* data, uint64_t bytes, uint32_t* o
   return scalar_positions(data, bytes, at, out, found, capacity);
 }
 
-// The positions of 16 bits in a register, of which compression keeps those that are set.
+// Compresses a register with the positions of 16 bits to those of the set bits.
 DR_AVX512 uint64_t avx512_positions(const uint8_t* data, uint64_t bytes, uint32_t* out,
                                     uint32_t capacity) {
   const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

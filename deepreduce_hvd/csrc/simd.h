@@ -1,5 +1,5 @@
-// Function multiversioning: one loop, always inlined, compiled once for each SIMD level and chosen
-// when the core runs.
+// Function multiversioning: one loop, always inlined, compiled once per SIMD level and selected at
+// run time.
 #ifndef DEEPREDUCE_SIMD_H
 #define DEEPREDUCE_SIMD_H
 
@@ -7,8 +7,8 @@
 
 #define DR_INLINE inline __attribute__((always_inline))
 
-// Attributes of a function compiled for a SIMD level, and the choice among name_scalar, name_avx2
-// and name_avx512.
+// Attributes of a function compiled for a SIMD level, and the selection among name_scalar,
+// name_avx2 and name_avx512.
 #if defined(__x86_64__)
 #define DR_AVX2 __attribute__((target("avx2,bmi2")))
 #define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))

@@ -1,5 +1,5 @@
-// Numbers of 7 bits a byte, least significant first, the top bit set in all bytes but the last; no
-// longer than needed.
+// LEB128 numbers: 7 bits per byte, least significant first, the top bit set in all bytes but the
+// last; always the shortest form.
 #ifndef DEEPREDUCE_VARINT_H
 #define DEEPREDUCE_VARINT_H
 
@@ -16,7 +16,7 @@ inline uint8_t* put_varint(uint8_t* out, uint32_t number) {
   return out;
 }
 
-// One number of up to 35 bits; the reader is left behind it.
+// Reads one number of up to 35 bits.
 template <class NextByte>
 inline uint64_t get_varint(NextByte next_byte, const char* section) {
   uint64_t number = 0;

@@ -10,20 +10,20 @@ namespace deepreduce {
 namespace {
 
 constexpr char kNoticeMagic[4] = {'D', 'R', 'E', 'R'};
-constexpr uint64_t kNoticeHeaderBytes = 8;  // the magic, the text's length
+constexpr uint64_t kNoticeHeaderBytes = 8;  // magic, length of the text
 constexpr uint64_t kLongestText = 4096;
-// of a float32 sum over up to 64 ranks, with factors before and after it
+// relative error of a float32 sum over up to 64 ranks, with factors before and after it
 constexpr double kRounding = 2e-6;
-// of one more addition, relative to the whole sum, on average over the additions
+// additional relative error per addition beyond that, averaged over the additions
 constexpr double kHalfUlp = 1.0 / (1 << 25);
-// Below one, so that ranks make the probes of two ranks differ in direction: Adasum averages what
-// is all but parallel, and would pass for an average.
+// Below one, so that the rank term makes the probes of two ranks differ in direction. Adasum
+// averages nearly parallel vectors and would otherwise look like an average.
 constexpr double kMarkUnit = 1.0 / 65536;
 
-// 32 bits of configuration and step. Of one configuration, steps less than 2^32 apart never have
-// the same mark, and near ones have marks that are far apart in both halves: every rank sees a
-// difference in the sum over many ranks. The step is multiplied by an odd number (2^32 divided by
-// the golden ratio) and its halves are mixed; both can be undone.
+// Returns a 32-bit mark of configuration and step. With one configuration, steps less than 2^32
+// apart never have the same mark. Marks of close steps differ widely in both halves, so every rank
+// sees a difference in the sum over many ranks. The step is multiplied by an odd number (2^32
+// divided by the golden ratio) and its halves are mixed; both operations are invertible.
 uint32_t mark_of(uint32_t fingerprint, uint64_t step) {
   uint32_t mixed =
       (static_cast<uint32_t>(step) ^ static_cast<uint32_t>(mix64(step >> 32))) * 0x9E3779B1u;
@@ -55,7 +55,7 @@ dr_message read_message(const uint8_t* messages, uint64_t size) {
 
 void write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
   uint32_t length = static_cast<uint32_t>(text_bytes < kLongestText ? text_bytes : kLongestText);
-  if (length < text_bytes)  // not in the midst of a character of UTF-8
+  if (length < text_bytes)  // not within a UTF-8 character
     while (length > kLongestText - 4 && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80)
       --length;
   uint8_t* out = static_cast<uint8_t*>(context->output(context->user, kNoticeHeaderBytes + length));

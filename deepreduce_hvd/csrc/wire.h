@@ -1,5 +1,4 @@
-// What travels beside payloads: notices of failure, and the probe that rides on Horovod's own
-// allreduce.
+// Messages beside payloads: notices of failures, and the probe in Horovod's own allreduce.
 #ifndef DEEPREDUCE_WIRE_H
 #define DEEPREDUCE_WIRE_H
 

@@ -1,7 +1,7 @@
-// DeepreduceDecodeSum on a GPU: messages and sum stay there. With hints one read of 48 bytes tells
-// how it went, and without them the messages are read, to learn where payloads start and what their
-// codec is. What the device refuses, or leaves to the host, the host decodes again: its answer, be
-// it a sum or an error, is that of the kernel of the host.
+// DeepreduceDecodeSum on a GPU. Messages and sum stay there. With hints, one read of 48 bytes gives
+// the outcome. Without hints, the messages are read to find the starts and the codec of the
+// payloads. The host decodes again what the device refuses or does not support, so the sum or the
+// error is that of the host's kernel.
 #include "device.h"
 
 #include <optional>
@@ -69,18 +69,18 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
       return absl::InvalidArgumentError(
           absl::StrCat("lengths: expected a vector, got shape ", lengths.shape().DebugString()));
     TF_RETURN_IF_ERROR(check_codec_table(table));
-    *codec = codec_at(table, 0);  // a schedule changes what is kept, not how it is coded
+    *codec = codec_at(table, 0);  // a schedule changes the selection, not the encoding
     return payloads->split_by(lengths, kernel->input(DecodeSum::kMessages), decode_.variable);
   }
 
-  // As far as decoding goes; of payloads in host memory.
+  // Returns the codec of payloads in host memory, as far as decoding needs it.
   static dr_codec codec_of_payloads(Call& call, const OneVariablesPayloads& payloads) {
     dr_codec codec{};
     codec.index.id = kRawIndex;
     codec.value.id = kRawValue;
     for (size_t i = 0; i < payloads.data.size(); ++i) {
       dr_header header;
-      // dense, or refused later
+      // all elements, or refused later
       if (dr_inspect(&call.context, payloads.data[i], payloads.sizes[i], &header) != DR_OK ||
           header.index_id == 0)
         continue;

@@ -1,5 +1,5 @@
-// What the kernels on a GPU share: TensorFlow's stream there, its allocators' memory for one call,
-// and the wait for what must be known on the host.
+// Parts that the kernels on a GPU share: TensorFlow's stream, memory for one call from its
+// allocators, and waits for data that the host needs.
 #ifndef DEEPREDUCE_TF_OPS_CUDA_DEVICE_H
 #define DEEPREDUCE_TF_OPS_CUDA_DEVICE_H
 
@@ -14,18 +14,19 @@
 
 namespace deepreduce_tf {
 
-// A kernel that waits for its device. TensorFlow runs what is cheap on the thread that starts the
-// next operations, and what is expensive on one of its own: so the wait holds up nobody. (An
-// AsyncOpKernel would be called back on one of two threads that serve all events of the device.)
+// A kernel that waits for its device. TensorFlow runs cheap kernels on the thread that starts the
+// next operations, and expensive ones on separate threads. This one is marked as expensive, so its
+// wait delays nothing else. (The callbacks of an AsyncOpKernel would run on one of two threads that
+// handle all events of the device.)
 class WaitingKernel : public tensorflow::OpKernel {
  public:
   using OpKernel::OpKernel;
   bool IsExpensive() override { return true; }
 };
 
-// One call of a kernel on its device. TensorFlow gives memory out again in the order of the stream,
-// so that what is freed here may still be in use there; pinned memory is the host's, which is given
-// out again at once: what uses it is waited for before the call is over.
+// One call of a kernel on its device. TensorFlow reuses freed device memory in the order of the
+// stream, so memory freed here may still be in use on the device. Pinned memory belongs to the host
+// allocator, which reuses it at once; so the call waits for everything that uses it before it ends.
 class DeviceCall {
  public:
   explicit DeviceCall(OpKernelContext* kernel) : kernel_(kernel), stream_(stream_of(kernel)) {}
@@ -37,7 +38,7 @@ class DeviceCall {
 
   void* stream() const { return stream_; }
 
-  // At least one byte, aligned to 256: a null pointer would be a size query.
+  // Allocates at least one byte, aligned to 256: a null pointer would be a size query.
   absl::Status on_device(uint64_t bytes, void** data) {
     Tensor memory;
     TF_RETURN_IF_ERROR(allocate(bytes + kAlignment, tensorflow::AllocatorAttributes(), &memory));
@@ -46,7 +47,7 @@ class DeviceCall {
     return absl::OkStatus();
   }
 
-  // Host memory that copies run to and from without a detour; it lives as long as the call.
+  // Allocates pinned host memory for asynchronous copies, for the duration of the call.
   absl::Status pinned(uint64_t bytes, Tensor* memory) {
     tensorflow::AllocatorAttributes attributes;
     attributes.set_on_host(true);
@@ -55,7 +56,7 @@ class DeviceCall {
     return allocate(bytes, attributes, memory);
   }
 
-  // On the stream; either may be pinned or device memory.
+  // Copies on the stream; `to` and `from` may be pinned or device memory.
   absl::Status copy(void* to, const void* from, uint64_t bytes) {
     return bytes == 0
                ? absl::OkStatus()
@@ -67,7 +68,7 @@ class DeviceCall {
                       : checked("memset", cudaMemsetAsync(memory, 0, bytes, stream_));
   }
 
-  // Until the stream has done what it was given so far; the thread sleeps.
+  // Waits until the stream has finished its work so far; the thread sleeps.
   absl::Status wait() {
     cudaEvent_t event;
     TF_RETURN_IF_ERROR(checked(
@@ -79,7 +80,7 @@ class DeviceCall {
     return checked("wait", error);
   }
 
-  // The bytes of a tensor on the device, in pinned memory, waited for.
+  // Copies a tensor from the device to pinned memory, and waits.
   absl::Status fetch(const void* from, uint64_t bytes, Tensor* fetched) {
     TF_RETURN_IF_ERROR(pinned(bytes, fetched));
     TF_RETURN_IF_ERROR(copy(fetched->data(), from, bytes));
@@ -93,7 +94,7 @@ class DeviceCall {
     return absl::OkStatus();
   }
 
-  // Pageable memory of the host to the device, waited for.
+  // Copies pageable host memory to the device, and waits.
   absl::Status send(void* to, const void* from, uint64_t bytes) {
     Tensor staged;
     TF_RETURN_IF_ERROR(pinned(bytes, &staged));
@@ -125,7 +126,7 @@ class DeviceCall {
   OpKernelContext* kernel_;
   cudaStream_t stream_;
   bool pinned_in_use_ = false;
-  std::vector<Tensor> memory_;  // until the call is over
+  std::vector<Tensor> memory_;  // for the duration of the call
 };
 
 inline absl::Status copy_on_device(OpKernelContext* kernel, const Tensor& from, Tensor* to) {

@@ -1,5 +1,5 @@
-// DeepreduceEncode on a GPU: gradient, memory and payload stay there, numbers are the host's. One
-// read of 48 bytes tells the payload's length. Codecs that the device leaves to the host go there
+// DeepreduceEncode on a GPU. Gradient, memory and payload stay on the GPU; numbers are on the host.
+// One read of 48 bytes gives the payload's length. Codecs without device support use the host,
 // through pinned memory.
 #include "device.h"
 
@@ -72,7 +72,7 @@ class EncodeOnDeviceOp : public WaitingKernel {
     status = dr_cuda_message(&call.context, &done);
     if (status != DR_OK) return status_of(status, call.context.message);
     const int64_t bytes = static_cast<int64_t>(done.payload_bytes);
-    if (done.payload_bytes >= encoding.payload_capacity / 2) {  // the room is that of all elements
+    if (done.payload_bytes >= encoding.payload_capacity / 2) {  // has room for all elements
       kernel->set_output(0, room.Slice(0, bytes));
       return absl::OkStatus();
     }
@@ -107,7 +107,7 @@ class EncodeOnDeviceOp : public WaitingKernel {
     return send_result(kernel, call, device);
   }
 
-  // What the call made in host memory is the output.
+  // Copies the result of the call, in host memory, to the output.
   static absl::Status send_result(OpKernelContext* kernel, const Call& call, DeviceCall& device) {
     Tensor* output;
     TF_RETURN_IF_ERROR(kernel->allocate_output(
@@ -129,8 +129,8 @@ REGISTER_KERNEL_BUILDER(Name("DeepreduceEncode")
 }  // namespace
 }  // namespace deepreduce_tf
 
-// For the Python side, which places gradients before there is a graph: whether devices know a codec
-// of 20 numbers. Only builds with CUDA have it.
+// Returns whether devices support a codec of 20 numbers. Python needs this to place gradients
+// before there is a graph. Only builds with CUDA have it.
 extern "C" __attribute__((visibility("default"))) int deepreduce_tf_cuda_supports(
     const double* fields) {
   const dr_codec codec = deepreduce_tf::codec_of(fields);

@@ -1,6 +1,6 @@
-// The PyTorch operators on CUDA devices: the caller's device and current stream, PyTorch's
-// allocators, and one small read from the device where a length or a failure must be known. What
-// has no device codec goes through pinned memory to the operators of the host.
+// The PyTorch operators on CUDA devices. They use the caller's device and current stream and
+// PyTorch's allocators. When a length or a failure must be known, they read a few bytes from the
+// device. Codecs without device support use the host operators, through pinned memory.
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
@@ -25,19 +25,19 @@ void* current_stream(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
 }
 
-// At least one byte: a null pointer would be a size query.
+// Allocates at least one byte: a null pointer would be a size query.
 at::Tensor device_bytes(uint64_t bytes, at::Device device) {
   DR_EXPECT(bytes < uint64_t{1} << 62, "memory: expected less than 2^62 bytes, got ", bytes);
   return at::empty({static_cast<int64_t>(bytes == 0 ? 1 : bytes)},
                    at::TensorOptions(at::kByte).device(device));
 }
 
-// Of the same shape, in host memory that copies run to and from without a detour.
+// Allocates pinned host memory of the same shape, for asynchronous copies.
 at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
 }
 
-// Copies of device tensors in pinned memory, waited for once; tensors of the host as they are.
+// Copies device tensors to pinned memory and waits once; returns host tensors unchanged.
 std::vector<at::Tensor> to_host(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> copies;
   const at::Tensor* copied = nullptr;
@@ -60,8 +60,8 @@ dr_cuda_result as_result(const at::Tensor& host) {
   return result;
 }
 
-// Raises what a dr_cuda_result that was copied to the host says, if it is a failure. `parameter`:
-// whose sum it is that failed, if it is one.
+// Throws if a dr_cuda_result that was copied to the host is a failure. `parameter`: name of the
+// parameter whose sum failed, if it is a sum.
 void raise_failure(const at::Tensor& host, c10::string_view parameter) {
   const dr_cuda_result result = as_result(host);
   dr_context context{};
@@ -104,9 +104,9 @@ at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Te
   return pinned.to(gradient.device(), true);
 }
 
-// Starts to encode, without waiting: returns memory on the device whose beginning will be the
-// payload, and a report there, the dr_cuda_result and the payload's header, which tells how much of
-// it.
+// Starts to encode, without waiting. Returns two device tensors: memory that will start with the
+// payload, and a report. The report is the dr_cuda_result followed by the payload's header, which
+// contains the payload's size.
 std::tuple<at::Tensor, at::Tensor> start_encode_(const at::Tensor& gradient,
                                                  const std::optional<at::Tensor>& residual,
                                                  const std::optional<at::Tensor>& velocity,
@@ -148,7 +148,7 @@ at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& r
                   int64_t seed, int64_t step, int64_t tensor, int64_t rank) {
   expect_gradient(gradient);
   const c10::cuda::CUDAGuard guard(gradient.device());
-  // a hint for the host: the device takes none, and leaves it
+  // a hint for the host; the device does not use or change it
   state_data(threshold, 1, gradient.device(), "threshold");
   if (!supports(codec_fields))
     return encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor,
@@ -158,7 +158,7 @@ at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& r
   const at::Tensor result = to_host({report})[0].narrow(0, 0, sizeof(dr_cuda_result));
   raise_failure(result, "");
   const int64_t bytes = static_cast<int64_t>(as_result(result).payload_bytes);
-  // a copy, unless it is near the room's size: the room is that of all elements
+  // copy it, unless it nearly fills the memory, which has room for all elements
   const at::Tensor payload = room.narrow(0, 0, bytes);
   return bytes < room.numel() / 2 ? payload.clone() : payload;
 }
@@ -188,7 +188,8 @@ void decode_sum_on_host(const at::Tensor& out, const std::vector<at::Tensor>& pa
   at::Tensor(out).copy_(sum, true);
 }
 
-// Starts the sum of payloads of one codec; the dr_cuda_result, in device memory, tells how it went.
+// Starts the sum of payloads of one codec. The returned dr_cuda_result, in device memory, has the
+// outcome.
 at::Tensor start_decode_sum(const at::Tensor& out, const DevicePayloads& payloads, double scale,
                             const dr_codec& codec) {
   float* sum = state_data(out, out.numel(), out.device(), "out");
@@ -212,7 +213,7 @@ void expect_on_device(const at::Tensor& out) {
   DR_EXPECT(out.is_cuda(), "out: expected it where the payloads are, got ", describe(out));
 }
 
-// The codec of a payload, as far as decoding goes.
+// Returns the codec of a payload, as far as decoding needs it.
 dr_codec codec_of_payload(const at::Tensor& header) {
   dr_codec codec{};
   const uint8_t* bytes = header.const_data_ptr<uint8_t>();
@@ -223,8 +224,8 @@ dr_codec codec_of_payload(const at::Tensor& header) {
   return codec;
 }
 
-// Payloads of one codec. What the device leaves to the host (a Bloom filter of settings that it was
-// not told) is decoded there, in its turn.
+// Sums payloads of one codec. Payloads that the device cannot decode (a Bloom filter of other
+// settings than it was given) are decoded on the host, in their place in the order.
 void decode_sum_alike(const at::Tensor& out, const std::vector<at::Tensor>& payloads, double scale,
                       const dr_codec& codec) {
   for (size_t first = 0; first < payloads.size();) {
@@ -239,8 +240,8 @@ void decode_sum_alike(const at::Tensor& out, const std::vector<at::Tensor>& payl
   }
 }
 
-// Payloads whose codecs only they know: their headers are read first. Runs of one codec are summed
-// together, in the order given.
+// Sums payloads of unknown codecs: reads their headers first. Runs of one codec are summed
+// together, in the given order.
 void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& payloads,
                         double scale) {
   std::vector<at::Tensor> starts;
@@ -264,8 +265,8 @@ void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& pa
   }
 }
 
-// out += scale * each payload, all of one codec, without waiting: returns the dr_cuda_result, which
-// raise_failure takes once it is on the host.
+// out += scale * each payload, all of one codec, without waiting. Returns the dr_cuda_result for
+// raise_failure, to be called once it is on the host.
 at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale,
                              at::ArrayRef<double> codec_fields) {
   expect_on_device(out);
@@ -295,7 +296,7 @@ at::Tensor decode(const at::Tensor& payload, int64_t d) {
   return out;
 }
 
-// A sum without zeros is made on the host: its length depends on where payloads meet.
+// Runs on the host, because the length of a sparse sum depends on where payloads overlap.
 std::tuple<at::Tensor, at::Tensor> decode_sparse(const std::vector<at::Tensor>& payloads, int64_t d,
                                                  double scale) {
   for (const at::Tensor& payload : payloads) expect_payload(payload);

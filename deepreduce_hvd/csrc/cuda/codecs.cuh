@@ -103,7 +103,7 @@ struct DeviceValueCodec {
   const char* name;
   bool sorts;
   // host: the CPU core's function of that name, shared with it through a header
-  double (*bits_a_value)(const double* parameters);
+  double (*bits_per_value)(const double* parameters);
   // host; validates the parameters
   uint64_t (*section_capacity)(uint32_t capacity, const double* parameters);
   void (*encode)(Device&, DeviceValueEncoding&);

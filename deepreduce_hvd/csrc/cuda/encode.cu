@@ -118,7 +118,7 @@ void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encod
                             &plan->index_count,
                             selected.indices,
                             codec.index.parameters,
-                            stages.value->bits_a_value(codec.value.parameters),
+                            stages.value->bits_per_value(codec.value.parameters),
                             key_of(encoding.position, Purpose::bloom_policy),
                             SectionOut{},
                             selected.capacity,

@@ -1,5 +1,4 @@
-// Where the kernels of tf_ops/cuda run: on TensorFlow's GPUs, each on the stream that TensorFlow
-// computes on there.
+// Placement of the kernels of tf_ops/cuda: TensorFlow's GPUs, and the streams that it computes on.
 #ifndef DEEPREDUCE_TF_OPS_PLACEMENT_H
 #define DEEPREDUCE_TF_OPS_PLACEMENT_H
 
@@ -16,7 +15,8 @@ namespace deepreduce_tf {
 
 #define DR_PLACED Device(::tensorflow::DEVICE_GPU)
 
-// Of inline and virtual functions only: it binds to no symbol that a TensorFlow without CUDA lacks.
+// Uses only inline and virtual functions, so it needs no symbol that a TensorFlow without CUDA
+// lacks.
 inline cudaStream_t stream_of(tensorflow::OpKernelContext* kernel) {
   return kernel->eigen_gpu_device().stream();
 }

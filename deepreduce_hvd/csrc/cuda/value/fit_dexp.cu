@@ -259,7 +259,7 @@ __global__ void read(const DeviceSection* section, uint32_t* counts, Curve* curv
   }
 }
 
-double bits_a_value(const double*) { return 16; }
+double bits_per_value(const double*) { return 16; }
 
 uint64_t section_capacity(uint32_t capacity, const double*) {
   return capacity == 0 ? 0 : kDExpBytes;
@@ -295,7 +295,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec fit_dexp_device_codec;
 const DeviceValueCodec fit_dexp_device_codec = {
-    kFitDExp, "FitDExp", true, bits_a_value, section_capacity, encode, most_count, decode};
+    kFitDExp, "FitDExp", true, bits_per_value, section_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

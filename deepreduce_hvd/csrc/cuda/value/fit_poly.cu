@@ -246,7 +246,7 @@ uint32_t most_segments(uint32_t capacity, const PolySettings& settings) {
   return std::max(1u, std::min(wanted, capacity / static_cast<uint32_t>(settings.degree + 1)));
 }
 
-double bits_a_value(const double*) { return 16; }
+double bits_per_value(const double*) { return 16; }
 
 uint64_t section_capacity(uint32_t capacity, const double* parameters) {
   const PolySettings settings = poly_settings(parameters);
@@ -295,7 +295,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec fit_poly_device_codec;
 const DeviceValueCodec fit_poly_device_codec = {
-    kFitPoly, "FitPoly", true, bits_a_value, section_capacity, encode, most_count, decode};
+    kFitPoly, "FitPoly", true, bits_per_value, section_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

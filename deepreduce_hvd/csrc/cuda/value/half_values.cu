@@ -46,7 +46,7 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
   }
 }
 
-double bits_a_value(const double*) { return 16; }
+double bits_per_value(const double*) { return 16; }
 
 uint64_t section_capacity(uint32_t capacity, const double*) { return uint64_t{2} * capacity; }
 
@@ -72,10 +72,10 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 extern const DeviceValueCodec float16_device_codec;
 extern const DeviceValueCodec bfloat16_device_codec;
 const DeviceValueCodec float16_device_codec = {kFloat16,     "Float16",        false,
-                                               bits_a_value, section_capacity, encode<AsFloat16>,
+                                               bits_per_value, section_capacity, encode<AsFloat16>,
                                                most_count,   decode<AsFloat16>};
 const DeviceValueCodec bfloat16_device_codec = {kBFloat16,    "BFloat16",        false,
-                                                bits_a_value, section_capacity,  encode<AsBFloat16>,
+                                                bits_per_value, section_capacity,  encode<AsBFloat16>,
                                                 most_count,   decode<AsBFloat16>};
 
 }  // namespace cuda

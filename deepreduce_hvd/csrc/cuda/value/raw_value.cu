@@ -24,7 +24,7 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
     values[i] = bits_float(load_u32(section->data + uint64_t{4} * i));
 }
 
-double bits_a_value(const double*) { return 32; }
+double bits_per_value(const double*) { return 32; }
 
 uint64_t section_capacity(uint32_t capacity, const double*) { return uint64_t{4} * capacity; }
 
@@ -47,7 +47,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec raw_value_device_codec;
 const DeviceValueCodec raw_value_device_codec = {
-    kRawValue, "RawValue", false, bits_a_value, section_capacity, encode, most_count, decode};
+    kRawValue, "RawValue", false, bits_per_value, section_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce
