@@ -71,12 +71,12 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec float16_device_codec;
 extern const DeviceValueCodec bfloat16_device_codec;
-const DeviceValueCodec float16_device_codec = {kFloat16,     "Float16",        false,
+const DeviceValueCodec float16_device_codec = {kFloat16,       "Float16",        false,
                                                bits_per_value, section_capacity, encode<AsFloat16>,
-                                               most_count,   decode<AsFloat16>};
-const DeviceValueCodec bfloat16_device_codec = {kBFloat16,    "BFloat16",        false,
-                                                bits_per_value, section_capacity,  encode<AsBFloat16>,
-                                                most_count,   decode<AsBFloat16>};
+                                               most_count,     decode<AsFloat16>};
+const DeviceValueCodec bfloat16_device_codec = {
+    kBFloat16,        "BFloat16",         false,      bits_per_value,
+    section_capacity, encode<AsBFloat16>, most_count, decode<AsBFloat16>};
 
 }  // namespace cuda
 }  // namespace deepreduce
