@@ -1,6 +1,7 @@
 // Times the index codecs alone: no selection, no values. Built and run by index_codecs.py.
 //
-//     index_codecs D DENSITY   ->   a line a codec: name, milliseconds to encode, to decode, of d
+//     index_codecs D DENSITY   ->   one line per codec: name, milliseconds to encode, to decode, of
+//     d
 //     float additions
 #include <cstdio>
 #include <cstdlib>

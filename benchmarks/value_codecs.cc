@@ -3,7 +3,7 @@
 //     value_codecs FILE ID SIMD REPEATS [PARAMETERS]   ->   bytes, nanoseconds to encode, to
 //     decode, relative error
 //
-// FILE holds float32 values; SIMD is 0 scalar, 1 AVX2, 2 AVX-512, -1 the best of this processor.
+// FILE has float32 values; SIMD is 0 scalar, 1 AVX2, 2 AVX-512, -1 the best of this processor.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -117,11 +117,11 @@ class Compressor:
         parameters: (name, parameter) pairs as from ``model.named_parameters()``, or TensorFlow
             variables as in ``model.trainable_variables``. Required, because state is stored by
             parameter name.
-        bucket_bytes: minimum size of a bucket, in bytes of the uncompressed float32 gradients.
-            Gradients are assigned to buckets in the order in which backward makes them ready. A
-            bucket is sent when its last gradient is ready. 0 sends one message per gradient. On
-            TensorFlow this setting has no effect: Horovod asks for each gradient before it traces
-            the next one, so use Horovod's ``groups=`` to merge messages.
+        bucket_bytes: size at which a bucket is full, in bytes of the uncompressed float32
+            gradients. Gradients are assigned to buckets in the order in which backward makes them
+            ready. A bucket is sent when its last gradient is ready. 0 sends one message per
+            gradient. On TensorFlow this setting has no effect: Horovod asks for each gradient
+            before it traces the next one, so use Horovod's ``groups=`` to merge messages.
         dense_below: tensors with fewer elements are not compressed and go through Horovod's
             allreduce.
         seed: seed of all random choices; equal on all ranks.

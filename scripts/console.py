@@ -17,7 +17,7 @@ _TAIL_LINES = 40
 
 
 class SetUpError(Exception):
-    """A step failed; the message says what was expected, what was found, and what to do."""
+    """A failed step; the message says what was expected, what was found, and what to do."""
 
 
 def cache_directory():

@@ -37,7 +37,7 @@ class _Commit:
 
 
 class _CommitEntry(NamedTuple):
-    """What a rank tells the others about a commit."""
+    """Data about a commit that a rank sends to the others."""
 
     number: int  # 0: no commit
     rank: int  # rank of this process at the commit
@@ -46,7 +46,7 @@ class _CommitEntry(NamedTuple):
 
 
 class _Place:
-    """What a rank tells the others about itself: int64 numbers in the order of ``pack``."""
+    """Data about itself that a rank sends to the others: int64 numbers in the order of ``pack``."""
 
     COMMITS = 2
     NUMBERS = 3 + COMMITS * len(_CommitEntry._fields)

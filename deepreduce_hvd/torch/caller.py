@@ -22,13 +22,13 @@ DIRECT = Direct()
 
 
 class Caller(NamedTuple):
-    """What the calling method tells.
+    """Information from the calling method.
 
     Attributes:
         owner: the optimizer, or :data:`DIRECT`.
         parameter: parameter of the gradient; None if unknown.
-        alone: whether Horovod reduces the tensor in a call of its own; False if the call may reduce
-            several tensors.
+        alone: whether Horovod reduces this tensor alone; False if the call may reduce several
+            tensors.
         process_set: process set over which Horovod reduces; None if unknown.
     """
 

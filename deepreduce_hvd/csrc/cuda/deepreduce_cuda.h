@@ -1,9 +1,9 @@
-// The C ABI of the CUDA twins: device pointers, sizes, a stream, the caller's workspace and a
+// The C ABI of the CUDA core: device pointers, sizes, a stream, the caller's workspace and a
 // status.
 //
-// Nothing here synchronises, allocates, or reads device memory on the host. What becomes known on
-// the device (a payload's length, corrupt bytes, NaN or Inf) lies in a dr_cuda_result in device
-// memory, which the caller reads once the stream has come that far.
+// Nothing here synchronizes, allocates, or reads device memory on the host. Results that only the
+// device knows (a payload's length, corrupt bytes, NaN or Inf) are in a dr_cuda_result in device
+// memory. The caller reads it when the stream has finished the call.
 #ifndef DEEPREDUCE_CUDA_H
 #define DEEPREDUCE_CUDA_H
 
@@ -13,13 +13,13 @@
 extern "C" {
 #endif
 
-// a status besides those of dr_status: the CUDA runtime refused a launch or a copy
+// a status in addition to dr_status: the CUDA runtime refused a launch or a copy
 enum { DR_CUDA_ERROR = 5 };
 
-// In device memory, 8-byte aligned. The first failure on the device is the one recorded.
+// In device memory, 8-byte aligned. Records the first failure on the device.
 typedef struct dr_cuda_result {
   int32_t status;          // enum dr_status
-  int32_t code;            // which check failed; dr_cuda_message puts it into words
+  int32_t code;            // which check failed; see dr_cuda_message
   uint64_t expected, got;  // the numbers of that message
   uint64_t payload;        // decoding: the position of the refused payload
   uint64_t payload_bytes;  // encoding: length of the payload
@@ -36,35 +36,36 @@ typedef struct dr_cuda_encoding {
   float* velocity;  // (d,) or null
   dr_position position;
   uint8_t* payload;  // device memory, 8-byte aligned
-  // bytes there; dr_cuda_payload_capacity says how many are always enough
+  // size of the memory at payload; dr_cuda_payload_capacity returns a size that is always enough
   uint64_t payload_capacity;
   dr_cuda_result* result;  // device memory
 } dr_cuda_encoding;
 
-// The longest payload that this codec makes of d elements of this dtype: 40 bytes and what dense
-// elements take.
+// Returns the maximum size of a payload of d elements of this dtype, with any codec: 40 bytes plus
+// the size of the dense elements.
 uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype);
 
-// Encodes one tensor. With a null workspace only *workspace_bytes is set, to what the call needs;
-// pointers other than codec are then not followed. Returns what could be told without the device;
-// the rest comes in encoding->result. A codec that stays on the host is DR_UNKNOWN_CODEC.
-// cuda_stream is a cudaStream_t. Of `context` only `message` is used.
+// Encodes one tensor. With a null workspace, only sets *workspace_bytes to the required size;
+// pointers other than codec are then not read. Returns the failures that are known without the
+// device; the others are in encoding->result. A codec without device support is DR_UNKNOWN_CODEC.
+// cuda_stream is a cudaStream_t. Of `context`, only `message` is used.
 int dr_cuda_encode(dr_context* context, const dr_codec* codec, const dr_cuda_encoding* encoding,
                    void* workspace, size_t* workspace_bytes, void* cuda_stream);
 
-// out (d,) += scale * the dense tensor of each payload, in the order given. `payloads`, host
-// memory, holds device pointers of any alignment; `sizes` is host memory. Payloads are of `codec`,
-// dense or non-finite; others are recorded as DR_UNKNOWN_CODEC, for dr_decode_sum to decode. When
-// a payload is refused, those before it are in the sum and those after it are not.
+// Adds scale * the dense tensor of each payload to out (d,), in the given order. `payloads`, in
+// host memory, has device pointers of any alignment; `sizes` is in host memory. Payloads must be of
+// `codec`, dense or non-finite. Others are recorded as DR_UNKNOWN_CODEC, so that dr_decode_sum can
+// decode them. If a payload is refused, the payloads before it are in the sum and those after it
+// are not.
 int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads,
                        const uint64_t* sizes, uint64_t payload_count, float* out, uint64_t d,
                        float scale, dr_cuda_result* result, void* workspace,
                        size_t* workspace_bytes, void* cuda_stream);
 
-// Whether encode and decode know the codec's stages.
+// Returns whether encode and decode support the codec's stages.
 int dr_cuda_supports(const dr_codec* codec);
 
-// What a result copied to the host means: returns its status, and puts the message into
+// Reads a result that was copied to the host: returns its status and writes the message to
 // context->message.
 int dr_cuda_message(dr_context* context, const dr_cuda_result* result);
 

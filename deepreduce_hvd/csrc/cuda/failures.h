@@ -1,5 +1,5 @@
-// What kernels refuse. Each row: name, status, text; the text is printed with (expected, got) as
-// unsigned long long, in that order.
+// The failures that kernels report. Each row: name, status, text. The text is printed with
+// (expected, got) as unsigned long long, in that order.
 #ifndef DEEPREDUCE_CUDA_FAILURES_H
 #define DEEPREDUCE_CUDA_FAILURES_H
 

@@ -1,4 +1,4 @@
-// Bitmap: one bit an element.
+// Bitmap: one bit per element.
 #include "codecs.h"
 #include "set_bits.h"
 

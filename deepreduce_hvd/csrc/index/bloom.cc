@@ -8,8 +8,8 @@
 namespace deepreduce {
 namespace {
 
-// The positives that the policy keeps; count is what the payload's header says, or for P0 in the
-// encoder no bound.
+// Returns the positives that the policy keeps. `count` is the count in the payload's header, or no
+// limit for P0 in the encoder.
 const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_t policy,
                              uint32_t seed, uint32_t d, uint32_t count, bool decoding,
                              const char* section, uint32_t* decoded_count) {

@@ -13,8 +13,8 @@ namespace {
 constexpr uint32_t kScanBlock = 4096;
 constexpr uint32_t kVector = 16;
 
-// Keeps those of n indices whose bit of one hash is set, in place; returns how many. Room for
-// kVector more is overwritten.
+// Keeps the indices whose bit of one hash is set, in place; returns their number. Overwrites up to
+// kVector entries after the n indices.
 using Sieve = uint32_t (*)(const BloomFilter&, uint32_t hash_number, uint32_t* indices, uint32_t n);
 
 uint32_t sieve_scalar(const BloomFilter& filter, uint32_t hash_number, uint32_t* indices,
@@ -32,7 +32,7 @@ uint32_t sieve_scalar(const BloomFilter& filter, uint32_t hash_number, uint32_t*
 inline __attribute__((always_inline)) void positions(const BloomFilter& filter,
                                                      uint32_t hash_number, const uint32_t* indices,
                                                      uint32_t n, uint32_t* bits) {
-  const BloomFilter copy = filter;  // whatever `bits` points to, it is not this
+  const BloomFilter copy = filter;  // a local, which `bits` cannot alias
   for (uint32_t i = 0; i < n; ++i) bits[i] = copy.position(murmur_block(indices[i]), hash_number);
 }
 
@@ -81,8 +81,7 @@ DR_AVX2 uint32_t sieve_avx2(const BloomFilter& filter, uint32_t hash_number, uin
                                                 _mm256_srli_epi32(bit, 5), 4);
     const __m256i top =
         _mm256_sllv_epi32(word, _mm256_sub_epi32(low5, _mm256_and_si256(bit, low5)));
-    // lanes whose bit is set move to the front: their numbers, one a byte, are extracted by the
-    // mask
+    // lanes whose bit is set move to the front; the mask extracts their numbers, one per byte
     const unsigned mask = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(top)));
     const uint64_t chosen =
         _pext_u64(0x0706050403020100ull, _pdep_u64(mask, 0x0101010101010101ull) * 0xFF);
@@ -125,8 +124,8 @@ DR_AVX512 uint32_t sieve_avx512(const BloomFilter& filter, uint32_t hash_number,
     const __m512i word = _mm512_i32gather_epi32(_mm512_srli_epi32(bit, 5), filter.words, 4);
     const __mmask16 set = _mm512_mask_test_epi32_mask(
         valid, word, _mm512_sllv_epi32(one, _mm512_and_si512(bit, low5)));
-    // compressed in a register and stored whole: the compressing store is many times slower on some
-    // processors
+    // compress in a register and store all of it: the compressing store is many times slower on
+    // some processors
     _mm512_storeu_si512(indices + kept, _mm512_maskz_compress_epi32(set, index));
     kept += static_cast<uint32_t>(__builtin_popcount(set));
   }

@@ -1,4 +1,4 @@
-// A Bloom filter over indices: MurmurHash3, insertion and the scan of the whole universe.
+// A Bloom filter of indices: MurmurHash3, insertion and the scan of all indices.
 #ifndef DEEPREDUCE_BLOOM_FILTER_H
 #define DEEPREDUCE_BLOOM_FILTER_H
 
@@ -24,7 +24,7 @@ DR_HOST_DEVICE inline uint32_t murmur_seed(uint32_t hash_number) {
 
 DR_HOST_DEVICE inline uint32_t murmur_finish(uint32_t block, uint32_t seed) {
   uint32_t x = rotate_left(seed ^ block, 13) * 5 + 0xE6546B64u;
-  x ^= 4;  // the key's length
+  x ^= 4;  // length of the key
   x ^= x >> 16;
   x *= 0x85EBCA6Bu;
   x ^= x >> 13;
@@ -43,13 +43,13 @@ struct BloomFilter {
   }
 };
 
-// bits[j] = the bit of indices[j] (n,) under one hash.
+// bits[j] = the bit of indices[j] under one hash, for n indices.
 void filter_positions(Simd simd, const BloomFilter& filter, uint32_t hash_number,
                       const uint32_t* indices, uint32_t n, uint32_t* bits);
 
 void filter_insert(Simd simd, BloomFilter& filter, const uint32_t* indices, uint32_t n);
 
-// Ascending indices of [0, d) that the filter holds.
+// The ascending indices of [0, d) for which the filter is positive.
 class Positives {
  public:
   Positives(Arena& arena, uint64_t expected);
@@ -63,16 +63,16 @@ class Positives {
   uint64_t size_ = 0, capacity_;
 };
 
-// Scans [0, d); stops early once `enough` or more are found.
+// Scans [0, d); stops early when at least `enough` are found.
 void scan_universe(Simd simd, const BloomFilter& filter, uint32_t d, uint64_t enough,
                    Positives& positives);
 
 // P1: the k positives with the smallest random numbers, ascending. Needs at least k positives.
 const uint32_t* choose_random(Arena& arena, const Positives& positives, uint32_t k, uint64_t key);
 
-// P2: k positives by DeepReduce's conflict sets, ascending: smaller sets are likelier to hold a
-// true positive, a set of one holds nothing else. Needs at least k positives; positives times
-// hashes are below 2^32.
+// P2: k positives by DeepReduce's conflict sets, ascending. A smaller set is more likely to contain
+// a true positive; the member of a set of one always is. Needs at least k positives; positives
+// times hashes must be below 2^32.
 const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& filter,
                                         const Positives& positives, uint32_t k, uint64_t key,
                                         const char* section);

@@ -1,5 +1,5 @@
-// How the policies P1 and P2 choose `count` of a Bloom filter's positives; sender and receiver both
-// run this.
+// The policies P1 and P2, which choose `count` of a Bloom filter's positives. Sender and receiver
+// both run this code.
 #include <algorithm>
 
 #include "index/bloom_filter.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint32_t kBlock = 256;
 
-// Calls visit(j, bits) for each of n indices, ascending; bits[i * kBlock] is its bit under hash i.
+// Calls visit(j, bits) for each of n indices, in order. bits[i * kBlock] is its bit under hash i.
 template <class Visit>
 void for_each_row(Simd simd, const BloomFilter& filter, const uint32_t* indices, uint32_t n,
                   Visit visit) {
@@ -22,7 +22,7 @@ void for_each_row(Simd simd, const BloomFilter& filter, const uint32_t* indices,
   }
 }
 
-// Calls visit(j, bit) for each of n indices and each of its hashes, ascending.
+// Calls visit(j, bit) for each of n indices and each of its hashes, in order.
 template <class Visit>
 void for_each_bit(Simd simd, const BloomFilter& filter, const uint32_t* indices, uint32_t n,
                   Visit visit) {
@@ -31,8 +31,8 @@ void for_each_bit(Simd simd, const BloomFilter& filter, const uint32_t* indices,
   });
 }
 
-// The conflict sets of the positives that are not taken, cut out of one array; members are
-// positions among the positives.
+// The conflict sets of the positives that are not taken, in one array. Members are positions among
+// the positives.
 class ConflictSets {
  public:
   ConflictSets(Context& context, const BloomFilter& filter, const Positives& positives,
@@ -58,8 +58,8 @@ class ConflictSets {
     for_each_bit(context.simd, filter, indices, undecided, [&](uint32_t u, uint32_t bit) {
       members_[starts[uint64_t{bit} + 1]++] = places[u];
     });
-    // the members of a bit's set are now at starts[bit] to starts[bit + 1]; sets in ascending order
-    // of (size, bit):
+    // The members of a bit's set are now at starts[bit] to starts[bit + 1]. Next, sort the sets by
+    // (size, bit), ascending.
     uint32_t* first_of_size = arena.zeros<uint32_t>(uint64_t{largest} + 2);
     for (uint64_t bit = 0; bit < filter.bits; ++bit)
       if (starts[bit] != starts[bit + 1]) ++first_of_size[uint64_t{sizes[bit]} + 1];
@@ -70,8 +70,8 @@ class ConflictSets {
         sets_[first_of_size[sizes[bit]]++] = {starts[bit], starts[bit + 1] - starts[bit]};
   }
 
-  // Takes `wanted` more positives. A draw takes its member out of the set, so that all passes
-  // together are linear.
+  // Takes `wanted` more positives. A draw removes its member from the set, so all passes together
+  // take linear time.
   void draw(uint64_t key, uint32_t wanted, uint8_t* taken) {
     uint32_t draws = 0;
     for (bool first_pass = true; wanted != 0; first_pass = false) {
@@ -129,7 +129,7 @@ const uint32_t* choose_by_conflict_sets(Context& context, const BloomFilter& fil
   uint32_t* sizes = arena.zeros<uint32_t>(filter.bits);
   for_each_bit(context.simd, filter, positives.data(), n,
                [&](uint32_t, uint32_t bit) { ++sizes[bit]; });
-  // Sets of one come first and are nearly all that is needed; only the rest is sorted into sets.
+  // Sets of one come first and give nearly all positives; only the rest is sorted into sets.
   uint8_t* taken = arena.array<uint8_t>(n);
   uint32_t alone = 0;
   for_each_row(context.simd, filter, positives.data(), n, [&](uint32_t j, const uint32_t* bits) {

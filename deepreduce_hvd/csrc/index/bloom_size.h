@@ -1,5 +1,5 @@
-// The rate, bits and hashes of a Bloom filter and what its policies bound, for processors and
-// devices.
+// The rate, bits and hashes of a Bloom filter and the limits of its policies, shared by host and
+// device.
 #ifndef DEEPREDUCE_BLOOM_SIZE_H
 #define DEEPREDUCE_BLOOM_SIZE_H
 
@@ -15,14 +15,14 @@ constexpr double kLargestRate = 0.999;
 
 DR_HOST_DEVICE inline bool random_policy(uint32_t policy) { return policy == kP1 || policy == kP2; }
 
-// The false-positive rate for count of d indices. `wanted`: a rate, 0: DeepReduce's default, -1:
-// "auto".
+// Returns the false-positive rate for `count` of d indices. `wanted` is a rate, 0 for DeepReduce's
+// default, or -1 for "auto".
 DR_HOST_DEVICE inline double bloom_rate(double wanted, uint32_t policy, uint32_t d, uint32_t count,
                                         double value_bits) {
   const double k = count;
   double rate = wanted;
   if (wanted == 0 || (wanted < 0 && policy != kP0)) rate = 0.1 * k / static_cast<double>(d);
-  // more filter bits against more values: the paper's cost has its minimum here
+  // balances filter bits and additional values: minimum of the paper's cost
   if (wanted < 0 && policy == kP0)
     rate = k / (value_bits * (kLn2 * kLn2) * (static_cast<double>(d) - k));
   rate = rate < kSmallestRate ? kSmallestRate : rate;
@@ -30,7 +30,7 @@ DR_HOST_DEVICE inline double bloom_rate(double wanted, uint32_t policy, uint32_t
 }
 
 struct BloomSize {
-  double bits;  // a whole number, beyond 32 bits when the filter cannot be made
+  double bits;  // an integer; more than 32 bits if the filter is too large
   uint32_t hashes;
 };
 
@@ -41,9 +41,9 @@ DR_HOST_DEVICE inline BloomSize bloom_size(double rate, uint32_t count) {
   return {bits < 1 ? 1.0 : bits, hashes < 1 ? 1u : hashes};
 }
 
-// The most positives that P1 and P2 choose from. Our filters are filled to at most h ln 2 / (h -
-// 1), so that positives times hashes stay below 3 d, whatever the hashes are; more would make
-// decoding cost memory that nothing earned.
+// The maximum number of positives that P1 and P2 choose from. The encoder's filters are filled to
+// at most h ln 2 / (h - 1), so positives times hashes stay below 3 d for any number of hashes. A
+// payload with more positives could make decoding use too much memory.
 DR_HOST_DEVICE inline uint64_t most_positives(uint32_t hashes, uint32_t d, uint32_t count) {
   const uint64_t entries = 3 * uint64_t{d} + 2 * uint64_t{count} * hashes + 4096;
   return (entries < 0xFFFFFFFFu ? entries : uint64_t{0xFFFFFFFFu}) / hashes;

@@ -1,4 +1,4 @@
-// EliasFano: low bits as they are, high bits as a bitmap.
+// EliasFano: low bits unchanged, high bits as a bitmap.
 #include "bits.h"
 #include "codecs.h"
 #include "index/elias_fano_layout.h"
@@ -41,7 +41,7 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
     corrupt_payload("%s: expected %u set bits in %llu, got %llu or one in the padding",
                     section.section(), count, static_cast<unsigned long long>(high_bits),
                     static_cast<unsigned long long>(found));
-  // all of them in 64 bits, then one look at whether they are good
+  // compute all in 64 bits, then check them once
   const uint64_t mask = (uint64_t{1} << width) - 1, bytes = low_bytes + high_bytes;
   int64_t previous = -1;
   bool ascending = true;

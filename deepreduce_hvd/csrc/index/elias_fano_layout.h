@@ -1,4 +1,4 @@
-// Where EliasFano has its low and high bits, for processors and devices.
+// The places of EliasFano's low and high bits, shared by host and device.
 #ifndef DEEPREDUCE_ELIAS_FANO_LAYOUT_H
 #define DEEPREDUCE_ELIAS_FANO_LAYOUT_H
 
@@ -7,7 +7,7 @@
 namespace deepreduce {
 
 struct EliasFanoLayout {
-  unsigned width;  // low bits of an index
+  unsigned width;  // low bits per index
   uint64_t low_bits, low_bytes, high_bits, high_bytes;
 };
 

@@ -1,4 +1,4 @@
-// Huffman: bytes of indices, or of gaps, in a Huffman code.
+// Huffman: a Huffman code of the bytes of indices or gaps.
 #include "huffman_code.h"
 
 #include "codecs.h"
@@ -10,7 +10,7 @@ namespace {
 constexpr uint32_t kBlock = 4096;
 enum Kind : uint8_t { kStatic = 0, kDelta = 1 };
 
-// The code of the four bytes of every index 0 … d-1 taken together; both sides know it from d.
+// Makes the code of the four bytes of all indices 0 … d-1 together. Both sides compute it from d.
 void static_code(uint32_t d, HuffmanCode* code) {
   uint64_t frequencies[kHuffmanSymbols] = {};
   for (unsigned byte = 0; byte < 4; ++byte) {
@@ -25,7 +25,7 @@ void static_code(uint32_t d, HuffmanCode* code) {
   make_huffman_code(frequencies, code);
 }
 
-// The symbols of one block; returns their number.
+// Writes the symbols of one block; returns their number.
 uint32_t block_symbols(Kind kind, const uint32_t* indices, uint32_t n, uint32_t next,
                        uint8_t* symbols) {
   if (kind == kStatic) {

@@ -1,4 +1,5 @@
-// Rice: gaps between indices, adaptive Golomb-Rice codes in blocks that can be coded in parallel.
+// Rice: gaps between indices in adaptive Golomb-Rice codes, in blocks that can be coded in
+// parallel.
 #include "bits.h"
 #include "codecs.h"
 #include "index/rice_parameter.h"
@@ -50,7 +51,7 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
   const uint64_t directory_at = blocks, data_at = blocks + kRiceEntryBytes * (blocks - 1);
   section.extend(data_at);
   uint32_t* gaps = context.arena.array<uint32_t>(kRiceBlock);
-  uint32_t next = 0;  // the smallest index that may come now
+  uint32_t next = 0;  // smallest possible next index
   for (uint32_t block = 0; block < blocks; ++block) {
     const uint32_t first = block * kRiceBlock;
     const uint32_t n = encoding.count - first < kRiceBlock ? encoding.count - first : kRiceBlock;
@@ -81,7 +82,8 @@ uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n
   const uint64_t unary_bytes = bytes - low_bytes;
   if ((n * uint64_t{b}) % 8 != 0 && (data[low_bytes - 1] >> ((n * uint64_t{b}) % 8)) != 0)
     corrupt_payload("%s: expected zero padding and the end of the bits", section);
-  // gaps below d in all: more bits than this cannot be, and fewer have positions of 32 bits
+  // The gaps sum to less than d, so a valid block has no more bits than this. It also keeps the
+  // positions within 32 bits.
   if (8 * unary_bytes > n + uint64_t{d >> b} + 7)
     corrupt_payload("%s: expected an index below d = %u, got %llu bytes of unary codes", section, d,
                     static_cast<unsigned long long>(unary_bytes));
@@ -92,13 +94,13 @@ uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n
         section, n, static_cast<unsigned long long>(found),
         static_cast<unsigned long long>(unary_bytes));
   const uint64_t mask = (uint64_t{1} << b) - 1;
-  uint64_t base = next;  // the smallest index that could come, were all quotients 0
+  uint64_t base = next;  // smallest next index if all quotients were 0
   for (uint32_t i = 0; i < n; ++i) {
     base += load_bits(data, bytes, uint64_t{i} * b) & mask;
     const uint64_t index = base + (uint64_t{indices[i] - i} << b);
     indices[i] = static_cast<uint32_t>(index);
     ++base;
-    if (i + 1 == n && index >= d)  // indices only grow, in 64 bits
+    if (i + 1 == n && index >= d)  // indices are ascending, in 64 bits
       corrupt_payload("%s: expected an index below d = %u, got %llu", section, d,
                       static_cast<unsigned long long>(index));
   }

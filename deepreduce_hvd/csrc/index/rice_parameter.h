@@ -1,4 +1,4 @@
-// How Rice chooses a block's parameter, for processors and devices.
+// The choice of a Rice block's parameter, shared by host and device.
 #ifndef DEEPREDUCE_RICE_PARAMETER_H
 #define DEEPREDUCE_RICE_PARAMETER_H
 
@@ -8,11 +8,10 @@ namespace deepreduce {
 
 constexpr uint32_t kRiceBlock = 4096;
 constexpr unsigned kLargestRiceParameter = 31;
-// of the directory, which has one for each block but the first
+// bytes per directory entry; the directory has one for each block but the first
 constexpr uint64_t kRiceEntryBytes = 8;
 
-// Candidates are first, first + 1 ... last, at most three: floor(log2(mean gap)) and its
-// neighbours.
+// The candidates first, first + 1 ... last, at most three: floor(log2(mean gap)) and its neighbors.
 struct RiceCandidates {
   unsigned first, last;
 };
@@ -27,11 +26,11 @@ DR_HOST_DEVICE inline RiceCandidates rice_candidates(uint64_t sum, uint32_t n) {
 
 struct RiceParameter {
   unsigned b;
-  uint64_t bits;  // that the block takes with it
+  uint64_t bits;  // size of the block with this parameter
 };
 
-// The candidate that costs least, the smaller one on ties; quotients[c]: the sum of gap >> (first +
-// c).
+// Returns the candidate with the smallest size, the smaller candidate at ties. quotients[c] is the
+// sum of gap >> (first + c).
 DR_HOST_DEVICE inline RiceParameter choose_rice_parameter(RiceCandidates candidates,
                                                           const uint32_t (&quotients)[3],
                                                           uint32_t n) {

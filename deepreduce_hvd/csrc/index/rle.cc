@@ -1,4 +1,4 @@
-// RLE: runs of the bitmap.
+// RLE: run lengths of the bitmap.
 #include "codecs.h"
 #include "varint.h"
 
@@ -8,7 +8,7 @@ namespace {
 void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
   const uint32_t* indices = encoding.indices;
   const uint32_t count = encoding.count;
-  uint32_t next = 0;  // the first position that no run covers yet
+  uint32_t next = 0;  // first position after the runs so far
   uint8_t pairs[1024];
   uint8_t* end = pairs;
   for (uint32_t i = 0; i < count;) {

@@ -1,4 +1,4 @@
-// Deflate: float32 bytes through zlib, in blocks.
+// Deflate: float32 bytes compressed by zlib, in blocks.
 #include <zlib.h>
 
 #include "codecs.h"
@@ -7,13 +7,13 @@ namespace deepreduce {
 namespace {
 
 constexpr uint32_t kBlock = 65536;
-constexpr uint64_t kPlaneEnds = 64;  // more than three stored blocks' headers
+constexpr uint64_t kPlaneEnds = 64;  // more than the headers of three stored blocks
 constexpr int kMemoryLevel = 8;      // zlib's default
 
 double bits_per_value(const double* parameters) { return parameters[1] != 0 ? 26 : 28; }
 
-// zlib's memory comes from the caller too. No exception may pass through zlib's C code: it is told,
-// and tells us.
+// zlib uses the caller's memory too. No exception may pass through zlib's C code, so failures are
+// returned to zlib, which returns its own error.
 voidpf allocate(voidpf arena, uInt items, uInt size) {
   try {
     return static_cast<Arena*>(arena)->zeros<uint8_t>(uint64_t{items} * size);

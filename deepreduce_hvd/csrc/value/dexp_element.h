@@ -1,5 +1,5 @@
-// FitDExp's formulas for one point and one side, shared by host and device. Number: double, or
-// Lanes of several.
+// FitDExp's formulas for one point and one side, shared by host and device. Number is double or
+// Lanes.
 #ifndef DEEPREDUCE_VALUE_DEXP_ELEMENT_H
 #define DEEPREDUCE_VALUE_DEXP_ELEMENT_H
 
@@ -21,10 +21,10 @@ DR_HOST_DEVICE inline bool is_finite(const Curve& curve) {
   return is_finite(curve.a) && is_finite(curve.b) && is_finite(curve.c) && is_finite(curve.d);
 }
 
-// The i-th of n points is i times this.
+// Returns the distance of points: the i-th of n points is i times this.
 DR_HOST_DEVICE inline double step_of(uint32_t n) { return n > 1 ? 1.0 / (n - 1) : 0.0; }
 
-// e^(rate x), the exponent clamped so that a float32 times it is finite.
+// Returns e^(rate x). The exponent is clamped so that a float32 times the result is finite.
 template <class Number>
 DR_ELEMENT Number exponential(double rate, const Number& x) {
   return exact_exp(smaller(larger(Number(rate) * x, Number(-700.0)), Number(600.0)));
@@ -34,18 +34,18 @@ DR_ELEMENT Number height(const Curve& curve, const Number& x) {
   return Number(curve.a) * exponential(curve.b, x) + Number(curve.c) * exponential(curve.d, x);
 }
 
-// One step of a cumulative integral by trapezoids.
+// One step of a cumulative integral by the trapezoidal rule.
 template <class Number>
 DR_ELEMENT Number trapezoid(const Number& now, const Number& before, const Number& half_step) {
   return (now + before) * half_step;
 }
 
-// Sums of products of `terms` columns with each other and with the values lie row by row: column 0
-// ... column `row`, values.
+// Number of sums of products of `terms` columns with each other and with the values. They are
+// stored by row: row r has the products with column 0 ... column r, and with the values.
 DR_HOST_DEVICE constexpr int sums_of(int terms) { return terms * (terms + 1) / 2 + terms; }
 
-// Least squares on the columns from `first` on, by elimination with the largest pivot; false when
-// singular.
+// Solves least squares on the columns from `first` on, by elimination with the largest pivot.
+// Returns false if singular.
 template <int terms>
 DR_HOST_DEVICE inline bool solve(const double* sums, int first, double* result) {
   const int size = terms - first;
@@ -81,7 +81,7 @@ DR_HOST_DEVICE inline bool solve(const double* sums, int first, double* result) 
   return finite;
 }
 
-// Rates as they are sent; false when they are out of range.
+// Rounds rates to the format that is sent; returns false if they are out of range.
 template <int count>
 DR_HOST_DEVICE inline bool round_rates(const double* rates, float (&rounded)[2]) {
   rounded[0] = rounded[1] = 0.0f;
@@ -92,8 +92,8 @@ DR_HOST_DEVICE inline bool round_rates(const double* rates, float (&rounded)[2])
   return true;
 }
 
-// The curve of `count` rates whose factors solve the sums; false when there are none within
-// float32.
+// Makes the curve of `count` rates whose factors solve the sums. Returns false if there is none
+// within float32.
 template <int count>
 DR_HOST_DEVICE inline bool curve_of(const double* sums, const float (&rates)[2], Curve& curve) {
   double factors[2] = {};
@@ -103,8 +103,8 @@ DR_HOST_DEVICE inline bool curve_of(const double* sums, const float (&rates)[2],
   return true;
 }
 
-// The two rates that the solution of Jacquelin's integral equation stands for; false when they are
-// not real.
+// Computes the two rates from the solution of Jacquelin's integral equation. Returns false if they
+// are not real.
 DR_HOST_DEVICE inline bool two_rates(const double* solution, double* rates) {
   const double discriminant = solution[2] * solution[2] + 4.0 * solution[0];
   if (!(discriminant > 0.0)) return false;
@@ -114,8 +114,8 @@ DR_HOST_DEVICE inline bool two_rates(const double* solution, double* rates) {
   return true;
 }
 
-// Values are fitted times 2^-exponent of the largest, so that squares stay in range; and the factor
-// that undoes it, within float32.
+// Values are scaled by 2^-exponent of the largest before the fit, so that squares stay in range.
+// `unscaled` undoes this, clamped to float32.
 DR_HOST_DEVICE inline int scale_exponent(float largest_value) {
   int exponent;
   std::frexp(static_cast<double>(largest_value), &exponent);

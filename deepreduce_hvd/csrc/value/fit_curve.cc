@@ -5,10 +5,10 @@
 namespace deepreduce {
 namespace {
 
-// Distances in blocks. The values fall, but for kUnsorted of themselves, and the chord falls or
-// rises: a block's ends bound its distances, so only the few blocks that may hold the maximum are
-// looked at whole, and the one that does again for the place.
-constexpr double kUnsorted = 1.0 / (1 << 16);  // four times what sort_sides leaves
+// Distances are computed per block. The values fall, up to a relative error of kUnsorted, and the
+// chord falls or rises. So the ends of a block bound its distances. Only the few blocks that may
+// contain the maximum are computed in full, and the one that does once more for its position.
+constexpr double kUnsorted = 1.0 / (1 << 16);  // four times the disorder that sort_sides leaves
 
 template <int width>
 DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& result) {
@@ -18,7 +18,7 @@ DR_INLINE void farthest(const float* y, uint32_t n, uint32_t fewest, Farthest& r
   const double first = chord.first, gradient = chord.gradient;
   const Doubles base = Doubles(first), slope = Doubles(gradient), eight = Doubles(kLanes);
   const uint32_t end = n - fewest + 1;
-  double sampled = 0.0;  // the largest distance at the blocks' ends: the maximum is no less
+  double sampled = 0.0;  // largest distance at the ends of blocks: a lower bound of the maximum
   for (uint32_t i = fewest; i < end; i += kBlock) {
     const double distance = chord_distance<double>(y[i], first, gradient, i);
     sampled = distance > sampled ? distance : sampled;

@@ -1,4 +1,4 @@
-// FitDExp: each sign's sorted values as one double exponential.
+// FitDExp: fits the sorted values of each sign by one double exponential.
 #include <limits>
 
 #include "dexp_element.h"
@@ -9,7 +9,7 @@ namespace {
 
 double bits_per_value(const double*) { return 16; }
 
-// Sums of products of `terms` columns with each other and with the values.
+// The sums of products of `terms` columns with each other and with the values.
 template <int width, int terms>
 struct Sums {
   Lanes<width> lanes[sums_of(terms)];
@@ -30,13 +30,13 @@ struct Sums {
   }
 };
 
-// The points of [0, 1] from the i-th on.
+// Returns the points of [0, 1] from the i-th on.
 template <int width>
 DR_INLINE Lanes<width> points_from(uint32_t i, double step) {
   return Lanes<width>::sequence(i, 1.0) * Lanes<width>(step);
 }
 
-// Ones, and zeros in the lanes beyond the end.
+// Returns ones, with zeros in the lanes after the end.
 template <int width>
 DR_INLINE Lanes<width> ones(uint32_t left) {
   double each[kLanes];
@@ -51,8 +51,8 @@ DR_INLINE void evaluate(const Curve& curve, uint32_t n, float sign, float* out) 
     to_value(height(curve, points_from<width>(i, step)), Lanes<width>(sign)).store(out + i, n - i);
 }
 
-// The factors a and c for `count` rates, by least squares on y * scale; false when there are none
-// within float32.
+// Computes the factors a and c for `count` rates, by least squares on y * scale. Returns false if
+// there are none within float32.
 template <int width, int count>
 DR_INLINE bool with_factors(const double* rates, const float* y, uint32_t n, double scale,
                             Curve& curve) {
@@ -71,7 +71,7 @@ DR_INLINE bool with_factors(const double* rates, const float* y, uint32_t n, dou
   return curve_of<count>(folded, rounded, curve);
 }
 
-// Keeps `curve` as the best when its squared error is the smallest so far.
+// Stores `curve` as the best if its squared error is the smallest so far.
 template <int width>
 DR_INLINE void compete(const Curve& curve, const float* y, uint32_t n, double scale, Curve& best,
                        double& least) {
@@ -89,8 +89,8 @@ DR_INLINE void compete(const Curve& curve, const float* y, uint32_t n, double sc
   least = error;
 }
 
-// Sums with the columns SS, x, S and 1: S and SS are the first and second cumulative trapezoid
-// integrals.
+// Computes the sums with the columns SS, x, S and 1. S and SS are the first and second cumulative
+// integrals by the trapezoidal rule.
 template <int width>
 DR_INLINE void integrate(const float* y, uint32_t n, double scale, Sums<width, 4>& sums) {
   const double step = step_of(n), half = 0.5 * step;
@@ -114,8 +114,8 @@ DR_INLINE void integrate(const float* y, uint32_t n, double scale, Sums<width, 4
   }
 }
 
-// Jacquelin's integral equations; a single exponential and a constant compete. The smallest squared
-// error wins.
+// Fits by Jacquelin's integral equations. A single exponential and a constant compete with the
+// double exponential; the smallest squared error wins.
 template <int width>
 DR_INLINE void fit_side(const float* y, uint32_t n, Curve& best) {
   best = Curve{};
@@ -168,7 +168,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     DR_CHOOSE(context.simd, fit_side)(sorted.side(s), sorted.counts[s], curves[s]);
   section.put(sorted.counts[0]);
   section.put_bytes(curves, sizeof(curves));
-  // in place: they are fitted
+  // in place, because the fit is done
   evaluate_sides(context.simd, curves, sorted.counts[0], encoding.count, sorted.magnitudes);
   restore_order(sorted.magnitudes, encoding.order, encoding.count, encoding.decoded);
 }

@@ -1,5 +1,5 @@
-// Eight doubles, as one, two or four vectors of the processor: element by element, so that results
-// do not depend on which.
+// Eight doubles, in one, two or four vector registers. All operations are element by element, so
+// results do not depend on the number of vectors.
 #ifndef DEEPREDUCE_VALUE_FIT_LANES_H
 #define DEEPREDUCE_VALUE_FIT_LANES_H
 
@@ -10,8 +10,8 @@ namespace deepreduce {
 
 constexpr uint32_t kLanes = 8;
 
-// The vector types of `width` doubles (GCC converts between vectors only where their types do not
-// depend on a template's argument).
+// The vector types of `width` doubles. (GCC converts between vectors only if their types do not
+// depend on a template argument.)
 template <int width>
 struct VectorOf;
 #define DR_VECTOR_OF(width)                                           \
@@ -63,7 +63,7 @@ struct Lanes {
     for (int i = 0; i < kParts; ++i) VectorOf<width>::load(from + i * width, result.part[i]);
     return result;
   }
-  // Those that are left; the others are 0, which changes no sum.
+  // Loads the `left` remaining floats; the other lanes are 0, which changes no sum.
   static DR_INLINE Lanes load(const float* from, uint32_t left) {
     if (left >= kLanes) return load(from);
     float padded[kLanes] = {};
@@ -73,7 +73,7 @@ struct Lanes {
   DR_INLINE void store(float* to) const {
     for (int i = 0; i < kParts; ++i) VectorOf<width>::store(part[i], to + i * width);
   }
-  // The first `left` lanes; the others are left unwritten.
+  // Stores the first `left` lanes only.
   DR_INLINE void store(float* to, uint32_t left) const {
     if (left >= kLanes) return store(to);
     float all[kLanes];
@@ -98,7 +98,7 @@ struct Lanes {
     for (int i = 0; i < kParts; ++i) result.part[i] = (Vector)((Integers)a.part[i] & INT64_MAX);
     return result;
   }
-  // a > b ? a : b in each lane, and the other way round.
+  // a > b ? a : b in each lane; `smaller` is the reverse.
   friend DR_INLINE Lanes larger(const Lanes& a, const Lanes& b) {
     Lanes result;
     for (int i = 0; i < kParts; ++i) result.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
@@ -115,7 +115,7 @@ struct Lanes {
       result.part[i] = (Vector)(((Integers)shifted.part[i] + 1023) << 52);
     return result;
   }
-  // The sum: lanes l and l + 4, then l and l + 2, then l and l + 1.
+  // Returns the sum of lanes: adds l and l + 4, then l and l + 2, then l and l + 1.
   DR_INLINE double fold() const {
     double lane[kLanes];
     copy_to(lane);
@@ -125,7 +125,7 @@ struct Lanes {
   }
 };
 
-// every x86-64 and ARMv8 has vectors of two
+// every x86-64 and ARMv8 processor has vectors of two
 constexpr int kScalarWidth = 2, kAvx2Width = 4, kAvx512Width = 8;
 
 }  // namespace deepreduce

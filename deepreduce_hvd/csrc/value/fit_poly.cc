@@ -1,4 +1,4 @@
-// FitPoly: sorted values as piecewise least-squares polynomials.
+// FitPoly: fits sorted values by piecewise least squares polynomials.
 #include <algorithm>
 
 #include "../bits.h"
@@ -21,7 +21,7 @@ struct Side {
 
 double bits_per_value(const double*) { return 16; }
 
-// Of two segments, the one that is not the next to be split.
+// Whether segment a is split after segment b.
 bool splits_later(const Segment& a, const Segment& b) {
   return a.farthest.distance != b.farthest.distance ? a.farthest.distance < b.farthest.distance
                                                     : a.start > b.start;
@@ -136,7 +136,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     side.segments = context.arena.array<Segment>(wanted);
     find_segments(context.simd, y, wanted, degree, side);
     fit_side(context, y, degree, side);
-    // in place: the fit has all it needs of y
+    // in place, because the fit does not need y any more
     evaluate_side(context.simd, side, degree, s == 0 ? 1.0f : -1.0f, y);
   }
   write(sides, degree, section);

@@ -1,5 +1,5 @@
-// Sorting for the curve fits: a stable radix sort of (key, position) by those bits alone that tell
-// the keys apart.
+// Sorting for the curve fits: a stable radix sort of (key, position), by only the bits in which
+// keys differ.
 #include "fit_sides.h"
 
 #include <utility>
@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kMostBuckets = 1u << kMostDigitBits;
 static_assert(3 * kMostDigitBits >= kMostSortedBits, "three digits hold any key");
 
-// Starts of the buckets from their counts.
+// Converts the buckets' counts to starts.
 void counts_to_starts(uint32_t* next) {
   uint32_t start = 0;
   for (uint32_t bucket = 0; bucket < kMostBuckets; ++bucket)
@@ -34,7 +34,7 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
                  digit_bits = (key_bits + digits - 1) / digits;
   const uint32_t mask = (1u << digit_bits) - 1;
 
-  // of each digit: counts, then places
+  // per digit: counts, then places
   uint32_t* next = context.arena.zeros<uint32_t>(uint64_t{3} * kMostBuckets);
   uint32_t* keys = context.arena.array<uint32_t>(count);
   for (uint32_t i = 0; i < count; ++i) keys[i] = compact_key(sort_key(values[i]), least, span);
@@ -44,8 +44,8 @@ DR_INLINE SortedSides sort(Context& context, const float* values, uint32_t count
     ++next[kMostBuckets + ((key >> digit_bits) & mask)];
     if (digits == 3) ++next[2 * kMostBuckets + (key >> (2 * digit_bits))];
   }
-  // The first pass reads the keys, the last one writes the result; (key, position) pairs lie
-  // between them.
+  // The first pass reads the keys and the last one writes the result; between them the passes use
+  // (key, position) pairs.
   uint64_t* entries[2] = {digits > 1 ? context.arena.array<uint64_t>(count) : nullptr,
                           digits > 2 ? context.arena.array<uint64_t>(count) : nullptr};
   float* magnitudes = context.arena.array<float>(count);

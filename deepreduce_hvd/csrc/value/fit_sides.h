@@ -1,4 +1,4 @@
-// What the curve fits share: both signs apart, each sorted by magnitude.
+// Shared by the curve fits: separates the signs and sorts each by magnitude.
 #ifndef DEEPREDUCE_VALUE_FIT_SIDES_H
 #define DEEPREDUCE_VALUE_FIT_SIDES_H
 
@@ -7,9 +7,9 @@
 
 namespace deepreduce {
 
-// The values sorted: positives, then negatives (by the sign bit), each side's magnitudes largest
-// first; equal ones, and those that differ by less than 2^-18 of themselves where that saves work,
-// by position.
+// The sorted values: positives, then negatives (by the sign bit), the largest magnitudes of each
+// side first. Equal magnitudes are ordered by position, and so are magnitudes with a relative
+// difference below 2^-18 if that saves work.
 struct SortedSides {
   uint32_t counts[2];
   float* magnitudes;  // (counts[0] + counts[1],)

@@ -1,4 +1,4 @@
-// Float16: the format that value/half_values.h codes.
+// Float16: the Format for value/half_values.h.
 #include "value/half_values.h"
 
 namespace deepreduce {

@@ -1,5 +1,5 @@
-// Float16 and BFloat16: two bytes a value, rounded to nearest even, saturating. A Format names its
-// kExponent, all ones in NaN and Inf, its kName, narrow and widen.
+// Float16 and BFloat16: two bytes per value, rounded to nearest even, saturating. A Format defines
+// kExponent (all ones in NaN and Inf), kName, narrow and widen.
 #ifndef DEEPREDUCE_VALUE_HALF_VALUES_H
 #define DEEPREDUCE_VALUE_HALF_VALUES_H
 
@@ -36,7 +36,7 @@ struct HalfValues {
     }
   }
 
-  // Whether all are finite: no encoder writes NaN or Inf.
+  // Converts all values; returns whether all are finite, since no encoder writes NaN or Inf.
   static DR_INLINE bool widen_all(const uint8_t* __restrict halves, uint32_t count,
                                   float* __restrict values) {
     uint16_t not_finite = 0;

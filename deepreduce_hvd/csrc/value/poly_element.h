@@ -1,5 +1,5 @@
-// FitPoly's formulas for one point and one segment, shared by host and device. Number: double, or
-// Lanes of several.
+// FitPoly's formulas for one point and one segment, shared by host and device. Number is double or
+// Lanes.
 #ifndef DEEPREDUCE_VALUE_POLY_ELEMENT_H
 #define DEEPREDUCE_VALUE_POLY_ELEMENT_H
 
@@ -9,14 +9,14 @@
 namespace deepreduce {
 
 constexpr int kMaxDegree = 7;
-constexpr uint32_t kMaxSegments = 1024;  // of a side
+constexpr uint32_t kMaxSegments = 1024;  // per side
 constexpr int kLowestExponent = -152, kHighestExponent = 160;
-constexpr unsigned kMaxWidth = 32;  // of a field
+constexpr unsigned kMaxWidth = 32;  // bits of a field
 constexpr uint64_t kPolyHead = 14;  // bytes before the widths
 
 struct PolySettings {
   int degree;
-  uint32_t segments;  // of each side; 0: by the values
+  uint32_t segments;  // per side; 0: chosen by the values
 };
 inline PolySettings poly_settings(const double* parameters) {
   const int degree = static_cast<int>(parameters[0]);
@@ -29,8 +29,8 @@ inline PolySettings poly_settings(const double* parameters) {
   return {degree, static_cast<uint32_t>(segments)};
 }
 
-// The paper's p = ceil(2 sqrt(M)) with M in units of the mean gap, at most sqrt(n) and n / 4 for
-// each coefficient.
+// Returns the paper's p = ceil(2 sqrt(M)), with M in units of the mean gap. At most sqrt(n), and at
+// most n / 4 per coefficient.
 DR_HOST_DEVICE inline uint32_t choose_segments(const float* y, uint32_t n, int degree) {
   const double root = std::floor(std::sqrt(static_cast<double>(n))),
                for_terms = n / (4 * static_cast<uint32_t>(degree + 1));
@@ -52,7 +52,8 @@ DR_HOST_DEVICE inline Chord chord_of(const float* y, uint32_t n) {
   const double first = y[0];
   return {first, (static_cast<double>(y[n - 1]) - first) / (n - 1)};
 }
-// How far the value of a point is from the chord; offset: the point's place in the segment.
+// Returns the distance of a point's value from the chord; offset: position of the point in the
+// segment.
 template <class Number>
 DR_ELEMENT Number chord_distance(const Number& value, const Number& first, const Number& gradient,
                                  const Number& offset) {
@@ -62,9 +63,9 @@ DR_ELEMENT Number chord_distance(const Number& value, const Number& first, const
 // Monic Gram polynomials on n equally spaced points x_i = (2i - (n - 1)) / n: P_{j+1} = x P_j -
 // beta_j P_{j-1}.
 struct Recurrence {
-  int degree;  // usable: at most n - 1
+  int degree;  // usable degree: at most n - 1
   double beta[kMaxDegree + 1];
-  double norm[kMaxDegree + 1];  // the square root of the sum of P_j^2
+  double norm[kMaxDegree + 1];  // square root of the sum of P_j^2
 };
 DR_HOST_DEVICE inline Recurrence recurrence_of(uint32_t n, int degree) {
   Recurrence result{};
@@ -86,7 +87,7 @@ DR_ELEMENT Number next_gram(const Number& x, const Number& now, const Number& be
   return x * now - beta * before;
 }
 
-// 2 i - (n - 1) of x_i; x_i is this times 1 / n.
+// Returns 2 i - (n - 1); x_i is this times 1 / n.
 DR_HOST_DEVICE inline double point_offset(uint32_t i, uint32_t n) {
   return -static_cast<double>(n - 1) + 2.0 * i;
 }
@@ -109,7 +110,7 @@ DR_HOST_DEVICE inline void expand_in_powers(const double* monic, const Recurrenc
   }
 }
 
-// The powers that a segment's coefficients (degree + 1,) stand for; returns the usable degree.
+// Computes the powers for a segment's coefficients (degree + 1,); returns the usable degree.
 DR_HOST_DEVICE inline int segment_powers(const int64_t* coefficients, int exponent, uint32_t n,
                                          int degree, double* powers) {
   const Recurrence recurrence = recurrence_of(n, degree);
@@ -125,19 +126,19 @@ DR_ELEMENT Number horner(const Number& value, const Number& x, const Number& pow
   return value * x + power;
 }
 
-// floor(log2(sqrt(x))) of x > 0.
+// Returns floor(log2(sqrt(x))) for x > 0.
 DR_HOST_DEVICE inline int half_exponent(double x) {
   int exponent;
   std::frexp(x, &exponent);
   return (exponent - 1) >> 1;
 }
 
-// The step of a side's coefficients, as an exponent of 2: `total` is the sum of squares, `fitted`
-// what the fit has of it.
+// Returns the step of a side's coefficients, as an exponent of 2. `total` is the sum of squares,
+// `fitted` the part of it that the fit explains.
 DR_HOST_DEVICE inline int side_exponent(double total, double fitted, uint32_t total_terms) {
   if (!(total > 0.0)) return 0;
-  // rounding adds at most terms * step^2 / 4 to the squared error, in an orthonormal basis: within
-  // 0.1 % of the best error
+  // in an orthonormal basis, rounding adds at most terms * step^2 / 4 to the squared error; the
+  // step keeps this within 0.1 % of the smallest error
   const int finest = larger(half_exponent(total) - 26, kLowestExponent);
   const double rest = 0.008 * (total - fitted) / total_terms;
   return rest > 0.0 ? larger(half_exponent(rest), finest) : finest;
@@ -146,7 +147,7 @@ DR_HOST_DEVICE inline int64_t quantised(double fit, int exponent) {
   return static_cast<int64_t>(std::nearbyint(std::ldexp(fit, -exponent)));
 }
 
-// Fields. A coefficient's sign takes a bit; a column of zeros takes none.
+// Widths of fields. The sign of a coefficient needs one bit; a column of zeros needs none.
 DR_HOST_DEVICE inline unsigned bit_length(uint64_t x) {
   unsigned length = 0;
   for (; x != 0; x >>= 1) ++length;

@@ -1,4 +1,4 @@
-// QSGD: stochastic quantisation in buckets.
+// QSGD: stochastic quantization in buckets.
 #include "bits.h"
 #include "codecs.h"
 #include "qsgd_element.h"
@@ -13,7 +13,7 @@ namespace deepreduce {
 namespace {
 
 float largest_scalar(const float* values, uint32_t n) {
-  uint32_t largest = 0;  // magnitudes compare as their bits do
+  uint32_t largest = 0;  // bits without the sign have the order of magnitudes
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t magnitude = float_bits(values[i]) & 0x7FFFFFFFu;
     largest = magnitude > largest ? magnitude : largest;
@@ -21,7 +21,7 @@ float largest_scalar(const float* values, uint32_t n) {
   return bits_float(largest);
 }
 
-// The order of summation is part of the format's bytes: 8 lanes, then halves.
+// The order of summation is part of the format, because it changes bytes: 8 lanes, then halves.
 float euclidean_norm(const float* values, uint32_t n) {
   double lanes[8] = {};
   uint32_t i = 0;
@@ -47,8 +47,8 @@ DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigne
   }
 }
 
-// codes -> bits, 8 codes to `bits` bytes; n padded to a multiple of 8 with codes of 0, `out` has
-// room for 8 more bytes.
+// Packs codes, 8 codes into `bits` bytes. n is padded to a multiple of 8 with codes of 0; `out`
+// needs room for 8 more bytes.
 inline void pack_scalar(const uint8_t* codes, uint32_t n, unsigned bits, uint8_t* out) {
   for (uint32_t i = 0; i < n; i += 8, out += bits) {
     uint64_t word = 0;
@@ -193,7 +193,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       corrupt_payload("%s: expected finite norms of at least 0", section.section());
     const uint32_t first = b * bucket;
     const uint32_t n = count - first < bucket ? count - first : bucket;
-    // a group of 8 reads 8 bytes though it owns `bits` of them: those at the end of the section
+    // a group of 8 codes reads 8 bytes, but has only `bits`; groups at the end of the section read
     // from a padded copy
     const uint64_t readable = static_cast<uint64_t>(end - packed);
     const uint32_t groups = (n + 7) / 8,

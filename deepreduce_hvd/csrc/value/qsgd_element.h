@@ -10,17 +10,17 @@
 
 namespace deepreduce {
 
-// s of the paper.
+// Returns s of the paper.
 DR_HOST_DEVICE inline float qsgd_levels(unsigned bits) {
   return bits == 1 ? 1.0f : static_cast<float>((1u << (bits - 1)) - 1);
 }
 
-// The code of a value at most `norm` in magnitude, norm above 0: the sign, then the level, rounded
-// by `uniform` in [0, 1).
+// Returns the code of a value with magnitude at most `norm`, norm > 0: the sign, then the level,
+// rounded by `uniform` in [0, 1).
 DR_HOST_DEVICE inline uint8_t qsgd_code(float value, float norm, float levels, unsigned sign_shift,
                                         float uniform) {
   const float magnitude = bits_float(float_bits(value) & 0x7FFFFFFFu);
-  // not negative: truncation is floor
+  // not negative, so truncation is floor
   const int level = static_cast<int>((magnitude / norm) * levels + uniform);
   const int largest = static_cast<int>(levels);
   const uint32_t sign = float_bits(value) >> 31;
@@ -34,7 +34,8 @@ DR_HOST_DEVICE inline uint8_t qsgd_sign_code(float value, float norm, float unif
   return static_cast<uint8_t>(code < 1 ? code : 1);
 }
 
-// What a code decodes to: the multiple of the norm, rounded to float32, times the norm.
+// Returns the decoded value of a code: the multiple of the norm, rounded to float32, times the
+// norm.
 DR_HOST_DEVICE inline float qsgd_value(uint8_t code, float norm, float levels,
                                        unsigned sign_shift) {
   const int level = code & ((1 << sign_shift) - 1);
@@ -46,7 +47,7 @@ DR_HOST_DEVICE inline float qsgd_sign_value(uint8_t code, float norm) {
   return bits_float(float_bits(norm) | (code == 0 ? 0x80000000u : 0u));
 }
 
-// The norm that a bucket's sum of squares gives.
+// Returns the norm for a bucket's sum of squares.
 DR_HOST_DEVICE inline float qsgd_euclidean_norm(double squares) {
   const double norm = std::sqrt(squares);
   return norm > FLT_MAX ? FLT_MAX : static_cast<float>(norm);

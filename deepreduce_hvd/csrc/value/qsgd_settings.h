@@ -15,7 +15,7 @@ struct QSGDSettings {
   bool l2;
 };
 
-// Whether a section may say so.
+// Whether a section may have these settings.
 DR_HOST_DEVICE inline bool qsgd_is_valid(unsigned bits, uint32_t bucket) {
   return bits >= 1 && bits <= 8 && bucket >= kSmallestBucket && bucket <= kLargestBucket &&
          bucket % 8 == 0;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kBlock = 4096;
 constexpr uint32_t kMostBuckets = 256;
-// A bucket's mean takes 32 bits: with 8 values a bucket or more the table costs at most 4 bits a
+// A bucket's mean has 32 bits. With at least 8 values per bucket, the table has at most 4 bits per
 // value.
 constexpr uint64_t kValuesABucket = 8;
 enum Kind : uint8_t { kFixedWidth = 0, kHuffmanCoded = 1 };
@@ -26,7 +26,8 @@ double bits_per_value(const double* parameters) {
   return bit_width_of(static_cast<uint32_t>(parameters[0]));
 }
 
-// How many buckets the negative and the other values get, in proportion to their numbers.
+// Returns the numbers of buckets for the negative and the other values, in proportion to the
+// numbers of values.
 Sides buckets_of_sides(uint64_t count, uint64_t negatives, uint64_t wanted) {
   const uint64_t others = count - negatives;
   const uint64_t total =
@@ -40,18 +41,18 @@ Sides buckets_of_sides(uint64_t count, uint64_t negatives, uint64_t wanted) {
           static_cast<uint32_t>(std::min(total - negative, others))};
 }
 
-// Orders as the values do, -0 and 0 alike.
+// Returns a key in the order of the values; -0 and 0 have equal keys.
 inline uint32_t sort_key(float value) {
   const uint32_t bits = float_bits(value + 0.0f);
   return bits ^ ((bits >> 31) != 0 ? 0xFFFFFFFFu : 0x80000000u);
 }
 
-// The positions of the values in ascending order, equal ones by position: a radix sort by those
-// digits that differ.
+// Returns the positions of the values in ascending order, equal ones by position: a radix sort by
+// the digits that differ.
 const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t count) {
   constexpr unsigned kDigits = 3, kDigitBits = 11;
   constexpr uint32_t kPlaces = 1u << kDigitBits;
-  uint32_t* next = arena.zeros<uint32_t>(kDigits * kPlaces);  // of each digit: counts, then places
+  uint32_t* next = arena.zeros<uint32_t>(kDigits * kPlaces);  // per digit: counts, then places
   uint64_t* entries = arena.array<uint64_t>(count);           // key and position
   uint64_t* spare = arena.array<uint64_t>(count);
   for (uint32_t i = 0; i < count; ++i) {
@@ -62,7 +63,7 @@ const uint32_t* sorted_positions(Arena& arena, const float* values, uint32_t cou
   }
   for (unsigned digit = 0; digit < kDigits; ++digit) {
     uint32_t* places = next + digit * kPlaces;
-    if (std::find(places, places + kPlaces, count) != places + kPlaces) continue;  // all alike
+    if (std::find(places, places + kPlaces, count) != places + kPlaces) continue;  // equal digits
     uint32_t start = 0;
     for (uint32_t place = 0; place < kPlaces; ++place) start += std::exchange(places[place], start);
     const unsigned shift = 32 + digit * kDigitBits;
@@ -93,7 +94,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const auto fill_side = [&](uint64_t first, uint64_t n, uint64_t buckets) {
     for (uint64_t j = 0; j < buckets; ++j, ++bucket) {
       const uint64_t start = first + j * n / buckets, end = first + (j + 1) * n / buckets;
-      double sum = -0.0;  // adds nothing, not even to -0
+      double sum = -0.0;  // neutral for addition, even to -0
       for (uint64_t i = start; i < end; ++i) {
         sum += values[ascending[i]];
         symbols[ascending[i]] = static_cast<uint8_t>(bucket);
@@ -133,7 +134,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   section.extend(uint64_t{4} * (blocks - 1));
   const uint64_t data_at = section.size();
   for (uint32_t block = 0; block < blocks; ++block) {
-    // shorter than the fixed width, so far below 4 GiB
+    // smaller than with a fixed width, so far below 4 GiB
     const uint32_t start = static_cast<uint32_t>(section.size() - data_at);
     if (block > 0)
       std::memcpy(section.data() + directory_at + uint64_t{4} * (block - 1), &start, 4);

@@ -1,4 +1,4 @@
-// RawValue: float32 values as they are.
+// RawValue: unchanged float32 values.
 #include "codecs.h"
 
 namespace deepreduce {
