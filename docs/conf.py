@@ -27,6 +27,7 @@ myst_heading_anchors = 4
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 autodoc_inherit_docstrings = False
 napoleon_numpy_docstring = False
 
