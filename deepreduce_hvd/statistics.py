@@ -158,3 +158,26 @@ def notes(stats, ranks):
 def _listed(names, most=5):
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def write_scalars(writer, stats, step):
+    """Write the scalars of one step.
+
+    Args:
+        writer: TensorBoard ``SummaryWriter``.
+        stats: rows of :meth:`Compressor.stats`.
+        step: number of the step.
+    """
+    for field, value in totals(stats).items():
+        writer.add_scalar(f"deepreduce/{field}", value, step)
+    for name, row in stats.items():
+        writer.add_scalar(f"deepreduce_sent_bytes/{name}", row["sent_bytes"], step)
+    errors = {
+        name: row["relative_error"]
+        for name, row in stats.items()
+        if row["relative_error"] is not None
+    }
+    for name, error in errors.items():
+        writer.add_scalar(f"deepreduce_relative_error/{name}", error, step)
+    if errors:
+        writer.add_scalar("deepreduce/relative_error", sum(errors.values()) / len(errors), step)

@@ -38,12 +38,12 @@ class Adapter:
 def outcomes(*ranks, transport=ThreadedTransport, **options):
     """What agree comes to on each rank, which has one compressor of the given settings."""
     group = Group(len(ranks))
-    sessions = [
+    adapters = [
         Adapter(transport(group, rank), 0, **settings) for rank, settings in enumerate(ranks)
     ]
     return on_all(
-        group, [lambda session=session: handshake.agree(session, **options) for session in sessions]
-    ), sessions
+        group, [lambda adapter=adapter: handshake.agree(adapter, **options) for adapter in adapters]
+    ), adapters
 
 
 def expect_all(kind, message, raised):
@@ -54,20 +54,20 @@ def expect_all(kind, message, raised):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_equal_settings(size):
-    raised, sessions = outcomes(*[{"seed": "3", "parameters": ["a (3,)", "b ()"]}] * size)
+    raised, adapters = outcomes(*[{"seed": "3", "parameters": ["a (3,)", "b ()"]}] * size)
     assert raised == [None] * size
-    assert all(session.agreed for session in sessions)
+    assert all(adapter.agreed for adapter in adapters)
 
 
 def test_what_differs_is_named_with_the_ranks_that_have_it():
     same = {"seed": "3", "dense_below": "1024"}
-    raised, sessions = outcomes(same, {**same, "dense_below": "512"}, same)
+    raised, adapters = outcomes(same, {**same, "dense_below": "512"}, same)
     expect_all(
         InvalidArgumentError,
         "at the same step, got dense_below=1024 on ranks 0, 2 and 512 on rank 1; give every rank",
         raised,
     )
-    assert not any(session.agreed for session in sessions)
+    assert not any(adapter.agreed for adapter in adapters)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_steps_are_left_out_where_they_are_made_equal_afterwards():
 
 
 def several(*tables):
-    """The sessions of each rank, {number: settings} of all that wait."""
+    """The adapters of each rank, {number: settings} of all that wait."""
     group = Group(len(tables))
     return group, [
         {
@@ -165,7 +165,7 @@ def test_ranks_may_begin_with_different_compressors():
         on_all(group, [lambda rank=rank: handshake.agree(ranks[rank][rank]) for rank in range(2)])
         == [None] * 2
     )
-    assert all(session.agreed for rank in ranks for session in rank.values())
+    assert all(adapter.agreed for rank in ranks for adapter in rank.values())
 
 
 def test_a_difference_of_compressors_that_nobody_uses_can_wait():

@@ -64,25 +64,25 @@ class Setting(NamedTuple):
         return _short(self.value) if isinstance(self.value, str) else f"{len(self.value)} of them"
 
 
-def register(session):
+def register(adapter):
     """Register a compressor's adapter for the handshake.
 
-    ``session.agreed`` is False until its handshake is done.
+    ``adapter.agreed`` is False until its handshake is done.
     """
-    session.agreed = False
-    _adapters.add(session)
+    adapter.agreed = False
+    _adapters.add(adapter)
 
 
-def forget(session):
+def forget(adapter):
     """Require another handshake of a compressor, because ranks may have changed."""
-    session.agreed = False
+    adapter.agreed = False
 
 
-def agree(session, with_steps=True):
+def agree(adapter, with_steps=True):
     """Wait until all ranks of the process set have described this compressor.
 
     Args:
-        session: adapter of the compressor. Its ``describe(with_steps)`` returns the list of
+        adapter: adapter of the compressor. Its ``describe(with_steps)`` returns the list of
             :class:`Setting`.
         with_steps: whether step counters must be equal too. False in elastic training, where all
             ranks call this in the same order.
@@ -92,20 +92,20 @@ def agree(session, with_steps=True):
             values on each rank.
         CorruptPayloadError: a rank sent bytes that are not a description.
     """
-    transport = session.transport
+    transport = adapter.transport
     if transport.size == 1:
-        session.agreed = True
+        adapter.agreed = True
         return
-    key = _process_set(session)
+    key = _process_set(adapter)
     since = time.monotonic()
     try:
-        while not session.agreed:
+        while not adapter.agreed:
             if key not in _under_way:
-                _under_way[key] = _Comparison(session, session.compressor.number, with_steps)
-            if _take_results(session):
+                _under_way[key] = _Comparison(adapter, adapter.compressor.number, with_steps)
+            if _take_results(adapter):
                 continue
             if with_steps and time.monotonic() - since > _PATIENCE_SECONDS:
-                _begin_others(session)
+                _begin_others(adapter)
             time.sleep(_PAUSE_SECONDS)
     except Exception as error:
         if _JOINED in str(error):
@@ -115,12 +115,12 @@ def agree(session, with_steps=True):
         _under_way.pop(key, None)
 
 
-def _take_results(session):
+def _take_results(adapter):
     """Finish the comparisons that are done; return whether there were any."""
     done = [
         (key, one)
         for key, one in list(_under_way.items())
-        if _rank(key) == _rank(_process_set(session)) and one.done()
+        if _rank(key) == _rank(_process_set(adapter)) and one.done()
     ]
     for key, one in done:
         del _under_way[key]
@@ -128,12 +128,12 @@ def _take_results(session):
     return bool(done)
 
 
-def _begin_others(session):
+def _begin_others(adapter):
     """Start the comparisons of this rank's other process sets.
 
     Another rank may wait in one of them while this rank waits here.
     """
-    own = _process_set(session)
+    own = _process_set(adapter)
     for other in list(_adapters):
         key = _process_set(other)
         if (
@@ -145,12 +145,12 @@ def _begin_others(session):
             _under_way[key] = _Comparison(other, None, True)
 
 
-def _process_set(session):
+def _process_set(adapter):
     """Return a key that is equal for the compressors of one handshake.
 
     It contains the framework, because Horovod's libraries for two frameworks are independent.
     """
-    transport = session.transport
+    transport = adapter.transport
     return type(transport), tuple(transport.ranks), transport.rank
 
 
@@ -164,17 +164,17 @@ class _Comparison:
     """The gathered descriptions of all compressors of one process set that wait for a handshake.
 
     Args:
-        session: adapter of one of the compressors.
+        adapter: adapter of one of the compressors.
         number: number of the compressor in use now, or None if none of them is in use.
         with_steps: as in :func:`agree`.
     """
 
-    def __init__(self, session, number, with_steps):
-        key = _process_set(session)
-        self._transport = session.transport
+    def __init__(self, adapter, number, with_steps):
+        key = _process_set(adapter)
+        self._transport = adapter.transport
         self._waiting = {
             one.compressor.number: one
-            for one in (*_adapters, session)
+            for one in (*_adapters, adapter)
             if not one.agreed and _process_set(one) == key
         }
         self._described = {

@@ -6,7 +6,6 @@ Horovod fail on all ranks when it runs without it. So each step starts with an a
 element per rank. Nothing is gathered until its result shows that all ranks are present.
 """
 
-import contextlib
 import time
 
 import numpy as np
@@ -51,14 +50,8 @@ class RollCall:
 
     def expect_all(self):
         """Yield the handle once; raise InvalidArgumentError if its result shows missing ranks."""
-        missing = yield self
-        if missing:
-            raise InvalidArgumentError(
-                f"expected all {self._transport.size} ranks of the compressor's process set in every step, got nothing from "
-                f"{ranks_text(missing)}, as after hvd.join(), which a compressor cannot make up for; give all ranks the same "
-                "number of batches instead: with DistributedSampler or drop_last=True, or start again with the first batch "
-                "where the data ends"
-            )
+        yield self
+        self._expect_none_missing()
 
     def wait(self):
         """Wait for the result; raise InvalidArgumentError when ranks are missing.
@@ -67,12 +60,19 @@ class RollCall:
         call. A rank that exits shuts Horovod down on all others, so the wait also gives the other
         ranks time to raise the same error.
         """
-        answer = self.expect_all()
-        next(answer)
         deadline = time.monotonic() + _MOST_SECONDS
         while not self.query():
             if time.monotonic() > deadline:
                 return
             time.sleep(_PAUSE_SECONDS)
-        with contextlib.suppress(StopIteration):
-            answer.send(self.result())
+        self._expect_none_missing()
+
+    def _expect_none_missing(self):
+        missing = self.result()
+        if missing:
+            raise InvalidArgumentError(
+                f"expected all {self._transport.size} ranks of the compressor's process set in every step, got nothing from "
+                f"{ranks_text(missing)}, as after hvd.join(), which a compressor cannot make up for; give all ranks the same "
+                "number of batches instead: with DistributedSampler or drop_last=True, or start again with the first batch "
+                "where the data ends"
+            )

@@ -125,13 +125,13 @@ class Watcher:
             self._thread = threading.Thread(target=self._run, name="deepreduce-watch", daemon=True)
             self._thread.start()
 
-    def add(self, session):
+    def add(self, adapter):
         """Watch an adapter too; its ``progress()`` returns how many steps it has begun."""
-        self._adapters.add(session)
+        self._adapters.add(adapter)
 
     @property
     def step(self):
-        return max((session.progress() for session in list(self._adapters)), default=0)
+        return max((adapter.progress() for adapter in list(self._adapters)), default=0)
 
     # --- a long wait ---
 

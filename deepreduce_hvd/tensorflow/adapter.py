@@ -4,7 +4,6 @@ Horovod calls compress and decompress eagerly, or while a graph is traced. In a 
 operators. The state is in tf.Variables, which the operators update in place when the graph runs.
 """
 
-import os
 import weakref
 import zlib
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd import checkpoint, container, numpy_backend as neutral, wire
+from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.coordination import handshake
@@ -22,6 +22,14 @@ from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.stages.memories import NoMemory, Residual
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
+from deepreduce_hvd.tensorflow.graph import (
+    is_elastic,
+    rank_of_job,
+    ranks_of,
+    refuse_xla,
+    size_of,
+    stack,
+)
 from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
 from deepreduce_hvd.tensorflow.rounds import Rounds
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
@@ -68,7 +76,7 @@ class _Pending:
         self.member = member
 
 
-class Adapter:
+class Adapter(BaseAdapter):
     """The TensorFlow side of one Compressor."""
 
     def __init__(self, compressor, named):
@@ -166,7 +174,7 @@ class Adapter:
             raise InvalidArgumentError(
                 f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}"
             )
-        _refuse_xla()
+        refuse_xla()
         self._expect_keeper()
         self._agree()
         slot, variable = self.variables.find(
@@ -201,13 +209,13 @@ class Adapter:
 
     def _encode(self, slot, tensor, step):
         compressor = self.compressor
-        position = [compressor.seed, 0, slot.key, _rank()]
+        position = [compressor.seed, 0, slot.key, rank_of_job()]
         if slot.home is not None:
             return self.device_path.encode(
                 slot,
                 tensor,
                 self._numbers,
-                lambda step: _stack([position[0], step, *position[2:]], tf.int64),
+                lambda step: stack([position[0], step, *position[2:]], tf.int64),
             )
         if compressor.codec.is_native(compressor.memory):
             handles = [part.handle for part in slot.state]
@@ -215,7 +223,7 @@ class Adapter:
                 operators.deepreduce_encode,
                 tensor,
                 self._numbers.at(step),
-                _stack(position, tf.int64),
+                stack(position, tf.int64),
                 handles,
                 slot.records,
             )
@@ -248,7 +256,7 @@ class Adapter:
     def _probe(self, step, dtype):
         return checked(
             operators.deepreduce_probe,
-            _rank(),
+            rank_of_job(),
             step,
             fingerprint=self.compressor.fingerprint,
             T=dtype,
@@ -305,7 +313,7 @@ class Adapter:
 
     def _scale(self, slot, reduced_probe, step):
         return checked(
-            operators.deepreduce_scale, reduced_probe, _size(self.process_set), step, ranks=_ranks(self.process_set),
+            operators.deepreduce_scale, reduced_probe, size_of(self.process_set), step, ranks=ranks_of(self.process_set),
             fingerprint=self.compressor.fingerprint, variable=slot.label,
         )  # fmt: skip
 
@@ -318,7 +326,7 @@ class Adapter:
         )
 
     def _decode(self, slot, group, pending, scale):
-        shape, ranks = self._shape_of(pending), _size(self.process_set)
+        shape, ranks = self._shape_of(pending), size_of(self.process_set)
         if slot.home is not None:
             return self.device_path.decode(
                 slot, group, pending.gradient, pending.member, shape, scale, ranks, self._numbers
@@ -371,18 +379,18 @@ class Adapter:
                 f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
                 f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
             )
-        _refuse_xla()
+        refuse_xla()
         self._agree()
         if slot.home is not None:
             slot.move_to_host()
         slot.dtype = slices.dtype
         with tf.device("CPU:0"):
-            position = [self.compressor.seed, 0, slot.key, _rank()]
+            position = [self.compressor.seed, 0, slot.key, rank_of_job()]
             step = slot.steps_taken.read_value()  # before the encoder increments it
             with tf.control_dependencies([step, *self.rounds.begin(slot)]):
                 payload = checked(
                     operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers.at(step),
-                    _stack(position, tf.int64), [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
+                    stack(position, tf.int64), [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
                 )  # fmt: skip
             name = self._name(slot)
             probe = self._probe(step, reduced_dtype(slices.dtype))
@@ -393,7 +401,7 @@ class Adapter:
             with tf.control_dependencies([scale]):  # which tells that all ranks are there
                 gathered = self._allgather(payload, name)
             values, indices = checked(
-                operators.deepreduce_decode_slices, gathered, scale, _size(self.process_set), slot.seconds.variable.handle,
+                operators.deepreduce_decode_slices, gathered, scale, size_of(self.process_set), slot.seconds.variable.handle,
                 T=slices.dtype, shape=slot.shape, variable=slot.label,
             )  # fmt: skip
             dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
@@ -422,7 +430,7 @@ class Adapter:
         In a graph the check runs with the graph, because the elastic state may be created after
         tracing.
         """
-        if not _elastic() or self.elastic is not None:
+        if not is_elastic() or self.elastic is not None:
             return
         if tf.executing_eagerly():
             expect_keeper(self.elastic, notification_manager)
@@ -441,7 +449,7 @@ class Adapter:
         wire.expect_process_set(self.process_set, reducing_process_set())
         if (
             not self.agreed
-            and not _elastic()
+            and not is_elastic()
             and tf.compat.v1.executing_eagerly_outside_functions()
         ):
             with tf.init_scope(), tf.device("CPU:0"):
@@ -453,69 +461,3 @@ class Adapter:
             *self.compressor.settings(self.transport),
             *checkpoint.steps_to_compare(self.slots, with_steps),
         ]
-
-    # --- statistics and state ---
-
-    def stats(self):
-        return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
-
-    def keeper_of(self, rank):
-        """Return the rank whose memory stores the residuals of ``rank``."""
-        return self.compressor.communicator.keeper_of(rank, self.transport)
-
-    def state_dict(self):
-        self.close_round()
-        return checkpoint.dump(
-            self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size
-        )
-
-    def load_state_dict(self, state):
-        self.close_round()
-        checkpoint.load(
-            self.slots,
-            state,
-            self.compressor.fingerprint,
-            self.transport.rank,
-            self.transport.size,
-            self.keeper_of,
-        )
-
-
-def _elastic():
-    """Return whether the set of ranks may change after a graph is traced."""
-    return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
-
-
-def _rank():
-    return hvd.rank_op() if _elastic() else hvd.rank()
-
-
-def _size(process_set):
-    return hvd.size_op(process_set.process_set_id) if _elastic() else process_set.size()
-
-
-def _ranks(process_set):
-    """Return the global ranks of a process set; an empty list stands for all ranks."""
-    return (
-        []
-        if process_set.ranks is None or process_set.process_set_id == 0
-        else list(process_set.ranks)
-    )
-
-
-def _stack(parts, dtype):
-    """Return Python numbers, or tensors among them, as one tensor."""
-    if any(tf.is_tensor(part) for part in parts):
-        return tf.stack([tf.cast(part, dtype) for part in parts])
-    return tf.constant(parts, dtype)
-
-
-def _refuse_xla():
-    from tensorflow.python.ops import control_flow_util
-
-    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    ):
-        raise InvalidArgumentError(
-            "compress: expected a function without XLA, got one with jit_compile=True; payload sizes are not known when XLA compiles"
-        )

@@ -103,8 +103,8 @@ class GroupExchange:
     Gradients are added while Horovod compresses, sums are taken while it decompresses.
     """
 
-    def __init__(self, session):
-        self._adapter = session
+    def __init__(self, adapter):
+        self._adapter = adapter
         self._slots = []
         self._gradients = []
         self._steps = []

@@ -83,21 +83,21 @@ def allreduce_gradients(gradients, variables, compression, op=None):
     import horovod.tensorflow as hvd
 
     op = hvd.Average if op is None else op
-    session = compression.adapter
+    adapter = compression.adapter
 
     def reduce(gradient, variable):
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
-            return session.allreduce_slices(gradient, variable, op)
+            return adapter.allreduce_slices(gradient, variable, op)
         return hvd.allreduce(
             gradient,
             op=op,
-            compression=session.bound_to([variable]),
-            process_set=session.process_set,
+            compression=adapter.bound_to([variable]),
+            process_set=adapter.process_set,
         )
 
-    with session.rounds.reduce_together():
+    with adapter.rounds.reduce_together():
         return [
             reduce(gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)

@@ -255,35 +255,35 @@ class Identity(tf.train.experimental.PythonState):
     TensorFlow restores it before any variable, so a refused checkpoint changes no variable.
     """
 
-    def __init__(self, session):
-        self._adapter = weakref.ref(session)  # the adapter owns this object
+    def __init__(self, adapter):
+        self._adapter = weakref.ref(adapter)  # the adapter owns this object
 
     def _own(self):
-        session = self._adapter()
-        rank = session.transport.rank
+        adapter = self._adapter()
+        rank = adapter.transport.rank
         return {
-            "fingerprint": session.compressor.fingerprint,
+            "fingerprint": adapter.compressor.fingerprint,
             "rank": rank,
-            "size": session.transport.size,
-            "keeper": session.keeper_of(rank),
+            "size": adapter.transport.size,
+            "keeper": adapter.keeper_of(rank),
         }
 
     def serialize(self):
-        session = self._adapter()
-        session.close_round()  # the variables are read after this
-        scaled = {"loss_scale": True} if session.rounds.active else {}
+        adapter = self._adapter()
+        adapter.close_round()  # the variables are read after this
+        scaled = {"loss_scale": True} if adapter.rounds.active else {}
         return json.dumps({**checkpoint.identity(**self._own()), **scaled})
 
     def deserialize(self, string_value):
-        session, found = self._adapter(), json.loads(string_value)
-        follows, expected = found.pop("loss_scale", False), session.rounds.active
+        adapter, found = self._adapter(), json.loads(string_value)
+        follows, expected = found.pop("loss_scale", False), adapter.rounds.active
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
             raise InvalidArgumentError(
                 f"compressor checkpoint: expected one {expected} loss_scale=, as this Compressor, got one {got}"
             )
-        session.rounds.forget(session.slots.values())
+        adapter.rounds.forget(adapter.slots.values())
 
 
 class _Exchanged:

@@ -230,8 +230,8 @@ def expect_variable(tensor, slot, variable):
 class View:
     """A view of a compressor for gradients of some of its variables; returned by ``bound_to``."""
 
-    def __init__(self, session, slots):
-        self.adapter = session
+    def __init__(self, adapter, slots):
+        self.adapter = adapter
         self._slots = slots
 
     def compress(self, tensor):

@@ -52,8 +52,8 @@ def is_failure(error):
     return False
 
 
-def watch(session):
+def watch(adapter):
     """Start to watch an adapter's waits; return the process's :class:`Watcher`."""
     process_watcher = watcher(hvd, tf, find_wait, is_failure, hvd.shutdown)
-    process_watcher.add(session)
+    process_watcher.add(adapter)
     return process_watcher

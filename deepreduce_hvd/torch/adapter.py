@@ -10,13 +10,14 @@ import torch
 from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd import checkpoint, wire
+from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.statistics import totals
+from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch import results
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
@@ -53,7 +54,7 @@ class _Pending:
         return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
 
 
-class Adapter:
+class Adapter(BaseAdapter):
     """The PyTorch side of one Compressor."""
 
     def __init__(self, compressor, named):
@@ -422,46 +423,7 @@ class Adapter:
         self._rounds += 1
         writer = self.compressor.writer
         if writer is not None and self._rounds % self.compressor.writer_interval == 0:
-            stats = self.stats()
-            for field, value in totals(stats).items():
-                writer.add_scalar(f"deepreduce/{field}", value, self._rounds)
-            errors = {
-                name: row["relative_error"]
-                for name, row in stats.items()
-                if row["relative_error"] is not None
-            }
-            for name, row in stats.items():
-                writer.add_scalar(f"deepreduce_sent_bytes/{name}", row["sent_bytes"], self._rounds)
-            for name, error in errors.items():
-                writer.add_scalar(f"deepreduce_relative_error/{name}", error, self._rounds)
-            if errors:
-                writer.add_scalar(
-                    "deepreduce/relative_error", sum(errors.values()) / len(errors), self._rounds
-                )
-
-    def stats(self):
-        return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
-
-    def keeper_of(self, rank):
-        """Return the rank whose memory stores the residuals of ``rank``."""
-        return self.compressor.communicator.keeper_of(rank, self.transport)
-
-    def state_dict(self):
-        self.close_round()
-        return checkpoint.dump(
-            self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size
-        )
-
-    def load_state_dict(self, state):
-        self.close_round()
-        checkpoint.load(
-            self.slots,
-            state,
-            self.compressor.fingerprint,
-            self.transport.rank,
-            self.transport.size,
-            self.keeper_of,
-        )
+            write_scalars(writer, self.stats(), self._rounds)
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:

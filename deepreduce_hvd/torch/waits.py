@@ -47,11 +47,11 @@ def is_failure(error):
     return isinstance(error, HorovodInternalError)
 
 
-def watch(session):
+def watch(adapter):
     """Start to watch an adapter's waits; return the process's :class:`Watcher`."""
     # hvd.shutdown() would also drop the handles that the program waits for
     process_watcher = watcher(hvd, torch, find_wait, is_failure, mpi_ops._basics.shutdown)
-    process_watcher.add(session)
+    process_watcher.add(adapter)
     return process_watcher
 
 
@@ -62,11 +62,11 @@ def names_who_is_gone(method):
     """
 
     @functools.wraps(method)
-    def call(session, *arguments):
+    def call(adapter, *arguments):
         try:
-            return method(session, *arguments)
+            return method(adapter, *arguments)
         except HorovodInternalError as error:
-            gone = session.watcher.explain()
+            gone = adapter.watcher.explain()
             if not gone:
                 raise
             raise HorovodInternalError(f"{gone}. Horovod said: {error}") from error

@@ -18,10 +18,10 @@ from torch_gradients_tools import (
     expect,
     loss_of,
     named,
-    reporting,
     residual,
+    run_reporting,
 )
-from torch_tools import assert_equal_everywhere, distributed, run_all, sum_over_ranks
+from torch_tools import assert_equal_everywhere, distributed, sum_over_ranks
 
 import deepreduce_hvd as dr
 
@@ -372,13 +372,4 @@ def scenario_a_sum_that_overflows_is_a_skipped_step(directory):
 
 
 if __name__ == "__main__":
-    hvd.init()
-    torch.set_num_threads(1)
-    run_all(
-        {
-            name: reporting(value)
-            for name, value in globals().items()
-            if name.startswith("scenario_")
-        },
-        sys.argv[1],
-    )
+    run_reporting(globals(), sys.argv[1])

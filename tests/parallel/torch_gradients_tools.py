@@ -2,6 +2,7 @@
 
 import horovod.torch as hvd
 import torch
+from torch_tools import run_all
 
 import deepreduce_hvd as dr
 
@@ -71,3 +72,13 @@ def reporting(scenario):
         assert not _found, "\n".join(_found)
 
     return run
+
+
+def run_reporting(namespace, directory):
+    """Runs the scenarios of a module, each of which raises what :func:`expect` has found."""
+    hvd.init()
+    torch.set_num_threads(1)
+    scenarios = {
+        name: reporting(value) for name, value in namespace.items() if name.startswith("scenario_")
+    }
+    run_all(scenarios, directory)

@@ -8,8 +8,8 @@ import sys
 
 import horovod.torch as hvd
 import torch
-from torch_gradients_tools import expect, named, reporting
-from torch_tools import assert_equal_everywhere, backward, distributed, model, run_all
+from torch_gradients_tools import expect, named, run_reporting
+from torch_tools import assert_equal_everywhere, backward, distributed, model
 
 import deepreduce_hvd as dr
 
@@ -379,13 +379,4 @@ def scenario_a_memory_on_a_rank_that_does_not_send_it(directory):
 
 
 if __name__ == "__main__":
-    hvd.init()
-    torch.set_num_threads(1)
-    run_all(
-        {
-            name: reporting(value)
-            for name, value in globals().items()
-            if name.startswith("scenario_")
-        },
-        sys.argv[1],
-    )
+    run_reporting(globals(), sys.argv[1])

@@ -15,10 +15,10 @@ from torch_gradients_tools import (
     expect,
     loss_of,
     named,
-    reporting,
     residual,
+    run_reporting,
 )
-from torch_tools import assert_equal_everywhere, distributed, run_all
+from torch_tools import assert_equal_everywhere, distributed
 
 import deepreduce_hvd as dr
 
@@ -321,13 +321,4 @@ def scenario_a_step_asks_once(directory):
 
 
 if __name__ == "__main__":
-    hvd.init()
-    torch.set_num_threads(1)
-    run_all(
-        {
-            name: reporting(value)
-            for name, value in globals().items()
-            if name.startswith("scenario_")
-        },
-        sys.argv[1],
-    )
+    run_reporting(globals(), sys.argv[1])

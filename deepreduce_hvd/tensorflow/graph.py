@@ -1,0 +1,51 @@
+"""What operators are built with: ranks that may change under a traced graph, tensors of numbers."""
+
+import os
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from deepreduce_hvd.errors import InvalidArgumentError
+
+
+def is_elastic():
+    """Return whether the set of ranks may change after a graph is traced."""
+    return bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
+
+
+def rank_of_job():
+    """Return the global rank, or in elastic training an operator that returns it."""
+    return hvd.rank_op() if is_elastic() else hvd.rank()
+
+
+def size_of(process_set):
+    """Return the size of a process set, or in elastic training an operator that returns it."""
+    return hvd.size_op(process_set.process_set_id) if is_elastic() else process_set.size()
+
+
+def ranks_of(process_set):
+    """Return the global ranks of a process set; an empty list stands for all ranks."""
+    return (
+        []
+        if process_set.ranks is None or process_set.process_set_id == 0
+        else list(process_set.ranks)
+    )
+
+
+def stack(parts, dtype):
+    """Return Python numbers, or tensors among them, as one tensor."""
+    if any(tf.is_tensor(part) for part in parts):
+        return tf.stack([tf.cast(part, dtype) for part in parts])
+    return tf.constant(parts, dtype)
+
+
+def refuse_xla():
+    """Raise InvalidArgumentError in a function that XLA compiles."""
+    from tensorflow.python.ops import control_flow_util
+
+    if not tf.executing_eagerly() and control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    ):
+        raise InvalidArgumentError(
+            "compress: expected a function without XLA, got one with jit_compile=True; payload sizes are not known when XLA compiles"
+        )
