@@ -16,7 +16,7 @@ def describe(array):
         remark
         for remark, holds in (
             ("masked", isinstance(array, np.ma.MaskedArray)),
-            ("another byte order than this machine's", not array.dtype.isnative),
+            ("not in native byte order", not array.dtype.isnative),
             ("not contiguous", not array.flags.c_contiguous),
             ("read-only", not array.flags.writeable),
         )
@@ -66,5 +66,5 @@ def expect_apart(**arrays):
         for other, one in named[:position]:
             if np.may_share_memory(array, one):
                 raise InvalidArgumentError(
-                    f"{name}: expected memory of its own, got that of {other}"
+                    f"{name}: expected separate memory, got memory shared with {other}"
                 )

@@ -76,10 +76,10 @@ def _inputs(count):
 def _three(codec, case, result):
     """Return the result of ``encode`` after checking that it is a tuple of three, section first."""
     good = isinstance(result, tuple) and len(result) == 3
-    _expect(good, codec, "encode", case, "a tuple of three", type(result).__name__)
+    _expect(good, codec, "encode", case, "a tuple of three items", type(result).__name__)
     section = result[0]
     good = isinstance(section, (bytes, bytearray, memoryview))
-    _expect(good, codec, "encode", case, "a section of bytes first", type(section).__name__)
+    _expect(good, codec, "encode", case, "bytes as the first item", type(section).__name__)
     return (bytes(section), *result[1:])
 
 
@@ -96,22 +96,22 @@ def _check_value(codec):
             before = values.copy()
             section, decoded, order = _three(codec, case, codec.encode(values, _KEY))
             unchanged = np.array_equal(values, before)
-            _expect(unchanged, codec, "encode", case, "its input left as it was", "other values")
+            _expect(unchanged, codec, "encode", case, "an unchanged input", "a changed one")
             _array(codec, "encode", case, decoded, np.float32, count)
             finite = bool(np.isfinite(decoded).all())
             _expect(finite, codec, "encode", case, "finite decoded values", "NaN or Inf")
             _expect((order is not None) == bool(codec.sorts), codec, "encode", case,
-                    f"an order {'array' if codec.sorts else 'of None'}, as sorts = {codec.sorts} says",
+                    f"{'an array' if codec.sorts else 'None'} as the order, because sorts = {codec.sorts}",
                     type(order).__name__)  # fmt: skip
             sent = decoded
             if order is not None:
                 _array(codec, "encode", case, order, np.uint32, count)
                 permutation = np.array_equal(np.sort(order), np.arange(count))
-                _expect(permutation, codec, "encode", case, "an order that is a permutation", order)
+                _expect(permutation, codec, "encode", case, "an order that is a permutation of the positions", order)
                 sent = decoded[order]
             _check_decoder(codec, case, section, (count,), sent, np.float32)
             again = _three(codec, case, codec.encode(values, _KEY))[0]
-            _expect(again == section, codec, "encode", case, "the same bytes again", "other bytes")
+            _expect(again == section, codec, "encode", case, "the same bytes in a second call", "other bytes")
 
 
 def _check_index(codec):
@@ -126,7 +126,7 @@ def _check_index(codec):
             good = size == 0 or (bool((decoded[1:] > decoded[:-1]).all()) and int(decoded[-1]) < d)
             _expect(good, codec, "encode", case, f"ascending indices below {d}", decoded)
             good = isinstance(stay, (bool, np.bool_))
-            _expect(good, codec, "encode", case, "values_stay of True or False", repr(stay))
+            _expect(good, codec, "encode", case, "True or False as values_stay", repr(stay))
             _check_decoder(codec, case, section, (d, size), decoded, np.uint32)
 
 
@@ -134,8 +134,8 @@ def _check_decoder(codec, case, section, arguments, expected, dtype):
     """Check that ``decode`` returns what ``encode`` promised, and refuses damaged sections."""
     read = _array(codec, "decode", case, codec.decode(section, *arguments), dtype, expected.size)
     same = np.array_equal(read, expected)
-    _expect(same, codec, "decode", case, "what encode said that it decodes to", "other numbers")
-    for damaged, what in ((section[:-1], "cut short"), (section + b"\0", "with a byte too many")):
+    _expect(same, codec, "decode", case, "the decoded array that encode returned", "other numbers")
+    for damaged, what in ((section[:-1], "cut short"), (section + b"\0", "with one byte too many")):
         if damaged == section:
             continue
         try:
@@ -155,4 +155,4 @@ def _check_in_a_payload(codec, kind):
     residual = np.zeros_like(gradient)
     payload = Codec(TopK(0.05), index=index, value=value).encode(gradient, residual)
     error = float(np.abs(decode(payload) + residual - gradient).max())
-    _expect(error < 1e-5, codec, "encode", "a gradient", "nothing lost or added", f"{error:g}")
+    _expect(error < 1e-5, codec, "encode", "a gradient", "decoded values and residual that add up to the gradient", f"a difference of {error:g}")

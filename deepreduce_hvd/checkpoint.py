@@ -64,8 +64,8 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
         _check_head("compressor state", state, slots)
         if (state["rank"], state["size"]) != (rank, size):
             raise InvalidArgumentError(
-                f"compressor state: expected that of rank {rank} of {size}, got that of rank "
-                f"{state['rank']} of {state['size']}; after a change of the number of ranks give "
+                f"compressor state: expected the state of rank {rank} of {size}, got the state of rank "
+                f"{state['rank']} of {state['size']}; if the number of ranks has changed, pass "
                 "the list of all ranks' states"
             )
         own = list(states)
@@ -86,8 +86,9 @@ def _expect_no_memory(slots, loaded, rank, keeper):
         if any(array.any() for array in memory.values()):
             raise InvalidArgumentError(
                 f"compressor state, parameter {name}: expected no memory on rank {rank}, whose "
-                f"communicator sends from rank {keeper}, the first of its host, and got some, as "
-                "of a job whose hosts had other ranks; give every rank the list of all ranks' states"
+                f"communicator sends from rank {keeper}, the first rank of its host, got memory that "
+                "is not zero, probably because the hosts had other ranks when the state was saved; "
+                "pass the list of all ranks' states on every rank"
             )
 
 
@@ -107,17 +108,17 @@ def check_identity(what, found, fingerprint, rank, size, keeper):
     expected = identity(fingerprint, rank, size, keeper)
     if isinstance(found, dict) and ("keeper" in found) != ("keeper" in expected):
         raise InvalidArgumentError(
-            f"{what}: expected that of a rank whose memory is sent from rank {keeper}, got one "
-            f"whose memory is sent from rank {found.get('keeper', found.get('rank'))}; hosts have "
-            "other ranks now: give load_state_dict the list of all ranks' states"
+            f"{what}: expected the checkpoint of a rank whose memory is on rank {keeper}, got one "
+            f"whose memory is on rank {found.get('keeper', found.get('rank'))}; the hosts had other "
+            "ranks when it was saved: pass load_state_dict the list of all ranks' states"
         )
     _expect_keys(what, found, expected)
     _check_fingerprint(what, found["fingerprint"], fingerprint)
     if (found["rank"], found["size"]) != (rank, size):
         raise InvalidArgumentError(
-            f"{what}: expected that of rank {rank} of {size}, got that of rank {found['rank']} of "
-            f"{found['size']}; after a change of the number of ranks give load_state_dict the list "
-            "of all ranks' states"
+            f"{what}: expected the checkpoint of rank {rank} of {size}, got the checkpoint of rank "
+            f"{found['rank']} of {found['size']}; if the number of ranks has changed, pass "
+            "load_state_dict the list of all ranks' states"
         )
 
 
@@ -134,7 +135,7 @@ def _check_fingerprint(where, found, expected):
     if found != expected:
         got = f"{found:08x}" if is_integer(found) else repr(found)
         raise InvalidArgumentError(
-            f"{where}: expected one of the same configuration and parameters ({expected:08x}), "
+            f"{where}: expected one with the same configuration and parameters ({expected:08x}), "
             f"got {got}"
         )
 
@@ -158,7 +159,7 @@ def _check_ranks(states):
     ranks, sizes = [one["rank"] for one in states], sorted({one["size"] for one in states})
     if ranks != list(range(len(states))) or sizes != [len(states)]:
         raise InvalidArgumentError(
-            "compressor states: expected those of all ranks in rank order, got ranks "
+            "compressor states: expected the states of all ranks in rank order, got ranks "
             f"{ranks} of {sizes}"
         )
 
@@ -195,7 +196,7 @@ def _loaded(name, slot, states, own):
         for what in ("steps", "loss_scale"):
             if getattr(part, what) != getattr(first, what):
                 raise InvalidArgumentError(
-                    f"{part.where}: expected the {what} of all ranks, {getattr(first, what)}, "
+                    f"{part.where}: expected the same {what} as in the first state, {getattr(first, what)}, "
                     f"got {getattr(part, what)}"
                 )
     memory = {}
@@ -240,9 +241,9 @@ class _Part:
             return
         if any(array.any() for array in self.memory.values()):
             expected = "a number" if slot.follows_loss_scale else "None"
-            given = "given" if slot.follows_loss_scale else "not given"
+            given = "has" if slot.follows_loss_scale else "does not have"
             raise InvalidArgumentError(
-                f"{self.where}: expected loss_scale {expected}, as this Compressor is {given} "
+                f"{self.where}: expected loss_scale {expected}, because this Compressor {given} "
                 f"loss_scale=, got {self.loss_scale!r}"
             )
 

@@ -293,7 +293,7 @@ def elements_of(data, max_elements):
     most, why = max_elements, ""
     if max_elements is None:
         most = _native.default_max_elements(data.size)
-        why = f", the default for {data.size} bytes (give a larger one for what you trust)"
+        why = f", the default for {data.size} bytes (pass a larger one for data that you trust)"
     if d > most:
         raise InvalidArgumentError(
             f"payload: expected at most max_elements = {most} elements{why}, got {d}"

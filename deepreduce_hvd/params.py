@@ -57,7 +57,7 @@ class _Settings:
         choice = choices[name]
         if choice.make is None:
             raise InvalidArgumentError(
-                f"{setting}: expected one of {accepted}, got {name!r}, which has no equal here: {choice.instead}"
+                f"{setting}: expected one of {accepted}, got {name!r}, which has no equivalent here: {choice.instead}"
             )
         if choice.differs:
             self.differ(f"{setting} {name}: {choice.differs}")
@@ -143,13 +143,13 @@ def _codec(settings):
         raise InvalidArgumentError(f"deepreduce: expected index, value, both or None, got {part!r}")
     if part is not None and not settings.has("compressor"):
         raise InvalidArgumentError(
-            "compressor: expected one that selects what to send, such as 'topk', got none with 'deepreduce'; the default is 'none'"
+            "compressor: expected one that selects elements, such as 'topk', with 'deepreduce', got no compressor; the default is 'none'"
         )
     name, choice = settings.choice("compressor")
     stages = choice.make(settings)
     if part is not None and len(stages) > 1:
         raise InvalidArgumentError(
-            f"deepreduce: expected None with the compressor {name}, which encodes values itself, got {part!r}; leave it out"
+            f"deepreduce: expected None with the compressor {name}, which has its own value codec, got {part!r}; remove the setting"
         )
     for stage in ("index", "value") if part == "both" else () if part is None else (part,):
         stages[stage] = settings.make(stage)
@@ -160,7 +160,7 @@ def _codec(settings):
         and codec.index.policy in ("leftmost", "p1")
     ):
         settings.differ(
-            "deepreduce both: values are those of the indices that the policy chooses, as in the paper; DeepReduce's code keeps the others"
+            "deepreduce both: sends the values at the indices that the policy chooses, as in the paper; DeepReduce's code sends the values of the sparsifier"
         )
     return codec
 
@@ -170,13 +170,13 @@ def _communicator(settings, codec):
     if name == "allreduce" and not isinstance(codec.sparsifier, (NoneSparsifier, RandomK)):
         said = "" if settings.has("communicator") else ", the default"
         raise InvalidArgumentError(
-            f"communicator: expected allgather with {codec.sparsifier!r}, got allreduce{said}, which adds numbers up place by place and "
-            "suits the compressors none and randomk; write 'communicator': 'allgather'"
+            f"communicator: expected allgather with {codec.sparsifier!r}, got allreduce{said}, which needs the same indices on all ranks and "
+            "works only with the compressors none and randomk; write 'communicator': 'allgather'"
         )
     for stage in choice.unused_stages:
         if getattr(codec, stage) != _RAW[stage]:
             raise InvalidArgumentError(
-                f"communicator: expected one that encodes with {getattr(codec, stage)!r}, got {name}, in which it plays no part; "
+                f"communicator: expected one that encodes with {getattr(codec, stage)!r}, got {name}, which does not use it; "
                 "write 'communicator': 'allgather'"
             )
     return choice.make(settings)

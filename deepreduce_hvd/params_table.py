@@ -45,7 +45,7 @@ WITHOUT_EFFECT = {
     "kernel": "",
     "hash_table": "",
     "micro-benchmark": "nothing is printed; Compressor.stats() has bytes and seconds",
-    "buckets_num": "neither project reads it; bucket_size says how many values share a norm",
+    "buckets_num": "neither project reads it; bucket_size is the number of values that share a norm",
 }
 
 #: {setting of DeepReduce's TensorFlow code that no published script uses: what to write}
@@ -53,7 +53,7 @@ OTHER_NAMES = {
     "bloom_fpr": "'fpr'",
     "bloom_on": "'compressor'",
     "bloom_policy": "'policy'",
-    "polynomial_degree": "'poly_degree', one less: there it is the number of coefficients",
+    "polynomial_degree": "'poly_degree' with a value one lower, because polynomial_degree is the number of coefficients",
     "threshold_val": "'threshold'",
     "use_memory": "'memory': 'residual' or 'none'",
 }
@@ -94,7 +94,7 @@ def _policy(settings):
 def _polynomials(settings):
     if settings("sort"):
         raise InvalidArgumentError(
-            "sort: expected False, got True; FitPoly sorts the values itself, leave it out"
+            "sort: expected False, got True; FitPoly always sorts the values, remove the setting"
         )
     return value.FitPoly(degree=settings("poly_degree"))
 
@@ -106,12 +106,12 @@ def _qsgd(settings, bucket_size):
     levels = settings("quantum_num")
     if not is_integer(levels) or not 1 <= levels <= 127:
         raise InvalidArgumentError(
-            f"quantum_num: expected an integer of 1 to 127, which 8 bits per value hold, got {levels!r}; write 127, or 'value': 'none' for exact values"
+            f"quantum_num: expected an integer of 1 to 127, the range of 8 bits per value, got {levels!r}; write 127, or 'value': 'none' for exact values"
         )
     bits = int(levels).bit_length() + 1
     if levels != 2 ** (bits - 1) - 1:
         settings.differ(
-            f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, as many as {bits} bits per value hold"
+            f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, the number that {bits} bits per value can hold"
         )
     return value.QSGD(bits=bits, bucket=bucket, norm="l2")
 
@@ -132,7 +132,7 @@ def _sketch(settings):
     for name, example in (("sparsifier", "'threshold'"), ("num_quantiles", "128")):
         if not settings.has(name):
             raise InvalidArgumentError(
-                f"{name}: expected it with this compressor, got none; write '{name}': {example}"
+                f"{name}: expected a value for this compressor, got none; write '{name}': {example}"
             )
     name = settings("sparsifier")
     if name not in SPARSIFIERS:
@@ -155,14 +155,14 @@ SPARSIFIERS = {
 }
 
 _TOPK = "write 'compressor': 'topk', 'compress_ratio': 0.01, 'memory': 'residual', 'communicator': 'allgather'"
-_ONE_BIT = f"it sends one bit an element, which none of our codecs does without increasing the error; for fewer bytes {_TOPK}"
-_POWERS = "there is no codec of powers of two; write 'compressor': 'qsgd' for 8 bits per element, or 'fp16'"
+_ONE_BIT = f"it sends one bit per element, and no codec here does this without a larger error; for fewer bytes {_TOPK}"
+_POWERS = "there is no codec that rounds to powers of two; write 'compressor': 'qsgd' for 8 bits per element, or 'fp16'"
 _MANY_LEVELS = (
-    "there is no such 8-bit codec; write 'compressor': 'qsgd', which has 8 bits per element too"
+    "there is no such 8-bit codec; write 'compressor': 'qsgd', which also has 8 bits per element"
 )
-_QSGD_DIFFERS = "the L2 norm is that of bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod take one norm of the whole tensor, which is coarser"
-_POLYNOMIALS_DIFFER = "the values say where segments begin, as in the paper; DeepReduce's code has fixed shares of them"
-_SKETCH_DIFFERS = "of SKCompress, quantile buckets, delta keys and Huffman codes are here, its MinMaxSketch is not"
+_QSGD_DIFFERS = "one L2 norm for each bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod use one norm for the whole tensor, which is coarser"
+_POLYNOMIALS_DIFFER = "the values determine where segments begin, as in the paper; DeepReduce's code uses segments with fixed shares of the values"
+_SKETCH_DIFFERS = "has the quantile buckets, delta keys and Huffman codes of SKCompress, but not its MinMaxSketch"
 
 #: {setting: {value: Choice}}; a compressor becomes the keyword arguments of a Codec.
 CHOICES = {
@@ -173,7 +173,7 @@ CHOICES = {
         },
         "dgc": Choice(
             lambda settings: {"sparsifier": sparsifiers.TopK(_ratio(settings))},
-            differs="exactly the largest compress_ratio is sent; GRACE estimates a threshold from a random sample and sends 0.7 to 1.3 times as much",
+            differs="sends exactly the largest compress_ratio of the elements; GRACE estimates a threshold from a random sample and sends 0.7 to 1.3 times as many",
         ),
         "fp16": Choice(
             lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": value.Float16()}
@@ -193,24 +193,24 @@ CHOICES = {
                 "sparsifier": sparsifiers.NoneSparsifier(),
                 "value": value.Quantile(buckets=settings("quantiles")),
             },
-            differs="negative and other values have quantiles of their own, so that no sign flips",
+            differs="negative values and other values have separate quantiles, so no sign changes",
         ),
         **dict.fromkeys(
             ("SKCompressCPU", "SKCompressGPU"), Choice(_sketch, differs=_SKETCH_DIFFERS)
         ),
         "adaq": refused(
-            "it sends the mean of the largest elements of either sign; nearest is 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2"
+            "it sends the mean of the largest elements of each sign; the nearest setting is 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2"
         ),
         "efsignsgd": refused(_ONE_BIT),
         "inceptionn": refused(_MANY_LEVELS),
         "natural": refused(_POWERS),
         "natural_cuda": refused(_POWERS),
         "onebit": refused(_ONE_BIT),
-        "powersgd": refused(f"there is no low-rank codec here; for as few bytes {_TOPK}"),
+        "powersgd": refused(f"there is no low-rank codec here; for similarly few bytes {_TOPK}"),
         "signsgd": refused(_ONE_BIT),
         "signum": refused(_ONE_BIT),
         "terngrad": refused(
-            "it has three levels of one maximum a tensor and clips; nearest is 'compressor': 'none' with 'deepreduce': 'value', 'value': 'qsgd', 'quantum_bits': 2"
+            "it has three levels, one maximum per tensor, and clipping; the nearest setting is 'compressor': 'none' with 'deepreduce': 'value', 'value': 'qsgd', 'quantum_bits': 2"
         ),
         "u8bit": refused(_MANY_LEVELS),
     },
@@ -220,9 +220,9 @@ CHOICES = {
         "low_pass": Choice(lambda settings: memory.LowPass(settings("beta"))),
         "dgc": Choice(_momentum),
         "efsignsgd": refused(
-            "it is error feedback of the gradient times the learning rate, for efsignsgd; write 'memory': 'residual'"
+            "it is error feedback for efsignsgd, on the gradient times the learning rate; write 'memory': 'residual'"
         ),
-        "powersgd": refused("it keeps PowerSGD's factors; write 'memory': 'residual'"),
+        "powersgd": refused("it stores the factors of PowerSGD; write 'memory': 'residual'"),
     },
     "communicator": {
         "allgather": Choice(lambda settings: communicators.Allgather()),
@@ -231,7 +231,7 @@ CHOICES = {
             lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")
         ),
         "alltoall": refused(
-            "what is summed would be compressed again without error feedback; write 'communicator': 'allgather' or 'split_allgather'"
+            "it would compress the sum again without error feedback; write 'communicator': 'allgather' or 'split_allgather'"
         ),
         "split_allgather": Choice(lambda settings: communicators.SplitAllgather(settings("dense"))),
         "recursive_doubling": Choice(lambda settings: communicators.RecursiveDoubling()),

@@ -35,8 +35,8 @@ def expect_stages(codec, memory, communicator):
     expect_usable(memory)
     if communicator.puts_back and not overrides(memory, Memory, "put_back"):
         raise InvalidArgumentError(
-            f"Compressor memory: expected one with a put_back, which {communicator!r} needs, "
-            f"got {memory!r}; Allgather needs none"
+            f"Compressor memory: expected one with a put_back method, which {communicator!r} needs, "
+            f"got {memory!r}; Allgather does not need it"
         )
     communicator.check(codec, memory)
 
@@ -50,7 +50,7 @@ def _shown(value):
 def _meant(value, kind):
     """Return a suggestion to append to the message for a value of the wrong type, or ""."""
     if isinstance(value, type):
-        return f"; write {value.__name__}(), an instance"
+        return f"; write {value.__name__}() to pass an instance"
     if isinstance(value, Sparsifier):
         return f"; write Compressor(Codec({value!r}), parameters=...)"
     if isinstance(value, IndexCodec):
@@ -101,8 +101,8 @@ def expect_settings(
         )
     if not is_integer(writer_interval) or writer_interval < 1:
         raise InvalidArgumentError(
-            "Compressor writer_interval: expected an integer of at least 1, "
-            f"the steps from one record to the next, got {writer_interval!r}"
+            "Compressor writer_interval: expected a number of steps of at least 1, "
+            f"got {writer_interval!r}"
         )
 
 

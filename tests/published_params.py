@@ -34,7 +34,7 @@ LEFTMOST = dr.Bloom(policy="leftmost")
 #: 127 levels, an L2 norm of 512 values
 QSGD = dr.QSGD(bits=8, bucket=512, norm="l2")
 #: of warnings
-SEGMENTS = "value polyfit: the values say where segments begin"
+SEGMENTS = "value polyfit: the values determine where segments begin"
 BOTH = "deepreduce both: values are those of the indices that the policy chooses"
 
 

@@ -44,7 +44,7 @@ STRUCTURED = np.dtype([("real", np.float32)])
 BAD = {
     "other_byte_order": (
         lambda array: array.astype(array.dtype.newbyteorder()),
-        "another byte order than this machine's",
+        "not in native byte order",
     ),
     "structured": (lambda array: array.view([("x", array.dtype)]), "a structured dtype of shape"),
     "object": (lambda array: array.astype(object), "object of shape"),
@@ -132,16 +132,16 @@ def test_residuals(memory, wrong, message):
 def test_a_residual_has_memory_of_its_own(memory):
     both = np.zeros(2 * D, np.float32)
     with pytest.raises(
-        dr.InvalidArgumentError, match="residual: expected memory of its own, got that of gradient"
+        dr.InvalidArgumentError, match="residual: expected separate memory, got memory shared with gradient"
     ):
         CODEC.encode(both[:D], both[:D], memory=memory)
     with pytest.raises(
-        dr.InvalidArgumentError, match="residual: expected memory of its own, got that of gradient"
+        dr.InvalidArgumentError, match="residual: expected separate memory, got memory shared with gradient"
     ):
         CODEC.encode(both[5 : D + 5], both[:D], memory=memory)
     CODEC.encode(both[:D], both[D:], memory=memory)
     with pytest.raises(
-        dr.InvalidArgumentError, match="velocity: expected memory of its own, got that of residual"
+        dr.InvalidArgumentError, match="velocity: expected separate memory, got memory shared with residual"
     ):
         CODEC.encode(values(), (both[:D], both[:D]), memory=dr.MomentumCorrection())
 
@@ -180,7 +180,7 @@ def test_more_of_sparse_tensors(native):
         ):
             encode_sparse_numpy(CODEC, indices, wrong, D, native=native)
     with pytest.raises(
-        dr.InvalidArgumentError, match="values: expected memory of its own, got that of indices"
+        dr.InvalidArgumentError, match="values: expected separate memory, got memory shared with indices"
     ):
         encode_sparse_numpy(CODEC, indices, indices.view(np.float32), D, native=native)
     with pytest.raises(dr.InvalidArgumentError, match="indices: expected a contiguous"):
@@ -290,7 +290,7 @@ class TestTorch:
         both = torch.zeros(2 * D)
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="residual: expected memory of its own, got that of gradient",
+            match="residual: expected separate memory, got memory shared with gradient",
         ):
             CODEC.encode(both[:D], both[5 : D + 5])
         CODEC.encode(both[:D], both[D:])
@@ -301,7 +301,7 @@ class TestTorch:
         assert negated.is_neg()
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="gradient: expected its own numbers, got a view that negates them",
+            match="gradient: expected a tensor without the negative or conjugate bit, got a view with one",
         ):
             CODEC.encode(negated)
         assert torch.equal(

@@ -42,7 +42,7 @@ BROKEN = {
     "a float32 array": {
         "encode": lambda self, values, key: (values.tobytes(), values.astype(float), None)
     },
-    "what encode said": {
+    "the decoded array that encode returned": {
         "encode": lambda self, values, key: (values.tobytes(), values * np.float32(0.5), None)
     },
     "an order array": {"sorts": True},

@@ -60,7 +60,7 @@ def test_a_few_bytes_do_not_ask_for_much(give, take, d):
         dr.decode(give(payload))
     assert str(refused.value) == (
         f"payload: expected at most max_elements = {MOST} elements, the default for {payload.size} bytes "
-        f"(give a larger one for what you trust), got {d}"
+        f"(pass a larger one for data that you trust), got {d}"
     )
     with pytest.raises(
         dr.InvalidArgumentError, match=f"at most max_elements = {d - 1} elements, got {d}"

@@ -89,7 +89,7 @@ def test_what_a_hosts_first_rank_meets_is_heard_on_its_host():
     ("arguments", "message"),
     [
         ((3,), "got 3"),
-        ((dr.Hierarchical(dr.Allgather()),), "another communicator"),
+        ((dr.Hierarchical(dr.Allgather()),), "a communicator other than Hierarchical"),
         ((dr.Allgather(), 0), "got 0"),
     ],
 )

@@ -148,7 +148,7 @@ def test_a_subclass_of_a_built_in_codec_is_refused_until_it_has_an_id_of_its_own
 
     with pytest.raises(
         dr.InvalidArgumentError,
-        match="Halved: expected a class with a stage_id of its own, .*, got stage_id 5, which is that of QSGD",
+        match="Halved: expected a class with its own stage_id, .*, got stage_id 5, which belongs to QSGD",
     ):
         dr.Codec(dr.TopK(0.1), value=Halved())
     Halved.stage_id = 100
@@ -174,9 +174,9 @@ def memory_that(**methods):
         ),
         (
             memory_that(state="kept"),
-            r"Broken.state: expected a tuple of different names, got 'kept'",
+            r"Broken.state: expected a tuple of distinct names, got 'kept'",
         ),
-        (memory_that(state=("kept", "kept")), r"Broken.state: expected a tuple of different names"),
+        (memory_that(state=("kept", "kept")), r"Broken.state: expected a tuple of distinct names"),
         (
             memory_that(__repr__=object.__repr__),
             "Broken: expected attributes with a repr that is the same on all ranks",
@@ -299,7 +299,7 @@ class TestCompressor:
         for communicator in refused:
             with pytest.raises(
                 dr.InvalidArgumentError,
-                match=r"memory: expected one with a put_back, which .* needs, got WithoutPutBack\(\)",
+                match=r"memory: expected one with a put_back method, which .* needs, got WithoutPutBack\(\)",
             ):
                 dr.Compressor(memory=WithoutPutBack(), communicator=communicator, parameters=named)
         with pytest.raises(dr.InvalidArgumentError, match="Broken.state: expected a tuple"):
@@ -314,4 +314,4 @@ class TestCompressor:
         compressor = dr.Compressor(
             memory=OwnResidual(), parameters=torch.nn.Linear(40, 50).named_parameters()
         )
-        assert "OwnResidual() is not all built in" in compressor.adapter.device_path.why_not
+        assert "OwnResidual() has a custom stage" in compressor.adapter.device_path.why_not

@@ -238,9 +238,9 @@ def test_auto_by_name():
         ),
         (
             {**TOPK, "communicator": "cltk", "deepreduce": "value"},
-            "got cltk, in which it plays no part",
+            "got cltk, which does not use it",
         ),
-        ({"deepreduce": "index", **GATHERED}, "compressor: expected one that selects what to send"),
+        ({"deepreduce": "index", **GATHERED}, "compressor: expected one that selects elements"),
         (
             {"compressor": "fp16", "deepreduce": "value", **GATHERED},
             "deepreduce: expected None with the compressor fp16",
@@ -288,10 +288,10 @@ def test_what_has_no_equal_says_what_to_write(setting, name):
     """And what it says, taken as it stands, is accepted."""
     with pytest.raises(
         dr.InvalidArgumentError,
-        match=f"{setting}: expected one of .*, got '{name}', which has no equal here: .*",
+        match=f"{setting}: expected one of .*, got '{name}', which has no equivalent here: .*",
     ) as caught:
         dr.from_params({**TOPK, setting: name}, named())
-    advised = re.findall(r"'(\w+)': ('\w+'|[\d.]+)", str(caught.value).split("no equal here: ")[1])
+    advised = re.findall(r"'(\w+)': ('\w+'|[\d.]+)", str(caught.value).split("no equivalent here: ")[1])
     assert advised
     made(
         {

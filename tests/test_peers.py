@@ -86,7 +86,7 @@ def test_silent_ranks_are_named_after_the_grace(board):
     text = who_is_gone(board, 0, 4, 4, grace=0.5)
     assert time.monotonic() - started < 3
     assert text.startswith(
-        "expected all of 4 ranks to go on, got no sign of life from ranks 2, 3 within"
+        "expected all 4 ranks to continue, got no sign of life from ranks 2, 3 within"
     )
     assert board.get(0) == Note("failed", 4)
 
@@ -96,14 +96,14 @@ def test_ranks_that_tell_why_they_ended_are_not_waited_for(board):
     board.put(2, Note("failed", 4))
     started = time.monotonic()
     assert who_is_gone(board, 1, 3, 4, grace=60) == (
-        "expected all of 3 ranks to go on, got rank 0 ended in step 4 by ValueError: bad batch at train.py:3 in load"
+        "expected all 3 ranks to continue, got rank 0 ended in step 4 by ValueError: bad batch at train.py:3 in load"
     )
     assert time.monotonic() - started < 30
 
 
 def test_all_alive(board):
     board.put(1, Note("failed", 4))
-    assert "all of 2 ranks are alive" in who_is_gone(board, 0, 2, 4)
+    assert "all 2 ranks are alive" in who_is_gone(board, 0, 2, 4)
 
 
 def test_of_many_ranks_the_first_ones_read(board):

@@ -161,11 +161,11 @@ REFUSED = {
     "no_version": (("version",), ..., "expected a dictionary of version 1, got None"),
     "no_rank": (("rank",), ..., "expected version, fingerprint, rank, size, parameters, got no rank"),
     "more": (("epoch",), 3, "got also epoch"),
-    "fingerprint": (("fingerprint",), 5, r"of the same configuration and parameters \(\w{8}\), got 00000005"),
+    "fingerprint": (("fingerprint",), 5, r"with the same configuration and parameters \(\w{8}\), got 00000005"),
     "text_fingerprint": (("fingerprint",), "5", "got '5'"),
     "rank": (("rank",), 1, "expected integers 0 <= rank < size, got 1 and 1"),
     "text_rank": (("rank",), "0", "expected integers 0 <= rank < size, got '0' and 1"),
-    "another_size": (("size",), 2, "expected that of rank 0 of 1, got that of rank 0 of 2; after a change of the number of ranks give the list"),
+    "another_size": (("size",), 2, "expected the state of rank 0 of 1, got the state of rank 0 of 2; if the number of ranks has changed, pass the list"),
     "list_of_parameters": (("parameters",), [], ": parameters: expected a dictionary, got list"),
     "missing_parameter": (SECOND, ..., "parameters: expected first, second, third, got no second"),
     "unknown_parameter": (("parameters", "fourth"), {}, "parameters: .* got also fourth"),
@@ -180,7 +180,7 @@ REFUSED = {
     "loss_scale_of_0": ((*SECOND, "loss_scale"), 0.0, "parameter second: expected loss_scale None or a positive finite number, got 0.0"),
     "loss_scale_of_nan": ((*SECOND, "loss_scale"), float("nan"), "got nan"),
     "text_loss_scale": ((*SECOND, "loss_scale"), "1024", "got '1024'"),
-    "loss_scale_that_is_not_followed": ((*SECOND, "loss_scale"), 1024.0, "parameter second: expected loss_scale None, as this Compressor is not given loss_scale=, got 1024.0"),
+    "loss_scale_that_is_not_followed": ((*SECOND, "loss_scale"), 1024.0, "parameter second: expected loss_scale None, because this Compressor does not have loss_scale=, got 1024.0"),
     "no_residual": (RESIDUAL, ..., "parameter second, memory: expected residual, got no residual"),
     "velocity": ((*SECOND, "memory", "velocity"), array_of(0), "parameter second, memory: expected residual, got also velocity"),
     "memory_of_a_dense_one": (("parameters", "third", "memory", "residual"), array_of(0, (4,)), "parameter third, memory: expected nothing, got also residual"),
@@ -201,7 +201,7 @@ REFUSED = {
 def test_a_refused_state_leaves_everything_as_it_was(framework, refused, as_list):
     path, value, message = REFUSED[refused]
     if as_list and refused == "another_size":
-        message = r"expected those of all ranks in rank order, got ranks \[0\] of \[2\]"
+        message = r"expected the states of all ranks in rank order, got ranks \[0\] of \[2\]"
     elif not refused.startswith("another"):
         message = f"^compressor state{' of rank 0' if as_list else ''}.*{message}"
     owner = framework()
@@ -241,7 +241,7 @@ def test_the_list_of_all_ranks(framework):
     for given, message in (
         (
             states[::-1],
-            r"expected those of all ranks in rank order, got ranks \[2, 1, 0\] of \[3\]",
+            r"expected the states of all ranks in rank order, got ranks \[2, 1, 0\] of \[3\]",
         ),
         (states[:2], r"got ranks \[0, 1\] of \[3\]"),
         (
@@ -356,7 +356,7 @@ class TestCheckpoint:
         before = snapshot(target.compressor)
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="compressor checkpoint: expected one of the same configuration and parameters",
+            match="compressor checkpoint: expected one with the same configuration and parameters",
         ):
             if deferred:
                 checkpoint = tf.train.Checkpoint()
@@ -376,7 +376,7 @@ class TestCheckpoint:
         before = snapshot(target.compressor)
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="checkpoint: expected that of rank 0 of 1, got that of rank 1 of 2; .* load_state_dict",
+            match="checkpoint: expected the checkpoint of rank 0 of 1, got the checkpoint of rank 1 of 2; .* load_state_dict",
         ):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
@@ -389,7 +389,7 @@ class TestCheckpoint:
             monkeypatch.setattr(session, "keeper_of", lambda rank, keeper=keeper: keeper)
         before = snapshot(target.compressor)
         path = self.saved(tf, tmp_path, source)
-        message = "checkpoint: expected that of a rank whose memory is sent from rank 0, got one .* from rank 3; .* load_state_dict"
+        message = "checkpoint: expected the checkpoint of a rank whose memory is on rank 0, got one .* on rank 3; .* load_state_dict"
         with pytest.raises(dr.InvalidArgumentError, match=message):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
@@ -415,6 +415,6 @@ class TestCheckpoint:
                     if seed == 1:
                         with pytest.raises(
                             dr.InvalidArgumentError,
-                            match="compressor checkpoint: expected one of the same configuration",
+                            match="compressor checkpoint: expected one with the same configuration",
                         ):
                             checkpoint.read(paths[0])

@@ -183,13 +183,13 @@ def test_readers_of_a_residual_see_no_later_step():
 def test_operators_of_another_tensorflow_are_refused_by_version(monkeypatch, tmp_path):
     monkeypatch.setattr(tensorflow_adapter, "__file__", str(tmp_path / "tensorflow" / "ops.py"))
     with pytest.raises(
-        dr.NativeMissingError, match="TensorFlow operators for version .*, got those for none"
+        dr.NativeMissingError, match="TensorFlow operators for version .*, got operators for no version"
     ):
         tensorflow_adapter._load_operators()
     (tmp_path / "_tf_ops-2.17.0.so").touch()
     with pytest.raises(
         dr.NativeMissingError,
-        match=rf"expected the TensorFlow operators for version {tf.__version__}, got those for 2\.17\.0",
+        match=rf"expected the TensorFlow operators for version {tf.__version__}, got operators for 2\.17\.0",
     ):
         tensorflow_adapter._load_operators()
 

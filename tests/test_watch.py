@@ -131,12 +131,12 @@ def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(
     )
     assert "test_watch.py" in said[0]
     assert (
-        "in step 7. Nothing is heard of rank 2: gone, stopped, cut off, or there for less than"
+        "in step 7. Nothing is heard from rank 2: gone, stopped, disconnected, or here for less than"
         in said[0]
     )
     assert "Rank 1 is elsewhere at data.py:3 in load in step 6, for 0 s" in said[0]
     assert said[-1].endswith(
-        "Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for"
+        "Horovod is shut down after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
     )
     note = board.get(0)
     assert note.state == "waits"
@@ -165,7 +165,7 @@ def test_after_a_failure_the_note_says_so(board, monkeypatch):
     until(lambda: board.get(0) is not None)
     board.put(1, Note("failed", 7))
     assert watcher.explain(grace=0.3).startswith(
-        "expected all of 3 ranks to go on, got no sign of life from rank 2"
+        "expected all 3 ranks to continue, got no sign of life from rank 2"
     )
     assert watcher.explain(grace=0.3) == "", "expected it to be said once"
     time.sleep(0.5)

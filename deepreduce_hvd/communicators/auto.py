@@ -174,8 +174,8 @@ class Auto(Communicator):
         union = self._unions.get(key)
         times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
         return best, (
-            f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size}, {1e3 * self._latency:.3f} ms a collective, "
-            f"{1e9 * self._seconds_per_byte:.3f} ns a byte, union {'not known yet' if union is None else union}"
+            f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size}, {1e3 * self._latency:.3f} ms per collective, "
+            f"{1e9 * self._seconds_per_byte:.3f} ns per byte, union {'not known yet' if union is None else union}"
         )
 
     def exchange(self, bucket, channel):

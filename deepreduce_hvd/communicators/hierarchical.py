@@ -36,7 +36,7 @@ class Hierarchical(Communicator):
     def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
         if not isinstance(across, Communicator) or isinstance(across, Hierarchical):
             raise InvalidArgumentError(
-                f"Hierarchical across: expected another communicator, got {across!r}"
+                f"Hierarchical across: expected a communicator other than Hierarchical, got {across!r}"
             )
         if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):
             raise InvalidArgumentError(

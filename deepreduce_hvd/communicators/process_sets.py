@@ -53,7 +53,7 @@ class ProcessSetTransport(Transport):
         count = self.horovod.local_size() if ranks_per_host is None else ranks_per_host
         if self.size != size or size % count:
             raise InvalidArgumentError(
-                f"Hierarchical: expected a compressor of all ranks and hosts of {count} ranks each, got {self.size} of {size} ranks"
+                f"Hierarchical: expected a compressor for all ranks and hosts with {count} ranks each, got a compressor for {self.size} of {size} ranks"
             )
         groups = [list(range(first, first + count)) for first in range(0, size, count)]
         groups.append(list(range(0, size, count)))

@@ -95,7 +95,7 @@ def _joined(gathered, bounds, rank):
         spans = wire.split(gathered)
         if len(spans) != len(bounds) - 1:
             raise CorruptPayloadError(
-                f"slices: expected one of each of {len(bounds) - 1} ranks, got {len(spans)}"
+                f"slices: expected one from each of {len(bounds) - 1} ranks, got {len(spans)}"
             )
         failures = [
             span.notice.decode(errors="replace") for span in spans if span.notice is not None

@@ -202,7 +202,7 @@ class _Comparison:
             if lacking:
                 raise InvalidArgumentError(
                     f"expected the same compressor configuration on every rank, got a compressor (the {_ordinal(number)} of its process set) "
-                    f"that is not there or was used before on {ranks_text(lacking)}; make the same compressors in the same order on every rank"
+                    f"that does not exist or was used before on {ranks_text(lacking)}; create the same compressors in the same order on every rank"
                 )
         for number, one in sorted(self._waiting.items()):
             rows = [table.get(number) for _, table in tables]

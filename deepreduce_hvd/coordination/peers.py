@@ -161,9 +161,9 @@ def who_is_gone(board, rank, size, step, grace=GRACE_SECONDS):
     """
     started = time.monotonic()
     if board is None or not board.put(rank, Note("failed", step)):
-        return "which rank is gone is not known here; the rank that ended first has the cause in its messages"
+        return "this rank does not know which rank is gone; the cause is in the log of the rank that ended first"
     if not reads(rank, size):
-        return f"the messages of ranks 0 to {max(2, _READS // size) - 1} say which rank is gone"
+        return f"the logs of ranks 0 to {max(2, _READS // size) - 1} say which rank is gone"
     notes = {other: None for other in range(size) if other != rank}
     silent = list(notes)
     with _ending_deferred() as ending:
@@ -194,12 +194,12 @@ def _verdict(size, notes, seconds, ending):
     silent = [rank for rank, note in notes.items() if note is None]
     if silent:
         doubt = (
-            ", before this rank was told to end; others may have been too: the launcher's messages say which ended first"
+            "; then this rank received SIGTERM, and others may have too: the log of the launcher says which rank ended first"
             if ending
             else ""
         )
         if len(silent) > 1:
-            doubt = f"{doubt} (some of them may only not have noticed yet)"
+            doubt = f"{doubt} (some of them may not have noticed the failure yet)"
         found.append(f"no sign of life from {ranks_text(silent)} within {seconds:.2g} s{doubt}")
     for rank, note in notes.items():
         if note is None or note.state == "failed":
@@ -209,10 +209,10 @@ def _verdict(size, notes, seconds, ending):
         elif note.what:
             found.append(f"rank {rank} ended in step {note.step} by {note.what}{_at(note.place)}")
         else:
-            found.append(f"rank {rank} came to the end of its program after {note.step} steps")
+            found.append(f"rank {rank} reached the end of its program after {note.step} steps")
     if not found:
-        return f"all of {size} ranks are alive: a connection was lost or a time limit passed, as Horovod's own messages say"
-    return f"expected all of {size} ranks to go on, got " + "; ".join(found)
+        return f"all {size} ranks are alive: a connection was lost or a time limit passed, see the messages of Horovod"
+    return f"expected all {size} ranks to continue, got " + "; ".join(found)
 
 
 def where(note):

@@ -192,7 +192,7 @@ class Watcher:
         fail.
         """
         log.error(
-            "deepreduce_hvd: %s. Horovod is shut down, as HOROVOD_STALL_SHUTDOWN_TIME_SECONDS asks for",
+            "deepreduce_hvd: %s. Horovod is shut down after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
             self._message(note),
         )
         self._shut_down()
@@ -223,9 +223,9 @@ class Watcher:
         text = f"rank {self._rank} has waited {own.seconds:.0f} s for {own.what}"
         text += f", at {own.place}, in step {own.step}" if own.place else f", in step {own.step}"
         if self._board is None:
-            return f"{text}. Which ranks are missing is not known here; rank 0 has Horovod's message, if any"
+            return f"{text}. This rank does not know which ranks are missing; look for a message of Horovod on rank 0"
         if not peers.reads(self._rank, self._size):
-            return f"{text}. The messages of the first ranks say who is missing"
+            return f"{text}. The logs of the first ranks say which ranks are missing"
         notes = {
             rank: self._board.get(rank, own.step)
             for rank in range(self._size)
@@ -241,7 +241,7 @@ class Watcher:
             late = self._limit * _NOTE_PART + self._pause
             found.insert(
                 0,
-                f"Nothing is heard of {peers.ranks_text(silent)}: gone, stopped, cut off, or there for less than {late:.0f} s",
+                f"Nothing is heard from {peers.ranks_text(silent)}: gone, stopped, disconnected, or here for less than {late:.0f} s",
             )
         return f"{text}. " + (". ".join(found) if found else "All other ranks wait for the same")
 

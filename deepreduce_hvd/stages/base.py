@@ -281,13 +281,13 @@ def expect_usable(stage):
             or len(set(names)) < len(names)
         ):
             raise InvalidArgumentError(
-                f"{name}.state: expected a tuple of different names, got {names!r}"
+                f"{name}.state: expected a tuple of distinct names, got {names!r}"
             )
     elif kind in _registry and _registry[kind].get(stage.stage_id) is not type(stage):
         taken = _registry[kind].get(stage.stage_id)
         raise InvalidArgumentError(
-            f"{name}: expected a class with a stage_id of its own, registered with @dr.register, got stage_id {stage.stage_id!r}, "
-            + ("which is not registered" if taken is None else f"which is that of {taken.__name__}")
+            f"{name}: expected a class with its own stage_id, registered with @dr.register, got stage_id {stage.stage_id!r}, "
+            + ("which is not registered" if taken is None else f"which belongs to {taken.__name__}")
         )
 
 
@@ -335,7 +335,7 @@ def register(codec_class: Registered) -> Registered:
     for taken in table.values():
         if taken.stage_id == stage_id or taken.__name__ == codec_class.__name__:
             raise InvalidArgumentError(
-                f"{codec_class.__name__} (id {stage_id}): expected a free name and id, got those of {taken.__name__} (id {taken.stage_id})"
+                f"{codec_class.__name__} (id {stage_id}): expected an unused name and id, got the name or id of {taken.__name__} (id {taken.stage_id})"
             )
     table[stage_id] = codec_class
     return codec_class

@@ -122,8 +122,8 @@ def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
             )
     if not hasattr(gradient, "numpy"):
         raise errors.InvalidArgumentError(
-            f"gradient: expected an eager tensor for {codec!r} with {memory!r}, which NumPy runs, got a "
-            "symbolic one; encode outside of tf.function"
+            f"gradient: expected an eager tensor for {codec!r} with {memory!r}, which runs in NumPy, got a "
+            "symbolic tensor; encode outside of tf.function"
         )
     array = gradient.numpy()
     bfloat16 = gradient.dtype == tf.bfloat16
@@ -219,7 +219,7 @@ class _TensorFlow:
             )
         if not hasattr(payload, "numpy"):
             raise errors.InvalidArgumentError(
-                "payload: expected an eager tensor, got a symbolic one; decode outside of tf.function"
+                "payload: expected an eager tensor, got a symbolic tensor; decode outside of tf.function"
             )
         return np.ascontiguousarray(payload.numpy())
 

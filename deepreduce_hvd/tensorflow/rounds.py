@@ -52,7 +52,7 @@ class _Tracing:
         gradients = [gradient for gradient in frame.f_locals["grads"] if gradient is not None]
         if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             raise InvalidArgumentError(
-                "compress: expected dense gradients with loss_scale=, got slices, which Horovod reduces by itself; use "
+                "compress: expected dense gradients with loss_scale=, got tf.IndexedSlices, which Horovod reduces without the compressor; use "
                 "sparse_as_dense=True or deepreduce_hvd.tensorflow.allreduce_gradients"
             )
         self.frame = frame
@@ -161,7 +161,7 @@ class Rounds:
         """Return whether the slot's last step was void, and the factor for its memory."""
         if not (math.isfinite(scale) and scale > 0):
             raise InvalidArgumentError(
-                f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}"
+                f"Compressor loss_scale: expected a function that returns a finite number above 0, got {scale}"
             )
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
@@ -193,8 +193,8 @@ def _expect_no_scaling(slot):
     optimizer = _scaling_optimizer() if slot.state else None
     if optimizer is not None and optimizer.dynamic:
         raise InvalidArgumentError(
-            f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__}, got None; its steps scale "
-            f"the gradient of {slot.label}, and what is kept of it would be in units of scales that are past; give "
+            f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__}, got None; the optimizer scales "
+            f"the gradient of {slot.label}, and without its scale the residual would be in units of earlier scales; give "
             "Compressor loss_scale=lambda: model.optimizer.loss_scale"
         )
 

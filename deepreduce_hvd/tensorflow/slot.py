@@ -281,7 +281,7 @@ class Identity(tf.train.experimental.PythonState):
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
             raise InvalidArgumentError(
-                f"compressor checkpoint: expected one {expected} loss_scale=, as this Compressor, got one {got}"
+                f"compressor checkpoint: expected one saved {expected} loss_scale=, like this Compressor, got one saved {got}"
             )
         adapter.rounds.forget(adapter.slots.values())
 

@@ -77,7 +77,7 @@ class Variables:
             slot = self.slot_of(variable)
             if slot not in slots:
                 raise InvalidArgumentError(
-                    f"{_expected(slots)}, got that of {_label(variable, slot)}, a tensor of shape {tensor.shape}; {_GIVE_ALL}"
+                    f"{_expected(slots)}, got the gradient of {_label(variable, slot)}, of shape {tensor.shape}; {_GIVE_ALL}"
                 )
             return slot, variable
         alike = [slot for slot in slots if slot.shape == tensor.shape] or [
@@ -89,8 +89,8 @@ class Variables:
             )
         if len(alike) > 1:
             raise InvalidArgumentError(
-                f"compress: expected a gradient that can be told apart, got one of shape {tensor.shape}, which could be that of "
-                f"{', '.join(slot.label for slot in alike)}; say whose it is: deepreduce_hvd.tensorflow.allreduce_gradients(gradients, "
+                f"compress: expected a gradient whose shape only one variable has, got one of shape {tensor.shape}, which could be that of "
+                f"{', '.join(slot.label for slot in alike)}; name the variable: deepreduce_hvd.tensorflow.allreduce_gradients(gradients, "
                 "variables, compressor), or compression=compressor.bound_to([variable])"
             )
         return alike[0], None
@@ -101,7 +101,7 @@ def _release(slot):
         slot().release()
 
 
-_GIVE_ALL = "give Compressor, or its bound_to, all the variables that Horovod reduces gradients of"
+_GIVE_ALL = "give Compressor, or bound_to, all variables whose gradients Horovod reduces"
 
 
 def _expected(slots):

@@ -28,7 +28,7 @@ def find_wait(frame):
         return Wait(frame, functools.partial(_describe, frame))
     for one in frames_of(frame):
         if one.f_globals.get("__name__", "").startswith("horovod.tensorflow"):
-            return Wait(frame, lambda: "a collective of Horovod's")
+            return Wait(frame, lambda: "a collective of Horovod")
     return None
 
 

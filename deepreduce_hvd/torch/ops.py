@@ -155,11 +155,11 @@ class _Torch:
                 )
             if part.is_neg() or part.is_conj():
                 raise errors.InvalidArgumentError(
-                    f"{name}: expected its own numbers, got a view that negates them; use resolve_neg()"
+                    f"{name}: expected a tensor without the negative or conjugate bit, got a view with one; use resolve_neg()"
                 )
         if any(part.device != gradient.device for part in state):
             raise errors.InvalidArgumentError(
-                f"residual: expected it on the gradient's device {gradient.device}, got {state[0].device}"
+                f"residual: expected device {gradient.device}, the device of the gradient, got {state[0].device}"
             )
         _expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
         if on_device(gradient) and codec.is_native(memory):
@@ -229,7 +229,7 @@ def _expect_apart(**tensors):
         for other, (device, first, end) in spans.items():
             if device == tensor.device and size and start < end and first < start + size:
                 raise errors.InvalidArgumentError(
-                    f"{name}: expected memory of its own, got that of {other}"
+                    f"{name}: expected separate memory, got memory shared with {other}"
                 )
         spans[name] = tensor.device, start, start + size
 

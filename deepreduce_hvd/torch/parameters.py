@@ -106,7 +106,7 @@ class Parameters:
             )
         if slot.parameter is tensor:
             raise InvalidArgumentError(
-                "compress: expected a gradient, got a parameter, as op=Adasum hands over; "
+                "compress: expected a gradient, got a parameter, which op=Adasum passes; "
                 "use op=Average or op=Sum with this compressor"
             )
         if tensor.layout == torch.sparse_coo:

@@ -259,7 +259,7 @@ def scenario_a_checkpoint_after_a_void_step(directory):
     try:
         tf.train.Checkpoint(compressor=compressor_of(network).trackable).read(prefix)
     except dr.InvalidArgumentError as error:
-        assert "expected one without loss_scale=, as this Compressor, got one with" in str(error)
+        assert "expected one saved without loss_scale=, like this Compressor, got one saved with" in str(error)
     else:
         raise AssertionError("a checkpoint in units of a loss scale was taken")
 

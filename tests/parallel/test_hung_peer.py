@@ -5,7 +5,7 @@ docs/troubleshooting.md, end.
 import pytest
 from test_misfortunes import _SILENT, IN_ROUNDS, TENSORFLOW, TORCH, expect_to_say
 
-_LAST = r"expected all of \d ranks to go on, got rank {last} last heard of elsewhere"
+_LAST = r"expected all \d ranks to continue, got rank {last} last heard of elsewhere"
 _WAITS = {
     TORCH: r"has waited \d+ s for (the gradient of|the exchange deepreduce\.0\.) .*, at .*torch_misfortunes\.py:\d+ in main, in step 7",
     TENSORFLOW: r"has waited \d+ s for the TensorFlow function train_step, at .*tensorflow_misfortunes\.py:\d+ in main, in step",
@@ -20,7 +20,7 @@ _WAITS = {
 def test_a_stopped_process(worker, ranks):
     """Gloo gives up after its time."""
     expect_to_say(
-        worker, ranks, "stopped", _WAITS[worker], r"Nothing is heard of rank {last}:", _SILENT,
+        worker, ranks, "stopped", _WAITS[worker], r"Nothing is heard from rank {last}:", _SILENT,
         HOROVOD_GLOO_TIMEOUT_SECONDS="10", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
     )  # fmt: skip
 

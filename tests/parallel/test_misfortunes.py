@@ -6,8 +6,8 @@ import pytest
 import survivors
 
 _RAISED = r"got rank {last} ended in step [67] by ValueError: a bad batch at .*misfortunes\.py:\d+ in raise_an_error"
-_ENDED = r"got rank {last} came to the end of its program after 6 steps"
-_SILENT = r"expected all of \d ranks to go on, got no sign of life from rank(s \d,)? {last} within"
+_ENDED = r"got rank {last} reached the end of its program after 6 steps"
+_SILENT = r"expected all \d ranks to continue, got no sign of life from rank(s \d,)? {last} within"
 
 TORCH = ("torch_misfortunes.py",)
 TENSORFLOW = ("tensorflow_misfortunes.py", "allgather")

@@ -58,7 +58,7 @@ def test_scenario(reports, processes, scenario):
         ),
         pytest.param(
             "unknown_shape",
-            r"one of shape \(None, 16\), which could be that of a, b; say whose it is",
+            r"one of shape \(None, 16\), which could be that of a, b; name the variable",
             marks=pytest.mark.slow,
         ),
     ],

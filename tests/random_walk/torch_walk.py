@@ -129,7 +129,7 @@ def main():
     )
     parser.add_argument("--seeds", default="0-9", help="such as 17, 0-119 or 3,5,8-9")
     parser.add_argument("--steps", type=int, help="at most so many steps of each")
-    parser.add_argument("--hang-seconds", type=float, default=40.0, help="a longer seed hangs")
+    parser.add_argument("--hang-seconds", type=float, default=90.0, help="a longer seed hangs")
     parser.add_argument("--seconds", type=float, help="begin no seed after so many")
     parser.add_argument("--most-failures", type=int, default=5, help="after which the walk ends")
     arguments = parser.parse_args()
