@@ -107,11 +107,25 @@ def _check_value(codec):
             if order is not None:
                 _array(codec, "encode", case, order, np.uint32, count)
                 permutation = np.array_equal(np.sort(order), np.arange(count))
-                _expect(permutation, codec, "encode", case, "an order that is a permutation of the positions", order)
+                _expect(
+                    permutation,
+                    codec,
+                    "encode",
+                    case,
+                    "an order that is a permutation of the positions",
+                    order,
+                )
                 sent = decoded[order]
             _check_decoder(codec, case, section, (count,), sent, np.float32)
             again = _three(codec, case, codec.encode(values, _KEY))[0]
-            _expect(again == section, codec, "encode", case, "the same bytes in a second call", "other bytes")
+            _expect(
+                again == section,
+                codec,
+                "encode",
+                case,
+                "the same bytes in a second call",
+                "other bytes",
+            )
 
 
 def _check_index(codec):
@@ -155,4 +169,11 @@ def _check_in_a_payload(codec, kind):
     residual = np.zeros_like(gradient)
     payload = Codec(TopK(0.05), index=index, value=value).encode(gradient, residual)
     error = float(np.abs(decode(payload) + residual - gradient).max())
-    _expect(error < 1e-5, codec, "encode", "a gradient", "decoded values and residual that add up to the gradient", f"a difference of {error:g}")
+    _expect(
+        error < 1e-5,
+        codec,
+        "encode",
+        "a gradient",
+        "decoded values and residual that add up to the gradient",
+        f"a difference of {error:g}",
+    )

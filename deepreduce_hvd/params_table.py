@@ -162,7 +162,9 @@ _MANY_LEVELS = (
 )
 _QSGD_DIFFERS = "one L2 norm for each bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod use one norm for the whole tensor, which is coarser"
 _POLYNOMIALS_DIFFER = "the values determine where segments begin, as in the paper; DeepReduce's code uses segments with fixed shares of the values"
-_SKETCH_DIFFERS = "has the quantile buckets, delta keys and Huffman codes of SKCompress, but not its MinMaxSketch"
+_SKETCH_DIFFERS = (
+    "has the quantile buckets, delta keys and Huffman codes of SKCompress, but not its MinMaxSketch"
+)
 
 #: {setting: {value: Choice}}; a compressor becomes the keyword arguments of a Codec.
 CHOICES = {

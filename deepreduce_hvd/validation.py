@@ -101,8 +101,8 @@ def expect_settings(
         )
     if not is_integer(writer_interval) or writer_interval < 1:
         raise InvalidArgumentError(
-            "Compressor writer_interval: expected a number of steps of at least 1, "
-            f"got {writer_interval!r}"
+            "Compressor writer_interval: expected an integer of at least 1, "
+            f"the number of steps between two records, got {writer_interval!r}"
         )
 
 

@@ -35,7 +35,7 @@ LEFTMOST = dr.Bloom(policy="leftmost")
 QSGD = dr.QSGD(bits=8, bucket=512, norm="l2")
 #: of warnings
 SEGMENTS = "value polyfit: the values determine where segments begin"
-BOTH = "deepreduce both: values are those of the indices that the policy chooses"
+BOTH = "deepreduce both: sends the values at the indices that the policy chooses"
 
 
 def _of_non_zero(more, index=None, value=None, warnings=()):

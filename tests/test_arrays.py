@@ -132,16 +132,19 @@ def test_residuals(memory, wrong, message):
 def test_a_residual_has_memory_of_its_own(memory):
     both = np.zeros(2 * D, np.float32)
     with pytest.raises(
-        dr.InvalidArgumentError, match="residual: expected separate memory, got memory shared with gradient"
+        dr.InvalidArgumentError,
+        match="residual: expected separate memory, got memory shared with gradient",
     ):
         CODEC.encode(both[:D], both[:D], memory=memory)
     with pytest.raises(
-        dr.InvalidArgumentError, match="residual: expected separate memory, got memory shared with gradient"
+        dr.InvalidArgumentError,
+        match="residual: expected separate memory, got memory shared with gradient",
     ):
         CODEC.encode(both[5 : D + 5], both[:D], memory=memory)
     CODEC.encode(both[:D], both[D:], memory=memory)
     with pytest.raises(
-        dr.InvalidArgumentError, match="velocity: expected separate memory, got memory shared with residual"
+        dr.InvalidArgumentError,
+        match="velocity: expected separate memory, got memory shared with residual",
     ):
         CODEC.encode(values(), (both[:D], both[:D]), memory=dr.MomentumCorrection())
 
@@ -180,7 +183,8 @@ def test_more_of_sparse_tensors(native):
         ):
             encode_sparse_numpy(CODEC, indices, wrong, D, native=native)
     with pytest.raises(
-        dr.InvalidArgumentError, match="values: expected separate memory, got memory shared with indices"
+        dr.InvalidArgumentError,
+        match="values: expected separate memory, got memory shared with indices",
     ):
         encode_sparse_numpy(CODEC, indices, indices.view(np.float32), D, native=native)
     with pytest.raises(dr.InvalidArgumentError, match="indices: expected a contiguous"):

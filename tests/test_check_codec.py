@@ -38,14 +38,14 @@ def test_a_codec_of_ones_own():
 
 BROKEN = {
     "a tuple of three": {"encode": lambda self, values, key: values.tobytes()},
-    "a section of bytes": {"encode": lambda self, values, key: (values, values.copy(), None)},
+    "bytes as the first item": {"encode": lambda self, values, key: (values, values.copy(), None)},
     "a float32 array": {
         "encode": lambda self, values, key: (values.tobytes(), values.astype(float), None)
     },
     "the decoded array that encode returned": {
         "encode": lambda self, values, key: (values.tobytes(), values * np.float32(0.5), None)
     },
-    "an order array": {"sorts": True},
+    "an array as the order": {"sorts": True},
     "CorruptPayloadError, got no error": {
         "decode": classmethod(
             lambda cls, section, count: (

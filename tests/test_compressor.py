@@ -218,7 +218,7 @@ def test_a_summary_names_what_was_not_compressed():
     stats |= {f"c{number}": _row("none", 0, 0, None) for number in range(7)}
     unused, sparse = statistics.notes(stats, 2)
     assert "c0, c1, c2, c3, c4 and 2 more." in unused and "the same parameters" in unused
-    assert "uncompressed, of b." in sparse and "sparse_as_dense=True" in sparse
+    assert "not compressed for b." in sparse and "sparse_as_dense=True" in sparse
     assert statistics.notes({"a": stats["a"]}, 2) == []
     assert statistics.notes({"c": stats["c0"]}, 2) == ["Nothing has been exchanged yet."]
 
@@ -305,7 +305,8 @@ def test_a_codec_of_the_users_own_trains():
         assert int((received != 0).sum()) == 200
         assert torch.allclose(received + residual, gradient, rtol=1e-6, atol=1e-6)
         with pytest.raises(
-            dr.InvalidArgumentError, match="expected an unused name and id, got the name or id of Signs"
+            dr.InvalidArgumentError,
+            match="expected an unused name and id, got the name or id of Signs",
         ):
             dr.register(Signs)
     finally:
@@ -342,7 +343,7 @@ def test_a_codec_of_the_users_own_trains():
         ),
         (
             lambda: dr.Compressor(memory=dr.Residual, parameters=named()),
-            r"write Residual\(\), an instance",
+            r"write Residual\(\) to pass an instance",
         ),
         (
             lambda: dr.Compressor(memory=dr.recommended_codec(), parameters=named()),

@@ -52,7 +52,7 @@ def expect_the_same_without_operators(with_operators, without, package, built_fo
             "the slower way through NumPy: expected the PyTorch operators for version"
             in other["said"][0]
         )
-        assert f"got those for {built_for}; install the package again" in other["said"][0]
+        assert f"got operators for {built_for}; install the package again" in other["said"][0]
         for what in ("digest", "payload", "decoded"):
             assert one[what] == other[what], f"rank {rank}: {what}"
 

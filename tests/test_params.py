@@ -1,4 +1,4 @@
-"""from_params: the dictionaries of GRACE and DeepReduce, their defaults, and what has no equal
+"""from_params: the dictionaries of GRACE and DeepReduce, their defaults, and what has no equivalent
 here.
 """
 
@@ -157,13 +157,13 @@ def test_values(more, expected):
             {"compressor": "dgc", "compress_ratio": 0.1},
             dr.TopK(0.1),
             dr.RawValue(),
-            "exactly the largest compress_ratio is sent",
+            "sends exactly the largest compress_ratio of the elements",
         ),
         (
             {"compressor": "qsgd"},
             dr.NoneSparsifier(),
             dr.QSGD(bits=8, bucket=128, norm="l2"),
-            "the L2 norm is that of bucket_size values",
+            "one L2 norm for each bucket_size values",
         ),
         (
             {"compressor": "qsgd_cuda", "bucket_size": 256},
@@ -175,7 +175,7 @@ def test_values(more, expected):
             {"compressor": "sketch"},
             dr.NoneSparsifier(),
             dr.Quantile(buckets=64),
-            "negative and other values",
+            "negative values and other values",
         ),
         ({"compressor": "topk", "compress_ratio": 1}, dr.TopK(1.0), dr.RawValue(), None),
     ],
@@ -229,9 +229,9 @@ def test_auto_by_name():
         ),
         (
             {"compressor": "topk"},
-            "got allreduce, the default, which adds .* write 'communicator': 'allgather'",
+            "got allreduce, the default, which needs .* write 'communicator': 'allgather'",
         ),
-        ({**TOPK, "communicator": "allreduce"}, "got allreduce, which adds"),
+        ({**TOPK, "communicator": "allreduce"}, "got allreduce, which needs the same indices"),
         (
             {"compressor": "fp16", "communicator": "allreduce"},
             r"expected one that encodes with Float16\(\), got allreduce",
@@ -261,7 +261,7 @@ def test_auto_by_name():
         ),
         (
             {"compressor": "SKCompressCPU", "sparsifier": "topk", **GATHERED},
-            "num_quantiles: expected it",
+            "num_quantiles: expected a value",
         ),
         (
             {"compressor": "SKCompressCPU", "sparsifier": "dgc", "num_quantiles": 9, **GATHERED},
@@ -291,7 +291,9 @@ def test_what_has_no_equal_says_what_to_write(setting, name):
         match=f"{setting}: expected one of .*, got '{name}', which has no equivalent here: .*",
     ) as caught:
         dr.from_params({**TOPK, setting: name}, named())
-    advised = re.findall(r"'(\w+)': ('\w+'|[\d.]+)", str(caught.value).split("no equivalent here: ")[1])
+    advised = re.findall(
+        r"'(\w+)': ('\w+'|[\d.]+)", str(caught.value).split("no equivalent here: ")[1]
+    )
     assert advised
     made(
         {
@@ -318,7 +320,7 @@ def table_under(heading):
 
 @pytest.mark.parametrize("setting", params_table.CHOICES)
 def test_the_page_has_every_value(setting):
-    """Under the setting's name; what becomes of it, and what has no equal."""
+    """Under the setting's name; what becomes of it, and what has no equivalent."""
     rows = {
         name: cells
         for *names, cells in (

@@ -52,8 +52,8 @@ def test_no_server():
     assert not nowhere.put(0, Note("failed", 1))
     assert nowhere.get(0) is None
     nowhere.remove(0)
-    assert "not known" in who_is_gone(nowhere, 0, 2, 1)
-    assert "not known" in who_is_gone(None, 0, 2, 1)
+    assert "does not know which rank is gone" in who_is_gone(nowhere, 0, 2, 1)
+    assert "does not know which rank is gone" in who_is_gone(None, 0, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_all_alive(board):
 def test_of_many_ranks_the_first_ones_read(board):
     assert [rank for rank in range(32) if peers.reads(rank, 32)] == list(range(32))
     assert [rank for rank in range(4096) if peers.reads(rank, 4096)] == [0, 1]
-    assert who_is_gone(board, 7, 4096, 1) == "the messages of ranks 0 to 1 say which rank is gone"
+    assert who_is_gone(board, 7, 4096, 1) == "the logs of ranks 0 to 1 say which rank is gone"
 
 
 _ASKS = """
@@ -136,7 +136,7 @@ def test_a_rank_that_is_told_to_end_says_first_what_it_knows(board):
     _, said = process.communicate(timeout=30)
     assert process.returncode == -signal.SIGTERM
     assert "no sign of life from rank 1" in said
-    assert "others may have been too" in said
+    assert "others may have too" in said
 
 
 def test_the_answer_to_termination_is_the_callers_again(board):

@@ -183,7 +183,8 @@ def test_readers_of_a_residual_see_no_later_step():
 def test_operators_of_another_tensorflow_are_refused_by_version(monkeypatch, tmp_path):
     monkeypatch.setattr(tensorflow_adapter, "__file__", str(tmp_path / "tensorflow" / "ops.py"))
     with pytest.raises(
-        dr.NativeMissingError, match="TensorFlow operators for version .*, got operators for no version"
+        dr.NativeMissingError,
+        match="TensorFlow operators for version .*, got operators for no version",
     ):
         tensorflow_adapter._load_operators()
     (tmp_path / "_tf_ops-2.17.0.so").touch()

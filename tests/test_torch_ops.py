@@ -152,11 +152,11 @@ def test_operators_trace():
 def test_operators_of_another_pytorch_are_not_loaded(monkeypatch, tmp_path):
     monkeypatch.setattr(deepreduce_hvd.torch.ops, "__file__", str(tmp_path / "torch" / "ops.py"))
     assert "PyTorch operators for version" in deepreduce_hvd.torch.ops._load_operators()
-    assert "got those for none" in deepreduce_hvd.torch.ops._load_operators()
+    assert "got operators for no version" in deepreduce_hvd.torch.ops._load_operators()
     for built_for in ("2.12.0+cu130", "2.9.1"):
         (tmp_path / f"_torch_ops-{built_for}.so").touch()
     (tmp_path / "_torch_ops.so").touch()  # of a package from before names had versions
     assert deepreduce_hvd.torch.ops._load_operators() == (
         f"deepreduce_hvd: expected the PyTorch operators for version {torch.__version__}, got operators for 2.12.0+cu130, "
-        "2.9.1; install the package again with this PyTorch present and DEEPREDUCE_WITH_PYTORCH=1"
+        "2.9.1; install the package again with this PyTorch installed and DEEPREDUCE_WITH_PYTORCH=1"
     )

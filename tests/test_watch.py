@@ -135,9 +135,7 @@ def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(
         in said[0]
     )
     assert "Rank 1 is elsewhere at data.py:3 in load in step 6, for 0 s" in said[0]
-    assert said[-1].endswith(
-        "Horovod is shut down after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
-    )
+    assert said[-1].endswith("Horovod is shut down after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
     note = board.get(0)
     assert note.state == "waits"
     assert note.what.startswith("the exchange deepreduce.0.layer0.1")

@@ -223,7 +223,7 @@ def scenario_graphs_of_version_1_are_refused(directory):
             compressor.compress(tf.ones([40, 48]))
         except dr.InvalidArgumentError as error:
             assert (
-                "got a graph of tf.compat.v1; use Allgather there instead of GTopK(form='butterfly')"
+                "got a graph of tf.compat.v1; use Allgather instead of GTopK(form='butterfly')"
                 in str(error)
             ), error
         else:

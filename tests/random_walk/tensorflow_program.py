@@ -220,7 +220,7 @@ class Refusals:
         if mode == "xla":
             return ("InvalidArgumentError", "without XLA")
         if set(part.present) - set(compressor.variables):
-            return ("InvalidArgumentError", "all the variables that Horovod reduces gradients of")
+            return ("InvalidArgumentError", "all variables whose gradients Horovod reduces")
         if part.way == "allreduce" and not part.bound and self._alike(part, compressor):
             return ("InvalidArgumentError", "could be that of")
         if part.way == "allreduce_gradients" and self._takes_no_slices(part, compressor):
