@@ -274,7 +274,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--elements", type=int, help="all sizes the same, for a rehearsal")
+    parser.add_argument(
+        "--elements", type=int, help="use this size for all measurements, for a trial run"
+    )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "results" / "gpu.json")
     arguments = parser.parse_args()

@@ -58,7 +58,7 @@ def run_job(network, names, seconds, report):
 
 
 def too_long(*_):
-    raise NetworkError(f"a job: expected its end within {_LONGEST} s")
+    raise NetworkError(f"job: expected it to end within {_LONGEST} s")
 
 
 def show(row, dense_seconds):

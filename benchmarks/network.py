@@ -204,7 +204,7 @@ class Network:
             raise NetworkError("\n".join(found))
         remove_leftovers()
         if _namespaces(os.getpid()):
-            raise NetworkError("hosts: expected one network at a time in a process, got a second")
+            raise NetworkError("hosts: expected at most one network in a process, got a second one")
         for number in _SIGNALS:
             self._handlers[number] = signal.signal(number, _leave)
         try:

@@ -36,7 +36,7 @@ def step_of(d, why_no_operators):
 def main():
     torch.set_num_threads(1)
     if adapter.WHY_NO_OPERATORS is not None:
-        sys.exit(f"expected the operators, to compare with: {adapter.WHY_NO_OPERATORS}")
+        sys.exit(f"expected the operators for the comparison: {adapter.WHY_NO_OPERATORS}")
     for d in SIZES:
         without, operators = step_of(d, "measured without"), step_of(d, None)
         for _ in range(20):  # until the residuals are as in the middle of a training

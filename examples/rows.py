@@ -39,15 +39,15 @@ def parse(description, output):
         "--learning-rate",
         type=float,
         default=0.05,
-        help="the highest of the schedule, for every row (default 0.05)",
+        help="the highest learning rate of the schedule, the same for all rows (default 0.05)",
     )
     parser.add_argument(
         "--warmup-steps",
         type=int,
         default=0,
-        help="steps in which Top-r goes from 25 %% down to 1 %% (default 0)",
+        help="steps in which the ratio of Top-r decreases from 25 %% to 1 %% (default 0)",
     )
-    parser.add_argument("--only", help="comma-separated rows to run, of those that the table shows")
+    parser.add_argument("--only", help="comma-separated names of the rows to run, as in the table")
     return parser.parse_args()
 
 
@@ -141,7 +141,7 @@ def compare(options, hvd, job, parameters, mean):
         figures = {
             "data": "Fashion-MNIST", "ranks": hvd.size(), "epochs": options.epochs, "seeds": options.seeds,
             "learning_rate": options.learning_rate, "warmup_steps": options.warmup_steps,
-            "bytes": "handed to collectives by each rank in the last step (over training: in every 50th), mean over ranks and seeds", "rows": results,
+            "bytes": "passed to collectives by each rank in the last step (over training: in every 50th step), mean over ranks and seeds", "rows": results,
         }  # fmt: skip
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -192,7 +192,7 @@ def draw(figures, path):
         )
     axes.set_xscale("log")
     axes.margins(0.08)
-    axes.set_xlabel("bytes per rank and step, handed to the collectives (log scale)")
+    axes.set_xlabel("bytes per rank and step, passed to collectives (log scale)")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(
         f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy against bytes"

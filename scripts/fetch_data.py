@@ -121,7 +121,7 @@ def download_debian_package(scratch):
             log_name="fashion-mnist",
         )
     except SetUpError:
-        say("the system's package lists do not do (absent or out of date): fetching private ones")
+        say("the system's package lists are missing or out of date: fetching private ones")
         for folder in ("lists/partial", "cache/archives/partial"):
             (scratch / folder).mkdir(parents=True)
         private = [

@@ -4,7 +4,7 @@ Needs a GPU, nvcc and a PyTorch with CUDA, and no network. If a TensorFlow for C
 too, its kernels are built and compared.
 
     make gpu-check                      about 5 minutes with 16 cores, a third of it compiling
-    python scripts/gpu_check.py --dry-run    without a GPU: compiles everything, rehearses the scripts on the host, says what was not run
+    python scripts/gpu_check.py --dry-run    without a GPU: compiles everything, tries the scripts on the host, says what was not run
 
 The check uses the Python that it is started with (make gpu-check PYTHON=...) and the PyTorch in it.
 It writes results/gpu.json and gpu.png.
@@ -122,11 +122,11 @@ def gpu():
 
     if torch.version.cuda is None:
         raise Stop(
-            f"expected a PyTorch with CUDA, got {torch.__version__}; --dry-run does what can be done without"
+            f"expected a PyTorch with CUDA, got {torch.__version__}; --dry-run runs what works without one"
         )
     if not torch.cuda.is_available():
         raise Stop(
-            f"expected a GPU that PyTorch {torch.__version__} can use, got none; --dry-run does what can be done without"
+            f"expected a GPU that PyTorch {torch.__version__} can use, got none; --dry-run runs what works without one"
         )
     major, minor = torch.cuda.get_device_capability(0)
     return torch.cuda.get_device_name(0), f"{major}.{minor}", torch.version.cuda
@@ -293,7 +293,7 @@ def dry_run(architectures):
     expect_modules()
     not_run = []
     if nvcc.find() is None:
-        not_run.append("compiling the CUDA sources: there is no nvcc")
+        not_run.append("compiling the CUDA sources: nvcc is missing")
     else:
         with part(
             f"compiling every kernel with nvcc for {' '.join(architectures)}",
@@ -305,22 +305,17 @@ def dry_run(architectures):
             expect_success("operators", run(sys.executable, "scripts/check_cuda_operators.py"))
     if not list((ROOT / "deepreduce_hvd").glob("_torch_ops-*.so")):
         not_run.append(
-            "rehearsing the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)"
+            "trying the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)"
         )
     else:
-        with part(
-            "rehearsing the comparison on the host, which proves nothing of the GPU", "a minute"
-        ):
+        with part("trying the comparison on the host, which does not test the GPU", "a minute"):
             expect_success(
                 "comparison",
                 run(sys.executable, "scripts/gpu_equality.py", "--small", "--device", "cpu"),
             )
         with (
             tempfile.TemporaryDirectory() as scratch,
-            part(
-                "rehearsing the measurements on the host, whose figures mean nothing",
-                "some seconds",
-            ),
+            part("trying the measurements on the host, with meaningless figures", "some seconds"),
         ):
             options = (
                 "--device",
@@ -335,11 +330,11 @@ def dry_run(architectures):
             expect_success("benchmark", run(sys.executable, "benchmarks/gpu.py", *options))
     if not list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
         not_run.append(
-            "rehearsing TensorFlow's comparison on the host: the TensorFlow operators are not built here"
+            "trying TensorFlow's comparison on the host: the TensorFlow operators are not built here"
         )
     else:
         with part(
-            "rehearsing TensorFlow's comparison on the host, which proves nothing of the GPU",
+            "trying TensorFlow's comparison on the host, which does not test the GPU",
             "half a minute",
         ):
             expect_success(
@@ -348,7 +343,7 @@ def dry_run(architectures):
             )
     not_run += [
         "linking and loading the CUDA operators", "byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck",
-        "two ranks on one GPU", "TensorFlow's kernels on a GPU", "every measurement on a GPU; results/gpu.json and gpu.png are as they were",
+        "two ranks on one GPU", "TensorFlow's kernels on a GPU", "every measurement on a GPU; results/gpu.json and gpu.png are unchanged",
     ]  # fmt: skip
     return not_run
 
@@ -357,9 +352,12 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dry-run", action="store_true", help="what can be done without a GPU")
+    parser.add_argument("--dry-run", action="store_true", help="run only what works without a GPU")
     parser.add_argument(
-        "--architectures", nargs="+", default=["9.0"], help="that a dry run compiles for"
+        "--architectures",
+        nargs="+",
+        default=["9.0"],
+        help="architectures for which a dry run compiles",
     )
     arguments = parser.parse_args()
     started = time.perf_counter()
@@ -371,7 +369,7 @@ def main():
     for what in not_run:
         say(f"NOT RUN: {what}")
     say(
-        f"{'dry run' if arguments.dry_run else 'all that was run passed'}: {time.perf_counter() - started:.0f} s"
+        f"{'dry run' if arguments.dry_run else 'everything that was run passed'}: {time.perf_counter() - started:.0f} s"
     )
     return 0
 

@@ -5,7 +5,7 @@
 The inputs are new in each run. The comparison covers every index codec × value codec, sparsifier ×
 memory and dtype that the device supports; sizes around every block and word size; misaligned
 addresses; memory that is poisoned before it is written; zeros, ties and NaN. ``--device cpu``
-rehearses the comparison on a machine without a GPU.
+tries the comparison on a machine without a GPU.
 """
 
 import argparse

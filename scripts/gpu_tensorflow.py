@@ -3,7 +3,7 @@
     python scripts/gpu_tensorflow.py [--small] [--seed N] [--device GPU:0]
 
 The inputs are new in each run. Payloads, memories, sums and a training step are compared. Only the
-training step needs Horovod. ``--device CPU:0`` rehearses the comparison on a machine without a GPU.
+training step needs Horovod. ``--device CPU:0`` tries the comparison on a machine without a GPU.
 The exit status is 2 if there is no GPU, or no kernels for it.
 """
 

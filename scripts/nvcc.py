@@ -25,7 +25,7 @@ def look():
     ):
         if os.environ.get(variable):
             found = shutil.which(path.format(os.environ[variable]))
-            return found, None if found else f"none as {variable}={os.environ[variable]} says"
+            return found, None if found else f"none from {variable}={os.environ[variable]}"
     found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     return found, None if found else "none on PATH or in /usr/local/cuda/bin"
 

@@ -115,7 +115,7 @@ def install_package():
     )
     if built.returncode != 0:
         raise SetUpError(
-            f"this package: expected exit status 0 from setup.py build_ext, got {built.returncode}; the compiler's words are above"
+            f"this package: expected exit status 0 from setup.py build_ext, got {built.returncode}; the messages of the compiler are above"
         )
     wanted = digest(ROOT / "setup.py", ROOT / "pyproject.toml")
     if stamp("package") != wanted:

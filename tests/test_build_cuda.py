@@ -304,7 +304,7 @@ def test_unknown_architectures_are_refused(machine, asked):
             "13.0",
             "expected PyTorch with CUDA, got PyTorch 2.9.0+cpu, which is built without",
         ),
-        ({"cuda": "13.0"}, None, "expected nvcc, got none as CUDA_HOME={home} says"),
+        ({"cuda": "13.0"}, None, "expected nvcc, got none from CUDA_HOME={home}"),
         (
             {"cuda": "12.8"},
             "13.0",
@@ -313,7 +313,7 @@ def test_unknown_architectures_are_refused(machine, asked):
         (
             None,
             None,
-            "expected PyTorch or TensorFlow with CUDA, got the operators of neither; expected nvcc, got none as CUDA_HOME={home} says",
+            "expected PyTorch or TensorFlow with CUDA, got the operators of neither; expected nvcc, got none from CUDA_HOME={home}",
         ),
     ],
 )

@@ -349,7 +349,7 @@ def test_a_graph_that_is_shared_runs_on_the_variable_that_it_was_traced_for():
     expect_one(one)
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match="parameter one: expected the gradient of this variable, got that of other",
+        match="parameter one: expected the gradient of this variable, got the gradient of other",
     ):
         expect_one(other)
     assert expect_one.experimental_get_tracing_count() == 1

@@ -123,7 +123,7 @@ struct OneVariablesPayloads {
     if (left != 0)
       return absl::DataLossError(
           named(variable, absl::StrCat("expected messages of ", messages.NumElements(),
-                                       " bytes in all, got ", left, " less")));
+                                       " bytes in total, got ", left, " fewer")));
     return check_count(lengths.NumElements(), variable);
   }
 

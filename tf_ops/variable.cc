@@ -54,10 +54,10 @@ class ExpectVariableOp : public tensorflow::OpKernel {
     OP_REQUIRES(
         kernel, name_of(found) == expected_,
         absl::InvalidArgumentError(absl::StrCat(
-            "parameter ", variable_, ": expected the gradient of this variable, got that of ",
-            found.name(),
-            ", which has its shape: Horovod traces tapes and optimizers with gradients of equal shapes once for all of them; "
-            "give each a view of its own, compression=compressor.bound_to(variables)")));
+            "parameter ", variable_,
+            ": expected the gradient of this variable, got the gradient of ", found.name(),
+            ", which has the same shape: Horovod traces tapes and optimizers with gradients of equal shapes only once; "
+            "give each one its own view, compression=compressor.bound_to(variables)")));
   }
 
  private:

@@ -61,7 +61,7 @@ inline float* state_data(const std::optional<at::Tensor>& state, int64_t d, at::
   DR_EXPECT(state->scalar_type() == at::kFloat && state->dim() == 1 && state->numel() == d &&
                 state->is_contiguous(),
             name, ": expected contiguous Float of shape [", d, "], got ", describe(*state));
-  DR_EXPECT(state->device() == device, name, ": expected it on ", device, ", got ",
+  DR_EXPECT(state->device() == device, name, ": expected a tensor on ", device, ", got ",
             describe(*state));
   static float nothing = 0;
   return d == 0 ? &nothing : state->mutable_data_ptr<float>();

@@ -229,7 +229,7 @@ def scenario_eager_tapes_of_equal_shapes(directory):
     expect_refusal(
         lambda: tape_step(compressor.bound_to([a]), [a, b], [first, first]),
         "expected the gradient of layer0, of shape",
-        "got that of layer1",
+        "got the gradient of layer1",
     )
 
 

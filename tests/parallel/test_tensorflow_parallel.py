@@ -53,7 +53,7 @@ def test_scenario(reports, processes, scenario):
         ("xla", r"expected a function without XLA, got one with jit_compile=True"),
         pytest.param(
             "unnamed_gradient",
-            r"one of the 4 named parameters, got that of kernel2:0, a tensor of shape \(40, 3\)",
+            r"one of the 4 named parameters, got the gradient of kernel2:0, of shape \(40, 3\)",
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -171,7 +171,7 @@ def scenario_a_compressor_that_one_rank_lacks(directory):
         kept = dr.Compressor(parameters=model().named_parameters())
     expect_refusal(
         "more on rank 0",
-        "make the same compressors in the same order on every rank",
+        "create the same compressors in the same order on every rank",
         lambda: one_step(model()),
     )
     if hvd.rank() > 0:  # numbers are as before on all ranks

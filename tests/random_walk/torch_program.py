@@ -178,5 +178,5 @@ def refusal(program):
         hierarchical = isinstance(settings.communicator, dr.Hierarchical)
         partial = len(program.ranks_of(part)) < program.size
         if hierarchical and partial and compressed:
-            return "Hierarchical: expected a compressor of all ranks"
+            return "Hierarchical: expected a compressor for all ranks"
     return None

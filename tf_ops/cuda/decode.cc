@@ -20,7 +20,7 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
       : WaitingKernel(construction), decode_(construction) {
     OP_REQUIRES(construction, decode_.records == 0,
                 absl::InvalidArgumentError(absl::StrCat(
-                    "DeepreduceDecodeSum on a GPU: expected no record, which is the host's, got ",
+                    "DeepreduceDecodeSum on a GPU: expected no record (host only), got ",
                     decode_.records)));
   }
 

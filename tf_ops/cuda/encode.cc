@@ -19,8 +19,7 @@ class EncodeOnDeviceOp : public WaitingKernel {
     OP_REQUIRES_OK(construction, Slot::check(memories_, records));
     OP_REQUIRES(construction, records == 0,
                 absl::InvalidArgumentError(absl::StrCat(
-                    "DeepreduceEncode on a GPU: expected no records, which are the host's, got ",
-                    records)));
+                    "DeepreduceEncode on a GPU: expected no records (host only), got ", records)));
   }
 
   void Compute(OpKernelContext* kernel) override {

@@ -78,7 +78,7 @@ bool supports(at::ArrayRef<double> codec_fields) {
 
 void expect_of_the_device(const dr_codec& codec) {
   DR_EXPECT(dr_cuda_supports(&codec) != 0,
-            "codec: expected one that works on the device, got one that stays on the host");
+            "codec: expected one with CUDA kernels, got one that works only on the host");
 }
 
 at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
@@ -112,7 +112,7 @@ std::tuple<at::Tensor, at::Tensor> start_encode_(const at::Tensor& gradient,
                                                  const std::optional<at::Tensor>& velocity,
                                                  at::ArrayRef<double> codec_fields, int64_t seed,
                                                  int64_t step, int64_t tensor, int64_t rank) {
-  DR_EXPECT(gradient.is_cuda(), "gradient: expected it where its residual is, got ",
+  DR_EXPECT(gradient.is_cuda(), "gradient: expected a CUDA tensor like its residual, got ",
             describe(gradient));
   expect_gradient(gradient);
   const c10::cuda::CUDAGuard guard(gradient.device());
@@ -210,7 +210,7 @@ at::Tensor start_decode_sum(const at::Tensor& out, const DevicePayloads& payload
 }
 
 void expect_on_device(const at::Tensor& out) {
-  DR_EXPECT(out.is_cuda(), "out: expected it where the payloads are, got ", describe(out));
+  DR_EXPECT(out.is_cuda(), "out: expected a CUDA tensor like the payloads, got ", describe(out));
 }
 
 // Returns the codec of a payload, as far as decoding needs it.

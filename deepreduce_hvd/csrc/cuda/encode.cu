@@ -69,9 +69,9 @@ Stages stages_of(const dr_codec& codec) {
   const Stages stages{find_device_index_codec(codec.index.id),
                       find_device_value_codec(codec.value.id)};
   if (stages.value == nullptr)
-    unknown_codec("value codec: got the id %d, which has no CUDA twin", codec.value.id);
+    unknown_codec("value codec: got the id %d, which has no CUDA kernels", codec.value.id);
   if (stages.index == nullptr)
-    unknown_codec("index codec: got the id %d, which has no CUDA twin", codec.index.id);
+    unknown_codec("index codec: got the id %d, which has no CUDA kernels", codec.index.id);
   return stages;
 }
 

@@ -24,8 +24,8 @@
   row(value_id, DR_UNKNOWN_CODEC, "value codec: expected the id %llu of this codec, got %llu")                                                         \
   row(index_id, DR_UNKNOWN_CODEC, "index codec: expected the id %llu of this codec, got %llu")                                                         \
   row(order_of_unsorted, DR_CORRUPT_PAYLOAD, "payload order: expected %llu for values in the order of their indices, got %llu")                        \
-  row(order_of_sorted, DR_CORRUPT_PAYLOAD, "payload order: expected at least %llu for values that travel sorted, got %llu")                            \
-  row(order_of_indices, DR_CORRUPT_PAYLOAD, "payload order: expected at most %llu for indices that ascend, got %llu")                                  \
+  row(order_of_sorted, DR_CORRUPT_PAYLOAD, "payload order: expected at least %llu for values that are sent sorted, got %llu")                          \
+  row(order_of_indices, DR_CORRUPT_PAYLOAD, "payload order: expected at most %llu for ascending indices, got %llu")                                    \
   row(count_of_bytes, DR_CORRUPT_PAYLOAD, "payload count: expected at most %llu values in sections of these lengths, got %llu")                        \
   row(section_too_long, DR_INVALID_ARGUMENT, "section: expected at most %llu bytes, got %llu; compress more or split the tensor")                      \
   row(index_section_bytes, DR_CORRUPT_PAYLOAD, "index section: expected %llu bytes, got %llu")                                                         \
@@ -33,13 +33,13 @@
   row(order_section_bytes, DR_CORRUPT_PAYLOAD, "order section: expected %llu bytes, got %llu")                                                         \
   row(index_beyond_d, DR_CORRUPT_PAYLOAD, "index section: expected an index below d = %llu, got %llu")                                                 \
   row(index_twice, DR_CORRUPT_PAYLOAD, "index section: expected %llu distinct indices, got %llu twice")                                                \
-  row(indices_not_ascending, DR_CORRUPT_PAYLOAD, "index section: expected ascending indices, got a successor of %llu that is %llu")                    \
+  row(indices_not_ascending, DR_CORRUPT_PAYLOAD, "index section: expected ascending indices, got %llu followed by %llu")                               \
   row(set_bits, DR_CORRUPT_PAYLOAD, "index section: expected %llu set bits below d, got %llu or one at d or above")                                    \
   row(not_finite_half, DR_CORRUPT_PAYLOAD, "value section: expected finite %llu-bit values, got NaN or Inf (%llx)")                                    \
   row(not_a_permutation, DR_CORRUPT_PAYLOAD, "order section: expected a permutation of %llu positions, got %llu twice or beyond them")                 \
   row(padding, DR_CORRUPT_PAYLOAD, "section: expected zero padding and the end of %llu bits, got a last byte of %llu")                                 \
   row(rice_parameter, DR_CORRUPT_PAYLOAD, "index section: expected a Rice parameter of at most %llu, got %llu")                                        \
-  row(block_end, DR_CORRUPT_PAYLOAD, "index section: expected blocks one after another within %llu bytes, got one that ends at %llu")                  \
+  row(block_end, DR_CORRUPT_PAYLOAD, "index section: expected consecutive blocks within %llu bytes, got one that ends at %llu")                        \
   row(block_start, DR_CORRUPT_PAYLOAD, "index section: expected a block to start at %llu, got %llu")                                                   \
   row(unary_bytes, DR_CORRUPT_PAYLOAD, "index section: expected at most %llu bytes of unary codes, got %llu")                                          \
   row(unary_codes, DR_CORRUPT_PAYLOAD, "index section: expected %llu unary codes that end in the last byte of a block, got %llu or other bytes")       \
@@ -57,7 +57,7 @@
   row(bloom_room, DR_INVALID_ARGUMENT, "Bloom filter: expected at most %llu positives at this fpr, got %llu; use another policy or split the tensor")  \
   row(bloom_set_members, DR_INVALID_ARGUMENT, "Bloom filter: expected conflict sets of at most %llu members at this fpr, got %llu; use policy p0")    \
   row(qsgd_head, DR_CORRUPT_PAYLOAD, "value section: expected 1 to 8 bits in buckets of a multiple of 8 up to %llu, got bits + 256 * bucket = %llu")   \
-  row(norm, DR_CORRUPT_PAYLOAD, "value section: expected norms of at least %llu, finite, got the float32 of bits %llx")                                \
+  row(norm, DR_CORRUPT_PAYLOAD, "value section: expected finite norms of at least %llu, got the float32 with bits %llx")                                \
   row(positives, DR_CORRUPT_PAYLOAD, "value section: expected at most %llu positive values, got %llu")                                                 \
   row(degree, DR_CORRUPT_PAYLOAD, "value section: expected a degree of 1 to %llu, got %llu")                                                           \
   row(field_width, DR_CORRUPT_PAYLOAD, "value section: expected fields of at most %llu bits, got %llu")                                                \
