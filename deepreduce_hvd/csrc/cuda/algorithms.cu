@@ -18,7 +18,7 @@ struct Larger {
   __host__ __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a < b ? b : a; }
 };
 
-// CUB is called twice: for the size of its scratch, and with it.
+// Calls CUB twice: once for the size of its scratch memory, and once to run it.
 template <class Call>
 void with_scratch(Device& device, const char* what, Call call) {
   const uint64_t mark = device.mark();

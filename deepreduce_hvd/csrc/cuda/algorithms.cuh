@@ -1,10 +1,10 @@
-// Device-wide algorithms: CUB under nvcc, plain loops under the emulator (algorithms.cu holds both;
-// CUB is included nowhere else). And sums within warps and blocks. All take scratch from the
-// workspace and give it back.
+// Device-wide algorithms: CUB with nvcc, plain loops in the emulator. Only algorithms.cu contains
+// both and includes CUB. Also sums within warps and blocks. All take scratch memory from the
+// workspace and release it.
 //
-// `capacity` is known on the host and at least the number of elements that count. Elements beyond
-// those that count are scanned, summed and sorted too: for scans they may be anything, for sums
-// give them 0, for sorts the largest key, so that they end up last.
+// `capacity` is known on the host. It is at least the number of valid elements. Elements beyond the
+// valid ones are also scanned, summed and sorted. For scans they may have any value, for sums they
+// must be 0, and for sorts they must have the largest key, so that they come last.
 #ifndef DEEPREDUCE_CUDA_ALGORITHMS_CUH
 #define DEEPREDUCE_CUDA_ALGORITHMS_CUH
 
@@ -22,12 +22,13 @@ void inclusive_sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity
 // out[i] = max(in[0] ... in[i])
 void inclusive_max(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
 
-// *out = sum or largest of all
+// *out = the sum, or the largest, of all elements
 void sum(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
 void sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity);
 void largest(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
 
-// Stable ascending radix sorts by the key bits [first_bit, last_bit) ; in and out must not overlap.
+// Stable ascending radix sorts by the key bits [first_bit, last_bit). Input and output must not
+// overlap.
 void sort(Device&, const uint32_t* keys, uint32_t* sorted_keys, uint64_t capacity,
           int first_bit = 0, int last_bit = 32);
 void sort(Device&, const uint64_t* keys, uint64_t* sorted_keys, uint64_t capacity,
@@ -37,7 +38,7 @@ void sort_pairs(Device&, const uint32_t* keys, uint32_t* sorted_keys, const uint
 void sort_pairs(Device&, const uint64_t* keys, uint64_t* sorted_keys, const uint32_t* items,
                 uint32_t* sorted_items, uint64_t capacity, int first_bit = 0, int last_bit = 64);
 
-// value of this lane and of those before it; all 32 lanes call.
+// Returns the sum of `value` over this lane and the lanes before it. All 32 lanes must call it.
 template <class T>
 __device__ inline T warp_inclusive_sum(T value) {
   const uint32_t lane = threadIdx.x % 32;
@@ -54,9 +55,9 @@ __device__ inline T warp_sum(T value) {
   return value;
 }
 
-// The sum over the threads before this one; *total: of the block. All threads call, whole warps.
-// `shared`: 33 elements of the block's shared memory, free again once the block has met at another
-// barrier.
+// Returns the sum over the threads before this one, and the sum over the block in *total. All
+// threads of the block must call it, in whole warps. `shared`: 33 elements of shared memory of the
+// block; they can be used again after the next barrier of the block.
 template <class T>
 __device__ inline T block_exclusive_sum(T value, T* shared, T* total) {
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
@@ -75,8 +76,8 @@ __device__ inline T block_exclusive_sum(T value, T* shared, T* total) {
   return shared[warp] + inclusive - value;
 }
 
-// *at += the sum over the block, by one atomic: those of many warps on one address would wait for
-// one another. As block_exclusive_sum.
+// Adds the sum over the block to *at, with one atomic operation per block, because atomics of many
+// warps on one address would wait for each other. Called like block_exclusive_sum.
 __device__ inline void add_block_sum(uint64_t value, uint64_t* shared, uint64_t* at) {
   uint64_t total;
   block_exclusive_sum(value, shared, &total);

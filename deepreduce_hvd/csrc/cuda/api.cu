@@ -1,4 +1,4 @@
-// The C ABI: failures become a status and a message.
+// The C ABI: converts failures to a status and a message.
 #include <cstdio>
 
 #include "encode.cuh"
@@ -20,12 +20,12 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
-// Runs work(device), or without a workspace finds how much it takes: never nothing, so that the
-// caller's workspace is not null.
+// Runs work(device). Without a workspace, returns the required size instead. The size is never 0,
+// so that the caller's workspace is not null.
 template <class Work>
 void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result,
                  Work work) {
-  // what other code of this thread left there is no failure of this call
+  // an earlier error of other code in this thread is not a failure of this call
   static_cast<void>(cudaGetLastError());
   if (workspace == nullptr) {
     Device device;

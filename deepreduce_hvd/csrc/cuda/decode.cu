@@ -1,6 +1,6 @@
-// dr_cuda_decode_sum's work: checks of the container, the stages, and the sum. A payload is of the
-// codec, dense, or non-finite, which only the device knows: the same kernels are started for each,
-// and sections that it does not have are not active.
+// The work of dr_cuda_decode_sum: checks of the container, the stages, and the sum. A payload is
+// encoded by the codec, dense, or non-finite. Only the device knows which. So the same kernels are
+// started for all of them, and missing sections are not active.
 #include "algorithms.cuh"
 #include "bits.h"
 #include "encode.cuh"
@@ -10,26 +10,26 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-// What the device finds in a payload.
+// The contents of a payload, as found by the device.
 struct Opened {
   uint64_t checksum;
-  // dense: values of all elements as they are or as halves
+  // dense: the values of all elements, as float32 or as 2-byte floats
   DeviceSection index, value, order, dense;
   uint32_t ascending;  // indices must ascend
   uint32_t non_finite;
   int32_t dense_id;
 };
 
-// What the caller expects of it.
+// What the caller expects of the payload.
 struct Expected {
   int32_t index_id, value_id;
   uint32_t sorts, any_order;  // booleans
   uint32_t d;
-  uint32_t most, most_indices;  // values, indices that so many bytes can hold
+  uint32_t most, most_indices;  // maximum numbers of values and of indices for this size
 };
 
-// 8 bytes, zeros beyond the end. Whole words in the middle; at both ends by the byte, since memory
-// beyond is not ours.
+// Returns 8 bytes, with zeros beyond the end. Reads whole words in the middle, and single bytes at
+// both ends, because memory beyond them belongs to others.
 __device__ uint64_t word_of(const uint8_t* data, uint64_t size, uint64_t at) {
   const uint64_t misaligned = reinterpret_cast<uintptr_t>(data) % 8;
   if (at >= 8 && at + 16 <= size) {
@@ -56,7 +56,7 @@ __device__ bool is_dense_id(int32_t id) {
   return id == kRawValue || id == kFloat16 || id == kBFloat16;
 }
 
-// One thread; the checks in the order of csrc/payload.cc and csrc/decode.cc.
+// Runs in one thread. The order of the checks is that of csrc/payload.cc and csrc/decode.cc.
 __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, Expected expected,
                      Opened* opened, dr_cuda_result* result) {
   if (refused(result)) return;
@@ -155,7 +155,7 @@ __global__ void check_dense(const Opened* opened, dr_cuda_result* result) {
   }
 }
 
-// Indices of one payload are distinct: no two threads meet.
+// The indices of a payload are distinct, so no two threads write the same element.
 __global__ void add(const Opened* opened, const uint32_t* indices, const uint32_t* order,
                     const float* values, float* out, uint32_t d, float scale,
                     const dr_cuda_result* result) {
@@ -182,8 +182,8 @@ __global__ void add(const Opened* opened, const uint32_t* indices, const uint32_
   }
 }
 
-// The most values whose order is told in so many bytes, by an order section or by indices of 4
-// bytes.
+// Returns the maximum number of values whose order fits into `bytes` bytes, as an order section or
+// as indices of 4 bytes.
 uint64_t most_ordered(uint64_t bytes) {
   uint64_t most = 1;
   for (unsigned width = 1; width <= 31; ++width)

@@ -10,7 +10,7 @@ namespace deepreduce {
 namespace cuda {
 
 namespace {
-// In the emulator arrays keep a distance, which AddressSanitizer guards.
+// In the emulator there are gaps between arrays, which AddressSanitizer guards.
 #ifdef __CUDACC__
 constexpr uint64_t kDistance = 0;
 #else
@@ -42,7 +42,7 @@ void* Device::take(uint64_t bytes) {
   const uint64_t start = used_;
   used_ = start + rounded(bytes) + kDistance;
   most_used_ = std::max(most_used_, used_);
-  // an address as good as any
+  // any address will do
   if (measuring_) return reinterpret_cast<void*>(static_cast<uintptr_t>(kAlignment + start));
   if (used_ > capacity_)
     invalid_argument("workspace: expected at least %llu bytes, got %llu",

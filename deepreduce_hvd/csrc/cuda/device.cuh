@@ -1,20 +1,20 @@
-// What every kernel file builds on: the stream and workspace of a call, launches, and failures
-// found on the device.
+// The base of every kernel file: the stream and workspace of a call, launches, and failures found
+// on the device.
 //
-// The same sources are compiled by nvcc and, with tests/cuda/emulator on the include path, by the
-// host's compiler for tests. Rules for kernels:
-//   - they live in an anonymous namespace, take grids of one dimension, and are started by launch
-//   or launch_elementwise only;
-//   - static __shared__ arrays are of plain types without initialisers; dynamic shared memory comes
-//   from dynamic_shared<T>();
-//   - all threads of a block reach each __syncthreads, all lanes of a mask each warp operation: no
-//   thread returns early before one;
-//   - those of more than 256 threads tell so by __launch_bounds__, so that a block's registers are
-//   there on every device;
-//   - counts live in device memory: the host sizes grids by upper bounds, kernels go by
-//   grid_index() and grid_stride();
-//   - floats are summed in one fixed order; atomics are on integers only. Built with --fmad=false,
-//   without fast math.
+// The same sources are compiled by nvcc and, for tests, by the host's compiler with
+// tests/cuda/emulator on the include path. Rules for kernels:
+//   - Kernels are in an anonymous namespace, take one-dimensional grids, and are started only by
+//     launch or launch_elementwise.
+//   - Static __shared__ arrays have plain types without initializers. Dynamic shared memory comes
+//     from dynamic_shared<T>().
+//   - All threads of a block reach each __syncthreads, and all lanes of a mask reach each warp
+//     operation. No thread returns before one.
+//   - Kernels with more than 256 threads have __launch_bounds__, so that every device has enough
+//     registers for a block.
+//   - Counts are in device memory. The host sizes grids by upper bounds, and kernels use
+//     grid_index() and grid_stride().
+//   - Floats are summed in one fixed order. Atomics operate on integers only. The build uses
+//     --fmad=false and no fast math.
 #ifndef DEEPREDUCE_CUDA_DEVICE_CUH
 #define DEEPREDUCE_CUDA_DEVICE_CUH
 
@@ -37,17 +37,17 @@
 namespace deepreduce {
 namespace cuda {
 
-constexpr uint32_t kThreads = 256;  // of a block, unless there is a reason
-// of a grid that strides; more than any device holds at a time
+constexpr uint32_t kThreads = 256;  // per block, unless a kernel needs another number
+// of a grid with a stride loop; more than any device runs at a time
 constexpr uint32_t kMostBlocks = 4096;
-constexpr uint64_t kAlignment = 256;  // of every array in the workspace
+constexpr uint64_t kAlignment = 256;  // bytes, of every array in the workspace
 
-// One call's stream, workspace and result. While measuring, arrays are addresses that nobody may
-// follow, nothing is launched or copied, and what the arrays take at most is the size query: host
-// code must do the same whatever is on the device.
+// The stream, workspace and result of one call. While measuring, arrays have invalid addresses, and
+// nothing is launched or copied. The result of measuring is the peak size of the arrays. So host
+// code must do the same whatever the device memory contains.
 class Device {
  public:
-  // The size query.
+  // Makes a device that measures the size of the workspace.
   Device() : measuring_(true) {}
   // `workspace`: device memory, 256-byte aligned; `result`: device memory.
   Device(void* workspace, uint64_t workspace_bytes, cudaStream_t stream, dr_cuda_result* result);
@@ -58,10 +58,10 @@ class Device {
   bool measuring() const { return measuring_; }
   cudaStream_t stream() const { return stream_; }
   dr_cuda_result* result() const { return result_; }  // device memory; null while measuring
-  uint64_t most_used() const { return most_used_; }   // bytes of workspace, at its fullest
+  uint64_t most_used() const { return most_used_; }   // peak size of the workspace in bytes
 
-  // Room for `count` elements, not initialised (the emulator poisons it), aligned to 256 bytes. At
-  // least one element.
+  // Returns memory for `count` elements, at least one. It is not initialized (the emulator poisons
+  // it), and aligned to 256 bytes.
   template <class T>
   T* array(uint64_t count) {
     static_assert(std::is_trivially_copyable<T>::value, "device memory holds plain data");
@@ -74,17 +74,18 @@ class Device {
     zero(memory, count * sizeof(T));
     return memory;
   }
-  // What is taken after mark() is given back by release(mark): only for scratch that later launches
-  // no longer read. The stream keeps the order, so that memory may be taken again at once.
+  // release(mark) releases everything taken after mark(). Use it only for scratch memory that later
+  // launches do not read. The stream keeps launches in order, so the memory can be taken again at
+  // once.
   uint64_t mark() const { return used_; }
   void release(uint64_t mark);
 
-  // On the stream, device memory.
+  // Sets device memory to a byte, on the stream.
   void fill(void* memory, uint8_t byte, uint64_t bytes);
   void zero(void* memory, uint64_t bytes) { fill(memory, 0, bytes); }
   void copy(void* to, const void* from, uint64_t bytes);
 
-  // Throws when the runtime refused what was asked of it last.
+  // Throws if the last call of the CUDA runtime failed.
   void check(const char* what);
 
  private:
@@ -96,7 +97,8 @@ class Device {
   dr_cuda_result* result_ = nullptr;
 };
 
-// Blocks for that many items, `each` of them a thread; at least one, at most kMostBlocks.
+// Returns the number of blocks for `items` items, `each` per thread: at least one, at most
+// kMostBlocks.
 inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads = kThreads) {
   const uint64_t a_block = uint64_t{threads} * each;
   return static_cast<uint32_t>(
@@ -114,9 +116,9 @@ inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads =
                  [&] { kernel(static_cast<Parameters>(arguments)...); })
 #endif
 
-// Starts kernel<<<blocks, threads, shared_bytes>>>(arguments...) on the call's stream; does nothing
-// while measuring. Static and dynamic shared memory are at most 48 KB together, as much as a kernel
-// has without being given more.
+// Starts kernel<<<blocks, threads, shared_bytes>>>(arguments...) on the stream of the call. Does
+// nothing while measuring. Static and dynamic shared memory together are at most 48 KB, the limit
+// of a kernel that does not ask for more.
 template <class... Parameters, class... Arguments>
 void launch(Device& device, void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
             uint32_t shared_bytes, Arguments... arguments) {
@@ -124,8 +126,8 @@ void launch(Device& device, void (*kernel)(Parameters...), uint32_t blocks, uint
   DR_LAUNCH(true);
 }
 
-// The same for kernels whose threads never wait for one another: no __syncthreads, no warp
-// operation. The emulator runs them as a plain loop.
+// The same for kernels whose threads never wait for each other, so without __syncthreads and warp
+// operations. The emulator runs them as a plain loop.
 template <class... Parameters, class... Arguments>
 void launch_elementwise(Device& device, void (*kernel)(Parameters...), uint32_t blocks,
                         Arguments... arguments) {
@@ -138,7 +140,7 @@ void launch_elementwise(Device& device, void (*kernel)(Parameters...), uint32_t 
 __device__ inline uint32_t grid_index() { return blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ inline uint32_t grid_stride() { return gridDim.x * blockDim.x; }
 
-// The shared memory that the launch asked for, 16-byte aligned.
+// Returns the dynamic shared memory of the launch, 16-byte aligned.
 template <class T>
 __device__ inline T* dynamic_shared() {
 #ifdef __CUDACC__
@@ -149,7 +151,7 @@ __device__ inline T* dynamic_shared() {
 #endif
 }
 
-// Records a failure; the first one stays.
+// Records a failure. Only the first one is kept.
 __device__ inline void refuse(dr_cuda_result* result, Refused what, uint64_t expected,
                               uint64_t got) {
   int32_t status = DR_OK;
@@ -169,16 +171,16 @@ __device__ inline void refuse(dr_cuda_result* result, Refused what, uint64_t exp
   result->got = got;
 }
 
-// Whether something was refused before. Other blocks may refuse meanwhile: threads of a block can
-// see different answers, see block_refused. Not volatile: each warp of a grid would then ask the
-// same word of the L2 cache.
+// Returns whether a failure was recorded before. Other blocks may record one at the same time, so
+// threads of a block can get different answers: see block_refused. The read is not volatile,
+// because otherwise every warp of a grid would read the same word from the L2 cache.
 __device__ inline bool refused(const dr_cuda_result* result) { return result->status != DR_OK; }
-// The same answer for all threads of the block; all must call it.
+// Returns the same answer for all threads of the block. All must call it.
 __device__ inline bool block_refused(const dr_cuda_result* result) {
   return __syncthreads_or(threadIdx.x == 0 && refused(result)) != 0;
 }
 
-// uint64_t is not among the types that CUDA's atomics name.
+// CUDA has no atomicAdd for the type uint64_t.
 __device__ inline uint64_t atomic_add(uint64_t* at, uint64_t value) {
   return atomicAdd(reinterpret_cast<unsigned long long*>(at),
                    static_cast<unsigned long long>(value));
@@ -196,7 +198,7 @@ __device__ inline uint64_t atomic_min(uint64_t* at, uint64_t value) {
                    static_cast<unsigned long long>(value));
 }
 
-// 4 or 8 bytes at any address.
+// Read 4 or 8 bytes at any address.
 __device__ inline uint32_t load_u32(const uint8_t* at) {
   return static_cast<uint32_t>(at[0]) | static_cast<uint32_t>(at[1]) << 8 |
          static_cast<uint32_t>(at[2]) << 16 | static_cast<uint32_t>(at[3]) << 24;

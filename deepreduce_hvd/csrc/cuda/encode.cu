@@ -1,5 +1,5 @@
-// dr_cuda_encode's work: error feedback and selection, index codec, value codec, payload. The host
-// starts the same kernels whatever is selected.
+// The work of dr_cuda_encode: error feedback, selection, index codec, value codec and payload. The
+// host starts the same kernels whatever is selected.
 #include "encode.cuh"
 
 #include "arguments.h"
@@ -17,8 +17,8 @@ __global__ void begin_plan(const uint32_t* count, uint32_t d, Plan* plan,
   plan->index_count = plan->all != 0 ? 0 : *count;
 }
 
-// What is sent of a lossy index codec's choice: its indices and the values there; all elements when
-// all are selected.
+// Determines what is sent after a lossy index codec: its indices and the values there, or all
+// elements if all are selected.
 __global__ void settle(const Plan* plan, Accumulated sum, const uint32_t* selected_count,
                        const uint32_t* selected, const float* selected_values,
                        const uint32_t* decoded_count, const uint32_t* decoded, bool values_stay,
@@ -49,7 +49,7 @@ uint64_t key_of(const dr_position& at, Purpose purpose) {
   return random_key(at.seed, at.step, at.tensor, at.rank, purpose);
 }
 
-// What the payload decodes to.
+// The decoded contents of the payload.
 struct Sent {
   uint32_t capacity;
   const uint32_t* count;
@@ -100,7 +100,7 @@ void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encod
   device.zero(encoding.result, sizeof(dr_cuda_result));
   Plan* plan = device.array<Plan>(1);
   const DeviceSelection selected = select(device, codec, encoding);
-  // what the host can tell
+  // known on the host
   const bool always_all = selected.indices == nullptr, maybe_all = selected.capacity == d;
   const bool sorts = stages.value->sorts,
              reorders = !always_all && sorts && stages.index->any_order;

@@ -1,4 +1,4 @@
-// The work behind the C ABI, with failures that the host can tell thrown.
+// The functions behind the C ABI. They throw failures that are known on the host.
 #ifndef DEEPREDUCE_CUDA_ENCODE_CUH
 #define DEEPREDUCE_CUDA_ENCODE_CUH
 
@@ -13,12 +13,12 @@ struct Stages {
   const DeviceValueCodec* value;
 };
 
-// Throws unknown_codec for what the device does not have.
+// Throws unknown_codec if a stage has no CUDA kernels.
 Stages stages_of(const dr_codec& codec);
 
-// Throws what the host can tell of the arguments.
+// Throws if the host can see that an argument is invalid.
 void check(const dr_codec& codec, const dr_cuda_encoding& encoding);
-// Throws unless the payload has room wherever it ends up.
+// Throws unless the memory is sufficient for every possible payload.
 void check_room(const dr_cuda_encoding& encoding);
 
 void encode(Device&, const dr_codec&, const dr_cuda_encoding&);

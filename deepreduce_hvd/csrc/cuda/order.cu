@@ -1,5 +1,5 @@
-// The order mapping: ceil(log2 count) bits an entry, so that 8 entries fill whole bytes: one
-// thread's work when writing.
+// The order mapping: ceil(log2 count) bits per entry. So 8 entries fill whole bytes, which one
+// thread writes.
 #include "bits.h"
 #include "codecs.cuh"
 

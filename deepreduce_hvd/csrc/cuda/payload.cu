@@ -58,14 +58,15 @@ __global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t
   plan->checksum = 0;
 }
 
-// 8 bytes of memory that is aligned to 8 and may be read to the end of the last one's word.
+// Returns 8 bytes at `at`. The memory must be aligned to 8 bytes and readable up to the end of the
+// last word.
 __device__ uint64_t load_aligned(const uint8_t* data, uint64_t at) {
   const uint64_t* words = reinterpret_cast<const uint64_t*>(data) + at / 8;
   const unsigned shift = static_cast<unsigned>(at % 8) * 8;
   return shift == 0 ? words[0] : words[0] >> shift | words[1] << (64 - shift);
 }
 
-// 8 bytes at `at` of the sections one after another, zeros beyond their end.
+// Returns 8 bytes at `at` of the concatenated sections, with zeros beyond their end.
 __device__ uint64_t section_word(const Parts& parts, const Plan* plan, uint64_t at) {
   const uint8_t* const data[3] = {parts.index.data, parts.value.data, parts.order.data};
   uint64_t start = 0, word = 0;
@@ -79,7 +80,7 @@ __device__ uint64_t section_word(const Parts& parts, const Plan* plan, uint64_t 
   return word;
 }
 
-// 8 bytes at 8 * `at` of the dense tensor.
+// Returns 8 bytes at 8 * `at` of the dense tensor.
 __device__ uint64_t dense_word(const Accumulated& sum, uint32_t d, int dtype, uint64_t at) {
   const uint32_t each = 8 / static_cast<uint32_t>(dense_element_bytes(dtype));
   uint64_t word = 0;
@@ -121,7 +122,7 @@ __global__ void seal(const Plan* plan, uint8_t* payload, dr_cuda_result* result)
   if (plan->total != 0) reinterpret_cast<uint64_t*>(payload)[kChecksumOffset / 8] = plan->checksum;
 }
 
-// Where the payload has a value.
+// Updates the memory where the payload has a value.
 __device__ void forget_at(const Plan* plan, const uint32_t* indices, const float* sent,
                           float* residual, float* velocity, float weight) {
   for (uint32_t j = grid_index(); j < plan->count; j += grid_stride()) {
@@ -131,8 +132,9 @@ __device__ void forget_at(const Plan* plan, const uint32_t* indices, const float
   }
 }
 
-// Of a payload of all elements, everything. Otherwise with LowPass its share of the gradient, and
-// forget_sent comes next; without, what was sent.
+// Updates the memory. If the payload has all elements, updates everything. Otherwise, LowPass
+// subtracts its share of the gradient here, and forget_sent runs next; other memories subtract the
+// sent values.
 template <class Number>
 __global__ void forget(const Plan* plan, const typename Number::Storage* gradient, uint32_t d,
                        int dtype, const uint32_t* indices, const float* sent, float* residual,

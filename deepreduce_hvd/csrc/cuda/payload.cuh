@@ -9,39 +9,39 @@
 namespace deepreduce {
 namespace cuda {
 
-// What the device finds out while it encodes; in device memory.
+// Results of the device while it encodes, in device memory.
 struct Plan {
-  uint32_t all;          // every element was selected: there is no index section
-  uint32_t index_count;  // indices for the index codec: 0 when all are selected
-  uint32_t dense;        // compression would not pay: the tensor itself is sent
+  uint32_t all;          // all elements are selected, so there is no index section
+  uint32_t index_count;  // indices for the index codec; 0 if all are selected
+  uint32_t dense;        // compression would not save bytes: the tensor itself is sent
   uint32_t count;        // values in the payload
   uint64_t lengths[3];   // of the sections
-  uint64_t total;        // bytes of the payload, 0 when something was refused
+  uint64_t total;        // bytes of the payload; 0 after a failure
   uint64_t header[4];    // the words before the checksum
   uint64_t checksum;
 };
 
-// The sections as their codecs left them; `bytes` null: there is none.
+// The sections from their codecs. `bytes` is null if there is none.
 struct Parts {
   SectionOut index, value, order;
   int index_id, value_id;
-  uint8_t order_kind, order_kind_of_all;  // when not all, when all elements are selected
+  uint8_t order_kind, order_kind_of_all;  // if not all, or if all elements are selected
 };
 
-// Decides what is sent, of a selection or what a lossy index codec made of it; `count` values.
+// Decides what is sent: `count` values of a selection, or of the result of a lossy index codec.
 void make_plan(Device&, const Parts&, uint32_t d, int dtype, const uint32_t* count, Plan* plan);
 
-// Writes header, sections or the dense tensor, and checksum to `payload`, and what came of it to
-// the result.
+// Writes header, sections or the dense tensor, and checksum to `payload`, and the outcome to the
+// result.
 void assemble(Device&, const Parts&, const Accumulated&, uint32_t d, int dtype, Plan* plan,
               uint8_t* payload);
 
-// Leaves in the memory what the payload does not carry: it decodes to `values` at `indices` (null:
-// all), unless it is dense.
+// Subtracts the decoded values of the payload from the memory: `values` at `indices` (null: all
+// elements). A dense payload decodes to the tensor itself.
 void remember_rest(Device&, const dr_codec&, const dr_cuda_encoding&, const Plan* plan,
                    const uint32_t* indices, const float* values, uint32_t capacity);
 
-// Element i of a dense tensor as the payload carries it.
+// Returns element i of a dense tensor as the payload stores it.
 __device__ inline float as_carried(float value, int dtype) {
   return dtype == DR_FLOAT16    ? float16_to_float(float_to_float16(value))
          : dtype == DR_BFLOAT16 ? bfloat16_to_float(float_to_bfloat16(value))

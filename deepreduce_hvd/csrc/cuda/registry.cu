@@ -13,7 +13,7 @@ namespace cuda {
   where(extern const DeviceValueCodec file##_device_codec;)
 #include "stages.def"
 
-// A trailing comma cannot be an argument of a macro of its own.
+// A comma cannot be passed as an argument of another macro.
 #define DR_COMMA ,
 namespace {
 const DeviceIndexCodec* const index_codecs[] = {

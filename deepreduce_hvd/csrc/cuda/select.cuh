@@ -1,4 +1,5 @@
-// Error feedback and selection on the device: csrc/select.h, of which the host knows no result.
+// Error feedback and selection on the device, like csrc/select.h. The host does not know the
+// results.
 #ifndef DEEPREDUCE_CUDA_SELECT_CUH
 #define DEEPREDUCE_CUDA_SELECT_CUH
 
@@ -9,7 +10,7 @@
 namespace deepreduce {
 namespace cuda {
 
-// The numbers of a gradient's dtype.
+// The element type of a gradient of this dtype, and its conversion to float.
 template <int dtype>
 struct Numbers;
 template <>
@@ -33,7 +34,7 @@ struct Numbers<DR_FLOAT64> {
   DR_HOST_DEVICE static float to_float(double number) { return static_cast<float>(number); }
 };
 
-// Calls work(Numbers<dtype>()).
+// Calls work(Numbers<dtype>()) for a dtype that is known at run time.
 template <class Work>
 void with_numbers(int dtype, Work work) {
   switch (dtype) {
@@ -48,10 +49,10 @@ void with_numbers(int dtype, Work work) {
   }
 }
 
-// Where the accumulated gradient lies: kernels take it by value.
+// The accumulated gradient. Kernels take it by value.
 struct Accumulated {
   const void* gradient;
-  const float* residual;  // null: the gradient is all
+  const float* residual;  // null if there is no memory: only the gradient counts
   int dtype;
 
   __device__ float gradient_at(uint64_t i) const {
@@ -77,23 +78,24 @@ inline Accumulated accumulated(const dr_cuda_encoding& encoding) {
 
 struct DeviceSelection {
   uint32_t capacity;        // host: *count is at most this
-  uint32_t* count;          // 0 when the gradient is not finite
-  const uint32_t* indices;  // (capacity,) ascending; null (host): all of 0 .. d - 1
+  uint32_t* count;          // 0 if the gradient is not finite
+  const uint32_t* indices;  // (capacity,) ascending; null (host): all indices 0 .. d - 1
   const float* values;      // (capacity,)
 };
 
-// Elements at a time of a block that goes over the gradient: each thread has kVectors times 4 that
-// lie together.
+// The tile of a block that runs over the gradient: each thread has kVectors groups of 4 adjacent
+// elements.
 constexpr uint32_t kVectors = 4, kTile = kThreads * 4 * kVectors;
 inline uint32_t tiles_of(uint64_t d) { return static_cast<uint32_t>((d + kTile - 1) / kTile); }
 
-// Sets result()->non_finite when the gradient has a NaN or an infinity; comes first, everything
-// else heeds it.
+// Sets result()->non_finite if the gradient has NaN or Inf. It runs first, and everything else
+// depends on its result.
 void find_non_finite(Device&, const dr_cuda_encoding&);
 
-// What of the sum is collected on the way: elements whose magnitude bits are at least *limit (which
-// is at least 1). Those of a tile lie together in ascending order, at starts[tile], counts[tile] of
-// them; tiles lie in any order. When *found exceeds the capacity, some are missing.
+// Elements of the sum that are collected while it is computed: those with magnitude bits of at
+// least *limit (which is at least 1). The elements of a tile are adjacent and in ascending order:
+// counts[tile] elements from starts[tile] on. Tiles have any order. If *found exceeds the capacity,
+// some elements are missing.
 struct Candidates {
   uint32_t* limit;    // null: nothing is collected
   uint32_t* indices;  // (capacity,)
@@ -107,18 +109,18 @@ struct Candidates {
 // Adds the gradient to the memory.
 void accumulate(Device&, const dr_codec&, const dr_cuda_encoding&, const Candidates&);
 
-// accumulates and selects, as accumulate_and_select of csrc/select.h. Arguments must have been
-// checked.
+// Accumulates and selects, like accumulate_and_select in csrc/select.h. Arguments must be checked
+// before.
 DeviceSelection select(Device&, const dr_codec&, const dr_cuda_encoding&);
 
-// The sparsifiers; each accumulates.
+// The sparsifiers. Each one also accumulates.
 DeviceSelection select_largest(Device&, const dr_codec&, const dr_cuda_encoding&, uint32_t k);
 DeviceSelection select_above(Device&, const dr_codec&, const dr_cuda_encoding&, float threshold);
 DeviceSelection select_largest_of_chunks(Device&, const dr_codec&, const dr_cuda_encoding&,
                                          uint32_t chunk);
 DeviceSelection select_random(Device&, const dr_codec&, const dr_cuda_encoding&, uint32_t k);
 
-// values[i] = the accumulated gradient at indices[i] (null: at i), i < *count
+// values[i] = the accumulated gradient at indices[i] (null: at i), for i < *count
 void gather(Device&, const Accumulated&, const uint32_t* indices, const uint32_t* count,
             uint32_t capacity, float* values);
 

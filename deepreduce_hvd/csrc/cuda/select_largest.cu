@@ -1,7 +1,8 @@
 // TopK and Threshold. While the gradient is added to the memory, candidates are collected: the
-// elements above a limit that a sample promises to lie a little below the k-th magnitude. A radix
-// select finds the k-th exactly among them, and they are written in the order of their tiles. When
-// the sample was wrong, which only the device knows, the same kernels go over all elements instead.
+// elements above a limit. The limit comes from a sample and is probably a little below the k-th
+// magnitude. A radix select finds the exact k-th magnitude among the candidates, and the selected
+// elements are written in the order of their tiles. If the sample was wrong, which only the device
+// knows, the same kernels process all elements instead.
 #include <cmath>
 
 #include "algorithms.cuh"
@@ -13,7 +14,7 @@ namespace cuda {
 namespace {
 
 constexpr uint32_t kSamples = 1u << 16, kElementsASample = 16;
-// bins of a sixteenth octave: the exponent and 4 bits of the mantissa
+// bins of a sixteenth of an octave: the exponent and 4 bits of the mantissa
 constexpr unsigned kSampleShift = 19;
 constexpr uint32_t kSampleBins = 1u << (31 - kSampleShift);
 constexpr uint32_t kSpareCandidates = 1u << 16;
@@ -26,29 +27,29 @@ DR_HOST_DEVICE constexpr unsigned shift_of(int pass) {
 DR_HOST_DEVICE constexpr unsigned digits_of(int pass) { return pass == 0 ? 11 : 10; }
 constexpr uint32_t kBins = 1u << 11;
 
-// All zeros before.
+// Initialized to zeros.
 struct State {
-  uint32_t limit;        // of the candidates
-  uint32_t found;        // candidates
-  uint32_t k, capacity;  // of the candidates' arrays
-  // the k-th magnitude so far, and how many of those that share its digits are among the k
+  uint32_t limit;        // lower limit of the candidates
+  uint32_t found;        // number of candidates
+  uint32_t k, capacity;  // capacity of the candidates' arrays
+  // the k-th magnitude so far, and how many elements with the same digits are among the k largest
   uint32_t bits, rest;
-  uint32_t fewer;  // there are no k non-zero elements: bits and rest are 0
+  uint32_t fewer;  // fewer than k elements are not zero: bits and rest are 0
   uint32_t selected;
   uint32_t sample_bins[kSampleBins], bins[kPasses][kBins];
 
-  // The candidates will not do.
+  // Whether the candidates are not sufficient, so that all elements are needed.
   __device__ bool everything() const {
     return found > capacity || (found < k && limit > kSmallestNonZero);
   }
 };
 
-// Magnitudes above `bits` are selected, and the first `ties` of those equal to it.
+// All magnitudes above `bits` are selected, and the first `ties` magnitudes equal to it.
 struct Kth {
   uint32_t bits, ties;
 };
 
-// A random place in each of `samples` parts: a pattern with a period would fool a stride.
+// Samples a random place in each of `samples` parts. A fixed stride would fail for periodic data.
 __global__ void sample(Accumulated sum, const float* velocity, float momentum, uint32_t d,
                        uint32_t samples, State* state) {
   for (uint32_t j = grid_index(); j < samples; j += grid_stride()) {
@@ -58,19 +59,21 @@ __global__ void sample(Accumulated sum, const float* velocity, float momentum, u
     if (sum.residual != nullptr)
       value = sum.residual[at] + value + (velocity != nullptr ? momentum * velocity[at] : 0.0f);
     const uint32_t bin = magnitude_bits(value) >> kSampleShift;
-    // the last bin needs no count; zeros may be most of all, and would wait for one another
+    // nothing reads the count of the last bin; zeros may be frequent, and their atomics would wait
+    // for each other
     if (bin != 0) atomicAdd(state->sample_bins + bin, 1u);
   }
 }
 
-// The bin, from the last down, in which the running count reaches `rank` (from 1); *above: how many
-// are in later bins. kPickThreads threads call; false when there are fewer in all.
+// Returns the bin, counted down from the last one, in which the running count reaches `rank` (from
+// 1). *above: the number of elements in later bins. kPickThreads threads must call it. False if
+// there are fewer elements in total.
 __device__ bool bin_from_top(const uint32_t* bins, uint32_t count, uint32_t rank, uint32_t* bin,
                              uint32_t* above) {
   __shared__ uint32_t sums[33];
   __shared__ uint32_t answer[2];
   const uint32_t each = (count + kPickThreads - 1) / kPickThreads;
-  const uint32_t first = threadIdx.x * each;  // counted from the last bin
+  const uint32_t first = threadIdx.x * each;  // counted down from the last bin
   uint32_t mine = 0, total;
   for (uint32_t i = first; i < first + each && i < count; ++i) mine += bins[count - 1 - i];
   uint32_t before = block_exclusive_sum(mine, sums, &total);
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(kPickThreads)
   state->capacity = capacity;
 }
 
-// The digits after `shift` of the magnitudes that begin with the digits found so far.
+// Counts the digits after `shift` of the magnitudes that begin with the digits found so far.
 __global__ void count_digits(Accumulated sum, uint32_t d, const float* candidates, State* state,
                              int pass, const dr_cuda_result* result) {
   __shared__ uint32_t counts[kBins];
@@ -123,14 +126,14 @@ __global__ void __launch_bounds__(kPickThreads) pick_digit(State* state, int pas
   const uint32_t rest = state->rest;
   uint32_t bin, above;
   const bool there = bin_from_top(state->bins[pass], 1u << digits_of(pass), rest, &bin, &above);
-  __syncthreads();  // all have read the state
+  __syncthreads();  // all threads have read the state
   if (threadIdx.x != 0) return;
   state->fewer = !there;
   state->bits = there ? state->bits | bin << shift_of(pass) : 0;
   state->rest = there ? rest - above : 0;
 }
 
-// The elements of a tile: candidates, or all of them.
+// The elements of a tile: its candidates, or all of them.
 struct Run {
   const uint32_t* indices;  // null: start + i
   const float* values;      // null: sum.at(start + i)
@@ -153,8 +156,8 @@ __device__ uint32_t index_of(const Run& run, uint32_t i) {
   return run.indices != nullptr ? run.indices[i] : run.start + i;
 }
 
-// A warp a tile: how many magnitudes are above the k-th (upper half of the count) and equal to it
-// (lower half).
+// One warp per tile. Counts the magnitudes above the k-th one (upper half of the count) and equal
+// to it (lower half).
 __global__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
                                Kth given, Candidates candidates, uint64_t* counts,
                                const dr_cuda_result* result) {
@@ -173,7 +176,7 @@ __global__ void count_selected(Accumulated sum, uint32_t d, uint32_t tiles, cons
   }
 }
 
-// A warp a tile: writes what is selected where the tiles before leave off.
+// One warp per tile. Writes the selected elements after those of the tiles before.
 __global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, const State* state,
                                Kth given, Candidates candidates, const uint64_t* before,
                                uint32_t* count, uint32_t* indices, float* values,
@@ -206,7 +209,8 @@ __global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, cons
   }
 }
 
-// Writes what is above the k-th magnitude of `state` (null: `kth`). *count: 0 before.
+// Writes the elements above the k-th magnitude of `state` (null: of `kth`). *count must be 0
+// before.
 DeviceSelection write(Device& device, const dr_cuda_encoding& encoding, const State* state, Kth kth,
                       const Candidates& candidates, uint32_t* count, uint32_t capacity) {
   const uint32_t d = static_cast<uint32_t>(encoding.d), tiles = tiles_of(d),
@@ -232,7 +236,7 @@ DeviceSelection select_largest(Device& device, const dr_codec& codec,
   const uint32_t capacity =
       static_cast<uint32_t>(std::min<uint64_t>(d, uint64_t{4} * k + kSpareCandidates));
   State* state = device.zeros<State>(1);
-  // a rank in the sample that surely is that of a magnitude below the k-th
+  // a rank in the sample whose magnitude is almost certainly below the k-th one
   const uint32_t samples = std::min(kSamples, d / kElementsASample);
   const double expected = samples == 0 ? 0 : static_cast<double>(k) * samples / d;
   const double rank =

@@ -16,14 +16,15 @@ __global__ void count_all(uint32_t k, uint32_t* count, const dr_cuda_result* res
   *count = result->non_finite != 0 ? 0 : k;
 }
 
-// A chunk's best so far: the larger magnitude, of equals the smaller index; 0 while there are zeros
-// only.
+// Returns the rank of an element in its chunk: larger magnitudes are better, and with equal
+// magnitudes smaller indices. 0 for a zero.
 __device__ uint64_t rank_of(float value, uint32_t index) {
   const uint32_t bits = magnitude_bits(value);
   return bits == 0 ? 0 : static_cast<uint64_t>(bits) << 32 | ~index;
 }
 
-// Each warp goes over a stretch of elements and hands a chunk's best over when it leaves the chunk.
+// Each warp processes consecutive elements. It writes the best element of a chunk when it leaves
+// the chunk.
 __global__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t* best,
                           const dr_cuda_result* result) {
   constexpr uint32_t kStretch = 32 * 16;
@@ -37,7 +38,7 @@ __global__ void find_best(Accumulated sum, uint32_t d, uint32_t chunk, uint64_t*
       const uint32_t at = i + lane;
       const uint64_t rank = at < d ? rank_of(sum.at(at), at) : 0;
       const uint32_t first = i / chunk, last = ((i + 31 < d ? i + 31 : d - 1)) / chunk;
-      // hand over what there is, then each lane its own
+      // write the common result, then each lane continues with its own chunk
       if (first != my_chunk || last != my_chunk) {
         for (int lanes = 16; lanes > 0; lanes /= 2) {
           const uint64_t other = __shfl_xor_sync(0xFFFFFFFFu, mine, lanes);
@@ -83,7 +84,7 @@ DeviceSelection select_random(Device& device, const dr_codec& codec,
                               const dr_cuda_encoding& encoding, uint32_t k) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const dr_position& at = encoding.position;
-  // rank 0 on all ranks: they choose the same
+  // the key has rank 0 on all ranks, so that they choose the same indices
   const RandomPermutation permutation(
       random_key(at.seed, at.step, at.tensor, 0, Purpose::selection), d);
   accumulate(device, codec, encoding, Candidates{});

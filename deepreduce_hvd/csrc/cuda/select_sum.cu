@@ -1,4 +1,4 @@
-// The two passes over the whole gradient: is it finite, and add it to the memory.
+// The two passes over the whole gradient: check that it is finite, and add it to the memory.
 #include "algorithms.cuh"
 #include "select.cuh"
 
@@ -8,7 +8,7 @@ namespace {
 
 enum MemoryKind { kNone, kAdds, kMomentum };
 
-// `n` of 4 elements; `aligned`: all 4 by vector accesses, when they are there.
+// Loads `n` of 4 elements. `aligned`: use vector accesses if all 4 exist.
 template <class T>
 struct __align__(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Four {
   T each[4];
@@ -35,7 +35,8 @@ __device__ void store(T* at, uint32_t n, bool aligned, const Four<T>& four) {
 
 bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
-// Where vector `v` of this thread lies in the tile, and how many elements are left there, up to 4.
+// Return where vector `v` of this thread begins in the tile, and how many elements it has there, up
+// to 4.
 __device__ uint32_t first_of(uint32_t tile, uint32_t v) {
   return tile * kTile + (v * kThreads + threadIdx.x) * 4;
 }
@@ -47,10 +48,10 @@ template <class Number>
 __global__ void finite(const typename Number::Storage* gradient, uint32_t d, uint32_t tiles,
                        bool aligned, dr_cuda_result* result) {
   bool bad = false;
-  // from the last tile on, below the first it wraps: `add` begins with the first ones, which the
-  // cache still has
+  // from the last tile down (below 0 the counter wraps): `add` begins with the first tiles, which
+  // are then still in the cache
   for (uint32_t tile = tiles - 1 - blockIdx.x; tile < tiles; tile -= gridDim.x) {
-    // all are asked for before the first is looked at
+    // load all vectors before using the first one
     Four<typename Number::Storage> numbers[kVectors];
     for (uint32_t v = 0; v < kVectors; ++v)
       numbers[v] = load(gradient + first_of(tile, v), length_at(first_of(tile, v), d), aligned);
@@ -58,7 +59,7 @@ __global__ void finite(const typename Number::Storage* gradient, uint32_t d, uin
       for (int i = 0; i < 4; ++i)
         bad |= magnitude_bits(Number::to_float(numbers[v].each[i])) >= 0x7F800000u;
   }
-  if (bad) result->non_finite = 1;  // all who write write the same
+  if (bad) result->non_finite = 1;  // all threads that write it write the same value
 }
 
 template <class Number, int memory>
@@ -74,13 +75,13 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
   for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     Four<typename Number::Storage> added[kVectors];
     Four<float> sum[kVectors], speed[kVectors];
-    for (uint32_t v = 0; v < kVectors; ++v) {  // all are asked for before the first is needed
+    for (uint32_t v = 0; v < kVectors; ++v) {  // load all before using the first one
       const uint32_t first = first_of(tile, v), n = length_at(first, d);
       added[v] = load(gradient + first, n, aligned);
       if (memory != kNone) sum[v] = load(residual + first, n, aligned);
       if (memory == kMomentum) speed[v] = load(velocity + first, n, aligned);
     }
-    uint64_t collected = 0;  // how many of each vector, 16 bits for each
+    uint64_t collected = 0;  // numbers per vector, 16 bits each
     for (uint32_t v = 0; v < kVectors; ++v) {
       const uint32_t first = first_of(tile, v), n = length_at(first, d);
       for (int i = 0; i < 4; ++i) {
@@ -91,7 +92,7 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
             memory == kNone
                 ? number
                 : next_sum(sum[v].each[i], memory == kMomentum ? speed[v].each[i] : number);
-        // limit >= 1: not what is not there
+        // limit >= 1 excludes missing elements, which are 0
         collected += static_cast<uint64_t>(magnitude_bits(sum[v].each[i]) >= limit) << (16 * v);
       }
       if (memory == kMomentum) store(velocity + first, n, aligned, speed[v]);

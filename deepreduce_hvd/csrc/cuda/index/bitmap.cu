@@ -1,4 +1,4 @@
-// Bitmap: one bit an element.
+// Bitmap: one bit per element.
 #include "cuda/algorithms.cuh"
 #include "cuda/codecs.cuh"
 
@@ -16,7 +16,7 @@ __global__ void set_bits(const uint32_t* indices, const uint32_t* count, uint32_
   if (grid_index() == 0) *bytes = bitmap_bytes(d);
 }
 
-// Word number `at` of the section, zero beyond its end.
+// Returns word number `at` of the section, with zeros beyond its end.
 __device__ uint32_t word_at(const DeviceSection* section, uint32_t at) {
   const uint64_t byte = uint64_t{4} * at;
   if (byte + 4 <= section->bytes) return load_u32(section->data + byte);
@@ -37,7 +37,7 @@ __global__ void count_bits(const DeviceSection* section, uint32_t words, uint32_
   for (uint32_t at = grid_index(); at < words; at += grid_stride()) {
     const uint32_t word = word_at(section, at);
     counts[at] = static_cast<uint32_t>(__popc(word));
-    const uint32_t in_use = section->d - 32 * at;  // bits of this word
+    const uint32_t in_use = section->d - 32 * at;  // bits of this word that are used
     if (in_use < 32 && word >> in_use != 0)
       refuse(result, Refused::set_bits, section->count, section->count);
   }

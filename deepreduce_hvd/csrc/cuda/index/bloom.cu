@@ -1,4 +1,4 @@
-// Bloom: sections, and what is made of a filter's positives.
+// Bloom: reads and writes sections, and derives indices from the positives of a filter.
 #include "cuda/index/bloom.cuh"
 
 #include "bits.h"
@@ -8,7 +8,7 @@ namespace cuda {
 namespace {
 
 constexpr double kMostFilterBits = 4294967295.0;
-// of one more value, as value codecs on the device and the order mapping cost
+// range of the bits per value of the value codecs on the device and the order mapping
 constexpr double kLeastValueBits = 1, kMostValueBits = 64;
 constexpr uint32_t kShortestSection = 7;
 DR_HOST_DEVICE uint32_t header_bytes(uint32_t policy) { return random_policy(policy) ? 10 : 6; }
@@ -26,15 +26,15 @@ Settings settings_from(const double* parameters) {
   return {parameters[0], static_cast<uint32_t>(parameters[1])};
 }
 
-// ---- What the host provides for, knowing only that count <= k and k >= 1. Rates and filters grow
-// with count.
+// ---- Upper bounds for the host, which only knows that count <= k and k >= 1. Rates and filters
+// grow with count.
 
 double largest_rate(Settings settings, uint32_t d, uint32_t k) {
   return bloom_rate(settings.rate, settings.policy, d, k, kLeastValueBits);
 }
 
 uint64_t most_filter_bits(Settings settings, uint32_t d, uint32_t k) {
-  // k log of its inverse grows with k
+  // k * log(1 / rate) grows with k
   const double smallest = settings.rate < 0 && settings.policy == kP0
                               ? k / (kMostValueBits * (kLn2 * kLn2) * d)
                               : bloom_rate(settings.rate, settings.policy, d, k, kMostValueBits);
@@ -42,9 +42,9 @@ uint64_t most_filter_bits(Settings settings, uint32_t d, uint32_t k) {
   return static_cast<uint64_t>(std::min(bits * (1 + 1e-9) + 64, kMostFilterBits));
 }
 
-// The part of [0, d) that is positive at most, when a filter of count * log2(1 / rate) / ln 2 bits
-// has ceil(log2(1 / rate)) hashes and its indices set `filled` of it. With rates that depend on
-// count, smaller ones may have one hash more and be filled more.
+// Returns the maximum share of [0, d) that is positive. The filter has count * log2(1 / rate) / ln
+// 2 bits and ceil(log2(1 / rate)) hashes, and `filled` is the share of its bits that the indices
+// set. If the rate depends on count, a smaller count may have one more hash and a fuller filter.
 template <class Filled>
 double positive_part(bool fixed_rate, double rate, Filled filled) {
   const double exact = -std::log2(rate), hashes = std::max(std::ceil(exact), 1.0);
@@ -54,9 +54,9 @@ double positive_part(bool fixed_rate, double rate, Filled filled) {
                                               hashes + 1));
 }
 
-// The most positives, of up to kFew indices and of more. Few indices may happen to set as many bits
-// as they have hashes; of many the number of bits set is known to about one in the square root.
-// Hashes being what they are, more than this will not be found.
+// The maximum numbers of positives, for up to kFew indices and for more. Few indices may set as
+// many bits as they have hashes. For many indices, the number of set bits varies only by about its
+// square root. With evenly distributed hashes, more positives than this do not occur.
 struct MostPositives {
   double of_few, of_many;
 };
@@ -71,17 +71,18 @@ MostPositives most_found(Settings settings, uint32_t d, uint32_t k) {
                     [](double hashes_ratio, double) { return kLn2 * hashes_ratio; });
   const double part_of_many = positive_part(
       fixed_rate, largest_rate(settings, d, k), [](double hashes_ratio, double exact) {
-        // six times the deviation and more
+        // more than six times the standard deviation
         return 1 - std::exp(-kLn2 * hashes_ratio) + 3 / std::sqrt(kFew * exact / kLn2);
       });
   return {few + 1.05 * d * part_of_few + 4096, k + 1.05 * d * part_of_many + 4096};
 }
 
-// Of the conflict sets that P2 draws from: positives that are not alone in a set, times hashes. A
-// payload of the same settings has no more; one of others may, and is then left to the host. Of few
-// indices none may be alone. Of many, a bit is met by ln 2 * hashes / log2(1 / rate) hashes of the
-// filter's own indices and in proportion by those of the false positives, and an index is alone
-// unless others met all its bits.
+// Returns the maximum number of members of the conflict sets from which P2 draws: the positives
+// that are not alone in a set, times the number of hashes. A payload with the same settings has no
+// more. A payload with other settings may have more, and the host then decodes it. With few
+// indices, possibly none is alone. With many indices, ln 2 * hashes / log2(1 / rate) hashes of the
+// indices of the filter meet a bit, and proportionally many hashes of the false positives. An index
+// is alone unless others met all its bits.
 uint64_t most_set_members(Settings settings, uint32_t d, uint32_t k) {
   const MostPositives found = most_found(settings, d, k);
   const double exact = -std::log2(largest_rate(settings, d, k)),
@@ -104,7 +105,7 @@ uint64_t most_set_members(Settings settings, uint32_t d, uint32_t k) {
   return static_cast<uint64_t>(members) + 16384;
 }
 
-// No fewer than the indices of a payload of these settings that has so many bytes.
+// Returns an upper bound of the number of indices in a payload with these settings and this size.
 uint32_t most_indices_of(Settings settings, uint32_t d, uint32_t k, uint64_t bytes) {
   for (int step = 0; step < 4; ++step)
     k = static_cast<uint32_t>(std::min<double>(
@@ -114,7 +115,7 @@ uint32_t most_indices_of(Settings settings, uint32_t d, uint32_t k, uint64_t byt
 
 // ---- Sections.
 
-// One thread.
+// Runs in one thread.
 __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings settings,
                               double value_bits, uint32_t seed, uint64_t capacity, BloomPlan* plan,
                               uint32_t* decoded_count, uint8_t* section, uint64_t* section_bytes,
@@ -146,7 +147,7 @@ __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings set
     section[6 + byte] = static_cast<uint8_t>(seed >> (8 * byte));
 }
 
-// The filter begins two bytes after a word's begin; whole words are written at its end.
+// The filter starts two bytes after the start of a word. Whole words are written at its end.
 __global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint8_t* section) {
   if (plan->active == 0) return;
   uint16_t* out = reinterpret_cast<uint16_t*>(section + header_bytes(plan->policy));
@@ -157,7 +158,7 @@ __global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint
   }
 }
 
-// One thread.
+// Runs in one thread.
 __global__ void plan_decoding(const DeviceSection* section, uint32_t expected_policy,
                               uint64_t most_bits, BloomPlan* plan, dr_cuda_result* result) {
   *plan = BloomPlan{};
@@ -201,10 +202,10 @@ __global__ void read_filter(const BloomPlan* plan, const DeviceSection* section,
     filter[at] = static_cast<uint32_t>(load_bits(data, bytes, uint64_t{32} * at));
 }
 
-// ---- What is found.
+// ---- Positives of the filter.
 
-// One thread. decoded_count: for P0 when encoding, whose decoded indices are `room` at most; null
-// when decoding.
+// Runs in one thread. decoded_count: only for P0 when encoding, with at most `room` decoded
+// indices; null when decoding.
 __global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uint32_t room,
                             uint32_t* decoded_count, dr_cuda_result* result) {
   if (plan->active == 0) return;
@@ -291,7 +292,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
   const uint32_t most = std::min(d, capacity),
                  k = most == 0 ? 0 : most_indices_of(settings, d, most, most_bytes);
   const uint64_t most_members = k == 0 ? 0 : most_set_members(settings, d, k);
-  // under P2
+  // with P2
   const uint64_t most_bits =
       std::min(8 * most_bytes, (k == 0 ? 0 : most_filter_bits(settings, d, k)) + 65536);
   uint32_t* filter = device.array<uint32_t>(most_bytes / 4 + 1);

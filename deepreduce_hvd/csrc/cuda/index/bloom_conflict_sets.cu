@@ -1,13 +1,13 @@
-// Bloom's policy P2: conflict sets. Those of one member are nearly all that is needed with our
-// encoder's default rate; they are found by all threads. The others are sorted, and one thread
-// draws from them: what a draw is depends on how many were made before it.
+// Bloom's policy P2: conflict sets. With the default rate of our encoder, sets with one member
+// contain nearly all indices. All threads find them. The other sets are sorted, and one thread
+// draws from them, because each draw depends on the number of draws before it.
 #include "cuda/index/bloom.cuh"
 
 namespace deepreduce {
 namespace cuda {
 namespace {
 
-// sizes[bit]: of the bit's set, over all positives.
+// sizes[bit]: the size of the set of this bit, over all positives.
 __global__ void count_members(const BloomPlan* plan, IndexSet positives, uint32_t* sizes) {
   if (plan->active == 0) return;
   const BloomFilter shape = filter_of(*plan);
@@ -19,7 +19,7 @@ __global__ void count_members(const BloomPlan* plan, IndexSet positives, uint32_
   }
 }
 
-// taken: those that are alone in a set. undecided: the others.
+// taken: positives that are alone in a set. undecided: the others.
 __global__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint32_t* sizes,
                            IndexSet taken, IndexSet undecided) {
   if (plan->active == 0) return;
@@ -37,7 +37,7 @@ __global__ void take_alone(const BloomPlan* plan, IndexSet positives, const uint
   });
 }
 
-// One thread.
+// Runs in one thread.
 __global__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_members,
                            Refused too_many, dr_cuda_result* result) {
   if (plan->active == 0) return;
@@ -57,7 +57,7 @@ __global__ void plan_draws(BloomPlan* plan, IndexSet undecided, uint64_t most_me
   plan->members = static_cast<uint32_t>(members);
 }
 
-// Members in the order of (index, hash), each with its set's (size, bit).
+// Lists the members in the order of (index, hash), each with the (size, bit) of its set.
 __global__ void list_members(const BloomPlan* plan, IndexSet undecided, const uint32_t* sizes,
                              uint64_t* sets, uint32_t* members) {
   if (plan->active == 0 || plan->wanted == 0) return;
@@ -75,7 +75,7 @@ __global__ void list_members(const BloomPlan* plan, IndexSet undecided, const ui
   });
 }
 
-// Those beyond the members sort to the end.
+// Fills the places beyond the members with the largest key, so that they come last in the sort.
 __global__ void fill_sets(const BloomPlan* plan, uint64_t* sets, uint64_t capacity) {
   if (plan->active == 0) return;
   for (uint64_t i = plan->members + uint64_t{grid_index()}; i < capacity; i += grid_stride())
@@ -91,8 +91,8 @@ struct Draws {
   uint64_t key;
   uint32_t wanted, made;
 
-  // Draws until one of the set's members is chosen; returns how many it has left. What is drawn
-  // leaves the set, the last one takes its place.
+  // Draws until a member of the set is chosen. Returns the number of remaining members. A drawn
+  // member leaves the set, and the last one takes its place.
   __device__ uint32_t visit(uint32_t* members, uint32_t left) {
     while (left != 0) {
       uint32_t& place = members[random_below(key, made++, left)];
@@ -107,8 +107,8 @@ struct Draws {
   }
 };
 
-// One thread. Each draw shortens a set and each visit draws, so that it makes no more than two
-// turns for each of plan->members. kept: room for a (start, left) a set.
+// Runs in one thread. Each draw removes a member and each visit draws, so the loop makes at most
+// two turns per member (plan->members). kept: memory for a (start, left) per set.
 __global__ void draw(const BloomPlan* plan, const uint64_t* sets, uint32_t* members, uint2* kept,
                      IndexSet taken) {
   if (plan->active == 0) return;

@@ -1,4 +1,4 @@
-// Bloom: insertion, the scan of the universe, and lists of what was found.
+// Bloom: insertion, the scan of the universe, and lists of the positives.
 #include "cuda/index/bloom.cuh"
 
 namespace deepreduce {
@@ -17,9 +17,10 @@ __global__ void insert(const BloomPlan* plan, const uint32_t* indices, uint32_t*
   }
 }
 
-// A thread finds a word's 32 indices. Each turn of its loop looks at one hash of one index and goes
-// on with the next hash while bits are set, with the next index otherwise: about two looks an
-// index, and lanes of a warp stay together however many looks their indices take.
+// A thread determines the 32 indices of a word. Each turn of its loop tests one hash of one index.
+// It continues with the next hash if the bit is set, otherwise with the next index. This takes
+// about two tests per index, and the lanes of a warp stay together however many tests their indices
+// need.
 __global__ void scan(const BloomPlan* plan, const uint32_t* filter, uint32_t d,
                      IndexSet positives) {
   if (plan->active == 0) return;

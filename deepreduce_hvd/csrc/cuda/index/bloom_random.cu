@@ -1,15 +1,17 @@
-// Bloom's policy P1: the positives with the smallest random numbers, found by their histograms. A
-// positive's random number is a bijection of its own number (random32 is one of the counter, for
-// any key), so that no two are the same and those up to the count-th smallest are `count`.
+// Bloom's policy P1: the positives with the smallest random numbers, found by histograms. The
+// random number of a positive is a bijection of its number (for any key, random32 is a bijection of
+// the counter). So no two are equal, and exactly `count` of them are not above the count-th
+// smallest.
 #include "cuda/index/bloom.cuh"
 
 namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kBins = 65536;  // one half of a random number
+constexpr uint32_t kBins = 65536;  // values of one half of a random number
 
-// Of all upper halves, or of the lower halves of those whose upper half is the threshold so far.
+// Counts all upper halves, or the lower halves of the numbers whose upper half is the current
+// threshold.
 __global__ void count_halves(const BloomPlan* plan, IndexSet positives, bool upper,
                              uint32_t* bins) {
   if (plan->active == 0) return;
@@ -24,7 +26,7 @@ __global__ void count_halves(const BloomPlan* plan, IndexSet positives, bool upp
   });
 }
 
-// One block: extends the threshold by the half in which the wanted-th smallest is.
+// Runs in one block. Extends the threshold by the half that contains the wanted-th smallest number.
 __global__ void find_half(BloomPlan* plan, const uint32_t* bins, bool upper) {
   __shared__ uint32_t shared[33];
   if (plan->active == 0) return;
@@ -33,7 +35,7 @@ __global__ void find_half(BloomPlan* plan, const uint32_t* bins, bool upper) {
   uint32_t in_mine = 0, total;
   for (uint32_t bin = 0; bin < kBins / kThreads; ++bin) in_mine += mine[bin];
   uint32_t before = block_exclusive_sum(in_mine, shared, &total);
-  // this is the last barrier's other side
+  // after the last barrier, so that threads may return
   if (before >= wanted || wanted > before + in_mine) return;
   uint32_t bin = 0;
   for (; wanted > before + mine[bin]; ++bin) before += mine[bin];

@@ -1,4 +1,4 @@
-// EliasFano: low bits by the thread of their word, high bits set one by one.
+// EliasFano: a thread writes a word of low bits; high bits are set one by one.
 #include "cuda/algorithms.cuh"
 #include "cuda/codecs.cuh"
 #include "cuda/index/gap_bits.cuh"
@@ -8,9 +8,9 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kEach = 16;  // indices whose high bits one thread sets: neighbours share words
+constexpr uint32_t kEach = 16;  // indices whose high bits one thread sets; neighbors share words
 
-// Word number `at` of the low bits.
+// Returns word number `at` of the low bits.
 __device__ uint32_t low_word(const uint32_t* indices, uint32_t count, unsigned width, uint64_t at) {
   const uint32_t mask = (1u << width) - 1;  // width <= 30
   uint64_t i = 32 * at / width;
@@ -21,7 +21,7 @@ __device__ uint32_t low_word(const uint32_t* indices, uint32_t count, unsigned w
   return static_cast<uint32_t>(word);
 }
 
-// The section's words are 0 before.
+// The words of the section must be 0 before.
 __global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_t d,
                       uint32_t* section, uint64_t* bytes) {
   const uint32_t count = *count_at;
@@ -34,7 +34,7 @@ __global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_
   const uint64_t whole_words = layout.low_bits / 32;
   for (uint64_t at = grid_index(); at < whole_words; at += grid_stride())
     section[at] = low_word(indices, count, layout.width, at);
-  // the word in which the high bits begin, maybe
+  // the high bits may begin in this word
   if (grid_index() == 0 && layout.low_bits % 32 != 0)
     atomicOr(section + whole_words, low_word(indices, count, layout.width, whole_words));
   const uint32_t groups = (count + kEach - 1) / kEach;
@@ -54,7 +54,7 @@ __global__ void write(const uint32_t* indices, const uint32_t* count_at, uint32_
   }
 }
 
-// The numbers of set bits in each 64 of the high bits; counts beyond them stay as they are.
+// Counts the set bits in every 64 high bits. Counts beyond the high bits do not change.
 __global__ void count_high(const DeviceSection* section, uint32_t* counts, dr_cuda_result* result) {
   if (skipped(section, result)) return;
   const uint32_t count = section->count;
@@ -97,7 +97,7 @@ __global__ void read(const DeviceSection* section, const uint32_t* before, uint3
     uint64_t word = load_bits(high, layout.high_bytes, uint64_t{64} * at);
     uint32_t j = before[at];
     bool neighbour = at > 0 && high[uint64_t{8} * at - 1] >> 7 != 0;  // the bit before this word
-    int last = -1;                                                    // the one before in this word
+    int last = -1;  // the set bit before, in this word
     for (; word != 0; word &= word - 1, ++j) {
       const int bit = __ffsll(static_cast<long long>(word)) - 1;
       neighbour = last < 0 ? bit == 0 && neighbour : bit == last + 1;
@@ -108,7 +108,7 @@ __global__ void read(const DeviceSection* section, const uint32_t* before, uint3
       const uint64_t index = (uint64_t{64} * at + static_cast<uint32_t>(bit) - j) << width | low;
       indices[j] = static_cast<uint32_t>(index);
       if (j + 1 == count && index >= d) refuse(result, Refused::index_beyond_d, d, index);
-      // between set bits that are not neighbours the high part grows
+      // between set bits that are not neighbors the high part grows
       if (!neighbour || j == 0) continue;
       const uint64_t low_before =
           load_field(section->data, section->bytes, uint64_t{j - 1} * width, width);
@@ -120,7 +120,7 @@ __global__ void read(const DeviceSection* section, const uint32_t* before, uint3
 }
 
 uint64_t section_capacity(uint32_t d, uint32_t capacity, const double*) {
-  // one bit more than for the indices, two ends of bytes
+  // one more bit than for the indices, and two ends of bytes
   return std::min(d, capacity) == 0 ? 0 : most_gap_bits(d, capacity) / 8 + 3;
 }
 
@@ -138,7 +138,7 @@ uint32_t most_count(uint64_t bytes, uint32_t d) {
 void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity, uint64_t,
             const double*, uint32_t* indices) {
   const uint64_t mark = device.mark();
-  // of the high bits of any count up to capacity
+  // words of the high bits, for any count up to capacity
   const uint64_t words = (3 * uint64_t{std::min(d, capacity)} + 1 + 63) / 64;
   uint32_t* before = device.array<uint32_t>(words);
   launch_elementwise(device, count_high, blocks_for(words), section, before, device.result());

@@ -1,4 +1,5 @@
-// What Rice and EliasFano share: the length of their sections, and reads of fields of low bits.
+// Functions shared by Rice and EliasFano: the maximum length of their sections, and reads of bit
+// fields.
 #ifndef DEEPREDUCE_CUDA_GAP_BITS_CUH
 #define DEEPREDUCE_CUDA_GAP_BITS_CUH
 
@@ -10,16 +11,16 @@
 namespace deepreduce {
 namespace cuda {
 
-// No fewer bits than the gaps (Rice) or low and high bits (EliasFano) of any k <= capacity of d
-// indices take, padding not counted: both take at most floor(log2(d / k)) + 3 for an index, and k
-// (log2(d / k) + 3) grows with k. That is below 2^33.
+// Returns an upper bound of the bits of the gaps (Rice), or of the low and high bits (EliasFano),
+// of any k <= capacity of d indices, without padding. Both take at most floor(log2(d / k)) + 3 bits
+// per index, and k * (log2(d / k) + 3) grows with k. The bound is below 2^33.
 inline uint64_t most_gap_bits(uint32_t d, uint32_t capacity) {
   const uint64_t k = std::min(d, capacity);
   return k == 0 ? 0 : k * (bit_length(static_cast<uint32_t>(d / k)) + 3);
 }
 
-// The field of `width` <= 31 bits at `bit`; it ends within the data. By two words where both lie
-// within them.
+// Returns the field of `width` <= 31 bits at `bit`. It must end within the data. Reads two words if
+// both are within the data.
 __device__ inline uint32_t load_field(const uint8_t* data, uint64_t bytes, uint64_t bit,
                                       unsigned width) {
   const uint8_t* at = data + bit / 8;

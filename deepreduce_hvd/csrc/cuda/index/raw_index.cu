@@ -23,13 +23,13 @@ __global__ void read(const DeviceSection* section, uint32_t* indices, uint32_t* 
   for (uint32_t i = grid_index(); i < count; i += grid_stride()) {
     const uint32_t index = load_u32(section->data + uint64_t{4} * i);
     if (index >= d) refuse(result, Refused::index_beyond_d, d, index);
-    // all who write write the same
+    // all threads that write it write the same value
     if (i > 0 && load_u32(section->data + uint64_t{4} * i - 4) >= index) *disordered = 1;
     indices[i] = index;
   }
 }
 
-// Only disordered indices can be the same twice without having been refused.
+// Only unsorted indices can contain duplicates that were not refused before.
 __global__ void clear(const DeviceSection* section, const uint32_t* disordered, uint32_t* seen,
                       uint32_t words, const dr_cuda_result* result) {
   if (skipped(section, result) || *disordered == 0) return;

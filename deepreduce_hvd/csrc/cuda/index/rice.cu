@@ -1,4 +1,4 @@
-// Rice: a block of threads codes a block of 4096 indices of the format, in shared memory.
+// Rice: a thread block encodes one block of 4096 indices of the format, in shared memory.
 #include "cuda/algorithms.cuh"
 #include "cuda/codecs.cuh"
 #include "cuda/index/gap_bits.cuh"
@@ -8,7 +8,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kEach = kRiceBlock / kThreads;  // indices of a thread, one after another
+constexpr uint32_t kEach = kRiceBlock / kThreads;  // consecutive indices per thread
 
 DR_HOST_DEVICE uint32_t blocks_of(uint32_t count) {
   return static_cast<uint32_t>((uint64_t{count} + kRiceBlock - 1) / kRiceBlock);
@@ -24,8 +24,8 @@ __device__ uint32_t gap_at(const uint32_t* indices, uint32_t i) {
   return i == 0 ? indices[0] : indices[i] - indices[i - 1] - 1;
 }
 
-// parameters[block] and bytes[block] of its data; 0 bytes for blocks that are not there, up to
-// most_blocks.
+// Computes parameters[block], and the size of its data in bytes[block]. Up to most_blocks, missing
+// blocks have 0 bytes.
 __global__ void choose_parameters(const uint32_t* indices, const uint32_t* count_at,
                                   uint32_t most_blocks, uint32_t* parameters, uint32_t* bytes) {
   __shared__ uint32_t shared[3][33];
@@ -55,8 +55,8 @@ __global__ void choose_parameters(const uint32_t* indices, const uint32_t* count
   }
 }
 
-// The cheapest of the candidates takes no more than floor(log2(mean gap)) <= 30 does: so many bits,
-// one and less than two an index. Data begin at any of a word's bytes.
+// The cheapest candidate takes no more bits than floor(log2(mean gap)) <= 30 does: that many bits,
+// plus at least one and less than two, per index. The data may begin at any byte of a word.
 constexpr uint32_t kImageWords = (kRiceBlock * 33 / 8 + 2 + 3) / 4 + 1;
 
 __device__ void put(uint32_t* image, uint32_t bit, uint32_t value, unsigned width) {
@@ -66,7 +66,7 @@ __device__ void put(uint32_t* image, uint32_t bit, uint32_t value, unsigned widt
   if (place + width > 32) atomicOr(image + word + 1, value >> (32 - place));
 }
 
-// starts: exclusive sums of bytes, one more than there are blocks.
+// starts: exclusive sums of bytes, with one more entry than blocks.
 __global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
                              const uint32_t* parameters, const uint32_t* starts, uint8_t* section,
                              uint64_t* section_bytes) {
@@ -85,7 +85,7 @@ __global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
                    my_end = my_first + kEach < n ? my_first + kEach : n;
     uint32_t quotients = 0, unused;
     for (uint32_t i = my_first; i < my_end; ++i) quotients += gap_at(indices, first + i) >> b;
-    // its barriers come after the zeros
+    // its barriers come after the zeros are written
     const uint32_t before = block_exclusive_sum(quotients, shared, &unused);
     uint32_t unary = 8 * (shift + static_cast<uint32_t>(packed_bytes(n, b))) + before + my_first;
     for (uint32_t i = my_first; i < my_end; ++i, ++unary) {
@@ -95,7 +95,7 @@ __global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
       put(image, 8 * shift + i * b, gap & ((1u << b) - 1), b);
     }
     __syncthreads();
-    // aligned to words; what is in the first and last word may be other blocks'
+    // aligned to words; the first and the last word may also belong to other blocks
     uint8_t* out = section + (at - shift);
     for (uint32_t word = threadIdx.x; word < words; word += kThreads) {
       if (4 * word >= shift && 4 * word + 4 <= shift + bytes) {
@@ -116,26 +116,26 @@ __global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
   }
 }
 
-// A block of the format as the directory says it is.
+// A block of the format, as described by the directory.
 struct BlockIn {
   const uint8_t* data;
   uint64_t bytes;
   uint32_t n, b;
-  uint32_t next;  // the smallest index that may come
+  uint32_t next;  // the smallest possible index
 };
 
 struct SharedMemory {
-  // by place(i): position of unary code i, then index i
+  // at place(i): the position of unary code i, later index i
   uint32_t found[kRiceBlock + kRiceBlock / kEach];
   uint32_t counts[33];
   uint64_t lows[33];
 };
-// A thread's 16 are one bank further than those of the thread before.
+// The 16 entries of a thread start one bank after those of the previous thread.
 __device__ uint32_t place(uint32_t i) { return i + i / kEach; }
 
-// Finds the block's indices. All threads return the same: whether the block is as it must be, but
-// for `following`, which one thread looks at. `following`: the smallest index that the next block
-// could start with, as the directory says; ~0 for the last block.
+// Decodes the indices of the block. All threads return the same result: whether the block is valid.
+// One thread also checks `following`, which does not change the result. `following`: the smallest
+// possible first index of the next block, from the directory; ~0 for the last block.
 __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, SharedMemory& shared,
                            dr_cuda_result* result) {
   const uint32_t n = in.n, b = in.b;
@@ -146,7 +146,7 @@ __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, Sh
     refuse(result, Refused::padding, uint64_t{n} * b, in.data[low_bytes - 1]);
     return false;
   }
-  // gaps below d in all: more bits than this cannot be, and fewer have positions of 32 bits
+  // the gaps sum up to less than d: more bits are impossible, and fewer have positions of 32 bits
   if (8 * unary_bytes > n + uint64_t{d >> b} + 7) {
     refuse(result, Refused::unary_bytes, (n + uint64_t{d >> b} + 7) / 8, unary_bytes);
     return false;
@@ -174,8 +174,8 @@ __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, Sh
   uint64_t low = 0, unused;
   for (uint32_t i = my_first; i < my_end; ++i)
     low += load_field(in.data, in.bytes, uint64_t{i} * b, b);
-  // the smallest index that could come, were all quotients 0; the barriers come after the look at
-  // found above
+  // the smallest possible index, if all quotients were 0; the barriers come after the reads of
+  // `found` above
   uint64_t base = in.next + block_exclusive_sum(low, shared.lows, &unused) + my_first;
   for (uint32_t i = my_first; i < my_end; ++i, ++base) {
     base += load_field(in.data, in.bytes, uint64_t{i} * b, b);
@@ -204,7 +204,7 @@ __global__ void read_blocks(const DeviceSection* section, uint32_t* indices,
   const uint64_t data_bytes = section->bytes - header;
   const uint8_t* const directory = section->data + blocks;
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const uint8_t* entry = directory + kRiceEntryBytes * block;  // of the block that follows
+    const uint8_t* entry = directory + kRiceEntryBytes * block;  // of the next block
     const uint64_t start = block == 0 ? 0 : load_u32(entry - kRiceEntryBytes + 4),
                    end = block + 1 < blocks ? load_u32(entry + 4) : data_bytes;
     const uint64_t following = block + 1 < blocks ? load_u32(entry) : ~uint64_t{0};
@@ -227,7 +227,7 @@ __global__ void read_blocks(const DeviceSection* section, uint32_t* indices,
 
 uint64_t section_capacity(uint32_t d, uint32_t capacity, const double*) {
   const uint64_t blocks = blocks_of(std::min(d, capacity));
-  // either part of a block's data ends in a byte of its own
+  // each of the two parts of a block's data ends with a partial byte
   return most_gap_bits(d, capacity) / 8 + blocks * (1 + kRiceEntryBytes + 2);
 }
 

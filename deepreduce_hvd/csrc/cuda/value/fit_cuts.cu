@@ -1,17 +1,17 @@
-// The host's greedy choice of FitPoly's cuts: the widest segment is split, time after time, until
-// there are as many as are wanted. Nodes are split in the order of their bottlenecks, so that those
-// above a limit that no more than the wanted ones exceed are split at once. The rest, few as long
-// as the tree knows what it takes, follow one after another; the block looks up what the tree does
-// not know.
+// The host's greedy choice of the cuts of FitPoly: it splits the widest segment repeatedly, until
+// there are as many segments as wanted. Here nodes are split in the order of their bottlenecks. All
+// nodes above a limit, which at most the wanted number of nodes exceed, are split at once. The rest
+// follow one after another. They are few if the tree contains what is needed. The block computes
+// what the tree does not contain.
 #include "fit_tree.cuh"
 
 namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr unsigned kFirstShift = 20, kLimitShift = kFirstShift - kBinBits;  // of the limit's bits
+constexpr unsigned kFirstShift = 20, kLimitShift = kFirstShift - kBinBits;  // of the limit
 
-// The segments at hand, a thread each.
+// The current segments, one per thread.
 struct Leaves {
   double distances[kMaxSegments];
   uint32_t starts[kMaxSegments];
@@ -30,7 +30,7 @@ struct Warps {
   uint32_t positions[kTreeThreads / 32];
 };
 
-// The best of all threads, which all call; free to be called again at once.
+// Returns the best of all threads. All threads must call it. It can be called again at once.
 __device__ Best block_best(Best mine, Warps& warps) {
   const Best of_warp = warp_best(mine);
   if (threadIdx.x % 32 == 0) {
@@ -45,8 +45,8 @@ __device__ Best block_best(Best mine, Warps& warps) {
 }
 static_assert(kTreeThreads == 32 * 32, "a lane a warp");
 
-// The bits that a bottleneck's upper ones must exceed for its node to be among the first `splits`
-// to be split, and for all that come before it to have known children.
+// Returns a limit for the upper bits of a bottleneck. A node above it is among the first `splits`
+// nodes to be split, and all nodes before it have known children.
 __device__ uint32_t limit_of(const Node* nodes, uint32_t count, uint32_t splits, RankBins& ranks,
                              uint32_t* unknown) {
   uint32_t rank = splits + 1;
@@ -60,7 +60,7 @@ __device__ uint32_t limit_of(const Node* nodes, uint32_t count, uint32_t splits,
   return *unknown;
 }
 
-// The farthest point of a node that nobody looked up.
+// Finds the farthest point of a node for which no round has found it.
 __device__ void look_up(Node& node, const float* y, uint32_t fewest, Warps& warps) {
   const uint32_t points = candidates(node.length, fewest);
   if (points == 0) return;
@@ -72,7 +72,7 @@ __device__ void look_up(Node& node, const float* y, uint32_t fewest, Warps& warp
   node.position = best.position;
 }
 
-// A block a side.
+// One block per side.
 __global__ void __launch_bounds__(kTreeThreads)
     choose(PolyHead* head, const float* magnitudes, Tree tree, uint32_t* starts, uint32_t most) {
   __shared__ Leaves leaves;

@@ -1,6 +1,6 @@
-// FitDExp: a block a side fits the curve. The host's sums run through all values one after another,
-// in 8 lanes: so the block goes by tiles, and while some threads prepare a tile others add up the
-// tiles before it, a thread a lane of each sum.
+// FitDExp: one block per side fits the curve. The host adds all values in order, in 8 lanes. So the
+// block works on tiles: while some threads prepare a tile, others add up the previous tiles, with
+// one thread per lane of each sum.
 #include "cuda/algorithms.cuh"
 #include "fit_sides.cuh"
 #include "value/dexp_element.h"
@@ -9,7 +9,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kTile = 256, kRing = 4;  // tiles that are in work at a time
+constexpr uint32_t kTile = 256, kRing = 4;  // tiles that are processed at a time
 constexpr uint32_t kFitThreads = 256, kWarp = 32;
 using Tile = double[kTile];
 constexpr uint32_t kFitShared = 4 * kRing * sizeof(Tile);
@@ -26,31 +26,33 @@ struct Points {
   __device__ uint32_t filled(uint32_t tile) const { return smaller(kTile, n - tile * kTile); }
 };
 
-// The row and column of each sum, column `row + 1` is the values.
+// Determines the row and the column of each sum. Column `row + 1` is the values.
 __device__ void place_of(int sum, int& row, int& column) {
   for (row = 0; sum > row + 1; ++row) sum -= row + 2;
   column = sum;
 }
 
-// Sums of products of the columns SS, x, S, 1 and the values: S and SS are the first and second
-// cumulative integrals by trapezoids. Warps of their own run the two chains of additions, a tile
-// apart, then one thread a lane adds products. All threads of the block call.
+// Computes sums of products of the columns SS, x, S, 1 and the values. S and SS are the first and
+// second cumulative integrals, by trapezoids. Two separate warps compute the two chains of
+// additions, one tile apart. Then one thread per lane adds products. All threads of the block must
+// call it.
 __device__ void integrate(const Points& points, double* folded) {
-  Tile* values = dynamic_shared<Tile>();  // (kRing,) each
+  Tile* values = dynamic_shared<Tile>();  // (kRing,) tiles per column
   Tile *trapezoids = values + kRing, *firsts = values + 2 * kRing, *seconds = values + 3 * kRing;
   __shared__ double lanes[kIntegralSums][kLanes];
   constexpr uint32_t kAdders = 4 * kWarp, kLoaders = kFitThreads - kAdders - 2 * kWarp;
   static_assert(kIntegralSums * kLanes <= kAdders, "one thread a lane of each sum");
   const uint32_t tid = threadIdx.x, tiles = points.tiles();
   const double half = 0.5 * points.step;
-  // of a chain; of the first integral, where the second one is
+  // the running sum of a chain; the warp of the second integral also keeps the previous value of
+  // the first
   double running = 0.0, before_running = 0.0;
   double sum = 0.0;
   int row = 0, column = 0;
   const uint32_t lane = tid % kLanes;
   place_of(static_cast<int>(tid / kLanes), row, column);
   for (uint32_t round = 0; round < tiles + 3; ++round) {
-    if (tid >= kAdders + 2 * kWarp) {  // loaders, of tile `round`
+    if (tid >= kAdders + 2 * kWarp) {  // loads tile `round`
       for (uint32_t e = tid - kAdders - 2 * kWarp; round < tiles && e < points.filled(round);
            e += kLoaders) {
         const uint32_t i = round * kTile + e;
@@ -95,10 +97,10 @@ __device__ void integrate(const Points& points, double* folded) {
   __syncthreads();
 }
 
-// Sums of the products of the exponentials of up to three candidates' rates: constant, single,
-// double. All threads of the block call.
+// Computes sums of the products of the exponentials with the rates of up to three candidates:
+// constant, single, double. All threads of the block must call it.
 __device__ void sum_exponentials(const Points& points, const float (*rates)[2], double* folded) {
-  // the candidates' exponentials (of the last one two), then the values
+  // the exponentials of the candidates (two for the last one), then the values
   constexpr int kColumns = kCandidates + 2;
   Tile* columns = dynamic_shared<Tile>();  // (2, kColumns)
   __shared__ double lanes[kFactorSums][kLanes];
@@ -131,7 +133,7 @@ __device__ void sum_exponentials(const Points& points, const float (*rates)[2], 
   __syncthreads();
 }
 
-// The candidates' squared errors. All threads of the block call.
+// Computes the squared errors of the candidates. All threads of the block must call it.
 __device__ void sum_errors(const Points& points, const Curve* curves, double* folded) {
   Tile* squares = dynamic_shared<Tile>();  // (2, kCandidates)
   __shared__ double lanes[kCandidates][kLanes];
@@ -156,8 +158,9 @@ __device__ void sum_errors(const Points& points, const Curve* curves, double* fo
   __syncthreads();
 }
 
-// A block a side. Jacquelin's integral equations; a single exponential and a constant compete, in
-// the order constant, single, double: the first of the smallest squared errors wins.
+// One block per side. Uses Jacquelin's integral equations. A constant and a single exponential are
+// also candidates. The candidate with the smallest squared error wins; with equal errors, the first
+// one in the order constant, single, double.
 __global__ void fit_sides(const float* magnitudes, const uint32_t* counts, Curve* curves) {
   __shared__ double integrals[kIntegralSums];
   __shared__ double factors[kFactorSums];
@@ -217,8 +220,8 @@ __global__ void write(const uint32_t* counts, const Curve* curves, uint32_t* sec
   memcpy(section + 1, curves, 2 * sizeof(Curve));
 }
 
-// Values in sorted order, each at its own position where `order` says it. section: null when
-// encoding.
+// Evaluates the curve: values in sorted order, each written to the position given by `order`.
+// section: null when encoding.
 __global__ void evaluate(const uint32_t* counts, const Curve* curves, const DeviceSection* section,
                          const dr_cuda_result* result, const uint32_t* order, float* out) {
   if (section != nullptr && skipped(section, result)) return;

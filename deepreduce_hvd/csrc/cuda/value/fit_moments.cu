@@ -1,6 +1,6 @@
-// FitPoly's least squares: a block a segment. Some threads make the products of a tile, others add
-// those of the tile before, each one lane of one sum, in the host's order; then a block a side
-// finds the step of the coefficients.
+// The least squares of FitPoly: one block per segment. Some threads compute the products of a tile.
+// Others add the products of the previous tile, one thread per lane of a sum, in the order of the
+// host. Then one block per side determines the step of the coefficients.
 #include "cuda/algorithms.cuh"
 #include "fit_poly.cuh"
 
@@ -8,9 +8,9 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kTile = 256, kSums = kMostTerms + 1;  // the last sum is that of squares
+constexpr uint32_t kTile = 256, kSums = kMostTerms + 1;  // the last sum is the sum of squares
 constexpr uint32_t kAdders = 96, kMomentThreads = kAdders + kTile;
-constexpr uint32_t kRow = kTile + kLanes;  // rows of products start in different banks
+constexpr uint32_t kRow = kTile + kLanes;  // so rows of products start in different banks
 static_assert(kSums * kLanes <= kAdders, "one thread a lane of each sum");
 
 __global__ void __launch_bounds__(kMomentThreads)
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kMomentThreads)
   }
 }
 
-// A block a side: the sums over its segments one after another, as the host makes them; then the
+// One block per side: adds the sums of its segments in the order of the host, then computes the
 // coefficients.
 __global__ void quantise(PolyArrays arrays, int degree, const double* fits, const double* totals) {
   __shared__ double squares[kThreads];

@@ -1,5 +1,5 @@
-// FitPoly: the section's fields, and the values that they stand for. Every field has a place that
-// the header tells.
+// FitPoly: reads and writes the fields of the section, and computes the values from them. The
+// header determines the position of every field.
 #include "fit_poly.cuh"
 
 #include "bits.h"
@@ -26,7 +26,7 @@ __device__ void put_bytes(uint8_t* to, uint32_t value, int bytes) {
   for (int i = 0; i < bytes; ++i) to[i] = static_cast<uint8_t>(value >> 8 * i);
 }
 
-// One thread: the widths and the bytes before the fields.
+// Runs in one thread: writes the widths and the bytes before the fields.
 __global__ void write_head(PolyHead* head, int degree, uint8_t* section, uint64_t* bytes) {
   if (grid_index() != 0) return;
   const PolySide& first = head->side[0];
@@ -57,7 +57,7 @@ __global__ void write_head(PolyHead* head, int degree, uint8_t* section, uint64_
   *bytes = kPolyHead + terms + (bits + 7) / 8;
 }
 
-// Into words that start out as zeros; `value` is below 2^width.
+// The words must start as zeros; `value` is below 2^width.
 __device__ void put_field(uint32_t* words, uint64_t bit, unsigned width, uint32_t value) {
   if (width == 0) return;
   const uint64_t shifted = uint64_t{value} << bit % 32;
@@ -65,8 +65,8 @@ __device__ void put_field(uint32_t* words, uint64_t bit, unsigned width, uint32_
   if (bit % 32 + width > 32) atomicOr(words + bit / 32 + 1, static_cast<uint32_t>(shifted >> 32));
 }
 
-// Where the bits of a segment's length (which the last one of a side has not) and coefficients are,
-// from the first field on.
+// Return the positions of the bits of a segment's length (the last segment of a side has none) and
+// coefficients, relative to the first field.
 __device__ uint64_t length_bit(const PolyHead& head, uint32_t side, uint32_t s) {
   return uint64_t{(side == 0 ? 0 : length_fields(head.side[0])) + s} * head.length_width;
 }
@@ -75,7 +75,7 @@ __device__ uint64_t coefficients_bit(const PolyHead& head, uint32_t side, uint32
          uint64_t{(side == 0 ? 0 : head.side[0].segments) + s} * head.row_width;
 }
 
-// A thread a segment: its fields, and the powers that they stand for.
+// One thread per segment: writes its fields, and computes the powers that they represent.
 __global__ void write_segments(PolyArrays arrays, uint32_t* words) {
   const PolyHead& head = *arrays.head;
   for (uint32_t place = grid_index(); place < 2 * arrays.most; place += grid_stride()) {
@@ -95,8 +95,8 @@ __global__ void write_segments(PolyArrays arrays, uint32_t* words) {
   }
 }
 
-// Values in sorted order, each at its own position where `order` says it. section: null when
-// encoding.
+// Evaluates the polynomials: values in sorted order, each written to the position given by `order`.
+// section: null when encoding.
 __global__ void evaluate(PolyArrays arrays, const DeviceSection* section,
                          const dr_cuda_result* result, const uint32_t* order, float* out) {
   if (section != nullptr && skipped(section, result)) return;
@@ -122,7 +122,7 @@ __global__ void evaluate(PolyArrays arrays, const DeviceSection* section,
   }
 }
 
-// One thread: everything before the fields; false where refused.
+// Runs in one thread: reads everything before the fields. Returns false if it is refused.
 __device__ bool read_head(const DeviceSection* section, PolyHead& head, dr_cuda_result* result) {
   const uint32_t count = section->count;
   const uint8_t* data = section->data;
@@ -176,7 +176,7 @@ __device__ uint32_t field_at(const DeviceSection* section, const PolyHead& head,
                                ((uint64_t{1} << width) - 1));
 }
 
-// One block: the head, and where segments start.
+// Runs in one block: reads the head, and where segments start.
 __global__ void read_starts(const DeviceSection* section, PolyArrays arrays,
                             dr_cuda_result* result) {
   __shared__ uint64_t shared[33];
@@ -211,7 +211,7 @@ __global__ void read_starts(const DeviceSection* section, PolyArrays arrays,
   }
 }
 
-// A thread a segment.
+// One thread per segment.
 __global__ void read_coefficients(const DeviceSection* section, PolyArrays arrays,
                                   dr_cuda_result* result) {
   if (skipped(section, result)) return;
@@ -240,7 +240,8 @@ PolyArrays poly_arrays(Device& device, uint32_t most) {
   return {head, starts, coefficients, device.array<double>(places * kMostTerms), most};
 }
 
-// Segments of a side: each one has all its terms, but for a single one.
+// Returns the maximum number of segments of a side: each one has all its terms, unless there is
+// only one.
 uint32_t most_segments(uint32_t capacity, const PolySettings& settings) {
   const uint32_t wanted = settings.segments == 0 ? kMaxSegments : settings.segments;
   return std::max(1u, std::min(wanted, capacity / static_cast<uint32_t>(settings.degree + 1)));

@@ -1,8 +1,8 @@
-// Where FitPoly cuts: the host splits the segment with the point farthest from its chord, time
-// after time. Here rounds look ahead: each round finds the farthest points of many segments at
-// once, those that are among the best so far. At last one thread a side makes the host's choices
-// from what is known; what the rounds did not foresee its block looks up on the way. So the cuts do
-// not depend on what was looked ahead.
+// The search for FitPoly's cuts. The host repeatedly splits the segment with the point farthest
+// from its chord. Here rounds look ahead: each round finds the farthest points of many segments at
+// once, namely of those that are among the best so far. At the end, the choices of the host are
+// made from these results. The block computes points that the rounds did not foresee. So the cuts
+// do not depend on the look-ahead.
 #include "fit_tree.cuh"
 
 namespace deepreduce {
@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kMostRounds = 24;       // a typical tree of 1024 segments is less deep
 constexpr unsigned kBottleneckShift = 20;  // bins of an eighth of an octave
 
-// A block a side: takes in the last round, and asks for the next.
+// One block per side: takes the results of the last round, and plans the next one.
 __global__ void __launch_bounds__(kTreeThreads)
     plan_round(const PolyHead* head, Tree tree, int first_round) {
   __shared__ RankBins ranks;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kTreeThreads)
   if (tid == 0) *search = {larger(end, 1u), first_new, tiles, first_new == end};
 }
 
-// A warp a tile, of both sides.
+// One warp per tile, for both sides.
 __global__ void look_ahead(const PolyHead* head, const float* magnitudes, Tree tree) {
   const uint32_t tiles_before = tree.searches[0].tiles, all = tiles_before + tree.searches[1].tiles;
   for (uint32_t t = grid_index() / 32; t < all; t += grid_stride() / 32) {

@@ -1,5 +1,5 @@
 // Sorting for the curve fits: one stable radix sort of (compact key, position), so that the order
-// is the host's.
+// equals that of the host.
 #include "fit_sides.cuh"
 
 #include "cuda/algorithms.cuh"
@@ -9,7 +9,7 @@ namespace cuda {
 namespace {
 
 struct KeyRange {
-  // of keys within a side: ~least, so that zeros are where to start
+  // of keys within a side; ~least is stored, so that zeros are valid initial values
   uint32_t least_complement, most, negatives;
 };
 
@@ -34,7 +34,7 @@ __global__ void measure_keys(const float* values, const uint32_t* count, KeyRang
   atomicAdd(&range->negatives, of_block.negatives);
 }
 
-// Those that do not count come last: their keys are the largest, and the sort is stable.
+// Elements beyond the count come last: they have the largest key, and the sort is stable.
 __global__ void make_keys(const float* values, const uint32_t* count_at, uint32_t capacity,
                           const KeyRange* range, uint32_t* keys, uint32_t* positions) {
   const uint32_t count = *count_at, least = ~range->least_complement;

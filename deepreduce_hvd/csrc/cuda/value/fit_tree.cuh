@@ -1,5 +1,5 @@
-// The tree of segments that FitPoly's search looks at: fit_search.cu grows it, fit_cuts.cu takes
-// the cuts from it.
+// The tree of segments in FitPoly's search: fit_search.cu builds it, fit_cuts.cu chooses the cuts
+// from it.
 #ifndef DEEPREDUCE_CUDA_VALUE_FIT_TREE_CUH
 #define DEEPREDUCE_CUDA_VALUE_FIT_TREE_CUH
 
@@ -10,20 +10,20 @@ namespace deepreduce {
 namespace cuda {
 
 constexpr uint32_t kNone = UINT32_MAX;
-constexpr uint32_t kTreeThreads = 1024;  // of the block that a side has to itself
+constexpr uint32_t kTreeThreads = 1024;  // threads of a block; each side has one block
 
-// A segment that may come about.
+// A segment that the search may produce.
 struct Node {
-  // of the farthest point, as a double's: those that are not negative compare as their bits do
+  // bits of the farthest point's distance as a double: non-negative doubles compare like their bits
   uint64_t distance_bits;
-  uint32_t start, length;  // from the side's start
-  uint32_t position;       // of the first point as far, from the segment's start
-  uint32_t children;       // the nodes that it is split into are this one and the next; 0: none yet
-  float bottleneck;        // the least distance of this node and those that it came from, about
+  uint32_t start, length;  // start relative to the side's start
+  uint32_t position;       // of the first farthest point, relative to the segment's start
+  uint32_t children;       // first of the two consecutive nodes that it is split into; 0: none yet
+  float bottleneck;        // about the least distance of this node and its ancestors
   uint32_t first_tile;
 };
 
-// `tile` points are one warp's work.
+// The work of one warp: `Tree::tile` points.
 struct Tile {
   uint64_t distance_bits;
   uint32_t position, node;
@@ -37,8 +37,8 @@ struct Tree {
   Node* nodes;
   Tile* tiles;
   Search* searches;
-  uint32_t most_nodes, most_ahead, most_tiles;  // of a side; nodes that rounds may make
-  // points of a tile; of a segment, so that it has all its terms
+  uint32_t most_nodes, most_ahead, most_tiles;  // per side; most_ahead: nodes that rounds may make
+  // tile: points of a tile; fewest: points that a segment needs for all its terms
   uint32_t tile, fewest;
 };
 
@@ -53,7 +53,7 @@ __device__ inline uint64_t as_bits(double value) {
   return bits;
 }
 
-// Points that a segment may be split at: from `fewest` on, so many.
+// Returns the number of points where a segment can be split. The first one is at `fewest`.
 __device__ inline uint32_t candidates(uint32_t length, uint32_t fewest) {
   return length < 2 * fewest ? 0 : length - 2 * fewest + 1;
 }
@@ -62,7 +62,7 @@ __device__ inline uint32_t tiles_of(const Tree& tree, uint32_t length) {
   return points / tree.tile + (points % tree.tile != 0);
 }
 
-// It may have children that nobody looked up yet.
+// Returns whether the node may have children that are not in the tree yet.
 __device__ inline bool can_be_split(const Node& node) {
   return node.children == 0 && node.distance_bits != 0;
 }
@@ -75,7 +75,7 @@ __device__ inline Best better(Best a, Best b) {
   return b.distance > a.distance || (b.distance == a.distance && b.position < a.position) ? b : a;
 }
 
-// The first of the farthest points among first, first + step ... before end.
+// Returns the first of the farthest points among first, first + step ... before end.
 __device__ inline Best farthest(const float* y, uint32_t length, uint64_t first, uint32_t step,
                                 uint64_t end) {
   const Chord chord = chord_of(y, length);
@@ -102,7 +102,7 @@ __device__ inline void make_children(Node* nodes, uint32_t at, uint32_t children
       0, node.start + node.position, node.length - node.position, kNone, 0, node.bottleneck, 0};
 }
 
-// What the tiles found becomes what the nodes know. All threads of the block call.
+// Writes the results of the tiles to the nodes. All threads of the block must call it.
 __device__ inline void combine(Node* nodes, const Tile* tiles, const Search& search) {
   for (uint32_t t = threadIdx.x; t < search.tiles; t += blockDim.x)
     if (tiles[t].distance_bits == nodes[tiles[t].node].distance_bits)
@@ -122,9 +122,10 @@ struct RankBins {
   uint32_t found, rank;
 };
 
-// Of the nodes that can be split and whose bottlenecks have the bits `prefix` above shift +
-// kBinBits: the bin of the bits from `shift` on in which the rank-th largest bottleneck is, and its
-// rank there; 0 when there are fewer. kTreeThreads threads call; `shared` is the block's.
+// Considers the nodes that can be split and whose bottlenecks have the bits `prefix` above shift +
+// kBinBits. Returns the bin, of the bits from `shift` on, of the rank-th largest bottleneck, and
+// its rank within the bin; 0 if there are fewer. kTreeThreads threads must call it; `shared`
+// belongs to the block.
 __device__ inline uint32_t bin_of_rank(const Node* nodes, uint32_t count, uint32_t prefix,
                                        unsigned shift, uint32_t& rank, RankBins& shared) {
   constexpr uint32_t each = kBins / kTreeThreads;
@@ -158,7 +159,7 @@ __device__ inline uint32_t bin_of_rank(const Node* nodes, uint32_t count, uint32
   return bin;
 }
 
-// Fills starts and `segments` from what the tree knows, and looks up what it does not.
+// Fills starts and `segments` from the tree, and computes what the tree does not contain.
 void choose_cuts(Device&, const float* magnitudes, const PolyArrays&, const Tree&);
 
 }  // namespace cuda

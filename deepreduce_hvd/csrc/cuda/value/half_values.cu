@@ -1,4 +1,4 @@
-// Float16 and BFloat16: two bytes a value, rounded to nearest even, saturating.
+// Float16 and BFloat16: two bytes per value, rounded to nearest even, saturating.
 #include "cuda/codecs.cuh"
 
 namespace deepreduce {
@@ -6,7 +6,7 @@ namespace cuda {
 namespace {
 
 struct AsFloat16 {
-  static constexpr uint16_t kExponent = 0x7C00u;  // all ones: NaN or Inf, which no encoder writes
+  static constexpr uint16_t kExponent = 0x7C00u;  // NaN or Inf, which encoders never write
   __device__ static uint16_t from(float value) { return float_to_float16(value); }
   __device__ static float to(uint16_t half) { return float16_to_float(half); }
 };

@@ -1,5 +1,5 @@
-// QSGD: norms by teams of threads, a bucket each; then codes in tiles, packed in shared memory and
-// copied out by whole words.
+// QSGD: a team of threads computes the norm of each bucket. Then tiles of codes are packed in
+// shared memory and copied to the section in whole words.
 #include "cuda/codecs.cuh"
 #include "value/qsgd_element.h"
 #include "value/qsgd_settings.h"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kLanes = 8, kTile = 8 * kThreads;  // a tile fills whole bytes
 
-// The largest magnitude, or in teams of 8 the Euclidean norm, whose order of summation is part of
-// the bytes.
+// Computes the largest magnitude, or, in teams of 8, the Euclidean norm. The order of its sum
+// affects the bytes.
 template <bool l2, uint32_t team>
 __global__ void find_norms(const float* values, const uint32_t* count_at, uint32_t bucket,
                            float* norms, uint8_t* section) {
@@ -25,7 +25,7 @@ __global__ void find_norms(const float* values, const uint32_t* count_at, uint32
     const uint32_t n =
         b < buckets ? static_cast<uint32_t>(smaller<uint64_t>(bucket, count - first)) : 0;
     double squares = 0.0;
-    uint32_t largest = 0;  // magnitudes compare as their bits do
+    uint32_t largest = 0;  // magnitudes compare like their bits
     for (uint32_t i = lane; i < n; i += team) {
       const float value = values[first + i];
       if (l2) {
@@ -54,7 +54,8 @@ __device__ float decoded_of(uint8_t code, float norm, unsigned bits, float level
   return bits == 1 ? qsgd_sign_value(code, norm) : qsgd_value(code, norm, levels, bits - 1);
 }
 
-// To any address: bytes up to a multiple of 4, words, bytes. All threads of the block call.
+// Copies to any address: bytes up to a multiple of 4, then words, then bytes. All threads of the
+// block must call it.
 __device__ void copy_out(const uint8_t* shared, uint8_t* to, uint32_t bytes) {
   const uint32_t lead =
       smaller(bytes, static_cast<uint32_t>((4 - reinterpret_cast<uintptr_t>(to) % 4) % 4));

@@ -1,4 +1,4 @@
-// RawValue: float32 values as they are.
+// RawValue: float32 values without compression.
 #include "cuda/codecs.cuh"
 
 namespace deepreduce {
