@@ -1,4 +1,4 @@
-// For tests: the emulator itself, and the sums within warps and blocks.
+// For tests: the emulator, and the sums within warps and blocks.
 #include <cstdio>
 #include <stdexcept>
 
@@ -17,7 +17,8 @@ __global__ void block_sums(const uint32_t* in, uint32_t* before, uint32_t* total
   if (threadIdx.x == 0) totals[blockIdx.x] = total;
 }
 
-// Each thread writes its place, all wait, each reads another's: by shared memory, then by shuffles.
+// Each thread writes its element, all wait, and each reads the element of another thread: through
+// shared memory, then by shuffles.
 __global__ void exchange(uint32_t* by_memory, uint32_t* by_xor, uint32_t* by_up, uint32_t* votes,
                          uint32_t* odd_lanes) {
   uint32_t* shared = dynamic_shared<uint32_t>();
@@ -40,8 +41,8 @@ __global__ void one_misses_the_vote() {
 
 __global__ void waits() { __syncthreads(); }
 
-// Each thread reads what another one wrote: of its own block, without waiting or after a barrier,
-// or of the block before.
+// Each thread reads what another thread wrote: in its own block, without waiting or after a
+// barrier, or in the previous block.
 __global__ void neighbours(uint32_t* numbers, bool waits, uint32_t distance) {
   const uint32_t i = grid_index();
   numbers[i] = i;
@@ -79,8 +80,8 @@ void dr_test_exchange(uint32_t blocks, uint32_t threads, uint32_t* by_memory, ui
          odd_lanes);
 }
 
-// Kernels that break the rules: 0 a barrier that not all reach, 1 a vote that not all reach, 2 a
-// barrier where none was announced.
+// Kernels that break the rules: 0: not all threads reach a barrier; 1: not all lanes reach a vote;
+// 2: a barrier in a kernel that was started without barriers.
 int dr_test_broken_kernel(int which, char* message) {
   alignas(256) static uint8_t workspace[256];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);
@@ -91,7 +92,7 @@ int dr_test_broken_kernel(int which, char* message) {
   return message_of([&] { launch_elementwise(device, waits, 2); }, message);
 }
 
-// For ThreadSanitizer: 0 no race, 1 one within blocks, 2 one between blocks.
+// For ThreadSanitizer: 0: no race; 1: a race within blocks; 2: a race between blocks.
 void dr_test_race(int which) {
   alignas(256) static uint8_t workspace[4096];
   Device device(workspace, sizeof(workspace), nullptr, nullptr);

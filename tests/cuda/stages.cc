@@ -1,6 +1,6 @@
-// For tests: one stage of a device codec alone, under the emulator. All memory is the caller's, all
-// functions return a status; message holds what went wrong. Arrays given to a codec are copied into
-// memory of exactly their size, so that AddressSanitizer sees what lies outside.
+// For tests: runs a single stage of a device codec in the emulator. The caller provides all memory.
+// All functions return a status, and `message` has the error. Arrays passed to a codec are copied
+// into memory of exactly their size, so that AddressSanitizer finds accesses outside of them.
 #include <cstdio>
 #include <stdexcept>
 #include <vector>
@@ -30,7 +30,7 @@ int guarded(char* message, Work work) {
   }
 }
 
-// Runs work(device) twice: for the size, and with a workspace of that size.
+// Runs work(device) twice: to get the size, and with a workspace of that size.
 template <class Work>
 int32_t with_device(dr_cuda_result* result, Work work) {
   *result = dr_cuda_result{};
@@ -66,9 +66,9 @@ void take_section(bool measuring, const SectionOut& out, uint8_t* section,
   std::memcpy(section, out.data, *out.bytes);
 }
 
-// Decodes a section that lies `misalignment` bytes beyond a multiple of 16: decode(device, the
-// section, room for `capacity` of T), capacity >= count. Who calls decoders refuses a count above
-// `most` first.
+// Decodes a section that starts `misalignment` bytes after a multiple of 16. Calls decode(device,
+// the section, room for `capacity` of T), capacity >= count. Like the callers of decoders, refuses
+// a count above `most` first.
 template <class T, class Decode>
 void decode_section(const uint8_t* section, uint64_t bytes, int misalignment, uint32_t d,
                     uint32_t count, uint64_t most, uint32_t capacity, int active, T* out,
@@ -92,7 +92,7 @@ void decode_section(const uint8_t* section, uint64_t bytes, int misalignment, ui
   });
 }
 
-// `count` numbers and their count on the device.
+// `count` numbers and their count in device memory.
 template <class T>
 struct Given {
   const T* values;
@@ -117,7 +117,7 @@ void dr_test_schedule(int schedule, uint64_t seed, int poison) {
   emulation::options().poison = static_cast<uint8_t>(poison);
 }
 
-// The most bytes and decoded indices; `indices` (count,), capacity >= count.
+// Returns the maximum bytes and decoded indices; `indices` (count,), capacity >= count.
 int dr_test_index_capacity(int id, uint32_t d, uint32_t capacity, const double* parameters,
                            uint64_t* bytes, uint32_t* decoded, char* message) {
   return guarded(message, [&] {
@@ -212,7 +212,7 @@ int dr_test_value_decode(int id, const uint8_t* section, uint64_t bytes, int mis
   });
 }
 
-// The order section alone.
+// Encodes only the order section.
 int dr_test_order_encode(const uint32_t* order, uint32_t count, uint32_t capacity, uint8_t* section,
                          uint64_t* section_bytes, dr_cuda_result* result, char* message) {
   return guarded(message, [&] {

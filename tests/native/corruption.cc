@@ -1,9 +1,9 @@
-// Every codec against damaged and hostile payloads; run under AddressSanitizer and
+// Tests every codec with damaged and hostile payloads. Run with AddressSanitizer and
 // UndefinedBehaviorSanitizer (make asan).
 //
-// Any status is fine for hostile bytes, a wrong memory access, undefined behaviour or a hang is
-// not. A broken checksum must be a corrupt payload, the dense and the sparse decoder must agree,
-// and memory that runs out must be reported as that.
+// Hostile bytes may give any status, but no invalid memory access, undefined behavior or hang. A
+// wrong checksum must be reported as a corrupt payload, the dense and the sparse decoder must
+// agree, and failed allocations must be reported as such.
 #include <unistd.h>
 
 #include <chrono>
@@ -65,7 +65,7 @@ void too_slow(int) {
   _exit(2);
 }
 
-// A heavy-tailed gradient with clusters, the same everywhere.
+// A heavy-tailed gradient with clusters, the same on every machine.
 std::vector<float> gradient(uint32_t d) {
   std::vector<float> values(d);
   uint32_t state = 12345;
@@ -88,7 +88,7 @@ int encode(Call& call, const dr_codec& codec, const std::vector<float>& values,
   return dr_encode(&call.context, &codec, &encoding);
 }
 
-// Decodes by every entry point; returns the status of the sparse one.
+// Decodes through every entry point. Returns the status of the sparse one.
 int decode(const Bytes& payload, uint64_t d) {
   const Block<uint8_t> copy = exact_copy(payload);
   const uint8_t* data = copy.get();
@@ -114,7 +114,7 @@ int decode(const Bytes& payload, uint64_t d) {
   }
   (status == DR_OK ? counts.accepted : counts.refused) += 1;
 
-  if (d > 1u << 16) return status;  // a dense result is the caller's memory
+  if (d > 1u << 16) return status;  // the caller provides the memory of a dense result
   Call dense(kMemory);
   Block<float> out(static_cast<float*>(std::calloc(d == 0 ? 1 : d, sizeof(float))));
   const int dense_status =
@@ -135,7 +135,7 @@ void broken(const Bytes& payload, uint64_t d) {
   if (status != DR_CORRUPT_PAYLOAD) fail("expected a corrupt payload", status);
 }
 
-// Every `stride`-th bit and length, all of them in the first `dense_bytes`.
+// Tries every `stride`-th bit and length, and all of them in the first `dense_bytes`.
 void bits_and_lengths(const Bytes& payload, uint64_t d, size_t stride, size_t dense_bytes) {
   for (size_t bit = 0; bit < payload.size() * 8; bit += bit < dense_bytes * 8 ? 1 : stride) {
     Bytes flipped = payload;
@@ -150,7 +150,7 @@ void bits_and_lengths(const Bytes& payload, uint64_t d, size_t stride, size_t de
   }
 }
 
-// Each section cut short, lengthened, emptied, doubled and overwritten behind a header that fits.
+// Cuts, extends, empties, doubles and overwrites each section, with a matching header.
 void sections(const Bytes& payload, uint64_t d, size_t stride) {
   size_t start = kHeaderBytes;
   for (size_t field = 20; field <= 28; field += 4) {
@@ -187,7 +187,7 @@ void sections(const Bytes& payload, uint64_t d, size_t stride) {
   }
 }
 
-// Numbers of the header that the sections do not support.
+// Tries numbers in the header that do not match the sections.
 void header_numbers(const Bytes& payload, uint32_t d, uint32_t largest_d) {
   const uint32_t count = get32(payload, 16);
   const uint32_t extremes[] = {0,     1,        2,           count - 1,   count + 1,
@@ -218,7 +218,7 @@ void header_numbers(const Bytes& payload, uint32_t d, uint32_t largest_d) {
   }
 }
 
-// Memory that runs out at any request is reported as that.
+// Lets each allocation fail in turn. Each failure must be reported as such.
 void no_memory(const dr_codec& codec, const std::vector<float>& values, const Bytes& payload) {
   const uint64_t d = values.size(), size = payload.size();
   const uint8_t* data = payload.data();
@@ -253,7 +253,7 @@ bool run_case(const Setting& index, const Setting& value, uint32_t d, uint32_t k
   if (status != DR_OK) fail(call.context.message, status);
   const Bytes payload = call.result();
 
-  // what is sent and what is kept is what came in
+  // what is sent plus what is kept must equal the input
   codec.memory.id = deepreduce::kResidual;
   std::vector<float> residual(d), sum(d);
   Call with_memory(kMemory);
@@ -276,7 +276,7 @@ bool run_case(const Setting& index, const Setting& value, uint32_t d, uint32_t k
   no_memory(codec, values, payload);
   bits_and_lengths(payload, d, stride, dense_bytes);
   sections(payload, d, stride);
-  // a Bloom filter is asked about every index, which is right and takes its time
+  // a valid Bloom filter is tested for every index, which takes time
   header_numbers(payload, d, index.stage.id == deepreduce::kBloom ? 1u << 17 : UINT32_MAX);
   ++counts.cases;
   return true;
@@ -295,7 +295,7 @@ int main() {
       std::printf("%s: %u value codecs, or the codec itself, are not in this build\n", index.name,
                   absent);
   }
-  // more than one block of indices; what follows the directories is alike, so a part of it will do
+  // more than one block of indices; the rest after the directories is similar, so a part is enough
   for (const Setting& index : kIndexSettings)
     run_case(index, kValueSettings[0], 20000, 9000, 1999, 200);
   for (const Setting& value : kValueSettings) run_case(kRice, value, 20000, 9000, 1999, 200);

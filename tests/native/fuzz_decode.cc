@@ -1,5 +1,5 @@
-// libFuzzer's entry (make fuzz): any bytes behind a valid checksum through every decoding entry
-// point.
+// libFuzzer's entry point (make fuzz): passes any bytes, with a valid checksum, to every decoding
+// entry point.
 #include <cstdio>
 
 #include "harness.h"
@@ -27,8 +27,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t input_bytes) 
     std::memcpy(bytes.data(), "DRHV\1", 5);
     d = get32(bytes, 12) % (kLargestD + 1);
     put32(bytes, 12, d);
-    // the lengths of the index and order sections are the input's, the value section is what is
-    // left
+    // the input gives the lengths of the index and order sections; the value section is the rest
     const uint64_t rest = bytes.size() - kHeaderBytes, index = get32(bytes, 20),
                    order = get32(bytes, 28);
     if (index + order <= rest) put32(bytes, 24, static_cast<uint32_t>(rest - index - order));

@@ -1,5 +1,5 @@
-// What the native harnesses share: a caller of the core whose every buffer has its exact size, and
-// the payload's checksum.
+// Shared by the native harnesses: a caller of the core with buffers of exact sizes, and the
+// checksum of a payload.
 #ifndef DEEPREDUCE_TESTS_HARNESS_H
 #define DEEPREDUCE_TESTS_HARNESS_H
 
@@ -21,15 +21,14 @@ struct Free {
 template <class T>
 using Block = std::unique_ptr<T, Free>;
 
-// A copy that ends where the bytes end, so that a read past them is seen.
+// Returns a copy in memory of exactly this size, so that a read past the end is detected.
 inline Block<uint8_t> exact_copy(const std::vector<uint8_t>& bytes) {
   Block<uint8_t> copy(static_cast<uint8_t*>(std::malloc(bytes.empty() ? 1 : bytes.size())));
   if (!bytes.empty()) std::memcpy(copy.get(), bytes.data(), bytes.size());
   return copy;
 }
 
-// One call's memory: a bound on what it may ask for in all, and a count of requests after which
-// there is none.
+// The memory of one call, with a limit on the total size and on the number of allocations.
 class Call {
  public:
   explicit Call(size_t limit_bytes, uint64_t allowed_requests = UINT64_MAX)
@@ -73,7 +72,7 @@ class Call {
     return memory;
   }
   void* output(size_t bytes) {
-    if (output_ != nullptr) std::abort();  // promised to be asked for once at most
+    if (output_ != nullptr) std::abort();  // must be requested at most once
     if (!grant(bytes)) return nullptr;
     output_.reset(static_cast<uint8_t*>(std::malloc(bytes == 0 ? 1 : bytes)));
     output_bytes_ = bytes;
@@ -87,8 +86,8 @@ class Call {
   bool refused_ = false;
 };
 
-// docs/format.md, "Checksum", written a second time so that a mistake in the core's does not hide
-// itself.
+// The checksum of docs/format.md, implemented a second time, so that an error in the core's is
+// found.
 inline uint64_t checksum(const std::vector<uint8_t>& bytes) {
   uint64_t sum = 0;
   for (uint64_t i = 0; i < (bytes.size() + 7) / 8; ++i) {
@@ -115,7 +114,7 @@ inline uint32_t get32(const std::vector<uint8_t>& bytes, size_t at) {
   return value;
 }
 
-// The bytes with a checksum that fits them: an attacker's payload, not a broken link's.
+// Sets the matching checksum: like the payload of an attacker, not of a broken connection.
 inline void seal(std::vector<uint8_t>& bytes) {
   if (bytes.size() < kHeaderBytes) return;
   const uint64_t sum = checksum(bytes);

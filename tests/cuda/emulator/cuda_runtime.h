@@ -1,6 +1,6 @@
 // The part of CUDA that the kernels use, for compilation by the host's compiler (see scheduler.h).
-// Kernels are plain functions; a thread of a block is a fiber, so that barriers and warp operations
-// wait for one another. Grids and blocks have one dimension.
+// Kernels are ordinary functions. Each thread of a block is a fiber, so that barriers and warp
+// operations can wait. Grids and blocks have one dimension.
 #ifndef DEEPREDUCE_EMULATION_CUDA_RUNTIME_H
 #define DEEPREDUCE_EMULATION_CUDA_RUNTIME_H
 
@@ -16,7 +16,7 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// in a section of their own, so that the scheduler can poison them all before each block
+// in a separate section, so that the scheduler can poison all of them before each block
 #define __shared__ static __attribute__((section("dr_shared"), aligned(16)))
 
 using deepreduce::emulation::blockDim;
@@ -108,8 +108,8 @@ T __shfl_xor_sync(uint32_t mask, T value, int lanes, int width = 32) {
       other / static_cast<uint32_t>(width) > mine / static_cast<uint32_t>(width) ? mine : other);
 }
 
-// Atomics. One fiber runs at a time and is only left at a barrier; that they are atomic tells
-// ThreadSanitizer that they may meet.
+// Atomics. Only one fiber runs at a time, and it switches only at barriers. The operations are
+// atomic so that ThreadSanitizer accepts concurrent access.
 template <class T>
 T atomicAdd(T* at, T value) {
   return __atomic_fetch_add(at, value, __ATOMIC_RELAXED);
@@ -137,7 +137,7 @@ T atomicExch(T* at, T value) {
 template <class T>
 T atomicCAS(T* at, T expected, T value) {
   __atomic_compare_exchange_n(at, &expected, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-  return expected;  // what was there
+  return expected;  // the previous value
 }
 template <class T>
 T atomicMax(T* at, T value) {
@@ -182,7 +182,7 @@ void __stcs(T* at, T value) {
   *at = value;
 }
 
-// The runtime: the device's memory is the host's, a stream does everything at once.
+// The runtime: device memory is host memory, and a stream executes everything at once.
 typedef struct EmulatedStream* cudaStream_t;
 enum cudaError_t { cudaSuccess = 0 };
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }

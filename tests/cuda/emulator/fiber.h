@@ -1,6 +1,6 @@
-// A fiber: a function on a stack of its own. On x86-64 by a few instructions, since the system's
-// context switch makes two system calls; under AddressSanitizer, which follows that one, and
-// elsewhere by <ucontext.h>.
+// A fiber: a function with its own stack. On x86-64 a few instructions switch fibers, because the
+// system's context switch makes two system calls. With AddressSanitizer, which follows only the
+// system's switch, and on other processors <ucontext.h> is used.
 #ifndef DEEPREDUCE_EMULATION_FIBER_H
 #define DEEPREDUCE_EMULATION_FIBER_H
 
@@ -18,7 +18,7 @@ namespace deepreduce {
 namespace emulation {
 
 #ifdef DR_FAST_FIBERS
-// Saves the callee's registers and the stack pointer to *from, goes on with the stack `to`.
+// Saves the callee-saved registers and the stack pointer to *from, and continues on the stack `to`.
 extern "C" void dr_emulation_switch(void** from, void* to) __attribute__((visibility("hidden")));
 __asm__(
     ".text\n"
@@ -39,7 +39,7 @@ class Fiber {
   explicit Fiber(void (*main)()) : stack_(new uint8_t[kStack]) {
 #ifdef DR_FAST_FIBERS
     uintptr_t top = reinterpret_cast<uintptr_t>(stack_.get() + kStack) & ~uintptr_t{15};
-    // six registers, where to go on, a return address that is never used
+    // six registers, the address to continue at, and a return address that is never used
     void** slots = reinterpret_cast<void**>(top) - 8;
     for (int i = 0; i < 8; ++i) slots[i] = nullptr;
     slots[6] = reinterpret_cast<void*>(main);
@@ -52,7 +52,7 @@ class Fiber {
     makecontext(&inside_, main, 0);
 #endif
   }
-  // From the scheduler into the fiber, until that leaves.
+  // Switches from the scheduler to the fiber, and returns when the fiber switches back.
   void enter() { change(outside_, inside_); }
   void leave() { change(inside_, outside_); }
 

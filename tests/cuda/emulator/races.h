@@ -1,8 +1,8 @@
-// What the scheduler tells ThreadSanitizer when the kernels are built with it (the scheduler itself
-// is not, it defines DR_EMULATION_RACES instead): each thread of a block is a thread of its own; a
-// kernel's threads see what was written before the launch, those that met at a barrier (or warps at
-// __syncwarp) see one another's writes, and nothing else orders them: not the blocks one after
-// another, no shuffle and no vote.
+// What the scheduler reports to ThreadSanitizer. Only the kernels are built with it; the scheduler
+// is not, and defines DR_EMULATION_RACES instead. Each thread of a block is a separate thread. The
+// threads of a kernel see everything written before the launch. Threads that met at a barrier, or
+// lanes at __syncwarp, see each other's writes. Nothing else orders threads: not the order of
+// blocks, not shuffles and not votes.
 #ifndef DEEPREDUCE_EMULATION_RACES_H
 #define DEEPREDUCE_EMULATION_RACES_H
 
@@ -29,14 +29,14 @@ namespace emulation {
 
 class Races {
  public:
-  // Threads see what was done before they were made: so those of both kinds of blocks are made
-  // before a block runs.
+  // Threads see everything done before they were created. So the threads of both kinds of blocks
+  // are created before a block runs.
   void launch(uint32_t threads) {
     for (std::vector<void*>& of_blocks : threads_)
       while (of_blocks.size() < threads) of_blocks.push_back(__tsan_create_fiber(0));
     __tsan_release(&launched_);
   }
-  // Its threads are not those of the block before, and what its shared memory held is no one's.
+  // The threads are not those of the previous block, and its shared memory belongs to no thread.
   void begin_block(uint32_t block) { block_ = block; }
   void begin_shared(void* at, size_t bytes) {
     const unsigned long address = reinterpret_cast<unsigned long>(at) / 8 * 8,
@@ -50,14 +50,14 @@ class Races {
     known_.push_back(address);
     __tsan_java_alloc(address, length);
   }
-  // After a block, whose writes only the host sees then.
+  // Called after a block. Only the host then sees its writes.
   void finish() { __tsan_acquire(&finished_); }
   void enter(uint32_t thread) {
     host_ = __tsan_get_current_fiber();
     __tsan_switch_to_fiber(threads_[block_ % 2][thread], kNoOrder);
   }
   void left() { __tsan_switch_to_fiber(host_, kNoOrder); }
-  // By the threads themselves.
+  // Called by the threads themselves.
   void begin_thread() { __tsan_acquire(&launched_); }
   void end_thread() { __tsan_release(&finished_); }
   void arrive(uint32_t group, uint32_t meeting) { __tsan_release(meeting_point(group, meeting)); }
@@ -65,8 +65,9 @@ class Races {
 
  private:
   static constexpr unsigned kNoOrder = 1;
-  // Of a block (group 0) or its warps (from 1 on); who leaves one meeting must not see what others
-  // do before the next.
+  // Returns the meeting point of a block (group 0) or of its warps (groups from 1 on). There are
+  // several, because a thread that leaves one meeting must not see what others do before the next
+  // one.
   void* meeting_point(uint32_t group, uint32_t meeting) {
     return points_ + ((block_ * uint64_t{40} + group) * 2 + meeting % 2) % kPoints;
   }

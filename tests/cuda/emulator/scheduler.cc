@@ -10,7 +10,8 @@
 #include "fiber.h"
 #include "races.h"
 
-// Where __shared__ arrays lie; weak, since a program without them has no such section.
+// The section of __shared__ arrays. The symbols are weak, because a program without such arrays has
+// no section.
 extern "C" {
 extern uint8_t __start_dr_shared[] __attribute__((weak, visibility("hidden")));
 extern uint8_t __stop_dr_shared[] __attribute__((weak, visibility("hidden")));
@@ -27,13 +28,13 @@ enum class Waits : uint8_t { no, at_block, at_vote, at_exchange, done };
 struct Thread {
   Waits waits = Waits::no;
   uint32_t mask = 0, from_lane = 0;
-  uint64_t value = 0;  // in: what it brings; out: what it gets
+  uint64_t value = 0;  // in: the value of this thread; out: its result
   uint32_t block_meetings = 0, warp_meetings = 0;
 };
 
 struct Block {
   std::vector<Thread> threads;
-  std::vector<std::unique_ptr<Fiber>> fibers[2];  // of every other block, see races.h
+  std::vector<std::unique_ptr<Fiber>> fibers[2];  // for even and odd blocks, see races.h
   uint32_t current = 0;
   Fiber& fiber(uint32_t thread) { return *fibers[blockIdx.x % 2][thread]; }
 };
@@ -46,7 +47,7 @@ bool with_fibers = false;
 alignas(64) uint8_t shared_memory[kMostShared];
 
 void fiber_main() {
-  for (;;) {  // a fiber serves one thread after another
+  for (;;) {  // a fiber runs one thread after another
     races.begin_thread();
     (*the_kernel)();
     races.end_thread();
@@ -55,7 +56,7 @@ void fiber_main() {
   }
 }
 
-// Positions 0..n-1 in the order that the options ask for.
+// Returns the positions 0..n-1 in the order of the options.
 std::vector<uint32_t> order_of(uint32_t n, uint64_t salt) {
   std::vector<uint32_t> order(n);
   for (uint32_t i = 0; i < n; ++i)
@@ -85,7 +86,7 @@ Thread& wait(Waits how) {
   return block.threads[at];
 }
 
-// Lets the lanes of one warp go on whose partners are all there; whether there were any.
+// Resumes the lanes of a warp whose partners have all arrived. Returns whether there were any.
 bool resolve_warp(uint32_t first, uint32_t lanes) {
   Thread* warp = block.threads.data() + first;
   bool any = false;
@@ -132,7 +133,7 @@ void run_fibers(uint32_t threads, uint64_t salt) {
   block.threads.assign(threads, Thread());
   const std::vector<uint32_t> order = order_of(threads, salt);
   const uint32_t warps = (threads + kWarp - 1) / kWarp;
-  // the order of each warp's threads, the warps in the order of their first
+  // the order of the threads of each warp; warps are ordered by their first thread
   std::vector<std::vector<uint32_t>> lanes_of(warps);
   std::vector<uint32_t> warp_order;
   for (const uint32_t t : order) {
@@ -254,7 +255,7 @@ void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers,
     try {
       run_fibers(threads, salt + b);
     } catch (...) {
-      for (auto& of_blocks : block.fibers) of_blocks.clear();  // they are still within the kernel
+      for (auto& of_blocks : block.fibers) of_blocks.clear();  // still inside the kernel
       throw;
     }
     races.finish();

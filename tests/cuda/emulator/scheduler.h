@@ -1,6 +1,6 @@
-// Runs a kernel's blocks one after another on the host; the threads of a block are fibers that
-// leave one another at barriers and warp operations. One kernel at a time, whatever thread it comes
-// from. Only tests link it (tests/cuda/scheduler.cc).
+// Runs the blocks of a kernel on the host, one after another. The threads of a block are fibers,
+// which switch at barriers and warp operations. Only one kernel runs at a time, from whatever
+// thread it is started. Only tests link this file (tests/cuda/scheduler.cc).
 #ifndef DEEPREDUCE_EMULATION_SCHEDULER_H
 #define DEEPREDUCE_EMULATION_SCHEDULER_H
 
@@ -17,29 +17,29 @@ namespace emulation {
 
 inline dim3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0}, blockDim{1, 1, 1}, gridDim{1, 1, 1};
 
-// The order in which blocks, and threads within what they may do without waiting, run. No result
-// may depend on it.
+// The order in which blocks run, and in which threads run between barriers. No result may depend on
+// it.
 enum class Schedule : int { forward = 0, reverse = 1, shuffled = 2 };
 struct Options {
   Schedule schedule = Schedule::forward;
-  uint64_t seed = 1;      // of shuffled
-  uint8_t poison = 0xA5;  // what shared memory and workspace hold before anything is written
+  uint64_t seed = 1;      // seed of `shuffled`
+  uint8_t poison = 0xA5;  // initial bytes of shared memory and workspace
 };
 Options& options();
 
-// Runs the kernel. Without fibers a barrier is an error. Errors (a barrier that some threads do not
-// reach, a mask that does not fit) are std::runtime_error.
+// Runs the kernel. Without fibers a barrier is an error. Errors are std::runtime_error, for
+// instance a barrier that some threads do not reach, or an invalid mask.
 void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers,
          const std::function<void()>& kernel);
 
 void* dynamic_shared();
-// Waits for all threads of the block; how many came with the predicate set.
+// Waits for all threads of the block. Returns the number of threads with a true predicate.
 uint32_t block_barrier(bool predicate);
-// Waits for the lanes of the mask, which then see what the others wrote.
+// Waits for the lanes of the mask. They then see each other's writes.
 void warp_barrier(uint32_t mask);
-// Waits for the lanes of the mask; the set of those that came with the predicate set.
+// Waits for the lanes of the mask. Returns the set of lanes with a true predicate.
 uint32_t warp_vote(uint32_t mask, bool predicate);
-// Waits for the lanes of the mask; the value of that lane.
+// Waits for the lanes of the mask. Returns the value of lane `from_lane`.
 uint64_t warp_exchange(uint32_t mask, uint64_t value, uint32_t from_lane);
 
 }  // namespace emulation

@@ -1,7 +1,7 @@
-// A CUDA device that is not there, for tests: tensors of device "cuda" whose memory is the host's,
-// in a PyTorch without CUDA. What is allocated is filled with 0xA5. PyTorch's own operators run on
-// the host, on copies; the package's CUDA operators run under the emulator. All work at once, but
-// for copies to the host that are not to block: they arrive when something is waited for that was
+// A simulated CUDA device for tests: tensors of device "cuda" in host memory, in a PyTorch without
+// CUDA. Allocated memory is filled with 0xA5. PyTorch's own operators run on the host, on copies.
+// The CUDA operators of this package run in the emulator. Everything executes at once, except
+// non-blocking copies to the host: they arrive when the program waits for an event that was
 // recorded after them.
 #include <ATen/ATen.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -83,7 +83,7 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_memory,
       c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
 }
-std::deque<std::pair<at::Tensor, at::Tensor>> on_their_way;  // (to, what will be there)
+std::deque<std::pair<at::Tensor, at::Tensor>> on_their_way;  // (destination, future contents)
 int64_t arrived = 0;
 
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
@@ -136,7 +136,7 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }  // namespace
 
 extern "C" {
-// A moment: how many copies were started before it.
+// A point in time: the number of copies started before it.
 int64_t pretended_now() { return arrived + static_cast<int64_t>(on_their_way.size()); }
 int pretended_reached(int64_t moment) { return arrived >= moment; }
 void pretended_wait(int64_t moment) {

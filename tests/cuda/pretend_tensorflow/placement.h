@@ -1,5 +1,5 @@
-// In place of tf_ops/cuda/gpu/placement.h: the kernels for GPUs run on the host, under the
-// emulator, for operators that ask for the label.
+// Replaces tf_ops/cuda/gpu/placement.h: the GPU kernels run on the host, in the emulator, for
+// operators with this label.
 #ifndef DEEPREDUCE_TF_OPS_PLACEMENT_H
 #define DEEPREDUCE_TF_OPS_PLACEMENT_H
 

@@ -1,4 +1,4 @@
-// In place of PyTorch's header of this name, for a pretended device (../../device.cc).
+// Replaces PyTorch's header of the same name, for a simulated device (../../device.cc).
 #pragma once
 #include <c10/core/DeviceGuard.h>
 

@@ -1,5 +1,5 @@
-// In place of PyTorch's header of this name, for a pretended device: only copies to the host are to
-// be waited for (../../device.cc).
+// Replaces PyTorch's header of the same name, for a simulated device: the program waits only for
+// copies to the host (../../device.cc).
 #pragma once
 #include <c10/core/Device.h>
 
