@@ -1,6 +1,4 @@
-"""Compressor.load_state_dict and checkpoints: all of a state is checked, then all of it is taken,
-or nothing.
-"""
+"""Compressor.load_state_dict and checkpoints load a checked state as a whole, or nothing."""
 
 import copy
 
@@ -48,7 +46,7 @@ class OnTorch:
 
 
 class OnTensorFlow:
-    """The same of TensorFlow variables."""
+    """The same with TensorFlow variables."""
 
     has_loss_scale = False
 
@@ -82,7 +80,7 @@ FRAMEWORKS = pytest.mark.parametrize("framework", [OnTorch, OnTensorFlow])
 
 
 def snapshot(compressor):
-    """All that a refused state must leave as it was."""
+    """Return everything that a refused state must not change."""
     return {
         name: (
             row["steps"],
@@ -132,8 +130,9 @@ def test_arrays_in_the_parameters_shape_and_numbers_of_numpy(framework):
 
 
 def change(path, value):
-    """An edit of a state: ``value`` at ``path``; a function of the framework when callable,
-    Ellipsis to remove it.
+    """Edit a state: set ``value`` at ``path``.
+
+    A callable value is a function of the framework. Ellipsis removes the entry.
     """
 
     def edit(state, framework):
@@ -270,7 +269,7 @@ def test_the_list_of_all_ranks(framework):
 
 @FRAMEWORKS
 def test_memories_go_to_the_ranks_that_send_them(framework):
-    """Hosts of two ranks, whose first sends: of six ranks' memories, four now."""
+    """Hosts of two ranks, where the first one sends: a state of six ranks is loaded on four."""
     owner = framework()
     owner.step(0)
     slots, fingerprint = owner.compressor.adapter.slots, owner.compressor.fingerprint
@@ -329,7 +328,7 @@ def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_
 
 
 class TestCheckpoint:
-    """``trackable`` of TensorFlow."""
+    """Tests of ``Compressor.trackable`` for TensorFlow."""
 
     @pytest.fixture(autouse=True)
     def tf(self):
@@ -382,7 +381,7 @@ class TestCheckpoint:
         assert_equal(snapshot(target.compressor), before)
 
     def test_of_a_rank_that_sends_no_more(self, tf, tmp_path, monkeypatch):
-        """Hosts have other ranks than when the checkpoint was made."""
+        """The hosts have other ranks than when the checkpoint was saved."""
         source, target = OnTensorFlow(), OnTensorFlow()
         source.step(0)
         for session, keeper in ((source.compressor.adapter, 3), (target.compressor.adapter, 0)):

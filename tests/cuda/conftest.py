@@ -1,6 +1,4 @@
-"""Lets the tests here import what tests/ has; the schedules of the emulated device that they run
-under.
-"""
+"""Imports from tests/, and the schedules of the emulated device."""
 
 import emulation
 import pytest
