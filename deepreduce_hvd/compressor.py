@@ -8,7 +8,6 @@ Horovod a probe of four numbers to reduce in place of the gradient. The reduced 
 
 import importlib
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
+from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
 from deepreduce_hvd.coordination.handshake import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.stages.base import Memory
@@ -24,73 +24,21 @@ from deepreduce_hvd.stages.memories import Residual
 from deepreduce_hvd.stages.sparsifiers import TopK
 from deepreduce_hvd.stages.value_codecs import QSGD
 from deepreduce_hvd.statistics import notes, summary_table
-from deepreduce_hvd.validation import expect_settings, expect_stages, of_an_instance
+from deepreduce_hvd.validation import (
+    expect_settings,
+    expect_stages,
+    named_parameters,
+    of_an_instance,
+)
 
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
 #: top-level module of a parameter's type -> the module of this package that has its ``Adapter``
-_SESSIONS = {
+_ADAPTERS = {
     "torch": "deepreduce_hvd.torch.adapter",
     "tensorflow": "deepreduce_hvd.tensorflow.adapter",
     "keras": "deepreduce_hvd.tensorflow.adapter",
 }
-
-#: ranks of a process set -> number of the next compressor on it. Counted for each process set,
-#: because a rank outside of a set may have no compressor for it.
-_next_numbers: dict[tuple[int, ...], int] = {}
-
-
-def take_number(ranks, at_least=0):
-    """Return a number that no other compressor of this process set has in this process.
-
-    Args:
-        ranks: tuple of the ranks in the process set; empty for all ranks.
-        at_least: smallest number to return. Ranks that pass the largest :func:`next_number` of all
-            ranks get the same number.
-    """
-    number = max(next_number(ranks), at_least)
-    _next_numbers[ranks] = number + 1
-    return number
-
-
-def next_number(ranks):
-    """Return the number that :func:`take_number` returns next."""
-    return _next_numbers.get(ranks, 0)
-
-
-def _ranks_of(process_set):
-    """Return the key of a process set for :func:`take_number`.
-
-    Horovod keeps the collective names of different process sets apart.
-    """
-    return (
-        () if process_set is None or process_set.process_set_id == 0 else tuple(process_set.ranks)
-    )
-
-
-def collective_name(number, label):
-    """Return the name of a collective.
-
-    The name is unique in the process and its process set. It is equal on all ranks and in every
-    framework.
-
-    Args:
-        number: number of the compressor; must be equal on all ranks.
-        label: name of a parameter, or any other text.
-
-    Returns:
-        ``deepreduce.NUMBER.LABEL``. ASCII letters and digits of the label stay, ``_`` is doubled,
-        and every other character becomes ``_x`` and two hexadecimal digits per UTF-8 byte.
-        Different labels stay different where Horovod replaces ``.`` by ``_``, as on TensorFlow.
-    """
-    escaped = re.sub(
-        "[^a-zA-Z0-9]",
-        lambda found: (
-            "__" if found[0] == "_" else "".join(f"_x{byte:02x}" for byte in found[0].encode())
-        ),
-        label,
-    )
-    return f"deepreduce.{number}.{escaped}"
 
 
 def recommended_codec() -> Codec:
@@ -179,7 +127,7 @@ class Compressor:
         self.loss_scale = loss_scale
         self.writer = writer
         self.writer_interval = writer_interval
-        named = self._named(parameters)
+        named = named_parameters(parameters)
         adapter_module = _adapter_module(*named[0])
         # the order matters: buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
@@ -196,7 +144,7 @@ class Compressor:
         #: CRC-32 of the configuration; ranks compare it in every step
         self.fingerprint = zlib.crc32(repr(description).encode())
         #: number of this compressor in its process and process set; part of its collectives' names
-        self.number = take_number(_ranks_of(process_set))
+        self.number = take_number(process_set_key(process_set))
         #: the PyTorch or TensorFlow side of this compressor
         self.adapter = importlib.import_module(adapter_module).Adapter(self, named)
 
@@ -232,39 +180,6 @@ class Compressor:
             f"bucket_bytes={self.bucket_bytes}, dense_below={self.dense_below}, seed={self.seed}, "
             f"parameters={len(self.adapter.slots)} named)"
         )
-
-    @staticmethod
-    def _named(parameters):
-        if parameters is not None and not hasattr(parameters, "__iter__"):
-            raise InvalidArgumentError(
-                "Compressor parameters: expected what model.named_parameters() returns, "
-                f"got {parameters!r}{'; call it' if callable(parameters) else ''}"
-            )
-        if parameters is None:
-            raise InvalidArgumentError(
-                "Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter (on TensorFlow: model.trainable_variables)"
-            )
-        named = [entry if isinstance(entry, tuple) else _with_name(entry) for entry in parameters]
-        for entry in named:
-            if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
-                raise InvalidArgumentError(
-                    f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}"
-                )
-        if not named:
-            raise InvalidArgumentError(
-                "Compressor parameters: expected at least one (name, parameter) pair, got none"
-            )
-        names = [name for name, _ in named]
-        repeated = (
-            sorted({name for name in names if names.count(name) > 1})
-            if len(set(names)) < len(names)
-            else []
-        )
-        if repeated:
-            raise InvalidArgumentError(
-                f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once"
-            )
-        return named
 
     @of_an_instance
     def compress(self, tensor: Any) -> tuple[Any, Any]:
@@ -385,22 +300,13 @@ class Compressor:
         draw(self.stats(), path)
 
 
-def _with_name(parameter):
-    """Return a TensorFlow or Keras variable with its own name.
-
-    Anything else is returned unchanged; the caller refuses it.
-    """
-    name = getattr(parameter, "path", None) or getattr(parameter, "name", None)
-    return (name, parameter) if isinstance(name, str) else parameter
-
-
 def _adapter_module(name, parameter):
     """Return the name of the module with the ``Adapter`` for a parameter's framework."""
     for kind in type(parameter).__mro__:
-        module = _SESSIONS.get(kind.__module__.partition(".")[0])
+        module = _ADAPTERS.get(kind.__module__.partition(".")[0])
         if module is not None:
             return module
     raise InvalidArgumentError(
-        f"Compressor parameters: expected parameters of {', '.join(_SESSIONS)}, "
+        f"Compressor parameters: expected parameters of {', '.join(_ADAPTERS)}, "
         f"got {type(parameter).__name__} for {name!r}"
     )

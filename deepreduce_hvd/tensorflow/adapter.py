@@ -15,8 +15,8 @@ from horovod.common.elastic import notification_manager
 from deepreduce_hvd import checkpoint, container, numpy_backend as neutral, wire
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators import Allgather
-from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.stages.memories import NoMemory, Residual

@@ -1,32 +1,31 @@
-"""The PyTorch adapter of a Compressor: its parameters' state, its exchanges and their results."""
+"""The PyTorch adapter of a Compressor: what Horovod calls for each gradient."""
 
-import math
 import time
 import warnings
-import weakref
 
 import horovod.torch as hvd
 import torch
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import checkpoint, wire
+from deepreduce_hvd import wire
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.bucket import BucketMember
-from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch import results
-from deepreduce_hvd.torch.caller import DIRECT, current_caller
+from deepreduce_hvd.torch.caller import current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
-from deepreduce_hvd.torch.host_member import HostMember
+from deepreduce_hvd.torch.exchanges import Exchanges
+from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
 from deepreduce_hvd.torch.references import Kept, Probes
-from deepreduce_hvd.torch.rounds import Apart, Plan, Round
+from deepreduce_hvd.torch.rounds import Rounds
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
@@ -59,17 +58,17 @@ class Adapter(BaseAdapter):
 
     def __init__(self, compressor, named):
         register_elastic()
-        self.compressor = compressor
-        self.transport = HorovodTransport(compressor.process_set)
-        self.process_set = self.transport.process_set
+        super().__init__(compressor, HorovodTransport(compressor.process_set))
         self.device_path = DevicePath(compressor)
+        self.host_path = HostPath(self.device_path)
         self.slots = make_slots(compressor, named, self.device_path.home)
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
-        #: the MemoryKeeper of the hvd.elastic.TorchState that has this compressor, or None
-        self.elastic = None
-        self._rounds = 0
-        self._forget_rounds()
+        self._rounds = Rounds(compressor, self._parameters)
+        self._rounds_closed = 0
+        self._exchanges = Exchanges(compressor, self.device_path)
+        # whether a result was returned since the last check for elastic training
+        self._delivered = True
         self._warned = set()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -83,17 +82,17 @@ class Adapter(BaseAdapter):
         """Return the number of steps that this compressor has begun."""
         return max((slot.steps for slot in self.slots.values()), default=0)
 
-    # --- rounds of gradients ---
+    # --- compress ---
 
     def _turn_of(self, owner, slot):
-        """Return the round that a gradient belongs to; start one if needed.
+        """Return the round that a gradient belongs to; begin one if needed.
 
         Args:
-            owner: the gradient's optimizer, or :data:`DIRECT` for gradients without one.
+            owner: the gradient's optimizer, or :data:`~deepreduce_hvd.torch.caller.DIRECT`.
             slot: slot of the gradient's parameter.
         """
-        turn = self._turns.get(owner)
-        if turn is not None and not turn.ends_before(slot, self._parameters.gradients_made):
+        turn = self._rounds.joined_by(owner, slot)
+        if turn is not None:
             return turn
         if self._delivered:
             expect_keeper(self.elastic, notification_manager)
@@ -103,43 +102,7 @@ class Adapter(BaseAdapter):
         if not self.agreed and self.elastic is None:
             handshake.agree(self)
         self._delivered = False
-        turn = self._turns[owner] = Round(
-            self._plan_of(owner, turn),
-            self._loss_scale(),
-            self.device_path.sums(),
-            self._parameters.gradients_made,
-        )
-        return turn
-
-    def _plan_of(self, owner, last):
-        """Return the plan of an optimizer's buckets.
-
-        It is the plan of its ``last`` round, unless the parameters that it trains have changed.
-        """
-        if owner is DIRECT:
-            return self._apart
-        owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
-        slots = [slot for slot in self._parameters if id(slot.parameter) in owned]
-        if (
-            last is not None
-            and last.plan.slots == slots
-            and last.plan.training == Plan.trains(slots)
-        ):
-            return last.plan
-        self._parameters.register_hooks()
-        return Plan(slots, self.compressor.bucket_bytes, self.compressor.fingerprint)
-
-    def _loss_scale(self):
-        if self.compressor.loss_scale is None:
-            return None
-        scale = float(self.compressor.loss_scale())
-        if not (math.isfinite(scale) and scale > 0):
-            raise InvalidArgumentError(
-                f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}"
-            )
-        return scale
-
-    # --- compress ---
+        return self._rounds.begin(owner, self.device_path.sums())
 
     @names_who_is_gone
     def compress(self, tensor):
@@ -164,9 +127,9 @@ class Adapter(BaseAdapter):
         # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
         held = not made and not bool(tensor.any())
         flight.members[slot] = self._member(slot, tensor, flight.copies, turn.loss_scale, held)
-        if flight.full and self._prepared:
-            self._start(flight)
-        self._advance()
+        if flight.full:
+            self._exchanges.start_early(flight, self.transport)
+        self._exchanges.advance()
         kept = self._probes.take(self._probe_of(slot, turn), _probe_device(caller, tensor))
         return kept.tensors[0], _Pending(slot, tensor, made, turn, kept, flight)
 
@@ -179,11 +142,6 @@ class Adapter(BaseAdapter):
             wire.probe(hvd.rank(), turn.plan.fingerprint, slot.steps - 1), dtype=torch.float32
         )
 
-    def _advance(self):
-        for exchange in self._moving:
-            exchange.advance()
-        self._moving = [exchange for exchange in self._moving if not exchange.done]
-
     def _member(self, slot, tensor, copies, loss_scale, held):
         try:
             on_device = self.device_path.takes(tensor)
@@ -192,45 +150,10 @@ class Adapter(BaseAdapter):
             slot.back_up()
             if on_device:
                 return self.device_path.member(slot, tensor, hvd.rank(), held)
-            gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
-            return HostMember(slot, gradient, held)
+            return self.host_path.member(slot, tensor, copies, held)
         # catch everything: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, tensor.numel(), error)
-
-    def _prepare(self):
-        """Let the communicator measure, or create process sets, before its first exchange.
-
-        Ranks wait for each other there. In a backward hook this could deadlock: another rank may
-        miss gradients of this bucket, and may wait in its next hook for another compressor's
-        handshake. Once a result is requested, all hooks have run.
-        """
-        if not self._prepared:
-            self.compressor.communicator.prepare(self.transport)
-            self._prepared = True
-
-    def _start(self, flight):
-        flight.start(
-            self.compressor,
-            self.transport,
-            self.device_path.communicator(flight.members),
-            hvd.rank(),
-        )
-        self._moving.append(flight.exchange)
-
-    def _on_host(self, tensor, copies):
-        """Return the tensor on the host; its content is valid once ``copies`` are done."""
-        if tensor.device.type == "cpu":
-            return tensor
-        self._warn_once(
-            "device",
-            f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}",
-        )
-        return (
-            self.device_path.side_streams.to_host(tensor, copies)
-            if tensor.device.type == "cuda"
-            else tensor.cpu()
-        )
 
     # --- decompress ---
 
@@ -260,7 +183,7 @@ class Adapter(BaseAdapter):
         slot = self._parameters.get(caller.parameter)
         if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
             slot.count_sparse(slot.parameter.grad)
-        turn = self._turns.get(caller.owner)
+        turn = self._rounds.last_of(caller.owner)
         if turn is not None and not turn.closed and turn.loss_scale is not None:
             self._look_at(turn, tensor.coalesce().values())
         return tensor
@@ -290,17 +213,7 @@ class Adapter(BaseAdapter):
             raise
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
-        self._prepare()
-        for other in turn.flights:
-            # all gradients of the step have come; this bucket is incomplete, as some parameters
-            # have none
-            if other.exchange is None:
-                self._start(other)
-        # wait for all exchanges here, in a wait that sleeps; Horovod's own wait between two results
-        # spins
-        for other in turn.flights:
-            other.exchange.wait(self._moving)
-        self._moving = [exchange for exchange in self._moving if not exchange.done]
+        self._exchanges.run(turn.flights, self.transport)
         exchange = flight.exchange
         total = exchange.finish()
         started = time.perf_counter()
@@ -329,21 +242,9 @@ class Adapter(BaseAdapter):
             if turn.loss_scale is not None:
                 self._look_at(turn, memory)
             return memory
-        # Reuse the gradient's memory where possible: the gradient is encoded already, and
-        # allocating new pages takes longer than the sum.
-        flat = results.as_float32(memory) if memory.device == _HOST else None
-        summed = (
-            torch.zeros(memory.numel(), dtype=torch.float32, pin_memory=memory.is_cuda)
-            if flat is None
-            else flat.zero_()
-        )
-        largest = total.add_to(number, summed.numpy(), scale)
+        summed, largest = self.host_path.decode(memory, total, number, scale)
         if results.may_exceed(memory.dtype, largest):
             self._look_at(turn, summed.to(memory.dtype), slot.name)
-        if memory.is_cuda:
-            self.device_path.from_host(summed, memory)
-        elif flat is None:
-            memory.copy_(summed.view(memory.shape))
         return memory
 
     def _look_at(self, turn, result, name=None):
@@ -371,39 +272,26 @@ class Adapter(BaseAdapter):
 
     # --- end of a round, and state ---
 
-    def _forget_rounds(self):
+    def framework_settings(self):
+        """Return which parameters are frozen; their buckets depend on it."""
+        return [
+            handshake.Setting(
+                "frozen parameters",
+                [
+                    f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"
+                    for slot in self.slots.values()
+                    if not slot.dense
+                ],
+            )
+        ]
+
+    def forget_rounds(self):
+        """Discard the steps in progress."""
         for slot in self.slots.values():
             slot.turn = None
-        self._turns = weakref.WeakKeyDictionary()  # optimizer -> its last Round
-        self._apart = Apart(self.compressor.fingerprint)
-        self._moving = []  # exchanges in progress
-        self._prepared = False  # whether the communicator is ready for its first exchange
-        # whether a result was returned since the last check for elastic training
+        self._rounds.forget()
+        self._exchanges.forget()
         self._delivered = True
-
-    def describe(self, with_steps):
-        """Return the settings that must be equal on all ranks, for the handshake."""
-        compressed = [slot for slot in self.slots.values() if not slot.dense]
-        frozen = [
-            f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"
-            for slot in compressed
-        ]
-        steps = checkpoint.steps_to_compare(self.slots, with_steps)
-        return [
-            *self.compressor.settings(self.transport),
-            handshake.Setting("frozen parameters", frozen),
-            *steps,
-        ]
-
-    def abandon(self):
-        """Discard a step that cannot finish, and everything known about the other ranks.
-
-        The set of ranks may have changed.
-        """
-        handshake.forget(self)
-        self._forget_rounds()
-        self.transport.reset()
-        self.compressor.communicator.reset()
 
     def close_round(self):
         """Settle all complete rounds, before anything reads or changes state after a step."""
@@ -420,10 +308,10 @@ class Adapter(BaseAdapter):
         if turn.void or not finite:
             for slot in turn.slots:
                 slot.restore()
-        self._rounds += 1
+        self._rounds_closed += 1
         writer = self.compressor.writer
-        if writer is not None and self._rounds % self.compressor.writer_interval == 0:
-            write_scalars(writer, self.stats(), self._rounds)
+        if writer is not None and self._rounds_closed % self.compressor.writer_interval == 0:
+            write_scalars(writer, self.stats(), self._rounds_closed)
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:
