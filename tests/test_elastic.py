@@ -365,7 +365,7 @@ def test_numbers_that_no_rank_sends(place, value):
 
     class Lying(ThreadedTransport):
         def allgather(self, array, name):
-            if name == "deepreduce.elastic.places":
+            if name == "deepreduce.elastic.statuses":
                 array.view(np.int64)[place] = value
             return super().allgather(array, name)
 
@@ -374,7 +374,7 @@ def test_numbers_that_no_rank_sends(place, value):
     assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayloadError}
 
 
-@pytest.mark.parametrize("name", ["places", "counters", "copies.0"])
+@pytest.mark.parametrize("name", ["statuses", "counters", "copies.0"])
 def test_fewer_bytes_than_expected(name):
     job = trained(2)
     shorter = lambda array: array[:-4] if array is not None and array.size else array  # noqa: E731
