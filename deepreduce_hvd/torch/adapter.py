@@ -167,7 +167,7 @@ class Adapter(BaseAdapter):
         if flight is None:
             result = self._dense_result(tensor, pending)
         else:
-            result = self._sum(tensor, pending)
+            result = self._exchanged_result(tensor, pending)
         turn.hand_over(slot, flight)
         if turn.complete:
             turn.device_sums.send()
@@ -199,7 +199,8 @@ class Adapter(BaseAdapter):
             self._look_at(pending.turn, result)
         return result
 
-    def _sum(self, tensor, pending):
+    def _exchanged_result(self, tensor, pending):
+        """Return the sum of a gradient that was compressed, after its exchange."""
         slot, turn, flight = pending.slot, pending.turn, pending.flight
         # Check the probe first: ranks with different configurations could wait for each other in an
         # exchange forever.

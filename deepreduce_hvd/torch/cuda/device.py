@@ -57,7 +57,7 @@ class DeviceSums:
 
     def __init__(self, compressor):
         self._compressor = compressor
-        self._sums = {}  # PayloadSum -> _SumOnDevices
+        self._sums = {}  # GatheredPayloads -> _SumOnDevices
         self._finite = {}  # device -> (1,) bool there: whether all checked tensors are finite
         self._sent = []
         self._verdicts = []
