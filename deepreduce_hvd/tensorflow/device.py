@@ -9,7 +9,7 @@ import warnings
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from deepreduce_hvd.gpu import why_on_host
+from deepreduce_hvd.gpu import BaseDevicePath
 from deepreduce_hvd.tensorflow import ops as adapter
 from deepreduce_hvd.tensorflow.graph import position_of
 from deepreduce_hvd.tensorflow.ops import checked, operators
@@ -29,22 +29,15 @@ def gpu_of(parameter):
     return name
 
 
-class DevicePath:
-    """The path of one compressor for gradients on GPUs.
-
-    Attributes:
-        why_not: why it compresses on the host, or None if it compresses on GPUs.
-        nccl: whether collectives take messages from the device.
-    """
+class DevicePath(BaseDevicePath):
+    """The path of one compressor for gradients on GPUs."""
 
     def __init__(self, compressor):
-        self.compressor = compressor
         without = "this installation's TensorFlow operators are built without CUDA"
-        self.why_not = why_on_host(
-            compressor, without if adapter.cuda_supports is None else None, adapter.cuda_supports
+        supports = adapter.cuda_supports
+        super().__init__(
+            compressor, without if supports is None else None, supports, hvd.nccl_built
         )
-        #: whether collectives take messages from the device
-        self.nccl = self.why_not is None and bool(hvd.nccl_built())
         self._warned = False
 
     def home(self, parameter):
