@@ -27,7 +27,10 @@ class BaseAdapter:
         self.elastic = None
 
     def close_round(self):
-        """Settle all complete steps, before anything reads or changes state after a step."""
+        """End all complete steps: undo those that are void.
+
+        Called before anything reads or changes state between two steps.
+        """
         raise NotImplementedError
 
     def forget_rounds(self):

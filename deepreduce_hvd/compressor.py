@@ -42,7 +42,7 @@ _ADAPTERS = {
 
 
 def recommended_codec() -> Codec:
-    """Return the default :class:`Codec`: top 1 %, Rice index codec, 4-bit QSGD value codec.
+    """Return the default :class:`Codec`: top 1%, Rice index codec, 4-bit QSGD value codec.
 
     README gives the measurements behind this choice.
     """
@@ -56,7 +56,7 @@ class Compressor:
     >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
 
     Args:
-        codec: how a gradient becomes a payload, a :class:`Codec`. Default: top 1 %, Rice, 4-bit
+        codec: how a gradient becomes a payload, a :class:`Codec`. Default: top 1%, Rice, 4-bit
             QSGD.
         memory: the error feedback, which keeps what a payload leaves out. Default:
             :class:`Residual`.
@@ -68,13 +68,14 @@ class Compressor:
         bucket_bytes: size at which a bucket is full, in bytes of the uncompressed float32
             gradients. Gradients are assigned to buckets in the order in which backward makes them
             ready. A bucket is sent when its last gradient is ready. 0 sends one message per
-            gradient. On TensorFlow this setting has no effect: Horovod asks for each gradient
-            before it traces the next one, so use Horovod's ``groups=`` to merge messages.
+            gradient. On TensorFlow this setting has no effect, because Horovod requests the result
+            of each gradient before it traces the next one. Use Horovod's ``groups=`` to merge
+            messages.
         dense_below: tensors with fewer elements are not compressed and go through Horovod's
             allreduce.
         seed: seed of all random choices; equal on all ranks.
-        process_set: the Horovod process set that DistributedOptimizer is given too. Default: all
-            ranks. On TensorFlow, compressors whose process sets share ranks must be used for the
+        process_set: the Horovod process set; give the same one to DistributedOptimizer. Default:
+            all ranks. On TensorFlow, compressors whose process sets share ranks must be used for the
             first time in the same order on every rank.
         loss_scale: for loss scaling, a function that returns the current scale:
             ``scaler.get_scale`` on PyTorch, or one that returns a variable or tensor on TensorFlow
@@ -129,7 +130,7 @@ class Compressor:
         self.writer_interval = writer_interval
         named = named_parameters(parameters)
         adapter_module = _adapter_module(*named[0])
-        # the order matters: buckets depend on it
+        # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
         description = (
             container.VERSION,
@@ -170,8 +171,8 @@ class Compressor:
 
     def __reduce__(self):
         raise InvalidArgumentError(
-            "Compressor: expected state_dict() to be saved or sent, got the compressor itself, which belongs to this process; elastic states "
-            "that keep one are hvd.elastic.TorchState and those of deepreduce_hvd.tensorflow.elastic"
+            "Compressor: expected state_dict() to be pickled, got the compressor itself, which belongs to this process; for elastic training "
+            "give it to hvd.elastic.TorchState or to a state of deepreduce_hvd.tensorflow.elastic"
         )
 
     def __repr__(self) -> str:

@@ -288,7 +288,7 @@ def test_a_rank_that_is_lost_with_the_one_after_it_is_told():
         worker.restore()
     job.form()
     with pytest.warns(
-        UserWarning, match=r"ranks \[1\] were lost together with those that held copies"
+        UserWarning, match=r"ranks \[1\] were lost together with the ranks that had copies"
     ):
         on_all(job.group, [worker.keeper.sync for worker in job.workers])
 
@@ -350,7 +350,7 @@ def test_ranks_that_are_configured_differently():
     for outcome in job.call("sync"):
         assert isinstance(outcome, InvalidArgumentError)
         assert (
-            "expected the same compressor configuration and parameters on every rank, got others than rank 0's on [2]"
+            "expected the same compressor configuration and parameters on every rank, got another one on rank 2 than on rank 0"
             in str(outcome)
         )
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 
@@ -128,7 +129,7 @@ def gather_statuses(transport, status):
     ]
     if other:
         raise InvalidArgumentError(
-            f"elastic training: expected the same compressor configuration and parameters on every rank, got others than rank 0's on {other}"
+            f"elastic training: expected the same compressor configuration and parameters on every rank, got another one on {ranks_text(other)} than on rank 0"
         )
     return statuses
 

@@ -20,13 +20,13 @@ class MemoryKeeper:
 
     All methods but ``restore`` are collective: all ranks call them at once.
 
-    A rank may be lost during a commit, which is then complete on some ranks only. So the previous
+    If a rank is lost during a commit, the commit is complete on some ranks only. So the previous
     commit is kept too. All ranks go back to the newest commit that is complete on rank 0, because
     they also get the model of rank 0. If a rank and the next one are lost together, the memory of
     the first is lost, with a warning.
 
-    When ranks leave after steps that no commit covers, nobody has what their memories gained in
-    those steps. All ranks then go back to the last commit, as after a failure.
+    If ranks leave after steps that no commit covers, no other rank has what their memories gained
+    in those steps. All ranks then go back to the last commit, as after a failure.
 
     Args:
         compressor: a :class:`Compressor` of all ranks.
@@ -75,7 +75,7 @@ class MemoryKeeper:
         self._commit(self._commits[-1:], number)
 
     def restore(self):
-        """Go back to the last commit."""
+        """Go back to the last commit. Not collective."""
         self.goes_back = False
         self._adapter.abandon()
         self._restored = True
@@ -99,7 +99,7 @@ class MemoryKeeper:
         self._commit([commit for commit in self._commits if commit.number == agreed], newest + 1)
 
     def follow(self):
-        """Prepare for a step. Call ``sync`` if ranks have left, because Horovod does not then."""
+        """Prepare for a step. If ranks have left, call ``sync``: Horovod does not call it then."""
         if self.ranks_have_left:
             self.sync()
         self._rounds += 1
@@ -202,7 +202,8 @@ class MemoryKeeper:
         gone = sorted(rank for rank in lost if (rank + 1) % size in lost)
         if gone:
             self._warn(
-                f"ranks {gone} were lost together with those that held copies of their memories"
+                f"ranks {gone} were lost together with the ranks that had copies of their memories; "
+                "these memories are lost"
             )
         own = next((commit for commit in self._commits if commit.number == number), None)
         if own is None or (own.rank - 1) % size not in lost:
@@ -215,11 +216,12 @@ class MemoryKeeper:
         copy = own.copy
         if copy is None:
             found = (
-                "its memory is that of the commit before" if copies else "what it had kept is gone"
+                "its memory of the previous commit is used instead"
+                if copies
+                else "its memory is lost"
             )
             warnings.warn(
-                f"deepreduce_hvd: the rank before this one was lost in the midst of a commit; {found}",
-                stacklevel=2,
+                f"deepreduce_hvd: the previous rank was lost during a commit; {found}", stacklevel=2
             )
             copy = copies[0] if copies else None
         if copy is not None:
@@ -235,11 +237,11 @@ def expect_keeper(keeper, notification_manager):
 
     Args:
         keeper: the compressor's :class:`MemoryKeeper`, or None.
-        notification_manager: Horovod's; it knows the elastic states in training.
+        notification_manager: that of Horovod; it has the elastic states in use.
     """
     if keeper is None and notification_manager._listeners:
         raise InvalidArgumentError(
-            "elastic training: expected the compressor among what the state keeps, as hvd.elastic.TorchState(compressor=comp, ...) or "
-            "deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, compressor=comp) has it, got a state without it; the "
-            "memories of ranks that leave would be lost"
+            "elastic training: expected an elastic state with the compressor, such as hvd.elastic.TorchState(compressor=comp, ...) or "
+            "deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, compressor=comp), got one without it; the memories "
+            "of ranks that leave would be lost"
         )

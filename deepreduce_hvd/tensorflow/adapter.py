@@ -44,6 +44,10 @@ class _Group:
     """The gradients of one message.
 
     They are all gradients that Horovod compresses before it decompresses the first of them.
+
+    Args:
+        graph: the graph that is traced, or None in eager execution.
+        exchange: a :class:`~deepreduce_hvd.tensorflow.exchange.GroupExchange`; None with Allgather.
     """
 
     def __init__(self, graph, exchange):
@@ -52,7 +56,7 @@ class _Group:
         self.slots = []
         self.gathered = None
         self.lengths = None  # lengths of the gathered messages, if a GPU decodes some
-        self.exchange = exchange  # a GroupExchange; None with Allgather
+        self.exchange = exchange
 
     @property
     def message(self):
@@ -61,7 +65,15 @@ class _Group:
 
 
 class _Pending:
-    """One gradient between compress and decompress."""
+    """One gradient between compress and decompress.
+
+    Args:
+        slot: slot of its variable.
+        tensor: the gradient.
+        group: the :class:`_Group` of its message, or None if it is not compressed.
+        member: its number in the group.
+        step: value of the slot's step counter before this step.
+    """
 
     def __init__(self, slot, tensor, group, member, step=None):
         self.slot = slot
@@ -76,7 +88,12 @@ class _Pending:
 
 
 class Adapter(BaseAdapter):
-    """The TensorFlow side of one Compressor."""
+    """The TensorFlow side of one Compressor.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        named: list of its (name, variable) pairs.
+    """
 
     def __init__(self, compressor, named):
         if compressor.writer is not None:
@@ -105,9 +122,8 @@ class Adapter(BaseAdapter):
         self.watcher = watch(self)
         if tf.compat.v1.executing_eagerly_outside_functions():
             handshake.register(self)
-        # a tf.compat.v1 graph runs nothing while it is built, and no other compressor can read its
-        # variables
         else:
+            # a tf.compat.v1 graph runs nothing while it is built, so there is no handshake
             self.agreed = True
 
     def progress(self):
@@ -211,6 +227,7 @@ class Adapter(BaseAdapter):
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
+        """Return the reduced gradient, as :meth:`Compressor.decompress`."""
         return self.rounds.look_at(pending.slot, self._result(tensor, pending))
 
     def _result(self, tensor, pending):
@@ -227,7 +244,7 @@ class Adapter(BaseAdapter):
                     tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape
                 )
             if group.gathered is None:
-                with tf.control_dependencies([scale]):  # which tells that all ranks are there
+                with tf.control_dependencies([scale]):  # then all ranks take part
                     self._gather(group)
             result = self._decode(slot, group, pending, scale)
             return tf.ensure_shape(result, slot.shape)
@@ -260,7 +277,13 @@ class Adapter(BaseAdapter):
     # --- slices ---
 
     def allreduce_slices(self, slices, variable, op):
-        """Reduce the tf.IndexedSlices of one of the compressor's variables, as slices."""
+        """Return the reduced gradient of an embedding, as tf.IndexedSlices.
+
+        Args:
+            slices: the gradient, tf.IndexedSlices.
+            variable: its variable.
+            op: hvd.Average or hvd.Sum.
+        """
         slot = self._slot_of(variable, "allreduce_gradients")
         if slot.dense:
             return hvd.allreduce(
@@ -271,14 +294,14 @@ class Adapter(BaseAdapter):
             )
         if not isinstance(self.compressor.communicator, Allgather):
             raise InvalidArgumentError(
-                f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; sparse_as_dense=True works with all"
+                f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; with sparse_as_dense=True all communicators work"
             )
         if not self.compressor.codec.is_native(self.compressor.memory) or type(
             self.compressor.memory
         ) not in (NoMemory, Residual):
             raise InvalidArgumentError(
                 f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
-                f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
+                f"{self.compressor.memory!r}; with sparse_as_dense=True all codecs and memories work"
             )
         refuse_xla()
         self._agree()
@@ -297,7 +320,7 @@ class Adapter(BaseAdapter):
             probe = self._collectives.probe(step, reduced_dtype(slices.dtype))
             reduced = self._collectives.allreduce(probe, op, f"{name}.probe")
             scale = self._collectives.scale_of(slot, reduced, step)
-            with tf.control_dependencies([scale]):  # which tells that all ranks are there
+            with tf.control_dependencies([scale]):  # then all ranks take part
                 gathered = self._collectives.allgather(payload, name)
             values, indices = checked(
                 operators.deepreduce_decode_slices, gathered, scale, self._collectives.size, slot.seconds.variable.handle,
@@ -309,7 +332,7 @@ class Adapter(BaseAdapter):
     # --- end of a round, and elastic training ---
 
     def close_round(self):
-        """Undo void steps, before anything reads or changes state after a step."""
+        """Restore the memories of void steps, before anything else reads or changes state."""
         self.rounds.settle(self.slots.values())
 
     def forget_rounds(self):

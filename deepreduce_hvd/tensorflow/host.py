@@ -51,7 +51,7 @@ class HostPath:
                     compressor.codec, compressor.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
                     dtype=dtype,
                 )  # fmt: skip
-            # catch everything: the other ranks must get a notice instead of waiting
+            # catch all errors: the other ranks must get a notice instead of waiting
             except Exception as error:
                 payload = wire.notice(error)
             return [payload, *state]

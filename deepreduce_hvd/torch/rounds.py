@@ -145,14 +145,14 @@ class Round:
         without an optimizer come one by one, so their round ends with the next backward pass, which
         shows in ``gradients_made``, the number of gradients that backward has made so far.
         """
-        if self.closed or slot.turn is self:
+        if self.closed or slot.last_round is self:
             return True
         return self.delivering and (
             isinstance(self.plan, Plan) or gradients_made != self._gradients_made
         )
 
     def add(self, slot):
-        slot.turn = self
+        slot.last_round = self
         self.slots.append(slot)
         self._left += 1
 
@@ -232,10 +232,10 @@ class Rounds:
             owner: the optimizer, or :data:`DIRECT`.
             device_sums: the sums of this round on devices.
         """
-        turn = self._last[owner] = Round(
+        round_ = self._last[owner] = Round(
             self._plan_of(owner), self._loss_scale(), device_sums, self._parameters.gradients_made
         )
-        return turn
+        return round_
 
     def _plan_of(self, owner):
         """Return the plan of an optimizer's buckets.
