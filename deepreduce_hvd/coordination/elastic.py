@@ -47,10 +47,8 @@ class MemoryKeeper:
         self._adapter.elastic = self
         self._failure = failure
         self._commits = []  # the last one or two, oldest first
-        self._rounds = 0  # number of steps begun since the last commit
+        self._steps_since_commit = 0
         self._restored = False
-        #: whether it raised ``failure`` to make all ranks go back, without a failure of Horovod
-        self.goes_back = False
 
     @property
     def _transport(self):
@@ -76,7 +74,6 @@ class MemoryKeeper:
 
     def restore(self):
         """Go back to the last commit. Not collective."""
-        self.goes_back = False
         self._adapter.abandon()
         self._restored = True
         self._load(self._status().complete)
@@ -102,9 +99,9 @@ class MemoryKeeper:
         """Prepare for a step. If ranks have left, call ``sync``: Horovod does not call it then."""
         if self.ranks_have_left:
             self.sync()
-        self._rounds += 1
+        self._steps_since_commit += 1
         # a step needs all ranks, so after one step all ranks have finished the last commit
-        if self._rounds > 1:
+        if self._steps_since_commit > 1:
             del self._commits[:-1]
 
     # --- implementation ---
@@ -130,7 +127,6 @@ class MemoryKeeper:
                 else "some ranks went back to their last commit"
             )
             self._warn(f"{text}: all ranks go back to the last commit")
-            self.goes_back = True
             raise self._failure(f"deepreduce_hvd: {text}")
         if self._restored:
             self._load(agreed)
@@ -184,7 +180,7 @@ class MemoryKeeper:
         """
         commit = Commit(number, self._adapter.state_dict())
         self._commits = [*before, commit]
-        self._rounds = 0
+        self._steps_since_commit = 0
         commit.copy = memory_transfer.copy_of_previous_rank(self._slots, self._transport)
 
     def _load(self, number):
