@@ -259,7 +259,10 @@ def scenario_a_checkpoint_after_a_void_step(directory):
     try:
         tf.train.Checkpoint(compressor=compressor_of(network).trackable).read(prefix)
     except dr.InvalidArgumentError as error:
-        assert "expected one saved without loss_scale=, like this Compressor, got one saved with" in str(error)
+        assert (
+            "expected one saved without loss_scale=, like this Compressor, got one saved with"
+            in str(error)
+        )
     else:
         raise AssertionError("a checkpoint in units of a loss scale was taken")
 
@@ -472,7 +475,9 @@ def scenario_a_loss_scale_that_is_none(directory):
         try:
             step(coefficients(0, network))
         except tf.errors.OpError as error:
-            assert f"expected it to return a finite number above 0, got {scale}" in str(error)
+            assert f"expected a function that returns a finite number above 0, got {scale}" in str(
+                error
+            )
         else:
             raise AssertionError(f"a loss scale of {scale} was taken")
 
