@@ -1,20 +1,67 @@
-"""What the adapters of all frameworks share: statistics and state of their slots."""
+"""What the adapters of all frameworks share: the state of their slots and what ranks compare."""
 
 from deepreduce_hvd import checkpoint
+from deepreduce_hvd.coordination import handshake
 
 
 class BaseAdapter:
     """The side of a compressor that works on one framework's tensors.
 
-    Attributes:
+    Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         transport: transport over the ranks of its process set.
+
+    Attributes:
+        process_set: the Horovod process set.
         slots: name of a parameter -> its slot, which has the state.
+        elastic: the :class:`~deepreduce_hvd.coordination.elastic.MemoryKeeper` of the elastic state
+            that has this compressor, or None.
+        agreed: whether the handshake is done.
     """
 
+    def __init__(self, compressor, transport):
+        self.compressor = compressor
+        self.transport = transport
+        self.process_set = transport.process_set
+        self.slots = {}
+        self.elastic = None
+
     def close_round(self):
-        """Settle all complete steps, before anything reads or changes state after a step."""
+        """End all complete steps: undo those that are void.
+
+        Called before anything reads or changes state between two steps.
+        """
         raise NotImplementedError
+
+    def forget_rounds(self):
+        """Discard the steps in progress."""
+        raise NotImplementedError
+
+    def abandon(self):
+        """Discard a step that cannot finish, and everything known about the other ranks.
+
+        The set of ranks may have changed.
+        """
+        handshake.forget(self)
+        self.forget_rounds()
+        self.transport.reset()
+        self.compressor.communicator.reset()
+
+    def framework_settings(self):
+        """Return the settings that only ranks of this framework compare in the handshake."""
+        return []
+
+    def describe(self, with_steps):
+        """Return the settings that must be equal on all ranks, for the handshake.
+
+        Args:
+            with_steps: whether step counters must be equal too.
+        """
+        return [
+            *self.compressor.settings(self.transport),
+            *self.framework_settings(),
+            *checkpoint.steps_to_compare(self.slots, with_steps),
+        ]
 
     def stats(self):
         """Return one row of statistics per parameter."""
@@ -32,7 +79,7 @@ class BaseAdapter:
         )
 
     def load_state_dict(self, state):
-        """Check a state, or the list of all ranks' states, and take it over."""
+        """Check a state, or the list of all ranks' states, and load it."""
         self.close_round()
         checkpoint.load(
             self.slots,

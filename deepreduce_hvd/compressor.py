@@ -8,7 +8,6 @@ Horovod a probe of four numbers to reduce in place of the gradient. The reduced 
 
 import importlib
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -16,6 +15,7 @@ from typing import Any, cast
 from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
+from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
 from deepreduce_hvd.coordination.handshake import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.stages.base import Memory
@@ -24,77 +24,25 @@ from deepreduce_hvd.stages.memories import Residual
 from deepreduce_hvd.stages.sparsifiers import TopK
 from deepreduce_hvd.stages.value_codecs import QSGD
 from deepreduce_hvd.statistics import notes, summary_table
-from deepreduce_hvd.validation import expect_settings, expect_stages, of_an_instance
+from deepreduce_hvd.validation import (
+    expect_settings,
+    expect_stages,
+    named_parameters,
+    of_an_instance,
+)
 
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
 #: top-level module of a parameter's type -> the module of this package that has its ``Adapter``
-_SESSIONS = {
+_ADAPTERS = {
     "torch": "deepreduce_hvd.torch.adapter",
     "tensorflow": "deepreduce_hvd.tensorflow.adapter",
     "keras": "deepreduce_hvd.tensorflow.adapter",
 }
 
-#: ranks of a process set -> number of the next compressor on it. Counted for each process set,
-#: because a rank outside of a set may have no compressor for it.
-_next_numbers: dict[tuple[int, ...], int] = {}
-
-
-def take_number(ranks, at_least=0):
-    """Return a number that no other compressor of this process set has in this process.
-
-    Args:
-        ranks: tuple of the ranks in the process set; empty for all ranks.
-        at_least: smallest number to return. Ranks that pass the largest :func:`next_number` of all
-            ranks get the same number.
-    """
-    number = max(next_number(ranks), at_least)
-    _next_numbers[ranks] = number + 1
-    return number
-
-
-def next_number(ranks):
-    """Return the number that :func:`take_number` returns next."""
-    return _next_numbers.get(ranks, 0)
-
-
-def _ranks_of(process_set):
-    """Return the key of a process set for :func:`take_number`.
-
-    Horovod keeps the collective names of different process sets apart.
-    """
-    return (
-        () if process_set is None or process_set.process_set_id == 0 else tuple(process_set.ranks)
-    )
-
-
-def collective_name(number, label):
-    """Return the name of a collective.
-
-    The name is unique in the process and its process set. It is equal on all ranks and in every
-    framework.
-
-    Args:
-        number: number of the compressor; must be equal on all ranks.
-        label: name of a parameter, or any other text.
-
-    Returns:
-        ``deepreduce.NUMBER.LABEL``. ASCII letters and digits of the label stay, ``_`` is doubled,
-        and every other character becomes ``_x`` and two hexadecimal digits per UTF-8 byte.
-        Different labels stay different where Horovod replaces ``.`` by ``_``, as on TensorFlow.
-    """
-    escaped = re.sub(
-        "[^a-zA-Z0-9]",
-        lambda found: (
-            "__" if found[0] == "_" else "".join(f"_x{byte:02x}" for byte in found[0].encode())
-        ),
-        label,
-    )
-    return f"deepreduce.{number}.{escaped}"
-
 
 def recommended_codec() -> Codec:
-    """Return the default :class:`Codec`: top 1 %, Rice index codec, 4-bit QSGD value codec.
+    """Return the default :class:`Codec`: top 1%, Rice index codec, 4-bit QSGD value codec.
 
     README gives the measurements behind this choice.
     """
@@ -108,7 +56,7 @@ class Compressor:
     >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
 
     Args:
-        codec: how a gradient becomes a payload, a :class:`Codec`. Default: top 1 %, Rice, 4-bit
+        codec: how a gradient becomes a payload, a :class:`Codec`. Default: top 1%, Rice, 4-bit
             QSGD.
         memory: the error feedback, which keeps what a payload leaves out. Default:
             :class:`Residual`.
@@ -120,13 +68,14 @@ class Compressor:
         bucket_bytes: size at which a bucket is full, in bytes of the uncompressed float32
             gradients. Gradients are assigned to buckets in the order in which backward makes them
             ready. A bucket is sent when its last gradient is ready. 0 sends one message per
-            gradient. On TensorFlow this setting has no effect: Horovod asks for each gradient
-            before it traces the next one, so use Horovod's ``groups=`` to merge messages.
+            gradient. On TensorFlow this setting has no effect, because Horovod requests the result
+            of each gradient before it traces the next one. Use Horovod's ``groups=`` to merge
+            messages.
         dense_below: tensors with fewer elements are not compressed and go through Horovod's
             allreduce.
         seed: seed of all random choices; equal on all ranks.
-        process_set: the Horovod process set that DistributedOptimizer is given too. Default: all
-            ranks. On TensorFlow, compressors whose process sets share ranks must be used for the
+        process_set: the Horovod process set; give the same one to DistributedOptimizer. Default:
+            all ranks. On TensorFlow, compressors whose process sets share ranks must be used for the
             first time in the same order on every rank.
         loss_scale: for loss scaling, a function that returns the current scale:
             ``scaler.get_scale`` on PyTorch, or one that returns a variable or tensor on TensorFlow
@@ -179,9 +128,9 @@ class Compressor:
         self.loss_scale = loss_scale
         self.writer = writer
         self.writer_interval = writer_interval
-        named = self._named(parameters)
+        named = named_parameters(parameters)
         adapter_module = _adapter_module(*named[0])
-        # the order matters: buckets depend on it
+        # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
         description = (
             container.VERSION,
@@ -196,7 +145,7 @@ class Compressor:
         #: CRC-32 of the configuration; ranks compare it in every step
         self.fingerprint = zlib.crc32(repr(description).encode())
         #: number of this compressor in its process and process set; part of its collectives' names
-        self.number = take_number(_ranks_of(process_set))
+        self.number = take_number(process_set_key(process_set))
         #: the PyTorch or TensorFlow side of this compressor
         self.adapter = importlib.import_module(adapter_module).Adapter(self, named)
 
@@ -222,8 +171,8 @@ class Compressor:
 
     def __reduce__(self):
         raise InvalidArgumentError(
-            "Compressor: expected state_dict() to be saved or sent, got the compressor itself, which belongs to this process; elastic states "
-            "that keep one are hvd.elastic.TorchState and those of deepreduce_hvd.tensorflow.elastic"
+            "Compressor: expected state_dict() to be pickled, got the compressor itself, which belongs to this process; for elastic training "
+            "give it to hvd.elastic.TorchState or to a state of deepreduce_hvd.tensorflow.elastic"
         )
 
     def __repr__(self) -> str:
@@ -232,39 +181,6 @@ class Compressor:
             f"bucket_bytes={self.bucket_bytes}, dense_below={self.dense_below}, seed={self.seed}, "
             f"parameters={len(self.adapter.slots)} named)"
         )
-
-    @staticmethod
-    def _named(parameters):
-        if parameters is not None and not hasattr(parameters, "__iter__"):
-            raise InvalidArgumentError(
-                "Compressor parameters: expected what model.named_parameters() returns, "
-                f"got {parameters!r}{'; call it' if callable(parameters) else ''}"
-            )
-        if parameters is None:
-            raise InvalidArgumentError(
-                "Compressor parameters: expected model.named_parameters(), got None; state belongs to a named parameter (on TensorFlow: model.trainable_variables)"
-            )
-        named = [entry if isinstance(entry, tuple) else _with_name(entry) for entry in parameters]
-        for entry in named:
-            if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
-                raise InvalidArgumentError(
-                    f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}"
-                )
-        if not named:
-            raise InvalidArgumentError(
-                "Compressor parameters: expected at least one (name, parameter) pair, got none"
-            )
-        names = [name for name, _ in named]
-        repeated = (
-            sorted({name for name in names if names.count(name) > 1})
-            if len(set(names)) < len(names)
-            else []
-        )
-        if repeated:
-            raise InvalidArgumentError(
-                f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once"
-            )
-        return named
 
     @of_an_instance
     def compress(self, tensor: Any) -> tuple[Any, Any]:
@@ -385,22 +301,13 @@ class Compressor:
         draw(self.stats(), path)
 
 
-def _with_name(parameter):
-    """Return a TensorFlow or Keras variable with its own name.
-
-    Anything else is returned unchanged; the caller refuses it.
-    """
-    name = getattr(parameter, "path", None) or getattr(parameter, "name", None)
-    return (name, parameter) if isinstance(name, str) else parameter
-
-
 def _adapter_module(name, parameter):
     """Return the name of the module with the ``Adapter`` for a parameter's framework."""
     for kind in type(parameter).__mro__:
-        module = _SESSIONS.get(kind.__module__.partition(".")[0])
+        module = _ADAPTERS.get(kind.__module__.partition(".")[0])
         if module is not None:
             return module
     raise InvalidArgumentError(
-        f"Compressor parameters: expected parameters of {', '.join(_SESSIONS)}, "
+        f"Compressor parameters: expected parameters of {', '.join(_ADAPTERS)}, "
         f"got {type(parameter).__name__} for {name!r}"
     )

@@ -24,3 +24,21 @@ def why_on_host(compressor, without_operators, cuda_supports):
     if not cuda_supports(codec.fields(memory)):
         return f"{codec!r} has a stage without CUDA kernels (docs/gpu.md lists these stages, with the reason)"
     return None
+
+
+class BaseDevicePath:
+    """The path of one compressor for gradients on GPUs, in any framework.
+
+    Args:
+        compressor, without_operators, cuda_supports: as of :func:`why_on_host`.
+        nccl_built: Horovod's ``nccl_built``.
+
+    Attributes:
+        why_not: why it compresses on the host, or None if it compresses on GPUs.
+        nccl: whether collectives take payloads from the device.
+    """
+
+    def __init__(self, compressor, without_operators, cuda_supports, nccl_built):
+        self.compressor = compressor
+        self.why_not = why_on_host(compressor, without_operators, cuda_supports)
+        self.nccl = self.why_not is None and bool(nccl_built())

@@ -1,8 +1,11 @@
 """Check the arguments of :class:`Compressor`; errors suggest what was probably meant."""
 
+import collections
 import functools
+import math
 import reprlib
 
+from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Communicator
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -104,6 +107,74 @@ def expect_settings(
             "Compressor writer_interval: expected an integer of at least 1, "
             f"the number of steps between two records, got {writer_interval!r}"
         )
+
+
+def named_parameters(parameters):
+    """Return the parameters of a :class:`Compressor` as a list of (name, parameter) pairs.
+
+    Args:
+        parameters: (name, parameter) pairs, or TensorFlow or Keras variables, which have names.
+
+    Raises:
+        InvalidArgumentError: not such parameters, none of them, or a name that appears twice.
+    """
+    if parameters is None:
+        raise InvalidArgumentError(
+            "Compressor parameters: expected model.named_parameters(), got None; state is stored by "
+            "parameter name (on TensorFlow: model.trainable_variables)"
+        )
+    if not hasattr(parameters, "__iter__"):
+        raise InvalidArgumentError(
+            "Compressor parameters: expected what model.named_parameters() returns, "
+            f"got {parameters!r}{'; call it' if callable(parameters) else ''}"
+        )
+    named = [entry if isinstance(entry, tuple) else _with_name(entry) for entry in parameters]
+    for entry in named:
+        if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
+            raise InvalidArgumentError(
+                f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}"
+            )
+    if not named:
+        raise InvalidArgumentError(
+            "Compressor parameters: expected at least one (name, parameter) pair, got none"
+        )
+    counts = collections.Counter(name for name, _ in named)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
+    if repeated:
+        raise InvalidArgumentError(
+            f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once"
+        )
+    return named
+
+
+def _with_name(parameter):
+    """Return the (name, variable) pair of a TensorFlow or Keras variable; others unchanged."""
+    name = getattr(parameter, "path", None) or getattr(parameter, "name", None)
+    return (name, parameter) if isinstance(name, str) else parameter
+
+
+def expect_size(name, elements, kind):
+    """Raise InvalidArgumentError if a parameter is too large for one payload.
+
+    Args:
+        name: name of the parameter.
+        elements: its number of elements.
+        kind: what the framework calls it, as in "tensor".
+    """
+    if elements > container.MAX_ELEMENTS:
+        raise InvalidArgumentError(
+            f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, "
+            f"got {elements}; split the {kind}"
+        )
+
+
+def expect_loss_scale(scale):
+    """Return what ``loss_scale`` returned, a float; raise InvalidArgumentError if it is no scale."""
+    if not (math.isfinite(scale) and scale > 0):
+        raise InvalidArgumentError(
+            f"Compressor loss_scale: expected a function that returns a finite number above 0, got {scale}"
+        )
+    return scale
 
 
 def of_an_instance(method):

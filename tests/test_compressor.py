@@ -261,7 +261,7 @@ def test_a_compressor_is_not_pickled():
     compressor = dr.Compressor(parameters=[("weight", torch.nn.Parameter(torch.ones(5)))])
     with pytest.raises(
         dr.InvalidArgumentError,
-        match=r"expected state_dict\(\) to be saved or sent, got the compressor itself",
+        match=r"expected state_dict\(\) to be pickled, got the compressor itself",
     ):
         pickle.dumps(compressor)
 

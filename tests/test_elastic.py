@@ -288,7 +288,7 @@ def test_a_rank_that_is_lost_with_the_one_after_it_is_told():
         worker.restore()
     job.form()
     with pytest.warns(
-        UserWarning, match=r"ranks \[1\] were lost together with those that held copies"
+        UserWarning, match=r"ranks \[1\] were lost together with the ranks that had copies"
     ):
         on_all(job.group, [worker.keeper.sync for worker in job.workers])
 
@@ -351,7 +351,7 @@ def test_ranks_that_are_configured_differently():
     for outcome in job.call("sync"):
         assert isinstance(outcome, InvalidArgumentError)
         assert (
-            "expected the same compressor configuration and parameters on every rank, got others than rank 0's on [2]"
+            "expected the same compressor configuration and parameters on every rank, got another one on rank 2 than on rank 0"
             in str(outcome)
         )
 
@@ -366,7 +366,7 @@ def test_numbers_that_no_rank_sends(place, value):
 
     class Lying(ThreadedTransport):
         def allgather(self, array, name):
-            if name == "deepreduce.elastic.places":
+            if name == "deepreduce.elastic.statuses":
                 array.view(np.int64)[place] = value
             return super().allgather(array, name)
 
@@ -375,7 +375,7 @@ def test_numbers_that_no_rank_sends(place, value):
     assert {type(outcome) for outcome in job.call("sync")} == {CorruptPayloadError}
 
 
-@pytest.mark.parametrize("name", ["places", "counters", "copies.0"])
+@pytest.mark.parametrize("name", ["statuses", "counters", "copies.0"])
 def test_fewer_bytes_than_expected(name):
     job = trained(2)
     shorter = lambda array: array[:-4] if array is not None and array.size else array  # noqa: E731

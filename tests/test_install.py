@@ -47,7 +47,7 @@ def expect_the_same_without_operators(with_operators, without, package, built_fo
         assert one["said"] == [] and Path(other["package"]).is_relative_to(package)
         assert len(other["said"]) == 1
         assert (
-            "the slower way through NumPy: expected the PyTorch operators for version"
+            "compressed by NumPy, which is slower: expected the PyTorch operators for version"
             in other["said"][0]
         )
         assert f"got operators for {built_for}; install the package again" in other["said"][0]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import compressor, wire
+from deepreduce_hvd import wire
+from deepreduce_hvd.coordination import collective_names
 
 FINGERPRINT = 0x89ABCDEF
 
@@ -97,7 +98,7 @@ def test_names_of_collectives_differ_as_labels_do():
     numbers = (0, 1, 11)
     suffixes = ("", ".0", ".1", ".within.0", ".probe")
     names = [
-        compressor.collective_name(number, label) + suffix
+        collective_names.collective_name(number, label) + suffix
         for number in numbers
         for label in labels
         for suffix in suffixes
@@ -107,15 +108,15 @@ def test_names_of_collectives_differ_as_labels_do():
     ]
     assert len(set(on_tensorflow)) == len(set(names)) == len(numbers) * len(labels) * len(suffixes)
     assert (
-        compressor.collective_name(3, "layer1.0/kernel_2")
+        collective_names.collective_name(3, "layer1.0/kernel_2")
         == "deepreduce.3.layer1_x2e0_x2fkernel__2"
     )
 
 
 def test_numbers_are_never_given_twice():
     ranks = (70, 71)
-    assert [compressor.take_number(ranks) for _ in range(2)] == [0, 1]
-    assert compressor.take_number(ranks, at_least=10) == 10
-    assert compressor.next_number(ranks) == 11
-    assert compressor.take_number(ranks, at_least=5) == 11
-    assert compressor.take_number((70,)) == 0
+    assert [collective_names.take_number(ranks) for _ in range(2)] == [0, 1]
+    assert collective_names.take_number(ranks, at_least=10) == 10
+    assert collective_names.next_number(ranks) == 11
+    assert collective_names.take_number(ranks, at_least=5) == 11
+    assert collective_names.take_number((70,)) == 0

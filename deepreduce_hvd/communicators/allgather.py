@@ -1,7 +1,7 @@
 """Allgather: every rank receives every payload."""
 
 from deepreduce_hvd.communicators.base import Communicator
-from deepreduce_hvd.communicators.sums import PayloadSum
+from deepreduce_hvd.communicators.sums import GatheredPayloads
 
 
 class Allgather(Communicator):
@@ -15,4 +15,4 @@ class Allgather(Communicator):
 
     def exchange(self, bucket, channel):
         gathered = yield channel.allgather(bucket.encode())
-        return PayloadSum(bucket, gathered, channel.size)
+        return GatheredPayloads(bucket, gathered, channel.size)

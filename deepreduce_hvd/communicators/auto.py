@@ -11,7 +11,7 @@ from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.doubling import folded
 from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
 from deepreduce_hvd.communicators.split_allgather import SplitAllgather
-from deepreduce_hvd.communicators.sums import PayloadSum
+from deepreduce_hvd.communicators.sums import GatheredPayloads
 
 _PROBE_BYTES = 1 << 20
 _REPEATS = 7
@@ -189,8 +189,8 @@ class Auto(Communicator):
         key = bucket.members[0].key
         if any(total.non_finite(number) for number in range(len(bucket.members))):
             return
-        if not isinstance(total, PayloadSum):
-            self._unions[key] = total.partial.indices.size
+        if not isinstance(total, GatheredPayloads):
+            self._unions[key] = total.sparse_sum.indices.size
         elif key not in self._unions or bucket.step % _COUNT_UNION_EVERY == 0:
             self._unions[key] = sum(
                 total.sparse(number, 1.0)[0].size for number in range(len(bucket.members))

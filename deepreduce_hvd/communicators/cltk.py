@@ -6,7 +6,7 @@ from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.common_indices import sum_values
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
-from deepreduce_hvd.communicators.sums import PartialSum
+from deepreduce_hvd.communicators.sums import CompleteSum
 from deepreduce_hvd.stages.value_codecs import Deflate
 
 
@@ -37,7 +37,7 @@ class CLTK(Communicator):
         message = yield channel.broadcast(message, leader)
         chosen = merged([message], bucket.d, channel.rank)
         if not chosen.valid:
-            return PartialSum(bucket, chosen)
+            return CompleteSum(bucket, chosen)
         return (
             yield from sum_values(
                 bucket, channel, chosen.indices, bucket.select(given=chosen.indices)

@@ -4,7 +4,7 @@ import numpy as np
 
 from deepreduce_hvd import wire
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
-from deepreduce_hvd.communicators.sums import PartialSum
+from deepreduce_hvd.communicators.sums import CompleteSum
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
 
@@ -44,7 +44,7 @@ def sum_values(bucket, channel, indices, own):
     total = yield channel.allreduce(flagged(indices.size, own))
     if total[-2] > 0:
         notices = yield channel.allgather(notices_of(own))
-        return PartialSum(bucket, merged([notices], bucket.d, channel.rank))
+        return CompleteSum(bucket, merged([notices], bucket.d, channel.rank))
     if total[-1] > 0 or not np.isfinite(total).all():
-        return PartialSum(bucket, SparseSum(non_finite=True))
-    return PartialSum(bucket, SparseSum(indices, total[:-2]))
+        return CompleteSum(bucket, SparseSum(non_finite=True))
+    return CompleteSum(bucket, SparseSum(indices, total[:-2]))

@@ -4,7 +4,7 @@ import numpy as np
 
 from deepreduce_hvd.communicators.common_indices import notices_of
 from deepreduce_hvd.communicators.sparse_sum import failed, merged
-from deepreduce_hvd.communicators.sums import PartialSum
+from deepreduce_hvd.communicators.sums import CompleteSum
 
 _NOTHING = np.zeros(0, dtype=np.uint8)
 
@@ -100,7 +100,7 @@ def butterfly(bucket, channel, trim):
         notices = yield channel.allgather(notices_of(partial))
         if notices.size:
             partial = merged([notices], bucket.d, rank)
-    return PartialSum(bucket, partial)
+    return CompleteSum(bucket, partial)
 
 
 def tree(bucket, channel, trim):
@@ -128,4 +128,4 @@ def tree(bucket, channel, trim):
             partial = merged([message, received[rank + distance]], bucket.d, rank).without_zeros()
             partial = _trimmed(bucket, partial, trim, rank, keeps=True)
     message = yield channel.broadcast(bucket.code(partial, stage + 1, 0) if rank == 0 else None, 0)
-    return PartialSum(bucket, merged([message], bucket.d, rank))
+    return CompleteSum(bucket, merged([message], bucket.d, rank))

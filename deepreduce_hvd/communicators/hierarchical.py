@@ -8,7 +8,7 @@ from deepreduce_hvd.communicators.base import Communicator
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.communicators.common_indices import flagged, notices_of
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
-from deepreduce_hvd.communicators.sums import PartialSum
+from deepreduce_hvd.communicators.sums import CompleteSum
 from deepreduce_hvd.errors import DeepReduceError, InvalidArgumentError
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.index_codecs import RawIndex
@@ -93,7 +93,7 @@ class Hierarchical(Communicator):
             except Exception as error:  # the same for any other error, or they would wait forever
                 message = failed(bucket.rank, error).message(bucket.d)
         message = yield within.broadcast(message, 0)
-        return PartialSum(bucket, merged([message], bucket.d, bucket.rank))
+        return CompleteSum(bucket, merged([message], bucket.d, bucket.rank))
 
     @staticmethod
     def _dense(bucket):

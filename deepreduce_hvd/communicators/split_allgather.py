@@ -8,7 +8,7 @@ from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
-from deepreduce_hvd.communicators.sums import PartialSum
+from deepreduce_hvd.communicators.sums import CompleteSum
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.stages.index_codecs import RawIndex
@@ -49,7 +49,7 @@ class SplitAllgather(Communicator):
         start, d = bounds[rank], bounds[rank + 1] - bounds[rank]
         total = merged([part for part in received if part.size], d, rank).without_zeros()
         gathered = yield channel.allgather(self._code_total(bucket, total, start, d, rank))
-        return PartialSum(bucket, _joined(gathered, bounds, rank))
+        return CompleteSum(bucket, _joined(gathered, bounds, rank))
 
     @staticmethod
     def _slice(bucket, own, bounds, owner, rank):

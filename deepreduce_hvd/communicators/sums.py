@@ -1,4 +1,9 @@
-"""The result of an exchange: the sum over all ranks, ready to be added to tensors."""
+"""The result of an exchange: the sum of a bucket over all ranks.
+
+It is either still in the payloads of all ranks, :class:`GatheredPayloads`, or a sparse tensor,
+:class:`CompleteSum`. A sum over some of the ranks, which ranks exchange on the way, is a
+:class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`.
+"""
 
 import numpy as np
 
@@ -7,7 +12,7 @@ from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
 from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 
 
-class Sum:
+class BucketSum:
     """Base class: the sum of one bucket over all ranks."""
 
     def non_finite(self, member):
@@ -44,8 +49,23 @@ class Sum:
         raise NotImplementedError
 
 
-class PayloadSum(Sum):
-    """The payloads of all ranks, not yet added."""
+class GatheredPayloads(BucketSum):
+    """The payloads of all ranks, which are decoded and added when the sum is used.
+
+    Args:
+        bucket: the :class:`~deepreduce_hvd.communicators.bucket.Bucket` of this rank.
+        gathered: the messages of all ranks in rank order, (n,) uint8, each with one payload or
+            notice per bucket member.
+        size: number of ranks.
+
+    Attributes:
+        messages: for each bucket member, the positions of its payloads in ``gathered``, in rank
+            order.
+
+    Raises:
+        PeerFailedError: a rank sent a notice.
+        CorruptPayloadError: the messages cannot be divided into payloads.
+    """
 
     def __init__(self, bucket, gathered, size):
         spans = wire.split(gathered)
@@ -98,28 +118,39 @@ class PayloadSum(Sum):
                 ) from None
 
 
-class PartialSum(Sum):
-    """A sum that already includes all ranks."""
+class CompleteSum(BucketSum):
+    """A sum that already includes all ranks.
 
-    def __init__(self, bucket, partial):
-        if partial.failure is not None:
+    Args:
+        bucket: the :class:`~deepreduce_hvd.communicators.bucket.Bucket` of this rank.
+        sparse_sum: the sum of the whole bucket over all ranks, a
+            :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`.
+
+    Raises:
+        PeerFailedError: ``sparse_sum`` is a failure.
+    """
+
+    def __init__(self, bucket, sparse_sum):
+        if sparse_sum.failure is not None:
             failure = next(
                 (member.failure for member in bucket.members if member.failure is not None), None
             )
-            raise PeerFailedError(f"parameter {bucket.name}: {partial.failure}") from failure
+            raise PeerFailedError(f"parameter {bucket.name}: {sparse_sum.failure}") from failure
         self._offsets = bucket.offsets
-        self.partial = partial
+        self.sparse_sum = sparse_sum
 
     def non_finite(self, member):
-        return self.partial.non_finite
+        return self.sparse_sum.non_finite
 
     def _cut(self, member):
         start, end = self._offsets[member : member + 2]
-        first, last = np.searchsorted(self.partial.indices, (start, end))
-        return self.partial.indices[first:last] - np.uint32(start), self.partial.values[first:last]
+        first, last = np.searchsorted(self.sparse_sum.indices, (start, end))
+        return self.sparse_sum.indices[first:last] - np.uint32(start), self.sparse_sum.values[
+            first:last
+        ]
 
     def add_to(self, member, out, scale):
-        if self.partial.non_finite:
+        if self.sparse_sum.non_finite:
             out[:] = np.nan
             return np.nan
         indices, values = self._cut(member)
@@ -129,3 +160,7 @@ class PartialSum(Sum):
     def sparse(self, member, scale):
         indices, values = self._cut(member)
         return indices, np.float32(scale) * values
+
+
+#: former name of :class:`CompleteSum`, which custom communicators may import
+PartialSum = CompleteSum

@@ -318,10 +318,10 @@ def _first_difference(gather, name, lines):
     Returns:
         A name for the line, and the list of its texts on each rank.
     """
-    sums = b"".join(
+    checksums = b"".join(
         struct.pack("<I", zlib.crc32(line.encode(errors="backslashreplace"))) for line in lines
     )
-    parts = gather(sums)
+    parts = gather(checksums)
     shortest = min(map(len, parts)) // _CRC_BYTES
     place = next(
         (

@@ -1,4 +1,4 @@
-"""The TensorFlow adapter of a Compressor: its variables' state and its exchanges.
+"""The TensorFlow adapter of a Compressor: what Horovod calls for each gradient.
 
 Horovod calls compress and decompress eagerly, or while a graph is traced. In a graph they build
 operators. The state is in tf.Variables, which the operators update in place when the graph runs.
@@ -8,28 +8,21 @@ import weakref
 import zlib
 
 import horovod.tensorflow as hvd
-import numpy as np
 import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import checkpoint, container, numpy_backend as neutral, wire
+from deepreduce_hvd import wire
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators import Allgather
-from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import expect_keeper
-from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
-from deepreduce_hvd.tensorflow.graph import (
-    is_elastic,
-    rank_of_job,
-    ranks_of,
-    refuse_xla,
-    size_of,
-    stack,
-)
+from deepreduce_hvd.tensorflow.graph import is_elastic, position_of, refuse_xla
+from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
 from deepreduce_hvd.tensorflow.rounds import Rounds
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
@@ -41,6 +34,7 @@ from deepreduce_hvd.tensorflow.variables import (
     reducing_process_set,
 )
 from deepreduce_hvd.tensorflow.waits import watch
+from deepreduce_hvd.validation import expect_size
 
 #: number of variables whose step counters the watch on waits reads
 _STEPS_READ = 3
@@ -50,6 +44,10 @@ class _Group:
     """The gradients of one message.
 
     They are all gradients that Horovod compresses before it decompresses the first of them.
+
+    Args:
+        graph: the graph that is traced, or None in eager execution.
+        exchange: a :class:`~deepreduce_hvd.tensorflow.exchange.GroupExchange`; None with Allgather.
     """
 
     def __init__(self, graph, exchange):
@@ -58,11 +56,24 @@ class _Group:
         self.slots = []
         self.gathered = None
         self.lengths = None  # lengths of the gathered messages, if a GPU decodes some
-        self.exchange = exchange  # a GroupExchange; None with Allgather
+        self.exchange = exchange
+
+    @property
+    def message(self):
+        """The payloads one after another."""
+        return self.payloads[0] if len(self.payloads) == 1 else tf.concat(self.payloads, 0)
 
 
 class _Pending:
-    """One gradient between compress and decompress."""
+    """One gradient between compress and decompress.
+
+    Args:
+        slot: slot of its variable.
+        tensor: the gradient.
+        group: the :class:`_Group` of its message, or None if it is not compressed.
+        member: its number in the group.
+        step: value of the slot's step counter before this step.
+    """
 
     def __init__(self, slot, tensor, group, member, step=None):
         self.slot = slot
@@ -77,17 +88,22 @@ class _Pending:
 
 
 class Adapter(BaseAdapter):
-    """The TensorFlow side of one Compressor."""
+    """The TensorFlow side of one Compressor.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        named: list of its (name, variable) pairs.
+    """
 
     def __init__(self, compressor, named):
         if compressor.writer is not None:
             raise InvalidArgumentError(
                 "Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary"
             )
-        self.compressor = compressor
-        self.transport = HorovodTransport(compressor.process_set)
-        self.process_set = self.transport.process_set
+        super().__init__(compressor, HorovodTransport(compressor.process_set))
         self.device_path = DevicePath(compressor)
+        self._host_path = HostPath(compressor)
+        self._collectives = Collectives(compressor, self.process_set)
         self.rounds = Rounds(compressor.loss_scale)
         with tf.init_scope(), tf.device("CPU:0"):
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
@@ -101,16 +117,13 @@ class Adapter(BaseAdapter):
         self.trackable.slots = self.slots
         self.trackable.identity = Identity(self)
         self._views = {}  # slots -> their View
-        #: the MemoryKeeper in elastic training, or None
-        self.elastic = None
         self._expecting = weakref.WeakSet()
         self._group = None
         self.watcher = watch(self)
         if tf.compat.v1.executing_eagerly_outside_functions():
             handshake.register(self)
-        # a tf.compat.v1 graph runs nothing while it is built, and no other compressor can read its
-        # variables
         else:
+            # a tf.compat.v1 graph runs nothing while it is built, so there is no handshake
             self.agreed = True
 
     def progress(self):
@@ -129,10 +142,7 @@ class Adapter(BaseAdapter):
             raise InvalidArgumentError(
                 f"Compressor parameter {name}: expected a variable of known shape, got {type(parameter).__name__} of shape {shape}"
             )
-        if shape.num_elements() > container.MAX_ELEMENTS:
-            raise InvalidArgumentError(
-                f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, got {shape.num_elements()}; split the variable"
-            )
+        expect_size(name, shape.num_elements(), "variable")
         home = self.device_path.home(parameter)
         return Slot(
             name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below, home, self.device_path.nccl,
@@ -196,7 +206,8 @@ class Adapter(BaseAdapter):
         with tf.device("CPU:0"):
             step = slot.steps_taken.read_value()  # before the encoder increments it
             probe = tf.identity(
-                self._probe(step, reduced_dtype(tensor.dtype)), name=f"{self._name(slot)}.probe"
+                self._collectives.probe(step, reduced_dtype(tensor.dtype)),
+                name=f"{self._collectives.name_for(slot)}.probe",
             )
             if group.exchange is not None:
                 return probe, _Pending(
@@ -208,64 +219,15 @@ class Adapter(BaseAdapter):
         return probe, _Pending(slot, tensor, group, len(group.payloads) - 1, step)
 
     def _encode(self, slot, tensor, step):
-        compressor = self.compressor
-        position = [compressor.seed, 0, slot.key, rank_of_job()]
         if slot.home is not None:
-            return self.device_path.encode(
-                slot,
-                tensor,
-                self._numbers,
-                lambda step: stack([position[0], step, *position[2:]], tf.int64),
-            )
-        if compressor.codec.is_native(compressor.memory):
-            handles = [part.handle for part in slot.state]
-            return checked(
-                operators.deepreduce_encode,
-                tensor,
-                self._numbers.at(step),
-                stack(position, tf.int64),
-                handles,
-                slot.records,
-            )
-
-        def encode(gradient, steps, rank, *state):
-            state = [part.copy() for part in state]
-            try:
-                payload, _ = neutral.encode_numpy(
-                    compressor.codec, compressor.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
-                    dtype=DTYPES[tensor.dtype],
-                )  # fmt: skip
-            # catch everything: the other ranks must get a notice instead of waiting
-            except Exception as error:
-                payload = wire.notice(error)
-            return [payload, *state]
-
-        gradient = tf.reshape(tf.cast(tensor, reduced_dtype(tensor.dtype)), [-1])
-        kinds = [tf.uint8, *[tf.float32] * len(slot.state)]
-        encoded = tf.numpy_function(
-            encode, [gradient, slot.steps_taken, position[3], *slot.state], kinds
-        )
-        payload, *state = tf.nest.flatten(encoded)  # eagerly, a single result is not a list
-        payload = tf.ensure_shape(payload, [None])
-        updates = [variable.assign(new) for variable, new in zip(slot.state, state)]
-        with tf.control_dependencies([payload]):  # a step that fails before this does not count
-            updates += [slot.steps_taken.assign_add(1), slot.payload.variable.assign(payload)]
-        with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
-            return tf.identity(payload)
-
-    def _probe(self, step, dtype):
-        return checked(
-            operators.deepreduce_probe,
-            rank_of_job(),
-            step,
-            fingerprint=self.compressor.fingerprint,
-            T=dtype,
-        )
+            return self.device_path.encode(slot, tensor, self._numbers)
+        return self._host_path.encode(slot, tensor, self._numbers, step)
 
     # --- decompress ---
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
+        """Return the reduced gradient, as :meth:`Compressor.decompress`."""
         return self.rounds.look_at(pending.slot, self._result(tensor, pending))
 
     def _result(self, tensor, pending):
@@ -275,47 +237,25 @@ class Adapter(BaseAdapter):
         if self._group is group:
             self._group = None  # the next gradient that Horovod compresses starts another message
         with tf.device("CPU:0"):
-            scale = self._scale(slot, tensor, pending.step)
+            scale = self._collectives.scale_of(slot, tensor, pending.step)
             if group.exchange is not None:
                 total = group.exchange.sum_of(pending.member, scale)
                 return tf.ensure_shape(
                     tf.cast(tf.reshape(total, self._shape_of(pending)), pending.dtype), slot.shape
                 )
             if group.gathered is None:
-                with tf.control_dependencies([scale]):  # which tells that all ranks are there
+                with tf.control_dependencies([scale]):  # then all ranks take part
                     self._gather(group)
             result = self._decode(slot, group, pending, scale)
             return tf.ensure_shape(result, slot.shape)
 
     def _gather(self, group):
-        name = self._name(group.slots[0])
+        name = self._collectives.name_for(group.slots[0])
+        allgather = self._collectives.allgather
         if any(slot.home is not None for slot in group.slots):
-            group.gathered, group.lengths = self.device_path.gather(group, name, self._allgather)
+            group.gathered, group.lengths = self.device_path.gather(group, name, allgather)
         else:
-            group.gathered = self._allgather(
-                group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0),
-                name,
-            )
-
-    def _name(self, slot):
-        return collective_name(self.compressor.number, slot.label)
-
-    def _allgather(self, message, name):
-        # hvd.elastic.run recognizes a failure of Horovod by the text HorovodAllgather in the error,
-        # which comes from the operator's name. Any other error would end training without a
-        # message.
-        return hvd.allgather(
-            message,
-            name=f"HorovodAllgather.{name}",
-            ignore_name_scope=True,
-            process_set=self.process_set,
-        )
-
-    def _scale(self, slot, reduced_probe, step):
-        return checked(
-            operators.deepreduce_scale, reduced_probe, size_of(self.process_set), step, ranks=ranks_of(self.process_set),
-            fingerprint=self.compressor.fingerprint, variable=slot.label,
-        )  # fmt: skip
+            group.gathered = allgather(group.message, name)
 
     @staticmethod
     def _shape_of(pending):
@@ -326,40 +266,24 @@ class Adapter(BaseAdapter):
         )
 
     def _decode(self, slot, group, pending, scale):
-        shape, ranks = self._shape_of(pending), size_of(self.process_set)
+        arguments = (
+            slot, group, pending.gradient, pending.member, self._shape_of(pending), scale,
+            self._collectives.size,
+        )  # fmt: skip
         if slot.home is not None:
-            return self.device_path.decode(
-                slot, group, pending.gradient, pending.member, shape, scale, ranks, self._numbers
-            )
-        if self.compressor.codec.is_native(NoMemory()):
-            return checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), ranks, [], [pending.gradient], [slot.seconds.variable.handle], [],
-                member=pending.member, members=len(group.payloads), variable=slot.label, T=pending.dtype,
-            )  # fmt: skip
-
-        members = len(group.payloads)
-
-        def decode(gathered, factor, ranks):
-            messages = wire.split(gathered)
-            wire.raise_notices(slot.label, messages)
-            if len(messages) != ranks * members:
-                raise CorruptPayloadError(
-                    f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks, got {len(messages)} in all"
-                )
-            payloads = [
-                gathered[one.start : one.end] for one in messages[pending.member :: members]
-            ]
-            return neutral.decode_sum_numpy(
-                payloads, np.zeros(slot.elements, np.float32), float(factor)
-            )
-
-        total = tf.numpy_function(decode, [group.gathered, scale, ranks], tf.float32)
-        return tf.cast(tf.reshape(total, shape), pending.dtype)
+            return self.device_path.decode(*arguments, self._numbers)
+        return self._host_path.decode(*arguments)
 
     # --- slices ---
 
     def allreduce_slices(self, slices, variable, op):
-        """Reduce the tf.IndexedSlices of one of the compressor's variables, as slices."""
+        """Return the reduced gradient of an embedding, as tf.IndexedSlices.
+
+        Args:
+            slices: the gradient, tf.IndexedSlices.
+            variable: its variable.
+            op: hvd.Average or hvd.Sum.
+        """
         slot = self._slot_of(variable, "allreduce_gradients")
         if slot.dense:
             return hvd.allreduce(
@@ -370,14 +294,14 @@ class Adapter(BaseAdapter):
             )
         if not isinstance(self.compressor.communicator, Allgather):
             raise InvalidArgumentError(
-                f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; sparse_as_dense=True works with all"
+                f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; with sparse_as_dense=True all communicators work"
             )
         if not self.compressor.codec.is_native(self.compressor.memory) or type(
             self.compressor.memory
         ) not in (NoMemory, Residual):
             raise InvalidArgumentError(
                 f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
-                f"{self.compressor.memory!r}; sparse_as_dense=True works with all"
+                f"{self.compressor.memory!r}; with sparse_as_dense=True all codecs and memories work"
             )
         refuse_xla()
         self._agree()
@@ -385,23 +309,21 @@ class Adapter(BaseAdapter):
             slot.move_to_host()
         slot.dtype = slices.dtype
         with tf.device("CPU:0"):
-            position = [self.compressor.seed, 0, slot.key, rank_of_job()]
             step = slot.steps_taken.read_value()  # before the encoder increments it
+            position = position_of(self.compressor, slot, 0)  # the records have the step
             with tf.control_dependencies([step, *self.rounds.begin(slot)]):
                 payload = checked(
                     operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers.at(step),
-                    stack(position, tf.int64), [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
+                    position, [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
                 )  # fmt: skip
-            name = self._name(slot)
-            probe = self._probe(step, reduced_dtype(slices.dtype))
-            reduced = hvd.allreduce(
-                probe, op=op, name=f"HorovodAllreduce.{name}.probe", process_set=self.process_set
-            )
-            scale = self._scale(slot, reduced, step)
-            with tf.control_dependencies([scale]):  # which tells that all ranks are there
-                gathered = self._allgather(payload, name)
+            name = self._collectives.name_for(slot)
+            probe = self._collectives.probe(step, reduced_dtype(slices.dtype))
+            reduced = self._collectives.allreduce(probe, op, f"{name}.probe")
+            scale = self._collectives.scale_of(slot, reduced, step)
+            with tf.control_dependencies([scale]):  # then all ranks take part
+                gathered = self._collectives.allgather(payload, name)
             values, indices = checked(
-                operators.deepreduce_decode_slices, gathered, scale, size_of(self.process_set), slot.seconds.variable.handle,
+                operators.deepreduce_decode_slices, gathered, scale, self._collectives.size, slot.seconds.variable.handle,
                 T=slices.dtype, shape=slot.shape, variable=slot.label,
             )  # fmt: skip
             dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
@@ -410,19 +332,13 @@ class Adapter(BaseAdapter):
     # --- end of a round, and elastic training ---
 
     def close_round(self):
-        """Undo void steps, before anything reads or changes state after a step."""
+        """Restore the memories of void steps, before anything else reads or changes state."""
         self.rounds.settle(self.slots.values())
 
-    def abandon(self):
-        """Discard a step that cannot finish, and everything known about the other ranks.
-
-        The set of ranks may have changed.
-        """
+    def forget_rounds(self):
+        """Discard the steps in progress."""
         self._group = None
-        handshake.forget(self)
         self.rounds.forget(self.slots.values())
-        self.transport.reset()
-        self.compressor.communicator.reset()
 
     def _expect_keeper(self):
         """Raise InvalidArgumentError in elastic training without a MemoryKeeper.
@@ -454,10 +370,3 @@ class Adapter(BaseAdapter):
         ):
             with tf.init_scope(), tf.device("CPU:0"):
                 handshake.agree(self)
-
-    def describe(self, with_steps):
-        """Return the settings that must be equal on all ranks, for the handshake."""
-        return [
-            *self.compressor.settings(self.transport),
-            *checkpoint.steps_to_compare(self.slots, with_steps),
-        ]

@@ -9,8 +9,9 @@ import warnings
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from deepreduce_hvd.gpu import why_on_host
+from deepreduce_hvd.gpu import BaseDevicePath
 from deepreduce_hvd.tensorflow import ops as adapter
+from deepreduce_hvd.tensorflow.graph import position_of
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
 HOST = "CPU:0"
@@ -28,22 +29,15 @@ def gpu_of(parameter):
     return name
 
 
-class DevicePath:
-    """The path of one compressor for gradients on GPUs.
-
-    Attributes:
-        why_not: why it compresses on the host, or None if it compresses on GPUs.
-        nccl: whether collectives take messages from the device.
-    """
+class DevicePath(BaseDevicePath):
+    """The path of one compressor for gradients on GPUs."""
 
     def __init__(self, compressor):
-        self.compressor = compressor
         without = "this installation's TensorFlow operators are built without CUDA"
-        self.why_not = why_on_host(
-            compressor, without if adapter.cuda_supports is None else None, adapter.cuda_supports
+        supports = adapter.cuda_supports
+        super().__init__(
+            compressor, without if supports is None else None, supports, hvd.nccl_built
         )
-        #: whether collectives take messages from the device
-        self.nccl = self.why_not is None and bool(hvd.nccl_built())
         self._warned = False
 
     def home(self, parameter):
@@ -57,21 +51,21 @@ class DevicePath:
             )
         return gpu if self.why_not is None else None
 
-    def encode(self, slot, gradient, numbers, position_of):
+    def encode(self, slot, gradient, numbers):
         """Return the message of a gradient, on the slot's GPU.
 
         Args:
             slot: slot of the variable.
             gradient: its gradient.
             numbers: the codec's :class:`CodecNumbers`.
-            position_of: function of a step that makes the operator's position.
         """
         with tf.device(HOST):
             started = _now(after=gradient)
             step = slot.steps_taken.read_value()
             with tf.control_dependencies([step]):
                 updates = [slot.steps_taken.assign_add(1)]
-            position, table = position_of(step), tf.convert_to_tensor(numbers.at(step))
+            position = position_of(self.compressor, slot, step)
+            table = tf.convert_to_tensor(numbers.at(step))
         with tf.device(slot.home), tf.control_dependencies([started]):
             message = checked(
                 operators.deepreduce_encode, gradient, table, position, [part.handle for part in slot.state], [], notices=True
@@ -93,10 +87,7 @@ class DevicePath:
         homes = {slot.home for slot in group.slots}
         on_device = self.nccl and len(homes) == 1 and None not in homes
         with tf.device(homes.pop() if on_device else HOST):
-            gathered = allgather(
-                group.payloads[0] if len(group.payloads) == 1 else tf.concat(group.payloads, 0),
-                name,
-            )
+            gathered = allgather(group.message, name)
             sizes = (
                 [tf.size(message, tf.int64) for message in group.payloads] if on_device else None
             )
@@ -107,21 +98,23 @@ class DevicePath:
                 operators.deepreduce_lengths, gathered, variable=group.slots[0].label
             )
 
-    def decode(self, slot, group, pending, member, shape, scale, ranks, numbers):
+    def decode(self, slot, group, gradient, member, shape, scale, ranks, numbers):
         """Return the sum of one gradient over ``ranks`` ranks, on the slot's GPU."""
         with tf.device(HOST):
             started = _now(after=group.lengths)
             shape, table = tf.cast(shape, tf.int64), tf.constant(numbers.last)
         with tf.device(slot.home), tf.control_dependencies([started]):
             total = checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, shape, ranks, [], [pending], [], [group.lengths, table],
+                operators.deepreduce_decode_sum, group.gathered, scale, shape, ranks, [], [gradient], [], [group.lengths, table],
                 member=member, members=len(group.payloads), variable=slot.label, T=tf.float32,
             )  # fmt: skip
         with tf.device(HOST):
             update = slot.seconds.variable.assign_add([0, _now(after=total) - started])
         with tf.device(slot.home), _after([update]):
             return (
-                tf.cast(total, pending.dtype) if pending.dtype != tf.float32 else tf.identity(total)
+                tf.cast(total, gradient.dtype)
+                if gradient.dtype != tf.float32
+                else tf.identity(total)
             )
 
 

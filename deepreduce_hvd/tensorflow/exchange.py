@@ -15,7 +15,7 @@ from horovod.common.exceptions import HorovodInternalError
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.process_sets import ProcessSetTransport
-from deepreduce_hvd.compressor import collective_name
+from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.slot import local_variable

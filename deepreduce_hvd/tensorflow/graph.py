@@ -39,6 +39,11 @@ def stack(parts, dtype):
     return tf.constant(parts, dtype)
 
 
+def position_of(compressor, slot, step):
+    """Return seed, step, key and rank, which key an operator's random choices, (4,) int64."""
+    return stack([compressor.seed, step, slot.key, rank_of_job()], tf.int64)
+
+
 def refuse_xla():
     """Raise InvalidArgumentError in a function that XLA compiles."""
     from tensorflow.python.ops import control_flow_util

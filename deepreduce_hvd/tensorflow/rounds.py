@@ -7,7 +7,6 @@ graph calls Python when a gradient's step begins and when a result is not finite
 restored at the beginning of its next step.
 """
 
-import math
 import sys
 import threading
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.variables import reducing_frame
+from deepreduce_hvd.validation import expect_loss_scale
 
 #: methods of Keras' LossScaleOptimizer that call Horovod's
 _COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients")
@@ -159,10 +159,7 @@ class Rounds:
 
     def _begin(self, slot, reduction, scale, last_scale):
         """Return whether the slot's last step was void, and the factor for its memory."""
-        if not (math.isfinite(scale) and scale > 0):
-            raise InvalidArgumentError(
-                f"Compressor loss_scale: expected a function that returns a finite number above 0, got {scale}"
-            )
+        expect_loss_scale(scale)
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
                 reduction.step = Step()

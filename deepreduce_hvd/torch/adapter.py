@@ -1,32 +1,31 @@
-"""The PyTorch adapter of a Compressor: its parameters' state, its exchanges and their results."""
+"""The PyTorch adapter of a Compressor: what Horovod calls for each gradient."""
 
-import math
 import time
 import warnings
-import weakref
 
 import horovod.torch as hvd
 import torch
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import checkpoint, wire
+from deepreduce_hvd import wire
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.bucket import BucketMember
-from deepreduce_hvd.compressor import collective_name
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch import results
-from deepreduce_hvd.torch.caller import DIRECT, current_caller
+from deepreduce_hvd.torch.caller import current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
-from deepreduce_hvd.torch.host_member import HostMember
+from deepreduce_hvd.torch.exchanges import Exchanges
+from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
 from deepreduce_hvd.torch.references import Kept, Probes
-from deepreduce_hvd.torch.rounds import Apart, Plan, Round
+from deepreduce_hvd.torch.rounds import Rounds
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
@@ -34,14 +33,23 @@ _HOST = torch.device("cpu")
 
 
 class _Pending:
-    """One gradient between compress and decompress; ``flight`` is None if it is not compressed."""
+    """One gradient between compress and decompress.
 
-    def __init__(self, slot, gradient, made, turn, kept, flight=None):
+    Attributes:
+        slot: slot of its parameter.
+        gradient: the tensor that Horovod gave to compress.
+        made: whether backward made the gradient.
+        round: its :class:`~deepreduce_hvd.torch.rounds.Round`.
+        kept: the :class:`~deepreduce_hvd.torch.references.Kept` tensor that Horovod reduces.
+        flight: its :class:`~deepreduce_hvd.torch.rounds.Flight`, or None if it is not compressed.
+    """
+
+    def __init__(self, slot, gradient, made, round_, kept, flight=None):
         self.slot = slot
         self.gradient = gradient
-        self.made = made  # whether backward made the gradient
-        self.turn = turn  # its Round
-        self.kept = kept  # the tensor that Horovod reduces
+        self.made = made
+        self.round = round_
+        self.kept = kept
         self.flight = flight
 
     def memory_for_result(self, reduced):
@@ -55,26 +63,31 @@ class _Pending:
 
 
 class Adapter(BaseAdapter):
-    """The PyTorch side of one Compressor."""
+    """The PyTorch side of one Compressor.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        named: list of its (name, parameter) pairs.
+    """
 
     def __init__(self, compressor, named):
         register_elastic()
-        self.compressor = compressor
-        self.transport = HorovodTransport(compressor.process_set)
-        self.process_set = self.transport.process_set
+        super().__init__(compressor, HorovodTransport(compressor.process_set))
         self.device_path = DevicePath(compressor)
+        self.host_path = HostPath(self.device_path)
         self.slots = make_slots(compressor, named, self.device_path.home)
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
-        #: the MemoryKeeper of the hvd.elastic.TorchState that has this compressor, or None
-        self.elastic = None
-        self._rounds = 0
-        self._forget_rounds()
+        self._rounds = Rounds(compressor, self._parameters)
+        self._rounds_closed = 0
+        self._exchanges = Exchanges(compressor, self.device_path)
+        # whether a result was returned since the last check for elastic training
+        self._delivered = True
         self._warned = set()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
                 "operators",
-                f"gradients take the slower way through NumPy: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
+                f"gradients are compressed by NumPy, which is slower: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
             )
         self.watcher = watch(self)
         handshake.register(self)
@@ -83,18 +96,18 @@ class Adapter(BaseAdapter):
         """Return the number of steps that this compressor has begun."""
         return max((slot.steps for slot in self.slots.values()), default=0)
 
-    # --- rounds of gradients ---
+    # --- compress ---
 
-    def _turn_of(self, owner, slot):
-        """Return the round that a gradient belongs to; start one if needed.
+    def _round_of(self, owner, slot):
+        """Return the round that a gradient belongs to; begin one if needed.
 
         Args:
-            owner: the gradient's optimizer, or :data:`DIRECT` for gradients without one.
+            owner: the gradient's optimizer, or :data:`~deepreduce_hvd.torch.caller.DIRECT`.
             slot: slot of the gradient's parameter.
         """
-        turn = self._turns.get(owner)
-        if turn is not None and not turn.ends_before(slot, self._parameters.gradients_made):
-            return turn
+        round_ = self._rounds.joined_by(owner, slot)
+        if round_ is not None:
+            return round_
         if self._delivered:
             expect_keeper(self.elastic, notification_manager)
             if self.elastic is not None:
@@ -103,53 +116,18 @@ class Adapter(BaseAdapter):
         if not self.agreed and self.elastic is None:
             handshake.agree(self)
         self._delivered = False
-        turn = self._turns[owner] = Round(
-            self._plan_of(owner, turn),
-            self._loss_scale(),
-            self.device_path.sums(),
-            self._parameters.gradients_made,
-        )
-        return turn
-
-    def _plan_of(self, owner, last):
-        """Return the plan of an optimizer's buckets.
-
-        It is the plan of its ``last`` round, unless the parameters that it trains have changed.
-        """
-        if owner is DIRECT:
-            return self._apart
-        owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
-        slots = [slot for slot in self._parameters if id(slot.parameter) in owned]
-        if (
-            last is not None
-            and last.plan.slots == slots
-            and last.plan.training == Plan.trains(slots)
-        ):
-            return last.plan
-        self._parameters.register_hooks()
-        return Plan(slots, self.compressor.bucket_bytes, self.compressor.fingerprint)
-
-    def _loss_scale(self):
-        if self.compressor.loss_scale is None:
-            return None
-        scale = float(self.compressor.loss_scale())
-        if not (math.isfinite(scale) and scale > 0):
-            raise InvalidArgumentError(
-                f"Compressor loss_scale: expected it to return a finite number above 0, got {scale}"
-            )
-        return scale
-
-    # --- compress ---
+        return self._rounds.begin(owner, self.device_path.sums())
 
     @names_who_is_gone
     def compress(self, tensor):
+        """Start the exchange of one gradient, as :meth:`Compressor.compress`."""
         caller = current_caller()
         wire.expect_process_set(self.process_set, caller.process_set)
         slot = self._parameters.slot_for(tensor, caller.parameter)
-        turn = self._turn_of(caller.owner, slot)
-        if slot.turn is not None:
-            self._close(slot.turn)
-        turn.add(slot)
+        round_ = self._round_of(caller.owner, slot)
+        if slot.last_round is not None:
+            self._close(slot.last_round)
+        round_.add(slot)
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
@@ -158,33 +136,31 @@ class Adapter(BaseAdapter):
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
-            return reduced, _Pending(slot, tensor, made, turn, kept)
-        flight = turn.flight_for(slot, self._call_ranks)
+            return reduced, _Pending(slot, tensor, made, round_, kept)
+        flight = round_.flight_for(slot, self._call_ranks)
         # A gradient of zeros that backward did not make carries no information: the parameter is
         # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
         held = not made and not bool(tensor.any())
-        flight.members[slot] = self._member(slot, tensor, flight.copies, turn.loss_scale, held)
-        if flight.full and self._prepared:
-            self._start(flight)
-        self._advance()
-        kept = self._probes.take(self._probe_of(slot, turn), _probe_device(caller, tensor))
-        return kept.tensors[0], _Pending(slot, tensor, made, turn, kept, flight)
+        flight.members[slot] = self._member(slot, tensor, flight.copies, round_.loss_scale, held)
+        if flight.full:
+            self._exchanges.start_early(flight, self.transport)
+        self._exchanges.advance()
+        kept = self._probes.take(self._probe_of(slot, round_), _probe_device(caller, tensor))
+        return kept.tensors[0], _Pending(slot, tensor, made, round_, kept, flight)
 
     def _call_ranks(self, label):
+        """Start a roll call."""
         return RollCall(self.transport, collective_name(self.compressor.number, label))
 
     @staticmethod
-    def _probe_of(slot, turn):
+    def _probe_of(slot, round_):
+        """Return the probe of a gradient, (4,) float32."""
         return torch.tensor(
-            wire.probe(hvd.rank(), turn.plan.fingerprint, slot.steps - 1), dtype=torch.float32
+            wire.probe(hvd.rank(), round_.plan.fingerprint, slot.steps - 1), dtype=torch.float32
         )
 
-    def _advance(self):
-        for exchange in self._moving:
-            exchange.advance()
-        self._moving = [exchange for exchange in self._moving if not exchange.done]
-
     def _member(self, slot, tensor, copies, loss_scale, held):
+        """Return the bucket member of a gradient, or one that failed."""
         try:
             on_device = self.device_path.takes(tensor)
             slot.move_to(tensor.device if on_device else _HOST)
@@ -192,77 +168,49 @@ class Adapter(BaseAdapter):
             slot.back_up()
             if on_device:
                 return self.device_path.member(slot, tensor, hvd.rank(), held)
-            gradient = self._on_host(tensor.detach(), copies).contiguous().view(-1)
-            return HostMember(slot, gradient, held)
-        # catch everything: the other ranks must get a notice instead of waiting
+            return self.host_path.member(slot, tensor, copies, held)
+        # catch all errors: the other ranks must get a notice instead of waiting
         except Exception as error:
             return BucketMember.failed(slot.name, tensor.numel(), error)
-
-    def _prepare(self):
-        """Let the communicator measure, or create process sets, before its first exchange.
-
-        Ranks wait for each other there. In a backward hook this could deadlock: another rank may
-        miss gradients of this bucket, and may wait in its next hook for another compressor's
-        handshake. Once a result is requested, all hooks have run.
-        """
-        if not self._prepared:
-            self.compressor.communicator.prepare(self.transport)
-            self._prepared = True
-
-    def _start(self, flight):
-        flight.start(
-            self.compressor,
-            self.transport,
-            self.device_path.communicator(flight.members),
-            hvd.rank(),
-        )
-        self._moving.append(flight.exchange)
-
-    def _on_host(self, tensor, copies):
-        """Return the tensor on the host; its content is valid once ``copies`` are done."""
-        if tensor.device.type == "cpu":
-            return tensor
-        self._warn_once(
-            "device",
-            f"gradients on {tensor.device} are compressed on the host, through pinned memory: {self.device_path.why_not or 'there are no operators for it'}",
-        )
-        return (
-            self.device_path.side_streams.to_host(tensor, copies)
-            if tensor.device.type == "cuda"
-            else tensor.cpu()
-        )
 
     # --- decompress ---
 
     @names_who_is_gone
     def decompress(self, tensor, pending):
+        """Return the reduced gradient, as :meth:`Compressor.decompress`.
+
+        Args:
+            tensor: the reduced tensor.
+            pending: what compress returned; None for a sparse gradient, which Horovod does not pass
+                to compress.
+        """
         self._delivered = True
         if pending is None:
             return self._pass_on(tensor)
-        slot, turn, flight = pending.slot, pending.turn, pending.flight
-        turn.delivering = True
+        slot, round_, flight = pending.slot, pending.round, pending.flight
+        round_.delivering = True
         if flight is None:
             result = self._dense_result(tensor, pending)
         else:
-            result = self._sum(tensor, pending)
-        turn.hand_over(slot, flight)
-        if turn.complete:
-            turn.device_sums.send()
+            result = self._exchanged_result(tensor, pending)
+        round_.hand_over(slot, flight)
+        if round_.complete:
+            round_.device_sums.send()
         return result
 
     def _pass_on(self, tensor):
-        """Return a sparse gradient that Horovod summed itself, without a call of compress."""
+        """Return a sparse gradient, which Horovod reduced itself, and count it."""
         self._warn_once(
             "sparse",
-            "a sparse gradient went uncompressed; give DistributedOptimizer sparse_as_dense=True to compress it",
+            "a sparse gradient was not compressed; give DistributedOptimizer sparse_as_dense=True to compress it",
         )
         caller = current_caller()
         slot = self._parameters.get(caller.parameter)
         if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
             slot.count_sparse(slot.parameter.grad)
-        turn = self._turns.get(caller.owner)
-        if turn is not None and not turn.closed and turn.loss_scale is not None:
-            self._look_at(turn, tensor.coalesce().values())
+        round_ = self._rounds.last_of(caller.owner)
+        if round_ is not None and not round_.closed and round_.loss_scale is not None:
+            self._look_at(round_, tensor.coalesce().values())
         return tensor
 
     def _dense_result(self, tensor, pending):
@@ -272,35 +220,26 @@ class Adapter(BaseAdapter):
         like = results.layout_for(gradient, pending.slot.parameter, pending.made)
         if tensor.dtype != gradient.dtype or tensor.stride() != like.stride():
             result = pending.memory_for_result(tensor).copy_(tensor)
-        if pending.turn.loss_scale is not None:
-            self._look_at(pending.turn, result)
+        if pending.round.loss_scale is not None:
+            self._look_at(pending.round, result)
         return result
 
-    def _sum(self, tensor, pending):
-        slot, turn, flight = pending.slot, pending.turn, pending.flight
+    def _exchanged_result(self, tensor, pending):
+        """Return the sum of a gradient that was compressed, after its exchange."""
+        slot, round_, flight = pending.slot, pending.round, pending.flight
         # Check the probe first: ranks with different configurations could wait for each other in an
         # exchange forever.
         try:
             present = wire.Present.of(self.transport.ranks)
             scale = wire.scale_of(
-                slot.name, tensor.tolist(), present, turn.plan.fingerprint, slot.steps - 1
+                slot.name, tensor.tolist(), present, round_.plan.fingerprint, slot.steps - 1
             )
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
-        self._prepare()
-        for other in turn.flights:
-            # all gradients of the step have come; this bucket is incomplete, as some parameters
-            # have none
-            if other.exchange is None:
-                self._start(other)
-        # wait for all exchanges here, in a wait that sleeps; Horovod's own wait between two results
-        # spins
-        for other in turn.flights:
-            other.exchange.wait(self._moving)
-        self._moving = [exchange for exchange in self._moving if not exchange.done]
+        self._exchanges.run(round_.flights, self.transport)
         exchange = flight.exchange
         total = exchange.finish()
         started = time.perf_counter()
@@ -312,52 +251,50 @@ class Adapter(BaseAdapter):
             flight.roll_call.sent_bytes if flight.called_by is slot else 0,
         )
         if total.non_finite(number):
-            turn.void = True
+            round_.void = True
             self._warn_of_non_finite(slot.name)
-        result = self._decode(turn, slot, memory, total, number, scale)
+        result = self._decode(round_, slot, memory, total, number, scale)
         slot.decode_seconds += time.perf_counter() - started
         return result
 
-    def _decode(self, turn, slot, memory, total, number, scale):
+    def _decode(self, round_, slot, memory, total, number, scale):
+        """Return the sum of one gradient.
+
+        Args:
+            round_: the gradient's Round.
+            slot: slot of its parameter.
+            memory: the tensor for a dense sum.
+            total: sum of its bucket.
+            number: number of its bucket member.
+            scale: factor of the sum.
+        """
         like = slot.parameter.grad
         if like is not None and like.layout == torch.sparse_coo and not total.non_finite(number):
             result = results.sparse_like(like, *total.sparse(number, scale))
-            self._look_at(turn, result.values(), slot.name)
+            self._look_at(round_, result.values(), slot.name)
             return result
         if self.device_path.takes(memory):
-            turn.device_sums.decode(slot.name, memory, total, number, scale)
-            if turn.loss_scale is not None:
-                self._look_at(turn, memory)
+            round_.device_sums.decode(slot.name, memory, total, number, scale)
+            if round_.loss_scale is not None:
+                self._look_at(round_, memory)
             return memory
-        # Reuse the gradient's memory where possible: the gradient is encoded already, and
-        # allocating new pages takes longer than the sum.
-        flat = results.as_float32(memory) if memory.device == _HOST else None
-        summed = (
-            torch.zeros(memory.numel(), dtype=torch.float32, pin_memory=memory.is_cuda)
-            if flat is None
-            else flat.zero_()
-        )
-        largest = total.add_to(number, summed.numpy(), scale)
+        summed, largest = self.host_path.decode(memory, total, number, scale)
         if results.may_exceed(memory.dtype, largest):
-            self._look_at(turn, summed.to(memory.dtype), slot.name)
-        if memory.is_cuda:
-            self.device_path.from_host(summed, memory)
-        elif flat is None:
-            memory.copy_(summed.view(memory.shape))
+            self._look_at(round_, summed.to(memory.dtype), slot.name)
         return memory
 
-    def _look_at(self, turn, result, name=None):
+    def _look_at(self, round_, result, name=None):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step.
 
         Args:
-            turn: the Round of the result.
+            round_: the Round of the result.
             result: tensor to check.
             name: name of the parameter for a warning; None for no warning.
         """
         if result.is_cuda:
-            turn.device_sums.look_at(result)
+            round_.device_sums.look_at(result)
         elif not results.is_finite(result):
-            turn.void = True
+            round_.void = True
             if name is not None:
                 self._warn_of_non_finite(name)
 
@@ -365,65 +302,54 @@ class Adapter(BaseAdapter):
         if self.compressor.loss_scale is None:
             self._warn_once(
                 "non-finite",
-                f"parameter {name}: every rank gets NaN or Inf, because a rank's gradient had it or because the sum is too large; if such steps are "
-                "to be skipped, as loss scaling does, give Compressor loss_scale=scaler.get_scale so that no residual loses what the skipped step had sent",
+                f"parameter {name}: every rank gets NaN or Inf, because the gradient of a rank contains it or because the sum is too large; if the "
+                "optimizer skips such steps, as with loss scaling, give Compressor loss_scale=scaler.get_scale so that residuals keep what a skipped step sent",
             )
 
     # --- end of a round, and state ---
 
-    def _forget_rounds(self):
+    def framework_settings(self):
+        """Return which parameters are frozen; their buckets depend on it."""
+        return [
+            handshake.Setting(
+                "frozen parameters",
+                [
+                    f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"
+                    for slot in self.slots.values()
+                    if not slot.dense
+                ],
+            )
+        ]
+
+    def forget_rounds(self):
+        """Discard the steps in progress."""
         for slot in self.slots.values():
-            slot.turn = None
-        self._turns = weakref.WeakKeyDictionary()  # optimizer -> its last Round
-        self._apart = Apart(self.compressor.fingerprint)
-        self._moving = []  # exchanges in progress
-        self._prepared = False  # whether the communicator is ready for its first exchange
-        # whether a result was returned since the last check for elastic training
+            slot.last_round = None
+        self._rounds.forget()
+        self._exchanges.forget()
         self._delivered = True
 
-    def describe(self, with_steps):
-        """Return the settings that must be equal on all ranks, for the handshake."""
-        compressed = [slot for slot in self.slots.values() if not slot.dense]
-        frozen = [
-            f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"
-            for slot in compressed
-        ]
-        steps = checkpoint.steps_to_compare(self.slots, with_steps)
-        return [
-            *self.compressor.settings(self.transport),
-            handshake.Setting("frozen parameters", frozen),
-            *steps,
-        ]
-
-    def abandon(self):
-        """Discard a step that cannot finish, and everything known about the other ranks.
-
-        The set of ranks may have changed.
-        """
-        handshake.forget(self)
-        self._forget_rounds()
-        self.transport.reset()
-        self.compressor.communicator.reset()
-
     def close_round(self):
-        """Settle all complete rounds, before anything reads or changes state after a step."""
-        for turn in {slot.turn for slot in self.slots.values() if slot.turn is not None}:
-            if turn.complete:
-                self._close(turn)
+        """End all complete rounds, before anything reads or changes state between two steps."""
+        for round_ in {
+            slot.last_round for slot in self.slots.values() if slot.last_round is not None
+        }:
+            if round_.complete:
+                self._close(round_)
 
-    def _close(self, turn):
-        """Undo a void step; write scalars."""
-        if turn.closed:
+    def _close(self, round_):
+        """End a round: undo it if its step is void, and write scalars."""
+        if round_.closed:
             return
-        turn.closed = True
-        finite = turn.device_sums.check()
-        if turn.void or not finite:
-            for slot in turn.slots:
+        round_.closed = True
+        finite = round_.device_sums.check()
+        if round_.void or not finite:
+            for slot in round_.slots:
                 slot.restore()
-        self._rounds += 1
+        self._rounds_closed += 1
         writer = self.compressor.writer
-        if writer is not None and self._rounds % self.compressor.writer_interval == 0:
-            write_scalars(writer, self.stats(), self._rounds)
+        if writer is not None and self._rounds_closed % self.compressor.writer_interval == 0:
+            write_scalars(writer, self.stats(), self._rounds_closed)
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:

@@ -5,9 +5,9 @@ import zlib
 
 import torch
 
-from deepreduce_hvd import container
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.slot import Slot
+from deepreduce_hvd.validation import expect_size
 
 
 def make_slots(compressor, named, home):
@@ -32,11 +32,7 @@ def make_slots(compressor, named, home):
                 f"Compressor parameter {name}: expected a torch parameter, "
                 f"got {type(parameter).__name__}"
             )
-        if parameter.numel() > container.MAX_ELEMENTS:
-            raise InvalidArgumentError(
-                f"Compressor parameter {name}: expected at most {container.MAX_ELEMENTS} elements, "
-                f"got {parameter.numel()}; split the tensor"
-            )
+        expect_size(name, parameter.numel(), "tensor")
         key = zlib.crc32(name.encode())
         slots[name] = Slot(
             name, parameter, key, compressor.memory, compressor.dense_below, keep_backup,

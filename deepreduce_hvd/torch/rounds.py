@@ -1,11 +1,14 @@
 """Rounds: one step of one optimizer, from its first gradient to its last result."""
 
+import weakref
 import zlib
 
 from deepreduce_hvd.communicators.bucket import Bucket, assign_to_buckets
 from deepreduce_hvd.communicators.exchange import Exchange
-from deepreduce_hvd.compressor import collective_name
+from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.torch.caller import DIRECT
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
+from deepreduce_hvd.validation import expect_loss_scale
 
 
 class Plan:
@@ -142,14 +145,14 @@ class Round:
         without an optimizer come one by one, so their round ends with the next backward pass, which
         shows in ``gradients_made``, the number of gradients that backward has made so far.
         """
-        if self.closed or slot.turn is self:
+        if self.closed or slot.last_round is self:
             return True
         return self.delivering and (
             isinstance(self.plan, Plan) or gradients_made != self._gradients_made
         )
 
     def add(self, slot):
-        slot.turn = self
+        slot.last_round = self
         self.slots.append(slot)
         self._left += 1
 
@@ -186,3 +189,74 @@ class Round:
         self._left -= 1
         if flight is not None and flight.hand_over():
             del self._flights[self.plan.bucket_of(slot)[0]]
+
+
+class Rounds:
+    """The rounds of one compressor: which round a gradient belongs to.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        parameters: its :class:`~deepreduce_hvd.torch.parameters.Parameters`.
+    """
+
+    def __init__(self, compressor, parameters):
+        self._compressor = compressor
+        self._parameters = parameters
+        self.forget()
+
+    def forget(self):
+        """Forget all rounds."""
+        self._last = weakref.WeakKeyDictionary()  # optimizer -> its last Round
+        self._apart = Apart(self._compressor.fingerprint)
+
+    def last_of(self, owner):
+        """Return the last round of an optimizer, or of :data:`DIRECT`; None if there is none."""
+        return self._last.get(owner)
+
+    def joined_by(self, owner, slot):
+        """Return the round that a slot's gradient joins, or None if it begins a new one.
+
+        Args:
+            owner: the gradient's optimizer, or :data:`DIRECT` for gradients without one.
+            slot: slot of the gradient's parameter.
+        """
+        last = self._last.get(owner)
+        if last is None or last.ends_before(slot, self._parameters.gradients_made):
+            return None
+        return last
+
+    def begin(self, owner, device_sums):
+        """Begin a round of an optimizer, or of :data:`DIRECT`, and return it.
+
+        Args:
+            owner: the optimizer, or :data:`DIRECT`.
+            device_sums: the sums of this round on devices.
+        """
+        round_ = self._last[owner] = Round(
+            self._plan_of(owner), self._loss_scale(), device_sums, self._parameters.gradients_made
+        )
+        return round_
+
+    def _plan_of(self, owner):
+        """Return the plan of an optimizer's buckets.
+
+        It is the plan of its last round, unless the parameters that it trains have changed.
+        """
+        if owner is DIRECT:
+            return self._apart
+        owned = {id(parameter) for group in owner.param_groups for parameter in group["params"]}
+        slots = [slot for slot in self._parameters if id(slot.parameter) in owned]
+        last = self._last.get(owner)
+        if (
+            last is not None
+            and last.plan.slots == slots
+            and last.plan.training == Plan.trains(slots)
+        ):
+            return last.plan
+        self._parameters.register_hooks()
+        return Plan(slots, self._compressor.bucket_bytes, self._compressor.fingerprint)
+
+    def _loss_scale(self):
+        """Return the current loss scale, or None without loss scaling."""
+        function = self._compressor.loss_scale
+        return None if function is None else expect_loss_scale(float(function()))

@@ -27,7 +27,7 @@ class Slot:
         #: whether a backward pass has made a gradient since the last step
         self.made = False
         #: last Round with a gradient of this parameter
-        self.turn = None
+        self.last_round = None
         self.rounds = 0
         self.communicator = None
         self.steps = 0

@@ -53,7 +53,7 @@ def test_scenario(reports, processes, scenario):
         ),
         pytest.param(
             "elastic_state_without_the_compressor",
-            r"elastic training: expected the compressor among what the state keeps",
+            r"elastic training: expected an elastic state with the compressor",
             marks=pytest.mark.slow,
         ),
         pytest.param(

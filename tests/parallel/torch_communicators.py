@@ -195,7 +195,7 @@ def scenario_a_rank_that_fails_makes_all_raise(directory):
             bucket_bytes=1 << 30,
         )
         if hvd.rank() == hvd.size() - 1:
-            compressor.adapter._on_host = no_memory
+            compressor.adapter.host_path.member = no_memory
         backward(network, 0)
         try:
             optimizer.synchronize()

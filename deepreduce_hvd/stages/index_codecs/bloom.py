@@ -10,6 +10,7 @@ from deepreduce_hvd.numerics.exact_log import LN2, exact_log
 from deepreduce_hvd.numerics.random import mix64, random32, random_below
 from deepreduce_hvd.settings import is_number
 from deepreduce_hvd.stages.base import IndexCodec, register
+from deepreduce_hvd.stages.sections import expect_empty, unpack_header
 
 POLICIES = ("naive", "p0", "p1", "leftmost", "p2")
 _NAIVE, _P0, _P1, _LEFTMOST, _P2 = range(5)
@@ -238,16 +239,9 @@ class Bloom(IndexCodec):
     @classmethod
     def decode(cls, section, d, count):
         if count == 0:
-            if section:
-                raise CorruptPayloadError(
-                    f"index section: expected 0 bytes for no indices, got {len(section)}"
-                )
+            expect_empty(section, "index")
             return np.zeros(0, dtype=np.uint32)
-        if len(section) < _HEAD.size:
-            raise CorruptPayloadError(
-                f"index section: expected at least {_HEAD.size} bytes, got {len(section)}"
-            )
-        policy, hashes, bits = _HEAD.unpack_from(section)
+        policy, hashes, bits = unpack_header(_HEAD, section, "index")
         if policy > _P2 or not 1 <= hashes <= _LARGEST_HASHES or bits < 1:
             raise CorruptPayloadError(
                 f"index section: expected a policy of 0 to 4, 1 to {_LARGEST_HASHES} hashes and at least 1 bit, got {policy}, {hashes} and {bits}"

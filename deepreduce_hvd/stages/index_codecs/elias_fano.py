@@ -5,6 +5,7 @@ import numpy as np
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numerics.bits import pack_fields, unpack_fields
 from deepreduce_hvd.stages.base import IndexCodec, register
+from deepreduce_hvd.stages.sections import expect_empty
 
 
 def _low_width(d, count):
@@ -39,10 +40,7 @@ class EliasFano(IndexCodec):
     @classmethod
     def decode(cls, section, d, count):
         if count == 0:
-            if section:
-                raise CorruptPayloadError(
-                    f"index section: expected 0 bytes for no indices, got {len(section)}"
-                )
+            expect_empty(section, "index")
             return np.zeros(0, dtype=np.uint32)
         width = _low_width(d, count)
         low_bytes = (count * width + 7) // 8

@@ -5,6 +5,7 @@ import numpy as np
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.numerics import huffman_code, varint
 from deepreduce_hvd.stages.base import IndexCodec, register
+from deepreduce_hvd.stages.sections import expect_empty
 
 BLOCK = 4096
 _STATIC, _DELTA = 0, 1
@@ -86,7 +87,7 @@ class Huffman(IndexCodec):
     @classmethod
     def decode(cls, section, d, count):
         if count == 0:
-            _expect(not section, f"0 bytes for no indices, got {len(section)}")
+            expect_empty(section, "index")
             return np.zeros(0, dtype=np.uint32)
         _expect(
             section and section[0] in (_STATIC, _DELTA),

@@ -10,6 +10,7 @@ from deepreduce_hvd.numerics import bits
 from deepreduce_hvd.numerics.exact_math import lane_sum
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
+from deepreduce_hvd.stages.sections import expect_empty, unpack_header
 from deepreduce_hvd.stages.value_codecs.fit_sides import restored, sort_sides, to_values
 
 MAX_DEGREE = 7
@@ -268,16 +269,9 @@ class FitPoly(ValueCodec):
     @classmethod
     def decode(cls, section, count):
         if count == 0:
-            if section:
-                raise CorruptPayloadError(
-                    f"value section: expected no bytes for no values, got {len(section)}"
-                )
+            expect_empty(section, "value")
             return np.zeros(0, dtype=np.float32)
-        if len(section) < _HEADER.size:
-            raise CorruptPayloadError(
-                f"value section: expected at least {_HEADER.size} bytes, got {len(section)}"
-            )
-        positives, *parts, degree, length_width = _HEADER.unpack_from(section)
+        positives, *parts, degree, length_width = unpack_header(_HEADER, section, "value")
         segments, exponents = parts[:2], parts[2:]
         if positives > count:
             raise CorruptPayloadError(

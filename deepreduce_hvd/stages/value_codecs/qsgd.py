@@ -9,6 +9,7 @@ from deepreduce_hvd.numerics.bits import pack_fields, unpack_fields
 from deepreduce_hvd.numerics.random import random_uniform
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
+from deepreduce_hvd.stages.sections import unpack_header
 
 _HEAD = struct.Struct("<BH")
 _LANES = 8
@@ -115,11 +116,7 @@ class QSGD(ValueCodec):
 
     @classmethod
     def decode(cls, section, count):
-        if len(section) < _HEAD.size:
-            raise CorruptPayloadError(
-                f"value section: expected at least {_HEAD.size} bytes, got {len(section)}"
-            )
-        bits, bucket = _HEAD.unpack_from(section)
+        bits, bucket = unpack_header(_HEAD, section, "value")
         if not is_integer(bits) or bits not in range(1, 9) or bucket not in range(8, 32769, 8):
             raise CorruptPayloadError(
                 f"value section: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got {bits} and {bucket}"

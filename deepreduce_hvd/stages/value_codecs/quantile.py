@@ -9,6 +9,7 @@ from deepreduce_hvd.numerics import huffman_code
 from deepreduce_hvd.numerics.bits import bit_width_of, pack_fields, unpack_fields
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
+from deepreduce_hvd.stages.sections import unpack_header
 
 BLOCK = 4096
 _HEAD = struct.Struct("<HHB")
@@ -100,11 +101,7 @@ class Quantile(ValueCodec):
 
     @classmethod
     def decode(cls, section, count):
-        if len(section) < _HEAD.size:
-            raise CorruptPayloadError(
-                f"value section: expected at least {_HEAD.size} bytes, got {len(section)}"
-            )
-        *sides, kind = _HEAD.unpack_from(section)
+        *sides, kind = unpack_header(_HEAD, section, "value")
         total = sum(sides)
         if total > 256 or (total == 0) != (count == 0) or kind > _HUFFMAN:
             raise CorruptPayloadError(

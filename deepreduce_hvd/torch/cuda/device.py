@@ -4,7 +4,7 @@ import horovod.torch as hvd
 import torch
 
 from deepreduce_hvd.communicators.bucket import payload_of_nothing
-from deepreduce_hvd.gpu import why_on_host
+from deepreduce_hvd.gpu import BaseDevicePath
 from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost, SideStreams, pinned
 from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather, DeviceMember
@@ -57,7 +57,7 @@ class DeviceSums:
 
     def __init__(self, compressor):
         self._compressor = compressor
-        self._sums = {}  # PayloadSum -> _SumOnDevices
+        self._sums = {}  # GatheredPayloads -> _SumOnDevices
         self._finite = {}  # device -> (1,) bool there: whether all checked tensors are finite
         self._sent = []
         self._verdicts = []
@@ -119,23 +119,17 @@ class DeviceSums:
         return all(bool(finite) for finite, _ in self._verdicts)
 
 
-class DevicePath:
-    """The path of one compressor for gradients on GPUs.
-
-    Attributes:
-        why_not: why it compresses on the host, or None if it compresses on GPUs.
-        nccl: whether collectives take payloads from the device.
-    """
+class DevicePath(BaseDevicePath):
+    """The path of one compressor for gradients on GPUs."""
 
     def __init__(self, compressor):
-        self.compressor = compressor
-        self.why_not = why_on_host(
+        super().__init__(
             compressor,
             None if operators.HAS_CUDA_OPERATORS else "this installation has no CUDA operators",
+            # without operators, the name does not exist
             lambda fields: torch.ops.deepreduce.cuda_supports(fields),
+            hvd.nccl_built,
         )
-        #: whether collectives take payloads from the device
-        self.nccl = self.why_not is None and bool(hvd.nccl_built())
         self.side_streams = SideStreams()
 
     def sums(self):

@@ -11,7 +11,7 @@ import torch
 from deepreduce_hvd import container, wire
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.bucket import BucketMember
-from deepreduce_hvd.communicators.sums import PayloadSum
+from deepreduce_hvd.communicators.sums import GatheredPayloads
 from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
 from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 from deepreduce_hvd.torch import ops as operators
@@ -190,7 +190,7 @@ class DeviceAllgather(Allgather):
         return DeviceSum(bucket, headers, gathered, channel.size)
 
 
-class DeviceSum(PayloadSum):
+class DeviceSum(GatheredPayloads):
     """Payloads of every rank on a device.
 
     Args:
