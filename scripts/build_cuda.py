@@ -39,7 +39,7 @@ def build(compiler, folder, architectures, jobs=2, report=print):
         for option in nvcc.code_options(name, ptx=name == architectures[-1])
     ]
     options = [
-        "-std=c++17", "-O3", *nvcc.EXACT, *codes, f"-I{CORE}", f"-I{CORE / 'cuda'}", "-Xcompiler=-fPIC,-Wall,-fvisibility=hidden",
+        "-std=c++17", "-O3", *nvcc.EXACT, *codes, f"-I{CORE}", "-Xcompiler=-fPIC,-Wall,-fvisibility=hidden",
         "-Werror=all-warnings",
     ]  # fmt: skip
     newest_header = max(

@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "deepreduce.h"
+#include "api/deepreduce.h"
 
 namespace deepreduce_torch {
 

@@ -49,7 +49,7 @@ class Result(ctypes.Structure):
 def sources():
     """What the library is made of; of the CPU core only what raises errors."""
     return [
-        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "arguments.cc",
+        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "api" / "arguments.cc",
         *sorted(HERE.glob("*.cc")), HERE / "emulator" / "scheduler.cc",
     ]  # fmt: skip
 
@@ -91,7 +91,7 @@ def _build(folder, sanitizer):
     instrumented = (
         [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     )
-    options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{HERE / 'emulator'}"]
+    options += [f"-I{CORE}", f"-I{HERE / 'emulator'}"]
     compiler = os.environ.get("CXX", "g++")
 
     def compile_one(source):

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "../arguments.h"
-#include "deepreduce_cuda.h"
+#include "cuda/deepreduce_cuda.h"
 
 namespace deepreduce_torch {
 namespace {

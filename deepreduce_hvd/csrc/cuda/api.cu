@@ -1,8 +1,8 @@
 // The C ABI: failures become a status and a message.
 #include <cstdio>
 
-#include "encode.cuh"
-#include "payload.h"
+#include "container/payload.h"
+#include "cuda/encode.cuh"
 
 namespace deepreduce {
 namespace cuda {

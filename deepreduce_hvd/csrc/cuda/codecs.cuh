@@ -9,7 +9,7 @@
 #define DEEPREDUCE_CUDA_CODECS_CUH
 
 #include "codecs.h"
-#include "device.cuh"
+#include "cuda/device.cuh"
 
 namespace deepreduce {
 namespace cuda {
@@ -118,7 +118,7 @@ struct DeviceValueCodec {
 const DeviceIndexCodec* find_device_index_codec(int id);
 const DeviceValueCodec* find_device_value_codec(int id);
 
-// The order mapping, as in csrc/order.h: order.cu.
+// The order mapping, as in csrc/container/order.h: order.cu.
 uint64_t order_capacity(uint32_t capacity);
 void write_order(Device&, const uint32_t* order, const uint32_t* count, uint32_t capacity,
                  SectionOut section);

@@ -1,10 +1,10 @@
 // dr_cuda_decode_sum's work: checks of the container, the stages, and the sum. A payload is of the
 // codec, dense, or non-finite, which only the device knows: the same kernels are started for each,
 // and sections that it does not have are not active.
-#include "algorithms.cuh"
-#include "bits.h"
-#include "encode.cuh"
-#include "payload.cuh"
+#include "cuda/algorithms.cuh"
+#include "cuda/encode.cuh"
+#include "cuda/payload.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -56,7 +56,7 @@ __device__ bool is_dense_id(int32_t id) {
   return id == kRawValue || id == kFloat16 || id == kBFloat16;
 }
 
-// One thread; the checks in the order of csrc/payload.cc and csrc/decode.cc.
+// One thread; the checks in the order of csrc/container/payload.cc and csrc/container/decode.cc.
 __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, Expected expected,
                      Opened* opened, dr_cuda_result* result) {
   if (refused(result)) return;

@@ -1,11 +1,11 @@
 // dr_cuda_encode's work: error feedback and selection, index codec, value codec, payload. The host
 // starts the same kernels whatever is selected.
-#include "encode.cuh"
+#include "cuda/encode.cuh"
 
-#include "arguments.h"
-#include "payload.cuh"
-#include "random.h"
-#include "select.cuh"
+#include "api/arguments.h"
+#include "cuda/payload.cuh"
+#include "cuda/select.cuh"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,7 +1,7 @@
 // The order mapping: ceil(log2 count) bits an entry, so that 8 entries fill whole bytes: one
 // thread's work when writing.
-#include "bits.h"
-#include "codecs.cuh"
+#include "cuda/codecs.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,10 +1,11 @@
-// Error feedback and selection on the device: csrc/select.h, of which the host knows no result.
+// Error feedback and selection on the device: csrc/select/select.h, of which the host knows no
+// result.
 #ifndef DEEPREDUCE_CUDA_SELECT_CUH
 #define DEEPREDUCE_CUDA_SELECT_CUH
 
-#include "codecs.cuh"
-#include "deepreduce_cuda.h"
-#include "select_element.h"
+#include "cuda/codecs.cuh"
+#include "cuda/deepreduce_cuda.h"
+#include "select/element.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -107,8 +108,8 @@ struct Candidates {
 // Adds the gradient to the memory.
 void accumulate(Device&, const dr_codec&, const dr_cuda_encoding&, const Candidates&);
 
-// accumulates and selects, as accumulate_and_select of csrc/select.h. Arguments must have been
-// checked.
+// accumulates and selects, as accumulate_and_select of csrc/select/select.h. Arguments must have
+// been checked.
 DeviceSelection select(Device&, const dr_codec&, const dr_cuda_encoding&);
 
 // The sparsifiers; each accumulates.

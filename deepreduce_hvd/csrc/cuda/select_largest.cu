@@ -4,9 +4,9 @@
 // the sample was wrong, which only the device knows, the same kernels go over all elements instead.
 #include <cmath>
 
-#include "algorithms.cuh"
-#include "random.h"
-#include "select.cuh"
+#include "cuda/algorithms.cuh"
+#include "cuda/select.cuh"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,6 +1,6 @@
 // Bitmap: one bit per element.
 #include "codecs.h"
-#include "set_bits.h"
+#include "support/set_bits.h"
 
 namespace deepreduce {
 namespace {

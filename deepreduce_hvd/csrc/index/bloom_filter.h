@@ -3,7 +3,7 @@
 #define DEEPREDUCE_BLOOM_FILTER_H
 
 #include "base.h"
-#include "random.h"
+#include "support/random.h"
 
 namespace deepreduce {
 

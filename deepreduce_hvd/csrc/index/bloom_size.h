@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "exact_log.h"
+#include "support/exact_log.h"
 
 namespace deepreduce {
 

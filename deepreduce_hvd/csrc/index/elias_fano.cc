@@ -1,8 +1,8 @@
 // EliasFano: low bits unchanged, high bits as a bitmap.
-#include "bits.h"
 #include "codecs.h"
 #include "index/elias_fano_layout.h"
-#include "set_bits.h"
+#include "support/bits.h"
+#include "support/set_bits.h"
 
 namespace deepreduce {
 namespace {

@@ -1,8 +1,8 @@
 // Huffman: a Huffman code of the bytes of indices or gaps.
-#include "huffman_code.h"
+#include "support/huffman_code.h"
 
 #include "codecs.h"
-#include "varint.h"
+#include "support/varint.h"
 
 namespace deepreduce {
 namespace {

@@ -1,9 +1,9 @@
 // Rice: gaps between indices in adaptive Golomb-Rice codes, in blocks that can be coded in
 // parallel.
-#include "bits.h"
 #include "codecs.h"
 #include "index/rice_parameter.h"
-#include "set_bits.h"
+#include "support/bits.h"
+#include "support/set_bits.h"
 
 namespace deepreduce {
 namespace {

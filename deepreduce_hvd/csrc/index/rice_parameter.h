@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_RICE_PARAMETER_H
 #define DEEPREDUCE_RICE_PARAMETER_H
 
-#include "bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 

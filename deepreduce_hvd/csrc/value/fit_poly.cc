@@ -1,8 +1,8 @@
 // FitPoly: fits sorted values by piecewise least squares polynomials.
 #include <algorithm>
 
-#include "../bits.h"
-#include "fit_curve.h"
+#include "support/bits.h"
+#include "value/fit_curve.h"
 
 namespace deepreduce {
 namespace {

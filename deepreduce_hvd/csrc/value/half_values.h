@@ -4,8 +4,8 @@
 #define DEEPREDUCE_VALUE_HALF_VALUES_H
 
 #include "codecs.h"
-#include "half.h"
-#include "simd.h"
+#include "support/half.h"
+#include "support/simd.h"
 
 namespace deepreduce {
 

@@ -3,8 +3,8 @@
 #ifndef DEEPREDUCE_VALUE_POLY_ELEMENT_H
 #define DEEPREDUCE_VALUE_POLY_ELEMENT_H
 
-#include "../base.h"
-#include "fit_element.h"
+#include "base.h"
+#include "value/fit_element.h"
 
 namespace deepreduce {
 

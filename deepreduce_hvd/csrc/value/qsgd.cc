@@ -1,9 +1,9 @@
 // QSGD: stochastic quantization in buckets.
-#include "bits.h"
 #include "codecs.h"
-#include "qsgd_element.h"
-#include "qsgd_settings.h"
-#include "simd.h"
+#include "support/bits.h"
+#include "support/simd.h"
+#include "value/qsgd_element.h"
+#include "value/qsgd_settings.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

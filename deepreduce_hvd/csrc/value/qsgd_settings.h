@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_VALUE_QSGD_SETTINGS_H
 #define DEEPREDUCE_VALUE_QSGD_SETTINGS_H
 
-#include "../bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 

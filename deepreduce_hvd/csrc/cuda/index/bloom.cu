@@ -1,7 +1,7 @@
 // Bloom: sections, and what is made of a filter's positives.
 #include "cuda/index/bloom.cuh"
 
-#include "bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "bits.h"
 #include "cuda/device.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {

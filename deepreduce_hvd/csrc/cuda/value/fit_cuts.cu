@@ -3,7 +3,7 @@
 // above a limit that no more than the wanted ones exceed are split at once. The rest, few as long
 // as the tree knows what it takes, follow one after another; the block looks up what the tree does
 // not know.
-#include "fit_tree.cuh"
+#include "cuda/value/fit_tree.cuh"
 
 namespace deepreduce {
 namespace cuda {

@@ -2,7 +2,7 @@
 // in 8 lanes: so the block goes by tiles, and while some threads prepare a tile others add up the
 // tiles before it, a thread a lane of each sum.
 #include "cuda/algorithms.cuh"
-#include "fit_sides.cuh"
+#include "cuda/value/fit_sides.cuh"
 #include "value/dexp_element.h"
 
 namespace deepreduce {

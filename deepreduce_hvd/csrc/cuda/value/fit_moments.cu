@@ -2,7 +2,7 @@
 // those of the tile before, each one lane of one sum, in the host's order; then a block a side
 // finds the step of the coefficients.
 #include "cuda/algorithms.cuh"
-#include "fit_poly.cuh"
+#include "cuda/value/fit_poly.cuh"
 
 namespace deepreduce {
 namespace cuda {

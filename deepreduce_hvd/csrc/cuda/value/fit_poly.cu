@@ -1,9 +1,9 @@
 // FitPoly: the section's fields, and the values that they stand for. Every field has a place that
 // the header tells.
-#include "fit_poly.cuh"
+#include "cuda/value/fit_poly.cuh"
 
-#include "bits.h"
 #include "cuda/algorithms.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {

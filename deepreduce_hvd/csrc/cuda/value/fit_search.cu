@@ -3,7 +3,7 @@
 // once, those that are among the best so far. At last one thread a side makes the host's choices
 // from what is known; what the rounds did not foresee its block looks up on the way. So the cuts do
 // not depend on what was looked ahead.
-#include "fit_tree.cuh"
+#include "cuda/value/fit_tree.cuh"
 
 namespace deepreduce {
 namespace cuda {

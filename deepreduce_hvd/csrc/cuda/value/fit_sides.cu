@@ -1,6 +1,6 @@
 // Sorting for the curve fits: one stable radix sort of (compact key, position), so that the order
 // is the host's.
-#include "fit_sides.cuh"
+#include "cuda/value/fit_sides.cuh"
 
 #include "cuda/algorithms.cuh"
 

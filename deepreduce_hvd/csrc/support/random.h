@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "host_device.h"
+#include "support/host_device.h"
 
 namespace deepreduce {
 

@@ -2,9 +2,9 @@
 #include <cmath>
 #include <limits>
 
-#include "encode.h"
-#include "order.h"
-#include "payload.h"
+#include "container/encode.h"
+#include "container/order.h"
+#include "container/payload.h"
 
 namespace deepreduce {
 namespace {

@@ -4,11 +4,9 @@
 
 #include <cfloat>
 
-#include "half.h"
+#include "support/half.h"
 
 namespace deepreduce {
-
-#define DR_ELEMENT DR_HOST_DEVICE inline __attribute__((always_inline))
 
 DR_ELEMENT float saturate(float value) {
   value = value < -FLT_MAX ? -FLT_MAX : value;
@@ -27,8 +25,6 @@ DR_ELEMENT float next_sum(float sum, float addend) { return saturate(sum + adden
 DR_ELEMENT float without(float sum, float weight, float sent) {
   return saturate(sum - weight * sent);
 }
-
-#undef DR_ELEMENT
 
 }  // namespace deepreduce
 #endif

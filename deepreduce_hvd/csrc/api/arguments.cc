@@ -1,11 +1,11 @@
-#include "arguments.h"
+#include "api/arguments.h"
 
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
 
 #include "codecs.h"
-#include "payload.h"
+#include "container/payload.h"
 
 namespace deepreduce {
 

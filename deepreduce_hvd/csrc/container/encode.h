@@ -3,7 +3,7 @@
 #define DEEPREDUCE_ENCODE_H
 
 #include "codecs.h"
-#include "half.h"
+#include "support/half.h"
 
 namespace deepreduce {
 

@@ -2,12 +2,12 @@
 // limit is estimated from the last step's threshold and from a sample. When the candidates outgrow
 // their memory, all but the k largest so far are dropped, and the limit rises. At the end a radix
 // select finds the exact k-th magnitude. Another pass is needed only if the limit was too high.
-#include "select_largest.h"
+#include "select/largest.h"
 
 #include <cmath>
 
-#include "half.h"
-#include "random.h"
+#include "support/half.h"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace {

@@ -1,8 +1,8 @@
-#include "huffman_code.h"
+#include "support/huffman_code.h"
 
 #include <algorithm>
 
-#include "bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "random.h"  // DR_HOST_DEVICE
+#include "support/host_device.h"
 
 namespace deepreduce {
 

@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_SELECT_LARGEST_H
 #define DEEPREDUCE_SELECT_LARGEST_H
 
-#include "select_sum.h"
+#include "select/sum.h"
 
 namespace deepreduce {
 

@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_SELECT_RANDOM_H
 #define DEEPREDUCE_SELECT_RANDOM_H
 
-#include "random.h"
+#include "support/random.h"
 
 namespace deepreduce {
 

@@ -1,4 +1,4 @@
-#include "set_bits.h"
+#include "support/set_bits.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

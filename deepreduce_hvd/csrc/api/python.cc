@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "deepreduce.h"
-#include "host_scratch.h"
+#include "api/deepreduce.h"
+#include "support/host_scratch.h"
 
 namespace py = pybind11;
 

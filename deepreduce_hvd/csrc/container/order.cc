@@ -1,6 +1,6 @@
-#include "order.h"
+#include "container/order.h"
 
-#include "bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace {

@@ -1,6 +1,6 @@
-#include "select_sum.h"
+#include "select/sum.h"
 
-#include "half.h"
+#include "support/half.h"
 
 namespace deepreduce {
 

@@ -4,7 +4,7 @@
 #define DEEPREDUCE_PAYLOAD_H
 
 #include "base.h"
-#include "random.h"
+#include "support/random.h"
 
 namespace deepreduce {
 

@@ -1,14 +1,14 @@
-#include "select.h"
+#include "select/select.h"
 
 #include <cmath>
 
-#include "arguments.h"
-#include "half.h"
-#include "random.h"
-#include "select_element.h"
-#include "select_largest.h"
-#include "select_random.h"
-#include "select_sum.h"
+#include "api/arguments.h"
+#include "select/element.h"
+#include "select/largest.h"
+#include "select/random.h"
+#include "select/sum.h"
+#include "support/half.h"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace {

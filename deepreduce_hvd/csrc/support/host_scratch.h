@@ -1,14 +1,14 @@
 // Scratch memory for the bindings: blocks of one call, reused by the thread's next call.
 //
 // Allocating new pages takes longer than most of the work on them. The core itself allocates
-// nothing (deepreduce.h).
+// nothing (api/deepreduce.h).
 #ifndef DEEPREDUCE_HOST_SCRATCH_H
 #define DEEPREDUCE_HOST_SCRATCH_H
 
 #include <cstdlib>
 #include <vector>
 
-#include "deepreduce.h"
+#include "api/deepreduce.h"
 
 namespace deepreduce {
 

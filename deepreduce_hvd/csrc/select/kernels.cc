@@ -1,7 +1,7 @@
-#include "select_kernels.h"
+#include "select/kernels.h"
 
-#include "select_element.h"
-#include "simd.h"
+#include "select/element.h"
+#include "support/simd.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -157,9 +157,6 @@ uint32_t collect_scalar(const float* values, uint32_t n, uint32_t base, uint32_t
 DR_SELECT_LEVEL(scalar, );
 
 #if defined(__x86_64__)
-#define DR_AVX2 __attribute__((target("avx2,bmi2")))
-#define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
-
 // Appends the elements values[i] whose bit i of `set` is 1; returns the new count.
 DR_INLINE uint32_t append_set(uint64_t set, const float* values, uint32_t base, uint32_t* indices,
                               float* kept, uint32_t count) {

@@ -4,9 +4,9 @@
 #include <cstdio>
 
 #include "codecs.h"
-#include "encode.h"
-#include "payload.h"
-#include "wire.h"
+#include "container/encode.h"
+#include "container/payload.h"
+#include "container/wire.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

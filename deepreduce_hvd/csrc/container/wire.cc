@@ -1,10 +1,10 @@
-#include "wire.h"
+#include "container/wire.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "payload.h"
-#include "random.h"
+#include "container/payload.h"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace {

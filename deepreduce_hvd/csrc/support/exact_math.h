@@ -3,9 +3,10 @@
 #ifndef DEEPREDUCE_EXACT_MATH_H
 #define DEEPREDUCE_EXACT_MATH_H
 
+#include <cstdint>
 #include <cstring>
 
-#include "random.h"
+#include "support/host_device.h"
 
 namespace deepreduce {
 
@@ -23,7 +24,7 @@ DR_HOST_DEVICE inline double power_of_two(const double& shifted) {
 // by Horner's rule, times 2^n. Number is double, or a vector of doubles with its operators, a
 // constructor from one double and a power_of_two.
 template <class Number>
-DR_HOST_DEVICE inline __attribute__((always_inline)) Number exact_exp(const Number& x) {
+DR_ELEMENT Number exact_exp(const Number& x) {
   constexpr double kReciprocalFactorials[] = {1 / 479001600.0,
                                               1 / 39916800.0,
                                               1 / 3628800.0,

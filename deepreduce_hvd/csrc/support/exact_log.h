@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "random.h"  // DR_HOST_DEVICE
+#include "support/host_device.h"
 
 namespace deepreduce {
 

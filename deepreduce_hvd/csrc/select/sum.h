@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "codecs.h"
-#include "select_kernels.h"
+#include "select/kernels.h"
 
 namespace deepreduce {
 

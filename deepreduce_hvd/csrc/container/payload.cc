@@ -1,4 +1,4 @@
-#include "payload.h"
+#include "container/payload.h"
 
 namespace deepreduce {
 namespace {

@@ -8,6 +8,9 @@
 #define DR_HOST_DEVICE
 #endif
 
+// An inline function of one element, which the loops of each SIMD level contain.
+#define DR_ELEMENT DR_HOST_DEVICE inline __attribute__((always_inline))
+
 namespace deepreduce {
 
 // std::max and std::min are not available on the device.

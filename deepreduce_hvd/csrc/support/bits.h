@@ -3,7 +3,7 @@
 #define DEEPREDUCE_BITS_H
 
 #include "base.h"
-#include "host_device.h"
+#include "support/host_device.h"
 
 namespace deepreduce {
 

@@ -1,15 +1,15 @@
 // The implementation of dr_encode: error feedback and selection, index codec, value codec, payload.
-#include "encode.h"
+#include "container/encode.h"
 
 #include <algorithm>
 #include <cfloat>
 
-#include "arguments.h"
-#include "half.h"
-#include "order.h"
-#include "payload.h"
-#include "random.h"
-#include "select.h"
+#include "api/arguments.h"
+#include "container/order.h"
+#include "container/payload.h"
+#include "select/select.h"
+#include "support/half.h"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace {
