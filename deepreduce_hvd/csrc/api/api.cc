@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "api/arguments.h"
 #include "codecs.h"
 #include "container/encode.h"
 #include "container/payload.h"
@@ -60,12 +61,23 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
+dr_header as_header(const Payload& payload) {
+  return {payload.version,     payload.flags,       payload.index_id,    payload.value_id,
+          payload.dtype,       payload.order,       payload.d,           payload.count,
+          payload.index_bytes, payload.value_bytes, payload.order_bytes, payload.total_bytes()};
+}
+
 }  // namespace
 }  // namespace deepreduce
 
 using namespace deepreduce;
 
 extern "C" {
+
+int dr_read_codec(dr_context* context, const double* fields, uint64_t field_count,
+                  dr_codec* codec) {
+  return guarded(context, [&](Context&) { *codec = codec_of(fields, field_count); });
+}
 
 int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding) {
   return guarded(context, [&](Context& inner) { encode(context, inner, *codec, *encoding); });
@@ -101,21 +113,17 @@ int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const 
 }
 
 int dr_inspect(dr_context* context, const uint8_t* data, uint64_t size, dr_header* header) {
-  return guarded(context, [&](Context&) {
-    const Payload payload = read_payload(data, size);
-    *header = {1,
-               payload.flags,
-               payload.index_id,
-               payload.value_id,
-               payload.dtype,
-               payload.order,
-               payload.d,
-               payload.count,
-               payload.index_bytes,
-               payload.value_bytes,
-               payload.order_bytes,
-               payload.total_bytes()};
-  });
+  return guarded(context, [&](Context&) { *header = as_header(read_payload(data, size)); });
+}
+
+int dr_read_header(dr_context* context, const uint8_t* start, uint64_t size, dr_header* header) {
+  return guarded(context, [&](Context&) { *header = as_header(read_header(start, size)); });
+}
+
+void dr_decoding_codec(const dr_header* header, dr_codec* codec) {
+  *codec = {};
+  codec->index.id = header->index_id == kAllIndices ? int{kRawIndex} : header->index_id;
+  codec->value.id = header->value_id == 0 ? int{kRawValue} : header->value_id;
 }
 
 int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,

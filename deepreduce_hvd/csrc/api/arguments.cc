@@ -9,6 +9,18 @@
 
 namespace deepreduce {
 
+dr_codec codec_of(const double* fields, uint64_t field_count) {
+  if (field_count != DR_CODEC_FIELDS)
+    invalid_argument("codec: expected %d numbers, got %llu", DR_CODEC_FIELDS,
+                     static_cast<unsigned long long>(field_count));
+  dr_codec codec;
+  for (dr_stage* stage : {&codec.sparsifier, &codec.index, &codec.value, &codec.memory}) {
+    stage->id = static_cast<int32_t>(*fields++);
+    for (double& parameter : stage->parameters) parameter = *fields++;
+  }
+  return codec;
+}
+
 void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual,
                     bool has_velocity) {
   if (d > kMaxElements)

@@ -6,6 +6,9 @@
 
 namespace deepreduce {
 
+// Makes a codec from its numbers; throws if there are more or fewer than DR_CODEC_FIELDS.
+dr_codec codec_of(const double* fields, uint64_t field_count);
+
 // Throws unless the gradient can be encoded and the arrays that the memory needs are there.
 void check_gradient(const dr_codec& codec, uint64_t d, int dtype, bool has_residual,
                     bool has_velocity);

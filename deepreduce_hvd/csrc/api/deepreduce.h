@@ -44,6 +44,12 @@ typedef struct dr_codec {
   dr_stage sparsifier, index, value, memory;
 } dr_codec;
 
+// A codec as a list of numbers: of each stage, in the order above, the id and the parameters.
+#define DR_CODEC_FIELDS (4 * (1 + DR_STAGE_PARAMETERS))
+
+// Reads a codec from its numbers. Fails with DR_INVALID_ARGUMENT unless there are DR_CODEC_FIELDS.
+int dr_read_codec(dr_context* context, const double* fields, uint64_t field_count, dr_codec* codec);
+
 // Keys of the counter-based random generator. Equal keys give equal bytes on every rank, machine
 // and device.
 typedef struct dr_position {
@@ -116,6 +122,16 @@ typedef struct dr_header {
   uint64_t d, count, index_bytes, value_bytes, order_bytes, total_bytes;
 } dr_header;
 int dr_inspect(dr_context* context, const uint8_t* payload, uint64_t size, dr_header* header);
+
+#define DR_HEADER_BYTES 40
+// Reads the fields of a header alone, without any check of them. Fails with DR_CORRUPT_PAYLOAD if
+// there are fewer than DR_HEADER_BYTES bytes.
+int dr_read_header(dr_context* context, const uint8_t* start, uint64_t size, dr_header* header);
+
+// Sets the index and value stages of a codec that decodes payloads with this header. A stage that
+// the payload does not have, as in a dense one, becomes RawIndex or RawValue. Parameters,
+// sparsifier and memory, which decoding does not need, are 0.
+void dr_decoding_codec(const dr_header* header, dr_codec* codec);
 
 // Default limit for the number of elements of a payload, if the receiver does not give the number
 // it expects: 2^24 (64 MiB of float32), or 4096 per payload byte if that is more. Without a limit,

@@ -66,15 +66,9 @@ class Call {
 };
 
 dr_codec codec_from(const std::vector<double>& fields) {
-  if (fields.size() != 4 * (1 + DR_STAGE_PARAMETERS))
-    throw py::value_error("codec: expected 20 numbers, got " + std::to_string(fields.size()));
+  Call call(-1);
   dr_codec codec;
-  dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
-  size_t at = 0;
-  for (dr_stage* stage : stages) {
-    stage->id = static_cast<int32_t>(fields[at++]);
-    for (double& parameter : stage->parameters) parameter = fields[at++];
-  }
+  call.check(dr_read_codec(&call.context, fields.data(), fields.size(), &codec));
   return codec;
 }
 

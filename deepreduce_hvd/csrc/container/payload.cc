@@ -28,11 +28,15 @@ uint32_t section_length(uint64_t bytes, const char* section) {
   return static_cast<uint32_t>(bytes);
 }
 
-void check_magic(const uint8_t* data, uint64_t size) {
+void check_size(uint64_t size) {
   if (size < kHeaderBytes)
     corrupt_payload("payload: expected at least %llu bytes, got %llu",
                     static_cast<unsigned long long>(kHeaderBytes),
                     static_cast<unsigned long long>(size));
+}
+
+void check_magic(const uint8_t* data, uint64_t size) {
+  check_size(size);
   if (std::memcmp(data, kMagic, 4) != 0)
     corrupt_payload("payload magic: expected 44 52 48 56, got %02x %02x %02x %02x", data[0],
                     data[1], data[2], data[3]);
@@ -46,7 +50,7 @@ void write_payload(const Payload& payload, uint8_t* out) {
                                section_length(payload.order_bytes, "order")};
   std::memset(out, 0, kHeaderBytes);
   std::memcpy(out, kMagic, 4);
-  out[4] = kVersion;
+  out[4] = payload.version;
   out[5] = payload.flags;
   out[6] = payload.index_id;
   out[7] = payload.value_id;
@@ -67,22 +71,10 @@ void write_payload(const Payload& payload, uint8_t* out) {
   std::memcpy(out + kChecksumOffset, &sum, 8);
 }
 
-PayloadStart read_start(const uint8_t* data, uint64_t size) {
-  check_magic(data, size);
-  uint32_t lengths[3];
-  std::memcpy(lengths, data + 20, 12);
-  const uint64_t total = kHeaderBytes + uint64_t{lengths[0]} + lengths[1] + lengths[2];
-  if (total > size)
-    corrupt_payload("payload length: expected %llu bytes from the header, got %llu",
-                    static_cast<unsigned long long>(total), static_cast<unsigned long long>(size));
-  return {total, (data[5] & kNonFinite) != 0};
-}
-
-Payload read_payload(const uint8_t* data, uint64_t size) {
-  check_magic(data, size);
-  if (data[4] != kVersion)
-    corrupt_payload("payload version: expected %u, got %u", kVersion, data[4]);
+Payload read_header(const uint8_t* data, uint64_t size) {
+  check_size(size);
   Payload payload;
+  payload.version = data[4];
   payload.flags = data[5];
   payload.index_id = data[6];
   payload.value_id = data[7];
@@ -95,6 +87,24 @@ Payload read_payload(const uint8_t* data, uint64_t size) {
   payload.index_bytes = lengths[0];
   payload.value_bytes = lengths[1];
   payload.order_bytes = lengths[2];
+  return payload;
+}
+
+PayloadStart read_start(const uint8_t* data, uint64_t size) {
+  check_magic(data, size);
+  const Payload header = read_header(data, size);
+  const uint64_t total = header.total_bytes();
+  if (total > size)
+    corrupt_payload("payload length: expected %llu bytes from the header, got %llu",
+                    static_cast<unsigned long long>(total), static_cast<unsigned long long>(size));
+  return {total, (header.flags & kNonFinite) != 0};
+}
+
+Payload read_payload(const uint8_t* data, uint64_t size) {
+  check_magic(data, size);
+  Payload payload = read_header(data, size);
+  if (payload.version != kVersion)
+    corrupt_payload("payload version: expected %u, got %u", kVersion, payload.version);
   if (payload.total_bytes() != size)
     corrupt_payload("payload length: expected %llu bytes from the header, got %llu",
                     static_cast<unsigned long long>(payload.total_bytes()),

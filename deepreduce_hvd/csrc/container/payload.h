@@ -1,5 +1,5 @@
-// The container of docs/format.md. This is the only native file that knows byte offsets, the format
-// version and the limits.
+// The container of docs/format.md: its byte offsets, version and limits. Only this file,
+// payload.cc and their equivalents in csrc/cuda know the offsets.
 #ifndef DEEPREDUCE_PAYLOAD_H
 #define DEEPREDUCE_PAYLOAD_H
 
@@ -8,7 +8,7 @@
 
 namespace deepreduce {
 
-constexpr uint64_t kHeaderBytes = 40;
+constexpr uint64_t kHeaderBytes = DR_HEADER_BYTES;
 constexpr uint64_t kMaxElements = (uint64_t{1} << 31) - 1;
 constexpr uint8_t kMagic[4] = {'D', 'R', 'H', 'V'};
 constexpr uint8_t kVersion = 1;
@@ -29,7 +29,7 @@ enum Flags : uint8_t { kNonFinite = 1 };
 enum Order : uint8_t { kAscending = 0, kPermutation = 1, kIndicesInValueOrder = 2 };
 
 struct Payload {
-  uint8_t flags = 0, index_id = 0, value_id = 0, dtype = 0, order = kAscending;
+  uint8_t version = kVersion, flags = 0, index_id = 0, value_id = 0, dtype = 0, order = kAscending;
   uint32_t d = 0, count = 0;
   uint64_t index_bytes = 0, value_bytes = 0, order_bytes = 0;
   const uint8_t *index = nullptr, *values = nullptr, *order_map = nullptr;
@@ -38,6 +38,9 @@ struct Payload {
 
 // Writes header, sections and checksum to `out`, total_bytes() in all.
 void write_payload(const Payload& payload, uint8_t* out);
+
+// Reads the fields of a header, without any check of them; the sections stay null.
+Payload read_header(const uint8_t* data, uint64_t size);
 
 // The start of a payload, before any check: enough to split concatenated payloads.
 struct PayloadStart {
