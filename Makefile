@@ -58,7 +58,7 @@ test: setup
 test-fast: setup
 	$(WITH_VENV) python scripts/run_tests.py --fast $(PYTEST_OPTIONS)
 
-CXX_SOURCES = $(shell find deepreduce_hvd torch_ops tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inl')
+CXX_SOURCES = $(shell find deepreduce_hvd torch_ops tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 lint: setup
 	$(WITH_VENV) ruff check .

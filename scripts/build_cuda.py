@@ -43,7 +43,9 @@ def build(compiler, folder, architectures, jobs=2, report=print):
         "-Werror=all-warnings",
     ]  # fmt: skip
     newest_header = max(
-        path.stat().st_mtime for pattern in ("*.h", "*.cuh") for path in CORE.rglob(pattern)
+        path.stat().st_mtime
+        for pattern in ("*.h", "*.cuh", "*.def")
+        for path in CORE.rglob(pattern)
     )
     stamp = folder / "options"
     same_options = stamp.exists() and stamp.read_text() == "\n".join([compiler, *options])

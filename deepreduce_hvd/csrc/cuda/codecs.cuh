@@ -10,6 +10,7 @@
 
 #include "codecs.h"
 #include "cuda/device.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -61,6 +62,14 @@ __device__ inline bool skipped(const DeviceSection* section, const dr_cuda_resul
 // In kernels with barriers: the same answer for all threads of the block, all must call it.
 __device__ inline bool block_skipped(const DeviceSection* section, const dr_cuda_result* result) {
   return __syncthreads_or(threadIdx.x == 0 && skipped(section, result)) != 0;
+}
+
+// Whether the bits after the first `bits` bits of `data` are zero; refuses the section if not.
+__device__ inline bool expect_zero_padding(const uint8_t* data, uint64_t bits,
+                                           dr_cuda_result* result) {
+  if (is_zero_padded(data, bits)) return true;
+  refuse(result, Refused::padding, bits, data[bits / 8]);
+  return false;
 }
 
 struct DeviceIndexCodec {

@@ -5,6 +5,7 @@
 #include "cuda/encode.cuh"
 #include "cuda/payload.cuh"
 #include "support/bits.h"
+#include "value/half_format.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -148,7 +149,8 @@ __global__ void check_dense(const Opened* opened, dr_cuda_result* result) {
     if (grid_index() == 0) refuse(result, Refused::value_section_bytes, bytes, dense->bytes);
     return;
   }
-  const uint32_t exponent = opened->dense_id == kFloat16 ? 0x7C00u : 0x7F80u;
+  const uint32_t exponent =
+      opened->dense_id == kFloat16 ? Float16Format::kExponent : BFloat16Format::kExponent;
   for (uint32_t i = grid_index(); halves && i < dense->count; i += grid_stride()) {
     const uint32_t half = half_at(dense->data, i);
     if ((half & exponent) == exponent) refuse(result, Refused::not_finite_half, 16, half);

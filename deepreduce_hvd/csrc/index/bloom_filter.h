@@ -7,8 +7,6 @@
 
 namespace deepreduce {
 
-constexpr uint32_t kLargestHashes = 32;
-
 DR_HOST_DEVICE inline uint32_t rotate_left(uint32_t x, unsigned bits) {
   return (x << bits) | (x >> (32 - bits));
 }

@@ -27,6 +27,16 @@ DR_HOST_DEVICE inline unsigned bit_width_of(uint32_t count) {
   return width;
 }
 
+// Whether the bits of the last byte after the first `bits` bits of `data` are zero.
+DR_HOST_DEVICE inline bool is_zero_padded(const uint8_t* data, uint64_t bits) {
+  return bits % 8 == 0 || data[bits / 8] >> (bits % 8) == 0;
+}
+
+inline void expect_zero_padding(const uint8_t* data, uint64_t bits, const char* section) {
+  if (!is_zero_padded(data, bits))
+    corrupt_payload("%s: expected zero padding and the end of the bits", section);
+}
+
 // Loads 64 bits from position `bit`, of which the low 57 are data; bits past the end are zero.
 DR_HOST_DEVICE inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, uint64_t bit) {
   const uint64_t byte = bit >> 3;

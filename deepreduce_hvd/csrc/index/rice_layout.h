@@ -1,15 +1,32 @@
-// The choice of a Rice block's parameter, shared by host and device.
-#ifndef DEEPREDUCE_RICE_PARAMETER_H
-#define DEEPREDUCE_RICE_PARAMETER_H
+// The layout of Rice's section and the choice of a block's parameter, shared by host and device.
+#ifndef DEEPREDUCE_RICE_LAYOUT_H
+#define DEEPREDUCE_RICE_LAYOUT_H
 
+#include "index/index_blocks.h"
 #include "support/bits.h"
 
 namespace deepreduce {
 
-constexpr uint32_t kRiceBlock = 4096;
 constexpr unsigned kLargestRiceParameter = 31;
 // bytes per directory entry; the directory has one for each block but the first
 constexpr uint64_t kRiceEntryBytes = 8;
+
+// Returns the size of parameters and directory.
+DR_HOST_DEVICE inline uint64_t rice_head_bytes(uint32_t blocks) {
+  return blocks == 0 ? 0 : blocks + kRiceEntryBytes * (blocks - 1);
+}
+
+// Whether a block of n indices can be at the bytes from `start` to `end` of the data.
+DR_HOST_DEVICE inline bool rice_block_fits(uint64_t start, uint64_t end, uint64_t data_bytes,
+                                           uint32_t n, unsigned b) {
+  return end <= data_bytes && end > start + packed_bytes(n, b);
+}
+
+// Returns the maximum size of the unary codes of n indices. The gaps sum to less than d, so a valid
+// block has no more bits than this. It also keeps the positions within 32 bits.
+DR_HOST_DEVICE inline uint64_t rice_most_unary_bytes(uint32_t n, unsigned b, uint32_t d) {
+  return (n + uint64_t{d >> b} + 7) / 8;
+}
 
 // The candidates first, first + 1 ... last, at most three: floor(log2(mean gap)) and its neighbors.
 struct RiceCandidates {
