@@ -58,7 +58,7 @@ test: setup
 test-fast: setup
 	$(WITH_VENV) python scripts/run_tests.py --fast $(PYTEST_OPTIONS)
 
-CXX_SOURCES = $(shell find deepreduce_hvd torch_ops tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' -o -name '*.inl')
+CXX_SOURCES = $(shell find deepreduce_hvd torch_ops tf_ops tests benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 lint: setup
 	$(WITH_VENV) ruff check .
@@ -85,8 +85,8 @@ gpu-check:
 	@$(or $(PYTHON),python3) scripts/gpu_check.py $(GPU_CHECK_OPTIONS)
 
 # The native harnesses: a main() in tests/native/corruption.cc that takes no arguments and exits 0 when all is well, and
-# LLVMFuzzerTestOneInput in tests/native/fuzz_decode.cc. Both include "deepreduce.h" and are linked with the whole core.
-CORE := $(shell find deepreduce_hvd/csrc -name '*.cc' ! -path deepreduce_hvd/csrc/python.cc | sort)
+# LLVMFuzzerTestOneInput in tests/native/fuzz_decode.cc. Both include "api/deepreduce.h" and are linked with the whole core.
+CORE := $(shell find deepreduce_hvd/csrc -name '*.cc' ! -path deepreduce_hvd/csrc/api/python.cc | sort)
 JOBS := $(shell nproc)
 CXX ?= g++
 CLANG ?= clang++

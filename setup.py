@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import nvcc  # noqa: E402
 
 CORE = Path("deepreduce_hvd/csrc")
-BINDING = CORE / "python.cc"
+BINDING = CORE / "api" / "python.cc"
 TORCH_OPS = Path("torch_ops")
 TENSORFLOW_OPS = Path("tf_ops")
 CUDA_CORE = CORE / "cuda"
@@ -384,7 +384,7 @@ def core_library(folder):
 
 def cuda_objects(folder, cuda):
     """Compile the device core and return its objects."""
-    flags = [*CUDA_FLAGS, *cuda["code"], f"-ccbin={compiler()[0]}", f"-I{CORE}", f"-I{CUDA_CORE}"]
+    flags = [*CUDA_FLAGS, *cuda["code"], f"-ccbin={compiler()[0]}", f"-I{CORE}"]
     return compile_all(sorted(CUDA_CORE.rglob("*.cu")), folder / "cuda", flags, [cuda["nvcc"]])
 
 
@@ -465,7 +465,6 @@ class BuildBindings(build_ext):
                 sources += sorted(CUDA_TENSORFLOW_OPS.glob("*.cc"))
                 flags += [
                     "-DGOOGLE_CUDA=1",
-                    f"-I{CUDA_CORE}",
                     f"-I{CUDA_TENSORFLOW_OPS / 'gpu'}",
                     *(word for path in cuda["include"] for word in ("-isystem", path)),
                 ]
@@ -491,10 +490,7 @@ class BuildBindings(build_ext):
             if cuda is not None:
                 objects += cuda_objects(folder, cuda)
                 sources += sorted(CUDA_TORCH_OPS.glob("*.cc"))
-                flags += [
-                    f"-I{CUDA_CORE}",
-                    *(word for path in cuda["include"] for word in ("-isystem", path)),
-                ]
+                flags += [*(word for path in cuda["include"] for word in ("-isystem", path))]
                 links += ["-lc10_cuda", *(f"-L{path}" for path in cuda["libraries"]), "-lcudart"]
             objects += compile_all(sources, folder / "torch_ops", flags)
         else:

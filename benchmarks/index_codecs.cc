@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codecs.h"
-#include "random.h"
+#include "support/random.h"
 #include "timing.h"
 
 namespace deepreduce {

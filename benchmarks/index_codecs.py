@@ -23,8 +23,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 CORE = HERE.parent / "deepreduce_hvd" / "csrc"
 SOURCES = [
     "base.cc",
-    "huffman_code.cc",
-    "set_bits.cc",
+    "support/huffman_code.cc",
+    "support/set_bits.cc",
     *(f"index/{name}.cc" for name in ("bitmap", "rle", "huffman", "rice", "elias_fano")),
 ]
 CODECS = {

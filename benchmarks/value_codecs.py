@@ -23,7 +23,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 CORE = HERE.parent / "deepreduce_hvd" / "csrc"
 SOURCES = [
     "base.cc",
-    "huffman_code.cc",
+    "support/huffman_code.cc",
     *(
         f"value/{name}.cc"
         for name in ("raw_value", "float16", "bfloat16", "deflate", "qsgd", "quantile")

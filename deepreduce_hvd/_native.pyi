@@ -1,4 +1,4 @@
-"""The native core's binding for NumPy (csrc/python.cc), whose functions the package's own modules wrap."""
+"""The native core's binding for NumPy (csrc/api/python.cc), whose functions the package's own modules wrap."""
 
 from typing import Any
 

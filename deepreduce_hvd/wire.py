@@ -2,7 +2,7 @@
 
 A rank that cannot encode its gradient must not leave the other ranks waiting. It sends a notice in
 place of the payload, and every rank raises the same error. A probe is sent through Horovod's own
-allreduce. The native core reads and writes the bytes of both (csrc/wire.cc).
+allreduce. The native core reads and writes the bytes of both (csrc/container/wire.cc).
 """
 
 from typing import NamedTuple

@@ -39,11 +39,13 @@ def build(compiler, folder, architectures, jobs=2, report=print):
         for option in nvcc.code_options(name, ptx=name == architectures[-1])
     ]
     options = [
-        "-std=c++17", "-O3", *nvcc.EXACT, *codes, f"-I{CORE}", f"-I{CORE / 'cuda'}", "-Xcompiler=-fPIC,-Wall,-fvisibility=hidden",
+        "-std=c++17", "-O3", *nvcc.EXACT, *codes, f"-I{CORE}", "-Xcompiler=-fPIC,-Wall,-fvisibility=hidden",
         "-Werror=all-warnings",
     ]  # fmt: skip
     newest_header = max(
-        path.stat().st_mtime for pattern in ("*.h", "*.cuh") for path in CORE.rglob(pattern)
+        path.stat().st_mtime
+        for pattern in ("*.h", "*.cuh", "*.def")
+        for path in CORE.rglob(pattern)
     )
     stamp = folder / "options"
     same_options = stamp.exists() and stamp.read_text() == "\n".join([compiler, *options])

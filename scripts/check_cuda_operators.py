@@ -87,7 +87,6 @@ def main():
         "-Wextra",
         "-Werror",
         "-Ideepreduce_hvd/csrc",
-        "-Ideepreduce_hvd/csrc/cuda",
     ]
     compiler += [word for folder in toolkit_includes(path) for word in ("-isystem", folder)]
     for name, settings in (("torch", pytorch), ("tensorflow", tensorflow)):

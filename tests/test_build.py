@@ -14,7 +14,7 @@ SOURCES = {
     "deepreduce_hvd/csrc/one.h": "int one();\n",
     "deepreduce_hvd/csrc/one.cc": '#include "one.h"\nint one() { return 1; }\n',
     "deepreduce_hvd/csrc/index/two.cc": "int two() { return 2; }\n",
-    "deepreduce_hvd/csrc/python.cc": '#include <pybind11/pybind11.h>\n#include "one.h"\nPYBIND11_MODULE(_native, m) { m.def("one", &one); }\n',
+    "deepreduce_hvd/csrc/api/python.cc": '#include <pybind11/pybind11.h>\n#include "one.h"\nPYBIND11_MODULE(_native, m) { m.def("one", &one); }\n',
 }
 
 
@@ -148,3 +148,13 @@ def test_missing_torch_is_a_printed_skip_and_an_error_when_asked_for(package, wi
     )
     asked = build_without_torch(DEEPREDUCE_WITH_PYTORCH="1")
     assert asked.returncode != 0 and "expected PyTorch in" in asked.stderr, asked.stderr
+
+
+def test_a_source_distribution_has_every_source():
+    lines = (ROOT / "MANIFEST.in").read_text().splitlines()
+    patterns = {line.split()[1]: line.split()[2:] for line in lines if "recursive-include" in line}
+    for folder in ("deepreduce_hvd/csrc", "torch_ops", "tf_ops"):
+        for path in (ROOT / folder).rglob("*.*"):
+            assert any(path.match(pattern) for pattern in patterns[folder]), (
+                f"MANIFEST.in: expected a pattern for {path.relative_to(ROOT)}, got none"
+            )

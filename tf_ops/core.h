@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "deepreduce.h"
-#include "host_scratch.h"
+#include "api/deepreduce.h"
+#include "support/host_scratch.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"

@@ -24,7 +24,7 @@ REGISTER_OP("DeepreduceEncode")
       tensorflow::shape_inference::ShapeHandle codec, position;
       tensorflow::shape_inference::DimensionHandle size;
       TF_RETURN_IF_ERROR(context->WithRank(context->input(1), 2, &codec));
-      TF_RETURN_IF_ERROR(context->WithValue(context->Dim(codec, 1), kCodecFields, &size));
+      TF_RETURN_IF_ERROR(context->WithValue(context->Dim(codec, 1), DR_CODEC_FIELDS, &size));
       TF_RETURN_IF_ERROR(context->WithRank(context->input(2), 1, &position));
       TF_RETURN_IF_ERROR(context->WithValue(context->Dim(position, 0), 4, &size));
       context->set_output(0, context->Vector(InferenceContext::kUnknownDim));

@@ -9,8 +9,6 @@
 
 namespace deepreduce_tf {
 
-constexpr int kCodecFields = 4 * (1 + DR_STAGE_PARAMETERS);
-
 inline int dtype_code(DataType type) {
   switch (type) {
     case tensorflow::DT_HALF:
@@ -24,29 +22,17 @@ inline int dtype_code(DataType type) {
   }
 }
 
-// Makes a codec from its 20 numbers.
-inline dr_codec codec_of(const double* field) {
-  dr_codec codec;
-  dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
-  for (dr_stage* stage : stages) {
-    stage->id = static_cast<int32_t>(*field++);
-    for (double& parameter : stage->parameters) parameter = *field++;
-  }
-  return codec;
-}
-
-inline absl::Status check_codec_table(const Tensor& table) {
-  if (table.dims() == 2 && table.dim_size(0) != 0 && table.dim_size(1) == kCodecFields)
-    return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("codec: expected shape [rows, 20], got ", table.shape().DebugString()));
-}
-
-// Returns the codec of one step: a row of its (rows, 20) numbers, and the last row for all later
-// steps.
-inline dr_codec codec_at(const Tensor& table, int64_t step) {
+// Reads the codec of one step: a row of (rows, DR_CODEC_FIELDS) numbers, and the last row for all
+// later steps.
+inline absl::Status codec_at(const Tensor& table, int64_t step, dr_codec* codec) {
+  if (table.dims() != 2 || table.dim_size(0) == 0 || table.dim_size(1) != DR_CODEC_FIELDS)
+    return absl::InvalidArgumentError(absl::StrCat("codec: expected shape [rows, ", DR_CODEC_FIELDS,
+                                                   "], got ", table.shape().DebugString()));
   const int64_t row = std::min(std::max<int64_t>(step, 0), table.dim_size(0) - 1);
-  return codec_of(table.flat<double>().data() + row * kCodecFields);
+  dr_context context{};
+  const int status = dr_read_codec(&context, table.flat<double>().data() + row * table.dim_size(1),
+                                   static_cast<uint64_t>(table.dim_size(1)), codec);
+  return status_of(status, context.message);
 }
 
 // Writes a failure's notice as the call's result.
@@ -68,9 +54,8 @@ class Slot {
   // copies in the memory's space (host or device).
   absl::Status open(OpKernelContext* kernel, int first, int memories, int records, int64_t d,
                     CopyElements copy_elements = copy_on_host) {
+    const Tensor& codec_table = kernel->input(first);
     const Tensor& position = kernel->input(first + 1);
-    codec_table_ = &kernel->input(first);
-    TF_RETURN_IF_ERROR(check_codec_table(*codec_table_));
     if (position.dims() != 1 || position.dim_size(0) != 4)
       return absl::InvalidArgumentError(
           absl::StrCat("position: expected shape [4], got ", position.shape().DebugString()));
@@ -85,16 +70,16 @@ class Slot {
       if (memory[i] == nullptr) memory[i] = &nothing_;
     }
     const auto place = position.flat<int64_t>();
-    int64_t step = place(1);
+    int64_t step = place(1), *steps = nullptr;
     if (records != 0) {
       record_ = locked_.data() + memories;
-      int64_t* steps = nullptr;
       TF_RETURN_IF_ERROR(record_[kSteps].writable(kernel, "steps", 1, &steps));
       TF_RETURN_IF_ERROR(record_[kThreshold].writable(kernel, "threshold", 1, &threshold_));
       TF_RETURN_IF_ERROR(record_[kSeconds].writable(kernel, "seconds", 2, &seconds_));
-      step = (*steps)++;
+      step = *steps;
     }
-    codec = codec_at(*codec_table_, step);
+    TF_RETURN_IF_ERROR(codec_at(codec_table, step, &codec));
+    if (steps != nullptr) ++*steps;
     this->position = {static_cast<uint64_t>(place(0)), static_cast<uint64_t>(step),
                       static_cast<uint64_t>(place(2)), static_cast<uint64_t>(place(3))};
     return absl::OkStatus();
@@ -124,7 +109,6 @@ class Slot {
   enum Record { kSteps, kThreshold, kSeconds, kPayload, kRecords };
 
   float nothing_ = 0.0f;
-  const Tensor* codec_table_ = nullptr;
   std::vector<LockedVariable> locked_;
   LockedVariable* record_ = nullptr;
   float* threshold_ = nullptr;

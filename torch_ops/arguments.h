@@ -9,7 +9,7 @@
 #include <tuple>
 #include <vector>
 
-#include "deepreduce.h"
+#include "api/deepreduce.h"
 
 namespace deepreduce_torch {
 
@@ -68,15 +68,10 @@ inline float* state_data(const std::optional<at::Tensor>& state, int64_t d, at::
 }
 
 inline dr_codec codec_of(at::ArrayRef<double> fields) {
-  DR_EXPECT(fields.size() == 4 * (1 + DR_STAGE_PARAMETERS), "codec: expected 20 numbers, got ",
-            fields.size());
+  dr_context context{};
   dr_codec codec;
-  dr_stage* stages[] = {&codec.sparsifier, &codec.index, &codec.value, &codec.memory};
-  const double* field = fields.data();
-  for (dr_stage* stage : stages) {
-    stage->id = static_cast<int32_t>(*field++);
-    for (double& parameter : stage->parameters) parameter = *field++;
-  }
+  const int status = dr_read_codec(&context, fields.data(), fields.size(), &codec);
+  DR_CHECK_STATUS(status, context.message);
   return codec;
 }
 

@@ -2,7 +2,7 @@
 #include <torch/library.h>
 
 #include "arguments.h"
-#include "host_scratch.h"
+#include "support/host_scratch.h"
 
 namespace deepreduce_torch {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "deepreduce.h"
+#include "api/deepreduce.h"
 
 namespace deepreduce {
 

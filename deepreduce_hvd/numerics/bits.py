@@ -1,6 +1,6 @@
 """Packed bit fields in NumPy, least significant bit first within little-endian bytes.
 
-The tests compare csrc/bits.h with this file.
+The tests compare csrc/support/bits.h with this file.
 """
 
 import numpy as np

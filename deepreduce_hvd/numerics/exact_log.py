@@ -1,6 +1,6 @@
 """A natural logarithm that is the same on every machine, because it uses only basic operations.
 
-The tests compare csrc/exact_log.h with this file.
+The tests compare csrc/support/exact_log.h with this file.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Functions that return the same bits on every machine (csrc/exact_math.h).
+"""Functions that return the same bits on every machine (csrc/support/exact_math.h).
 
 They use only basic IEEE operations, in a fixed order.
 """

@@ -1,6 +1,6 @@
 """Canonical, length-limited Huffman codes of bytes.
 
-The tests compare csrc/huffman_code.cc with this file, bit for bit.
+The tests compare csrc/support/huffman_code.cc with this file, bit for bit.
 """
 
 import numpy as np

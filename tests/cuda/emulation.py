@@ -49,7 +49,7 @@ class Result(ctypes.Structure):
 def sources():
     """Return the sources of the library. Of the CPU core, only those that raise errors."""
     return [
-        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "arguments.cc",
+        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "api" / "arguments.cc",
         *sorted(HERE.glob("*.cc")), HERE / "emulator" / "scheduler.cc",
     ]  # fmt: skip
 
@@ -92,7 +92,7 @@ def _build(folder, sanitizer):
     instrumented = (
         [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     )
-    options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{HERE / 'emulator'}"]
+    options += [f"-I{CORE}", f"-I{HERE / 'emulator'}"]
     compiler = os.environ.get("CXX", "g++")
 
     def compile_one(source):

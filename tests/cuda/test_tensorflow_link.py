@@ -54,7 +54,7 @@ def library(tmp_path_factory):
     path, folder = nvcc.find(), tmp_path_factory.mktemp("linked")
     objects = [str(made) for made in build_cuda.build(path, ROOT / "build/cuda_check", ["9.0"])]
     compiler, core = os.environ.get("CXX", "g++"), ROOT / "deepreduce_hvd/csrc"
-    common = [compiler, "-O0", "-fPIC", "-fvisibility=hidden", f"-I{core}", f"-I{core / 'cuda'}"]
+    common = [compiler, "-O0", "-fPIC", "-fvisibility=hidden", f"-I{core}"]
     of_tensorflow = [
         *tensorflow(None)[0],
         *(word for include in toolkit_includes(path) for word in ("-isystem", include)),

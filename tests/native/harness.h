@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "deepreduce.h"
+#include "api/deepreduce.h"
 
 namespace harness {
 

@@ -12,8 +12,6 @@
 namespace deepreduce_tf {
 namespace {
 
-constexpr int32_t kRawIndex = 1, kRawValue = 1;  // ids of docs/format.md
-
 class DecodeSumOnDeviceOp : public WaitingKernel {
  public:
   explicit DecodeSumOnDeviceOp(tensorflow::OpKernelConstruction* construction)
@@ -68,26 +66,21 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     if (lengths.dims() != 1)
       return absl::InvalidArgumentError(
           absl::StrCat("lengths: expected a vector, got shape ", lengths.shape().DebugString()));
-    TF_RETURN_IF_ERROR(check_codec_table(table));
-    *codec = codec_at(table, 0);  // a schedule changes the selection, not the encoding
+    // a schedule changes the selection, not the encoding
+    TF_RETURN_IF_ERROR(codec_at(table, 0, codec));
     return payloads->split_by(lengths, kernel->input(DecodeSum::kMessages), decode_.variable);
   }
 
-  // Returns the codec of payloads in host memory, as far as decoding needs it.
+  // Returns the codec that decodes payloads in host memory: that of the first one with indices.
+  // Those without need no codec.
   static dr_codec codec_of_payloads(Call& call, const OneVariablesPayloads& payloads) {
-    dr_codec codec{};
-    codec.index.id = kRawIndex;
-    codec.value.id = kRawValue;
-    for (size_t i = 0; i < payloads.data.size(); ++i) {
-      dr_header header;
-      // all elements, or refused later
-      if (dr_inspect(&call.context, payloads.data[i], payloads.sizes[i], &header) != DR_OK ||
-          header.index_id == 0)
-        continue;
-      codec.index.id = header.index_id;
-      codec.value.id = header.value_id;
-      break;
-    }
+    dr_header header{};
+    for (size_t i = 0; i < payloads.data.size() && header.index_id == 0; ++i)
+      // what is refused here is also refused later
+      if (dr_inspect(&call.context, payloads.data[i], payloads.sizes[i], &header) != DR_OK)
+        header = {};
+    dr_codec codec;
+    dr_decoding_codec(&header, &codec);
     return codec;
   }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "../core.h"
-#include "deepreduce_cuda.h"
+#include "cuda/deepreduce_cuda.h"
 
 namespace deepreduce_tf {
 

@@ -132,6 +132,8 @@ REGISTER_KERNEL_BUILDER(Name("DeepreduceEncode")
 // before there is a graph. Only builds with CUDA have it.
 extern "C" __attribute__((visibility("default"))) int deepreduce_tf_cuda_supports(
     const double* fields) {
-  const dr_codec codec = deepreduce_tf::codec_of(fields);
-  return dr_cuda_supports(&codec);
+  dr_context context{};
+  dr_codec codec;
+  return dr_read_codec(&context, fields, DR_CODEC_FIELDS, &codec) == DR_OK &&
+         dr_cuda_supports(&codec) != 0;
 }

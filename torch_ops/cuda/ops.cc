@@ -9,15 +9,13 @@
 #include <cstring>
 
 #include "../arguments.h"
-#include "deepreduce_cuda.h"
+#include "cuda/deepreduce_cuda.h"
 
 namespace deepreduce_torch {
 namespace {
 
-constexpr int64_t kHeaderBytes = 40;  // of a payload
+constexpr int64_t kHeaderBytes = DR_HEADER_BYTES;
 constexpr int64_t kReportBytes = sizeof(dr_cuda_result) + kHeaderBytes;
-constexpr int64_t kIndexIdAt = 6, kValueIdAt = 7;
-constexpr int32_t kRawIndex = 1, kRawValue = 1;  // ids of docs/format.md
 
 void check(const dr_context& context, int status) { DR_CHECK_STATUS(status, context.message); }
 
@@ -213,14 +211,15 @@ void expect_on_device(const at::Tensor& out) {
   DR_EXPECT(out.is_cuda(), "out: expected a CUDA tensor like the payloads, got ", describe(out));
 }
 
-// Returns the codec of a payload, as far as decoding needs it.
-dr_codec codec_of_payload(const at::Tensor& header) {
-  dr_codec codec{};
-  const uint8_t* bytes = header.const_data_ptr<uint8_t>();
-  codec.index.id =
-      header.numel() > kIndexIdAt && bytes[kIndexIdAt] != 0 ? bytes[kIndexIdAt] : kRawIndex;
-  codec.value.id =
-      header.numel() > kValueIdAt && bytes[kValueIdAt] != 0 ? bytes[kValueIdAt] : kRawValue;
+// Returns the codec that decodes a payload. A start that is too short for a header gives any codec:
+// every decoder refuses such a payload.
+dr_codec codec_of_payload(const at::Tensor& start) {
+  dr_context context{};
+  dr_header header{};
+  dr_read_header(&context, start.const_data_ptr<uint8_t>(), static_cast<uint64_t>(start.numel()),
+                 &header);
+  dr_codec codec;
+  dr_decoding_codec(&header, &codec);
   return codec;
 }
 

@@ -1,4 +1,4 @@
-#include "algorithms.cuh"
+#include "cuda/algorithms.cuh"
 
 #ifdef __CUDACC__
 #include <cub/device/device_radix_sort.cuh>

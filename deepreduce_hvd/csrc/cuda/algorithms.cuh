@@ -8,7 +8,7 @@
 #ifndef DEEPREDUCE_CUDA_ALGORITHMS_CUH
 #define DEEPREDUCE_CUDA_ALGORITHMS_CUH
 
-#include "device.cuh"
+#include "cuda/device.cuh"
 
 namespace deepreduce {
 namespace cuda {

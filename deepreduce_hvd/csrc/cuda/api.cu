@@ -1,8 +1,8 @@
 // The C ABI: converts failures to a status and a message.
 #include <cstdio>
 
-#include "encode.cuh"
-#include "payload.h"
+#include "container/payload.h"
+#include "cuda/encode.cuh"
 
 namespace deepreduce {
 namespace cuda {

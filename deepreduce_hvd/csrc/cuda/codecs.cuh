@@ -10,7 +10,8 @@
 #define DEEPREDUCE_CUDA_CODECS_CUH
 
 #include "codecs.h"
-#include "device.cuh"
+#include "cuda/device.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -63,6 +64,14 @@ __device__ inline bool skipped(const DeviceSection* section, const dr_cuda_resul
 // it.
 __device__ inline bool block_skipped(const DeviceSection* section, const dr_cuda_result* result) {
   return __syncthreads_or(threadIdx.x == 0 && skipped(section, result)) != 0;
+}
+
+// Whether the bits after the first `bits` bits of `data` are zero; refuses the section if not.
+__device__ inline bool expect_zero_padding(const uint8_t* data, uint64_t bits,
+                                           dr_cuda_result* result) {
+  if (is_zero_padded(data, bits)) return true;
+  refuse(result, Refused::padding, bits, data[bits / 8]);
+  return false;
 }
 
 struct DeviceIndexCodec {
@@ -121,7 +130,7 @@ struct DeviceValueCodec {
 const DeviceIndexCodec* find_device_index_codec(int id);
 const DeviceValueCodec* find_device_value_codec(int id);
 
-// The order mapping in order.cu, as in csrc/order.h.
+// The order mapping in order.cu, as in csrc/container/order.h.
 uint64_t order_capacity(uint32_t capacity);
 void write_order(Device&, const uint32_t* order, const uint32_t* count, uint32_t capacity,
                  SectionOut section);

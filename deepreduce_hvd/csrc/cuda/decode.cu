@@ -1,10 +1,11 @@
 // The work of dr_cuda_decode_sum: checks of the container, the stages, and the sum. A payload is
 // encoded by the codec, dense, or non-finite. Only the device knows which. So the same kernels are
 // started for all of them, and missing sections are not active.
-#include "algorithms.cuh"
-#include "bits.h"
-#include "encode.cuh"
-#include "payload.cuh"
+#include "cuda/algorithms.cuh"
+#include "cuda/encode.cuh"
+#include "cuda/payload.cuh"
+#include "support/bits.h"
+#include "value/half_format.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -56,7 +57,8 @@ __device__ bool is_dense_id(int32_t id) {
   return id == kRawValue || id == kFloat16 || id == kBFloat16;
 }
 
-// Runs in one thread. The order of the checks is that of csrc/payload.cc and csrc/decode.cc.
+// Runs in one thread. The order of the checks is that of csrc/container/payload.cc and
+// csrc/container/decode.cc.
 __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, Expected expected,
                      Opened* opened, dr_cuda_result* result) {
   if (refused(result)) return;
@@ -148,7 +150,8 @@ __global__ void check_dense(const Opened* opened, dr_cuda_result* result) {
     if (grid_index() == 0) refuse(result, Refused::value_section_bytes, bytes, dense->bytes);
     return;
   }
-  const uint32_t exponent = opened->dense_id == kFloat16 ? 0x7C00u : 0x7F80u;
+  const uint32_t exponent =
+      opened->dense_id == kFloat16 ? Float16Format::kExponent : BFloat16Format::kExponent;
   for (uint32_t i = grid_index(); halves && i < dense->count; i += grid_stride()) {
     const uint32_t half = half_at(dense->data, i);
     if ((half & exponent) == exponent) refuse(result, Refused::not_finite_half, 16, half);

@@ -7,7 +7,7 @@
 #ifndef DEEPREDUCE_CUDA_H
 #define DEEPREDUCE_CUDA_H
 
-#include "deepreduce.h"
+#include "api/deepreduce.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,4 +1,4 @@
-#include "device.cuh"
+#include "cuda/device.cuh"
 
 #include <cstdio>
 

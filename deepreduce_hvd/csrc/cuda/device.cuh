@@ -26,9 +26,9 @@
 #include <type_traits>
 
 #include "base.h"
-#include "failures.h"
-#include "half.h"
-#include "host_device.h"
+#include "cuda/failures.h"
+#include "support/half.h"
+#include "support/host_device.h"
 
 #ifndef __CUDACC__
 #include "scheduler.h"

@@ -1,11 +1,11 @@
 // The work of dr_cuda_encode: error feedback, selection, index codec, value codec and payload. The
 // host starts the same kernels whatever is selected.
-#include "encode.cuh"
+#include "cuda/encode.cuh"
 
-#include "arguments.h"
-#include "payload.cuh"
-#include "random.h"
-#include "select.cuh"
+#include "api/arguments.h"
+#include "cuda/payload.cuh"
+#include "cuda/select.cuh"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace cuda {

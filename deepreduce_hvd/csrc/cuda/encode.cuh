@@ -2,8 +2,8 @@
 #ifndef DEEPREDUCE_CUDA_ENCODE_CUH
 #define DEEPREDUCE_CUDA_ENCODE_CUH
 
-#include "codecs.cuh"
-#include "deepreduce_cuda.h"
+#include "cuda/codecs.cuh"
+#include "cuda/deepreduce_cuda.h"
 
 namespace deepreduce {
 namespace cuda {

@@ -3,7 +3,7 @@
 #ifndef DEEPREDUCE_CUDA_FAILURES_H
 #define DEEPREDUCE_CUDA_FAILURES_H
 
-#include "deepreduce_cuda.h"
+#include "cuda/deepreduce_cuda.h"
 
 // clang-format off
 #define DR_CUDA_FAILURES(row)                                                                                                                          \

@@ -1,7 +1,7 @@
 // The order mapping: ceil(log2 count) bits per entry. So 8 entries fill whole bytes, which one
 // thread writes.
-#include "bits.h"
-#include "codecs.cuh"
+#include "cuda/codecs.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -38,9 +38,7 @@ __global__ void read_entries(const DeviceSection* section, uint32_t* order, uint
     if (grid_index() == 0) refuse(result, Refused::order_section_bytes, bytes, section->bytes);
     return;
   }
-  const unsigned last_bits = static_cast<unsigned>(uint64_t{count} * width % 8);
-  if (grid_index() == 0 && last_bits != 0 && section->data[bytes - 1] >> last_bits != 0)
-    refuse(result, Refused::padding, uint64_t{count} * width, section->data[bytes - 1]);
+  if (grid_index() == 0) expect_zero_padding(section->data, uint64_t{count} * width, result);
   const uint64_t mask = (uint64_t{1} << width) - 1;
   for (uint32_t j = grid_index(); j < count; j += grid_stride()) {
     const uint32_t place =

@@ -1,6 +1,6 @@
-#include "payload.cuh"
+#include "cuda/payload.cuh"
 
-#include "algorithms.cuh"
+#include "cuda/algorithms.cuh"
 
 namespace deepreduce {
 namespace cuda {

@@ -2,9 +2,9 @@
 #ifndef DEEPREDUCE_CUDA_PAYLOAD_CUH
 #define DEEPREDUCE_CUDA_PAYLOAD_CUH
 
-#include "codecs.cuh"
-#include "payload.h"
-#include "select.cuh"
+#include "container/payload.h"
+#include "cuda/codecs.cuh"
+#include "cuda/select.cuh"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,5 +1,5 @@
 // The registries of codecs on the device, from the table of stages.
-#include "codecs.cuh"
+#include "cuda/codecs.cuh"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,7 +1,7 @@
-#include "select.cuh"
+#include "cuda/select.cuh"
 
-#include "arguments.h"
-#include "random.h"
+#include "api/arguments.h"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,11 +1,11 @@
-// Error feedback and selection on the device, like csrc/select.h. The host does not know the
+// Error feedback and selection on the device, like csrc/select/select.h. The host does not know the
 // results.
 #ifndef DEEPREDUCE_CUDA_SELECT_CUH
 #define DEEPREDUCE_CUDA_SELECT_CUH
 
-#include "codecs.cuh"
-#include "deepreduce_cuda.h"
-#include "select_element.h"
+#include "cuda/codecs.cuh"
+#include "cuda/deepreduce_cuda.h"
+#include "select/element.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -109,8 +109,8 @@ struct Candidates {
 // Adds the gradient to the memory.
 void accumulate(Device&, const dr_codec&, const dr_cuda_encoding&, const Candidates&);
 
-// Accumulates and selects, like accumulate_and_select in csrc/select.h. Arguments must be checked
-// before.
+// Accumulates and selects, like accumulate_and_select in csrc/select/select.h. Arguments must be
+// checked before.
 DeviceSelection select(Device&, const dr_codec&, const dr_cuda_encoding&);
 
 // The sparsifiers. Each one also accumulates.

@@ -5,9 +5,9 @@
 // knows, the same kernels process all elements instead.
 #include <cmath>
 
-#include "algorithms.cuh"
-#include "random.h"
-#include "select.cuh"
+#include "cuda/algorithms.cuh"
+#include "cuda/select.cuh"
+#include "support/random.h"
 
 namespace deepreduce {
 namespace cuda {

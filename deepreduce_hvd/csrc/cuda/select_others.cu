@@ -1,8 +1,8 @@
 // RandomK and ChunkTopK.
-#include "algorithms.cuh"
-#include "bits.h"
-#include "select.cuh"
-#include "select_random.h"
+#include "cuda/algorithms.cuh"
+#include "cuda/select.cuh"
+#include "select/random.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {

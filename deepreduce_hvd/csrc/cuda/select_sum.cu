@@ -1,6 +1,6 @@
 // The two passes over the whole gradient: check that it is finite, and add it to the memory.
-#include "algorithms.cuh"
-#include "select.cuh"
+#include "cuda/algorithms.cuh"
+#include "cuda/select.cuh"
 
 namespace deepreduce {
 namespace cuda {

@@ -1,12 +1,13 @@
 // Bitmap: one bit per element.
 #include "codecs.h"
-#include "set_bits.h"
+#include "support/bits.h"
+#include "support/set_bits.h"
 
 namespace deepreduce {
 namespace {
 
 void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
-  const uint64_t bytes = (uint64_t{encoding.d} + 7) / 8;
+  const uint64_t bytes = packed_bytes(encoding.d, 1);
   uint8_t* bits = section.extend(bytes);
   std::memset(bits, 0, bytes);
   for (uint32_t i = 0; i < encoding.count; ++i) {
@@ -16,7 +17,7 @@ void encode(Context&, IndexEncoding& encoding, ByteWriter& section) {
 }
 
 void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
-  const uint64_t bytes = (uint64_t{d} + 7) / 8;
+  const uint64_t bytes = packed_bytes(d, 1);
   const uint8_t* bits = section.take(bytes);
   section.expect_end();
   const uint64_t found = set_bit_positions(context.simd, bits, bytes, indices, count);

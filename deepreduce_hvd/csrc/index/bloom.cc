@@ -4,6 +4,7 @@
 #include "codecs.h"
 #include "index/bloom_filter.h"
 #include "index/bloom_size.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace {
@@ -21,7 +22,7 @@ const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_
   const bool first_only = policy == kNaive || policy == kLeftmost;
   scan_universe(context.simd, filter, d, first_only ? count : most + 1, positives);
   const unsigned long long found = positives.size();
-  if (found < count || (policy == kP0 && decoding && found != count))
+  if (!enough_positives(policy, decoding, found, count))
     corrupt_payload("%s: expected a Bloom filter with %u positives, got %llu", section, count,
                     found);
   if (random_policy(policy) && found > most) {
@@ -42,15 +43,10 @@ const uint32_t* apply_policy(Context& context, const BloomFilter& filter, uint8_
 }
 
 void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
-  const double wanted_policy = encoding.parameters[1];
-  if (!(wanted_policy >= kNaive && wanted_policy <= kP2))
-    invalid_argument("Bloom policy: expected 0 to 4, got %g", wanted_policy);
-  if (!(encoding.parameters[0] < 1))
-    invalid_argument("Bloom fpr: expected a number below 1, got %g", encoding.parameters[0]);
+  const auto [wanted_rate, policy] = bloom_settings(encoding.parameters);
   if (encoding.count == 0) return;
-  const uint8_t policy = static_cast<uint8_t>(wanted_policy);
   const double rate =
-      bloom_rate(encoding.parameters[0], policy, encoding.d, encoding.count, encoding.value_bits);
+      bloom_rate(wanted_rate, policy, encoding.d, encoding.count, encoding.value_bits);
   const BloomSize size = bloom_size(rate, encoding.count);
   if (size.bits > 4294967295.0)
     invalid_argument(
@@ -80,7 +76,7 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   BloomFilter filter;
   filter.hashes = section.get<uint8_t>();
   filter.bits = section.get<uint32_t>();
-  if (policy > kP2 || filter.hashes < 1 || filter.hashes > kLargestHashes || filter.bits < 1)
+  if (invalid_bloom_field(policy, filter.hashes, filter.bits) != BloomField::none)
     corrupt_payload(
         "%s: expected a policy of 0 to 4, 1 to %u hashes and at least 1 bit, got %u, %u and %u",
         section.section(), kLargestHashes, policy, filter.hashes, filter.bits);
@@ -88,8 +84,7 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   const uint64_t bytes = (uint64_t{filter.bits} + 7) / 8;
   const uint8_t* data = section.take(bytes);
   section.expect_end();
-  if (filter.bits % 8 != 0 && (data[bytes - 1] >> (filter.bits % 8)) != 0)
-    corrupt_payload("%s: expected zero padding and the end of the bits", section.section());
+  expect_zero_padding(data, filter.bits, section.section());
   filter.words = context.arena.zeros<uint32_t>((uint64_t{filter.bits} + 31) / 32);
   std::memcpy(filter.words, data, bytes);
   uint32_t decoded_count;

@@ -1,5 +1,7 @@
 #include "index/bloom_filter.h"
 
+#include "support/simd.h"
+
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns about its own AVX-512 header
@@ -29,17 +31,13 @@ uint32_t sieve_scalar(const BloomFilter& filter, uint32_t hash_number, uint32_t*
   return kept;
 }
 
-inline __attribute__((always_inline)) void positions(const BloomFilter& filter,
-                                                     uint32_t hash_number, const uint32_t* indices,
-                                                     uint32_t n, uint32_t* bits) {
+DR_INLINE void positions(const BloomFilter& filter, uint32_t hash_number, const uint32_t* indices,
+                         uint32_t n, uint32_t* bits) {
   const BloomFilter copy = filter;  // a local, which `bits` cannot alias
   for (uint32_t i = 0; i < n; ++i) bits[i] = copy.position(murmur_block(indices[i]), hash_number);
 }
 
 #if defined(__x86_64__)
-#define DR_AVX2 __attribute__((target("avx2,bmi2")))
-#define DR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,bmi2")))
-
 DR_AVX2 void positions_avx2(const BloomFilter& filter, uint32_t hash_number,
                             const uint32_t* indices, uint32_t n, uint32_t* bits) {
   positions(filter, hash_number, indices, n, bits);

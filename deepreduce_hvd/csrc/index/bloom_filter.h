@@ -3,11 +3,9 @@
 #define DEEPREDUCE_BLOOM_FILTER_H
 
 #include "base.h"
-#include "random.h"
+#include "support/random.h"
 
 namespace deepreduce {
-
-constexpr uint32_t kLargestHashes = 32;
 
 DR_HOST_DEVICE inline uint32_t rotate_left(uint32_t x, unsigned bits) {
   return (x << bits) | (x >> (32 - bits));

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "index/bloom_filter.h"
+#include "index/bloom_size.h"
 
 namespace deepreduce {
 namespace {

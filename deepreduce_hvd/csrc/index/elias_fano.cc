@@ -1,8 +1,8 @@
 // EliasFano: low bits unchanged, high bits as a bitmap.
-#include "bits.h"
 #include "codecs.h"
 #include "index/elias_fano_layout.h"
-#include "set_bits.h"
+#include "support/bits.h"
+#include "support/set_bits.h"
 
 namespace deepreduce {
 namespace {
@@ -29,13 +29,12 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   if (count == 0) return section.expect_end();
   const EliasFanoLayout layout = elias_fano_layout(d, count);
   const unsigned width = layout.width;
-  const uint64_t low_bits = layout.low_bits, low_bytes = layout.low_bytes,
-                 high_bits = layout.high_bits, high_bytes = layout.high_bytes;
+  const uint64_t low_bytes = layout.low_bytes, high_bits = layout.high_bits,
+                 high_bytes = layout.high_bytes;
   const uint8_t* low = section.take(low_bytes);
   const uint8_t* high = section.take(high_bytes);
   section.expect_end();
-  if (low_bits % 8 != 0 && (low[low_bytes - 1] >> (low_bits % 8)) != 0)
-    corrupt_payload("%s: expected zero padding and the end of the bits", section.section());
+  expect_zero_padding(low, layout.low_bits, section.section());
   const uint64_t found = set_bit_positions(context.simd, high, high_bytes, indices, count);
   if (found != count || indices[count - 1] >= high_bits)
     corrupt_payload("%s: expected %u set bits in %llu, got %llu or one in the padding",

@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_ELIAS_FANO_LAYOUT_H
 #define DEEPREDUCE_ELIAS_FANO_LAYOUT_H
 
-#include "bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 

@@ -1,13 +1,13 @@
 // Huffman: a Huffman code of the bytes of indices or gaps.
-#include "huffman_code.h"
+#include "support/huffman_code.h"
 
 #include "codecs.h"
-#include "varint.h"
+#include "index/index_blocks.h"
+#include "support/varint.h"
 
 namespace deepreduce {
 namespace {
 
-constexpr uint32_t kBlock = 4096;
 enum Kind : uint8_t { kStatic = 0, kDelta = 1 };
 
 // Makes the code of the four bytes of all indices 0 … d-1 together. Both sides compute it from d.
@@ -44,13 +44,12 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
   const uint32_t count = encoding.count;
   if (count == 0) return;
   const Kind kind = encoding.parameters[0] != 0 ? kDelta : kStatic;
-  const uint32_t blocks = (count + kBlock - 1) / kBlock;
-  uint8_t* symbols = context.arena.array<uint8_t>(uint64_t{kLongestVarint} * kBlock);
+  const uint32_t blocks = index_blocks(count);
+  uint8_t* symbols = context.arena.array<uint8_t>(uint64_t{kLongestVarint} * kIndexBlock);
   const auto each_block = [&](auto visit) {
     uint32_t next = 0;
     for (uint32_t block = 0; block < blocks; ++block) {
-      const uint32_t first = block * kBlock;
-      const uint32_t n = count - first < kBlock ? count - first : kBlock;
+      const uint32_t first = block * kIndexBlock, n = indices_in_block(count, block);
       visit(block, next, block_symbols(kind, encoding.indices + first, n, next, symbols));
       next = encoding.indices[first + n - 1] + 1;
     }
@@ -73,11 +72,7 @@ void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
   const uint64_t data_at = section.size();
   each_block([&](uint32_t block, uint32_t next, uint32_t n) {
     if (block > 0) {
-      const uint64_t start = section.size() - data_at;
-      if (start > UINT32_MAX)
-        invalid_argument(
-            "index section: expected at most 4294967295 bytes, got more; compress more or split the tensor");
-      const uint32_t entry[2] = {next, static_cast<uint32_t>(start)};
+      const uint32_t entry[2] = {next, block_start_field(section.size() - data_at)};
       uint8_t* place = section.data() + directory_at + entry_bytes * (block - 1);
       std::memcpy(place, kind == kDelta ? entry : entry + 1, entry_bytes);
     }
@@ -95,7 +90,7 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   } else {
     static_code(d, &code);
   }
-  const uint32_t blocks = (count + kBlock - 1) / kBlock;
+  const uint32_t blocks = index_blocks(count);
   const uint64_t entry_bytes = kind == kDelta ? 8 : 4;
   const uint8_t* directory = section.take(entry_bytes * (blocks - 1));
   const uint64_t data_bytes = section.remaining();
@@ -103,8 +98,7 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   const uint16_t* table = HuffmanReader::make_table(context.arena, code);
   uint64_t start = 0, next = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
-    const uint32_t first = block * kBlock;
-    const uint32_t n = count - first < kBlock ? count - first : kBlock;
+    const uint32_t first = block * kIndexBlock, n = indices_in_block(count, block);
     uint64_t end = data_bytes;
     if (block + 1 < blocks) {
       uint32_t entry;
@@ -112,15 +106,11 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
       end = entry;
     }
     if (end < start || end > data_bytes)
-      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu",
-                      section.section(), block, static_cast<unsigned long long>(data_bytes),
-                      static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
+      block_outside(section.section(), block, data_bytes, start, end);
     if (kind == kDelta && block > 0) {
       uint32_t before;
       std::memcpy(&before, directory + entry_bytes * (block - 1), 4);
-      if (before != next)
-        corrupt_payload("%s: expected block %u to start at %llu, got %u", section.section(), block,
-                        static_cast<unsigned long long>(next), before);
+      expect_block_start(section.section(), block, next, before);
     }
     HuffmanReader reader(table, data + start, end - start, section.section());
     for (uint32_t i = 0; i < n; ++i) {

@@ -1,9 +1,9 @@
 // Rice: gaps between indices in adaptive Golomb-Rice codes, in blocks that can be coded in
 // parallel.
-#include "bits.h"
 #include "codecs.h"
-#include "index/rice_parameter.h"
-#include "set_bits.h"
+#include "index/rice_layout.h"
+#include "support/bits.h"
+#include "support/set_bits.h"
 
 namespace deepreduce {
 namespace {
@@ -46,21 +46,16 @@ void encode_block(const uint32_t* gaps, uint32_t n, RiceParameter parameter, Byt
 }
 
 void encode(Context& context, IndexEncoding& encoding, ByteWriter& section) {
-  const uint32_t blocks = (encoding.count + kRiceBlock - 1) / kRiceBlock;
+  const uint32_t blocks = index_blocks(encoding.count);
   if (blocks == 0) return;
-  const uint64_t directory_at = blocks, data_at = blocks + kRiceEntryBytes * (blocks - 1);
+  const uint64_t directory_at = blocks, data_at = rice_head_bytes(blocks);
   section.extend(data_at);
-  uint32_t* gaps = context.arena.array<uint32_t>(kRiceBlock);
+  uint32_t* gaps = context.arena.array<uint32_t>(kIndexBlock);
   uint32_t next = 0;  // smallest possible next index
   for (uint32_t block = 0; block < blocks; ++block) {
-    const uint32_t first = block * kRiceBlock;
-    const uint32_t n = encoding.count - first < kRiceBlock ? encoding.count - first : kRiceBlock;
+    const uint32_t first = block * kIndexBlock, n = indices_in_block(encoding.count, block);
     if (block > 0) {
-      const uint64_t start = section.size() - data_at;
-      if (start > UINT32_MAX)
-        invalid_argument(
-            "index section: expected at most 4294967295 bytes, got more; compress more or split the tensor");
-      const uint32_t entry[2] = {next, static_cast<uint32_t>(start)};
+      const uint32_t entry[2] = {next, block_start_field(section.size() - data_at)};
       std::memcpy(section.data() + directory_at + kRiceEntryBytes * (block - 1), entry,
                   kRiceEntryBytes);
     }
@@ -80,11 +75,8 @@ uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n
                       uint32_t next, uint32_t d, uint32_t* indices, const char* section) {
   const uint64_t low_bytes = packed_bytes(n, b);
   const uint64_t unary_bytes = bytes - low_bytes;
-  if ((n * uint64_t{b}) % 8 != 0 && (data[low_bytes - 1] >> ((n * uint64_t{b}) % 8)) != 0)
-    corrupt_payload("%s: expected zero padding and the end of the bits", section);
-  // The gaps sum to less than d, so a valid block has no more bits than this. It also keeps the
-  // positions within 32 bits.
-  if (8 * unary_bytes > n + uint64_t{d >> b} + 7)
+  expect_zero_padding(data, uint64_t{n} * b, section);
+  if (unary_bytes > rice_most_unary_bytes(n, b, d))
     corrupt_payload("%s: expected an index below d = %u, got %llu bytes of unary codes", section, d,
                     static_cast<unsigned long long>(unary_bytes));
   const uint64_t found = set_bit_positions(simd, data + low_bytes, unary_bytes, indices, n);
@@ -108,7 +100,7 @@ uint32_t decode_block(Simd simd, const uint8_t* data, uint64_t bytes, uint32_t n
 }
 
 void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, uint32_t* indices) {
-  const uint32_t blocks = (count + kRiceBlock - 1) / kRiceBlock;
+  const uint32_t blocks = index_blocks(count);
   if (blocks == 0) return section.expect_end();
   const uint8_t* parameters = section.take(blocks);
   const uint8_t* directory = section.take(kRiceEntryBytes * (blocks - 1));
@@ -117,8 +109,7 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   uint32_t next = 0;
   uint64_t start = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
-    const uint32_t first = block * kRiceBlock;
-    const uint32_t n = count - first < kRiceBlock ? count - first : kRiceBlock;
+    const uint32_t n = indices_in_block(count, block);
     const unsigned b = parameters[block];
     if (b > kLargestRiceParameter)
       corrupt_payload("%s: expected a Rice parameter of at most %u, got %u", section.section(),
@@ -131,15 +122,12 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
       before_following = entry[0];
       end = entry[1];
     }
-    if (end > data_bytes || end <= start + packed_bytes(n, b))
-      corrupt_payload("%s: expected block %u within %llu bytes, got %llu to %llu",
-                      section.section(), block, static_cast<unsigned long long>(data_bytes),
-                      static_cast<unsigned long long>(start), static_cast<unsigned long long>(end));
-    next = decode_block(context.simd, data + start, end - start, n, b, next, d, indices + first,
-                        section.section());
-    if (block + 1 < blocks && before_following != next)
-      corrupt_payload("%s: expected block %u to start at %u, got %u", section.section(), block + 1,
-                      next, before_following);
+    if (!rice_block_fits(start, end, data_bytes, n, b))
+      block_outside(section.section(), block, data_bytes, start, end);
+    next = decode_block(context.simd, data + start, end - start, n, b, next, d,
+                        indices + block * kIndexBlock, section.section());
+    if (block + 1 < blocks)
+      expect_block_start(section.section(), block + 1, next, before_following);
     start = end;
   }
 }

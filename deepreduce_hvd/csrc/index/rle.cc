@@ -1,6 +1,6 @@
 // RLE: run lengths of the bitmap.
 #include "codecs.h"
-#include "varint.h"
+#include "support/varint.h"
 
 namespace deepreduce {
 namespace {

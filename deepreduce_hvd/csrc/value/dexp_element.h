@@ -3,8 +3,8 @@
 #ifndef DEEPREDUCE_VALUE_DEXP_ELEMENT_H
 #define DEEPREDUCE_VALUE_DEXP_ELEMENT_H
 
-#include "../exact_math.h"
-#include "fit_element.h"
+#include "support/exact_math.h"
+#include "value/fit_element.h"
 
 namespace deepreduce {
 

@@ -1,6 +1,6 @@
-#include "fit_curve.h"
+#include "value/fit_curve.h"
 
-#include "fit_lanes.h"
+#include "value/fit_lanes.h"
 
 namespace deepreduce {
 namespace {

@@ -3,8 +3,8 @@
 #ifndef DEEPREDUCE_VALUE_FIT_CURVE_H
 #define DEEPREDUCE_VALUE_FIT_CURVE_H
 
-#include "fit_sides.h"
-#include "poly_element.h"
+#include "value/fit_sides.h"
+#include "value/poly_element.h"
 
 namespace deepreduce {
 

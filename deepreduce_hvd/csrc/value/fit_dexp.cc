@@ -1,8 +1,8 @@
 // FitDExp: fits the sorted values of each sign by one double exponential.
 #include <limits>
 
-#include "dexp_element.h"
-#include "fit_lanes.h"
+#include "value/dexp_element.h"
+#include "value/fit_lanes.h"
 
 namespace deepreduce {
 namespace {

@@ -6,9 +6,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "../half.h"
-
-#define DR_ELEMENT DR_HOST_DEVICE inline __attribute__((always_inline))
+#include "support/half.h"
 
 namespace deepreduce {
 

@@ -3,8 +3,8 @@
 #ifndef DEEPREDUCE_VALUE_FIT_LANES_H
 #define DEEPREDUCE_VALUE_FIT_LANES_H
 
-#include "fit_element.h"
-#include "fit_sides.h"
+#include "value/fit_element.h"
+#include "value/fit_sides.h"
 
 namespace deepreduce {
 

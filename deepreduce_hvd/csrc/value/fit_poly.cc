@@ -1,8 +1,8 @@
 // FitPoly: fits sorted values by piecewise least squares polynomials.
 #include <algorithm>
 
-#include "../bits.h"
-#include "fit_curve.h"
+#include "support/bits.h"
+#include "value/fit_curve.h"
 
 namespace deepreduce {
 namespace {
@@ -155,7 +155,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   for (Side& side : sides) side.segment_count = section.get<uint16_t>();
   for (Side& side : sides) side.exponent = section.get<int16_t>();
   const int degree = section.get<uint8_t>();
-  if (degree < 1 || degree > kMaxDegree)
+  if (!poly_degree_is_valid(degree))
     corrupt_payload("%s: expected a degree of 1 to %d, got %d", section.section(), kMaxDegree,
                     degree);
   const uint32_t terms = static_cast<uint32_t>(degree) + 1;
@@ -170,12 +170,10 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     corrupt_payload("%s: expected fields of at most %u bits, got %u", section.section(), kMaxWidth,
                     widest);
   for (const Side& side : sides) {
-    const uint32_t most = side.count < kMaxSegments ? side.count : kMaxSegments;
-    if (side.segment_count > most || (side.segment_count == 0) != (side.count == 0))
+    if (!poly_segments_are_valid(side.segment_count, side.count))
       corrupt_payload("%s: expected 1 to %u segments for %u values, got %u", section.section(),
                       kMaxSegments, side.count, side.segment_count);
-    if (side.exponent < kLowestExponent || side.exponent > kHighestExponent ||
-        (side.count == 0 && side.exponent != 0))
+    if (!poly_exponent_is_valid(side.exponent, side.count))
       corrupt_payload("%s: expected an exponent of %d to %d, got %d", section.section(),
                       kLowestExponent, kHighestExponent, side.exponent);
   }

@@ -1,10 +1,10 @@
 // Sorting for the curve fits: a stable radix sort of (key, position), by only the bits in which
 // keys differ.
-#include "fit_sides.h"
+#include "value/fit_sides.h"
 
 #include <utility>
 
-#include "fit_element.h"
+#include "value/fit_element.h"
 
 namespace deepreduce {
 namespace {

@@ -2,8 +2,8 @@
 #ifndef DEEPREDUCE_VALUE_FIT_SIDES_H
 #define DEEPREDUCE_VALUE_FIT_SIDES_H
 
-#include "../codecs.h"
-#include "../simd.h"
+#include "codecs.h"
+#include "support/simd.h"
 
 namespace deepreduce {
 

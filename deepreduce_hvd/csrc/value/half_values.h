@@ -1,16 +1,20 @@
-// Float16 and BFloat16: two bytes per value, rounded to nearest even, saturating. A Format defines
-// kExponent (all ones in NaN and Inf), kName, narrow and widen.
+// Float16 and BFloat16: two bytes per value, rounded to nearest even, saturating.
 #ifndef DEEPREDUCE_VALUE_HALF_VALUES_H
 #define DEEPREDUCE_VALUE_HALF_VALUES_H
 
 #include "codecs.h"
-#include "half.h"
-#include "simd.h"
+#include "support/simd.h"
+#include "value/half_format.h"
 
 namespace deepreduce {
 
 template <class Format>
 struct HalfValues {
+  static constexpr ValueCodec codec(int id, const char* name) {
+    return {id, name, false, bits_per_value, encode, decode};
+  }
+
+ private:
   static double bits_per_value(const double*) { return 16; }
 
   static void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
@@ -26,7 +30,6 @@ struct HalfValues {
                       Format::kName);
   }
 
- private:
   static DR_INLINE void narrow_all(const float* __restrict values, uint32_t count,
                                    uint8_t* __restrict out, float* __restrict decoded) {
     for (uint32_t i = 0; i < count; ++i) {
@@ -43,7 +46,7 @@ struct HalfValues {
     for (uint32_t i = 0; i < count; ++i) {
       uint16_t half;
       std::memcpy(&half, halves + uint64_t{2} * i, 2);
-      not_finite |= (half & Format::kExponent) == Format::kExponent;
+      not_finite |= !half_is_finite<Format>(half);
       values[i] = Format::widen(half);
     }
     return not_finite == 0;

@@ -3,8 +3,8 @@
 #ifndef DEEPREDUCE_VALUE_POLY_ELEMENT_H
 #define DEEPREDUCE_VALUE_POLY_ELEMENT_H
 
-#include "../base.h"
-#include "fit_element.h"
+#include "base.h"
+#include "value/fit_element.h"
 
 namespace deepreduce {
 
@@ -13,6 +13,17 @@ constexpr uint32_t kMaxSegments = 1024;  // per side
 constexpr int kLowestExponent = -152, kHighestExponent = 160;
 constexpr unsigned kMaxWidth = 32;  // bits of a field
 constexpr uint64_t kPolyHead = 14;  // bytes before the widths
+
+// Whether a section may have these fields, of a side of `count` values.
+DR_HOST_DEVICE inline bool poly_degree_is_valid(int degree) {
+  return degree >= 1 && degree <= kMaxDegree;
+}
+DR_HOST_DEVICE inline bool poly_segments_are_valid(uint32_t segments, uint32_t count) {
+  return segments <= smaller(count, kMaxSegments) && (segments == 0) == (count == 0);
+}
+DR_HOST_DEVICE inline bool poly_exponent_is_valid(int exponent, uint32_t count) {
+  return count == 0 ? exponent == 0 : exponent >= kLowestExponent && exponent <= kHighestExponent;
+}
 
 struct PolySettings {
   int degree;

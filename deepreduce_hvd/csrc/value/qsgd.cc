@@ -1,9 +1,9 @@
 // QSGD: stochastic quantization in buckets.
-#include "bits.h"
 #include "codecs.h"
-#include "qsgd_element.h"
-#include "qsgd_settings.h"
-#include "simd.h"
+#include "support/bits.h"
+#include "support/simd.h"
+#include "value/qsgd_element.h"
+#include "value/qsgd_settings.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -142,7 +142,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const uint32_t count = encoding.count;
   const uint32_t buckets = qsgd_buckets(count, settings.bucket);
   const uint64_t code_bytes = packed_bytes(count, settings.bits);
-  const uint64_t head = kQSGDHead + uint64_t{4} * buckets;
+  const uint64_t head = qsgd_head_bytes(count, settings.bucket);
   uint8_t* out = section.extend(head + code_bytes + 8);
   const uint16_t bucket_field = static_cast<uint16_t>(settings.bucket);
   out[0] = static_cast<uint8_t>(settings.bits);
@@ -179,9 +179,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   const uint8_t* norms = section.take(uint64_t{4} * buckets);
   const uint8_t* packed = section.take(packed_bytes(count, bits));
   section.expect_end();
-  const unsigned last_bits = static_cast<unsigned>(uint64_t{count} * bits % 8);
-  if (last_bits != 0 && (packed[packed_bytes(count, bits) - 1] >> last_bits) != 0)
-    corrupt_payload("%s: expected zero padding and the end of the bits", section.section());
+  expect_zero_padding(packed, uint64_t{count} * bits, section.section());
   const auto unpack = DR_CHOOSE(context.simd, unpack);
   const auto dequantise = DR_CHOOSE(context.simd, dequantise);
   uint8_t* codes = context.arena.array<uint8_t>(bucket);
@@ -189,7 +187,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   for (uint32_t b = 0; b < buckets; ++b) {
     float norm;
     std::memcpy(&norm, norms + uint64_t{4} * b, 4);
-    if (float_bits(norm) >= 0x7F800000u)
+    if (!qsgd_norm_is_valid(float_bits(norm)))
       corrupt_payload("%s: expected finite norms of at least 0", section.section());
     const uint32_t first = b * bucket;
     const uint32_t n = count - first < bucket ? count - first : bucket;

@@ -5,8 +5,8 @@
 #include <cfloat>
 #include <cmath>
 
-#include "../half.h"
-#include "../random.h"
+#include "support/half.h"
+#include "support/random.h"
 
 namespace deepreduce {
 

@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_VALUE_QSGD_SETTINGS_H
 #define DEEPREDUCE_VALUE_QSGD_SETTINGS_H
 
-#include "../bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 
@@ -23,6 +23,16 @@ DR_HOST_DEVICE inline bool qsgd_is_valid(unsigned bits, uint32_t bucket) {
 
 DR_HOST_DEVICE inline uint32_t qsgd_buckets(uint32_t count, uint32_t bucket) {
   return static_cast<uint32_t>((uint64_t{count} + bucket - 1) / bucket);
+}
+
+// Returns the number of bytes before the codes.
+DR_HOST_DEVICE inline uint64_t qsgd_head_bytes(uint32_t count, uint32_t bucket) {
+  return kQSGDHead + uint64_t{4} * qsgd_buckets(count, bucket);
+}
+
+// Whether a norm of a section is finite and not negative.
+DR_HOST_DEVICE inline bool qsgd_norm_is_valid(uint32_t norm_bits) {
+  return norm_bits < 0x7F800000u;
 }
 
 inline double qsgd_bits_per_value(const double* parameters) {

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <utility>
 
-#include "bits.h"
 #include "codecs.h"
-#include "half.h"
-#include "huffman_code.h"
+#include "support/bits.h"
+#include "support/half.h"
+#include "support/huffman_code.h"
 
 namespace deepreduce {
 namespace {

@@ -35,7 +35,7 @@ def package(folder):
         _torch(),
         ROOT / "build" / "pretend_cuda",
     )
-    includes = [f"-I{path}" for path in (HERE, CORE, CORE / "cuda")]
+    includes = [f"-I{path}" for path in (HERE, CORE)]
     includes += [
         word
         for path in (torch / "include", torch / "include/torch/csrc/api/include")

@@ -38,7 +38,6 @@ def build():
         "-std=c++17",
         f"-I{HERE}",
         f"-I{CORE}",
-        f"-I{CORE / 'cuda'}",
         f"-I{ROOT / 'tests/cuda/emulator'}",
     ]
     of_tensorflow = [

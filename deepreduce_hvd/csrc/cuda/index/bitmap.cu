@@ -6,14 +6,13 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-DR_HOST_DEVICE uint64_t bitmap_bytes(uint32_t d) { return (uint64_t{d} + 7) / 8; }
 uint32_t words_of(uint32_t d) { return static_cast<uint32_t>((uint64_t{d} + 31) / 32); }
 
 __global__ void set_bits(const uint32_t* indices, const uint32_t* count, uint32_t d,
                          uint32_t* words, uint64_t* bytes) {
   for (uint32_t i = grid_index(); i < *count; i += grid_stride())
     atomicOr(words + indices[i] / 32, 1u << (indices[i] % 32));
-  if (grid_index() == 0) *bytes = bitmap_bytes(d);
+  if (grid_index() == 0) *bytes = packed_bytes(d, 1);
 }
 
 // Returns word number `at` of the section, with zeros beyond its end.
@@ -29,9 +28,9 @@ __device__ uint32_t word_at(const DeviceSection* section, uint32_t at) {
 __global__ void count_bits(const DeviceSection* section, uint32_t words, uint32_t* counts,
                            dr_cuda_result* result) {
   if (skipped(section, result)) return;
-  if (section->bytes != bitmap_bytes(section->d)) {
+  if (section->bytes != packed_bytes(section->d, 1)) {
     if (grid_index() == 0)
-      refuse(result, Refused::index_section_bytes, bitmap_bytes(section->d), section->bytes);
+      refuse(result, Refused::index_section_bytes, packed_bytes(section->d, 1), section->bytes);
     return;
   }
   for (uint32_t at = grid_index(); at < words; at += grid_stride()) {
@@ -58,7 +57,7 @@ __global__ void read_positions(const DeviceSection* section, uint32_t words, con
   if (words == 0 && count != 0 && grid_index() == 0) refuse(result, Refused::set_bits, count, 0);
 }
 
-uint64_t section_capacity(uint32_t d, uint32_t, const double*) { return bitmap_bytes(d); }
+uint64_t section_capacity(uint32_t d, uint32_t, const double*) { return packed_bytes(d, 1); }
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
   device.zero(encoding.section.data, uint64_t{4} * words_of(encoding.d));

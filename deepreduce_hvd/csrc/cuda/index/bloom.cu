@@ -1,7 +1,7 @@
 // Bloom: reads and writes sections, and derives indices from the positives of a filter.
 #include "cuda/index/bloom.cuh"
 
-#include "bits.h"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -11,29 +11,15 @@ constexpr double kMostFilterBits = 4294967295.0;
 // range of the bits per value of the value codecs on the device and the order mapping
 constexpr double kLeastValueBits = 1, kMostValueBits = 64;
 constexpr uint32_t kShortestSection = 7;
-DR_HOST_DEVICE uint32_t header_bytes(uint32_t policy) { return random_policy(policy) ? 10 : 6; }
-
-struct Settings {
-  double rate;
-  uint32_t policy;
-};
-
-Settings settings_from(const double* parameters) {
-  if (!(parameters[1] >= kNaive && parameters[1] <= kP2))
-    invalid_argument("Bloom policy: expected 0 to 4, got %g", parameters[1]);
-  if (!(parameters[0] < 1))
-    invalid_argument("Bloom fpr: expected a number below 1, got %g", parameters[0]);
-  return {parameters[0], static_cast<uint32_t>(parameters[1])};
-}
 
 // ---- Upper bounds for the host, which only knows that count <= k and k >= 1. Rates and filters
 // grow with count.
 
-double largest_rate(Settings settings, uint32_t d, uint32_t k) {
+double largest_rate(BloomSettings settings, uint32_t d, uint32_t k) {
   return bloom_rate(settings.rate, settings.policy, d, k, kLeastValueBits);
 }
 
-uint64_t most_filter_bits(Settings settings, uint32_t d, uint32_t k) {
+uint64_t most_filter_bits(BloomSettings settings, uint32_t d, uint32_t k) {
   // k * log(1 / rate) grows with k
   const double smallest = settings.rate < 0 && settings.policy == kP0
                               ? k / (kMostValueBits * (kLn2 * kLn2) * d)
@@ -63,7 +49,7 @@ struct MostPositives {
 
 constexpr uint32_t kFew = 1024;
 
-MostPositives most_found(Settings settings, uint32_t d, uint32_t k) {
+MostPositives most_found(BloomSettings settings, uint32_t d, uint32_t k) {
   const uint32_t few = std::min(k, kFew);
   const bool fixed_rate = settings.rate > 0;
   const double part_of_few =
@@ -83,7 +69,7 @@ MostPositives most_found(Settings settings, uint32_t d, uint32_t k) {
 // indices, possibly none is alone. With many indices, ln 2 * hashes / log2(1 / rate) hashes of the
 // indices of the filter meet a bit, and proportionally many hashes of the false positives. An index
 // is alone unless others met all its bits.
-uint64_t most_set_members(Settings settings, uint32_t d, uint32_t k) {
+uint64_t most_set_members(BloomSettings settings, uint32_t d, uint32_t k) {
   const MostPositives found = most_found(settings, d, k);
   const double exact = -std::log2(largest_rate(settings, d, k)),
                hashes = std::max(std::ceil(exact), 1.0);
@@ -106,7 +92,7 @@ uint64_t most_set_members(Settings settings, uint32_t d, uint32_t k) {
 }
 
 // Returns an upper bound of the number of indices in a payload with these settings and this size.
-uint32_t most_indices_of(Settings settings, uint32_t d, uint32_t k, uint64_t bytes) {
+uint32_t most_indices_of(BloomSettings settings, uint32_t d, uint32_t k, uint64_t bytes) {
   for (int step = 0; step < 4; ++step)
     k = static_cast<uint32_t>(std::min<double>(
         k, 1 + 8.0 * static_cast<double>(bytes) * kLn2 / -std::log2(largest_rate(settings, d, k))));
@@ -116,7 +102,7 @@ uint32_t most_indices_of(Settings settings, uint32_t d, uint32_t k, uint64_t byt
 // ---- Sections.
 
 // Runs in one thread.
-__global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings settings,
+__global__ void plan_encoding(const uint32_t* count_at, uint32_t d, BloomSettings settings,
                               double value_bits, uint32_t seed, uint64_t capacity, BloomPlan* plan,
                               uint32_t* decoded_count, uint8_t* section, uint64_t* section_bytes,
                               dr_cuda_result* result) {
@@ -126,7 +112,7 @@ __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings set
   *decoded_count = 0;
   if (count == 0 || refused(result)) return;
   const BloomSize size = bloom_size(bloom_rate(settings.rate, policy, d, count, value_bits), count);
-  const uint64_t bytes = header_bytes(policy) + (static_cast<uint64_t>(size.bits) + 7) / 8;
+  const uint64_t bytes = bloom_head_bytes(policy) + (static_cast<uint64_t>(size.bits) + 7) / 8;
   if (size.bits > kMostFilterBits || bytes > capacity) {
     refuse(result, Refused::bloom_filter_bits, static_cast<uint64_t>(kMostFilterBits),
            static_cast<uint64_t>(size.bits));
@@ -150,7 +136,7 @@ __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, Settings set
 // The filter starts two bytes after the start of a word. Whole words are written at its end.
 __global__ void write_filter(const BloomPlan* plan, const uint32_t* filter, uint8_t* section) {
   if (plan->active == 0) return;
-  uint16_t* out = reinterpret_cast<uint16_t*>(section + header_bytes(plan->policy));
+  uint16_t* out = reinterpret_cast<uint16_t*>(section + bloom_head_bytes(plan->policy));
   const uint32_t words = (plan->bits - 1) / 32 + 1;
   for (uint32_t at = grid_index(); at < words; at += grid_stride()) {
     out[uint64_t{2} * at] = static_cast<uint16_t>(filter[at]);
@@ -172,15 +158,20 @@ __global__ void plan_decoding(const DeviceSection* section, uint32_t expected_po
   if (bytes < kShortestSection)
     return refuse(result, Refused::index_section_bytes, kShortestSection, bytes);
   const uint32_t policy = data[0], hashes = data[1], bits = load_u32(data + 2),
-                 header = header_bytes(policy);
-  if (policy > kP2) return refuse(result, Refused::bloom_policy, kP2, policy);
-  if (hashes < 1 || hashes > kLargestHashes)
-    return refuse(result, Refused::bloom_hashes, kLargestHashes, hashes);
-  if (bits < 1) return refuse(result, Refused::bloom_no_bits, 1, bits);
+                 header = bloom_head_bytes(policy);
+  switch (invalid_bloom_field(policy, hashes, bits)) {
+    case BloomField::policy:
+      return refuse(result, Refused::bloom_policy, kP2, policy);
+    case BloomField::hashes:
+      return refuse(result, Refused::bloom_hashes, kLargestHashes, hashes);
+    case BloomField::bits:
+      return refuse(result, Refused::bloom_no_bits, 1, bits);
+    case BloomField::none:
+      break;
+  }
   if (bytes != header + (uint64_t{bits} + 7) / 8)
     return refuse(result, Refused::index_section_bytes, header + (uint64_t{bits} + 7) / 8, bytes);
-  if (bits % 8 != 0 && data[bytes - 1] >> (bits % 8) != 0)
-    return refuse(result, Refused::padding, bits, data[bytes - 1]);
+  if (!expect_zero_padding(data + header, bits, result)) return;
   if (random_policy(policy) && policy != expected_policy)
     return refuse(result, Refused::bloom_other_policy, expected_policy, policy);
   if (policy == kP2 && bits > most_bits)
@@ -195,7 +186,7 @@ __global__ void plan_decoding(const DeviceSection* section, uint32_t expected_po
 
 __global__ void read_filter(const BloomPlan* plan, const DeviceSection* section, uint32_t* filter) {
   if (plan->active == 0) return;
-  const uint8_t* data = section->data + header_bytes(plan->policy);
+  const uint8_t* data = section->data + bloom_head_bytes(plan->policy);
   const uint64_t bytes = (uint64_t{plan->bits} + 7) / 8;
   const uint32_t words = (plan->bits - 1) / 32 + 1;
   for (uint32_t at = grid_index(); at < words; at += grid_stride())
@@ -212,7 +203,7 @@ __global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uin
   const uint32_t found = positives.before[positives.tiles], count = plan->count;
   const bool decoding = decoded_count == nullptr;
   const uint64_t most = most_positives(plan->hashes, d, count);
-  if (found < count || (decoding && plan->policy == kP0 && found != count)) {
+  if (!enough_positives(plan->policy, decoding, found, count)) {
     refuse(result, Refused::bloom_positives, count, found);
     plan->active = 0;
   } else if (random_policy(plan->policy) && found > most) {
@@ -230,7 +221,7 @@ __global__ void check_found(BloomPlan* plan, IndexSet positives, uint32_t d, uin
   }
 }
 
-void choose(Device& device, BloomPlan* plan, Settings settings, uint32_t d, uint64_t most_bits,
+void choose(Device& device, BloomPlan* plan, BloomSettings settings, uint32_t d, uint64_t most_bits,
             uint64_t most_members, Refused too_many, const IndexSet& positives) {
   if (settings.policy == kP1) keep_random(device, plan, positives);
   if (settings.policy == kP2)
@@ -238,13 +229,14 @@ void choose(Device& device, BloomPlan* plan, Settings settings, uint32_t d, uint
 }
 
 uint64_t section_capacity(uint32_t d, uint32_t capacity, const double* parameters) {
-  const Settings settings = settings_from(parameters);
+  const BloomSettings settings = bloom_settings(parameters);
   const uint32_t k = std::min(d, capacity);
-  return k == 0 ? 0 : header_bytes(settings.policy) + (most_filter_bits(settings, d, k) + 7) / 8;
+  return k == 0 ? 0
+                : bloom_head_bytes(settings.policy) + (most_filter_bits(settings, d, k) + 7) / 8;
 }
 
 uint32_t decoded_capacity(uint32_t d, uint32_t capacity, const double* parameters) {
-  const Settings settings = settings_from(parameters);
+  const BloomSettings settings = bloom_settings(parameters);
   const uint32_t k = std::min(d, capacity);
   if (k == 0 || settings.policy != kP0) return capacity;
   const MostPositives found = most_found(settings, d, k);
@@ -252,7 +244,7 @@ uint32_t decoded_capacity(uint32_t d, uint32_t capacity, const double* parameter
 }
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
-  const Settings settings = settings_from(encoding.parameters);
+  const BloomSettings settings = bloom_settings(encoding.parameters);
   if (!(encoding.value_bits >= kLeastValueBits && encoding.value_bits <= kMostValueBits))
     invalid_argument("Bloom: expected values of 1 to 64 bits, got %g", encoding.value_bits);
   const uint32_t d = encoding.d, k = std::min(d, encoding.capacity);
@@ -286,7 +278,7 @@ uint32_t most_count(uint64_t bytes, uint32_t d) { return bytes < kShortestSectio
 
 void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t capacity,
             uint64_t most_bytes, const double* parameters, uint32_t* indices) {
-  const Settings settings = settings_from(parameters);
+  const BloomSettings settings = bloom_settings(parameters);
   const uint64_t mark = device.mark();
   BloomPlan* plan = device.array<BloomPlan>(1);
   const uint32_t most = std::min(d, capacity),

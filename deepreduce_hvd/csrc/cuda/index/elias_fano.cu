@@ -72,11 +72,8 @@ __global__ void count_high(const DeviceSection* section, uint32_t* counts, dr_cu
   }
   const uint8_t* high = section->data + layout.low_bytes;
   if (grid_index() == 0) {
-    const unsigned low_end = layout.low_bits % 8, high_end = layout.high_bits % 8;
-    if (low_end != 0 && high[-1] >> low_end != 0)
-      refuse(result, Refused::padding, layout.low_bits, high[-1]);
-    if (high_end != 0 && high[layout.high_bytes - 1] >> high_end != 0)
-      refuse(result, Refused::padding, layout.high_bits, high[layout.high_bytes - 1]);
+    expect_zero_padding(section->data, layout.low_bits, result);
+    expect_zero_padding(high, layout.high_bits, result);
   }
   const uint32_t words = static_cast<uint32_t>((layout.high_bits + 63) / 64);
   for (uint32_t at = grid_index(); at < words; at += grid_stride())

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "bits.h"
 #include "cuda/device.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {

@@ -2,24 +2,14 @@
 #include "cuda/algorithms.cuh"
 #include "cuda/codecs.cuh"
 #include "cuda/index/gap_bits.cuh"
-#include "index/rice_parameter.h"
+#include "index/rice_layout.h"
 
 namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kEach = kRiceBlock / kThreads;  // consecutive indices per thread
+constexpr uint32_t kEach = kIndexBlock / kThreads;  // indices of a thread, one after another
 
-DR_HOST_DEVICE uint32_t blocks_of(uint32_t count) {
-  return static_cast<uint32_t>((uint64_t{count} + kRiceBlock - 1) / kRiceBlock);
-}
-DR_HOST_DEVICE uint64_t header_bytes(uint32_t blocks) {
-  return blocks == 0 ? 0 : blocks + kRiceEntryBytes * (blocks - 1);
-}
-DR_HOST_DEVICE uint32_t in_block(uint32_t count, uint32_t block) {
-  const uint32_t left = count - block * kRiceBlock;
-  return left < kRiceBlock ? left : kRiceBlock;
-}
 __device__ uint32_t gap_at(const uint32_t* indices, uint32_t i) {
   return i == 0 ? indices[0] : indices[i] - indices[i - 1] - 1;
 }
@@ -29,13 +19,13 @@ __device__ uint32_t gap_at(const uint32_t* indices, uint32_t i) {
 __global__ void choose_parameters(const uint32_t* indices, const uint32_t* count_at,
                                   uint32_t most_blocks, uint32_t* parameters, uint32_t* bytes) {
   __shared__ uint32_t shared[3][33];
-  const uint32_t count = *count_at, blocks = blocks_of(count);
+  const uint32_t count = *count_at, blocks = index_blocks(count);
   for (uint32_t block = blockIdx.x; block <= most_blocks; block += gridDim.x) {
     if (block >= blocks) {
       if (threadIdx.x == 0) bytes[block] = 0;
       continue;
     }
-    const uint32_t first = block * kRiceBlock, n = in_block(count, block);
+    const uint32_t first = block * kIndexBlock, n = indices_in_block(count, block);
     const uint32_t next = first == 0 ? 0 : indices[first - 1] + 1;
     const RiceCandidates candidates =
         rice_candidates(uint64_t{indices[first + n - 1]} + 1 - next - n, n);
@@ -57,7 +47,7 @@ __global__ void choose_parameters(const uint32_t* indices, const uint32_t* count
 
 // The cheapest candidate takes no more bits than floor(log2(mean gap)) <= 30 does: that many bits,
 // plus at least one and less than two, per index. The data may begin at any byte of a word.
-constexpr uint32_t kImageWords = (kRiceBlock * 33 / 8 + 2 + 3) / 4 + 1;
+constexpr uint32_t kImageWords = (kIndexBlock * 33 / 8 + 2 + 3) / 4 + 1;
 
 __device__ void put(uint32_t* image, uint32_t bit, uint32_t value, unsigned width) {
   const uint32_t word = bit / 32, place = bit % 32;
@@ -72,11 +62,12 @@ __global__ void write_blocks(const uint32_t* indices, const uint32_t* count_at,
                              uint64_t* section_bytes) {
   __shared__ uint32_t image[kImageWords];
   __shared__ uint32_t shared[33];
-  const uint32_t count = *count_at, blocks = blocks_of(count);
-  const uint64_t header = header_bytes(blocks);
+  const uint32_t count = *count_at, blocks = index_blocks(count);
+  const uint64_t header = rice_head_bytes(blocks);
   if (grid_index() == 0) *section_bytes = header + starts[blocks];
   for (uint32_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const uint32_t first = block * kRiceBlock, n = in_block(count, block), b = parameters[block];
+    const uint32_t first = block * kIndexBlock, n = indices_in_block(count, block),
+                   b = parameters[block];
     const uint64_t at = header + starts[block];
     const uint32_t bytes = starts[block + 1] - starts[block], shift = at % 4,
                    words = (shift + bytes + 3) / 4;
@@ -126,7 +117,7 @@ struct BlockIn {
 
 struct SharedMemory {
   // at place(i): the position of unary code i, later index i
-  uint32_t found[kRiceBlock + kRiceBlock / kEach];
+  uint32_t found[kIndexBlock + kIndexBlock / kEach];
   uint32_t counts[33];
   uint64_t lows[33];
 };
@@ -141,14 +132,10 @@ __device__ bool read_block(const BlockIn& in, uint32_t d, uint64_t following, Sh
   const uint32_t n = in.n, b = in.b;
   const uint64_t low_bytes = packed_bytes(n, b), unary_bytes = in.bytes - low_bytes;
   const uint8_t* unary = in.data + low_bytes;
-  const unsigned last_bits = n * b % 8;
-  if (last_bits != 0 && in.data[low_bytes - 1] >> last_bits != 0) {
-    refuse(result, Refused::padding, uint64_t{n} * b, in.data[low_bytes - 1]);
-    return false;
-  }
-  // the gaps sum up to less than d: more bits are impossible, and fewer have positions of 32 bits
-  if (8 * unary_bytes > n + uint64_t{d >> b} + 7) {
-    refuse(result, Refused::unary_bytes, (n + uint64_t{d >> b} + 7) / 8, unary_bytes);
+  if (!expect_zero_padding(in.data, uint64_t{n} * b, result)) return false;
+  const uint64_t most_unary_bytes = rice_most_unary_bytes(n, b, d);
+  if (unary_bytes > most_unary_bytes) {
+    refuse(result, Refused::unary_bytes, most_unary_bytes, unary_bytes);
     return false;
   }
   uint32_t codes = 0;
@@ -195,8 +182,8 @@ __global__ void read_blocks(const DeviceSection* section, uint32_t* indices,
                             dr_cuda_result* result) {
   __shared__ SharedMemory shared;
   if (block_skipped(section, result)) return;
-  const uint32_t count = section->count, d = section->d, blocks = blocks_of(count);
-  const uint64_t header = header_bytes(blocks);
+  const uint32_t count = section->count, d = section->d, blocks = index_blocks(count);
+  const uint64_t header = rice_head_bytes(blocks);
   if (section->bytes < header || (count == 0 && section->bytes != 0)) {
     refuse(result, Refused::index_section_bytes, header, section->bytes);
     return;
@@ -208,32 +195,32 @@ __global__ void read_blocks(const DeviceSection* section, uint32_t* indices,
     const uint64_t start = block == 0 ? 0 : load_u32(entry - kRiceEntryBytes + 4),
                    end = block + 1 < blocks ? load_u32(entry + 4) : data_bytes;
     const uint64_t following = block + 1 < blocks ? load_u32(entry) : ~uint64_t{0};
-    const BlockIn in{section->data + header + start, end - start, in_block(count, block),
+    const BlockIn in{section->data + header + start, end - start, indices_in_block(count, block),
                      section->data[block], block == 0 ? 0 : load_u32(entry - kRiceEntryBytes)};
     if (in.b > kLargestRiceParameter) {
       refuse(result, Refused::rice_parameter, kLargestRiceParameter, in.b);
       return;
     }
-    if (end > data_bytes || end <= start + packed_bytes(in.n, in.b)) {
+    if (!rice_block_fits(start, end, data_bytes, in.n, in.b)) {
       refuse(result, Refused::block_end, data_bytes, end);
       return;
     }
     if (!read_block(in, d, following, shared, result)) return;
     for (uint32_t i = threadIdx.x; i < in.n; i += kThreads)
-      indices[block * kRiceBlock + i] = shared.found[place(i)];
+      indices[block * kIndexBlock + i] = shared.found[place(i)];
     __syncthreads();
   }
 }
 
 uint64_t section_capacity(uint32_t d, uint32_t capacity, const double*) {
-  const uint64_t blocks = blocks_of(std::min(d, capacity));
+  const uint64_t blocks = index_blocks(std::min(d, capacity));
   // each of the two parts of a block's data ends with a partial byte
   return most_gap_bits(d, capacity) / 8 + blocks * (1 + kRiceEntryBytes + 2);
 }
 
 void encode(Device& device, DeviceIndexEncoding& encoding) {
   const uint64_t mark = device.mark();
-  const uint32_t blocks = blocks_of(encoding.capacity);
+  const uint32_t blocks = index_blocks(encoding.capacity);
   uint32_t* parameters = device.array<uint32_t>(blocks);
   uint32_t* starts = device.array<uint32_t>(uint64_t{blocks} + 1);
   launch(device, choose_parameters, blocks_for(uint64_t{blocks} + 1, 1, 1), kThreads, 0,
@@ -250,8 +237,8 @@ uint32_t most_count(uint64_t bytes, uint32_t d) {
 
 void decode(Device& device, const DeviceSection* section, uint32_t, uint32_t capacity, uint64_t,
             const double*, uint32_t* indices) {
-  launch(device, read_blocks, blocks_for(blocks_of(capacity), 1, 1), kThreads, 0, section, indices,
-         device.result());
+  launch(device, read_blocks, blocks_for(index_blocks(capacity), 1, 1), kThreads, 0, section,
+         indices, device.result());
 }
 
 }  // namespace

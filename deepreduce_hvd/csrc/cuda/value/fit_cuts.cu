@@ -3,7 +3,7 @@
 // nodes above a limit, which at most the wanted number of nodes exceed, are split at once. The rest
 // follow one after another. They are few if the tree contains what is needed. The block computes
 // what the tree does not contain.
-#include "fit_tree.cuh"
+#include "cuda/value/fit_tree.cuh"
 
 namespace deepreduce {
 namespace cuda {

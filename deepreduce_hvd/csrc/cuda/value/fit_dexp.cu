@@ -2,7 +2,7 @@
 // block works on tiles: while some threads prepare a tile, others add up the previous tiles, with
 // one thread per lane of each sum.
 #include "cuda/algorithms.cuh"
-#include "fit_sides.cuh"
+#include "cuda/value/fit_sides.cuh"
 #include "value/dexp_element.h"
 
 namespace deepreduce {

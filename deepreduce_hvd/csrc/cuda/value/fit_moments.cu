@@ -2,7 +2,7 @@
 // Others add the products of the previous tile, one thread per lane of a sum, in the order of the
 // host. Then one block per side determines the step of the coefficients.
 #include "cuda/algorithms.cuh"
-#include "fit_poly.cuh"
+#include "cuda/value/fit_poly.cuh"
 
 namespace deepreduce {
 namespace cuda {

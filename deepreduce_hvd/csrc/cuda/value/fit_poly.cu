@@ -1,9 +1,9 @@
 // FitPoly: reads and writes the fields of the section, and computes the values from them. The
 // header determines the position of every field.
-#include "fit_poly.cuh"
+#include "cuda/value/fit_poly.cuh"
 
-#include "bits.h"
 #include "cuda/algorithms.cuh"
+#include "support/bits.h"
 
 namespace deepreduce {
 namespace cuda {
@@ -135,7 +135,7 @@ __device__ bool read_head(const DeviceSection* section, PolyHead& head, dr_cuda_
   const uint32_t positives = load_u32(data);
   if (positives > count) return no(Refused::positives, count, positives);
   head.degree = data[12];
-  if (head.degree < 1 || head.degree > static_cast<uint32_t>(kMaxDegree))
+  if (!poly_degree_is_valid(static_cast<int>(head.degree)))
     return no(Refused::degree, kMaxDegree, head.degree);
   const uint32_t terms = head.degree + 1;
   const uint64_t fields_at = kPolyHead + terms;
@@ -155,18 +155,15 @@ __device__ bool read_head(const DeviceSection* section, PolyHead& head, dr_cuda_
                    segments = load_u32(data + 4 + 2 * s) & 0xFFFFu;
     const uint32_t raw = load_u32(data + 8 + 2 * s) & 0xFFFFu;
     const int exponent = static_cast<int16_t>(raw);
-    if (segments > smaller(mine, kMaxSegments) || (segments == 0) != (mine == 0))
-      return no(Refused::segments, mine, segments);
-    if (exponent < kLowestExponent || exponent > kHighestExponent || (mine == 0 && exponent != 0))
+    if (!poly_segments_are_valid(segments, mine)) return no(Refused::segments, mine, segments);
+    if (!poly_exponent_is_valid(exponent, mine))
       return no(Refused::exponent, kHighestExponent, raw);
     head.side[s] = {s == 0 ? 0 : positives, mine, 0, segments, exponent, {}, 0, 0};
   }
   const uint64_t bits = coefficients_bit(head, 1, head.side[1].segments),
                  bytes = fields_at + (bits + 7) / 8;
   if (section->bytes != bytes) return no(Refused::value_section_bytes, bytes, section->bytes);
-  if (bits % 8 != 0 && data[bytes - 1] >> bits % 8 != 0)
-    return no(Refused::padding, bits, data[bytes - 1]);
-  return true;
+  return expect_zero_padding(data + fields_at, bits, result);
 }
 
 __device__ uint32_t field_at(const DeviceSection* section, const PolyHead& head, uint64_t bit,

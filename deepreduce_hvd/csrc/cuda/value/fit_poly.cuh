@@ -2,7 +2,7 @@
 #ifndef DEEPREDUCE_CUDA_VALUE_FIT_POLY_CUH
 #define DEEPREDUCE_CUDA_VALUE_FIT_POLY_CUH
 
-#include "fit_sides.cuh"
+#include "cuda/value/fit_sides.cuh"
 #include "value/poly_element.h"
 
 namespace deepreduce {

@@ -3,7 +3,7 @@
 // once, namely of those that are among the best so far. At the end, the choices of the host are
 // made from these results. The block computes points that the rounds did not foresee. So the cuts
 // do not depend on the look-ahead.
-#include "fit_tree.cuh"
+#include "cuda/value/fit_tree.cuh"
 
 namespace deepreduce {
 namespace cuda {

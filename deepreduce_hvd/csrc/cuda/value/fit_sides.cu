@@ -1,6 +1,6 @@
 // Sorting for the curve fits: one stable radix sort of (compact key, position), so that the order
 // equals that of the host.
-#include "fit_sides.cuh"
+#include "cuda/value/fit_sides.cuh"
 
 #include "cuda/algorithms.cuh"
 

@@ -4,7 +4,7 @@
 #define DEEPREDUCE_CUDA_VALUE_FIT_TREE_CUH
 
 #include "cuda/algorithms.cuh"
-#include "fit_poly.cuh"
+#include "cuda/value/fit_poly.cuh"
 
 namespace deepreduce {
 namespace cuda {

@@ -73,8 +73,7 @@ __global__ void quantise(const float* values, const uint32_t* count_at, uint64_t
   __shared__ uint8_t packed[kTile];
   const uint32_t count = *count_at;
   const float levels = qsgd_levels(bits);
-  const uint64_t code_bytes = packed_bytes(count, bits),
-                 head = kQSGDHead + uint64_t{4} * qsgd_buckets(count, bucket);
+  const uint64_t code_bytes = packed_bytes(count, bits), head = qsgd_head_bytes(count, bucket);
   if (grid_index() == 0) {
     section[0] = static_cast<uint8_t>(bits);
     section[1] = static_cast<uint8_t>(bucket);
@@ -125,22 +124,19 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
       refuse(result, Refused::qsgd_head, kLargestBucket, bits + 256 * uint64_t{bucket});
     return;
   }
-  const uint64_t code_bytes = packed_bytes(count, bits),
-                 head = kQSGDHead + uint64_t{4} * qsgd_buckets(count, bucket);
+  const uint64_t code_bytes = packed_bytes(count, bits), head = qsgd_head_bytes(count, bucket);
   if (section->bytes != head + code_bytes) {
     if (first_thread)
       refuse(result, Refused::value_section_bytes, head + code_bytes, section->bytes);
     return;
   }
-  const unsigned last_bits = static_cast<unsigned>(uint64_t{count} * bits % 8);
-  if (first_thread && last_bits != 0 && data[section->bytes - 1] >> last_bits != 0)
-    refuse(result, Refused::padding, uint64_t{count} * bits, data[section->bytes - 1]);
+  if (first_thread) expect_zero_padding(data + head, uint64_t{count} * bits, result);
   const float levels = qsgd_levels(bits);
   const uint32_t groups = count / 8 + (count % 8 != 0);
   for (uint32_t group = grid_index(); group < groups; group += grid_stride()) {
     const uint32_t i = 8 * group;  // a bucket holds whole groups
     const float norm = bits_float(load_u32(data + kQSGDHead + uint64_t{4} * (i / bucket)));
-    if (float_bits(norm) >= 0x7F800000u) refuse(result, Refused::norm, 0, float_bits(norm));
+    if (!qsgd_norm_is_valid(float_bits(norm))) refuse(result, Refused::norm, 0, float_bits(norm));
     uint64_t codes = load_bits(data + head, code_bytes, uint64_t{8} * group * bits);
     for (uint32_t j = i; j < i + 8; ++j, codes >>= bits)
       if (j < count)
@@ -151,8 +147,7 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
 
 uint64_t section_capacity(uint32_t capacity, const double* parameters) {
   const QSGDSettings settings = qsgd_settings(parameters);
-  return kQSGDHead + uint64_t{4} * qsgd_buckets(capacity, settings.bucket) +
-         packed_bytes(capacity, settings.bits);
+  return qsgd_head_bytes(capacity, settings.bucket) + packed_bytes(capacity, settings.bits);
 }
 
 void encode(Device& device, DeviceValueEncoding& encoding) {

@@ -1,0 +1,159 @@
+// The C ABI: converts failures to a status and a message, and sets the default floating-point
+// environment.
+#include <algorithm>
+#include <cstdio>
+
+#include "api/arguments.h"
+#include "codecs.h"
+#include "container/encode.h"
+#include "container/payload.h"
+#include "container/wire.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace deepreduce {
+namespace {
+
+Simd best_simd() {
+#if defined(__x86_64__)
+  // a level needs all features that its functions are compiled with; a virtual machine may hide any
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return Simd::avx512;
+  if (avx2) return Simd::avx2;
+#endif
+  return Simd::scalar;
+}
+
+Simd allowed_simd(int32_t wanted) {
+  const Simd best = best_simd();
+  return wanted < 0 || wanted >= static_cast<int>(best) ? best : static_cast<Simd>(wanted);
+}
+
+// Frameworks run their threads with denormals flushed to zero; the payload must not depend on that.
+class DefaultFloatingPoint {
+ public:
+#if defined(__x86_64__)
+  DefaultFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
+  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#endif
+};
+
+template <class Work>
+int guarded(dr_context* context, Work work) {
+  const DefaultFloatingPoint guard;
+  context->message[0] = '\0';
+  try {
+    Arena arena(context);
+    Context inner{arena, allowed_simd(context->simd)};
+    work(inner);
+    return DR_OK;
+  } catch (const Failure& failure) {
+    std::snprintf(context->message, sizeof(context->message), "%s", failure.message);
+    return failure.status;
+  }
+}
+
+dr_header as_header(const Payload& payload) {
+  return {payload.version,     payload.flags,       payload.index_id,    payload.value_id,
+          payload.dtype,       payload.order,       payload.d,           payload.count,
+          payload.index_bytes, payload.value_bytes, payload.order_bytes, payload.total_bytes()};
+}
+
+}  // namespace
+}  // namespace deepreduce
+
+using namespace deepreduce;
+
+extern "C" {
+
+int dr_read_codec(dr_context* context, const double* fields, uint64_t field_count,
+                  dr_codec* codec) {
+  return guarded(context, [&](Context&) { *codec = codec_of(fields, field_count); });
+}
+
+int dr_encode(dr_context* context, const dr_codec* codec, dr_encoding* encoding) {
+  return guarded(context, [&](Context& inner) { encode(context, inner, *codec, *encoding); });
+}
+
+int dr_select(dr_context* context, const dr_codec* codec, dr_encoding* encoding,
+              const uint32_t* given, uint64_t given_count, int32_t* non_finite) {
+  return guarded(context, [&](Context& inner) {
+    *non_finite = !select_elements(context, inner, *codec, *encoding, given, given_count);
+  });
+}
+
+int dr_encode_sparse(dr_context* context, const dr_codec* codec, dr_sparse_encoding* encoding) {
+  return guarded(context,
+                 [&](Context& inner) { encode_sparse(context, inner, *codec, *encoding); });
+}
+
+int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes,
+                  uint64_t payload_count, float* out, uint64_t d, float scale, float* largest) {
+  return guarded(context, [&](Context& inner) {
+    Largest of_all;
+    for (uint64_t p = 0; p < payload_count; ++p)
+      decode_sum(inner, payloads[p], sizes[p], out, d, scale, of_all);
+    if (largest != nullptr) *largest = of_all.magnitude();
+  });
+}
+
+int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes,
+                     uint64_t payload_count, uint64_t d, float scale) {
+  return guarded(context, [&](Context& inner) {
+    decode_sparse(context, inner, payloads, sizes, payload_count, d, scale);
+  });
+}
+
+int dr_inspect(dr_context* context, const uint8_t* data, uint64_t size, dr_header* header) {
+  return guarded(context, [&](Context&) { *header = as_header(read_payload(data, size)); });
+}
+
+int dr_read_header(dr_context* context, const uint8_t* start, uint64_t size, dr_header* header) {
+  return guarded(context, [&](Context&) { *header = as_header(read_header(start, size)); });
+}
+
+void dr_decoding_codec(const dr_header* header, dr_codec* codec) {
+  *codec = {};
+  codec->index.id = header->index_id == kAllIndices ? int{kRawIndex} : header->index_id;
+  codec->value.id = header->value_id == 0 ? int{kRawValue} : header->value_id;
+}
+
+int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
+                    dr_message* message) {
+  return guarded(context, [&](Context&) { *message = read_message(messages, size); });
+}
+
+int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
+  return guarded(context, [&](Context&) { write_notice(context, text, text_bytes); });
+}
+
+void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
+  make_probe(rank, fingerprint, step, probe);
+}
+
+int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count,
+             uint64_t rank_sum, uint32_t fingerprint, uint64_t step, double* scale) {
+  return guarded(context, [&](Context&) {
+    *scale = scale_of(reduced_probe, rank_count, rank_sum, fingerprint, step);
+  });
+}
+
+uint64_t dr_default_max_elements(uint64_t payload_bytes) {
+  const uint64_t least = uint64_t{1} << 24, a_byte = 4096;
+  if (payload_bytes > kMaxElements / a_byte) return kMaxElements;
+  return std::max(least, payload_bytes * a_byte);
+}
+
+const dr_stage_row* dr_stage_table(uint32_t number) { return stage_row(number); }
+
+int dr_simd_level(void) { return static_cast<int>(best_simd()); }
+
+}  // extern "C"

@@ -1,0 +1,321 @@
+// The NumPy binding: one function per entry of the C ABI, on arrays.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdlib>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "api/deepreduce.h"
+#include "support/host_scratch.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using Bytes = py::array_t<uint8_t, py::array::c_style>;
+using Indices = py::array_t<uint32_t, py::array::c_style>;
+using Floats = py::array_t<float, py::array::c_style>;
+
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
+// Scratch memory and result of one call, freed with it.
+class Call {
+ public:
+  explicit Call(int simd) {
+    context.allocate = [](void* user, size_t bytes) {
+      return static_cast<Call*>(user)->scratch_.allocate(bytes);
+    };
+    context.output = [](void* user, size_t bytes) -> void* {
+      Call* call = static_cast<Call*>(user);
+      call->result_.reset(std::malloc(bytes == 0 ? 1 : bytes));
+      call->result_bytes_ = bytes;
+      return call->result_.get();
+    };
+    context.user = this;
+    context.simd = simd;
+  }
+
+  void check(int status) const {
+    if (status == DR_OK) return;
+    static const char* const names[] = {"", "CorruptPayloadError", "InvalidArgumentError",
+                                        "UnknownCodecError", ""};
+    if (status == DR_OUT_OF_MEMORY) throw std::bad_alloc();
+    const py::object error = py::module_::import("deepreduce_hvd.errors").attr(names[status]);
+    PyErr_SetString(error.ptr(), context.message);
+    throw py::error_already_set();
+  }
+
+  // Returns the result as an array that owns its memory.
+  Bytes result() {
+    uint8_t* data = static_cast<uint8_t*>(result_.release());
+    return Bytes(static_cast<py::ssize_t>(result_bytes_), data,
+                 py::capsule(data, [](void* memory) { std::free(memory); }));
+  }
+
+  dr_context context{};
+
+ private:
+  deepreduce::HostScratch scratch_;
+  std::unique_ptr<void, Free> result_;
+  size_t result_bytes_ = 0;
+};
+
+dr_codec codec_from(const std::vector<double>& fields) {
+  Call call(-1);
+  dr_codec codec;
+  call.check(dr_read_codec(&call.context, fields.data(), fields.size(), &codec));
+  return codec;
+}
+
+float* writable(py::object array, uint64_t d, const char* name) {
+  if (array.is_none()) return nullptr;
+  if (!py::isinstance<Floats>(array) ||
+      static_cast<uint64_t>(Floats(py::reinterpret_borrow<Floats>(array)).size()) != d)
+    throw py::value_error(std::string(name) +
+                          ": expected a contiguous float32 array of the gradient's size");
+  return py::reinterpret_borrow<Floats>(array).mutable_data();
+}
+
+// Converts the arguments that encode and select share.
+dr_encoding encoding_of(const py::array& gradient, int dtype, const py::object& residual,
+                        const py::object& velocity, float threshold, const dr_position& position) {
+  if (!(gradient.flags() & py::array::c_style))
+    throw py::value_error("gradient: expected a contiguous array");
+  dr_encoding encoding{};
+  encoding.gradient = gradient.data();
+  encoding.dtype = dtype;
+  encoding.d = static_cast<uint64_t>(gradient.size());
+  encoding.residual = writable(residual, encoding.d, "residual");
+  encoding.velocity = writable(velocity, encoding.d, "velocity");
+  encoding.threshold = threshold;
+  encoding.position = position;
+  return encoding;
+}
+
+py::tuple encode(const std::vector<double>& codec_fields, py::array gradient, int dtype,
+                 py::object residual, py::object velocity, float threshold, uint64_t seed,
+                 uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+  const dr_codec codec = codec_from(codec_fields);
+  dr_encoding encoding =
+      encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_encode(&call.context, &codec, &encoding);
+  }
+  call.check(status);
+  return py::make_tuple(call.result(), encoding.threshold, encoding.count);
+}
+
+// Returns the (count,) indices and (count,) values that are concatenated in `both`.
+py::tuple indices_and_values(Bytes both) {
+  const py::ssize_t count = both.size() / 8;
+  return py::make_tuple(
+      py::array_t<uint32_t>(count, reinterpret_cast<const uint32_t*>(both.data()), both),
+      py::array_t<float>(count, reinterpret_cast<const float*>(both.data() + 4 * count), both));
+}
+
+py::tuple select_elements(const std::vector<double>& codec_fields, py::array gradient, int dtype,
+                          py::object residual, py::object velocity, float threshold, uint64_t seed,
+                          uint64_t step, uint64_t tensor, uint64_t rank,
+                          std::optional<Indices> given, int simd) {
+  const dr_codec codec = codec_from(codec_fields);
+  dr_encoding encoding =
+      encoding_of(gradient, dtype, residual, velocity, threshold, {seed, step, tensor, rank});
+  static const uint32_t none = 0;
+  const uint32_t* taken = !given ? nullptr : given->size() == 0 ? &none : given->data();
+  Call call(simd);
+  int32_t non_finite = 0;
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_select(&call.context, &codec, &encoding, taken,
+                       given ? static_cast<uint64_t>(given->size()) : 0, &non_finite);
+  }
+  call.check(status);
+  if (non_finite != 0) return py::make_tuple(py::none(), py::none(), threshold);
+  const py::tuple both = indices_and_values(call.result());
+  return py::make_tuple(both[0], both[1], encoding.threshold);
+}
+
+py::tuple encode_sparse(const std::vector<double>& codec_fields, const Indices& indices,
+                        py::object values, uint64_t d, int dtype, bool write_back, uint64_t seed,
+                        uint64_t step, uint64_t tensor, uint64_t rank, int simd) {
+  const dr_codec codec = codec_from(codec_fields);
+  dr_sparse_encoding encoding{};
+  encoding.indices = indices.data();
+  encoding.count = static_cast<uint64_t>(indices.size());
+  encoding.values = writable(values, encoding.count, "values");
+  encoding.d = d;
+  encoding.dtype = dtype;
+  encoding.write_back = write_back;
+  encoding.position = {seed, step, tensor, rank};
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_encode_sparse(&call.context, &codec, &encoding);
+  }
+  call.check(status);
+  const py::ssize_t added = static_cast<py::ssize_t>(encoding.added_count);
+  return py::make_tuple(call.result(), py::array_t<uint32_t>(added, encoding.added_indices),
+                        py::array_t<float>(added, encoding.added_values));
+}
+
+struct PayloadList {
+  std::vector<const uint8_t*> data;
+  std::vector<uint64_t> sizes;
+  explicit PayloadList(const std::vector<Bytes>& payloads) {
+    for (const Bytes& payload : payloads) {
+      data.push_back(payload.data());
+      sizes.push_back(static_cast<uint64_t>(payload.size()));
+    }
+  }
+};
+
+float decode_sum(const std::vector<Bytes>& payloads, py::object out, float scale, int simd) {
+  const PayloadList list(payloads);
+  const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(out).size());
+  float* sum = writable(out, d, "out");
+  Call call(simd);
+  int status;
+  float largest = 0;
+  {
+    py::gil_scoped_release release;
+    status = dr_decode_sum(&call.context, list.data.data(), list.sizes.data(), list.data.size(),
+                           sum, d, scale, &largest);
+  }
+  call.check(status);
+  return largest;
+}
+
+py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float scale, int simd) {
+  const PayloadList list(payloads);
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_decode_sparse(&call.context, list.data.data(), list.sizes.data(), list.data.size(),
+                              d, scale);
+  }
+  call.check(status);
+  return indices_and_values(call.result());
+}
+
+py::dict inspect(const Bytes& payload) {
+  Call call(-1);
+  dr_header header;
+  call.check(
+      dr_inspect(&call.context, payload.data(), static_cast<uint64_t>(payload.size()), &header));
+  py::dict result;
+  result["version"] = header.version;
+  result["flags"] = header.flags;
+  result["index_id"] = header.index_id;
+  result["value_id"] = header.value_id;
+  result["dtype"] = header.dtype;
+  result["order"] = header.order;
+  result["d"] = header.d;
+  result["count"] = header.count;
+  result["index_bytes"] = header.index_bytes;
+  result["value_bytes"] = header.value_bytes;
+  result["order_bytes"] = header.order_bytes;
+  result["total_bytes"] = header.total_bytes;
+  return result;
+}
+
+// Splits concatenated messages. Returns [(start, end, non-finite, text of a notice or None)].
+py::list read_messages(const Bytes& messages) {
+  const uint64_t size = static_cast<uint64_t>(messages.size());
+  Call call(-1);
+  py::list result;
+  for (uint64_t at = 0; at < size;) {
+    dr_message message;
+    call.check(dr_read_message(&call.context, messages.data() + at, size - at, &message));
+    py::object text = py::none();
+    if (message.text != nullptr)
+      text = py::bytes(reinterpret_cast<const char*>(message.text), message.text_bytes);
+    result.append(py::make_tuple(at, at + message.bytes, message.non_finite != 0, text));
+    at += message.bytes;
+  }
+  return result;
+}
+
+Bytes write_notice(const std::string& text) {
+  Call call(-1);
+  call.check(dr_write_notice(&call.context, text.data(), text.size()));
+  return call.result();
+}
+
+std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step) {
+  std::vector<double> probe(DR_PROBE_LENGTH);
+  dr_make_probe(rank, fingerprint, step, probe.data());
+  return probe;
+}
+
+double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+             uint32_t fingerprint, uint64_t step) {
+  if (reduced_probe.size() != DR_PROBE_LENGTH)
+    throw py::value_error("probe: expected 4 numbers, got " + std::to_string(reduced_probe.size()));
+  Call call(-1);
+  double result;
+  call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, step,
+                      &result));
+  return result;
+}
+
+// Returns [{kind, name, file, on_device, id, parameters}] of the built-in stages.
+py::list stages() {
+  py::list result;
+  for (uint32_t number = 0; const dr_stage_row* row = dr_stage_table(number); ++number) {
+    py::dict entry;
+    entry["kind"] = row->kind;
+    entry["name"] = row->name;
+    entry["file"] = row->file;
+    entry["on_device"] = row->on_device != 0;
+    entry["id"] = row->stage.id;
+    entry["parameters"] =
+        std::vector<double>(row->stage.parameters, row->stage.parameters + DR_STAGE_PARAMETERS);
+    result.append(entry);
+  }
+  return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, module) {
+  module.doc() = "The native core of deepreduce_hvd, for NumPy arrays.";
+  module.def("encode", &encode, py::arg("codec"), py::arg("gradient"), py::arg("dtype"),
+             py::arg("residual") = py::none(), py::arg("velocity") = py::none(),
+             py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
+             py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("simd") = -1);
+  module.def("select", &select_elements, py::arg("codec"), py::arg("gradient"), py::arg("dtype"),
+             py::arg("residual") = py::none(), py::arg("velocity") = py::none(),
+             py::arg("threshold") = 0.0f, py::arg("seed") = 0, py::arg("step") = 0,
+             py::arg("tensor") = 0, py::arg("rank") = 0, py::arg("given") = py::none(),
+             py::arg("simd") = -1);
+  module.def("encode_sparse", &encode_sparse, py::arg("codec"), py::arg("indices"),
+             py::arg("values"), py::arg("d"), py::arg("dtype") = 0, py::arg("write_back") = true,
+             py::arg("seed") = 0, py::arg("step") = 0, py::arg("tensor") = 0, py::arg("rank") = 0,
+             py::arg("simd") = -1);
+  module.def("decode_sum", &decode_sum, py::arg("payloads"), py::arg("out"),
+             py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"),
+             py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("inspect", &inspect, py::arg("payload"));
+  module.def("read_messages", &read_messages, py::arg("messages"));
+  module.def("write_notice", &write_notice, py::arg("text"));
+  module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"), py::arg("step"));
+  module.def("scale", &scale, py::arg("reduced_probe"), py::arg("rank_count"), py::arg("rank_sum"),
+             py::arg("fingerprint"), py::arg("step"));
+  module.def("default_max_elements", &dr_default_max_elements, py::arg("payload_bytes"));
+  module.attr("probe_length") = DR_PROBE_LENGTH;
+  module.def("stages", &stages);
+  module.def("simd_level", &dr_simd_level);
+  module.attr("abi_version") = DR_ABI_VERSION;
+}

@@ -1,0 +1,99 @@
+#include "container/wire.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "container/payload.h"
+#include "support/random.h"
+
+namespace deepreduce {
+namespace {
+
+constexpr char kNoticeMagic[4] = {'D', 'R', 'E', 'R'};
+constexpr uint64_t kNoticeHeaderBytes = 8;  // magic, length of the text
+constexpr uint64_t kLongestText = 4096;
+// relative error of a float32 sum over up to 64 ranks, with factors before and after it
+constexpr double kRounding = 2e-6;
+// additional relative error per addition beyond that, averaged over the additions
+constexpr double kHalfUlp = 1.0 / (1 << 25);
+// Below one, so that the rank term makes the probes of two ranks differ in direction. Adasum
+// averages nearly parallel vectors and would otherwise look like an average.
+constexpr double kMarkUnit = 1.0 / 65536;
+
+// Returns a 32-bit mark of configuration and step. With one configuration, steps less than 2^32
+// apart never have the same mark. Marks of close steps differ widely in both halves, so every rank
+// sees a difference in the sum over many ranks. The step is multiplied by an odd number (2^32
+// divided by the golden ratio) and its halves are mixed; both operations are invertible.
+uint32_t mark_of(uint32_t fingerprint, uint64_t step) {
+  uint32_t mixed =
+      (static_cast<uint32_t>(step) ^ static_cast<uint32_t>(mix64(step >> 32))) * 0x9E3779B1u;
+  mixed ^= mixed >> 16;
+  return fingerprint + mixed;
+}
+
+struct Halves {
+  explicit Halves(uint32_t mark)
+      : low((mark & 0xFFFF) * kMarkUnit), high((mark >> 16) * kMarkUnit) {}
+  double low, high;
+};
+
+}  // namespace
+
+dr_message read_message(const uint8_t* messages, uint64_t size) {
+  if (size >= kNoticeHeaderBytes &&
+      std::memcmp(messages, kNoticeMagic, sizeof(kNoticeMagic)) == 0) {
+    uint32_t length;
+    std::memcpy(&length, messages + 4, sizeof(length));
+    if (length > kLongestText || length > size - kNoticeHeaderBytes)
+      corrupt_payload("notice: expected at most %llu bytes, got %u",
+                      static_cast<unsigned long long>(size - kNoticeHeaderBytes), length);
+    return {kNoticeHeaderBytes + length, 0, messages + kNoticeHeaderBytes, length};
+  }
+  const PayloadStart start = read_start(messages, size);
+  return {start.total_bytes, start.non_finite ? 1 : 0, nullptr, 0};
+}
+
+void write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
+  uint32_t length = static_cast<uint32_t>(text_bytes < kLongestText ? text_bytes : kLongestText);
+  if (length < text_bytes)  // not within a UTF-8 character
+    while (length > kLongestText - 4 && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80)
+      --length;
+  uint8_t* out = static_cast<uint8_t*>(context->output(context->user, kNoticeHeaderBytes + length));
+  if (out == nullptr) Arena::out_of_memory(kNoticeHeaderBytes + length, 1);
+  std::memcpy(out, kNoticeMagic, sizeof(kNoticeMagic));
+  std::memcpy(out + 4, &length, sizeof(length));
+  std::memcpy(out + kNoticeHeaderBytes, text, length);
+}
+
+void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
+  const Halves mark(mark_of(fingerprint, step));
+  probe[0] = 1.0;
+  probe[1] = static_cast<double>(rank + 1);
+  probe[2] = mark.low;
+  probe[3] = mark.high;
+}
+
+double scale_of(const double* reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+                uint32_t fingerprint, uint64_t step) {
+  const double rounding = std::max(kRounding, kHalfUlp * static_cast<double>(rank_count));
+  const auto close = [rounding](double got, double expected) {
+    return std::fabs(got - expected) <= rounding * std::fabs(expected);
+  };
+  const double scale = reduced_probe[0] / static_cast<double>(rank_count);
+  if (!close(reduced_probe[1], scale * static_cast<double>(rank_sum)))
+    invalid_argument(
+        "expected Horovod to sum or average over the %llu ranks of the compressor's process set, got another operation or "
+        "another set; give both the same process_set, op=Average or op=Sum, and all ranks the same number of batches, without hvd.join()",
+        static_cast<unsigned long long>(rank_count));
+  const Halves mark(mark_of(fingerprint, step));
+  if (!close(reduced_probe[2], reduced_probe[0] * mark.low) ||
+      !close(reduced_probe[3], reduced_probe[0] * mark.high))
+    invalid_argument(
+        "expected the same compressor configuration on every rank, at the same step, got different ones "
+        "(here configuration %08x at step %llu); give every rank the same settings and named parameters, "
+        "freeze the same ones, and load a state on all ranks or broadcast it",
+        fingerprint, static_cast<unsigned long long>(step));
+  return scale;
+}
+
+}  // namespace deepreduce
