@@ -3,7 +3,7 @@
     python benchmarks/accuracy/run.py --tasks transformer --candidates "none;default" --seeds 0-2
 
 Ranks are simulated in one process, with the real codecs, memories and communicators. A run whose
-outcome is in build/accuracy/runs.jsonl is not repeated.
+outcome is in build/accuracy/runs.jsonl is not repeated. ``--report`` only summarizes these runs.
 """
 
 import argparse
@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import torch
 from candidates import CANDIDATES
+from report import report
 from tasks import TASKS
 from training import train
 
@@ -45,7 +46,11 @@ def main():
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seeds", default="0", help="such as 0 or 0-4")
     parser.add_argument("--rates", help="peak learning rates, such as 0.004,0.008")
+    parser.add_argument("--report", action="store_true", help="train nothing")
     options = parser.parse_args()
+    if options.report:
+        report(known().values())
+        return
     torch.set_num_threads(1)
     RUNS.parent.mkdir(parents=True, exist_ok=True)
     for name in options.tasks.split(";"):
@@ -61,7 +66,7 @@ def main():
                         continue
                     started = time.monotonic()
 
-                    def report(done, total, loss):
+                    def progress(done, total, loss):
                         if done % 100 == 0 or done == total:
                             seconds = time.monotonic() - started
                             print(
@@ -70,12 +75,12 @@ def main():
                             )
 
                     outcome = train(
-                        task, CANDIDATES[candidate], options.ranks, seed, rate, report
+                        task, CANDIDATES[candidate], options.ranks, seed, rate, progress
                     )
                     row = {**dict(zip(_KEY, key)), **outcome}
                     with RUNS.open("a") as file:
                         file.write(json.dumps(row) + "\n")
-                    print(json.dumps(row), flush=True)
+    report(known().values())
 
 
 if __name__ == "__main__":

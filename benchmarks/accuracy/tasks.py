@@ -16,14 +16,19 @@ class Task:
     """What all tasks share.
 
     Attributes:
-        metric: name of the metric, and ``larger_is_better``.
-        global_batch: samples per step, of all ranks together, at 4 ranks; more ranks add samples.
+        metric: name of the metric.
+        larger_is_better: whether a larger value is better.
+        margin: difference that counts as equal.
+        samples_per_rank: samples per rank and step.
+        total_steps: number of steps with 4 ranks.
         learning_rates: candidates for the peak of the schedule.
         clip: norm to which the mean gradient is clipped, or None.
+        warm_up: share of the steps in which the learning rate rises.
     """
 
     clip = None
     larger_is_better = True
+    margin = 0.002
     samples_per_rank = 32
     total_steps = 1000
     warm_up = 0.05
@@ -49,6 +54,7 @@ class LanguageModel(Task):
     name = "transformer"
     metric = "bits per character"
     larger_is_better = False
+    margin = 0.02
     context = 64
     samples_per_rank = 12
     total_steps = 500

@@ -6,8 +6,6 @@ import numpy as np
 import torch
 from simulated_ranks import Ranks
 
-import deepreduce_hvd as dr
-from deepreduce_hvd.preparation import Preparation
 from deepreduce_hvd.torch import prepare
 
 
@@ -79,6 +77,3 @@ def _prepare(optimizer, ranks, named):
         memory=ranks.memory, adapter=types.SimpleNamespace(slots=slots)
     )
     return prepare.prepare(optimizer, compressor)
-
-
-__all__ = ["Preparation", "dr", "train"]
