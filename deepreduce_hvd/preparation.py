@@ -9,6 +9,7 @@ import importlib
 from typing import Any
 
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
 
 #: top-level module of an optimizer's type -> the module of this package that prepares it
 _MODULES = {
@@ -17,6 +18,12 @@ _MODULES = {
     "tf_keras": "deepreduce_hvd.tensorflow.prepare",
     "tensorflow": "deepreduce_hvd.tensorflow.prepare",
 }
+
+
+def delays(compressor):
+    """Return whether a compressor delays parts of gradients: it selects, and has a memory."""
+    selects = not isinstance(compressor.codec.sparsifier, NoneSparsifier)
+    return selects and bool(compressor.memory.state)
 
 
 class Preparation:
@@ -29,7 +36,7 @@ class Preparation:
 
     def __init__(self, compressor, compresses):
         self.compressor = compressor
-        self.compresses = compresses
+        self.compresses = compresses if delays(compressor) else lambda parameter: False
 
     def learning_rate_factor(self, momentum, dampening=0.0):
         """Return the factor of the learning rate that keeps the step size without momentum.
@@ -74,7 +81,8 @@ def prepare(optimizer: Any, compression: Any) -> Any:
 
     Compressed parameters are then stepped without momentum. SGD and RMSprop: momentum 0, and the
     learning rate divided by 1 - momentum, so that the step size stays the same. Adam and AdamW:
-    the first of ``betas`` is 0. Adagrad has no momentum: nothing changes. Parameters that the
+    the first of ``betas`` is 0. Adagrad has no momentum: nothing changes. Without a memory, or with
+    :class:`NoneSparsifier`, nothing is delayed and nothing changes either. Parameters that the
     compressor does not compress are stepped as before. The optimizer's own settings, and what
     learning rate schedulers do to them, stay visible and count in each step.
 

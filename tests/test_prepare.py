@@ -169,9 +169,7 @@ def test_a_state_is_that_of_the_plain_optimizer():
 def test_a_memory_with_momentum_keeps_the_learning_rate():
     model, twin = network(), network()
     compressor = compressor_of(model, memory=dr.MomentumCorrection(0.9))
-    optimizer = dr.prepare(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor
-    )
+    optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor)
     large = [p for p in twin.parameters() if is_large(p)]
     small = [p for p in twin.parameters() if not is_large(p)]
     plain = torch.optim.SGD([{"params": large, "momentum": 0.0}, {"params": small}], 0.1, 0.9)
@@ -181,6 +179,29 @@ def test_a_memory_with_momentum_keeps_the_learning_rate():
         step(twin, plain, inputs)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"memory": dr.NoMemory()},
+        {"codec": dr.Codec(dr.NoneSparsifier(), value=dr.QSGD())},
+        {"dense_below": 10**6},
+    ],
+    ids=["no memory", "all elements", "all dense"],
+)
+def test_nothing_changes_where_nothing_is_delayed(settings, capsys):
+    model, twin = network(), network()
+    optimizer = dr.prepare(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor_of(model, **settings)
+    )
+    assert "prepared SGD: nothing changes" in capsys.readouterr().out
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+    same(model, twin)
 
 
 def test_groups_are_back_after_a_step_that_fails():

@@ -28,7 +28,9 @@ def test_the_estimate_is_that_of_exponential_or_equal_magnitudes(codec):
 
 def compressor(value, memory):
     parameter = torch.nn.Parameter(torch.zeros(2000))
-    return dr.Compressor(dr.Codec(dr.TopK(0.01), value=value), memory, parameters=[("weight", parameter)])
+    return dr.Compressor(
+        dr.Codec(dr.TopK(0.01), value=value), memory, parameters=[("weight", parameter)]
+    )
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)

@@ -74,6 +74,6 @@ def _prepare(optimizer, ranks, named):
         for name, parameter in named.items()
     }
     compressor = types.SimpleNamespace(
-        memory=ranks.memory, adapter=types.SimpleNamespace(slots=slots)
+        codec=ranks.codec, memory=ranks.memory, adapter=types.SimpleNamespace(slots=slots)
     )
     return prepare.prepare(optimizer, compressor)

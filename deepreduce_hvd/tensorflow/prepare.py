@@ -1,7 +1,7 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation
+from deepreduce_hvd.preparation import Preparation, delays
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
 _KNOWN = {
@@ -119,7 +119,7 @@ def prepare(optimizer, compressor):
                 "__module__": original.__module__,
             },
         )
-    compressed = sum(not slot.dense for slot in adapter.slots.values())
+    compressed = sum(not slot.dense for slot in adapter.slots.values()) * delays(compressor)
     return preparation.describe(
         original.__name__,
         name,
