@@ -67,7 +67,7 @@ class Preparation:
                 changes[key] = changes.get(key, 0) + number
         total = sum(group[3] for group in groups)
         if not changes:
-            return f"{optimizer}: nothing to change, as no compressed parameter is stepped with momentum"
+            return f"{optimizer}: nothing changes, as it steps no delayed gradient with momentum"
         texts = [
             f"{number} of {total} parameters are compressed and stepped with {what} 0 in place of {momentum:g}"
             + (f" and a learning rate {factor:.4g} times as large" if factor != 1 else "")
