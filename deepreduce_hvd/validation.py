@@ -36,6 +36,13 @@ def expect_stages(codec, memory, communicator):
                 f"Compressor {what}: expected a {kind.__name__}, got {_shown(value)}{_meant(value, kind)}"
             )
     expect_usable(memory)
+    error = codec.value.relative_error()
+    if memory.state and error >= 1:
+        raise InvalidArgumentError(
+            f"Compressor codec: expected a value codec whose error is smaller than the values, got {codec.value!r}, "
+            f"whose error is about {error:.1f} times as large; {memory!r} would grow without limit. Use more bits, a "
+            "smaller bucket, or NoMemory()"
+        )
     if communicator.puts_back and not overrides(memory, Memory, "put_back"):
         raise InvalidArgumentError(
             f"Compressor memory: expected one with a put_back method, which {communicator!r} needs, "

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from datasets import fashion_mnist
 
+import deepreduce_hvd as dr
+
 BATCH = 64  # images per rank and step
 
 
@@ -79,10 +81,14 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     torch.manual_seed(seed)
     network = Network()
     chosen = hvd.Compression.none if compression is None else compression(network)
+    optimizer = torch.optim.SGD(
+        network.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4
+    )
+    if isinstance(chosen, dr.Compressor):
+        optimizer = dr.prepare(optimizer, chosen)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4),
-        named_parameters=network.named_parameters(), compression=chosen,
-    )  # fmt: skip
+        optimizer, named_parameters=network.named_parameters(), compression=chosen
+    )
     hvd.broadcast_parameters(network.state_dict(), root_rank=0)
     order = np.random.default_rng(seed)
     steps = len(train_images) // (BATCH * hvd.size())

@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 from datasets import fashion_mnist
 
+import deepreduce_hvd as dr
+
 BATCH = 64  # images per rank and step
 
 
@@ -144,8 +146,11 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     optimizer = tf.keras.optimizers.SGD(
         OneCycle(learning_rate, total), momentum=0.9, weight_decay=1e-3
     )
+    chosen = compression(network)
+    if isinstance(chosen, dr.Compressor):
+        optimizer = dr.prepare(optimizer, chosen)
     network.compile(
-        hvd.DistributedOptimizer(optimizer, compression=compression(network)),
+        hvd.DistributedOptimizer(optimizer, compression=chosen),
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     progress = Progress(total, on_progress)

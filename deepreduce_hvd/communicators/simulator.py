@@ -74,6 +74,8 @@ class Simulator:
             ceil(log2 P), an allreduce twice that, and an alltoall the number of parts that the rank
             receives from others.
         rounds: the number of collectives.
+        sent_bytes: (size,) the bytes that each rank hands to collectives, as a compressor counts
+            them.
     """
 
     def __init__(self, size):
@@ -81,6 +83,7 @@ class Simulator:
         self.received_bytes = np.zeros(size, dtype=np.int64)
         self.messages = np.zeros(size, dtype=np.int64)
         self.rounds = 0
+        self.sent_bytes = np.zeros(size, dtype=np.int64)
 
     def run(self, communicator, buckets, name="exchange"):
         """Exchange one bucket per rank.
@@ -89,9 +92,9 @@ class Simulator:
             A list with the sum of each rank, or the exception that the rank met.
         """
         ranks = range(self.size)
+        channels = [Channel(SimulatedTransport(ranks, rank), name) for rank in ranks]
         generators = [
-            communicator.exchange(bucket, Channel(SimulatedTransport(ranks, rank), name))
-            for rank, bucket in enumerate(buckets)
+            communicator.exchange(bucket, channel) for bucket, channel in zip(buckets, channels)
         ]
         outcomes = [None] * self.size
         calls = {}
@@ -117,6 +120,7 @@ class Simulator:
                 break
             for rank in results:
                 del calls[rank]
+        self.sent_bytes += [channel.sent_bytes for channel in channels]
         return outcomes
 
     def _perform(self, group, calls):

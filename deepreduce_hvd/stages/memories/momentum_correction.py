@@ -14,7 +14,8 @@ class MomentumCorrection(Memory):
     Momentum is applied before the residual accumulates: first ``velocity = momentum * velocity +
     gradient``, then ``residual = residual + velocity``. The sparsifier selects from the residual.
     Where an element is sent, the decoded value is subtracted from the residual, and the velocity is
-    set to 0 (momentum factor masking). Use an optimizer with momentum 0.
+    set to 0 (momentum factor masking). Use an optimizer that :func:`deepreduce_hvd.prepare` has
+    prepared, or one with momentum 0.
 
     Args:
         momentum: a number in [0, 1).

@@ -1,5 +1,6 @@
 """QSGD: stochastic quantization in buckets."""
 
+import math
 import struct
 
 import numpy as np
@@ -71,6 +72,25 @@ class QSGD(ValueCodec):
 
     def bits_per_value(self):
         return self.bits + 32.0 / self.bucket
+
+    def relative_error(self):
+        # A value at a distance r above the next lower of two levels, which are h apart, is rounded
+        # with a variance of r (h - r). First for exponentially distributed magnitudes, with mean 1
+        # and mean square 2. Then for equal magnitudes of 1, as the largest of a tensor nearly are:
+        # with the max norm they are exact.
+        exponential = math.log(self.bucket) + np.euler_gamma
+        if self.norm == "l2":
+            exponential = math.sqrt(2 * self.bucket)
+        if self.bits == 1:
+            return math.sqrt(exponential**2 / 2 - 1)
+        h = exponential / _levels(self.bits)
+        tail = 1 / math.expm1(h)
+        mean, mean_square = 1 - h * tail, 2 - (h**2 + 2 * h) * tail
+        variance = (h * mean - mean_square) / 2
+        if self.norm == "l2":
+            h = math.sqrt(self.bucket) / _levels(self.bits)
+            variance = max(variance, 1 % h * (h - 1 % h))
+        return math.sqrt(variance)
 
     def _norms(self, buckets):
         if self.norm == "max":

@@ -1,0 +1,93 @@
+"""Ranks simulated in one process, with the package's own codecs, memories and communicators."""
+
+import zlib
+
+import numpy as np
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.simulator import Simulator
+
+
+class Ranks:
+    """What ``size`` ranks do between backward and the optimizer's step.
+
+    Args:
+        size: number of ranks.
+        shapes: {parameter name: number of elements}.
+        codec, memory, communicator: as of :class:`~deepreduce_hvd.Compressor`; a codec of None
+            averages the gradients uncompressed.
+        dense_below: tensors with fewer elements are not compressed.
+        seed: seed of all random choices.
+
+    Attributes:
+        sent_bytes: bytes that one rank has handed to collectives so far, the mean over the ranks.
+        steps: number of steps so far.
+    """
+
+    def __init__(
+        self, size, shapes, codec, memory=None, communicator=None, dense_below=1024, seed=0
+    ):
+        self.size = size
+        self.codec = codec
+        self.memory = dr.Residual() if memory is None else memory
+        self.communicator = dr.Allgather() if communicator is None else communicator
+        self.seed = seed
+        self.compressed = {
+            name: d for name, d in shapes.items() if codec is not None and d >= dense_below
+        }
+        self._states = [
+            {
+                name: tuple(np.zeros(d, dtype=np.float32) for _ in self.memory.state)
+                for name, d in self.compressed.items()
+            }
+            for _ in range(size)
+        ]
+        self._thresholds = [
+            {name: np.zeros(1, dtype=np.float32) for name in self.compressed} for _ in range(size)
+        ]
+        self.sent_bytes = 0.0
+        self.steps = 0
+
+    def mean(self, gradients):
+        """Exchange one step's gradients.
+
+        Args:
+            gradients: for each rank, {parameter name: (d,) float32 array}.
+
+        Returns:
+            {parameter name: (d,) float32}, the mean over the ranks as every rank receives it.
+        """
+        result = {}
+        for name in gradients[0]:
+            if name not in self.compressed:
+                total = np.sum([own[name] for own in gradients], axis=0)
+                result[name] = total / np.float32(self.size)
+                self.sent_bytes += total.nbytes
+        if self.compressed:
+            result.update(self._exchange(gradients))
+        self.steps += 1
+        return result
+
+    def _exchange(self, gradients):
+        buckets = []
+        for rank, own in enumerate(gradients):
+            members = [
+                BucketMember(
+                    name, own[name], self._states[rank][name], zlib.crc32(name.encode()),
+                    threshold=self._thresholds[rank][name],
+                )
+                for name in self.compressed
+            ]  # fmt: skip
+            buckets.append(Bucket(self.codec, self.memory, members, self.seed, self.steps, rank))
+        simulator = Simulator(self.size)
+        outcomes = simulator.run(self.communicator, buckets)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        self.sent_bytes += float(simulator.sent_bytes.mean())
+        result = {}
+        for number, (name, d) in enumerate(self.compressed.items()):
+            result[name] = np.zeros(d, dtype=np.float32)
+            outcomes[0].add_to(number, result[name], 1 / self.size)
+        return result

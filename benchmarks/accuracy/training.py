@@ -1,0 +1,79 @@
+"""One training run of one task, with ranks simulated in one process."""
+
+import types
+
+import numpy as np
+import torch
+from simulated_ranks import Ranks
+
+from deepreduce_hvd.torch import prepare
+
+
+def train(task, candidate, size, seed, learning_rate, on_progress=None):
+    """Train a new model.
+
+    Args:
+        task: one of :mod:`tasks`.
+        candidate: one of :mod:`candidates`.
+        size: number of ranks.
+        seed: seed of the weights, the data order and the random choices of codecs.
+        learning_rate: maximum of the schedule.
+        on_progress: function of (steps done, total steps, loss).
+
+    Returns:
+        {"metric": value on the test data, "bytes": bytes per rank and step, "loss": last losses}.
+        A run whose loss is not finite ends early with a metric of None.
+    """
+    torch.manual_seed(seed)
+    model = task.model()
+    named = dict(model.named_parameters())
+    shapes = {name: parameter.numel() for name, parameter in named.items()}
+    ranks = Ranks(
+        size, shapes, candidate.codec, candidate.memory, candidate.communicator, seed=seed
+    )
+    optimizer = task.optimizer(model, learning_rate)
+    if candidate.prepared:
+        _prepare(optimizer, ranks, named)
+    total = task.steps(size)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: task.rate(step, total))
+    losses = []
+    for step, batches in enumerate(task.batches(size, seed)):
+        gradients = []
+        mean_loss = 0.0
+        for batch in batches:
+            model.zero_grad(set_to_none=True)
+            loss = task.loss(model, batch)
+            loss.backward()
+            mean_loss += float(loss.detach()) / size
+            gradients.append(
+                {name: p.grad.detach().reshape(-1).numpy().copy() for name, p in named.items()}
+            )
+        losses.append(mean_loss)
+        if not np.isfinite(mean_loss):
+            return {"metric": None, "bytes": ranks.sent_bytes / max(ranks.steps, 1), "steps": step}
+        for name, summed in ranks.mean(gradients).items():
+            named[name].grad.copy_(torch.from_numpy(summed).view_as(named[name]))
+        if task.clip is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+        optimizer.step()
+        schedule.step()
+        if on_progress is not None:
+            on_progress(step + 1, total, mean_loss)
+    return {
+        "metric": task.evaluate(model),
+        "bytes": ranks.sent_bytes / ranks.steps,
+        "steps": total,
+        "loss": float(np.mean(losses[-50:])),
+    }
+
+
+def _prepare(optimizer, ranks, named):
+    """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
+    slots = {
+        name: types.SimpleNamespace(parameter=parameter, dense=name not in ranks.compressed)
+        for name, parameter in named.items()
+    }
+    compressor = types.SimpleNamespace(
+        codec=ranks.codec, memory=ranks.memory, adapter=types.SimpleNamespace(slots=slots)
+    )
+    return prepare.prepare(optimizer, compressor)

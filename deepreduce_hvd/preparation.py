@@ -1,0 +1,119 @@
+"""prepare: set an optimizer up for error feedback.
+
+Error feedback delays what it does not send by up to 1 / density steps. An optimizer's momentum
+averages over past steps once more. Both together cost accuracy, and error feedback alone already
+averages. So compressed parameters are stepped without momentum, at the same step size.
+"""
+
+import importlib
+from typing import Any
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
+
+#: top-level module of an optimizer's type -> the module of this package that prepares it
+_MODULES = {
+    "torch": "deepreduce_hvd.torch.prepare",
+    "keras": "deepreduce_hvd.tensorflow.prepare",
+    "tf_keras": "deepreduce_hvd.tensorflow.prepare",
+    "tensorflow": "deepreduce_hvd.tensorflow.prepare",
+}
+
+
+def delays(compressor):
+    """Return whether a compressor delays parts of gradients: it selects, and has a memory."""
+    selects = not isinstance(compressor.codec.sparsifier, NoneSparsifier)
+    return selects and bool(compressor.memory.state)
+
+
+class Preparation:
+    """What changes in an optimizer's steps, in any framework.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        compresses: function of a parameter that returns whether the compressor compresses it.
+    """
+
+    def __init__(self, compressor, compresses):
+        self.compressor = compressor
+        self.compresses = compresses if delays(compressor) else lambda parameter: False
+
+    def learning_rate_factor(self, momentum, dampening=0.0):
+        """Return the factor of the learning rate that keeps the step size without momentum.
+
+        With momentum m, a gradient moves a parameter by lr (1 - dampening) / (1 - m) in the end. A
+        memory with its own momentum already multiplies what is sent by 1 / (1 - its momentum).
+        """
+        own = getattr(self.compressor.memory, "momentum", 0.0)
+        return (1 - dampening) * (1 - own) / (1 - momentum)
+
+    def describe(self, optimizer, what, groups, scales_learning_rate):
+        """Return a sentence on what changes.
+
+        Args:
+            optimizer: name of the optimizer's class.
+            what: name of its momentum.
+            groups: (momentum, dampening, number of compressed parameters, number of parameters) of
+                each parameter group.
+            scales_learning_rate: whether the step size depends on the momentum.
+        """
+        changes = {}
+        for momentum, dampening, number, _ in groups:
+            if momentum and number:
+                factor = (
+                    self.learning_rate_factor(momentum, dampening) if scales_learning_rate else 1.0
+                )
+                key = momentum, factor
+                changes[key] = changes.get(key, 0) + number
+        total = sum(group[3] for group in groups)
+        if not changes:
+            return f"{optimizer}: nothing changes, as it steps no delayed gradient with momentum"
+        texts = [
+            f"{number} of {total} parameters are compressed and stepped with {what} 0 in place of {momentum:g}"
+            + (f" and a learning rate {factor:.4g} times as large" if factor != 1 else "")
+            for (momentum, factor), number in changes.items()
+        ]
+        return f"{optimizer}: {'; '.join(texts)}"
+
+
+def prepare(optimizer: Any, compression: Any) -> Any:
+    """Set an optimizer up for a compressor with error feedback.
+
+    Compressed parameters are then stepped without momentum. SGD and RMSprop: momentum 0, and the
+    learning rate divided by 1 - momentum, so that the step size stays the same. Adam and AdamW:
+    the first of ``betas`` is 0. Adagrad has no momentum: nothing changes. Without a memory, or with
+    :class:`NoneSparsifier`, nothing is delayed and nothing changes either. Parameters that the
+    compressor does not compress are stepped as before. The optimizer's own settings, and what
+    learning rate schedulers do to them, stay visible and count in each step.
+
+    >>> # comp = dr.Compressor(parameters=model.named_parameters())
+    >>> # opt = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), comp)
+    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
+
+    Args:
+        optimizer: a PyTorch or Keras optimizer, before ``hvd.DistributedOptimizer`` wraps it. It is
+            changed in place.
+        compression: the :class:`Compressor`, or None to undo the preparation.
+
+    Returns:
+        ``optimizer``. What changes is printed once, on rank 0.
+
+    Raises:
+        InvalidArgumentError: not a known optimizer, or one that Horovod wraps already.
+    """
+    from deepreduce_hvd.compressor import Compressor
+
+    if compression is not None and not isinstance(compression, Compressor):
+        raise InvalidArgumentError(
+            f"prepare compression: expected a Compressor or None, got {compression!r}"
+        )
+    for kind in type(optimizer).__mro__:
+        module = _MODULES.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            changes = importlib.import_module(module).prepare(optimizer, compression)
+            if changes is not None and compression.adapter.transport.rank == 0:
+                print(f"deepreduce_hvd: prepared {changes}", flush=True)
+            return optimizer
+    raise InvalidArgumentError(
+        f"prepare optimizer: expected a PyTorch or Keras optimizer, got {type(optimizer).__name__}"
+    )

@@ -1,0 +1,128 @@
+"""Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.preparation import Preparation, delays
+
+#: optimizer -> the attribute that has its momentum, or None if its update has no momentum
+_KNOWN = {
+    "SGD": "momentum",
+    "RMSprop": "momentum",
+    "Adam": "beta_1",
+    "AdamW": "beta_1",
+    "Adamax": "beta_1",
+    "Nadam": "beta_1",
+    "Adagrad": None,
+    "Adadelta": None,
+}
+
+
+class _Prepared:
+    """Mixin: compressed variables are updated without momentum.
+
+    For the time of one variable's update, momentum is 0 and the learning rate is larger.
+    ``hvd.DistributedOptimizer`` makes a subclass of the optimizer's class, so this also holds
+    behind it.
+    """
+
+    preparation: Preparation
+    momentum_name: str
+    original_class: type
+    # not an attribute of instances: Keras saves what these have
+    _factors: dict[int, float] = {}
+
+    @property
+    def learning_rate(self):
+        # Keras 2 reads it in update_step; Keras 3 passes it
+        rate = super().learning_rate
+        factor = self._factors.get(id(self))
+        return rate if factor is None else rate * factor
+
+    @learning_rate.setter
+    def learning_rate(self, rate):
+        self.original_class.learning_rate.fset(self, rate)
+
+    def update_step(self, gradient, variable, *learning_rate):
+        momentum = getattr(self, self.momentum_name)
+        if not momentum or not self.preparation.compresses(variable):
+            return super().update_step(gradient, variable, *learning_rate)
+        scales = self.momentum_name == "momentum"
+        factor = self.preparation.learning_rate_factor(momentum) if scales else 1.0
+        if not learning_rate:
+            self._factors[id(self)] = factor
+        setattr(self, self.momentum_name, 0.0)
+        try:
+            return super().update_step(
+                gradient, variable, *(rate * factor for rate in learning_rate)
+            )
+        finally:
+            setattr(self, self.momentum_name, momentum)
+            self._factors.pop(id(self), None)
+
+
+def is_prepared(optimizer):
+    """Return whether compressed variables of this optimizer are updated without momentum."""
+    return isinstance(optimizer, _Prepared)
+
+
+def momentum_of(optimizer):
+    """Return the momentum of a Keras optimizer; 0 if it has none or is not known."""
+    name = _KNOWN.get(_kind(optimizer))
+    return 0.0 if name is None else getattr(optimizer, name, 0.0)
+
+
+def _kind(optimizer):
+    """Return the name of the known Keras class that an optimizer is of, or None."""
+    return next(
+        (
+            kind.__name__
+            for kind in type(optimizer).__mro__
+            if kind.__name__ in _KNOWN and not issubclass(kind, _Prepared)
+        ),
+        None,
+    )
+
+
+def prepare(optimizer, compressor):
+    """Implement :func:`deepreduce_hvd.prepare` for a Keras optimizer."""
+    if hasattr(optimizer, "_allreduce_grads"):
+        raise InvalidArgumentError(
+            "prepare: expected the optimizer before hvd.DistributedOptimizer wraps it, got "
+            f"hvd.DistributedOptimizer({type(optimizer).__name__}); call prepare first"
+        )
+    if is_prepared(optimizer):
+        optimizer.__class__ = optimizer.original_class
+    if compressor is None:
+        return None
+    kind = _kind(optimizer)
+    if kind is None or not hasattr(optimizer, "update_step"):
+        raise InvalidArgumentError(
+            f"prepare: expected one of {', '.join(_KNOWN)} of tf.keras.optimizers, got "
+            f"{type(optimizer).__module__}.{type(optimizer).__name__}; prepare the optimizer inside "
+            "of a LossScaleOptimizer, and use no legacy optimizers"
+        )
+    original, name = type(optimizer), _KNOWN[kind]
+    adapter = compressor.adapter
+
+    def compresses(variable):
+        slot = adapter.variables.slot_of(variable)
+        return slot is not None and not slot.dense
+
+    preparation = Preparation(compressor, compresses)
+    if name is not None:
+        optimizer.__class__ = type(
+            original.__name__,
+            (_Prepared, original),
+            {
+                "preparation": preparation,
+                "momentum_name": name,
+                "original_class": original,
+                "__module__": original.__module__,
+            },
+        )
+    compressed = sum(not slot.dense for slot in adapter.slots.values()) * delays(compressor)
+    return preparation.describe(
+        original.__name__,
+        name,
+        [(momentum_of(optimizer), 0.0, compressed, len(adapter.slots))],
+        scales_learning_rate=name == "momentum",
+    )

@@ -1,0 +1,111 @@
+"""Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
+
+import torch
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.preparation import Preparation
+
+#: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
+_KNOWN = (
+    torch.optim.SGD,
+    torch.optim.RMSprop,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+)
+
+
+class _Prepared:
+    """Mixin: compressed parameters are stepped without momentum.
+
+    The groups that the user, learning rate schedulers and checkpoints see stay as they are. For the
+    time of ``step``, the optimizer gets other groups. ``hvd.DistributedOptimizer`` makes a subclass
+    of the optimizer's class, so this also holds behind it.
+    """
+
+    preparation: Preparation
+    original_class: type
+
+    def step(self, closure=None):
+        groups = self.param_groups
+        self.param_groups = [part for group in groups for part in _split(group, self.preparation)]
+        try:
+            return super().step(closure)
+        finally:
+            self.param_groups = groups
+
+
+def _split(group, preparation):
+    """Return the groups to step in place of ``group``: one without momentum, and the rest."""
+    change = momentum_of(group)
+    compressed = [p for p in group["params"] if preparation.compresses(p)] if change else []
+    if not compressed:
+        return [group]
+    rest = [p for p in group["params"] if not preparation.compresses(p)]
+    plain = {**group, "params": compressed}
+    if "betas" in group:
+        plain["betas"] = (0.0, *group["betas"][1:])
+    else:
+        plain["momentum"] = 0.0
+        plain["lr"] = group["lr"] * preparation.learning_rate_factor(
+            change, group.get("dampening", 0)
+        )
+        if "nesterov" in group:
+            plain["nesterov"], plain["dampening"] = False, 0.0
+    return [plain, {**group, "params": rest}] if rest else [plain]
+
+
+def momentum_of(group):
+    """Return the momentum of a parameter group: ``momentum``, or the first of ``betas``, or 0."""
+    return group["betas"][0] if "betas" in group else group.get("momentum", 0)
+
+
+def is_prepared(optimizer):
+    """Return whether compressed parameters of this optimizer are stepped without momentum."""
+    return isinstance(optimizer, _Prepared)
+
+
+def prepare(optimizer, compressor):
+    """Implement :func:`deepreduce_hvd.prepare` for a ``torch.optim.Optimizer``."""
+    if hasattr(optimizer, "_allreduce_delay"):
+        raise InvalidArgumentError(
+            "prepare: expected the optimizer before hvd.DistributedOptimizer wraps it, got "
+            f"hvd.DistributedOptimizer({type(optimizer).__name__}); call prepare first"
+        )
+    if is_prepared(optimizer):
+        optimizer.__class__ = optimizer.original_class
+    if compressor is None:
+        return None
+    if not isinstance(optimizer, _KNOWN):
+        raise InvalidArgumentError(
+            f"prepare: expected one of {', '.join(kind.__name__ for kind in _KNOWN)}, got "
+            f"{type(optimizer).__name__}; set its momentum to 0 for the compressed parameters"
+        )
+    original = type(optimizer)
+    compressed = {
+        id(slot.parameter) for slot in compressor.adapter.slots.values() if not slot.dense
+    }
+    preparation = Preparation(compressor, lambda parameter: id(parameter) in compressed)
+    optimizer.__class__ = type(
+        original.__name__,
+        (_Prepared, original),
+        {"preparation": preparation, "original_class": original, "__module__": original.__module__},
+    )
+    return preparation.describe(
+        original.__name__,
+        "betas[0]" if "betas" in optimizer.defaults else "momentum",
+        [
+            (
+                momentum_of(group),
+                group.get("dampening", 0),
+                sum(map(preparation.compresses, group["params"])),
+                len(group["params"]),
+            )
+            for group in optimizer.param_groups
+        ],
+        scales_learning_rate="betas" not in optimizer.defaults,
+    )

@@ -1,0 +1,236 @@
+"""prepare: compressed parameters are stepped without momentum, whatever else changes the groups."""
+
+import random
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+import deepreduce_hvd as dr
+
+SETTINGS = {
+    torch.optim.SGD: ("momentum", "dampening", "nesterov", "weight_decay"),
+    torch.optim.RMSprop: ("momentum", "centered", "weight_decay"),
+    torch.optim.Adam: ("betas", "amsgrad"),
+    torch.optim.AdamW: ("betas", "weight_decay"),
+    torch.optim.NAdam: ("betas",),
+    torch.optim.RAdam: ("betas",),
+    torch.optim.Adamax: ("betas",),
+    torch.optim.Adagrad: ("weight_decay",),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
+
+
+def drawn(draw, names):
+    """Random settings of an optimizer."""
+    values = {
+        "momentum": draw.choice((0.5, 0.9, 0.99)),
+        "dampening": draw.choice((0.0, 0.25)),
+        "nesterov": False,
+        "weight_decay": draw.choice((0.0, 0.01)),
+        "centered": draw.random() < 0.5,
+        "betas": (draw.choice((0.5, 0.9)), 0.99),
+        "amsgrad": draw.random() < 0.5,
+    }
+    chosen = {name: values[name] for name in names}
+    if chosen.get("dampening") == 0:
+        chosen["nesterov"] = draw.random() < 0.5
+    return chosen
+
+
+def network():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Tanh(), torch.nn.Linear(40, 40))
+
+
+def compressor_of(model, **settings):
+    return dr.Compressor(parameters=model.named_parameters(), **settings)
+
+
+def is_large(parameter):
+    return parameter.numel() >= 1024
+
+
+def without_momentum(group, scale=1.0):
+    """The settings of a group whose parameters are compressed, as prepare promises them."""
+    changed = dict(group)
+    if "betas" in group:
+        changed["betas"] = (0.0, group["betas"][1])
+    elif "momentum" in group:
+        factor = (1 - group.get("dampening", 0)) / (1 - group["momentum"])
+        changed.update(momentum=0.0, lr=group["lr"] * factor * scale)
+        if "nesterov" in group:
+            changed.update(nesterov=False, dampening=0.0)
+    return changed
+
+
+def step(model, optimizer, inputs):
+    optimizer.zero_grad()
+    model(inputs).square().mean().backward()
+    optimizer.step()
+
+
+def same(model, other):
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_compressed_parameters_are_stepped_without_momentum(seed, capsys):
+    draw = random.Random(seed)
+    kind = draw.choice(list(SETTINGS))
+    settings = {"lr": 0.01, **drawn(draw, SETTINGS[kind])}
+    model, twin = network(), network()
+    groups = [{"params": [p]} for p in model.parameters()] if draw.random() < 0.5 else None
+    optimizer = kind(model.parameters() if groups is None else groups, **settings)
+    assert dr.prepare(optimizer, compressor_of(model)) is optimizer
+    if draw.random() < 0.5:
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=compressor_of(model)
+        )
+    large = [p for p in twin.parameters() if is_large(p)]
+    small = [p for p in twin.parameters() if not is_large(p)]
+    plain = kind([{"params": large}, {"params": small}], **settings)
+    for name, value in without_momentum(plain.param_groups[0]).items():
+        plain.param_groups[0][name] = value
+    for _ in range(4):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+    same(model, twin)
+    assert {name: optimizer.param_groups[0][name] for name in settings} == settings
+    said = capsys.readouterr().out
+    assert f"prepared {kind.__name__}: " in said
+    assert ("2 of 4 parameters are compressed" in said) == (kind is not torch.optim.Adagrad)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_schedule_of_the_momentum_counts(kind):
+    """OneCycleLR sets the momentum in each step; the step size follows, the momentum stays 0."""
+    model, twin = network(), network()
+    settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    optimizer = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=10)
+    large = [p for p in twin.parameters() if is_large(p)]
+    small = [p for p in twin.parameters() if not is_large(p)]
+    plain = kind([{"params": large}, {"params": small}], lr=0.01, **settings)
+    seen = set()
+    for _ in range(9):
+        group = optimizer.param_groups[0]
+        seen.add(group["betas"][0] if "betas" in group else group["momentum"])
+        now = {name: value for name, value in group.items() if name != "params"}
+        plain.param_groups[0].update(without_momentum(now))
+        plain.param_groups[1].update(now)
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+        schedule.step()
+    same(model, twin)
+    assert len(seen) > 3
+
+
+def test_none_undoes_it():
+    model, twin = network(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    before = type(optimizer), repr(optimizer)
+    compressor = compressor_of(model)
+    for _ in range(2):
+        dr.prepare(optimizer, compressor)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert dr.prepare(optimizer, None) is optimizer
+    assert (type(optimizer), repr(optimizer)) == before
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+    same(model, twin)
+
+
+def test_a_state_is_that_of_the_plain_optimizer():
+    """A run that was saved without prepare goes on with it, and the other way round."""
+    model = network()
+    compressor = compressor_of(model)
+    plain = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step(model, plain, torch.randn(8, 30))
+    prepared = dr.prepare(torch.optim.AdamW(model.parameters(), lr=0.5), compressor)
+    prepared.load_state_dict(plain.state_dict())
+    assert prepared.param_groups[0]["lr"] == 0.1
+    step(model, prepared, torch.randn(8, 30))
+    saved = prepared.state_dict()
+    assert saved["param_groups"] == plain.state_dict()["param_groups"]
+    plain.load_state_dict(saved)
+
+
+def test_a_memory_with_momentum_keeps_the_learning_rate():
+    model, twin = network(), network()
+    compressor = compressor_of(model, memory=dr.MomentumCorrection(0.9))
+    optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor)
+    large = [p for p in twin.parameters() if is_large(p)]
+    small = [p for p in twin.parameters() if not is_large(p)]
+    plain = torch.optim.SGD([{"params": large, "momentum": 0.0}, {"params": small}], 0.1, 0.9)
+    for _ in range(3):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"memory": dr.NoMemory()},
+        {"codec": dr.Codec(dr.NoneSparsifier(), value=dr.QSGD())},
+        {"dense_below": 10**6},
+    ],
+    ids=["no memory", "all elements", "all dense"],
+)
+def test_nothing_changes_where_nothing_is_delayed(settings, capsys):
+    model, twin = network(), network()
+    optimizer = dr.prepare(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor_of(model, **settings)
+    )
+    assert "prepared SGD: nothing changes" in capsys.readouterr().out
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+    same(model, twin)
+
+
+def test_groups_are_back_after_a_step_that_fails():
+    model = network()
+    optimizer = dr.prepare(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor_of(model)
+    )
+    groups = optimizer.param_groups
+
+    def closure():
+        raise RuntimeError("no more data")
+
+    with pytest.raises(RuntimeError, match="no more data"):
+        optimizer.step(closure)
+    assert optimizer.param_groups is groups
+
+
+def test_what_cannot_be_prepared_is_refused():
+    model = network()
+    compressor = compressor_of(model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wrapped = hvd.DistributedOptimizer(
+        sgd, named_parameters=model.named_parameters(), compression=compressor
+    )
+    with pytest.raises(dr.InvalidArgumentError, match=r"before hvd\.DistributedOptimizer wraps"):
+        dr.prepare(wrapped, compressor)
+    with pytest.raises(dr.InvalidArgumentError, match="expected one of SGD, .*got LBFGS"):
+        dr.prepare(torch.optim.LBFGS(model.parameters()), compressor)
+    with pytest.raises(dr.InvalidArgumentError, match="expected a Compressor or None, got Codec"):
+        dr.prepare(sgd, dr.recommended_codec())
+    with pytest.raises(dr.InvalidArgumentError, match="expected a PyTorch or Keras optimizer, got"):
+        dr.prepare(model.parameters(), compressor)

@@ -1,0 +1,139 @@
+"""prepare on Keras 2 (tf-keras) and Keras 3 optimizers."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import deepreduce_hvd as dr
+
+SETTINGS = {
+    "SGD": ("momentum", "nesterov"),
+    "RMSprop": ("momentum", "centered"),
+    "Adam": ("beta_1", "amsgrad"),
+    "AdamW": ("beta_1", "weight_decay"),
+    "Adagrad": (),
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    import horovod.tensorflow as hvd
+
+    hvd.init()
+
+
+def drawn(draw, names):
+    values = {
+        "momentum": draw.choice((0.5, 0.9)),
+        "nesterov": draw.random() < 0.5,
+        "centered": draw.random() < 0.5,
+        "beta_1": draw.choice((0.5, 0.9)),
+        "amsgrad": draw.random() < 0.5,
+        "weight_decay": 0.01,
+    }
+    return {name: values[name] for name in names}
+
+
+def variables():
+    draw = np.random.default_rng(2)
+    return [
+        tf.Variable(draw.normal(size=shape).astype(np.float32), name=name)
+        for name, shape in (("large", (40, 50)), ("small", (50,)))
+    ]
+
+
+def gradients(step):
+    draw = np.random.default_rng(100 + step)
+    return [tf.constant(draw.normal(size=shape), tf.float32) for shape in ((40, 50), (50,))]
+
+
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
+@pytest.mark.parametrize("seed", range(8))
+def test_compressed_variables_are_updated_without_momentum(library, seed, capsys):
+    draw = random.Random(seed)
+    kind = draw.choice(list(SETTINGS))
+    settings = drawn(draw, SETTINGS[kind])
+    schedule = draw.random() < 0.5
+    rate = library.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5) if schedule else 0.01
+    own = variables()
+    compressor = dr.Compressor(parameters=own)
+    make = getattr(library.optimizers, kind)
+    optimizer = make(rate, **settings)
+    assert dr.prepare(optimizer, compressor) is optimizer
+    assert f"prepared {kind}: " in capsys.readouterr().out
+    # what hvd.DistributedOptimizer does: a subclass from the configuration
+    wrapped = type(kind, (type(optimizer),), {}).from_config(optimizer.get_config())
+    plain_settings, factor = dict(settings), 1.0
+    if "momentum" in settings:
+        factor = 1 / (1 - settings["momentum"])
+        plain_settings["momentum"] = 0.0
+    if "beta_1" in settings:
+        plain_settings["beta_1"] = 0.0
+    scaled = (
+        library.optimizers.schedules.ExponentialDecay(0.01 * factor, 2, 0.5)
+        if schedule
+        else 0.01 * factor
+    )
+    expected = variables()
+    plain = [make(scaled, **{**plain_settings, "nesterov": False} if "nesterov" in settings else plain_settings), make(rate, **settings)]  # fmt: skip
+    for step in range(5):
+        wrapped.apply_gradients(zip(gradients(step), own))
+        for one, gradient, variable in zip(plain, gradients(step), expected):
+            one.apply_gradients([(gradient, variable)])
+    np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
+    np.testing.assert_allclose(own[1].numpy(), expected[1].numpy(), rtol=2e-4, atol=1e-5)
+    for name, value in settings.items():
+        assert getattr(wrapped, name) == value
+
+
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
+def test_a_learning_rate_that_a_callback_sets_counts(library):
+    """In a tf.function, as model.fit does it; the rate reads as it was set."""
+    own, expected = variables(), variables()
+    compressor = dr.Compressor(parameters=own)
+    optimizer = dr.prepare(library.optimizers.SGD(0.1, momentum=0.9), compressor)
+    plain = library.optimizers.SGD(1.0)
+    optimizer.build(own)
+    plain.build(expected[:1])
+
+    @tf.function
+    def step(large, small):
+        optimizer.apply_gradients([(large, own[0]), (small, own[1])])
+
+    for number, rate in enumerate((0.1, 0.1, 0.01)):
+        optimizer.learning_rate = rate
+        plain.learning_rate = 10 * rate
+        large, small = gradients(number)
+        step(large, small)
+        plain.apply_gradients([(large, expected[0])])
+        assert float(optimizer.learning_rate) == pytest.approx(rate)
+    np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
+def test_none_undoes_it(library):
+    own = variables()
+    optimizer = library.optimizers.SGD(0.1, momentum=0.9)
+    before = type(optimizer), optimizer.get_config()
+    dr.prepare(optimizer, dr.Compressor(parameters=own))
+    assert optimizer.get_config() == before[1]
+    assert dr.prepare(optimizer, None) is optimizer
+    assert (type(optimizer), optimizer.get_config()) == before
+
+
+def test_what_cannot_be_prepared_is_refused():
+    import horovod.tensorflow.keras as hvd
+
+    own = variables()
+    compressor = dr.Compressor(parameters=own)
+    with pytest.raises(dr.InvalidArgumentError, match=r"expected one of SGD, .* got .*Ftrl"):
+        dr.prepare(keras.optimizers.Ftrl(), compressor)
+    with pytest.raises(dr.InvalidArgumentError, match="no legacy optimizers"):
+        dr.prepare(tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9), compressor)
+    wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compressor)
+    with pytest.raises(dr.InvalidArgumentError, match=r"before hvd\.DistributedOptimizer wraps"):
+        dr.prepare(wrapped, compressor)
