@@ -26,6 +26,19 @@ def delays(compressor):
     return selects and bool(compressor.memory.state)
 
 
+def warning(optimizer, name, momentum, compressor):
+    """Return the warning for an optimizer with momentum that was not prepared.
+
+    Args:
+        optimizer: name of the optimizer's class.
+        name: name of its momentum, which is ``momentum``.
+    """
+    return (
+        f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy together with "
+        f"{compressor.memory!r}; write optimizer = dr.prepare(optimizer, compressor) before hvd.DistributedOptimizer"
+    )
+
+
 class Preparation:
     """What changes in an optimizer's steps, in any framework.
 

@@ -234,3 +234,24 @@ def test_what_cannot_be_prepared_is_refused():
         dr.prepare(sgd, dr.recommended_codec())
     with pytest.raises(dr.InvalidArgumentError, match="expected a PyTorch or Keras optimizer, got"):
         dr.prepare(model.parameters(), compressor)
+
+
+def test_an_optimizer_with_momentum_is_warned_of():
+    from deepreduce_hvd.torch.prepare import momentum_warning
+
+    model = network()
+    compressor = compressor_of(model)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    text = momentum_warning(sgd, compressor)
+    assert "SGD steps compressed parameters with momentum 0.9" in text
+    assert "write optimizer = dr.prepare(optimizer, compressor)" in text
+    adam = torch.optim.AdamW(model.parameters())
+    assert "AdamW steps compressed parameters with betas[0] 0.9" in momentum_warning(
+        adam, compressor
+    )
+    assert momentum_warning(torch.optim.SGD(model.parameters(), lr=0.1), compressor) is None
+    assert momentum_warning(torch.optim.Adagrad(model.parameters()), compressor) is None
+    assert momentum_warning(dr.prepare(sgd, compressor), compressor) is None
+    small = [p for p in model.parameters() if not is_large(p)]
+    assert momentum_warning(torch.optim.Adam(small), compressor) is None
+    assert momentum_warning(adam, compressor_of(model, memory=dr.NoMemory())) is None

@@ -4,6 +4,7 @@ Horovod calls compress and decompress eagerly, or while a graph is traced. In a 
 operators. The state is in tf.Variables, which the operators update in place when the graph runs.
 """
 
+import warnings
 import weakref
 import zlib
 
@@ -24,6 +25,7 @@ from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_elastic, position_of, refuse_xla
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
+from deepreduce_hvd.tensorflow.prepare import momentum_warning
 from deepreduce_hvd.tensorflow.rounds import Rounds
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype
@@ -119,6 +121,8 @@ class Adapter(BaseAdapter):
         self._views = {}  # slots -> their View
         self._expecting = weakref.WeakSet()
         self._group = None
+        self._momentum_warned = False
+        self._met = set()  # slots that had a gradient
         self.watcher = watch(self)
         if tf.compat.v1.executing_eagerly_outside_functions():
             handshake.register(self)
@@ -195,6 +199,7 @@ class Adapter(BaseAdapter):
         if slot.dense:
             with tf.control_dependencies(begun):
                 return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
+        self._warn_of_momentum(slot)
         if variable is not None:
             tensor = expect_variable(tensor, slot, variable)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
@@ -217,6 +222,16 @@ class Adapter(BaseAdapter):
                 payload = self._encode(slot, tensor, step)
         group.payloads.append(payload)
         return probe, _Pending(slot, tensor, group, len(group.payloads) - 1, step)
+
+    def _warn_of_momentum(self, slot):
+        """Warn once, in the first call for a slot, of an optimizer that was not prepared."""
+        if self._momentum_warned or slot in self._met:
+            return
+        self._met.add(slot)
+        message = momentum_warning(self.compressor)
+        if message is not None:
+            self._momentum_warned = True
+            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
 
     def _encode(self, slot, tensor, step):
         if slot.home is not None:

@@ -1,7 +1,9 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
+import sys
+
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, delays
+from deepreduce_hvd.preparation import Preparation, delays, warning
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
 _KNOWN = {
@@ -80,6 +82,24 @@ def _kind(optimizer):
         ),
         None,
     )
+
+
+def momentum_warning(compressor):
+    """Return a warning if a Keras optimizer that reduces now has momentum, else None.
+
+    Horovod passes only a tensor to ``compress``, so the optimizer is looked for among the callers.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        optimizer = frame.f_locals.get("self")
+        if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
+            momentum = momentum_of(optimizer)
+            if not momentum or is_prepared(optimizer) or not delays(compressor):
+                return None
+            kind = _kind(optimizer)
+            return warning(kind, _KNOWN[kind], momentum, compressor)
+        frame = frame.f_back
+    return None
 
 
 def prepare(optimizer, compressor):

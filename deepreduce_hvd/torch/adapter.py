@@ -17,13 +17,14 @@ from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch import results
-from deepreduce_hvd.torch.caller import current_caller
+from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
 from deepreduce_hvd.torch.exchanges import Exchanges
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
+from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.rounds import Rounds
 from deepreduce_hvd.torch.transport import HorovodTransport
@@ -116,6 +117,10 @@ class Adapter(BaseAdapter):
         if not self.agreed and self.elastic is None:
             handshake.agree(self)
         self._delivered = False
+        if owner is not DIRECT and "momentum" not in self._warned:
+            message = momentum_warning(owner, self.compressor)
+            if message is not None:
+                self._warn_once("momentum", message)
         return self._rounds.begin(owner, self.device_path.sums())
 
     @names_who_is_gone

@@ -3,7 +3,7 @@
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation
+from deepreduce_hvd.preparation import Preparation, delays, warning
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
 _KNOWN = (
@@ -69,6 +69,23 @@ def is_prepared(optimizer):
     return isinstance(optimizer, _Prepared)
 
 
+def _compressed(compressor):
+    """Return the ids of the parameters that a compressor compresses."""
+    return {id(slot.parameter) for slot in compressor.adapter.slots.values() if not slot.dense}
+
+
+def momentum_warning(optimizer, compressor):
+    """Return a warning if an optimizer steps delayed gradients with momentum, else None."""
+    if is_prepared(optimizer) or not delays(compressor):
+        return None
+    for group in optimizer.param_groups:
+        momentum = momentum_of(group)
+        if momentum and not _compressed(compressor).isdisjoint(map(id, group["params"])):
+            name = "betas[0]" if "betas" in group else "momentum"
+            return warning(type(optimizer).__name__, name, momentum, compressor)
+    return None
+
+
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a ``torch.optim.Optimizer``."""
     if hasattr(optimizer, "_allreduce_delay"):
@@ -86,9 +103,7 @@ def prepare(optimizer, compressor):
             f"{type(optimizer).__name__}; set its momentum to 0 for the compressed parameters"
         )
     original = type(optimizer)
-    compressed = {
-        id(slot.parameter) for slot in compressor.adapter.slots.values() if not slot.dense
-    }
+    compressed = _compressed(compressor)
     preparation = Preparation(compressor, lambda parameter: id(parameter) in compressed)
     optimizer.__class__ = type(
         original.__name__,
