@@ -1,4 +1,4 @@
-"""Write missing golden files. Existing ones are never rewritten, because they define the format."""
+"""Writes the golden files that are missing; existing ones are never rewritten, they are the format."""
 
 import pathlib
 import sys

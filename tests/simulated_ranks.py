@@ -1,4 +1,6 @@
-"""Shared by tests of communicators: buckets of simulated ranks, dense sums, and mass balance."""
+"""What the tests of communicators share: buckets of simulated ranks, their dense sums, and the
+balance of what came in and what is kept.
+"""
 
 import numpy as np
 from codecs_table import gradient
@@ -27,7 +29,7 @@ def sparsifier_of(scheme, ratio=0.1):
 
 
 def jobs_of(codec, memory, gradients, residuals=None, step=0, seed=3, shapes=None):
-    """Return one bucket per rank; ``shapes`` divides the gradient into members."""
+    """One bucket a rank; ``shapes`` cuts the gradient into members."""
     buckets = []
     for rank, whole in enumerate(gradients):
         state = (
@@ -58,7 +60,7 @@ def gradients_of(size, d):
 
 
 def dense_of(total, buckets):
-    """Return the sum as one (d,) array."""
+    """The sum as one (d,) array."""
     out = np.zeros(buckets[0].d, dtype=np.float32)
     for number in range(len(buckets[0].members)):
         start, end = buckets[0].offsets[number : number + 2]
@@ -86,9 +88,8 @@ def same_bits(a, b):
 
 
 def assert_mass_balance(gradients, residuals, total, buckets, terms):
-    """Check that the inputs equal the result of every rank plus the memories.
-
-    Each element may differ by ``terms`` roundings to float32.
+    """Sum of what came in = what every rank got + what memories keep, but for ``terms`` roundings
+    to float32 of each element.
     """
     came_in = np.sum([whole.astype(np.float64) for whole in gradients], axis=0)
     largest = np.sum([np.abs(whole.astype(np.float64)) for whole in gradients], axis=0)

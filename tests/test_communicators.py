@@ -1,4 +1,4 @@
-"""Communicators in the simulator: equal to their oracles, bit-identical replicas, no loss."""
+"""Communicators in the simulator: equal to their oracles, replicas bit-identical, nothing lost."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_nothing_is_lost_over_steps(scheme, size, value, index):
         residuals = [kept_of(bucket) for bucket in buckets]
 
 
-#: schemes that take more than a second with 1024 ranks use 200 ranks in the default run
+#: what takes more than a second with 1024 ranks has 200 in the default run
 QUICK = [name for name in SCHEMES if not name.startswith("split") and name != "allgather"]
 
 

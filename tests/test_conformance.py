@@ -1,6 +1,5 @@
-"""The requirements of all codecs, for every row of the codecs table.
-
-The native core is compared with the NumPy oracle, and both with the specification.
+"""What every codec must do, for every row of tests/codecs_table.py: the native core against the
+NumPy oracle, and both against the contract.
 """
 
 import pathlib
@@ -21,9 +20,8 @@ SIMD_LEVELS = range(_native.simd_level() + 1)
 
 
 def both(codec, memory, values, state, **position):
-    """Encode with the native core and the oracle; return the results of the core.
-
-    Checks that bytes and state are equal.
+    """Encodes with the native core and the oracle, asserts that bytes and state agree, and returns
+    the native ones.
     """
     position = {"seed": 1, "step": 2, "tensor": 3, "rank": 4, **position}
     results = []
@@ -98,7 +96,7 @@ def test_gradient_dtypes(index, dtype):
 @pytest.mark.parametrize("value", VALUE)
 @pytest.mark.parametrize("index", INDEX)
 def test_mass_balance(index, value):
-    """What is sent plus what is kept equals the input, for every codec, also for lossy ones."""
+    """What was sent plus what is kept is what came in, for every codec, lossy ones too."""
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
     values = gradient(5000)
     residual = np.zeros_like(values)
@@ -116,7 +114,7 @@ def test_mass_balance(index, value):
 
 @pytest.mark.parametrize("name", [*INDEX, *VALUE])
 def test_golden(name):
-    """The bytes never change: golden files are written once per version of the format."""
+    """The bytes never change: golden files are written once a version and never again."""
     codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
     data, _ = both(codec, dr.NoMemory(), gradient(300), ())
     path = GOLDEN / f"{name}.hex"
@@ -136,7 +134,7 @@ def test_non_finite_reaches_everyone_and_leaves_the_residual(bad):
 
 
 def agree(data, d):
-    """Check that native decoder and oracle give the same result or error for hostile bytes."""
+    """Hostile bytes: an error or a result, the same from the native decoder and the oracle."""
     expect_same_outcome(lambda: dense(data, d, native=True), lambda: dense(data, d, native=False))
 
 
@@ -157,7 +155,7 @@ def test_corruption(name):
 
 @pytest.mark.parametrize("name", [*INDEX, *VALUE])
 def test_hostile_sections(name):
-    """Sections are cut, extended and overwritten, with a valid header and checksum."""
+    """Sections cut short, lengthened and overwritten behind a valid header and checksum."""
     codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
     for hostile in with_hostile_sections(codec.encode(gradient(300))):
         agree(hostile, 300)

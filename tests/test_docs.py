@@ -1,4 +1,4 @@
-"""The code in the documents runs, and their links and names exist."""
+"""The documents' code runs, and what they point to exists."""
 
 import ast
 import fnmatch
@@ -67,7 +67,7 @@ def test_a_communicator_of_your_own():
 )
 def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
     (script,) = python_blocks(document)
-    if expected is None:
+    if expected is None:  # the README shows everything but the training loop
         script += (
             "\nloss = model(torch.randn(8, 784)).pow(2).mean()\nloss.backward()\nopt.step()\n"
             "assert comp.stats()['0.weight']['sent_bytes'] > 0\n"
@@ -82,7 +82,7 @@ def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
         assert re.search(expected, finished.stdout)
 
 
-#: appended to a script of the TensorFlow tutorial
+#: goes behind a script of the TensorFlow tutorial
 SAME_ON_ALL_RANKS = """
 import horovod.tensorflow as horovod
 
@@ -218,7 +218,7 @@ def test_the_format_has_a_section_for_every_codec(kind, title):
 
 
 def imported_by(path):
-    """Return the modules of this package that a file imports, by file or folder name."""
+    """The modules of this package that a file imports, by the name of their file or folder."""
     for node in ast.walk(ast.parse(path.read_text())):
         if (
             isinstance(node, ast.ImportFrom)

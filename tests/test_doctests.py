@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the package are correct."""
+"""The examples in the docstrings of the package do what they say."""
 
 import doctest
 import importlib

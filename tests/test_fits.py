@@ -1,6 +1,5 @@
-"""The curve-fitting value codecs and the order mapping.
-
-They are compared with independent fits, and tested for mistakes of published code.
+"""The curve-fitting value codecs and the order mapping, against independent fits and the pitfalls
+of published code.
 """
 
 import numpy as np
@@ -30,7 +29,7 @@ LARGEST = np.finfo(np.float32).max
 
 
 def heavy_tailed(name, count, seed=0):
-    """Return the largest 1 % of ``100 count`` samples, (count,) float32."""
+    """The largest 1 % of ``100 count`` samples, (count,) float32."""
     random = np.random.default_rng(seed)
     samples = {
         "laplace": lambda n: random.laplace(size=n),
@@ -49,9 +48,8 @@ def relative_error(decoded, values):
 
 
 def native_and_oracle(value, values):
-    """Return the payload of all ``values`` and its decoded values.
-
-    Checks that both equal the results of the oracle.
+    """The payload of all of ``values``, asserted equal from both, and what it decodes to, asserted
+    equal from both.
     """
     codec = dr.Codec(dr.NoneSparsifier(), value=value)
     native, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4)
@@ -75,7 +73,9 @@ def native_and_oracle(value, values):
     strategies.sampled_from(FITS),
 )
 def test_any_finite_values(values, value):
-    """For any floats both implementations agree; decoded values are finite, with the same sign."""
+    """Whatever the floats, both implementations agree, and what is decoded is finite and of its
+    value's sign.
+    """
     _, decoded = native_and_oracle(value, values)
     assert np.isfinite(decoded).all()
     assert not (np.signbit(decoded) != np.signbit(values))[(decoded != 0) & (values != 0)].any()
@@ -100,7 +100,7 @@ def test_large_inputs_agree_at_every_simd_level(name, value, simd):
 @pytest.mark.parametrize("degree", [1, 2, 5, 7])
 @pytest.mark.parametrize("name", ["laplace", "student", "normal", "lognormal"])
 def test_error_is_that_of_independent_least_squares(name, degree):
-    """The error is at most 1.001 times that of NumPy's least squares on the same knots."""
+    """At most 1.001 times the error of NumPy's Chebyshev least squares on the same knots."""
     values = heavy_tailed(name, 5000)
     _, sides = sort_sides(values)
     squared = 0.0
@@ -126,7 +126,9 @@ def test_gram_basis_is_orthonormal_and_tends_to_legendre():
 
 
 def test_knots_lie_at_the_kinks():
-    """For straight pieces that meet at 300 and 700, the chord rule finds both in one step each."""
+    """Straight pieces that meet at 300 and 700: the chord rule finds both, in one step each, and
+    then has no work left.
+    """
     y = np.interp(np.arange(1000), [0, 300, 700, 999], [100.0, 10.0, 5.0, 0.0])
     assert fit_poly.find_segments(y, 3, 1) == [(0, 300), (300, 700), (700, 1000)]
     assert fit_poly.find_segments(np.linspace(9, 1, 500), 4, 5)[0][0] == 0
@@ -143,7 +145,7 @@ def test_no_segment_holds_fewer_points_than_coefficients(degree):
 
 
 def test_scale_changes_nothing():
-    """The number of segments does not depend on the gradient's scale, unlike the published M."""
+    """The number of segments does not depend on the unit of the gradient, as the published M does."""
     values = heavy_tailed("student", 2000)
     data, decoded = native_and_oracle(dr.FitPoly(), values)
     scaled, decoded_scaled = native_and_oracle(dr.FitPoly(), values * np.float32(2.0**40))
@@ -180,9 +182,8 @@ def test_bad_segments(bad):
     [("laplace", 250, 0.01), ("student", 250, 0.03), ("normal", 250, 0.005)],
 )
 def test_volume_of_the_published_layer(name, most_bytes, most_error):
-    """d = 36,864 at 1 %: the paper reports 1.17 % of dense.
-
-    This is about 250 bytes of values in addition to 1.0 % for raw indices.
+    """d = 36,864 at 1 %: the paper reports 1.17 % of dense, so some 250 bytes of values beside 1.0
+    % of raw indices.
     """
     values = heavy_tailed(name, 368, seed=3)
     section, decoded, _ = dr.FitPoly().encode(values, key=0)
@@ -257,7 +258,9 @@ def test_equal_values_are_exact(count, value):
 @pytest.mark.parametrize("n", range(5, 13))
 @pytest.mark.parametrize("off", [-1, 0, 1])
 def test_order_width_at_powers_of_two(n, off):
-    """ceil(log2 k) bits per entry hold 0 … k - 1. log2(k - 1) rounded down is one bit too few."""
+    """ceil(log2 k) bits an entry hold 0 … k - 1; a width from log2(k - 1) rounded down is one
+    short.
+    """
     count = 2**n + off
     values = gradient(count)
     data, decoded = native_and_oracle(dr.FitPoly(segments=1), values)
@@ -274,9 +277,8 @@ def test_order_width_at_powers_of_two(n, off):
 
 @pytest.mark.parametrize("value", FITS, ids=repr)
 def test_values_find_their_indices_in_both_mode(value):
-    """Published code keeps values in the order of the sparsifier, but decodes ascending indices.
-
-    This gives a relative error of 1.41.
+    """Published code leaves values in the sparsifier's order while indices decode ascending: a
+    relative error of 1.41.
     """
     dense = gradient(20000)
     free = dr.Codec(dr.TopK(0.02), index=dr.RawIndex(), value=value).encode(dense)
@@ -293,7 +295,9 @@ def test_values_find_their_indices_in_both_mode(value):
 
 
 def test_payload_sizes_differ_by_rank():
-    """Payloads of one tensor may have different sizes on each rank. Their sum is correct."""
+    """Ranks' payloads of one tensor have sizes of their own, each its own header's, and their sum
+    is right.
+    """
     codec = dr.Codec(dr.TopK(0.05), value=dr.FitPoly())
     gradients = [gradient(10000, key=rank) ** (2 * rank + 1) for rank in range(3)]
     payloads = [codec.encode(each, rank=rank) for rank, each in enumerate(gradients)]
@@ -327,7 +331,7 @@ def test_order_section_must_be_a_permutation(change):
 
 
 def hostile_values(values, section):
-    """Return a payload with the shape of ``values`` and another value section."""
+    """A payload of ``values``' shape with another value section."""
     parts = container.read(dr.Codec(dr.NoneSparsifier(), value=values[1]).encode(values[0]))
     parts.values = section(parts.values)
     data = container.write(parts)
@@ -368,7 +372,9 @@ def test_exp_is_accurate():
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (8,), (9,), (100003,), (6, 4099)])
 def test_lane_sum_is_sequential_in_each_lane(shape):
-    """NumPy does not document the order of a sum over an outer axis. This checks it."""
+    """What NumPy's sum over an outer axis does is no promise of its documentation: checked against
+    an explicit order.
+    """
     terms = np.random.default_rng(2).standard_normal(shape) * 10.0 ** np.random.default_rng(
         3
     ).integers(-8, 8, shape)

@@ -1,4 +1,4 @@
-"""make gpu-check on a machine without a GPU: its errors, and its dry run."""
+"""make gpu-check on a machine without a GPU: what it refuses, and its dry run."""
 
 import importlib.util
 import os
@@ -84,7 +84,9 @@ def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):
 
 
 def test_a_difference_is_found():
-    """The comparison with a GPU detects one wrong bit in a payload, a residual or a sum."""
+    """The comparison that a GPU will stand is no formality: one wrong bit in a payload, a residual
+    or a sum shows.
+    """
     code = (
         "import sys; sys.argv = ['gpu_equality.py', '--small', '--device', 'cpu', '--seed', '1']; sys.path.insert(0, 'scripts')\n"
         "import gpu_equality\n"
@@ -148,7 +150,7 @@ def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
 def test_a_difference_of_tensorflow_is_found():
-    """The comparison detects one wrong bit in a payload."""
+    """One wrong bit in a payload shows."""
     code = (
         "import sys; sys.argv = ['gpu_tensorflow.py', '--small', '--device', 'CPU:0', '--seed', '1']; sys.path.insert(0, 'scripts')\n"
         "import gpu_tensorflow, types\n"

@@ -1,4 +1,6 @@
-"""from_params: the dictionaries of GRACE and DeepReduce, defaults, and unsupported settings."""
+"""from_params: the dictionaries of GRACE and DeepReduce, their defaults, and what has no equivalent
+here.
+"""
 
 import ast
 import re
@@ -30,7 +32,7 @@ def named():
 
 
 def made(params, **options):
-    """Return the compressor and the texts of the warnings."""
+    """The compressor, and the texts of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compressor = dr.from_params(params, named(), **options)
@@ -283,7 +285,7 @@ def test_settings_that_are_refused(settings, message):
     ],
 )
 def test_what_has_no_equal_says_what_to_write(setting, name):
-    """The settings that the message suggests are accepted."""
+    """And what it says, taken as it stands, is accepted."""
     with pytest.raises(
         dr.InvalidArgumentError,
         match=f"{setting}: expected one of .*, got '{name}', which has no equivalent here: .*",
@@ -305,7 +307,7 @@ def test_what_has_no_equal_says_what_to_write(setting, name):
 
 
 def table_under(heading):
-    """Return the rows of the table under a heading, as lists of cells."""
+    """Rows of the table under a heading, as lists of their cells."""
     section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [
         [cell.strip() for cell in row.strip("|").split(" | ")]
@@ -318,7 +320,7 @@ def table_under(heading):
 
 @pytest.mark.parametrize("setting", params_table.CHOICES)
 def test_the_page_has_every_value(setting):
-    """Every value is listed under its setting, with its equivalent or without one."""
+    """Under the setting's name; what becomes of it, and what has no equivalent."""
     rows = {
         name: cells
         for *names, cells in (

@@ -1,6 +1,5 @@
-"""Selection with error feedback is exact for every input, hint and SIMD level.
-
-These cases are not in the conformance suite.
+"""Selection with error feedback: exact for every input, hint and SIMD level; what the conformance
+suite's rows cannot show.
 """
 
 import numpy as np
@@ -17,7 +16,7 @@ from deepreduce_hvd.numpy_backend import encode_numpy
 from deepreduce_hvd.stages.sparsifiers.random_k import permuted
 
 SIMD_LEVELS = range(_native.simd_level() + 1)
-#: sizes around the widths of vectors, the blocks of the passes and the memory for candidates
+#: around the widths of vectors, of the passes' blocks and of the room for candidates
 SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 2047, 2048, 2049, 4097, 16383, 16384, 16385, 20000)
 HINTS = (0.0, -1.0, np.nan, np.inf, -np.inf, 1e-45, 1e-30, 1e-3, 0.1, 0.5, 1.0, 1e30, 3.4e38)
 
@@ -25,7 +24,7 @@ HINTS = (0.0, -1.0, np.nan, np.inf, -np.inf, 1e-45, 1e-30, 1e-3, 0.1, 0.5, 1.0, 
 def sent(
     codec, values, state=(), memory=None, threshold=0.0, simd=-1, native=True, dtype=None, step=0
 ):
-    """Return (bytes of the payload, new state, next threshold); ``state`` is not changed."""
+    """-> (payload's bytes, state after, next threshold); ``state`` is not changed."""
     state = tuple(array.copy() for array in state)
     memory = memory or (dr.Residual() if state else dr.NoMemory())
     data, threshold = encode_numpy(
@@ -53,9 +52,8 @@ def selected(payload):
 
 
 def largest(values, k):
-    """Return the k largest by definition: sort by decreasing magnitude, then by index; drop zeros.
-
-    The result is ascending.
+    """The definition: sort by magnitude downwards, then by index; drop zeros; the first k,
+    ascending.
     """
     order = np.lexsort((np.arange(values.size), -np.abs(values)))[:k]
     return np.sort(order[values[order] != 0])
@@ -65,7 +63,7 @@ def assert_top_k(values, k, threshold=0.0, simd=-1):
     payload, _, after = sent(dr.Codec(dr.TopK(k=k)), values, threshold=threshold, simd=simd)
     expected = largest(values, k)
     indices, kept = selected(payload)
-    if indices.size == values.size:  # sent as a whole, with zeros
+    if indices.size == values.size:  # sent whole, zeros too
         np.testing.assert_array_equal(kept, values)
     else:
         np.testing.assert_array_equal(indices, expected)
@@ -107,7 +105,7 @@ def test_hints_never_change_the_bytes(simd):
 
 
 def misleading():
-    """Return {name: (d,) float32} whose sample, hint or order predicts the k-th magnitude badly."""
+    """name -> (d,) float32 whose sample, hint or order says little about its k-th magnitude."""
     d = 100_000
     ascending = np.arange(1, d + 1, dtype=np.float32)
     last_block = np.full(d, 1e-3, dtype=np.float32)
@@ -178,7 +176,9 @@ def test_simd_levels_and_sizes_agree_with_the_oracle(sparsifier, memory):
     dtype=["float32", "float16", "float64", "bfloat16"], memory=MEMORIES, simd=SIMD_LEVELS
 )
 def test_dtypes(dtype, memory, simd):
-    """Every float16 and bfloat16 value converts as in NumPy, and float64 near float32's limits."""
+    """Every float16 and bfloat16 number, and float64 numbers around float32's edges, convert as
+    NumPy says.
+    """
     memory = MEMORIES[memory]
     if dtype == "float16":
         values = np.arange(2**16, dtype=np.uint16).view(np.float16)
@@ -275,7 +275,7 @@ def test_sums_saturate(memory, simd):
     dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=1)),
 ], ids=["bloom_naive", "qsgd", "all_qsgd"])  # fmt: skip
 def test_what_a_lossy_codec_leaves_saturates(codec, memory, simd):
-    """A huge value that is decoded with the other sign must not leave infinity in the memory."""
+    """A huge value that decodes to one of the other sign must not leave infinity in the memory."""
     memory = MEMORIES[memory]
     values = gradient(3000) * np.float32(3.4e38)
     state = expected = tuple(np.zeros_like(values) for _ in memory.state)
@@ -288,7 +288,7 @@ def test_what_a_lossy_codec_leaves_saturates(codec, memory, simd):
             np.testing.assert_array_equal(array.view(np.uint32), other.view(np.uint32))
             assert np.isfinite(array).all()
         reached |= bool((np.abs(state[0]) == np.finfo(np.float32).max).any())
-    assert reached or isinstance(memory, dr.LowPass)  # which damps its residual
+    assert reached or isinstance(memory, dr.LowPass)  # which damps what it keeps
 
 
 def test_low_pass_by_its_formula():
@@ -326,7 +326,9 @@ def test_momentum_correction_by_its_formula():
 
 
 def test_momentum_correction_sends_what_momentum_sgd_sums():
-    """If everything is sent in every step, the sum is that of momentum, restarted where masked."""
+    """Everything sent at every step: the sum of the sent is that of plain momentum, restarted where
+    it was masked.
+    """
     state = (np.zeros(50, dtype=np.float32), np.zeros(50, dtype=np.float32))
     total, velocity, expected = np.zeros(50), np.zeros(50), np.zeros(50)
     for step in range(6):
@@ -387,7 +389,7 @@ def test_random_k_is_the_same_on_all_ranks_and_new_at_every_step():
     np.testing.assert_array_equal(ranks[0], ranks[1])
     np.testing.assert_array_equal(ranks[0], ranks[2])
     other = dr.decode_sum_sparse([codec.encode(gradient(10_000), step=4)], 10_000)[0]
-    assert np.intersect1d(ranks[0], other).size < 20  # 1 on average
+    assert np.intersect1d(ranks[0], other).size < 20  # 1 in the mean
     tensor = dr.decode_sum_sparse([codec.encode(gradient(10_000), step=3, tensor=1)], 10_000)[0]
     assert np.intersect1d(ranks[0], tensor).size < 20
 

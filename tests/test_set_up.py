@@ -1,4 +1,6 @@
-"""Logs, locks and stamps of the set-up; a failed Horovod build leaves nothing behind."""
+"""The set-up's own machinery: logs, locks, stamps, and a Horovod build that fails leaves nothing
+behind.
+"""
 
 import subprocess
 import sys
@@ -99,7 +101,7 @@ def test_a_failed_horovod_build_leaves_no_wheel(own_place, monkeypatch):
 
 
 def test_the_compiler_wrapper_puts_the_standard_last(own_place):
-    """The compiler that the build gets as CXX compiles a source that needs C++17."""
+    """What the build is given as CXX, tried on a source that only C++17 accepts."""
     fake = own_place / "bin" / "python"
     fake.parent.mkdir()
     fake.write_text(

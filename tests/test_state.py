@@ -1,4 +1,6 @@
-"""Compressor.load_state_dict and checkpoints load a checked state as a whole, or nothing."""
+"""Compressor.load_state_dict and checkpoints: all of a state is checked, then all of it is taken,
+or nothing.
+"""
 
 import copy
 
@@ -46,7 +48,7 @@ class OnTorch:
 
 
 class OnTensorFlow:
-    """The same with TensorFlow variables."""
+    """The same of TensorFlow variables."""
 
     has_loss_scale = False
 
@@ -80,7 +82,7 @@ FRAMEWORKS = pytest.mark.parametrize("framework", [OnTorch, OnTensorFlow])
 
 
 def snapshot(compressor):
-    """Return everything that a refused state must not change."""
+    """All that a refused state must leave as it was."""
     return {
         name: (
             row["steps"],
@@ -130,9 +132,8 @@ def test_arrays_in_the_parameters_shape_and_numbers_of_numpy(framework):
 
 
 def change(path, value):
-    """Edit a state: set ``value`` at ``path``.
-
-    A callable value is a function of the framework. Ellipsis removes the entry.
+    """An edit of a state: ``value`` at ``path``; a function of the framework when callable,
+    Ellipsis to remove it.
     """
 
     def edit(state, framework):
@@ -269,7 +270,7 @@ def test_the_list_of_all_ranks(framework):
 
 @FRAMEWORKS
 def test_memories_go_to_the_ranks_that_send_them(framework):
-    """Hosts of two ranks, where the first one sends: a state of six ranks is loaded on four."""
+    """Hosts of two ranks, whose first sends: of six ranks' memories, four now."""
     owner = framework()
     owner.step(0)
     slots, fingerprint = owner.compressor.adapter.slots, owner.compressor.fingerprint
@@ -328,7 +329,7 @@ def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_
 
 
 class TestCheckpoint:
-    """Tests of ``Compressor.trackable`` for TensorFlow."""
+    """``trackable`` of TensorFlow."""
 
     @pytest.fixture(autouse=True)
     def tf(self):
@@ -381,7 +382,7 @@ class TestCheckpoint:
         assert_equal(snapshot(target.compressor), before)
 
     def test_of_a_rank_that_sends_no_more(self, tf, tmp_path, monkeypatch):
-        """The hosts have other ranks than when the checkpoint was saved."""
+        """Hosts have other ranks than when the checkpoint was made."""
         source, target = OnTensorFlow(), OnTensorFlow()
         source.step(0)
         for session, keeper in ((source.compressor.adapter, 3), (target.compressor.adapter, 0)):

@@ -1,4 +1,6 @@
-"""Sums of payloads return the largest magnitude that occurred, which shows overflows."""
+"""Sums of payloads tell how large they became on the way, so that nobody has to look for overflows
+in them.
+"""
 
 import numpy as np
 import pytest

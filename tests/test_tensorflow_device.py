@@ -1,4 +1,6 @@
-"""On which device TensorFlow gradients are compressed, and why. No GPU is needed."""
+"""Which variables TensorFlow's gradients are compressed beside, and why not; no GPU is needed to
+ask.
+"""
 
 import os
 import types
@@ -34,7 +36,7 @@ def path(codec=CODEC, communicator=None):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """Simulate a CUDA build that supports codecs with Rice."""
+    """As in a build for CUDA that knows the codecs of Rice."""
     monkeypatch.setattr(adapter, "cuda_supports", lambda fields: fields[5] == dr.Rice().stage_id)
 
 

@@ -1,4 +1,4 @@
-"""The public API has type annotations."""
+"""The public API has types: what type checkers are told of it."""
 
 import inspect
 import subprocess

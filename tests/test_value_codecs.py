@@ -1,4 +1,6 @@
-"""Float16, BFloat16, Deflate, QSGD and Quantile against other implementations and papers."""
+"""Float16, BFloat16, Deflate, QSGD and Quantile against other implementations and against what
+their papers promise.
+"""
 
 import struct
 
@@ -20,24 +22,26 @@ ARRAYS = numpy_strategies.arrays(np.float32, strategies.integers(1, 300), elemen
 
 
 def section_and_decoded(value, values, **position):
-    """Encode all ``values`` with the native core; return (value section, decoded values).
+    """All of ``values`` through the native core, asserted equal to the oracle -> (value section,
+    decoded values).
 
-    Checks that they equal the oracle's. The section is None if it would be larger than the values,
-    which are then sent unchanged.
+    The section is None when it would be larger than the values, which are then sent as they are.
     """
     values = np.asarray(values, dtype=np.float32)
     data, _ = both(
         dr.Codec(dr.NoneSparsifier(), value=value), dr.NoMemory(), values, (), **position
     )
     parts = container.read(data)
-    # the sparse decoder returns the values themselves: a sum would change -0 to 0
+    # the sparse decoder hands out the values themselves: a sum would turn -0 into 0
     return parts.values if parts.value_id == value.stage_id else None, dr.decode_sum_sparse(
         [data], values.size
     )[1]
 
 
 def decode_section(value, section, count):
-    """Decode a given section with the native decoder; check that the oracle decodes it alike."""
+    """A section made by hand through the native decoder, asserted to be decoded alike by the
+    oracle.
+    """
     data = container.write(container.Payload(count, count, value_id=value.stage_id, values=section))
     native = dr.decode_sum_sparse([data], count)[1]
     np.testing.assert_array_equal(
@@ -53,7 +57,7 @@ def assert_same_bits(got, expected):
 
 
 def random_floats(count):
-    """Return random floats with all exponents equally likely, both signs, and subnormals."""
+    """Every exponent alike, both signs, subnormals included."""
     bits = np.random.default_rng(5).integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32)
     values = bits.view(np.float32)
     return values[np.isfinite(values)]
@@ -77,9 +81,11 @@ VECTORISED = [
 
 @pytest.mark.parametrize("value", VECTORISED, ids=repr)
 def test_simd_levels_agree(value):
-    """Every SIMD level equals the oracle, for all lengths around a vector and a bucket."""
+    """Bytes and decoded values are those of the oracle at every SIMD level, for every length around
+    a vector and a bucket.
+    """
     codec = dr.Codec(dr.NoneSparsifier(), value=value)
-    # of moderate size, so that the sum of squares is finite; with subnormals and zeros
+    # of moderate size, so that a sum of squares is finite, with subnormals and zeros among them
     values = np.ldexp(random_floats(1200), -1).astype(np.float32)
     values[::13] = 0
     for count in [*range(1, 70), 127, 128, 129, 511, 512, 513, 1000]:
@@ -98,7 +104,9 @@ def test_simd_levels_agree(value):
     "value", [*VECTORISED, dr.Deflate(), dr.Quantile(), dr.Quantile(buckets=16)], ids=repr
 )
 def test_decoded_is_what_the_receiver_decodes(value):
-    """Error feedback subtracts exactly the decoded payload, for floats with every exponent."""
+    """What error feedback subtracts is, bit for bit, what the payload decodes to, for floats of
+    every exponent.
+    """
     values = random_floats(30_000)
     section, decoded, _ = value.encode(values, key=3)
     assert_same_bits(type(value).decode(section, values.size), decoded)
@@ -110,7 +118,7 @@ def test_decoded_is_what_the_receiver_decodes(value):
 
 
 def half_values(value, halves):
-    """Return the values of uint16 patterns, from NumPy or torch."""
+    """What uint16 patterns mean, by NumPy or torch."""
     if isinstance(value, dr.Float16):
         return halves.view(np.float16).astype(np.float32)
     torch = pytest.importorskip("torch")
@@ -118,12 +126,12 @@ def half_values(value, halves):
 
 
 def rounded_to_half(value, values):
-    """Round to nearest even with NumPy or torch, saturated; return float32."""
+    """Nearest, ties to even, by NumPy or torch, saturated; as float32."""
     if isinstance(value, dr.Float16):
         return np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32)
     torch = pytest.importorskip("torch")
     largest = float(np.uint32(0x7F7F0000).view(np.float32))
-    # torch rounds values above the largest to infinity
+    # torch rounds to infinity what lies beyond the largest
     return np.clip(torch.from_numpy(values).to(torch.bfloat16).float().numpy(), -largest, largest)
 
 
@@ -143,7 +151,9 @@ def test_every_half_as_a_gradient():
 
 @pytest.mark.parametrize("value", HALVES)
 def test_every_half(value):
-    """All 65536 patterns: finite ones decode correctly and round-trip, others are refused."""
+    """All 65536 patterns: the finite ones mean what they mean elsewhere and come back as
+    themselves, the others are refused.
+    """
     halves = np.arange(65536, dtype=np.uint32).astype(np.uint16)
     expected = half_values(value, halves)
     finite = np.isfinite(expected)
@@ -162,7 +172,7 @@ def test_every_half(value):
 
 @pytest.mark.parametrize("value", HALVES)
 def test_every_tie_rounds_to_even(value):
-    """The midpoint between any two adjacent 2-byte floats, and its two float32 neighbors."""
+    """The middle between any two halves and its two neighbours in float32."""
     positive = half_values(
         value,
         np.arange(0x7C00 if isinstance(value, dr.Float16) else 0x7F80, dtype=np.uint32).astype(
@@ -218,7 +228,9 @@ def norms_of(values, bucket, norm):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_qsgd_is_unbiased(bits, norm):
-    """For every value, the mean over many keys is the value, within the standard error."""
+    """The mean over many keys is the value, within the standard error of that mean, for every
+    value.
+    """
     values = gradient(200)
     codec = dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=bits, bucket=64, norm=norm))
     draws = 2000
@@ -230,7 +242,7 @@ def test_qsgd_is_unbiased(bits, norm):
     # a draw is the lower or the upper end of its interval
     upper = (values + norms) / interval if bits == 1 else np.abs(values) / interval
     upper = upper - np.floor(upper)
-    # rare events are not normally distributed
+    # what happens a few times in all draws is not normally distributed
     error = interval * np.sqrt(np.maximum(upper * (1 - upper), 10 / draws) / draws)
     deviations = (total / draws - values) / error
     assert np.abs(deviations).max() < 4.5
@@ -247,12 +259,14 @@ def test_qsgd_is_unbiased(bits, norm):
     strategies.sampled_from([8, 64, 512]),
 )
 def test_qsgd_error_bound(values, bits, norm, bucket):
-    """No value is off by more than one level. No sign changes, except with one bit."""
+    """No value is off by more than one level, whatever the floats, and none changes its sign (which
+    one bit cannot promise).
+    """
     _, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=bucket, norm=norm), values)
     assert np.isfinite(decoded).all()
     norms = np.minimum(norms_of(values, bucket, norm), LARGEST)
     interval = 2 * norms if bits == 1 else norms / (2 ** (bits - 1) - 1)
-    # a few roundings to float32, and the spacing of subnormals
+    # rounded to float32 a few times, subnormals to their spacing
     assert (np.abs(decoded.astype(np.float64) - values) <= interval * (1 + 1e-5) + 1e-44).all()
     assert bits == 1 or (decoded * values.astype(np.float64) >= 0).all()
 
@@ -260,7 +274,7 @@ def test_qsgd_error_bound(values, bits, norm, bucket):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_qsgd_of_zeros(bits, norm):
-    """A bucket with norm 0 decodes to zeros, not NaN."""
+    """A bucket of norm 0 between others: zeros, not NaN."""
     values = gradient(48)
     values[16:32] = 0
     section, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=16, norm=norm), values)
@@ -273,7 +287,9 @@ def test_qsgd_of_zeros(bits, norm):
 @pytest.mark.parametrize("scale", [LARGEST, np.float32(1e-45), np.float32(1e-38)])
 @pytest.mark.parametrize("bits", [1, 2, 8])
 def test_qsgd_of_extremes(bits, scale, norm):
-    """The largest floats and subnormals, whose squares overflow and underflow float32."""
+    """The largest floats, whose sum of squares is beyond float32, and subnormals, whose squares are
+    below it.
+    """
     values = np.where(np.arange(600) % 2, scale, -scale).astype(np.float32)
     _, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=512, norm=norm), values)
     assert np.isfinite(decoded).all()
@@ -282,7 +298,7 @@ def test_qsgd_of_extremes(bits, scale, norm):
 
 
 def test_qsgd_size():
-    """The size is `bits` per value and a norm per bucket, as in the estimate for planning."""
+    """bits per value and a norm per bucket, as promised to the planner."""
     for bits in range(1, 9):
         value = dr.QSGD(bits=bits, bucket=512)
         section, _ = section_and_decoded(value, gradient(5120))
@@ -327,7 +343,9 @@ def test_deflate_block_boundaries(count, shuffle):
 
 
 def test_deflate_is_smaller_than_raw():
-    """Values selected by top-k have few exponents. The shuffle groups these bytes for zlib."""
+    """What Top-k selects has few exponents; the shuffle makes that visible to zlib, which finds
+    nothing but runs and frequencies.
+    """
     values = np.random.default_rng(4).standard_normal(1_000_000, dtype=np.float32)
     selected = values[dr.TopK(0.01).select(values, key=0)]
     sections = {
@@ -348,7 +366,9 @@ def test_deflate_is_smaller_than_raw():
 
 
 def sides_of(values, wanted):
-    """Return [(sorted values, number of buckets)] of the negative and the other values."""
+    """[(the sorted values of a side, its number of buckets)] for negative values and others, those
+    that exist.
+    """
     sides = [np.sort(values[values < 0]), np.sort(values[values >= 0])]
     buckets = quantile._buckets_of_sides(values.size, sides[0].size, wanted)
     return [(side, n) for side, n in zip(sides, buckets) if n]
@@ -385,7 +405,7 @@ def test_means_lie_within_their_quantiles(buckets, case):
 @settings(max_examples=150, deadline=None)
 @given(ARRAYS, strategies.integers(2, 256))
 def test_quantile_of_any_floats(values, buckets):
-    """Decoded values are finite, with the same sign and in the same order as the values."""
+    """Finite, of the same sign, and in the same order as the values."""
     _, decoded = section_and_decoded(dr.Quantile(buckets=buckets), values)
     assert np.isfinite(decoded).all()
     assert (decoded[values < 0] <= 0).all() and (decoded[values > 0] >= 0).all()
@@ -393,7 +413,9 @@ def test_quantile_of_any_floats(values, buckets):
 
 
 def test_quantile_sorts_like_numpy():
-    """Ranks equal those of a stable sort, with ties across buckets. Both zeros are positive."""
+    """Ranks are those of a stable sort, with ties across bucket boundaries, both zeros among the
+    positive values.
+    """
     for values in (
         random_floats(20_000),
         np.round(gradient(20_000) * 4).astype(np.float32),
@@ -427,7 +449,9 @@ def test_few_distinct_values_are_exact(values):
 
 @pytest.mark.parametrize("count", [4095, 4096, 4097, 8193])
 def test_quantile_huffman_block_boundaries(count):
-    """With one bucket for few negative values and one for the rest, the Huffman code is shorter."""
+    """One bucket for the few negative values and one for the rest makes the Huffman code the
+    shorter kind.
+    """
     values = np.where(np.arange(count) % 500 == 0, np.float32(-1), np.abs(gradient(count)))
     section, decoded = section_and_decoded(dr.Quantile(buckets=6), values)
     assert section[4] == 1, "expected Huffman coded buckets"
@@ -435,7 +459,9 @@ def test_quantile_huffman_block_boundaries(count):
 
 
 def test_sketchml_instance():
-    """SKCompress: Huffman-coded index gaps and quantile buckets. Indices are lossless."""
+    """SKCompress: delta indices in a Huffman code and quantile buckets; lossless indices, values
+    within their buckets.
+    """
     values = gradient(1_000_000)
     codec = dr.Codec(dr.TopK(0.01), index=dr.Huffman(delta=True), value=dr.Quantile())
     residual = np.zeros_like(values)

@@ -1,4 +1,6 @@
-"""The watch on long waits, with a stand-in for Horovod (see also test_hung_peer.py)."""
+"""The watch on long waits, with a stand-in for Horovod; tests/parallel/test_hung_peer.py has the
+real one.
+"""
 
 import atexit
 import logging
@@ -23,7 +25,7 @@ http_server = pytest.importorskip("horovod.runner.http.http_server")
 
 
 class Silence(Transport):
-    """A transport of two ranks, where the other rank does not send until it is told to."""
+    """Two ranks, of which the other never sends, until it is told to."""
 
     size, rank = 2, 0
 
@@ -41,7 +43,7 @@ class Silence(Transport):
 
 
 class Horovod:
-    """A stand-in for Horovod on rank 0 of three ranks."""
+    """Rank 0 of three."""
 
     __name__ = "horovod"
 
@@ -79,7 +81,7 @@ def board(monkeypatch):
 
 @pytest.fixture
 def exchange():
-    """An exchange that waits, in a thread."""
+    """One that waits, in a thread."""
     transport = Silence()
     members = [BucketMember(f"layer{number}", np.ones(8, np.float32), ()) for number in range(5)]
     one = Exchange(

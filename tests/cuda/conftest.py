@@ -1,4 +1,6 @@
-"""Imports from tests/, and the schedules of the emulated device."""
+"""Lets the tests here import what tests/ has; the schedules of the emulated device that they run
+under.
+"""
 
 import emulation
 import pytest

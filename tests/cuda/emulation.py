@@ -31,14 +31,14 @@ ROOT = HERE.parents[1]
 CORE = ROOT / "deepreduce_hvd" / "csrc"
 #: sections are decoded from addresses of any alignment
 MISALIGNMENTS = (0, 1, 7)
-#: (schedule, seed): forward, reverse and shuffled
+#: (schedule, seed): forward, reverse, shuffled
 SCHEDULES = ((0, 0), (1, 0), (2, 1), (2, 2))
 
 _ERRORS = {1: dr.CorruptPayloadError, 2: dr.InvalidArgumentError, 3: dr.UnknownCodecError}
 
 
 class Result(ctypes.Structure):
-    """The struct dr_cuda_result."""
+    """dr_cuda_result."""
 
     _fields_ = [
         ("status", ctypes.c_int32), ("code", ctypes.c_int32), ("expected", ctypes.c_uint64), ("got", ctypes.c_uint64),
@@ -47,20 +47,19 @@ class Result(ctypes.Structure):
 
 
 def sources():
-    """Return the sources of the library. Of the CPU core, only those that raise errors."""
+    """What the library is made of; of the CPU core only what raises errors."""
     return [
         *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "api" / "arguments.cc",
         *sorted(HERE.glob("*.cc")), HERE / "emulator" / "scheduler.cc",
     ]  # fmt: skip
 
 
-#: DEEPREDUCE_CUDA_SANITIZE -> compiler flags of the library, for a process that preloads the
-#: sanitizer
+#: DEEPREDUCE_CUDA_SANITIZE -> what the library is built with, for a process that preloads it
 SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
 
 
 def build(sanitizer=None):
-    """Compile what has changed, and return the path of the library."""
+    """Compiles what changed and returns the library's path."""
     folder = (
         ROOT
         / "build"
@@ -72,7 +71,7 @@ def build(sanitizer=None):
     )
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run may build it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run want it
         return _build(folder, sanitizer)
 
 
@@ -98,7 +97,7 @@ def _build(folder, sanitizer):
     def compile_one(source):
         made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
         if not made.exists() or made.stat().st_mtime < max(newest_header, source.stat().st_mtime):
-            # the scheduler itself tells ThreadSanitizer which thread of a block runs
+            # to ThreadSanitizer the scheduler tells itself which thread of a block runs
             extra = (
                 ["-DDR_EMULATION_RACES"]
                 if sanitizer == "thread" and source.name == "scheduler.cc"
@@ -136,7 +135,7 @@ def library():
 
 
 def set_schedule(schedule=0, seed=1, poison=0xA5):
-    """Set the order of blocks and threads, and the initial bytes of memory."""
+    """The order of blocks and threads from now on, and what memory holds before it is written."""
     library().dr_test_schedule(ctypes.c_int(schedule), ctypes.c_uint64(seed), ctypes.c_int(poison))
 
 
@@ -145,7 +144,7 @@ def _pointer(array):
 
 
 def call(name, *arguments, result=None):
-    """Call a function of the library; raise the error of the package if its status is not 0."""
+    """Calls the library's function; a status that is not 0 becomes the package's error."""
     message = ctypes.create_string_buffer(512)
     status = getattr(library(), name)(*arguments, message)
     text = message.value.decode()
@@ -163,9 +162,9 @@ def _parameters(stage):
 
 
 def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
-    """Encode like :meth:`IndexCodec.encode`, with the device codec.
+    """As :meth:`IndexCodec.encode`, by the device codec.
 
-    ``spare``: by how much the bound of the count on the host exceeds the count.
+    ``spare``: how much the host's bound of the count exceeds the count.
     """
     indices = np.ascontiguousarray(indices, dtype=np.uint32)
     parameters, capacity = _parameters(stage), indices.size + spare
@@ -210,14 +209,14 @@ def _decode(name, stage, section, d, count, dtype, misalignment, spare, active):
 
 
 def decode_index(stage, section, d, count, misalignment=0, spare=0, active=True):
-    """Decode like :meth:`IndexCodec.decode`, with the device codec."""
+    """As :meth:`IndexCodec.decode`, by the device codec."""
     return _decode(
         "dr_test_index_decode", stage, section, d, count, np.uint32, misalignment, spare, active
     )
 
 
 def encode_value(stage, values, key, spare=0):
-    """Encode like :meth:`ValueCodec.encode`, with the device codec."""
+    """As :meth:`ValueCodec.encode`, by the device codec."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     parameters, count = _parameters(stage), values.size
     most_bytes = ctypes.c_uint64()
@@ -246,7 +245,7 @@ def encode_value(stage, values, key, spare=0):
 
 
 def decode_value(stage, section, count, misalignment=0, spare=0, active=True):
-    """Decode like :meth:`ValueCodec.decode`, with the device codec."""
+    """As :meth:`ValueCodec.decode`, by the device codec."""
     return _decode(
         "dr_test_value_decode",
         stage,
@@ -261,7 +260,7 @@ def decode_value(stage, section, count, misalignment=0, spare=0, active=True):
 
 
 def encode_order(order, spare=0):
-    """Return the order section of ``order``, (k,) uint32."""
+    """The order section of ``order`` (k,) uint32."""
     order = np.ascontiguousarray(order, dtype=np.uint32)
     section, section_bytes, result = (
         np.zeros(4 * (order.size + spare) + 8, dtype=np.uint8),
@@ -274,7 +273,7 @@ def encode_order(order, spare=0):
 
 
 def decode_order(section, count, spare=0):
-    """Return the order, (count,) uint32, or raise CorruptPayloadError."""
+    """(count,) uint32, or CorruptPayloadError."""
     section_array, order, result = (
         np.frombuffer(section, dtype=np.uint8),
         np.zeros(count + 1, dtype=np.uint32),
@@ -286,7 +285,7 @@ def decode_order(section, count, spare=0):
 
 
 class _Context(ctypes.Structure):
-    """The struct dr_context."""
+    """dr_context."""
 
     _fields_ = [
         ("allocate", ctypes.c_void_p), ("output", ctypes.c_void_p), ("user", ctypes.c_void_p), ("simd", ctypes.c_int32),
@@ -303,7 +302,7 @@ class _Codec(ctypes.Structure):
 
 
 class _Encoding(ctypes.Structure):
-    """The struct dr_cuda_encoding."""
+    """dr_cuda_encoding."""
 
     _fields_ = [
         ("gradient", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("d", ctypes.c_uint64), ("residual", ctypes.c_void_p), ("velocity", ctypes.c_void_p),
@@ -321,9 +320,8 @@ def _codec(codec, memory, step):
 
 
 def _allocate(nbytes, alignment):
-    """Return a uint8 array in memory of exactly its size, which is freed with it.
-
-    So AddressSanitizer detects accesses past the end.
+    """Memory of exactly so many bytes as a uint8 array, freed with it: AddressSanitizer sees what
+    lies beyond.
     """
     libc, address = ctypes.CDLL(None), ctypes.c_void_p()
     libc.free.argtypes = [ctypes.c_void_p]
@@ -339,10 +337,8 @@ def _allocate(nbytes, alignment):
 
 
 def placed(array, misalignment=0, alignment=256):
-    """Return a copy of the array at a given alignment.
-
-    It starts ``misalignment`` elements after a multiple of ``alignment`` bytes, and ends where its
-    memory ends.
+    """A copy of the array that starts ``misalignment`` elements beyond a multiple of ``alignment``
+    bytes and ends where its memory ends.
     """
     start = misalignment * array.itemsize
     copy = (
@@ -355,9 +351,8 @@ def placed(array, misalignment=0, alignment=256):
 
 
 def _in_workspace(function):
-    """Call function(workspace, size), a status, without a workspace and then with one.
-
-    The workspace has exactly the size that the first call returns, and is poisoned.
+    """function(workspace, its size) -> status, first with no workspace; the workspace has just the
+    size that is then told, and starts as poison.
     """
     context, size = _Context(), ctypes.c_size_t()
 
@@ -382,10 +377,8 @@ def _finish(context, check, result):
 
 
 def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank=0, misalignment=0):
-    """Call dr_cuda_encode; return (payload, new state, result).
-
-    ``gradient`` is (d,) in the storage type of the ``dtype`` code. ``state`` are (d,) float32
-    arrays.
+    """dr_cuda_encode: ``gradient`` (d,) in the storage of the ``dtype`` code, ``state`` arrays (d,)
+    float32. Returns (payload, new state, result).
     """
     fields = _codec(codec, memory, step)
     gradient, state = (
@@ -420,7 +413,7 @@ def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank
 
 
 def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
-    """Call dr_cuda_decode_sum, which adds to ``out`` in place; return ``out``."""
+    """dr_cuda_decode_sum; ``out`` is added to in place and returned."""
     fields, result = _codec(codec, memory, 0), Result()
     payloads = [placed(payload, misalignment) for payload in payloads]
     pointers = (ctypes.c_void_p * len(payloads))(*[payload.ctypes.data for payload in payloads])

@@ -1,6 +1,5 @@
-"""Rice, EliasFano and Bloom on the device, beyond the rows of the codecs table.
-
-Many blocks, wide gaps, extreme rates, and refused sections.
+"""Rice, EliasFano and Bloom on the device where tests/codecs_table.py does not reach: many blocks,
+wide gaps, rates at their ends, and what is refused.
 """
 
 import emulation
@@ -32,7 +31,7 @@ def poison(request):
 
 
 def chosen(d, k, seed=0):
-    """Return k ascending indices below d, without an array of d elements."""
+    """k ascending indices below d, without an array of d."""
     generator = np.random.default_rng(seed)
     indices = np.unique(generator.integers(0, d, size=2 * k))
     while indices.size < k:
@@ -88,9 +87,8 @@ def test_gaps_whatever_memory_holds(name, poison):
 
 
 def agree(stage, section, d, count):
-    """Check that device and oracle both accept with the same result, or both refuse.
-
-    Returns whether they accept.
+    """The device accepts with the result of the oracle, or refuses as the oracle does; returns
+    whether it accepts.
     """
     try:
         expected = stage.decode(section, d, count)
@@ -130,7 +128,7 @@ def test_rice_blocks_that_only_other_encoders_write():
     # one index with parameter 0: 8007 zeros and a one
     assert agree(dr.Rice(), b"\0" + zeros + b"\x80", d, 1)
     assert not agree(dr.Rice(), b"\0" + zeros + b"\x80", 8007, 1)
-    # two indices with long codes, over several tiles of a thread block
+    # two indices in long codes, over several tiles of a block of threads
     assert agree(dr.Rice(), b"\0" + zeros * 3 + b"\1" + zeros * 3 + b"\1", d, 2)
     assert not agree(dr.Rice(), b"\0" + b"\xff" * 5000, d, 2)
     assert not agree(dr.Rice(), b"\x20" + zeros, d, 1)
@@ -168,9 +166,8 @@ def test_bloom_whatever_memory_holds(policy, poison):
 
 
 def test_few_indices_in_a_large_capacity():
-    """A threshold may select 3 of 200,000 elements.
-
-    A filter of few indices is fuller than one of many, and P0 sends all positives.
+    """A threshold may choose 3 of 200,000: the filter of few is fuller than that of many, and P0
+    sends all that it holds.
     """
     for seed in range(20):
         same_both_ways(
@@ -215,13 +212,13 @@ def test_conflict_sets_beyond_the_scratch_are_left_to_the_host():
     np.testing.assert_array_equal(
         emulation.decode_index(dr.Bloom(fpr=1e-3, policy="p2"), payload, d, decoded.size), decoded
     )
-    # a filter with more bits than for 8000 indices at this rate
+    # a filter of more bits than 8000 indices have at this rate
     with pytest.raises(dr.UnknownCodecError):
         emulation.decode_index(dr.Bloom(fpr=0.5, policy="p2"), payload, d, decoded.size)
 
 
 def test_what_a_value_costs_has_bounds():
-    """The bounds determine the filter size for which the host allocates memory."""
+    """They bound the filters that the host provides for."""
     for value_bits in (0.5, 65.0):
         with pytest.raises(dr.InvalidArgumentError):
             emulation.encode_index(

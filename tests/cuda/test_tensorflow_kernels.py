@@ -1,4 +1,6 @@
-"""TensorFlow's GPU kernels in the emulator give the same bits as the host kernels."""
+"""TensorFlow's kernels for GPUs under the emulator: what they make is, bit for bit, what the
+kernels of the host make.
+"""
 
 import importlib.util
 import pathlib
@@ -50,17 +52,17 @@ def table_of(codec, memory=None, rows=1):
 
 
 def outcome(work):
-    """Return the result of a kernel as bytes, or its error."""
+    """What a kernel makes, as bytes, or how it refuses."""
     try:
         return work().numpy().tobytes()
     except tf.errors.OpError as error:
-        # in a graph the message follows the position where the operator was created
+        # from a graph it comes after where the operator was made
         message = error.message.split("\n\t [[")[0].rpartition("\n")[2]
         return type(error).__name__, adapter._DECORATION.sub("", message)
 
 
 def same_encoding(kernels, codec, memory, values, dtype="float32", steps=2, rows=1, **attributes):
-    """Encode some steps on both sides, and return the payloads."""
+    """Encodes some steps on both sides; returns the payloads."""
     states = [
         [
             tf.Variable(gradient(values.size, key=11 + part) * np.float32(0.1))
@@ -172,7 +174,7 @@ def test_failures_are_those_of_the_host_and_notices_where_asked_for(kernels, cod
     assert made[0] == made[1] and (
         made[0][:4] == b"DRER" if notices else "expected no residual" in made[0][1]
     )
-    # variables of a wrong shape never cause a notice
+    # variables that do not fit are never a notice
     short = [tf.Variable(tf.zeros(3)).handle]
     made = [
         outcome(
@@ -227,9 +229,8 @@ def test_readers_of_a_residual_see_no_later_step(kernels):
 
 
 def messages_of(codecs, members, ranks, d=400, dtype="float32"):
-    """Return (the concatenated messages of the ranks, their lengths).
-
-    Every member and every rank has another codec and another gradient.
+    """(the ranks' messages one after another, their lengths); every member and rank has a codec and
+    a gradient of its own.
     """
     payloads = [
         HOST[0](
@@ -258,9 +259,8 @@ def same_sum(
     spent=(),
     ranks=None,
 ):
-    """Compare both kernels, the GPU's with and without hints; return the result of the host.
-
-    The default number of ranks is the number of lengths per member.
+    """Both kernels' answers, the GPU's with hints and without; returns the host's. As many ranks as
+    there are lengths for, unless said.
     """
     ranks = len(lengths) // members if ranks is None else ranks
     initial = [] if initial is None else [initial]
@@ -288,7 +288,7 @@ def same_sum(
 
 
 def plain(answer):
-    """Replace every NaN by the same one, because the bits of a NaN sum depend on the processor."""
+    """Which NaN a sum with NaN makes is the processor's choice."""
     if isinstance(answer, tuple):
         return answer
     array = np.frombuffer(answer, np.float32)
@@ -339,7 +339,7 @@ def test_sums_of_many_ranks_and_members(kernels, codec):
 
 
 def test_sums_of_payloads_of_other_codecs_than_hinted(kernels):
-    """The device leaves these payloads to the host, and the sum is the same."""
+    """The device leaves them to the host, with the same sum."""
     others = [
         RECOMMENDED,
         dr.Codec(dr.TopK(0.05), index=INDEX["bloom_p0"]),
@@ -480,11 +480,11 @@ def test_lengths_of_messages():
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 @pytest.mark.parametrize("collectives", ["host", "nccl"])
 def test_two_ranks_train_as_on_the_host(collectives, tmp_path):
-    """All TensorFlow scenarios on stock Horovod, with variables on a simulated GPU."""
+    """All scenarios of TensorFlow on stock Horovod, with variables on a pretended GPU."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "parallel"))
     from launch import report_of
 
-    directory = tmp_path / collectives  # the script reads this from the name
+    directory = tmp_path / collectives  # whose name tells the script
     directory.mkdir()
     reports = report_of(
         2, pathlib.Path(__file__).parent / "pretend_tensorflow" / "ranks.py", directory

@@ -1,6 +1,5 @@
-"""TensorFlow's operators with GPU kernels load into a TensorFlow without CUDA.
-
-They are compiled by nvcc and linked as in setup.py.
+"""TensorFlow's operators with their kernels for GPUs, compiled by nvcc and linked as setup.py does,
+load into a TensorFlow without CUDA.
 """
 
 import json
@@ -23,8 +22,7 @@ pytestmark = [
     pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc: nothing was linked"),
 ]
 
-#: prints what the runtime knows about the kernels of the library, and the results of the host
-#: kernels
+#: prints what the runtime knows of the library's kernels, and what those of the host make
 USE = """
 import ctypes, json, sys
 import numpy as np, tensorflow as tf
@@ -89,7 +87,7 @@ def library(tmp_path_factory):
         "-lpthread",
         "-lz",
     ]
-    # fails if a symbol is missing
+    # every symbol is found now, or this fails
     subprocess.run(
         [compiler, "-shared", *objects, "-Wl,--exclude-libs,ALL,-z,defs", *links, "-o", str(made)],
         check=True,

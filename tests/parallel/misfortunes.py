@@ -1,11 +1,11 @@
-"""Failures of a rank during training."""
+"""What may happen to a rank in the midst of training."""
 
 import os
 import signal
 import sys
 import time
 
-#: number of steps before the failure
+#: how many steps it takes before
 STEP = 6
 
 

@@ -9,7 +9,7 @@ import traceback
 
 
 def run_all(namespace, directory, hvd, barrier):
-    """Run every scenario_* of a module on this rank, and write the results."""
+    """Runs every scenario_* of a module on this rank and writes what happened."""
     outcomes = {}
     for name, scenario in list(namespace.items()):
         if not name.startswith("scenario_"):
@@ -28,7 +28,7 @@ def run_all(namespace, directory, hvd, barrier):
 
 
 def expect_statistics_that_add_up(compressor, roll_call_bytes=0):
-    """``roll_call_bytes``: the bytes of the roll call per step, which count for one parameter."""
+    """``roll_call_bytes``: those of a step, which one of its parameters counts."""
     beside = 0
     for name, row in compressor.stats().items():
         if row["path"] == "dense":

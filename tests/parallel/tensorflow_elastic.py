@@ -30,7 +30,7 @@ COMMIT_EVERY = 3
 
 
 class Network:
-    """The methods of a Keras model and its optimizer that an elastic state uses."""
+    """What a state asks of a Keras model and of its optimizer."""
 
     def __init__(self, named):
         self.variables = variables(named)
@@ -42,7 +42,7 @@ class Optimizer:
 
 
 def training(named, compressor):
-    """Return the variables and the sum of the memories of all ranks."""
+    """What the variables and all ranks' memories are together: a moment of training."""
     parameters = compressor.state_dict()["parameters"]
     kept = np.concatenate(
         [kept.reshape(-1) for one in parameters.values() for kept in one["memory"].values()]
@@ -57,7 +57,7 @@ def largest_difference(moment, other):
 
 
 def commits_go_on(directory):
-    """Return whether the test wants commits, as rank 0 sees it."""
+    """Whether the test wants commits, in rank 0's view."""
     return bool(
         hvd.broadcast(tf.constant(int(not (directory / "no_commits").exists())), 0, name="commits")
     )
@@ -121,7 +121,7 @@ def main(directory, communicator, kind):
 
 
 if __name__ == "__main__":
-    # trains until it is told to stop, but not longer than the test, in case the test is killed
+    # it trains until it is told to stop: not longer than the test, should that be killed
     signal.alarm(900)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)

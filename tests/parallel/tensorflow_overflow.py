@@ -146,7 +146,7 @@ def scenario_what_is_not_compressed_overflows(directory):
 
 
 def scenario_nan_on_one_rank(directory):
-    """All ranks get NaN, and values that other variables had sent are not lost."""
+    """It is NaN everywhere, and what the other variables had sent is not lost."""
     for bad in (np.nan, np.inf):
         for groups in (None, 1):
             network = made()
@@ -244,7 +244,7 @@ def scenario_a_checkpoint_after_a_void_step(directory):
     tf.train.Checkpoint(compressor=compressor.trackable).write(prefix)
     state = compressor.state_dict()
     others = [compressor_of(network, **ONE) for _ in range(2)]
-    for other in others:  # followed by their own void step
+    for other in others:  # with a void step of their own behind them
         make_step(network, other)(coefficients(2, network, {"loud": np.nan}))
     tf.train.Checkpoint(compressor=others[0].trackable).read(prefix).assert_consumed()
     others[1].load_state_dict(state)
@@ -332,7 +332,7 @@ class _Batches:
 
 
 def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
-    """Void steps have no effect, and neither does the lower scale after them."""
+    """Void steps are as if they had not been, and the scale that they lower changes nothing."""
     batches = _Batches()
 
     def fit(first, scale):
@@ -374,7 +374,7 @@ def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
 
 
 def scenario_keras_without_loss_scale_is_refused(directory):
-    """A scale that never changes, or a compressor without memory, is accepted."""
+    """Unless the scale never changes, or nothing is kept."""
     batches = _Batches()
     for dynamic, memory in ((True, dr.Residual()), (False, dr.Residual()), (True, dr.NoMemory())):
         network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)])
@@ -449,7 +449,7 @@ def scenario_keras_3_with_a_loss_scale_optimizer(directory):
 
 
 def operations_of(graph):
-    """Return the types of the operations in a graph and its functions."""
+    """The kinds of operations in a graph and in its functions."""
     definition = graph.as_graph_def()
     nodes = [
         *definition.node,

@@ -136,7 +136,7 @@ def scenario_sum_and_predivide(directory):
 
 
 def scenario_keras_optimizer_and_fit(directory):
-    """model.fit with hvd.keras gives the same result as the tape."""
+    """model.fit with hvd.keras gives what the tape gives."""
 
     def keras_model():
         named = model()
@@ -236,7 +236,7 @@ def scenario_version_1_optimizer(directory):
 
 
 def scenario_process_set(directory):
-    """The last rank of three does not take part; the others train together."""
+    """The last rank of three stands aside; the others train among themselves."""
     inside = [0, 1]
     chosen = hvd.add_process_set(inside) if hvd.size() > 2 else hvd.global_process_set
     named = model()
@@ -354,7 +354,7 @@ def scenario_resumed_equals_uninterrupted(directory):
 
 
 def scenario_a_schedule_stays_out_of_graphs(directory):
-    """A warm-up adds almost nothing to a graph, and every step sends the scheduled amount."""
+    """A warm-up of any length adds next to nothing to a graph, and every step sends what it says."""
 
     def graph_bytes(compressor, named):
         return (
@@ -392,7 +392,7 @@ def scenario_retracing_keeps_the_residuals(directory):
         compressor_of(other, **ALL_COMPRESSED),
     )
     for number in range(3):
-        tf.function(make_step(named, compressor))(batch(number))  # traced again each time
+        tf.function(make_step(named, compressor))(batch(number))  # traced anew each time
     step = tf.function(make_step(other, kept))
     for number in range(3):
         step(batch(number))

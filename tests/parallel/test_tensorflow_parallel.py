@@ -1,4 +1,4 @@
-"""Stock Horovod and TensorFlow on 2 and 3 ranks, with horovodrun."""
+"""Stock Horovod and TensorFlow on 2 and 3 ranks, under the real horovodrun."""
 
 import importlib.util
 
@@ -16,7 +16,7 @@ MODULES = ("tensorflow_scenarios.py", "tensorflow_several.py", "tensorflow_varia
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
-    """Run both jobs in one directory, so that each finds the states that the other saved."""
+    """Both jobs in one directory, so that each finds the states that the other saved."""
     return Reports("tensorflow_scenarios.py", tmp_path_factory.mktemp("tensorflow_ranks"))
 
 

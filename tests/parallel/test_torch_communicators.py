@@ -1,4 +1,4 @@
-"""Every communicator with horovodrun, on 2, 3 and 4 ranks."""
+"""Every communicator under the real horovodrun, on 2, 3 and 4 ranks."""
 
 import pytest
 from launch import Reports, scenarios

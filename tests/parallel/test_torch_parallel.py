@@ -1,4 +1,4 @@
-"""Stock Horovod and PyTorch on 2 and 3 ranks, with horovodrun."""
+"""Stock Horovod and PyTorch on 2 and 3 ranks, under the real horovodrun."""
 
 import pytest
 from launch import Reports, expect_failure_with_a_message_on_every_rank, scenarios
@@ -6,7 +6,7 @@ from launch import Reports, expect_failure_with_a_message_on_every_rank, scenari
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory):
-    """Run both jobs in one directory, so that each finds the states that the other saved."""
+    """Both jobs in one directory, so that each finds the states that the other saved."""
     return Reports("torch_scenarios.py", tmp_path_factory.mktemp("ranks"))
 
 

@@ -20,7 +20,7 @@ COMMIT_EVERY = 3
 
 
 def kept_by_all(compressor):
-    """Return the sum of the memories of all ranks, (n,) float64."""
+    """The sum of all ranks' memories, (n,) float64."""
     parameters = compressor.state_dict()["parameters"]
     return sum_over_ranks(
         torch.cat([kept for one in parameters.values() for kept in one["memory"].values()]), "kept"
@@ -28,7 +28,7 @@ def kept_by_all(compressor):
 
 
 def training(network, compressor):
-    """Return the parameters and the sum of the memories of all ranks."""
+    """What the parameters and all ranks' memories are together: a moment of training."""
     return torch.cat(
         [parameter.detach().double().reshape(-1) for parameter in network.parameters()]
     ), kept_by_all(compressor)
@@ -39,7 +39,7 @@ def largest_difference(moment, other):
 
 
 def commits_go_on(directory):
-    """Return whether the test wants commits, as rank 0 sees it."""
+    """Whether the test wants commits, in rank 0's view."""
     return bool(
         hvd.broadcast(
             torch.tensor(not (directory / "no_commits").exists()).int(), 0, name="commits"
@@ -106,7 +106,7 @@ def main(directory, communicator):
 
 
 if __name__ == "__main__":
-    # trains until it is told to stop, but not longer than the test, in case the test is killed
+    # it trains until it is told to stop: not longer than the test, should that be killed
     signal.alarm(600)
     main(
         sys.argv[1],

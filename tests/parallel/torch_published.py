@@ -24,7 +24,7 @@ import deepreduce_hvd as dr
 
 
 def trained(params, steps, after=lambda network, step: None):
-    """Return the model after some steps with the compressor of a dictionary."""
+    """The model after some steps with a dictionary's compressor."""
     network = model()
     named = list(network.named_parameters())
     with warnings.catch_warnings():

@@ -35,7 +35,7 @@ def scenario_every_codec_and_memory(directory):
     codecs += [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
     for number, ((index, value), memory) in enumerate(itertools.product(codecs, MEMORIES)):
         torch.manual_seed(0)
-        network = torch.nn.Linear(48, 40)  # one tensor compressed, one dense
+        network = torch.nn.Linear(48, 40)  # one tensor compressed, one dense: there are many rounds
         codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
         optimizer, compressor = distributed(network, codec, MEMORIES[memory])
         came_in, arrived = {}, {}
@@ -161,7 +161,7 @@ def scenario_backward_passes_accumulate(directory):
 
 
 def scenario_process_set(directory):
-    """Only some of the ranks train together. With two ranks, each has its own process set."""
+    """Only some of the ranks train together; with two ranks, each alone in a set of one."""
     members = [0, hvd.size() - 1] if hvd.size() > 2 else [0]
     process_set = hvd.add_process_set(members)
     if hvd.rank() in members:
@@ -348,7 +348,7 @@ def scenario_sparse_embedding_gradients(directory):
     """Duplicates are merged, the result is sparse, and nothing of the dense size is sent."""
     torch.manual_seed(0)
     table = torch.nn.Embedding(1000, 16, sparse=True)
-    # the same shape, so the parameter of a gradient must be identified
+    # the same shape: which one a gradient belongs to must be told
     twin = torch.nn.Embedding(1000, 16, sparse=True)
     network = torch.nn.ModuleDict({"table": table, "twin": twin})
     optimizer, compressor = distributed(

@@ -25,7 +25,9 @@ def _torch():
 
 
 def package(folder):
-    """Fill a folder for PYTHONPATH with the package, its operators and the simulated device."""
+    """A folder for PYTHONPATH with the package, its operators for the pretended device, and the
+    device itself.
+    """
     sys.path.insert(0, str(HERE.parent))
     import emulation
 
@@ -116,7 +118,7 @@ def package(folder):
 
 
 class _Stream:
-    """A stream. All streams share one order, so waiting has nothing to do."""
+    """All streams keep one order; each but the first is told what it waits for."""
 
     def __init__(self, device=None):
         pass
@@ -130,7 +132,7 @@ def install(folder):
 
     ``folder``: what :func:`package` filled.
     """
-    # before torch looks for CUDA
+    # before torch looks for a CUDA of its own
     pretended = ctypes.CDLL(
         str(pathlib.Path(folder) / "pretended_device.so"), mode=ctypes.RTLD_GLOBAL
     )
@@ -139,7 +141,7 @@ def install(folder):
     import torch
 
     class Event:
-        """An event that is done at the second query, so that both answers occur."""
+        """Done at the second question, so that both answers are given."""
 
         def record(self, stream=None):
             self._moment, self._asked = pretended.pretended_now(), 0

@@ -27,7 +27,7 @@ OPERATORS = ("DeepreduceEncode", "DeepreduceDecodeSum")
 
 
 def build():
-    """Compile what has changed, and return the path of the library."""
+    """Compiles what changed and returns the library's path."""
     emulation.build()
     compiler, objects = os.environ.get("CXX", "g++"), ROOT / "build" / "pretend_cuda"
     flags = [
@@ -97,14 +97,14 @@ def build():
 
 @functools.lru_cache(maxsize=1)
 def load():
-    """Register the kernels; return the ctypes library."""
+    """Registers the kernels; returns the library as ctypes has it."""
     path = str(build())
     tf.load_op_library(path)
     return ctypes.CDLL(path)
 
 
 def supports(fields):
-    """Return what :func:`deepreduce_hvd.tensorflow.ops.cuda_supports` returns in a CUDA build."""
+    """As :func:`deepreduce_hvd.tensorflow.ops.cuda_supports` in a build for CUDA."""
     fields = np.array(fields, dtype=np.float64)
     return bool(
         load().deepreduce_tf_cuda_supports(fields.ctypes.data_as(ctypes.POINTER(ctypes.c_double)))
@@ -112,7 +112,7 @@ def supports(fields):
 
 
 def labelled(operator):
-    """Return the operator of this name with the GPU kernel, also in eager execution."""
+    """The operator of this name, with the kernel for GPUs, in eager execution too."""
     load()
 
     def call(*arguments, **attributes):
@@ -128,9 +128,8 @@ def labelled(operator):
 
 
 class Operators:
-    """The operators of the package, with GPU kernels where they exist.
-
-    Records which were requested.
+    """The package's operators, with the kernels for GPUs where there are such; notes which were
+    asked for.
     """
 
     def __init__(self, operators):
