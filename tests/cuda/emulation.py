@@ -18,17 +18,24 @@ import fcntl
 import functools
 import os
 import pathlib
-import subprocess
+import shlex
+import sys
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 import deepreduce_hvd as dr
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import incremental_build  # noqa: E402
+from incremental_build import compile_all  # noqa: E402
+
 CORE = ROOT / "deepreduce_hvd" / "csrc"
+EMULATOR = HERE / "emulator"
+INCLUDES = tuple(path.relative_to(ROOT) for path in (CORE, CORE / "cuda", EMULATOR))
 #: sections are decoded from addresses of any alignment
 MISALIGNMENTS = (0, 1, 7)
 #: (schedule, seed): forward, reverse, shuffled
@@ -47,28 +54,44 @@ class Result(ctypes.Structure):
 
 
 def sources():
-    """What the library is made of; of the CPU core only what raises errors."""
+    """What the library is made of besides the scheduler; of the CPU core only what raises errors."""
     return [
         *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "arguments.cc",
-        *sorted(HERE.glob("*.cc")), HERE / "emulator" / "scheduler.cc",
+        *sorted(HERE.glob("*.cc")),
     ]  # fmt: skip
 
 
 #: DEEPREDUCE_CUDA_SANITIZE -> what the library is built with, for a process that preloads it
 SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
+SCHEDULER = EMULATOR / "scheduler.cc"
+
+
+def _folder(sanitizer=None):
+    suffix = "" if sanitizer is None else f"_{sanitizer.replace(',', '_')}"
+    return ROOT / "build" / f"cuda_emulation{suffix}"
+
+
+def compiler():
+    return shlex.split(os.environ.get("CXX", "g++"))
+
+
+def compile_sources(sources, folder, options):
+    """Compiles what changed of these sources into build/; returns the objects."""
+    names = [path.relative_to(ROOT) for path in sources]
+    command = [*compiler(), "-g1", "-fPIC", "-ffp-contract=off", *options]
+    return compile_all(names, ROOT / "build" / folder, command, root=ROOT)
+
+
+def link(library, objects, options):
+    """Links a library of these objects, unless it is up to date; returns its path."""
+    command = [*compiler(), "-shared", *map(str, objects), *options, "-o", str(library)]
+    incremental_build.link(library, command, objects)
+    return library
 
 
 def build(sanitizer=None):
     """Compiles what changed and returns the library's path."""
-    folder = (
-        ROOT
-        / "build"
-        / (
-            "cuda_emulation"
-            if sanitizer is None
-            else f"cuda_emulation_{sanitizer.replace(',', '_')}"
-        )
-    )
+    folder = _folder(sanitizer)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run want it
@@ -76,57 +99,31 @@ def build(sanitizer=None):
 
 
 def _build(folder, sanitizer):
-    headers = [path for pattern in ("*.h", "*.cuh", "*.def") for path in CORE.rglob(pattern)]
-    newest_header = max(path.stat().st_mtime for path in headers)
+    checked = [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    # to ThreadSanitizer the scheduler tells itself which thread of a block runs
+    of_scheduler = ["-DDR_EMULATION_RACES"] if sanitizer == "thread" else checked
     options = [
-        "-std=c++17",
-        "-O2" if sanitizer is None else "-O1",
-        "-g1",
-        "-fPIC",
-        "-ffp-contract=off",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
+        "-std=c++17", "-O2" if sanitizer is None else "-O1", "-Wall", "-Wextra", "-Werror",
+        *(f"-I{path}" for path in INCLUDES), "-x", "c++",
+    ]  # fmt: skip
+    objects = compile_sources(sources(), folder, [*options, *checked])
+    objects += compile_sources([SCHEDULER], folder, [*options, *of_scheduler])
+    return link(folder / "library.so", objects, [*checked, "-Wl,-Bsymbolic,-z,defs"])
+
+
+def kernels_and_core():
+    """The objects that the operators for GPUs are linked with: the emulated kernels, the emulator,
+    and the package's core for the host.
+    """
+    build()
+    core = [
+        path
+        for path in sorted(CORE.rglob("*.cc"))
+        if path.name != "python.cc" and "cuda" not in path.parts
     ]
-    instrumented = (
-        [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    )
-    options += [f"-I{CORE}", f"-I{CORE / 'cuda'}", f"-I{HERE / 'emulator'}"]
-    compiler = os.environ.get("CXX", "g++")
-
-    def compile_one(source):
-        made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
-        if not made.exists() or made.stat().st_mtime < max(newest_header, source.stat().st_mtime):
-            # to ThreadSanitizer the scheduler tells itself which thread of a block runs
-            extra = (
-                ["-DDR_EMULATION_RACES"]
-                if sanitizer == "thread" and source.name == "scheduler.cc"
-                else instrumented
-            )
-            subprocess.run(
-                [compiler, *options, *extra, "-x", "c++", "-c", str(source), "-o", str(made)],
-                check=True,
-            )
-            return made, True
-        return made, False
-
-    with ThreadPoolExecutor(2) as pool:
-        compiled = list(pool.map(compile_one, sources()))
-    library = folder / "library.so"
-    if not library.exists() or any(new for _, new in compiled):
-        subprocess.run(
-            [
-                compiler,
-                "-shared",
-                *instrumented,
-                "-Wl,-Bsymbolic,-z,defs",
-                *map(str, (made for made, _ in compiled)),
-                "-o",
-                str(library),
-            ],
-            check=True,
-        )
-    return library
+    emulated = [*sorted((CORE / "cuda").rglob("*.cu")), SCHEDULER]
+    made = [_folder() / f"{path.relative_to(ROOT)}.o" for path in emulated]
+    return made + compile_sources(core, "pretend_cuda/core", ["-O1", "-std=c++17", f"-I{CORE}"])
 
 
 @functools.lru_cache(maxsize=1)
