@@ -116,7 +116,7 @@ fuzz:
 	@command -v $(CLANG) >/dev/null || { echo 'make fuzz: expected $(CLANG) on PATH, got none; Debian packages: clang libclang-rt-14-dev' >&2; exit 1; }
 	@$(MAKE) --no-print-directory -j$(JOBS) build/fuzz/fuzz_decode
 	@mkdir -p build/fuzz/corpus
-	@for file in tests/golden/v1/*.hex; do \
+	@for file in tests/conformance/golden/v1/*.hex; do \
 	  tr -d ' \n' <$$file | sed 's/../\\x&/g' | xargs -0 printf >build/fuzz/corpus/$$(basename $$file .hex); done
 	build/fuzz/fuzz_decode -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -artifact_prefix=build/fuzz/ build/fuzz/corpus
 

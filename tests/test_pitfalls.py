@@ -209,7 +209,7 @@ def test_zero_norm(value, native):
 
 _DIGEST = """
 import hashlib, sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 from codecs_table import INDEX, VALUE, gradient
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import encode_numpy

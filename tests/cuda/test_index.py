@@ -1,4 +1,4 @@
-"""Rice, EliasFano and Bloom on the device where tests/codecs_table.py does not reach: many blocks,
+"""Rice, EliasFano and Bloom on the device where tests/support/codecs_table.py does not reach: many blocks,
 wide gaps, rates at their ends, and what is refused.
 """
 

@@ -1,4 +1,4 @@
-"""What every codec must do, for every row of tests/codecs_table.py: the native core against the
+"""What every codec must do, for every row of tests/support/codecs_table.py: the native core against the
 NumPy oracle, and both against the contract.
 """
 
@@ -118,7 +118,9 @@ def test_golden(name):
     codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
     data, _ = both(codec, dr.NoMemory(), gradient(300), ())
     path = GOLDEN / f"{name}.hex"
-    assert path.exists(), f"no golden file {path}; make it with `python tests/make_golden.py`"
+    assert path.exists(), (
+        f"no golden file {path}; make it with `python tests/support/make_golden.py`"
+    )
     assert data.tobytes().hex() == "".join(path.read_text().split())
 
 
