@@ -11,7 +11,7 @@ SEVERAL_PROCESSES = (
     "parallel", "hosts", "random_walk", "test_build.py", "test_build_cuda.py", "test_data.py",
     "test_docs.py", "test_examples.py", "test_gpu_check.py", "test_set_up.py", "test_preflight.py",
     "cuda/test_pretend.py", "cuda/test_nvcc.py", "cuda/test_tensorflow_link.py",
-    "cuda/test_tensorflow_kernels.py", "test_install.py", "test_check.py", "test_types.py",
+    "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py", "test_install.py", "test_check.py", "test_types.py",
 )  # fmt: skip
 
 

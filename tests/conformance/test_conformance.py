@@ -7,37 +7,16 @@ import pathlib
 import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
-from hostile_payloads import expect_same_outcome, resealed, with_hostile_sections
+from hostile_payloads import resealed, with_hostile_sections
+from native_and_numpy import SIMD_LEVELS, agree, both, dense
 from sampling import parametrize_product
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import _native, container
-from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
+from deepreduce_hvd import container
+from deepreduce_hvd.numpy_backend import encode_numpy
 
 GOLDEN = pathlib.Path(__file__).parent / "golden" / "v1"
 INPUTS = inputs()
-SIMD_LEVELS = range(_native.simd_level() + 1)
-
-
-def both(codec, memory, values, state, **position):
-    """Encodes with the native core and the oracle, asserts that bytes and state agree, and returns
-    the native ones.
-    """
-    position = {"seed": 1, "step": 2, "tensor": 3, "rank": 4, **position}
-    results = []
-    for native in (True, False):
-        copies = tuple(array.copy() for array in state)
-        data, _ = encode_numpy(codec, memory, values, copies, 0.0, native=native, **position)
-        results.append((data, copies))
-    (native_data, native_state), (oracle_data, oracle_state) = results
-    assert native_data.tobytes() == oracle_data.tobytes()
-    for native_array, oracle_array in zip(native_state, oracle_state):
-        np.testing.assert_array_equal(native_array.view(np.uint32), oracle_array.view(np.uint32))
-    return native_data, native_state
-
-
-def dense(data, d, native=True, simd=-1):
-    return decode_sum_numpy([data], np.zeros(d, dtype=np.float32), 1.0, native=native, simd=simd)
 
 
 @parametrize_product(index=INDEX, value=VALUE, case=INPUTS)
@@ -133,11 +112,6 @@ def test_non_finite_reaches_everyone_and_leaves_the_residual(bad):
     data, (residual,) = both(codec, dr.Residual(), values, (before,))
     np.testing.assert_array_equal(residual, before)
     assert np.isnan(dr.decode(data)).all()
-
-
-def agree(data, d):
-    """Hostile bytes: an error or a result, the same from the native decoder and the oracle."""
-    expect_same_outcome(lambda: dense(data, d, native=True), lambda: dense(data, d, native=False))
 
 
 @pytest.mark.parametrize("name", [*INDEX, *VALUE])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, gradient
 from hypothesis import assume, given, settings, strategies
-from test_conformance import SIMD_LEVELS, both
+from native_and_numpy import SIMD_LEVELS, both
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container, reference

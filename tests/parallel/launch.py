@@ -1,11 +1,14 @@
 """Starts a worker script under the real horovodrun and collects what its ranks report."""
 
+import importlib.util
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+
+import pytest
 
 HERE = pathlib.Path(__file__).parent
 
@@ -120,3 +123,59 @@ def expect_failure_with_a_message_on_every_rank(script, failure, message):
             re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE)
         )
         assert re.search(message, lines), f"rank {rank} said:\n{lines[-3000:]}"
+
+
+needs_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,)):
+    """A fixture and a test of all scenarios: ``reports, test_scenario = scenario_tests(...)``.
+
+    One job for each number of ranks runs them all. The jobs share a directory, so that each finds
+    the states that another saved.
+
+    Args:
+        script: the worker that is started.
+        others: modules whose scenarios it runs too.
+        ranks: numbers of ranks of the default run.
+        slow_ranks: those of the slow tests.
+    """
+
+    @pytest.fixture(scope="session")
+    def reports(tmp_path_factory):
+        return Reports(script, tmp_path_factory.mktemp(pathlib.Path(script).stem))
+
+    @pytest.mark.parametrize(
+        "scenario", [name for module in (script, *others) for name in scenarios(module)]
+    )
+    @pytest.mark.parametrize(
+        "processes",
+        [*ranks, *(pytest.param(number, marks=pytest.mark.slow) for number in slow_ranks)],
+    )
+    def test_scenario(reports, processes, scenario):
+        reports.expect_success(processes, scenario)
+
+    return reports, test_scenario
+
+
+def failure_test(script, quick, slow):
+    """A test that ``script FAILURE`` on two ranks ends with a message from each.
+
+    Args:
+        quick: {failure: regular expression of the message} of the default run.
+        slow: those of the slow tests.
+    """
+
+    @pytest.mark.parametrize(
+        ("failure", "message"),
+        [
+            *(pytest.param(*case, id=case[0]) for case in quick.items()),
+            *(pytest.param(*case, id=case[0], marks=pytest.mark.slow) for case in slow.items()),
+        ],
+    )
+    def test_failure(failure, message):
+        expect_failure_with_a_message_on_every_rank(script, failure, message)
+
+    return test_failure

@@ -26,16 +26,18 @@ def package(folder):
     device itself.
     """
     sys.path.insert(0, str(HERE.parent))
-    import emulation
+    import emulation_build
 
     torch = _torch()
     options = ["-O1", "-std=c++20", *(f"-I{path}" for path in (HERE, CORE, CORE / "cuda"))]
     for path in (torch / "include", torch / "include/torch/csrc/api/include"):
         options += ["-isystem", str(path)]
     operators = sorted((ROOT / "torch_ops").rglob("*.cc"))
-    made = emulation.compile_sources(operators, "pretend_cuda/torch", options)
-    made += emulation.kernels_and_core()
-    pretended = emulation.compile_sources([HERE / "device.cc"], "pretend_cuda/device", options)
+    made = emulation_build.compile_sources(operators, "pretend_cuda/torch", options)
+    made += emulation_build.kernels_and_core()
+    pretended = emulation_build.compile_sources(
+        [HERE / "device.cc"], "pretend_cuda/device", options
+    )
     links = [
         f"-L{torch / 'lib'}",
         f"-Wl,-rpath,{torch / 'lib'}",
@@ -50,8 +52,8 @@ def package(folder):
         if not path.name.startswith(("_torch_ops", "__pycache__")):
             (home / path.name).symlink_to(path)
     library = home / f"_torch_ops-{importlib.metadata.version('torch')}.so"
-    emulation.link(library, made, ["-Wl,-Bsymbolic", *links])
-    emulation.link(pathlib.Path(folder) / "pretended_device.so", pretended, links)
+    emulation_build.link(library, made, ["-Wl,-Bsymbolic", *links])
+    emulation_build.link(pathlib.Path(folder) / "pretended_device.so", pretended, links)
     return folder
 
 

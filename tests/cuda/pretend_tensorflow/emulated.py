@@ -17,7 +17,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE.parent))
 
-import emulation  # noqa: E402
+import emulation_build  # noqa: E402
 from incremental_build import with_system_headers  # noqa: E402
 
 OPERATORS = ("DeepreduceEncode", "DeepreduceDecodeSum")
@@ -26,14 +26,14 @@ OPERATORS = ("DeepreduceEncode", "DeepreduceDecodeSum")
 def build():
     """Compiles what changed and returns the library's path."""
     of_tensorflow = with_system_headers(tf.sysconfig.get_compile_flags())
-    includes = [f"-I{path}" for path in (HERE, *emulation.INCLUDES)]
+    includes = [f"-I{path}" for path in (HERE, *emulation_build.INCLUDES)]
     options = ["-O1", "-Wall", "-Wextra", "-Werror", *includes, *of_tensorflow]
     kernels = sorted((ROOT / "tf_ops/cuda").glob("*.cc"))
-    made = emulation.compile_sources(kernels, "pretend_cuda/tensorflow", options)
-    made += emulation.kernels_and_core()
+    made = emulation_build.compile_sources(kernels, "pretend_cuda/tensorflow", options)
+    made += emulation_build.kernels_and_core()
     links = ["-Wl,-Bsymbolic,--exclude-libs,ALL", *tf.sysconfig.get_link_flags(), "-lz"]
     library = ROOT / f"build/pretend_cuda/tensorflow-{tf.__version__}.so"
-    return emulation.link(library, made, links)
+    return emulation_build.link(library, made, links)
 
 
 @functools.lru_cache(maxsize=1)
