@@ -12,13 +12,16 @@ import time
 
 #: pytest's exit status when it finds no test to run
 _NO_TESTS = 5
+#: every run shows where its time goes
+_DURATIONS = ("--durations=25", "--durations-min=2")
 
 
 def run(title, *options):
     """Run pytest; return its exit status."""
     print(f"[tests] {title}", flush=True)
     started = time.monotonic()
-    status = subprocess.run([sys.executable, "-m", "pytest", *options], check=False).returncode
+    command = [sys.executable, "-m", "pytest", *_DURATIONS, *options]
+    status = subprocess.run(command, check=False).returncode
     print(f"[tests] {title}: done in {time.monotonic() - started:.0f} s", flush=True)
     return status
 

@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import pytest
+import sampling
 
 HERE = pathlib.Path(__file__).parent
 #: folders and files whose tests start horovodrun, builds or other jobs that use all cores
@@ -13,6 +14,11 @@ SEVERAL_PROCESSES = (
     "cuda/test_pretend.py", "cuda/test_nvcc.py", "cuda/test_tensorflow_link.py",
     "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py", "test_install.py", "test_check.py", "test_types.py",
 )  # fmt: skip
+
+
+def pytest_configure(config):
+    # before the modules of tests are imported
+    sampling.with_slow_cases = "not slow" not in config.option.markexpr
 
 
 def pytest_collection_modifyitems(items):

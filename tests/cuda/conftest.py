@@ -1,6 +1,4 @@
-"""Lets the tests here import what tests/ has; the schedules of the emulated device that they run
-under.
-"""
+"""The schedules of the emulated device that the tests here run under, and TensorFlow's kernels."""
 
 import emulation
 import pytest
