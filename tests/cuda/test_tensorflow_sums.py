@@ -87,33 +87,12 @@ def test_sums_of_many_ranks_and_members(kernels, codec):
     for member in range(3):
         total = same_sum(kernels, messages, lengths, codec, member=member, members=3)
         assert np.frombuffer(total, np.float32).any()
-    same_sum(
-        kernels,
-        messages,
-        lengths,
-        codec,
-        member=1,
-        members=3,
-        initial=tf.constant(gradient(400, key=5)),
-    )
-    same_sum(
-        kernels,
-        messages,
-        lengths,
-        codec,
-        member=1,
-        members=3,
-        spent=[tf.constant(gradient(400, key=6))],
-    )
-    same_sum(
-        kernels,
-        messages,
-        lengths,
-        codec,
-        member=1,
-        members=3,
-        spent=[tf.cast(gradient(400), tf.bfloat16)],
-    )
+    for more in (
+        {"initial": tf.constant(gradient(400, key=5))},
+        {"spent": [tf.constant(gradient(400, key=6))]},
+        {"spent": [tf.cast(gradient(400), tf.bfloat16)]},
+    ):
+        same_sum(kernels, messages, lengths, codec, member=1, members=3, **more)
 
 
 def test_sums_of_payloads_of_other_codecs_than_hinted(kernels):
