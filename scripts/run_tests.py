@@ -35,7 +35,7 @@ def main():
     arguments, others = parser.parse_known_args()
     left_out = "" if arguments.slow else " and not slow"
     if arguments.fast:
-        left_out += " and not device"
+        left_out += " and not device and not subprocesses"
     processes = str(os.cpu_count())
     statuses = [
         run(
@@ -51,7 +51,7 @@ def main():
     if not arguments.fast:
         statuses.append(
             run(
-                "jobs of several ranks, and builds",
+                "jobs of several ranks",
                 "-m",
                 f"several_processes{left_out}",
                 "-v",

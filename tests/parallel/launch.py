@@ -67,9 +67,9 @@ def scenarios(module):
     ]
 
 
-def report_of(processes, script, directory):
-    """{scenario: {rank: None or traceback}} of a worker that runs all its scenarios."""
-    finished = horovodrun(processes, script, directory)
+def report_of(processes, script, directory, scenarios=()):
+    """{scenario: {rank: None or traceback}} of a worker that runs these scenarios, or all."""
+    finished = horovodrun(processes, script, directory, *scenarios)
     reports = {}
     for rank in range(processes):
         path = pathlib.Path(directory) / f"report.{processes}.{rank}.json"
@@ -85,17 +85,23 @@ def report_of(processes, script, directory):
 class Reports:
     """What a worker's scenarios came to, {scenario: {rank: None or traceback}}, by number of ranks;
     a job runs when it is first asked for.
+
+    Args:
+        wanted: {number of ranks: names of the scenarios that its job runs}.
     """
 
-    def __init__(self, script, directory):
+    def __init__(self, script, directory, wanted):
         self._script = script
         self._directory = directory
+        self._wanted = wanted
         self._known = {}
 
     def __getitem__(self, processes):
         if processes not in self._known:
             try:
-                self._known[processes] = report_of(processes, self._script, self._directory)
+                self._known[processes] = report_of(
+                    processes, self._script, self._directory, self._wanted[processes]
+                )
             # kept: the next scenario must not wait for the same job again
             except Exception as error:
                 self._known[processes] = error
@@ -130,25 +136,38 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
-def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,)):
+def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=()):
     """A fixture and a test of all scenarios: ``reports, test_scenario = scenario_tests(...)``.
 
-    One job for each number of ranks runs them all. The jobs share a directory, so that each finds
-    the states that another saved.
+    One job for each number of ranks runs those that pytest has selected. The jobs share a
+    directory, so that each finds the states that another saved.
 
     Args:
         script: the worker that is started.
         others: modules whose scenarios it runs too.
         ranks: numbers of ranks of the default run.
         slow_ranks: those of the slow tests.
+        slow_scenarios: names of scenarios of the slow tests.
     """
+    names = [name for module in (script, *others) for name in scenarios(module)]
+    if set(slow_scenarios) - set(names):
+        raise ValueError(f"slow_scenarios: expected some of {names}, got {slow_scenarios}")
 
     @pytest.fixture(scope="session")
-    def reports(tmp_path_factory):
-        return Reports(script, tmp_path_factory.mktemp(pathlib.Path(script).stem))
+    def reports(request, tmp_path_factory):
+        wanted = {}
+        for item in request.session.items:
+            if getattr(item, "function", None) is test_scenario:
+                values = item.callspec.params
+                wanted.setdefault(values["processes"], []).append(values["scenario"])
+        return Reports(script, tmp_path_factory.mktemp(pathlib.Path(script).stem), wanted)
 
     @pytest.mark.parametrize(
-        "scenario", [name for module in (script, *others) for name in scenarios(module)]
+        "scenario",
+        [
+            pytest.param(name, marks=pytest.mark.slow if name in slow_scenarios else ())
+            for name in names
+        ],
     )
     @pytest.mark.parametrize(
         "processes",
