@@ -50,13 +50,7 @@ def main():
     ]
     if not arguments.fast:
         statuses.append(
-            run(
-                "jobs of several ranks",
-                "-m",
-                f"several_processes{left_out}",
-                "-v",
-                *others,
-            )
+            run("jobs of several ranks", "-m", f"several_processes{left_out}", "-v", *others)
         )
     failed = [status for status in statuses if status not in (0, _NO_TESTS)]
     sys.exit(failed[0] if failed else min(statuses))

@@ -191,7 +191,14 @@ def test_random_permutation_is_one(d):
     )
 
 
-@pytest.mark.parametrize("d, k", [(3, 1), (10, 3), (33, 8)])
+@pytest.mark.parametrize(
+    "d, k",
+    [
+        (10, 3),
+        pytest.param(3, 1, marks=pytest.mark.slow),
+        pytest.param(33, 8, marks=pytest.mark.slow),
+    ],
+)
 def test_random_k_is_uniform(d, k):
     draws = 6000
     counts = np.zeros(d)

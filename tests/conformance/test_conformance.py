@@ -9,7 +9,7 @@ import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
 from hostile_payloads import resealed, with_hostile_sections
 from native_and_numpy import SIMD_LEVELS, agree, both, dense
-from sampling import parametrize_product
+from sampling import parametrize_product, parametrize_values
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container
@@ -72,8 +72,7 @@ def test_gradient_dtypes(index, dtype):
     assert dr.inspect(data)["dtype"] == dtype
 
 
-@pytest.mark.parametrize("value", VALUE)
-@pytest.mark.parametrize("index", INDEX)
+@parametrize_values(index=INDEX, value=VALUE)
 def test_mass_balance(index, value):
     """What was sent plus what is kept is what came in, for every codec, lossy ones too."""
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])

@@ -8,6 +8,13 @@ reports, test_scenario = scenario_tests(
     "tensorflow_several.py",
     "tensorflow_states.py",
     "tensorflow_variables.py",
+    slow_scenarios=(
+        "resumed_equals_uninterrupted",
+        "two_compressors_in_one_function",
+        "eager_and_graph_agree",
+        "retracing_keeps_the_residuals",
+        "a_schedule_stays_out_of_graphs",
+    ),
 )
 
 test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
