@@ -3,4 +3,8 @@
 from launch import needs_tensorflow, scenario_tests
 
 pytestmark = needs_tensorflow
-reports, test_scenario = scenario_tests("tensorflow_overflow.py", "tensorflow_loss_scale.py")
+reports, test_scenario = scenario_tests(
+    "tensorflow_overflow.py",
+    "tensorflow_loss_scale.py",
+    slow_scenarios=("memories_follow_the_loss_scale",),
+)

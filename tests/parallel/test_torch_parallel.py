@@ -2,7 +2,9 @@
 
 from launch import failure_test, scenario_tests
 
-reports, test_scenario = scenario_tests("torch_scenarios.py", "torch_states.py")
+reports, test_scenario = scenario_tests(
+    "torch_scenarios.py", "torch_states.py", slow_scenarios=("every_codec_with_every_memory",)
+)
 
 _OTHER_CONFIGURATION = r"expected the same compressor configuration on every rank"
 

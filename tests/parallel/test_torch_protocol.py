@@ -2,4 +2,4 @@
 
 from launch import scenario_tests
 
-reports, test_scenario = scenario_tests("torch_protocol.py", ranks=(2, 3), slow_ranks=())
+reports, test_scenario = scenario_tests("torch_protocol.py")

@@ -25,15 +25,26 @@ from torch_tools import (
 
 import deepreduce_hvd as dr
 
+#: every codec of either kind beside a plain one, and lossy ones together
+LOSSY = [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
+CODECS = [*((index, "raw_value") for index in INDEX), *(("raw_index", value) for value in VALUE)]
+CODECS += LOSSY
+
 
 def scenario_every_codec_and_memory(directory):
+    train_and_compare(itertools.product(CODECS, ["residual"]))
+    train_and_compare(itertools.product(LOSSY, MEMORIES))
+
+
+def scenario_every_codec_with_every_memory(directory):
+    train_and_compare(itertools.product(CODECS, MEMORIES))
+
+
+def train_and_compare(cases):
     """Equal parameters after every step, and for memories that keep everything: sent + kept = what
     came in.
     """
-    # every codec of either kind beside a plain one, and lossy ones together
-    codecs = [(index, "raw_value") for index in INDEX] + [("raw_index", value) for value in VALUE]
-    codecs += [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
-    for number, ((index, value), memory) in enumerate(itertools.product(codecs, MEMORIES)):
+    for number, ((index, value), memory) in enumerate(cases):
         torch.manual_seed(0)
         network = torch.nn.Linear(48, 40)  # one tensor compressed, one dense: there are many rounds
         codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
