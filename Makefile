@@ -22,7 +22,7 @@ help:
 	@echo 'make demo-tf    the same job in Keras on TensorFlow                   7 min after set-up'
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
 	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   15 min after set-up, 46 with the slow ones'
-	@echo 'make test-fast  set-up, then the tests without jobs of several ranks   80 s after set-up'
+	@echo 'make test-fast  set-up, then the tests without jobs of several ranks   1 min after set-up'
 	@echo 'make lint       set-up, then ruff, clang-format and mypy                20 s after set-up'
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
@@ -116,7 +116,7 @@ fuzz:
 	@command -v $(CLANG) >/dev/null || { echo 'make fuzz: expected $(CLANG) on PATH, got none; Debian packages: clang libclang-rt-14-dev' >&2; exit 1; }
 	@$(MAKE) --no-print-directory -j$(JOBS) build/fuzz/fuzz_decode
 	@mkdir -p build/fuzz/corpus
-	@for file in tests/golden/v1/*.hex; do \
+	@for file in tests/conformance/golden/v1/*.hex; do \
 	  tr -d ' \n' <$$file | sed 's/../\\x&/g' | xargs -0 printf >build/fuzz/corpus/$$(basename $$file .hex); done
 	build/fuzz/fuzz_decode -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 -artifact_prefix=build/fuzz/ build/fuzz/corpus
 

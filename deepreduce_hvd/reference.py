@@ -1,6 +1,6 @@
 """The complete encoder and decoder in NumPy.
 
-The tests compare the native core with it (tests/test_conformance.py). Both write the same bytes,
+The tests compare the native core with it (tests/conformance/test_conformance.py). Both write the same bytes,
 but the native core is about a hundred times faster. Codecs with a custom stage run here.
 """
 

@@ -8,14 +8,11 @@ nvcc.
 """
 
 import argparse
-import os
 import pathlib
-import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import nvcc
+from incremental_build import CommandError, compile_all, cores
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CORE = ROOT / "deepreduce_hvd" / "csrc"
@@ -25,48 +22,24 @@ def sources():
     return sorted((CORE / "cuda").rglob("*.cu"))
 
 
-def build(compiler, folder, architectures, jobs=2, report=print):
-    """Return the objects of all sources; compile those whose source or a header is newer.
+def build(compiler, folder, architectures, jobs=None):
+    """Compile the sources that have changed, for all architectures; return all objects.
 
     Raises:
-        CalledProcessError: a source does not compile.
+        CommandError: a source does not compile.
     """
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     codes = [
         option
         for name in architectures
         for option in nvcc.code_options(name, ptx=name == architectures[-1])
     ]
-    options = [
-        "-std=c++17", "-O3", *nvcc.EXACT, *codes, f"-I{CORE}", "-Xcompiler=-fPIC,-Wall,-fvisibility=hidden",
-        "-Werror=all-warnings",
+    command = [
+        compiler, "-std=c++17", "-O3", *nvcc.EXACT, *codes, f"-I{CORE}",
+        "-Xcompiler=-fPIC,-Wall,-fvisibility=hidden", "-Werror=all-warnings",
     ]  # fmt: skip
-    newest_header = max(
-        path.stat().st_mtime
-        for pattern in ("*.h", "*.cuh", "*.def")
-        for path in CORE.rglob(pattern)
-    )
-    stamp = folder / "options"
-    same_options = stamp.exists() and stamp.read_text() == "\n".join([compiler, *options])
-
-    def compile_one(source):
-        made = folder / ("_".join(source.relative_to(CORE).parts) + ".o")
-        if (
-            same_options
-            and made.exists()
-            and made.stat().st_mtime > max(newest_header, source.stat().st_mtime)
-        ):
-            return made
-        start = time.monotonic()
-        subprocess.run([compiler, *options, "-c", str(source), "-o", str(made)], check=True)
-        report(f"{source.relative_to(ROOT)}: {time.monotonic() - start:.1f} s")
-        return made
-
-    with ThreadPoolExecutor(jobs) as pool:
-        objects = list(pool.map(compile_one, sources()))
-    stamp.write_text("\n".join([compiler, *options]))
-    return objects
+    names = [source.relative_to(ROOT) for source in sources()]
+    folder = pathlib.Path(folder).resolve()
+    return compile_all(names, folder, command, jobs, root=ROOT, verbose=True)
 
 
 def main():
@@ -78,7 +51,7 @@ def main():
         help=f"default: those of {' '.join(nvcc.ARCHITECTURES)} that nvcc knows",
     )
     parser.add_argument("--folder", default=str(ROOT / "build" / "cuda"))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=cores())
     arguments = parser.parse_args()
     compiler, nowhere = nvcc.look()
     if compiler is None:
@@ -97,8 +70,8 @@ def main():
         return 1
     try:
         objects = build(compiler, arguments.folder, wanted, arguments.jobs)
-    except subprocess.CalledProcessError as error:
-        print(f"nvcc: {error.cmd[-3]} does not compile", file=sys.stderr)
+    except CommandError as error:
+        print(f"nvcc: {error}", file=sys.stderr)
         return 1
     print(f"{len(objects)} objects for {' '.join(wanted)} in {arguments.folder}")
     return 0

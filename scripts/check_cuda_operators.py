@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 import nvcc
+from incremental_build import with_system_headers
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SETTINGS = "c10/cuda/impl/cuda_cmake_macros.h"
@@ -59,11 +60,7 @@ def tensorflow(_):
         text=True,
         check=True,
     )
-    flags = [
-        word
-        for flag in answer.stdout.split()
-        for word in (("-isystem", flag[2:]) if flag.startswith("-I") else (flag,))
-    ]
+    flags = with_system_headers(answer.stdout.split())
     sources = [
         path
         for path in sorted((ROOT / "tf_ops").rglob("*.cc"))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE  # noqa: E402
 

@@ -12,13 +12,16 @@ import time
 
 #: pytest's exit status when it finds no test to run
 _NO_TESTS = 5
+#: every run shows where its time goes
+_DURATIONS = ("--durations=25", "--durations-min=2")
 
 
 def run(title, *options):
     """Run pytest; return its exit status."""
     print(f"[tests] {title}", flush=True)
     started = time.monotonic()
-    status = subprocess.run([sys.executable, "-m", "pytest", *options], check=False).returncode
+    command = [sys.executable, "-m", "pytest", *_DURATIONS, *options]
+    status = subprocess.run(command, check=False).returncode
     print(f"[tests] {title}: done in {time.monotonic() - started:.0f} s", flush=True)
     return status
 
@@ -32,7 +35,7 @@ def main():
     arguments, others = parser.parse_known_args()
     left_out = "" if arguments.slow else " and not slow"
     if arguments.fast:
-        left_out += " and not device"
+        left_out += " and not device and not subprocesses"
     processes = str(os.cpu_count())
     statuses = [
         run(
@@ -47,13 +50,7 @@ def main():
     ]
     if not arguments.fast:
         statuses.append(
-            run(
-                "jobs of several ranks, and builds",
-                "-m",
-                f"several_processes{left_out}",
-                "-v",
-                *others,
-            )
+            run("jobs of several ranks", "-m", f"several_processes{left_out}", "-v", *others)
         )
     failed = [status for status in statuses if status not in (0, _NO_TESTS)]
     sys.exit(failed[0] if failed else min(statuses))

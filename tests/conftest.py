@@ -4,18 +4,28 @@ import os
 import pathlib
 
 import pytest
+import sampling
 
 HERE = pathlib.Path(__file__).parent
 # Gloo ends a job when a rank waits for 30 s. A virtual machine can pause for longer than that, which
 # looks like a hang of all ranks at once.
 os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
-#: folders and files whose tests start horovodrun, builds or other jobs that use all cores
+#: folders and files whose tests start horovodrun or other jobs that use all cores
 SEVERAL_PROCESSES = (
-    "parallel", "hosts", "random_walk", "test_build.py", "test_build_cuda.py", "test_data.py",
-    "test_docs.py", "test_examples.py", "test_gpu_check.py", "test_set_up.py", "test_preflight.py",
+    "parallel", "hosts", "random_walk", "test_docs.py", "test_examples.py", "test_install.py",
     "cuda/test_pretend.py", "cuda/test_nvcc.py", "cuda/test_tensorflow_link.py",
-    "cuda/test_tensorflow_kernels.py", "test_install.py", "test_check.py", "test_types.py",
+    "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py",
 )  # fmt: skip
+#: files whose tests start builds, scripts or type checkers, which use one core each
+SUBPROCESSES = (
+    "test_build.py", "test_build_cuda.py", "test_check.py", "test_data.py", "test_gpu_check.py",
+    "test_preflight.py", "test_set_up.py", "test_types.py",
+)  # fmt: skip
+
+
+def pytest_configure(config):
+    # before the modules of tests are imported
+    sampling.with_slow_cases = "not slow" not in config.option.markexpr
 
 
 def pytest_collection_modifyitems(items):
@@ -23,6 +33,8 @@ def pytest_collection_modifyitems(items):
         place = pathlib.Path(item.path).relative_to(HERE).as_posix()
         if place.startswith(SEVERAL_PROCESSES):
             item.add_marker(pytest.mark.several_processes)
+        elif place.startswith(SUBPROCESSES):
+            item.add_marker(pytest.mark.subprocesses)
         elif place.startswith("cuda"):
             item.add_marker(pytest.mark.device)
 

@@ -25,7 +25,14 @@ def package(tmp_path):
     for name, text in SOURCES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for name in ("setup.py", "scripts/nvcc.py", "pyproject.toml", "LICENSE", "README.md"):
+    scripts = ("find_frameworks.py", "incremental_build.py", "nvcc.py")
+    for name in (
+        "setup.py",
+        *(f"scripts/{name}" for name in scripts),
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+    ):
         if (ROOT / name).exists():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, tmp_path / name)

@@ -32,29 +32,25 @@ def python_blocks(name):
     return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)
 
 
-def test_a_codec_of_your_own():
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ("docs/add-a-codec.md", "'value': 'MeanSign'"),
+        (
+            "docs/communicators.md",
+            "(array([0, 1, 2], dtype=uint32), array([4., 2., 5.], dtype=float32))",
+        ),
+    ],
+)
+def test_a_codec_and_a_communicator_of_your_own(document, expected):
     finished = subprocess.run(
-        [sys.executable, "-c", "\n".join(python_blocks("docs/add-a-codec.md"))],
+        [sys.executable, "-c", "\n".join(python_blocks(document))],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert finished.returncode == 0, finished.stderr
-    assert "'value': 'MeanSign'" in finished.stdout
-
-
-def test_a_communicator_of_your_own():
-    finished = subprocess.run(
-        [sys.executable, "-c", "\n".join(python_blocks("docs/communicators.md"))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert (
-        finished.stdout.strip()
-        == "(array([0, 1, 2], dtype=uint32), array([4., 2., 5.], dtype=float32))"
-    )
+    assert expected in finished.stdout
 
 
 @pytest.mark.parametrize(

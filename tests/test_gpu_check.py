@@ -83,12 +83,24 @@ def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):
         gpu_check.sanitize("memcheck")
 
 
+def expect_a_difference(script, device, code):
+    """The script, rehearsed on the host by this code, must find one."""
+    arguments = [f"{script}.py", "--small", "--device", device, "--seed", "1"]
+    begin = f"import sys; sys.argv = {arguments}; sys.path.insert(0, 'scripts')\n"
+    command = [sys.executable, "-c", begin + code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, (
+        done.stdout[-2000:] + done.stderr[-2000:]
+    )
+
+
 def test_a_difference_is_found():
     """The comparison that a GPU will stand is no formality: one wrong bit in a payload, a residual
     or a sum shows.
     """
-    code = (
-        "import sys; sys.argv = ['gpu_equality.py', '--small', '--device', 'cpu', '--seed', '1']; sys.path.insert(0, 'scripts')\n"
+    expect_a_difference(
+        "gpu_equality",
+        "cpu",
         "import gpu_equality\n"
         "encode = gpu_equality.operators.encode_flat\n"
         "def wrong(*arguments):\n"
@@ -96,11 +108,7 @@ def test_a_difference_is_found():
         "    payload[-1] ^= 1\n"
         "    return payload\n"
         "gpu_equality.operators.encode_flat = wrong\n"
-        "gpu_equality.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, (
-        done.stdout[-2000:] + done.stderr[-2000:]
+        "gpu_equality.main()\n",
     )
 
 
@@ -151,8 +159,9 @@ def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
 )
 def test_a_difference_of_tensorflow_is_found():
     """One wrong bit in a payload shows."""
-    code = (
-        "import sys; sys.argv = ['gpu_tensorflow.py', '--small', '--device', 'CPU:0', '--seed', '1']; sys.path.insert(0, 'scripts')\n"
+    expect_a_difference(
+        "gpu_tensorflow",
+        "CPU:0",
         "import gpu_tensorflow, types\n"
         "tf, real, calls = gpu_tensorflow.tf, gpu_tensorflow.adapter.operators, []\n"
         "def wrong(*arguments):\n"
@@ -161,11 +170,7 @@ def test_a_difference_of_tensorflow_is_found():
         "    return payload if len(calls) % 2 else tf.concat([payload[:-1], payload[-1:] ^ 1], 0)\n"
         "gpu_tensorflow.adapter.operators = types.SimpleNamespace(deepreduce_encode=wrong, deepreduce_decode_sum=real.deepreduce_decode_sum)\n"
         "gpu_tensorflow.compare_training = lambda comparison: None\n"
-        "gpu_tensorflow.main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, (
-        done.stdout[-2000:] + done.stderr[-2000:]
+        "gpu_tensorflow.main()\n",
     )
 
 

@@ -24,7 +24,7 @@ def train(package, output, python=sys.executable):
         "-np",
         "2",
         str(python),
-        str(ROOT / "tests/installed_training.py"),
+        str(ROOT / "tests/support/installed_training.py"),
         str(output),
     ]
     environment = {

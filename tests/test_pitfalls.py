@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient
-from sampling import parametrize_product
+from sampling import parametrize_product, parametrize_values
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container
@@ -40,7 +40,7 @@ def exact_indices():
 
 
 @BOTH_IMPLEMENTATIONS
-@parametrize_product(index=exact_indices(), value=VALUE)
+@parametrize_values(index=exact_indices(), value=VALUE)
 def test_values_stay_with_their_indices_when_both_are_coded(index, value, native):
     """In the published "both" mode values kept the sparsifier's order while indices came back
     ascending: relative error 1.41.
@@ -89,7 +89,7 @@ def test_width_of_indices_at_powers_of_two(index, largest):
         np.testing.assert_array_equal(type(INDEX[index]).decode(section, d, indices.size), indices)
 
 
-@parametrize_product(index=INDEX, value=VALUE)
+@parametrize_values(index=INDEX, value=VALUE)
 def test_payloads_of_ranks_differ_in_size(index, value):
     """Fits of different data have different sizes, which must not be declared equal: each payload
     tells its own, and sums work.
@@ -135,7 +135,7 @@ def random_states():
     return states
 
 
-@parametrize_product(index=INDEX, value=VALUE)
+@parametrize_values(index=INDEX, value=VALUE)
 def test_global_random_generators_are_left_alone(index, value):
     """Published code reseeded the global generator at every call, so that dropout and shuffling
     repeated themselves.
@@ -209,7 +209,7 @@ def test_zero_norm(value, native):
 
 _DIGEST = """
 import hashlib, sys
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 from codecs_table import INDEX, VALUE, gradient
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import encode_numpy

@@ -5,6 +5,7 @@ in them.
 import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient
+from sampling import parametrize_values
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native
@@ -66,8 +67,7 @@ def test_an_overflow_cannot_be_missed(codec, way):
     assert largest() == 0
 
 
-@pytest.mark.parametrize("value", VALUE)
-@pytest.mark.parametrize("index", INDEX)
+@parametrize_values(index=INDEX, value=VALUE)
 def test_a_payload_of_nothing(index, value):
     payload = payload_of_nothing(
         dr.Codec(dr.TopK(0.5), index=INDEX[index], value=VALUE[value]), D, 1

@@ -1,6 +1,4 @@
-"""Lets the tests here import what tests/ has; the schedules of the emulated device that they run
-under.
-"""
+"""The schedules of the emulated device that the tests here run under, and TensorFlow's kernels."""
 
 import emulation
 import pytest
@@ -13,3 +11,18 @@ def schedule(request):
     emulation.set_schedule(*request.param)
     yield request.param
     emulation.set_schedule()
+
+
+@pytest.fixture(scope="session")
+def kernels():
+    """TensorFlow's operators with the kernels for GPUs."""
+    import emulated
+
+    from deepreduce_hvd.tensorflow import ops as adapter
+
+    class Kernels:
+        encode = staticmethod(emulated.labelled(adapter.operators.deepreduce_encode))
+        decode = staticmethod(emulated.labelled(adapter.operators.deepreduce_decode_sum))
+        supports = staticmethod(emulated.supports)
+
+    return Kernels

@@ -1,8 +1,7 @@
 """The device codecs under the host's emulator of CUDA: builds the library on first use, and calls
 it with NumPy arrays.
 
-The same .cu files that nvcc compiles are compiled by g++ with tests/cuda/emulator on the include
-path. A codec's stage can be driven alone (:func:`encode_index`, :func:`decode_index`,
+A codec's stage can be driven alone (:func:`encode_index`, :func:`decode_index`,
 :func:`encode_value`, :func:`decode_value`).
 
 DEEPREDUCE_CUDA_SANITIZE=1 builds it with AddressSanitizer and UBSan, =thread with ThreadSanitizer,
@@ -14,21 +13,15 @@ shuffle taken for a barrier are data races. Their libraries must be preloaded, f
 """
 
 import ctypes
-import fcntl
 import functools
 import os
-import pathlib
-import subprocess
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from emulation_build import SANITIZERS, build
 
 import deepreduce_hvd as dr
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
-CORE = ROOT / "deepreduce_hvd" / "csrc"
 #: sections are decoded from addresses of any alignment
 MISALIGNMENTS = (0, 1, 7)
 #: (schedule, seed): forward, reverse, shuffled
@@ -44,89 +37,6 @@ class Result(ctypes.Structure):
         ("status", ctypes.c_int32), ("code", ctypes.c_int32), ("expected", ctypes.c_uint64), ("got", ctypes.c_uint64),
         ("payload", ctypes.c_uint64), ("payload_bytes", ctypes.c_uint64), ("count", ctypes.c_uint32), ("non_finite", ctypes.c_int32),
     ]  # fmt: skip
-
-
-def sources():
-    """What the library is made of; of the CPU core only what raises errors."""
-    return [
-        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "api" / "arguments.cc",
-        *sorted(HERE.glob("*.cc")), HERE / "emulator" / "scheduler.cc",
-    ]  # fmt: skip
-
-
-#: DEEPREDUCE_CUDA_SANITIZE -> what the library is built with, for a process that preloads it
-SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
-
-
-def build(sanitizer=None):
-    """Compiles what changed and returns the library's path."""
-    folder = (
-        ROOT
-        / "build"
-        / (
-            "cuda_emulation"
-            if sanitizer is None
-            else f"cuda_emulation_{sanitizer.replace(',', '_')}"
-        )
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run want it
-        return _build(folder, sanitizer)
-
-
-def _build(folder, sanitizer):
-    headers = [path for pattern in ("*.h", "*.cuh", "*.def") for path in CORE.rglob(pattern)]
-    newest_header = max(path.stat().st_mtime for path in headers)
-    options = [
-        "-std=c++17",
-        "-O2" if sanitizer is None else "-O1",
-        "-g1",
-        "-fPIC",
-        "-ffp-contract=off",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-    ]
-    instrumented = (
-        [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    )
-    options += [f"-I{CORE}", f"-I{HERE / 'emulator'}"]
-    compiler = os.environ.get("CXX", "g++")
-
-    def compile_one(source):
-        made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
-        if not made.exists() or made.stat().st_mtime < max(newest_header, source.stat().st_mtime):
-            # to ThreadSanitizer the scheduler tells itself which thread of a block runs
-            extra = (
-                ["-DDR_EMULATION_RACES"]
-                if sanitizer == "thread" and source.name == "scheduler.cc"
-                else instrumented
-            )
-            subprocess.run(
-                [compiler, *options, *extra, "-x", "c++", "-c", str(source), "-o", str(made)],
-                check=True,
-            )
-            return made, True
-        return made, False
-
-    with ThreadPoolExecutor(2) as pool:
-        compiled = list(pool.map(compile_one, sources()))
-    library = folder / "library.so"
-    if not library.exists() or any(new for _, new in compiled):
-        subprocess.run(
-            [
-                compiler,
-                "-shared",
-                *instrumented,
-                "-Wl,-Bsymbolic,-z,defs",
-                *map(str, (made for made, _ in compiled)),
-                "-o",
-                str(library),
-            ],
-            check=True,
-        )
-    return library
 
 
 @functools.lru_cache(maxsize=1)

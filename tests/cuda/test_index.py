@@ -1,5 +1,5 @@
-"""Rice, EliasFano and Bloom on the device where tests/codecs_table.py does not reach: many blocks,
-wide gaps, rates at their ends, and what is refused.
+"""Rice, EliasFano and Bloom on the device where tests/support/codecs_table.py does not reach: many
+blocks, wide gaps, rates at their ends, and what is refused.
 """
 
 import emulation
@@ -12,15 +12,6 @@ import deepreduce_hvd as dr
 KEY = 0xFEDCBA9876543210
 GAP_CODECS = {"rice": dr.Rice(), "elias_fano": dr.EliasFano()}
 POLICIES = ("naive", "p0", "p1", "leftmost", "p2")
-
-
-@pytest.fixture(
-    params=emulation.SCHEDULES, ids=lambda schedule: f"schedule{schedule[0]}-{schedule[1]}"
-)
-def schedule(request):
-    emulation.set_schedule(*request.param)
-    yield request.param
-    emulation.set_schedule()
 
 
 @pytest.fixture(params=[0x00, 0xFF], ids=lambda poison: f"poison{poison:02x}")

@@ -11,7 +11,7 @@ from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 
-#: rows of tests/codecs_table.py that have a device codec
+#: rows of tests/support/codecs_table.py that have a device codec
 DEVICE_INDEX = [
     "raw_index",
     "bitmap",

@@ -8,7 +8,6 @@ import pathlib
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -16,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 import build_cuda  # noqa: E402
 import nvcc  # noqa: E402
 from check_cuda_operators import tensorflow, toolkit_includes  # noqa: E402
+from incremental_build import compile_all  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
@@ -49,27 +49,20 @@ def library(tmp_path_factory):
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     import tensorflow as tf
 
-    path, folder = nvcc.find(), tmp_path_factory.mktemp("linked")
-    objects = [str(made) for made in build_cuda.build(path, ROOT / "build/cuda_check", ["9.0"])]
-    compiler, core = os.environ.get("CXX", "g++"), ROOT / "deepreduce_hvd/csrc"
+    path = nvcc.find()
+    objects = build_cuda.build(path, ROOT / "build/cuda_check", ["9.0"])
+    compiler, core = os.environ.get("CXX", "g++"), pathlib.Path("deepreduce_hvd/csrc")
     common = [compiler, "-O0", "-fPIC", "-fvisibility=hidden", f"-I{core}"]
     of_tensorflow = [
         *tensorflow(None)[0],
         *(word for include in toolkit_includes(path) for word in ("-isystem", include)),
     ]
 
-    def compile_one(source):
-        made = folder / ("_".join(source.relative_to(ROOT).parts) + ".o")
-        extra = of_tensorflow if "tf_ops" in source.parts else ["-std=c++17"]
-        subprocess.run([*common, *extra, "-c", str(source), "-o", str(made)], cwd=ROOT, check=True)
-        return str(made)
-
-    sources = [
-        *(ROOT / "tf_ops").rglob("*.cc"),
-        *(path for path in core.rglob("*.cc") if path.name != "python.cc"),
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        objects += pool.map(compile_one, sorted(sources))
+    for top, options in (("tf_ops", of_tensorflow), (core, ["-std=c++17"])):
+        sources = sorted((ROOT / top).rglob("*.cc"))
+        names = [file.relative_to(ROOT) for file in sources if file.name != "python.cc"]
+        folder, command = ROOT / "build/cuda_check/host", [*common, *options]
+        objects += compile_all(names, folder, command, root=ROOT)
     plan = subprocess.run(
         [path, "--dryrun", "-x", "cu", "-c", "/dev/null", "-o", "/dev/null"],
         capture_output=True,
@@ -77,7 +70,7 @@ def library(tmp_path_factory):
         check=True,
     )
     directories = [f"-L{path}" for path in re.findall(r'"-L([^"]+)"', plan.stdout + plan.stderr)]
-    made = folder / "operators.so"
+    made = tmp_path_factory.mktemp("linked") / "operators.so"
     links = [
         *tf.sysconfig.get_link_flags(),
         *directories,
@@ -89,7 +82,15 @@ def library(tmp_path_factory):
     ]
     # every symbol is found now, or this fails
     subprocess.run(
-        [compiler, "-shared", *objects, "-Wl,--exclude-libs,ALL,-z,defs", *links, "-o", str(made)],
+        [
+            compiler,
+            "-shared",
+            *map(str, objects),
+            "-Wl,--exclude-libs,ALL,-z,defs",
+            *links,
+            "-o",
+            str(made),
+        ],
         check=True,
     )
     return made

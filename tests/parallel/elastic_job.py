@@ -27,7 +27,7 @@ class Job:
         discovery.chmod(0o755)
         root = HERE.parent.parent
         environment = dict(
-            os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent)]), OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3",
+            os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent / "support")]), OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3",
             HOROVOD_GLOO_TIMEOUT_SECONDS="120", HOROVOD_DYNAMIC_PROCESS_SETS="1",
         )  # fmt: skip
         launcher = pathlib.Path(sys.executable).with_name("horovodrun")

@@ -1,11 +1,14 @@
 """Starts a worker script under the real horovodrun and collects what its ranks report."""
 
+import importlib.util
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+
+import pytest
 
 HERE = pathlib.Path(__file__).parent
 
@@ -16,7 +19,7 @@ def horovodrun(processes, script, *arguments, timeout=600):
     """
     root = HERE.parent.parent
     environment = dict(
-        os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent)]), TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1",
+        os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent / "support")]), TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1",
         HOROVOD_DYNAMIC_PROCESS_SETS="1",
     )  # fmt: skip
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
@@ -64,9 +67,9 @@ def scenarios(module):
     ]
 
 
-def report_of(processes, script, directory):
-    """{scenario: {rank: None or traceback}} of a worker that runs all its scenarios."""
-    finished = horovodrun(processes, script, directory)
+def report_of(processes, script, directory, scenarios=()):
+    """{scenario: {rank: None or traceback}} of a worker that runs these scenarios, or all."""
+    finished = horovodrun(processes, script, directory, *scenarios)
     reports = {}
     for rank in range(processes):
         path = pathlib.Path(directory) / f"report.{processes}.{rank}.json"
@@ -82,17 +85,23 @@ def report_of(processes, script, directory):
 class Reports:
     """What a worker's scenarios came to, {scenario: {rank: None or traceback}}, by number of ranks;
     a job runs when it is first asked for.
+
+    Args:
+        wanted: {number of ranks: names of the scenarios that its job runs}.
     """
 
-    def __init__(self, script, directory):
+    def __init__(self, script, directory, wanted):
         self._script = script
         self._directory = directory
+        self._wanted = wanted
         self._known = {}
 
     def __getitem__(self, processes):
         if processes not in self._known:
             try:
-                self._known[processes] = report_of(processes, self._script, self._directory)
+                self._known[processes] = report_of(
+                    processes, self._script, self._directory, self._wanted[processes]
+                )
             # kept: the next scenario must not wait for the same job again
             except Exception as error:
                 self._known[processes] = error
@@ -120,3 +129,72 @@ def expect_failure_with_a_message_on_every_rank(script, failure, message):
             re.findall(rf"^\[{rank}\]<std(?:err|out)>:?(.*)$", finished.stdout, re.MULTILINE)
         )
         assert re.search(message, lines), f"rank {rank} said:\n{lines[-3000:]}"
+
+
+needs_tensorflow = pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
+)
+
+
+def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=()):
+    """A fixture and a test of all scenarios: ``reports, test_scenario = scenario_tests(...)``.
+
+    One job for each number of ranks runs those that pytest has selected. The jobs share a
+    directory, so that each finds the states that another saved.
+
+    Args:
+        script: the worker that is started.
+        others: modules whose scenarios it runs too.
+        ranks: numbers of ranks of the default run.
+        slow_ranks: those of the slow tests.
+        slow_scenarios: names of scenarios of the slow tests.
+    """
+    names = [name for module in (script, *others) for name in scenarios(module)]
+    if set(slow_scenarios) - set(names):
+        raise ValueError(f"slow_scenarios: expected some of {names}, got {slow_scenarios}")
+
+    @pytest.fixture(scope="session")
+    def reports(request, tmp_path_factory):
+        wanted = {}
+        for item in request.session.items:
+            if getattr(item, "function", None) is test_scenario:
+                values = item.callspec.params
+                wanted.setdefault(values["processes"], []).append(values["scenario"])
+        return Reports(script, tmp_path_factory.mktemp(pathlib.Path(script).stem), wanted)
+
+    @pytest.mark.parametrize(
+        "scenario",
+        [
+            pytest.param(name, marks=pytest.mark.slow if name in slow_scenarios else ())
+            for name in names
+        ],
+    )
+    @pytest.mark.parametrize(
+        "processes",
+        [*ranks, *(pytest.param(number, marks=pytest.mark.slow) for number in slow_ranks)],
+    )
+    def test_scenario(reports, processes, scenario):
+        reports.expect_success(processes, scenario)
+
+    return reports, test_scenario
+
+
+def failure_test(script, quick, slow):
+    """A test that ``script FAILURE`` on two ranks ends with a message from each.
+
+    Args:
+        quick: {failure: regular expression of the message} of the default run.
+        slow: those of the slow tests.
+    """
+
+    @pytest.mark.parametrize(
+        ("failure", "message"),
+        [
+            *(pytest.param(*case, id=case[0]) for case in quick.items()),
+            *(pytest.param(*case, id=case[0], marks=pytest.mark.slow) for case in slow.items()),
+        ],
+    )
+    def test_failure(failure, message):
+        expect_failure_with_a_message_on_every_rank(script, failure, message)
+
+    return test_failure

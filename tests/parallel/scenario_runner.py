@@ -4,15 +4,21 @@ must show.
 
 import json
 import pathlib
+import sys
 import time
 import traceback
 
 
 def run_all(namespace, directory, hvd, barrier):
-    """Runs every scenario_* of a module on this rank and writes what happened."""
-    outcomes = {}
+    """Runs every scenario_* of a module on this rank and writes what happened.
+
+    Names on the command line behind the directory limit what is run.
+    """
+    outcomes, wanted = {}, sys.argv[2:]
     for name, scenario in list(namespace.items()):
         if not name.startswith("scenario_"):
+            continue
+        if wanted and name[len("scenario_") :] not in wanted:
             continue
         # shown when a job ends without its report
         print(f"{time.strftime('%X')} {name}", flush=True)

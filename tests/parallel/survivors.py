@@ -34,7 +34,7 @@ def run(ranks, script, *arguments, limit=120, **environment):
         shared = create_run_env_vars("127.0.0.1", ["lo"], server.start())
         server.init(plan)
     root = str(HERE.parent.parent)
-    paths = os.pathsep.join([root, str(HERE.parent), str(HERE)])
+    paths = os.pathsep.join([root, str(HERE.parent / "support"), str(HERE)])
     common = dict(
         os.environ, PYTHONPATH=paths, TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1", **environment
     )

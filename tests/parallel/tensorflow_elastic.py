@@ -3,13 +3,11 @@
 Started by test_tensorflow_elastic.py under horovodrun.
 """
 
-import json
-import os
 import pathlib
 import signal
 import sys
-import time
 
+import elastic_worker
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
@@ -26,8 +24,6 @@ from tensorflow_tools import (
 import deepreduce_hvd as dr
 from deepreduce_hvd.tensorflow import elastic as tensorflow_elastic
 
-COMMIT_EVERY = 3
-
 
 class Network:
     """What a state asks of a Keras model and of its optimizer."""
@@ -41,83 +37,46 @@ class Optimizer:
         return []
 
 
-def training(named, compressor):
-    """What the variables and all ranks' memories are together: a moment of training."""
-    parameters = compressor.state_dict()["parameters"]
-    kept = np.concatenate(
-        [kept.reshape(-1) for one in parameters.values() for kept in one["memory"].values()]
-    )
-    return np.concatenate(
-        [variable.numpy().reshape(-1) for variable in variables(named)]
-    ), sum_over_ranks(kept)
-
-
-def largest_difference(moment, other):
-    return max(float(np.abs(one - two).max()) for one, two in zip(moment, other))
-
-
-def commits_go_on(directory):
-    """Whether the test wants commits, in rank 0's view."""
-    return bool(
-        hvd.broadcast(tf.constant(int(not (directory / "no_commits").exists())), 0, name="commits")
-    )
-
-
 def main(directory, communicator, kind):
     directory = pathlib.Path(directory)
-    host = os.environ["HOROVOD_HOSTNAME"]
-    (directory / f"process.{host}.{os.environ['HOROVOD_LOCAL_RANK']}").write_text(str(os.getpid()))
+    elastic_worker.announce(directory)
     hvd.init()
     named = model()
     # whose choices depend on the step counter: a joining rank must learn it
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
     compressor = compressor_of(named, codec, communicator=communicator)
-    step = tf.function(make_step(named, compressor))
+    reduced_step = tf.function(make_step(named, compressor))
     if kind == "stock":  # Horovod's own state, which knows nothing of the compressor
         state = hvd.elastic.TensorFlowKerasState(Network(named), Optimizer(), step=0)
     else:
         state = tensorflow_elastic.TensorFlowKerasState(
             Network(named), Optimizer(), compressor=compressor, step=0, committed=None
         )
-    # the moment after the last step, which is not in the state: Horovod takes that back to the last
-    # commit
-    newest = []
+
+    def step(number):
+        reduced_step(batch(number))
+        assert_equal_everywhere(variables(named), f"step {number + 1}")
+
+    def moment():
+        flat = [variable.numpy().reshape(-1) for variable in variables(named)]
+        memories = [one["memory"] for one in compressor.state_dict()["parameters"].values()]
+        kept = [part.reshape(-1) for memory in memories for part in memory.values()]
+        return np.concatenate(flat), sum_over_ranks(np.concatenate(kept))
+
+    def as_rank_0(number):
+        return hvd.broadcast(tf.constant(number), 0, name="commits")
+
+    worker = elastic_worker.Worker(directory, hvd, step, moment, as_rank_0)
 
     @hvd.elastic.run
     def train(state):
         if kind == "ours" and state.committed is not None:
-            now = training(named, compressor)
-            errors = [largest_difference(now, moment) for moment in (state.committed, *newest)]
-            entry = {
-                "size": hvd.size(),
-                "step": state.step,
-                "kept": float(np.abs(now[1]).max()),
-                "error": min(errors),
-                "moment": errors.index(min(errors)),
-            }
-            with open(directory / "starts", "a") as starts:
-                if hvd.rank() == 0:
-                    starts.write(json.dumps(entry) + "\n")
-        while not (directory / "enough").exists() or state.step % COMMIT_EVERY:
-            step(batch(state.step))
-            state.step += 1
-            assert_equal_everywhere(variables(named), f"step {state.step}")
-            newest[:] = [training(named, compressor)]
-            state.committed = newest[0]
-            if state.step % COMMIT_EVERY == 0 and commits_go_on(directory):
-                state.commit()
-            else:
-                state.check_host_updates()
-            if hvd.rank() == 0:
-                (directory / "progress.new").write_text(
-                    json.dumps({"size": hvd.size(), "step": state.step})
-                )
-                (directory / "progress.new").rename(directory / "progress")
-            time.sleep(0.02)
+            worker.note_start(state)
+        worker.train(state)
         return "enough"
 
     assert train(state) == "enough", "training ended in silence"
-    (directory / f"finished.{hvd.rank()}").write_text(str(hvd.size()))
+    worker.finish()
 
 
 if __name__ == "__main__":

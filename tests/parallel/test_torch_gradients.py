@@ -1,15 +1,5 @@
 """Gradients of every kind on stock Horovod and PyTorch, on 2 and 3 ranks."""
 
-import pytest
-from launch import Reports, scenarios
+from launch import scenario_tests
 
-
-@pytest.fixture(scope="session")
-def reports(tmp_path_factory):
-    return Reports("torch_gradients.py", tmp_path_factory.mktemp("gradients"))
-
-
-@pytest.mark.parametrize("scenario", scenarios("torch_gradients.py"))
-@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_scenario(reports, processes, scenario):
-    reports.expect_success(processes, scenario)
+reports, test_scenario = scenario_tests("torch_gradients.py")

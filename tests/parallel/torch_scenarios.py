@@ -7,9 +7,8 @@ import sys
 
 import horovod.torch as hvd
 import torch
+import torch_states
 from codecs_table import INDEX, MEMORIES, VALUE
-from own_stages import OwnResidual
-from scenario_runner import expect_statistics_that_add_up
 from torch_tools import (
     ALL_COMPRESSED,
     assert_equal_everywhere,
@@ -21,19 +20,31 @@ from torch_tools import (
     model,
     run_all,
     sum_over_ranks,
+    train,
 )  # fmt: skip
 
 import deepreduce_hvd as dr
 
+#: every codec of either kind beside a plain one, and lossy ones together
+LOSSY = [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
+CODECS = [*((index, "raw_value") for index in INDEX), *(("raw_index", value) for value in VALUE)]
+CODECS += LOSSY
+
 
 def scenario_every_codec_and_memory(directory):
+    train_and_compare(itertools.product(CODECS, ["residual"]))
+    train_and_compare(itertools.product(LOSSY, MEMORIES))
+
+
+def scenario_every_codec_with_every_memory(directory):
+    train_and_compare(itertools.product(CODECS, MEMORIES))
+
+
+def train_and_compare(cases):
     """Equal parameters after every step, and for memories that keep everything: sent + kept = what
     came in.
     """
-    # every codec of either kind beside a plain one, and lossy ones together
-    codecs = [(index, "raw_value") for index in INDEX] + [("raw_index", value) for value in VALUE]
-    codecs += [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
-    for number, ((index, value), memory) in enumerate(itertools.product(codecs, MEMORIES)):
+    for number, ((index, value), memory) in enumerate(cases):
         torch.manual_seed(0)
         network = torch.nn.Linear(48, 40)  # one tensor compressed, one dense: there are many rounds
         codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
@@ -94,21 +105,8 @@ def scenario_average_is_the_mean_of_what_payloads_decode_to(directory):
         optimizer.step()
 
 
-def _train(steps, codec=None, memory=None, sparsity=0.05, **options):
-    network = model()
-    optimizer, compressor = distributed(
-        network, codec or dr.Codec(dr.TopK(sparsity)), memory, **options
-    )
-    for step in range(steps):
-        network.zero_grad()
-        backward(network, step)
-        optimizer.step()
-        assert_equal_everywhere(network.named_parameters(), f"step {step} {sorted(options)}")
-    return network, compressor
-
-
 def scenario_sum_is_size_times_average(directory):
-    averaged, _ = _train(1)
+    averaged, _ = train(1)
     network = model()
     optimizer, _ = distributed(
         network, op=hvd.Sum, optimizer=torch.optim.SGD(network.parameters(), lr=0.1 / hvd.size())
@@ -120,15 +118,15 @@ def scenario_sum_is_size_times_average(directory):
 
 
 def scenario_predivide_factor_changes_nothing(directory):
-    plain, _ = _train(3)
-    divided, _ = _train(3, gradient_predivide_factor=3.0)
+    plain, _ = train(3)
+    divided, _ = train(3, gradient_predivide_factor=3.0)
     for (name, one), (_, other) in zip(plain.named_parameters(), divided.named_parameters()):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7, msg=name)
 
 
 def scenario_groups_change_nothing(directory):
-    plain, _ = _train(3)
-    by_number, _ = _train(3, groups=2)
+    plain, _ = train(3)
+    by_number, _ = train(3, groups=2)
     network = model()
     parameters = list(network.parameters())
     optimizer, _ = distributed(network, groups=[parameters[:3], parameters[3:]])
@@ -230,69 +228,6 @@ def scenario_zero_grad_both_ways_train_alike(directory):
         assert torch.equal(one, other)
 
 
-def scenario_loss_scaling_skips_an_overflow_everywhere(directory):
-    """An overflow on one rank: every rank skips, and every residual is bit for bit what it was
-    before the step.
-    """
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
-    network = model()
-    optimizer, compressor = distributed(
-        network, compressor_options={"loss_scale": scaler.get_scale}
-    )
-    for step in range(5):
-        network.zero_grad()
-        before = {
-            name: parameter.detach().clone() for name, parameter in network.named_parameters()
-        }
-        kept = compressor.state_dict()["parameters"]
-        loss = network(batch(step)).pow(2).mean()
-        if step == 2 and hvd.rank() == hvd.size() - 1:
-            loss = loss * float("inf")
-        scaler.scale(loss).backward()
-        optimizer.synchronize()
-        scaler.unscale_(optimizer)
-        with optimizer.skip_synchronize():
-            scaler.step(optimizer)
-        scaler.update()
-        changed = any(
-            not torch.equal(parameter, before[name])
-            for name, parameter in network.named_parameters()
-        )
-        assert changed == (step != 2), f"step {step}: parameters changed: {changed}"
-        if step == 2:
-            assert scaler.get_scale() == 512.0
-            for name, state in compressor.state_dict()["parameters"].items():
-                for kind, part in state["memory"].items():
-                    assert torch.equal(part, kept[name]["memory"][kind]), (
-                        f"{name} {kind} changed in the skipped step"
-                    )
-        assert_equal_everywhere(network.named_parameters(), f"step {step}")
-
-
-def scenario_residuals_follow_the_loss_scale(directory):
-    """The same training with a loss scale that changes by powers of two, bit for bit."""
-    trained = []
-    for scales in ((1.0, 1.0, 1.0, 1.0), (1.0, 4.0, 2.0, 16.0)):
-        network = model()
-        current = [1.0]
-        optimizer, _ = distributed(
-            network,
-            compressor_options={"loss_scale": lambda current=current: current[0], **ALL_COMPRESSED},
-        )
-        for step, scale in enumerate(scales):
-            current[0] = scale
-            network.zero_grad()
-            (network(batch(step)).pow(2).mean() * scale).backward()
-            optimizer.synchronize()
-            for parameter in network.parameters():
-                parameter.grad /= scale
-            with optimizer.skip_synchronize():
-                optimizer.step()
-        trained.append(network)
-    for one, other in zip(*(network.parameters() for network in trained)):
-        assert torch.equal(one, other)
-
-
 def scenario_gradient_dtypes(directory):
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         network = model(dtype=dtype)
@@ -376,96 +311,7 @@ def scenario_sparse_embedding_gradients(directory):
     assert_equal_everywhere(network.named_parameters(), "embedding")
 
 
-def scenario_resumed_equals_uninterrupted(directory):
-    for memory in MEMORIES.values():
-
-        def run(network, optimizer, steps):
-            for step in steps:
-                network.zero_grad()
-                backward(network, step)
-                optimizer.step()
-
-        codec = dr.Codec(dr.TopK(0.05), value=list(VALUE.values())[-1])
-        whole = model()
-        optimizer, compressor = distributed(whole, codec, memory, compressor_options=ALL_COMPRESSED)
-        run(whole, optimizer, range(3))
-        saved = directory / f"state.{hvd.size()}.{hvd.rank()}.pt"
-        torch.save({"model": whole.state_dict(), "compressor": compressor.state_dict()}, saved)
-        run(whole, optimizer, range(3, 6))
-
-        resumed = model(seed=9)
-        checkpoint = torch.load(saved, weights_only=True)
-        resumed.load_state_dict(checkpoint["model"])
-        optimizer, other = distributed(resumed, codec, memory, compressor_options=ALL_COMPRESSED)
-        other.load_state_dict(checkpoint["compressor"])
-        run(resumed, optimizer, range(3, 6))
-        for (name, one), (_, two) in zip(whole.named_parameters(), resumed.named_parameters()):
-            assert torch.equal(one, two), f"{memory} {name}"
-        one, two = compressor.state_dict()["parameters"], other.state_dict()["parameters"]
-        for name in one:
-            for kind in one[name]["memory"]:
-                assert torch.equal(one[name]["memory"][kind], two[name]["memory"][kind]), (
-                    f"{memory} {name} {kind}"
-                )
-
-
-def scenario_states_of_another_world_size(directory):
-    """The residuals' sum over all ranks survives a change of the number of ranks; needs the other
-    run's states when there.
-    """
-    network, compressor = _train(2)
-    torch.save(compressor.state_dict(), directory / f"world.{hvd.size()}.{hvd.rank()}.pt")
-    hvd.barrier()
-    for size in (2, 3):
-        paths = [directory / f"world.{size}.{rank}.pt" for rank in range(size)]
-        if not all(path.exists() for path in paths):
-            continue
-        states = [torch.load(path, weights_only=True) for path in paths]
-        compressor.load_state_dict(states)
-        for name, state in compressor.state_dict()["parameters"].items():
-            for kind, part in state["memory"].items():
-                now = sum_over_ranks(part, f"world.{size}.{name}.{kind}")
-                saved = sum(one["parameters"][name]["memory"][kind].double() for one in states)
-                torch.testing.assert_close(now, saved, rtol=0, atol=1e-6 * float(saved.abs().max()))
-        if size != hvd.size():
-            for wrong in (states[0], states[:1], states[::-1]):
-                try:
-                    compressor.load_state_dict(wrong)
-                except dr.InvalidArgumentError as error:
-                    assert "expected" in str(error)
-                else:
-                    raise AssertionError("a state of another world was taken")
-
-
-def scenario_a_memory_of_the_users_own(directory):
-    """Run by NumPy, it trains bit for bit as the built-in memory that does the same, with every
-    communicator.
-    """
-    lossy = {"index": dr.Rice(), "value": dr.QSGD(bits=4)}
-    topk, random = dr.Codec(dr.TopK(0.1), **lossy), dr.Codec(dr.RandomK(0.1), **lossy)
-    cases = [
-        (topk, dr.Allgather()), (topk, dr.SplitAllgather()), (topk, dr.RecursiveDoubling()), (topk, dr.GTopK()), (topk, dr.CLTK()),
-        (random, dr.SharedRandomK()), (topk, dr.Hierarchical(dr.Allgather(), ranks_per_host=hvd.size())),
-    ]  # fmt: skip
-    for codec, communicator in cases:
-        trained = []
-        for memory in (dr.Residual(), OwnResidual()):
-            options = {"communicator": communicator, **ALL_COMPRESSED}
-            trained.append(_train(2, codec, memory, compressor_options=options))
-        (one, built_in), (other, own) = trained
-        for (name, first), (_, second) in zip(one.named_parameters(), other.named_parameters()):
-            assert torch.equal(first, second), f"{communicator} {name}"
-        for name, state in own.state_dict()["parameters"].items():
-            twin = built_in.state_dict()["parameters"][name]["memory"]["residual"]
-            assert torch.equal(state["memory"]["kept"], twin), f"{communicator} {name}"
-
-
-def scenario_statistics_add_up(directory):
-    _, compressor = _train(2)
-    expect_statistics_that_add_up(compressor, roll_call_bytes=4 * hvd.size())
-
-
 if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
-    run_all(globals(), sys.argv[1])
+    run_all({**globals(), **vars(torch_states)}, sys.argv[1])

@@ -76,6 +76,19 @@ def local_gradients(network, step, rank=None):
     return dict(gradients(copy))
 
 
+def train(steps, codec=None, memory=None, sparsity=0.05, **options):
+    network = model()
+    optimizer, compressor = distributed(
+        network, codec or dr.Codec(dr.TopK(sparsity)), memory, **options
+    )
+    for step in range(steps):
+        network.zero_grad()
+        backward(network, step)
+        optimizer.step()
+        assert_equal_everywhere(network.named_parameters(), f"step {step} {sorted(options)}")
+    return network, compressor
+
+
 def sum_over_ranks(tensor, name):
     return hvd.allreduce(tensor.double(), op=hvd.Sum, name=name)
 

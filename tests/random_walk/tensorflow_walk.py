@@ -20,7 +20,7 @@ import time
 import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

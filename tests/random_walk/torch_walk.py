@@ -18,7 +18,7 @@ import warnings
 import weakref
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import horovod.torch as hvd
 import torch

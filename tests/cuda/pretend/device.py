@@ -9,11 +9,8 @@ import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
-import os
 import pathlib
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 HERE = pathlib.Path(__file__).resolve().parent
@@ -29,63 +26,18 @@ def package(folder):
     device itself.
     """
     sys.path.insert(0, str(HERE.parent))
-    import emulation
+    import emulation_build
 
-    emulation.build()
-    compiler, torch, objects = (
-        os.environ.get("CXX", "g++"),
-        _torch(),
-        ROOT / "build" / "pretend_cuda",
+    torch = _torch()
+    options = ["-O1", "-std=c++20", *(f"-I{path}" for path in (HERE, CORE))]
+    for path in (torch / "include", torch / "include/torch/csrc/api/include"):
+        options += ["-isystem", str(path)]
+    operators = sorted((ROOT / "torch_ops").rglob("*.cc"))
+    made = emulation_build.compile_sources(operators, "pretend_cuda/torch", options)
+    made += emulation_build.kernels_and_core()
+    pretended = emulation_build.compile_sources(
+        [HERE / "device.cc"], "pretend_cuda/device", options
     )
-    includes = [f"-I{path}" for path in (HERE, CORE)]
-    includes += [
-        word
-        for path in (torch / "include", torch / "include/torch/csrc/api/include")
-        for word in ("-isystem", str(path))
-    ]
-    flags = ["-O1", "-g1", "-fPIC", "-ffp-contract=off", *includes]
-    newest_header = max(
-        path.stat().st_mtime
-        for top in (ROOT / CORE, ROOT / "torch_ops", HERE)
-        for path in top.rglob("*.h")
-    )
-
-    def compile_one(source):
-        made = objects / f"{source}.o"
-        made.parent.mkdir(parents=True, exist_ok=True)
-        if not made.exists() or made.stat().st_mtime < max(
-            newest_header, (ROOT / source).stat().st_mtime
-        ):
-            subprocess.run(
-                [
-                    compiler,
-                    *flags,
-                    "-std=c++17" if source in core else "-std=c++20",
-                    "-c",
-                    str(source),
-                    "-o",
-                    str(made),
-                ],
-                cwd=ROOT,
-                check=True,
-            )
-        return str(made)
-
-    core = [
-        path.relative_to(ROOT)
-        for path in sorted((ROOT / CORE).rglob("*.cc"))
-        if path.name != "python.cc" and "cuda" not in path.parts
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        operators = [path.relative_to(ROOT) for path in sorted((ROOT / "torch_ops").rglob("*.cc"))]
-        made = list(pool.map(compile_one, [*operators, *core]))
-        pretended = pool.submit(compile_one, (HERE / "device.cc").relative_to(ROOT)).result()
-    # of the kernels and the emulator
-    made += [
-        str(ROOT / "build/cuda_emulation" / f"{'_'.join(path.relative_to(ROOT).parts)}.o")
-        for path in emulation.sources()
-        if path.suffix == ".cu" or path.name == "scheduler.cc"
-    ]
     links = [
         f"-L{torch / 'lib'}",
         f"-Wl,-rpath,{torch / 'lib'}",
@@ -100,20 +52,8 @@ def package(folder):
         if not path.name.startswith(("_torch_ops", "__pycache__")):
             (home / path.name).symlink_to(path)
     library = home / f"_torch_ops-{importlib.metadata.version('torch')}.so"
-    subprocess.run(
-        [compiler, "-shared", *made, "-Wl,-Bsymbolic", *links, "-o", str(library)], check=True
-    )
-    subprocess.run(
-        [
-            compiler,
-            "-shared",
-            pretended,
-            *links,
-            "-o",
-            str(pathlib.Path(folder) / "pretended_device.so"),
-        ],
-        check=True,
-    )
+    emulation_build.link(library, made, ["-Wl,-Bsymbolic", *links])
+    emulation_build.link(pathlib.Path(folder) / "pretended_device.so", pretended, links)
     return folder
 
 

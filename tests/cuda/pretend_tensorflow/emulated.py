@@ -7,92 +7,33 @@ TensorFlow.
 
 import ctypes
 import functools
-import os
 import pathlib
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import tensorflow as tf
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-CORE = pathlib.Path("deepreduce_hvd/csrc")
 sys.path.insert(0, str(HERE.parent))
 
-import emulation  # noqa: E402
+import emulation_build  # noqa: E402
+from incremental_build import with_system_headers  # noqa: E402
 
 OPERATORS = ("DeepreduceEncode", "DeepreduceDecodeSum")
 
 
 def build():
     """Compiles what changed and returns the library's path."""
-    emulation.build()
-    compiler, objects = os.environ.get("CXX", "g++"), ROOT / "build" / "pretend_cuda"
-    flags = [
-        "-O1",
-        "-g1",
-        "-fPIC",
-        "-ffp-contract=off",
-        "-std=c++17",
-        f"-I{HERE}",
-        f"-I{CORE}",
-        f"-I{ROOT / 'tests/cuda/emulator'}",
-    ]
-    of_tensorflow = [
-        word
-        for flag in tf.sysconfig.get_compile_flags()
-        for word in (("-isystem", flag[2:]) if flag.startswith("-I") else (flag,))
-    ]
-    newest_header = max(
-        path.stat().st_mtime
-        for top in (ROOT / CORE, ROOT / "tf_ops", HERE)
-        for path in top.rglob("*.h")
-    )
-
-    def compile_one(source):
-        made = objects / f"{source}.o"
-        made.parent.mkdir(parents=True, exist_ok=True)
-        if not made.exists() or made.stat().st_mtime < max(
-            newest_header, (ROOT / source).stat().st_mtime
-        ):
-            extra = [] if source in core else ["-Wall", "-Wextra", "-Werror", *of_tensorflow]
-            subprocess.run(
-                [compiler, *flags, *extra, "-c", str(source), "-o", str(made)], cwd=ROOT, check=True
-            )
-        return made
-
-    core = [
-        path.relative_to(ROOT)
-        for path in sorted((ROOT / CORE).rglob("*.cc"))
-        if path.name != "python.cc" and "cuda" not in path.parts
-    ]
-    kernels = [path.relative_to(ROOT) for path in sorted((ROOT / "tf_ops/cuda").glob("*.cc"))]
-    with ThreadPoolExecutor(2) as pool:
-        made = list(pool.map(compile_one, [*kernels, *core]))
-    # of the device's kernels and the emulator
-    made += [
-        ROOT / "build/cuda_emulation" / f"{'_'.join(path.relative_to(ROOT).parts)}.o"
-        for path in emulation.sources()
-        if path.suffix == ".cu" or path.name == "scheduler.cc"
-    ]
-    library = objects / f"tensorflow-{tf.__version__}.so"
-    if not library.exists() or library.stat().st_mtime < max(path.stat().st_mtime for path in made):
-        links = [*tf.sysconfig.get_link_flags(), "-lz"]
-        subprocess.run(
-            [
-                compiler,
-                "-shared",
-                *map(str, made),
-                "-Wl,-Bsymbolic,--exclude-libs,ALL",
-                *links,
-                "-o",
-                str(library),
-            ],
-            check=True,
-        )
-    return library
+    of_tensorflow = with_system_headers(tf.sysconfig.get_compile_flags())
+    includes = [f"-I{path}" for path in (HERE, *emulation_build.INCLUDES)]
+    options = ["-O1", "-Wall", "-Wextra", "-Werror", *includes, *of_tensorflow]
+    kernels = sorted((ROOT / "tf_ops/cuda").glob("*.cc"))
+    made = emulation_build.compile_sources(kernels, "pretend_cuda/tensorflow", options)
+    made += emulation_build.kernels_and_core()
+    links = ["-Wl,-Bsymbolic,--exclude-libs,ALL", *tf.sysconfig.get_link_flags(), "-lz"]
+    library = ROOT / f"build/pretend_cuda/tensorflow-{tf.__version__}.so"
+    return emulation_build.link(library, made, links)
 
 
 @functools.lru_cache(maxsize=1)

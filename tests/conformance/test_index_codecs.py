@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, gradient
 from hypothesis import assume, given, settings, strategies
-from test_conformance import SIMD_LEVELS, both
+from native_and_numpy import SIMD_LEVELS, both
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container, reference
@@ -215,7 +215,9 @@ def information_bound(d, count):
     return (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1)) / math.log(2)
 
 
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize(
+    "density", [0.01, *(pytest.param(density, marks=pytest.mark.slow) for density in (0.001, 0.1))]
+)
 def test_sizes_of_resnet50(density):
     """All of ResNet-50 as one tensor, a uniform support."""
     d = 25_557_032

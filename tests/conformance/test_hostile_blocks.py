@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, VALUE, gradient
 from hostile_payloads import resealed
-from test_conformance import agree
+from native_and_numpy import agree
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container

@@ -11,7 +11,7 @@ from codecs_table import INDEX, VALUE, gradient
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import encode_numpy
 
-directory = pathlib.Path(__file__).parent / "golden" / "v1"
+directory = pathlib.Path(__file__).resolve().parents[1] / "conformance" / "golden" / "v1"
 for name in [*INDEX, *VALUE]:
     path = directory / f"{name}.hex"
     if path.exists():

@@ -9,6 +9,7 @@ import numpy as np
 import pybloom_live
 import pytest
 from codecs_table import gradient
+from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, container
@@ -165,9 +166,7 @@ def test_p2_in_many_passes_is_the_same_at_every_simd_level(d, k, rate):
         np.testing.assert_array_equal(native_indices(data, d, simd), decoded)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("rate", [0.999, 0.49, 0.24, 0.124, 0.0624, 1e-9])
+@parametrize_product(rate=[0.999, 0.49, 0.24, 0.124, 0.0624, 1e-9], policy=POLICIES, k=[1, 2, 3])
 def test_few_indices_in_a_filter_that_happens_to_be_full(rate, k, policy):
     """With few bits a filter may hold far more than its rate says; the encoder must not refuse its
     own.
@@ -217,12 +216,22 @@ def test_hostile_more_sets_of_one_than_indices():
     assert oracle_indices(data, d) is None
 
 
-@pytest.mark.parametrize("policy", range(5))
-def test_hostile_filters_native_agrees_with_oracle(policy):
+@pytest.mark.parametrize(
+    ("policy", "filters"),
+    [
+        (0, 80),
+        (1, 80),
+        (2, 80),
+        (3, 80),
+        (4, 20),  # of P2, whose oracle takes its time, a sample
+        pytest.param(4, 80, marks=pytest.mark.slow),
+    ],
+)
+def test_hostile_filters_native_agrees_with_oracle(policy, filters):
     """Random filters of every fill and any count: refused by both or the same indices."""
     random = np.random.default_rng(policy)
     accepted = 0
-    for _ in range(80):
+    for _ in range(filters):
         d, bits, hashes = (
             int(random.integers(1, 3000)),
             int(random.integers(1, 200)),
@@ -240,7 +249,7 @@ def test_hostile_filters_native_agrees_with_oracle(policy):
         if native is not None:
             np.testing.assert_array_equal(native, oracle)
             accepted += 1
-    assert 10 < accepted < 75
+    assert filters / 8 < accepted < filters * 15 / 16
 
 
 def test_pitfall_p0_count_does_not_pass_through_the_value_type():

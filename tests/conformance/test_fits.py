@@ -1,10 +1,11 @@
-"""The curve-fitting value codecs and the order mapping, against independent fits and the pitfalls
+"""The curve-fitting value codecs against independent fits and the pitfalls
 of published code.
 """
 
 import numpy as np
 import pytest
 from codecs_table import gradient
+from fitted_values import FITS, native_and_oracle, relative_error
 from hypothesis import given, settings, strategies
 from hypothesis.extra import numpy as numpy_strategies
 from numpy.polynomial import chebyshev
@@ -12,19 +13,12 @@ from scipy.optimize import curve_fit
 from scipy.special import eval_legendre
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import container, reference
-from deepreduce_hvd.numerics import bits, exact_math
+from deepreduce_hvd import container
+from deepreduce_hvd.numerics import exact_math
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.stages.value_codecs import fit_poly
 from deepreduce_hvd.stages.value_codecs.fit_sides import sort_sides
 
-FITS = [
-    dr.FitPoly(),
-    dr.FitPoly(degree=1),
-    dr.FitPoly(degree=7),
-    dr.FitPoly(segments=3),
-    dr.FitDExp(),
-]
 LARGEST = np.finfo(np.float32).max
 
 
@@ -39,28 +33,6 @@ def heavy_tailed(name, count, seed=0):
     }[name](100 * count)
     largest = np.argpartition(np.abs(samples), samples.size - count)[samples.size - count :]
     return (1e-3 * samples[np.sort(largest)]).astype(np.float32)
-
-
-def relative_error(decoded, values):
-    return np.linalg.norm(decoded.astype(np.float64) - values) / np.linalg.norm(
-        values.astype(np.float64)
-    )
-
-
-def native_and_oracle(value, values):
-    """The payload of all of ``values``, asserted equal from both, and what it decodes to, asserted
-    equal from both.
-    """
-    codec = dr.Codec(dr.NoneSparsifier(), value=value)
-    native, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4)
-    oracle, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, native=False)
-    assert native.tobytes() == oracle.tobytes()
-    decoded = dr.decode(native)
-    from_oracle = decode_sum_numpy(
-        [native], np.zeros(values.size, dtype=np.float32), 1.0, native=False
-    )
-    np.testing.assert_array_equal(decoded.view(np.uint32), from_oracle.view(np.uint32))
-    return native, decoded
 
 
 @settings(max_examples=150, deadline=None)
@@ -255,45 +227,6 @@ def test_equal_values_are_exact(count, value):
     np.testing.assert_array_equal(decoded, values)
 
 
-@pytest.mark.parametrize("n", range(5, 13))
-@pytest.mark.parametrize("off", [-1, 0, 1])
-def test_order_width_at_powers_of_two(n, off):
-    """ceil(log2 k) bits an entry hold 0 … k - 1; a width from log2(k - 1) rounded down is one
-    short.
-    """
-    count = 2**n + off
-    values = gradient(count)
-    data, decoded = native_and_oracle(dr.FitPoly(segments=1), values)
-    width = n if off <= 0 else n + 1
-    parts = container.read(data)
-    assert parts.order == container.PERMUTATION
-    assert len(parts.order_map) == (count * width + 7) // 8
-    order = bits.unpack_fields(parts.order_map, count, width)
-    assert sorted(order.tolist()) == list(range(count))
-    positives = values[order[: int((values >= 0).sum())]]
-    assert (np.diff(positives) <= 2.0**-18 * positives[:-1]).all()
-    assert relative_error(decoded, values) < 0.2
-
-
-@pytest.mark.parametrize("value", FITS, ids=repr)
-def test_values_find_their_indices_in_both_mode(value):
-    """Published code leaves values in the sparsifier's order while indices decode ascending: a
-    relative error of 1.41.
-    """
-    dense = gradient(20000)
-    free = dr.Codec(dr.TopK(0.02), index=dr.RawIndex(), value=value).encode(dense)
-    everything = np.zeros(20000, dtype=np.float32)
-    everything[reference.decode_sparse(free)[0]] = dense[reference.decode_sparse(free)[0]]
-    assert (
-        dr.inspect(free)["order"] == "indices in value order"
-        and dr.inspect(free)["order_bytes"] == 0
-    )
-    mapped = dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=value).encode(dense)
-    assert dr.inspect(mapped)["order"] == "permutation" and dr.inspect(mapped)["order_bytes"] == 450
-    np.testing.assert_array_equal(dr.decode(free), dr.decode(mapped))
-    assert relative_error(dr.decode(mapped), everything) < 0.06
-
-
 def test_payload_sizes_differ_by_rank():
     """Ranks' payloads of one tensor have sizes of their own, each its own header's, and their sum
     is right.
@@ -307,27 +240,6 @@ def test_payload_sizes_differ_by_rank():
     ]
     total = dr.decode_sum(payloads, np.zeros(10000, dtype=np.float32))
     np.testing.assert_array_equal(total, sum(dr.decode(data) for data in payloads))
-
-
-@pytest.mark.parametrize("change", ["repeat", "beyond", "short", "long", "padding"])
-def test_order_section_must_be_a_permutation(change):
-    values = gradient(37)
-    parts = container.read(native_and_oracle(dr.FitPoly(segments=1), values)[0])
-    order = bits.unpack_fields(parts.order_map, 37, 6)
-    if change == "repeat":
-        order[3] = order[30]
-    if change == "beyond":
-        order[36] = 37
-    parts.order_map = bits.pack_fields(order, 6)
-    if change == "padding":
-        parts.order_map = parts.order_map[:-1] + bytes([parts.order_map[-1] | 0x80])
-    parts.order_map = {"short": parts.order_map[:-1], "long": parts.order_map + b"\0"}.get(
-        change, parts.order_map
-    )
-    hostile = container.write(parts)
-    for native in (True, False):
-        with pytest.raises(dr.CorruptPayloadError, match="order section"):
-            decode_sum_numpy([hostile], np.zeros(37, dtype=np.float32), 1.0, native=native)
 
 
 def hostile_values(values, section):
@@ -388,23 +300,3 @@ def test_lane_sum_is_sequential_in_each_lane(shape):
     np.testing.assert_array_equal(
         exact_math.lane_sum(terms), ((a + e) + (c + g)) + ((b + f) + (d + h))
     )
-
-
-@given(
-    strategies.lists(
-        strategies.integers(0, 32).flatmap(
-            lambda w: strategies.tuples(strategies.integers(0, 2**w - 1), strategies.just(w))
-        )
-    )
-)
-def test_varied_fields_round_trip(fields):
-    values, widths = [value for value, _ in fields], [width for _, width in fields]
-    data = bits.pack_varied(values, widths)
-    assert len(data) == (sum(widths) + 7) // 8
-    assert bits.unpack_varied(data, widths).tolist() == values
-
-
-@pytest.mark.parametrize("data", [b"", b"\x00\x00\x00", b"\x00\x80"])
-def test_varied_fields_must_fill_the_bytes(data):
-    with pytest.raises(dr.CorruptPayloadError):
-        bits.unpack_varied(data, [5, 6])

@@ -1,0 +1,92 @@
+"""Build the library of the emulated device codecs, and the objects that other libraries share.
+
+The same .cu files that nvcc compiles are compiled by g++ with tests/cuda/emulator on the include
+path.
+"""
+
+import fcntl
+import os
+import pathlib
+import shlex
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import incremental_build  # noqa: E402
+
+CORE = ROOT / "deepreduce_hvd" / "csrc"
+EMULATOR = HERE / "emulator"
+SCHEDULER = EMULATOR / "scheduler.cc"
+INCLUDES = tuple(path.relative_to(ROOT) for path in (CORE, EMULATOR))
+#: DEEPREDUCE_CUDA_SANITIZE -> what the library is built with, for a process that preloads it
+SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
+
+
+def sources():
+    """What the library is made of besides the scheduler; of the CPU core only what raises errors."""
+    return [
+        *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "api" / "arguments.cc",
+        *sorted(HERE.glob("*.cc")),
+    ]  # fmt: skip
+
+
+def _folder(sanitizer=None):
+    suffix = "" if sanitizer is None else f"_{sanitizer.replace(',', '_')}"
+    return ROOT / "build" / f"cuda_emulation{suffix}"
+
+
+def compiler():
+    return shlex.split(os.environ.get("CXX", "g++"))
+
+
+def compile_sources(sources, folder, options):
+    """Compiles what changed of these sources into build/; returns the objects."""
+    names = [path.relative_to(ROOT) for path in sources]
+    command = [*compiler(), "-g1", "-fPIC", "-ffp-contract=off", *options]
+    return incremental_build.compile_all(names, ROOT / "build" / folder, command, root=ROOT)
+
+
+def link(library, objects, options):
+    """Links a library of these objects, unless it is up to date; returns its path."""
+    command = [*compiler(), "-shared", *map(str, objects), *options, "-o", str(library)]
+    incremental_build.link(library, command, objects)
+    return library
+
+
+def build(sanitizer=None):
+    """Compiles what changed and returns the library's path."""
+    folder = _folder(sanitizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run want it
+        return _build(folder, sanitizer)
+
+
+def _build(folder, sanitizer):
+    checked = [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    # to ThreadSanitizer the scheduler tells itself which thread of a block runs
+    of_scheduler = ["-DDR_EMULATION_RACES"] if sanitizer == "thread" else checked
+    options = [
+        "-std=c++17", "-O2" if sanitizer is None else "-O1", "-Wall", "-Wextra", "-Werror",
+        *(f"-I{path}" for path in INCLUDES), "-x", "c++",
+    ]  # fmt: skip
+    objects = compile_sources(sources(), folder, [*options, *checked])
+    objects += compile_sources([SCHEDULER], folder, [*options, *of_scheduler])
+    return link(folder / "library.so", objects, [*checked, "-Wl,-Bsymbolic,-z,defs"])
+
+
+def kernels_and_core():
+    """The objects that the operators for GPUs are linked with: the emulated kernels, the emulator,
+    and the package's core for the host.
+    """
+    build()
+    core = [
+        path
+        for path in sorted(CORE.rglob("*.cc"))
+        if path.name != "python.cc" and "cuda" not in path.parts
+    ]
+    emulated = [*sorted((CORE / "cuda").rglob("*.cu")), SCHEDULER]
+    made = [_folder() / f"{path.relative_to(ROOT)}.o" for path in emulated]
+    return made + compile_sources(core, "pretend_cuda/core", ["-O1", "-std=c++17", f"-I{CORE}"])

@@ -1,0 +1,77 @@
+"""One worker of an elastic job on any framework: it trains until a file says that it is enough, and
+notes what each start began with.
+"""
+
+import json
+import os
+import time
+
+import numpy as np
+
+COMMIT_EVERY = 3
+
+
+def announce(directory):
+    """Writes this process's number, for the test to kill it."""
+    host, local_rank = os.environ["HOROVOD_HOSTNAME"], os.environ["HOROVOD_LOCAL_RANK"]
+    (directory / f"process.{host}.{local_rank}").write_text(str(os.getpid()))
+
+
+def largest_difference(moment, other):
+    return max(float(np.abs(one - two).max()) for one, two in zip(moment, other))
+
+
+class Worker:
+    """The loop of an elastic training, and its notes.
+
+    Args:
+        hvd: Horovod of the framework.
+        step: makes the step of this number, and checks that all ranks agree.
+        moment: what the parameters and the sum of all ranks' memories are, two arrays.
+        as_rank_0: an int -> that of rank 0.
+    """
+
+    def __init__(self, directory, hvd, step, moment, as_rank_0):
+        self.directory, self.hvd = directory, hvd
+        self._step, self._moment, self._as_rank_0 = step, moment, as_rank_0
+        # the moment after the last step, which is not in the state: Horovod takes that back to the
+        # last commit
+        self._newest = []
+
+    def commits_go_on(self):
+        """Whether the test wants commits, in rank 0's view."""
+        return bool(self._as_rank_0(int(not (self.directory / "no_commits").exists())))
+
+    def note_start(self, state):
+        now = self._moment()
+        errors = [largest_difference(now, moment) for moment in (state.committed, *self._newest)]
+        entry = {
+            "size": self.hvd.size(),
+            "step": state.step,
+            "kept": float(np.abs(now[1]).max()),
+            "error": min(errors),
+            "moment": errors.index(min(errors)),
+        }
+        with open(self.directory / "starts", "a") as starts:
+            if self.hvd.rank() == 0:
+                starts.write(json.dumps(entry) + "\n")
+
+    def train(self, state):
+        while not (self.directory / "enough").exists() or state.step % COMMIT_EVERY:
+            self._step(state.step)
+            state.step += 1
+            self._newest[:] = [self._moment()]
+            state.committed = self._newest[0]
+            if state.step % COMMIT_EVERY == 0 and self.commits_go_on():
+                state.commit()
+            else:
+                state.check_host_updates()
+            if self.hvd.rank() == 0:
+                (self.directory / "progress.new").write_text(
+                    json.dumps({"size": self.hvd.size(), "step": state.step})
+                )
+                (self.directory / "progress.new").rename(self.directory / "progress")
+            time.sleep(0.02)
+
+    def finish(self):
+        (self.directory / f"finished.{self.hvd.rank()}").write_text(str(self.hvd.size()))

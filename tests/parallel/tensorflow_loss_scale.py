@@ -1,0 +1,229 @@
+"""Loss scales, and optimizers that follow one, on TensorFlow; run by tensorflow_overflow.py."""
+
+import os
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import tensorflow as tf
+from codecs_table import MEMORIES
+from tensorflow_overflow_tools import (
+    ONE,
+    SHAPES,
+    coefficients,
+    compressor_of,
+    made,
+    make_step,
+    residuals,
+)
+from tensorflow_tools import assert_equal_everywhere
+
+import deepreduce_hvd as dr
+
+#: batches of the Keras scenarios, and how many of the first have Inf on one rank
+STEPS, VOID = 10, 3
+
+
+def scenario_memories_follow_the_loss_scale(directory):
+    """A scale that changes by powers of two changes nothing else, with a variable, with eager steps
+    and void steps in between.
+    """
+    for memory in MEMORIES.values():
+        trained = []
+        for scaled in (False, True):
+            network = made()
+            scale = tf.Variable(1.0)
+            options = {"loss_scale": lambda: scale} if scaled else {}
+            compressor = compressor_of(network, memory=memory, **options)
+            step = make_step(network, compressor, op=hvd.Average)
+            for number in range(6):
+                scale.assign(2.0 ** (3 * number % 7) if scaled else 1.0)
+                gradients = step(
+                    {name: value * scale for name, value in coefficients(number, network).items()}
+                )
+                for name, gradient in gradients.items():
+                    network[name].assign_sub(gradient / scale)
+                if scaled:
+                    step(
+                        {
+                            name: value * np.nan
+                            for name, value in coefficients(number, network).items()
+                        }
+                    )
+                    assert (
+                        compressor.state_dict()["parameters"]["quiet"]["loss_scale"]
+                        == scale.numpy()
+                    )
+            assert_equal_everywhere(network.values(), f"{memory} {scaled}")
+            trained.append(network)
+        for name in SHAPES:
+            one, other = (network[name].numpy() for network in trained)
+            # Horovod's ring adds three ranks up in an order that its buffer decides
+            if compressor.stats()[name]["path"] == "dense":
+                np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=f"{memory} {name}")
+            else:
+                np.testing.assert_array_equal(one, other, err_msg=f"{memory} {name}")
+
+
+class _Batches:
+    """A linear model's data."""
+
+    def __init__(self):
+        truth = np.random.default_rng(7).standard_normal((48, 40))
+        self.inputs = (
+            np.random.default_rng(hvd.rank()).standard_normal((STEPS * 16, 48)).astype(np.float32)
+        )
+        self.answers = (self.inputs @ truth).astype(np.float32)
+        if hvd.rank() == hvd.size() - 1:
+            self.inputs[: VOID * 16, 3] = np.inf
+
+
+def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
+    """Void steps are as if they had not been, and the scale that they lower changes nothing."""
+    batches = _Batches()
+
+    def fit(first, scale):
+        network = tf.keras.Sequential(
+            [tf.keras.layers.Dense(40, use_bias=False, kernel_initializer="zeros")]
+        )
+        network.build([None, 48])
+        options = {"loss_scale": lambda: network.optimizer.loss_scale} if scale else {}
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables, **options
+        )
+        optimizer = hvd_keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(0.01), compression=compressor
+        )
+        if scale:
+            optimizer = tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=scale)
+        network.compile(optimizer, loss="mse")
+        network.fit(
+            batches.inputs[first * 16 :],
+            batches.answers[first * 16 :],
+            batch_size=16,
+            shuffle=False,
+            verbose=0,
+        )
+        assert_equal_everywhere(network.trainable_variables, f"fit {scale}")
+        return network, compressor
+
+    scaled, compressor = fit(0, 2.0**15)
+    plain, other = fit(VOID, None)
+    np.testing.assert_allclose(
+        scaled.get_weights()[0], plain.get_weights()[0], rtol=1e-5, atol=1e-7
+    )
+    scale = float(scaled.optimizer.loss_scale.numpy())
+    assert scale == 2.0 ** (15 - VOID)
+    (kept,), (expected,) = residuals(compressor).values(), residuals(other).values()
+    np.testing.assert_allclose(
+        kept / scale, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max()
+    )
+
+
+def scenario_keras_without_loss_scale_is_refused(directory):
+    """Unless the scale never changes, or nothing is kept."""
+    batches = _Batches()
+    for dynamic, memory in ((True, dr.Residual()), (False, dr.Residual()), (True, dr.NoMemory())):
+        network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)])
+        network.build([None, 48])
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)), memory, parameters=network.trainable_variables
+        )
+        optimizer = hvd_keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(0.01), compression=compressor
+        )
+        network.compile(
+            tf.keras.mixed_precision.LossScaleOptimizer(
+                optimizer, dynamic=dynamic, initial_scale=8.0
+            ),
+            loss="mse",
+        )
+        try:
+            network.fit(batches.inputs[-32:], batches.answers[-32:], batch_size=16, verbose=0)
+        except Exception as error:  # AutoGraph puts its own around ours
+            assert (
+                dynamic
+                and memory == dr.Residual()
+                and "give Compressor loss_scale=lambda: model.optimizer.loss_scale" in str(error)
+            ), error
+        else:
+            assert not dynamic or memory == dr.NoMemory()
+
+
+def scenario_keras_3_with_a_loss_scale_optimizer(directory):
+    import keras
+
+    batches = _Batches()
+
+    def train(first, scale):
+        network = keras.Sequential(
+            [
+                keras.layers.Input((48,)),
+                keras.layers.Dense(40, use_bias=False, kernel_initializer="zeros"),
+            ]
+        )
+        optimizer = keras.optimizers.SGD(0.01)
+        if scale:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=scale)
+        optimizer.build(network.trainable_variables)
+        options = {"loss_scale": lambda: optimizer.dynamic_scale} if scale else {}
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables, **options
+        )
+
+        @tf.function
+        def step(inputs, answers):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((network(inputs, training=True) - answers) ** 2)
+                loss = optimizer.scale_loss(loss) if scale else loss
+            tape = hvd.DistributedGradientTape(tape, compression=compressor)
+            gradients = tape.gradient(
+                loss, [variable.value for variable in network.trainable_variables]
+            )
+            optimizer.apply(gradients, network.trainable_variables)
+
+        for number in range(first, STEPS):
+            rows = slice(16 * number, 16 * (number + 1))
+            step(tf.constant(batches.inputs[rows]), tf.constant(batches.answers[rows]))
+        weights = network.get_weights()
+        assert_equal_everywhere([tf.constant(one) for one in weights], f"keras {scale}")
+        return weights[0], optimizer
+
+    scaled, optimizer = train(0, 2.0**15)
+    assert float(optimizer.dynamic_scale.numpy()) == 2.0 ** (15 - VOID)
+    plain, _ = train(VOID, None)
+    np.testing.assert_allclose(scaled, plain, rtol=1e-5, atol=1e-7)
+
+
+def operations_of(graph):
+    """The kinds of operations in a graph and in its functions."""
+    definition = graph.as_graph_def()
+    nodes = [
+        *definition.node,
+        *(node for function in definition.library.function for node in function.node_def),
+    ]
+    return {node.op for node in nodes}
+
+
+def scenario_without_loss_scaling_nothing_is_added(directory):
+    found = {}
+    for name, options in (("without", {}), ("with", ONE)):
+        network = made()
+        step = make_step(network, compressor_of(network, **options))
+        found[name] = operations_of(step.get_concrete_function(coefficients(0, network)).graph)
+    assert not {"IsFinite", "PyFunc", "EagerPyFunc"} & found["without"], found["without"]
+    assert {"IsFinite", "PyFunc"} <= found["with"], found["with"]
+
+
+def scenario_a_loss_scale_that_is_none(directory):
+    for scale in (0.0, -1.0, float("nan"), float("inf")):
+        network = made()
+        step = make_step(network, compressor_of(network, loss_scale=lambda: scale))
+        try:
+            step(coefficients(0, network))
+        except tf.errors.OpError as error:
+            assert f"expected it to return a finite number above 0, got {scale}" in str(error)
+        else:
+            raise AssertionError(f"a loss scale of {scale} was taken")

@@ -1,0 +1,187 @@
+"""What is kept between steps, saved and loaded, on TensorFlow; run by tensorflow_scenarios.py."""
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from codecs_table import MEMORIES, VALUE
+from own_stages import OwnResidual
+from scenario_runner import expect_statistics_that_add_up
+from tensorflow_tools import (
+    ALL_COMPRESSED,
+    assert_close,
+    assert_same,
+    batch,
+    compressor_of,
+    make_step,
+    model,
+    sum_over_ranks,
+    train,
+    variables,
+)
+
+import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
+from deepreduce_hvd.stages.base import registered
+
+
+def scenario_resumed_equals_uninterrupted(directory):
+    for number, memory in enumerate(MEMORIES.values()):
+        codec = dr.Codec(dr.TopK(0.05, warmup_steps=4), value=VALUE["qsgd_4"])
+        whole = model()
+        compressor = compressor_of(whole, codec, memory, **ALL_COMPRESSED)
+        train(3, named=whole, compressor=compressor)
+        prefix = str(directory / f"checkpoint.{hvd.size()}.{hvd.rank()}.{number}")
+        saved = tf.train.Checkpoint(model=tf.Module(), compressor=compressor.trackable)
+        saved.model.parameters = variables(whole)
+        saved.write(prefix)
+        state = compressor.state_dict()
+        train(3, named=whole, compressor=compressor, start=3)
+
+        for by_checkpoint in (True, False):
+            resumed = model(seed=9)
+            other = compressor_of(resumed, codec, memory, **ALL_COMPRESSED)
+            loaded = tf.train.Checkpoint(model=tf.Module(), compressor=other.trackable)
+            loaded.model.parameters = variables(resumed)
+            if by_checkpoint:
+                loaded.read(prefix).assert_consumed()
+            else:
+                tf.train.Checkpoint(model=loaded.model).read(prefix).expect_partial()
+                other.load_state_dict(state)
+            train(3, named=resumed, compressor=other, start=3)
+            assert_same(whole, resumed)
+            one, two = compressor.state_dict()["parameters"], other.state_dict()["parameters"]
+            for name in one:
+                assert one[name]["steps"] == two[name]["steps"], name
+                for kind in one[name]["memory"]:
+                    np.testing.assert_array_equal(
+                        one[name]["memory"][kind], two[name]["memory"][kind]
+                    )
+
+
+def scenario_retracing_keeps_the_residuals(directory):
+    named, other = model(), model()
+    compressor, kept = (
+        compressor_of(named, **ALL_COMPRESSED),
+        compressor_of(other, **ALL_COMPRESSED),
+    )
+    for number in range(3):
+        tf.function(make_step(named, compressor))(batch(number))  # traced anew each time
+    step = tf.function(make_step(other, kept))
+    for number in range(3):
+        step(batch(number))
+    assert_same(named, other)
+    assert compressor.stats()["kernel0"]["steps"] == 3
+
+
+def scenario_states_of_another_world_size(directory):
+    """The residuals' sum over all ranks survives a change of the number of ranks."""
+    _, compressor = train(2)
+    np.save(
+        directory / f"tensorflow.{hvd.size()}.{hvd.rank()}.npy",
+        compressor.state_dict(),
+        allow_pickle=True,
+    )
+    hvd.allreduce(tf.zeros([1]), name="written")
+    for size in (2, 3):
+        paths = [directory / f"tensorflow.{size}.{rank}.npy" for rank in range(size)]
+        if not all(path.exists() for path in paths):
+            continue
+        states = [np.load(path, allow_pickle=True).item() for path in paths]
+        compressor.load_state_dict(states)
+        for name, state in compressor.state_dict()["parameters"].items():
+            for kind, part in state["memory"].items():
+                saved = sum(
+                    one["parameters"][name]["memory"][kind].astype(np.float64) for one in states
+                )
+                np.testing.assert_allclose(
+                    sum_over_ranks(part), saved, rtol=0, atol=1e-6 * np.abs(saved).max()
+                )
+
+
+def scenario_a_non_finite_gradient_reaches_every_rank(directory):
+    named, compressor = train(2)
+    before = compressor.state_dict()["parameters"]["kernel0"]["memory"]["residual"]
+    images = batch(9).numpy()
+    if hvd.rank() == hvd.size() - 1:
+        images[0, 0] = np.inf
+    gradients = make_step(named, compressor)(tf.constant(images))
+    assert not np.isfinite(gradients[0].numpy()).any()
+    after = compressor.state_dict()["parameters"]["kernel0"]["memory"]["residual"]
+    assert hvd.rank() != hvd.size() - 1 or np.array_equal(before, after)
+
+
+def scenario_a_codec_of_the_users_own(directory):
+    """Registered in Python, run by NumPy inside the graph: the same training as the built-in of the
+    same bytes.
+    """
+
+    class Tenths(dr.ValueCodec):
+        stage_id = 200
+
+        def encode(self, values, key):
+            tenths = np.round(values * 1e4).clip(-32767, 32767).astype("<i2")
+            return tenths.tobytes(), (tenths / np.float32(1e4)).astype(np.float32), None
+
+        @classmethod
+        def decode(cls, section, count):
+            return (np.frombuffer(section, "<i2") / np.float32(1e4)).astype(np.float32)
+
+    if 200 not in registered(dr.ValueCodec):
+        dr.register(Tenths)
+    named, compressor = train(3, dr.Codec(dr.TopK(0.1), value=Tenths()))
+    row = compressor.stats()["kernel0"]
+    assert (
+        row["steps"] == 3
+        and row["value_bytes"] == 2 * row["sent_values"]
+        and 0 < row["relative_error"] < 1
+    )
+    plain, _ = train(3, dr.Codec(dr.TopK(0.1)))
+    assert_close(plain, named, rtol=1e-3, atol=1e-3)
+    # eagerly, and without a memory: the payload is all that comes back from NumPy
+    weight = tf.Variable(tf.zeros([48, 40]))
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(1.0), value=Tenths()), dr.NoMemory(), parameters=[("weight", weight)]
+    )
+    gradient = tf.fill([48, 40], 0.25 + hvd.rank())
+    mean = hvd.allreduce(gradient, compression=compressor)
+    np.testing.assert_allclose(mean.numpy(), 0.25 + (hvd.size() - 1) / 2, rtol=1e-3)
+
+
+def scenario_a_memory_of_the_users_own(directory):
+    """Run by NumPy inside the graph, it trains bit for bit as the built-in memory that does the
+    same.
+    """
+    codec = dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=dr.QSGD(bits=4))
+    for communicator in (dr.Allgather(), dr.GTopK()):
+        trained = []
+        for memory in (dr.Residual(), OwnResidual()):
+            named = model()
+            compressor = compressor_of(
+                named, codec, memory, communicator=communicator, **ALL_COMPRESSED
+            )
+            train(2, compressor=compressor, named=named, groups=1)
+            trained.append((named, compressor.state_dict()["parameters"]))
+        (one, built_in), (other, own) = trained
+        assert_same(one, other)
+        for name, state in own.items():
+            np.testing.assert_array_equal(
+                state["memory"]["kept"],
+                built_in[name]["memory"]["residual"],
+                err_msg=f"{communicator} {name}",
+            )
+    table = tf.Variable(tf.ones([1000, 16]))
+    compressor = dr.Compressor(codec, OwnResidual(), parameters=[("table", table)])
+    slices = tf.IndexedSlices(
+        tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64)
+    )
+    try:
+        dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
+    except dr.InvalidArgumentError as error:
+        assert "expected a built-in codec and NoMemory or Residual for slices" in str(error)
+    else:
+        raise AssertionError("slices were taken with a memory of the user's own")
+
+
+def scenario_statistics_add_up(directory):
+    _, compressor = train(2)
+    expect_statistics_that_add_up(compressor)

@@ -1,0 +1,98 @@
+"""``Compressor.trackable`` in checkpoints of TensorFlow: all of a state is taken, or nothing."""
+
+import pytest
+from compressors_with_state import OnTensorFlow, assert_equal, snapshot
+
+import deepreduce_hvd as dr
+
+
+class TestCheckpoint:
+    """``trackable`` of TensorFlow."""
+
+    @pytest.fixture(autouse=True)
+    def tf(self):
+        return pytest.importorskip("tensorflow")
+
+    @staticmethod
+    def saved(tf, directory, owner):
+        return tf.train.Checkpoint(compressor=owner.compressor.trackable).write(
+            str(directory / "checkpoint")
+        )
+
+    def test_its_own(self, tf, tmp_path):
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        path = self.saved(tf, tmp_path, source)
+        tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
+        assert_equal(snapshot(target.compressor), snapshot(source.compressor))
+
+    @pytest.mark.parametrize("deferred", [False, True])
+    def test_of_another_configuration(self, tf, tmp_path, deferred):
+        source, target = OnTensorFlow(), OnTensorFlow(seed=1)
+        source.step(0)
+        path = self.saved(tf, tmp_path, source)
+        before = snapshot(target.compressor)
+        with pytest.raises(
+            dr.InvalidArgumentError,
+            match="compressor checkpoint: expected one of the same configuration and parameters",
+        ):
+            if deferred:
+                checkpoint = tf.train.Checkpoint()
+                checkpoint.read(path)
+                checkpoint.compressor = target.compressor.trackable
+            else:
+                tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
+        assert_equal(snapshot(target.compressor), before)
+
+    def test_of_another_rank(self, tf, tmp_path, monkeypatch):
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        monkeypatch.setattr(source.hvd.global_process_set.__class__, "rank", lambda self: 1)
+        monkeypatch.setattr(source.hvd.global_process_set.__class__, "size", lambda self: 2)
+        path = self.saved(tf, tmp_path, source)
+        monkeypatch.undo()
+        before = snapshot(target.compressor)
+        with pytest.raises(
+            dr.InvalidArgumentError,
+            match="checkpoint: expected that of rank 0 of 1, got that of rank 1 of 2; .* load_state_dict",
+        ):
+            tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
+        assert_equal(snapshot(target.compressor), before)
+
+    def test_of_a_rank_that_sends_no_more(self, tf, tmp_path, monkeypatch):
+        """Hosts have other ranks than when the checkpoint was made."""
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        for session, keeper in ((source.compressor.adapter, 3), (target.compressor.adapter, 0)):
+            monkeypatch.setattr(session, "keeper_of", lambda rank, keeper=keeper: keeper)
+        before = snapshot(target.compressor)
+        path = self.saved(tf, tmp_path, source)
+        message = "checkpoint: expected that of a rank whose memory is sent from rank 0, got one .* from rank 3; .* load_state_dict"
+        with pytest.raises(dr.InvalidArgumentError, match=message):
+            tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
+        assert_equal(snapshot(target.compressor), before)
+        monkeypatch.setattr(target.compressor.adapter, "keeper_of", lambda rank: 3)
+        tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
+
+    def test_in_a_graph_of_version_1(self, tf, tmp_path):
+        paths, graphs = {}, {}
+        for seed in (0, 1):
+            graphs[seed] = tf.Graph()
+            with graphs[seed].as_default():
+                owner = OnTensorFlow(seed=seed)
+                checkpoint = tf.train.Checkpoint(compressor=owner.compressor.trackable)
+                with tf.compat.v1.Session() as session:
+                    session.run(
+                        [
+                            tf.compat.v1.global_variables_initializer(),
+                            tf.compat.v1.local_variables_initializer(),
+                        ]
+                    )
+                    paths[seed] = checkpoint.write(str(tmp_path / f"graph{seed}"))
+                    checkpoint.read(paths[seed]).assert_consumed().run_restore_ops(session)
+                    if seed == 1:
+                        with pytest.raises(
+                            dr.InvalidArgumentError,
+                            match="compressor checkpoint: expected one of the same configuration",
+                        ):
+                            checkpoint.read(paths[0])
