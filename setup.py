@@ -208,9 +208,7 @@ class BuildBindings(build_ext):
         if cuda is not None:
             objects += cuda_objects(folder, cuda)
             sources += sorted(CUDA_TORCH_OPS.glob("*.cc"))
-            flags += [
-                *(word for path in cuda["include"] for word in ("-isystem", path)),
-            ]
+            flags += [*(word for path in cuda["include"] for word in ("-isystem", path))]
             links += ["-lc10_cuda", *(f"-L{path}" for path in cuda["libraries"]), "-lcudart"]
         return objects + compile_host(sources, folder / "torch_ops", flags), links
 

@@ -1,4 +1,4 @@
-"""Marks tests by what they take of a machine, and reports failures at once."""
+"""Mark tests by the resources that they use, and report failures immediately."""
 
 import os
 import pathlib
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
-    """Print a failure when it happens: a run that is cut short has then said what failed."""
+    """Print a failure when it happens, so that an interrupted run shows what failed."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(
             f"\n{report.nodeid} failed in {report.duration:.0f} s:\n{report.longreprtext[-3000:]}",

@@ -1,6 +1,4 @@
-"""Every public function that takes an array takes it right or refuses it by name, and leaves it as
-it was.
-"""
+"""Every public function reads its arrays correctly or refuses them by name, unchanged."""
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ D = 40
 
 
 class Own(Memory):
-    """As Residual, but run by NumPy."""
+    """Residual, but run in NumPy."""
 
     state = dr.Residual.state
     accumulate = dr.Residual.accumulate
@@ -40,7 +38,7 @@ def read_only(array):
 
 
 STRUCTURED = np.dtype([("real", np.float32)])
-#: what no function takes for an array of `dtype` -> what the message says of it
+#: an invalid argument in place of an array of `dtype` -> its description in the message
 BAD = {
     "other_byte_order": (
         lambda array: array.astype(array.dtype.newbyteorder()),
@@ -276,7 +274,7 @@ def test_what_is_no_array_at_all():
 
 
 def test_the_dtype_of_the_numbers_and_their_code():
-    """Inside the package numbers of one dtype may come as float32; never the other way round."""
+    """Inside the package, values of any dtype may be stored as float32, but not the reverse."""
     for code, dtype in ((1, np.float16), (3, np.float64)):
         expected, _ = encode_numpy(CODEC, dr.NoMemory(), values(dtype), (), 0.0, 0, 0, 0, 0)
         as_float32 = values(dtype).astype(np.float32)

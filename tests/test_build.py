@@ -1,6 +1,4 @@
-"""setup.py on a small package of its own: the framework switches, and that only what changed is
-compiled again.
-"""
+"""setup.py of a small test package: the framework switches, and incremental compilation."""
 
 import os
 import shutil
@@ -120,7 +118,7 @@ def test_what_cannot_be_built_is_refused(package, environment, words):
 
 @pytest.fixture
 def without_torch(package):
-    """An interpreter that has what the build needs, and no torch; the package has torch ops."""
+    """An interpreter with the build requirements but no torch; the package has torch ops."""
     (package / "torch_ops").mkdir()
     (package / "torch_ops/ops.cc").write_text("#error never compiled here\n")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", package / "bare"], check=True)

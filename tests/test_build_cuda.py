@@ -1,5 +1,6 @@
-"""What setup.py decides about CUDA, with an nvcc, a PyTorch and a TensorFlow that only answer; and
-that the operators' sources compile against the frameworks' headers.
+"""CUDA decisions of setup.py, with stand-ins for nvcc, PyTorch and TensorFlow.
+
+Also, the sources of the operators compile against the headers of the frameworks.
 """
 
 import importlib.util
@@ -13,7 +14,7 @@ import pytest
 from test_build import ROOT, package  # noqa: F401
 
 KERNEL = 'extern "C" int kernel() { return 1; }\n'
-#: an nvcc that answers, notes how it is called, and compiles with g++
+#: a stand-in for nvcc that answers, records its calls, and compiles with g++
 NVCC = """#!{python}
 import pathlib, subprocess, sys
 words = sys.argv[1:]
@@ -56,8 +57,9 @@ int cuda_kernels() { return RUNTIME; }
 
 @pytest.fixture
 def machine(package, tmp_path_factory):  # noqa: F811
-    """The small package with kernels and operators, and what installs a PyTorch and an nvcc of the
-    version asked for.
+    """The small package with kernels and operators.
+
+    Also functions that install stand-ins for PyTorch and nvcc of given versions.
     """
     for name, text in {
         "deepreduce_hvd/csrc/cuda/kernel.cu": KERNEL,
@@ -131,7 +133,7 @@ def machine(package, tmp_path_factory):  # noqa: F811
             return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
         def codes(self):
-            """What each kernel was compiled for."""
+            """Return the architectures that each kernel was compiled for."""
             return [
                 [
                     word.removeprefix("-gencode=")

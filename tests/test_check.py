@@ -1,4 +1,4 @@
-"""``python -m deepreduce_hvd --check`` says what is installed and what is missing."""
+"""``python -m deepreduce_hvd --check`` prints what is installed and what is missing."""
 
 import subprocess
 import sys

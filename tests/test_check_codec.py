@@ -1,4 +1,4 @@
-"""check_codec accepts what keeps the contract and names what breaks it."""
+"""check_codec accepts valid codecs and names the error of invalid ones."""
 
 import itertools
 
@@ -17,7 +17,7 @@ def test_every_built_in_codec_keeps_the_contract(name):
 
 
 def value_codec(**methods):
-    """A registered value codec of float32 numbers, with some methods of its own."""
+    """Return a registered value codec of float32 values, with some methods replaced."""
 
     def encode(self, values, key):
         return values.tobytes(), values.copy(), None

@@ -1,4 +1,4 @@
-"""The communicator "auto": its cost model, what it measures, and that all ranks choose alike."""
+"""The communicator "auto": its cost model, its measurements, and equal choices on all ranks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from deepreduce_hvd.communicators.simulator import SimulatedTransport, Simulator
 
 def test_costs_follow_the_formulas():
     few, many = (costs(1000, 100_000, size, 1e-3, 1e-9, 32) for size in (2, 1024))
-    assert min(few, key=few.get) == "Allgather"  # one round instead of two
+    assert min(few, key=few.get) == "Allgather"
     assert many["Allgather"] > many["SplitAllgather"]
     # bytes count: slices are received once, not by everyone
     slow = costs(100_000, 10_000_000, 64, 1e-3, 1e-7, 32)

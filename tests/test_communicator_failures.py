@@ -1,4 +1,4 @@
-"""Failures of simulated ranks, and numbers that are not finite, are heard by all."""
+"""Failures of simulated ranks, and values that are not finite, reach all ranks."""
 
 import numpy as np
 import pytest
@@ -35,8 +35,8 @@ def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
     )
     for total in totals:
         assert np.isnan(total[60:]).all()
-    # the rank's own memory is as it was; adding a selected element to what was left of it is exact
-    # but for the part selected from the gradient
+    # the memory of the rank is unchanged; adding a selected element back is exact, except for the
+    # part selected from the gradient
     kept = kept_of(buckets[who])
     same_bits(kept[60:] if shapes else kept, residuals[who][60:] if shapes else residuals[who])
 
@@ -82,7 +82,7 @@ def test_a_rank_that_fails_makes_all_raise(scheme, who):
 
 @pytest.mark.parametrize("scheme", ["split", "recursive_doubling", "gtopk"])
 def test_a_corrupt_message_is_named(scheme):
-    """A message broken on its way to one rank: the others hear of it in a later round."""
+    """A message to one rank is corrupted. The other ranks learn of it in a later round."""
 
     class Breaking(Simulator):
         def _alltoall(self, group, calls):
@@ -105,8 +105,9 @@ def test_a_corrupt_message_is_named(scheme):
 
 @parametrize_product(scheme=SCHEMES, size=[2, 5], who=[0, 3])
 def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
-    """A rank that sends a payload broken in its last byte, in any round: every rank raises, with
-    the cause and who met it.
+    """A rank sends a payload with a corrupted last byte, in any round.
+
+    Every rank raises an error with the cause and the rank that detected it.
     """
     who = min(who, size - 1)
 

@@ -1,4 +1,4 @@
-"""Communicators in the simulator: equal to their oracles, replicas bit-identical, nothing lost."""
+"""Communicators in the simulator: equal to their oracles, bit-identical replicas, no loss."""
 
 import numpy as np
 import pytest
@@ -79,7 +79,7 @@ def test_nothing_is_lost_over_steps(scheme, size, value, index):
         residuals = [kept_of(bucket) for bucket in buckets]
 
 
-#: what takes more than a second with 1024 ranks has 200 in the default run
+#: schemes that take more than a second with 1024 ranks use 200 ranks in the default run
 QUICK = [name for name in SCHEMES if name in ("cltk", "shared_random_k")]
 #: of the variants of SplitAllgather the first is enough
 NEVER_LARGE = ("split_dense_4", "split_never_dense")

@@ -1,4 +1,4 @@
-"""Construction of compressors: what is taken and what is refused with which words."""
+"""Construction of compressors: accepted arguments, and the messages for refused ones."""
 
 import pickle
 
@@ -156,7 +156,7 @@ def test_fingerprint_tells_configurations_apart():
 
 
 def test_no_more_than_2_to_the_31_minus_1_elements():
-    """Refused by name before any work; a meta tensor has the size without the memory."""
+    """The error comes before any work. A meta tensor has this size without the memory."""
     big = torch.empty(2**31, device="meta")
     with pytest.raises(
         dr.InvalidArgumentError,
@@ -169,7 +169,7 @@ def test_memories_take_no_pages_before_they_are_used():
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # 400 MB, of one number
+    # 400 MB, all the same number
     frozen = torch.nn.Parameter(torch.empty(1, 1).expand(10_000, 10_000), requires_grad=False)
     compressor = dr.Compressor(parameters=[("frozen", frozen)])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
@@ -199,9 +199,7 @@ def test_a_compressor_is_not_pickled():
 
 
 def test_a_codec_of_the_users_own_trains():
-    """Pure Python, an id of 128 or more: the pipeline runs it in NumPy, nothing of the core is
-    touched.
-    """
+    """A codec in pure Python with an id of 128 or more runs in NumPy, not in the core."""
     from deepreduce_hvd.stages.base import ValueCodec, _registry
 
     class Signs(dr.ValueCodec):

@@ -1,6 +1,4 @@
-"""Fetching and reading the data sets: what is damaged or absent is named, and nothing takes its
-place.
-"""
+"""Fetching and reading the data sets: errors name damaged or missing files."""
 
 import gzip
 import os
@@ -108,8 +106,9 @@ def test_a_damaged_cache_is_noticed(empty_cache, capsys):
 
 
 def test_fetch_failure_names_what_to_do(empty_cache, tmp_path):
-    """apt-get that always fails: both ways are tried, and the message names the variable that does
-    without it.
+    """apt-get always fails.
+
+    Both ways are tried, and the message names the variable to use instead.
     """
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -1,4 +1,4 @@
-"""The documents' code runs, and what they point to exists."""
+"""The code in the documents runs, and their links and names exist."""
 
 import ast
 import fnmatch
@@ -63,7 +63,7 @@ def test_a_codec_and_a_communicator_of_your_own(document, expected):
 )
 def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
     (script,) = python_blocks(document)
-    if expected is None:  # the README shows everything but the training loop
+    if expected is None:
         script += (
             "\nloss = model(torch.randn(8, 784)).pow(2).mean()\nloss.backward()\nopt.step()\n"
             "assert comp.stats()['0.weight']['sent_bytes'] > 0\n"
@@ -78,7 +78,7 @@ def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
         assert re.search(expected, finished.stdout)
 
 
-#: goes behind a script of the TensorFlow tutorial
+#: appended to a script of the TensorFlow tutorial
 SAME_ON_ALL_RANKS = """
 import horovod.tensorflow as horovod
 
@@ -214,7 +214,7 @@ def test_the_format_has_a_section_for_every_codec(kind, title):
 
 
 def imported_by(path):
-    """The modules of this package that a file imports, by the name of their file or folder."""
+    """Return the modules of this package that a file imports, by file or folder name."""
     for node in ast.walk(ast.parse(path.read_text())):
         if (
             isinstance(node, ast.ImportFrom)

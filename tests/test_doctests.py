@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the package do what they say."""
+"""The examples in the docstrings of the package are correct."""
 
 import doctest
 import importlib

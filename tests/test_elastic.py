@@ -1,5 +1,6 @@
-"""Memories when ranks come and go: their sum over all ranks belongs to the moment that training
-goes on from, on every path.
+"""Memories in elastic training, when ranks join and leave.
+
+On every path, their sum over all ranks belongs to the point from which training continues.
 """
 
 import warnings
@@ -18,7 +19,7 @@ FINGERPRINT = 0x1234ABCD
 
 
 class Slot:
-    """What an adapter keeps of a parameter, with NumPy's arrays."""
+    """The slot of a parameter, with NumPy arrays."""
 
     follows_loss_scale = False
 
@@ -42,8 +43,9 @@ class Slot:
 
 
 class Worker:
-    """A process with its session and, in ``model``, what a framework's own elastic state would
-    keep: the number of steps.
+    """A process with its adapter. ``model`` stands for the elastic state of a framework.
+
+    It contains the number of steps.
     """
 
     process_set = None
@@ -111,9 +113,7 @@ class Worker:
 
 
 class Job:
-    """Workers in the order of their ranks; a moment of training is what they keep together after
-    each number of steps.
-    """
+    """Workers in the order of their ranks, and the sum of their memories after each step."""
 
     def __init__(self, size):
         self.workers = [Worker(seed) for seed in range(size)]
@@ -127,7 +127,7 @@ class Job:
             worker.transport = ThreadedTransport(self.group, rank)
 
     def call(self, action, names=None):
-        """Of each worker, by keeper or worker; ``names`` gives one an action of its own."""
+        """Call an action of each worker or its keeper; ``names``: one action per worker."""
         actions = names or [action] * len(self.workers)
         functions = [
             worker.keeper.sync if name == "sync" else getattr(worker, name)
@@ -156,7 +156,7 @@ class Job:
         self.workers = [worker for rank, worker in enumerate(self.workers) if rank not in ranks]
 
     def fail(self):
-        """What Horovod's elastic loop does after a failure."""
+        """Do what Horovod's elastic loop does after a failure."""
         for worker in self.workers:
             worker.restore()
         self.form()
@@ -166,14 +166,14 @@ class Job:
         assert [worker.model for worker in self.workers] == [steps] * len(self.workers)
         np.testing.assert_array_equal(self.kept(), self.moments[steps])
         assert {slot.steps for worker in self.workers for slot in worker.slots.values()} == {steps}
-        self.step(2)  # and it goes on from there
+        self.step(2)  # and training continues from there
         self.expect_success("save")
         self.fail()
         np.testing.assert_array_equal(self.kept(), self.moments[steps + 2])
 
 
 def trained(size, steps_since=2):
-    """A job with a commit after 3 steps, and some more."""
+    """Return a job with a commit after 3 steps, and some more steps."""
     job = Job(size)
     job.step(3)
     job.expect_success("save")
@@ -194,7 +194,7 @@ def test_ranks_that_leave_right_after_a_commit():
     job = trained(3, steps_since=0)
     job.lose(1)
     job.form()
-    job.step()  # which makes up for it: Horovod calls nothing
+    job.step()  # which restores the memories: Horovod calls nothing
     assert [worker.model for worker in job.workers] == [4, 4]
     job.lose(0)
     job.fail()
@@ -204,7 +204,7 @@ def test_ranks_that_leave_right_after_a_commit():
 
 @pytest.mark.parametrize("action", ["step", "save", "sync"])
 def test_ranks_that_leave_without_a_commit(action):
-    """Nobody has what they kept since: all go back."""
+    """No rank has their memories since the commit, so all ranks go back to it."""
     job = trained(3)
     job.lose(1)
     job.form()
@@ -236,7 +236,7 @@ def test_ranks_that_join_while_others_leave():
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_rank_that_went_back_alone_takes_the_others_along(leaves):
-    """One rank can see a failure where the others see that hosts are to be removed."""
+    """One rank may see a failure while the others see a change of hosts."""
     job = trained(3)
     job.workers[1].restore()
     if leaves:
@@ -263,7 +263,7 @@ def test_a_commit_that_is_complete_on_some_ranks_only(victim, cut_off):
     with_copy = (victim + 1) % 3
     job.fail()
     assert job.workers[0].model == agreed
-    # the other case warns, and counts with the commit before
+    # the other case warns, and continues from the previous commit
     if agreed == 3 or outcomes[with_copy] is None:
         job.expect_moment(agreed)
 
@@ -309,8 +309,9 @@ def test_loss_scales_and_steps_follow_rank_0():
 @pytest.mark.parametrize("how", ["restored", "left", "joined"])
 @pytest.mark.parametrize("gone", [[0], [2], [3], [0, 2], [1, 2]])
 def test_memories_of_ranks_that_do_not_send_them_are_handed_on(gone, how, monkeypatch):
-    """Hosts of two ranks whose first keeps and sends the memory: ranks that have become a second
-    one give theirs to it.
+    """On hosts of two ranks, the first rank keeps and sends the memory.
+
+    A rank that has become the second one passes its memory to the first.
     """
     monkeypatch.setattr(Worker, "per_host", 2)
 

@@ -1,6 +1,4 @@
-"""Given elements to bytes, and selection without bytes: the native core against the NumPy oracle,
-and what must hold of both.
-"""
+"""encode_sparse and select: the native core equals the NumPy oracle, and invariants hold."""
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ SIMD_LEVELS = range(_native.simd_level() + 1)
 
 
 def given(count, d, key=5):
-    """(indices, values): ``count`` of d elements, a few of them 0."""
+    """Return (indices, values): ``count`` of d elements, a few of them 0."""
     indices = (
         dr.RandomK(k=count).select(np.zeros(d, dtype=np.float32), key).astype(np.uint32)
         if count
@@ -66,8 +64,9 @@ def test_native_equals_oracle_and_nothing_is_lost(index, value, case):
 
 @pytest.mark.parametrize("index", [name for name in INDEX if not name.startswith("bloom")])
 def test_it_equals_encode_of_the_same_elements(index):
-    """Selecting and coding apart makes the bytes of both at once, unless the index codec sends
-    elements that were not selected.
+    """Separate selection and encoding give the same bytes as encode.
+
+    Index codecs that send elements that were not selected are an exception.
     """
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=dr.QSGD(bits=4))
     values, residual = gradient(3000), gradient(3000, 9)
@@ -152,7 +151,7 @@ def test_bad_arguments(indices, values, d, message, native):
 
 
 def test_memory_is_in_proportion_to_what_is_given():
-    """Two billion virtual elements: nothing of their size is touched."""
+    """With two billion virtual elements, no memory of that size is used."""
     indices = np.array([5, 1 << 20, (1 << 31) - 3], dtype=np.uint32)
     values = np.array([1, -2, 3], dtype=np.float32)
     codec = dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=dr.RawValue())

@@ -1,4 +1,4 @@
-"""The examples run as a user starts them, on fewer epochs."""
+"""The examples run as a user starts them, with fewer epochs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""make gpu-check on a machine without a GPU: what it refuses, and its dry run."""
+"""make gpu-check on a machine without a GPU: its errors, and its dry run."""
 
 import importlib.util
 import os
@@ -95,9 +95,7 @@ def expect_a_difference(script, device, code):
 
 
 def test_a_difference_is_found():
-    """The comparison that a GPU will stand is no formality: one wrong bit in a payload, a residual
-    or a sum shows.
-    """
+    """The comparison with a GPU detects one wrong bit in a payload, a residual or a sum."""
     expect_a_difference(
         "gpu_equality",
         "cpu",
@@ -158,7 +156,7 @@ def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
 def test_a_difference_of_tensorflow_is_found():
-    """One wrong bit in a payload shows."""
+    """The comparison detects one wrong bit in a payload."""
     expect_a_difference(
         "gpu_tensorflow",
         "CPU:0",

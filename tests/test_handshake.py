@@ -1,4 +1,4 @@
-"""What ranks tell each other of their compressors: all raise, or none, whatever comes."""
+"""The handshake of compressors: whatever ranks receive, all of them raise an error or none."""
 
 import json
 import weakref
@@ -14,13 +14,13 @@ from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 @pytest.fixture(autouse=True)
 def no_others(monkeypatch):
-    """Sessions of other tests wait for no handshake here."""
+    """Remove compressors of other tests that still wait for a handshake."""
     monkeypatch.setattr(handshake, "_adapters", weakref.WeakSet())
     monkeypatch.setattr(handshake, "_under_way", {})
 
 
 class Adapter:
-    """One rank's side of a compressor that has these settings."""
+    """The adapter of a compressor with these settings on one rank."""
 
     def __init__(self, transport, number, **settings):
         self.transport = transport
@@ -36,7 +36,7 @@ class Adapter:
 
 
 def outcomes(*ranks, transport=ThreadedTransport, **options):
-    """What agree comes to on each rank, which has one compressor of the given settings."""
+    """Return the result of agree on each rank, with one compressor with the given settings."""
     group = Group(len(ranks))
     adapters = [
         Adapter(transport(group, rank), 0, **settings) for rank, settings in enumerate(ranks)
@@ -146,7 +146,7 @@ def test_steps_are_left_out_where_they_are_made_equal_afterwards():
 
 
 def several(*tables):
-    """The adapters of each rank, {number: settings} of all that wait."""
+    """Return the adapters of each rank, from {number: settings} of all that wait."""
     group = Group(len(tables))
     return group, [
         {
@@ -205,7 +205,7 @@ def test_again_when_ranks_have_changed():
             assert not ranks[rank][0].agreed
 
 
-# --- what no rank sends ---
+# --- messages that no rank sends ---
 
 
 def framed(text):
@@ -234,7 +234,7 @@ def test_bytes_that_no_rank_sends(message):
 
 
 def test_what_travels_is_small():
-    """However many parameters there are, their digest does."""
+    """Only a digest is sent, however many parameters there are."""
     sent = []
 
     class Counting(ThreadedTransport):

@@ -33,7 +33,7 @@ def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts
         sums.append(np.add.accumulate(gradients[host * per_host : (host + 1) * per_host])[-1])
     expected_jobs = jobs_of(codec, dr.Residual(), sums, step=1)
     for host, bucket in enumerate(expected_jobs):
-        bucket.rank = host * per_host  # keys the rounding
+        bucket.rank = host * per_host  # determines the key of the rounding
     expected = Simulator(hosts).run(SCHEMES[scheme], expected_jobs)
     buckets = jobs_of(codec, dr.Residual(), gradients, step=1)
     outcomes = Simulator(len(buckets)).run(dr.Hierarchical(SCHEMES[scheme], per_host), buckets)
@@ -67,7 +67,7 @@ def test_hierarchical_failures_and_nan(scheme, who):
 
 
 class OutOfMemory(dr.Allgather):
-    """Fails between hosts, with an error that is not the package's own."""
+    """A communicator that fails between hosts, with an error of another package."""
 
     def exchange(self, bucket, channel):
         yield from super().exchange(bucket, channel)

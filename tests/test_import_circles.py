@@ -1,4 +1,4 @@
-"""No two files of the package import each other, however far around."""
+"""No files of the package import each other, directly or through others."""
 
 import ast
 import graphlib
@@ -12,8 +12,9 @@ NAMES = {
 
 
 def imported(path):
-    """The package's modules that a file imports, in functions too, but for what only type checkers
-    read.
+    """Return the modules of the package that a file imports, also in functions.
+
+    Imports for type checkers do not count.
     """
     tree = ast.parse(path.read_text())
     for_types = {
@@ -34,7 +35,7 @@ def imported(path):
 
 
 def test_no_circle():
-    # the package's own __init__ gathers the public names, and nothing may need it
+    # the package's __init__ imports the public names, and no module may need it
     graph = {
         name: {
             other
@@ -45,5 +46,5 @@ def test_no_circle():
         if name not in ("deepreduce_hvd", "deepreduce_hvd.__main__")
     }
     assert len(graph) > 80 and sum(map(len, graph.values())) > 200
-    # raises CycleError, which names the circle
+    # raises CycleError, which names the cycle
     list(graphlib.TopologicalSorter(graph).static_order())

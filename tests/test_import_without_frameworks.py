@@ -1,6 +1,4 @@
-"""Everything below the adapters imports, and works on NumPy arrays, where no framework can be
-imported.
-"""
+"""Everything below the adapters works on NumPy arrays where no framework can be imported."""
 
 import subprocess
 import sys
@@ -38,13 +36,13 @@ assert np.count_nonzero(dense) == 10 and dense[0] == -50, dense
 
 
 def is_adapter(path):
-    """Whether a file is a framework's own, such as torch/slot.py."""
+    """Return whether a file belongs to a framework, such as torch/slot.py."""
     return path.relative_to(ROOT).parts[0] in ADAPTERS
 
 
 def modules(adapters):
     for path in sorted(ROOT.rglob("*.py")):
-        # what is nobody's but documents a folder imports nothing
+        # an __init__ that only documents a folder imports nothing
         if is_adapter(path) == adapters and "import" in path.read_text():
             parts = path.relative_to(ROOT).with_suffix("").parts
             yield ".".join(("deepreduce_hvd", *(part for part in parts if part != "__init__")))
@@ -67,8 +65,9 @@ def test_neutral_modules_import_and_work():
 
 @pytest.mark.parametrize("name", list(modules(adapters=True)))
 def test_adapters_do_import_a_framework(name):
-    """Proves the block: an adapter cannot be imported behind it, and one that could belongs among
-    the neutral modules.
+    """No adapter can be imported while frameworks are blocked.
+
+    An adapter that can belongs among the neutral modules.
     """
     done = run_blocked(f"import {name}")
     assert done.returncode != 0 and "Blocked: blocked: " in done.stderr, done.stderr

@@ -1,6 +1,4 @@
-"""Installing as users do: PyTorch before the package, after it, another version than it was built
-for, none.
-"""
+"""Installing as users do: PyTorch before or after the package, another version, or no PyTorch."""
 
 import json
 import os
@@ -61,7 +59,7 @@ def expect_the_same_without_operators(with_operators, without, package, built_fo
 def test_without_operators_training_is_the_same_bit_for_bit(with_operators, tmp_path, built_for):
     left_out = shutil.ignore_patterns("_torch_ops*", "_tf_ops*", "csrc", "__pycache__")
     shutil.copytree(ROOT / "deepreduce_hvd", tmp_path / "package/deepreduce_hvd", ignore=left_out)
-    if built_for != "none":  # never loaded: it would not be a library
+    if built_for != "none":  # never loaded, because it is not a library
         (tmp_path / f"package/deepreduce_hvd/_torch_ops-{built_for}.so").write_bytes(
             b"of another PyTorch"
         )

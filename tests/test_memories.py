@@ -62,7 +62,7 @@ def test_sums_saturate(memory, simd):
     dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=1)),
 ], ids=["bloom_naive", "qsgd", "all_qsgd"])  # fmt: skip
 def test_what_a_lossy_codec_leaves_saturates(codec, memory, simd):
-    """A huge value that decodes to one of the other sign must not leave infinity in the memory."""
+    """A huge value that is decoded with the other sign must not leave infinity in the memory."""
     memory = MEMORIES[memory]
     values = gradient(3000) * np.float32(3.4e38)
     state = expected = tuple(np.zeros_like(values) for _ in memory.state)
@@ -75,7 +75,7 @@ def test_what_a_lossy_codec_leaves_saturates(codec, memory, simd):
             np.testing.assert_array_equal(array.view(np.uint32), other.view(np.uint32))
             assert np.isfinite(array).all()
         reached |= bool((np.abs(state[0]) == np.finfo(np.float32).max).any())
-    assert reached or isinstance(memory, dr.LowPass)  # which damps what it keeps
+    assert reached or isinstance(memory, dr.LowPass)  # which damps its residual
 
 
 def test_low_pass_by_its_formula():
@@ -113,9 +113,7 @@ def test_momentum_correction_by_its_formula():
 
 
 def test_momentum_correction_sends_what_momentum_sgd_sums():
-    """Everything sent at every step: the sum of the sent is that of plain momentum, restarted where
-    it was masked.
-    """
+    """If everything is sent in every step, the sum is that of momentum, restarted where masked."""
     state = (np.zeros(50, dtype=np.float32), np.zeros(50, dtype=np.float32))
     total, velocity, expected = np.zeros(50), np.zeros(50), np.zeros(50)
     for step in range(6):

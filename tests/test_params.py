@@ -1,6 +1,4 @@
-"""from_params: the dictionaries of GRACE and DeepReduce, their defaults, and what has no equivalent
-here.
-"""
+"""from_params: the dictionaries of GRACE and DeepReduce, defaults, and unsupported settings."""
 
 import ast
 import re
@@ -32,7 +30,7 @@ def named():
 
 
 def made(params, **options):
-    """The compressor, and the texts of the warnings."""
+    """Return the compressor and the texts of the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compressor = dr.from_params(params, named(), **options)
@@ -285,7 +283,7 @@ def test_settings_that_are_refused(settings, message):
     ],
 )
 def test_what_has_no_equal_says_what_to_write(setting, name):
-    """And what it says, taken as it stands, is accepted."""
+    """The settings that the message suggests are accepted."""
     with pytest.raises(
         dr.InvalidArgumentError,
         match=f"{setting}: expected one of .*, got '{name}', which has no equivalent here: .*",
@@ -307,7 +305,7 @@ def test_what_has_no_equal_says_what_to_write(setting, name):
 
 
 def table_under(heading):
-    """Rows of the table under a heading, as lists of their cells."""
+    """Return the rows of the table under a heading, as lists of cells."""
     section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     rows = [
         [cell.strip() for cell in row.strip("|").split(" | ")]
@@ -320,7 +318,7 @@ def table_under(heading):
 
 @pytest.mark.parametrize("setting", params_table.CHOICES)
 def test_the_page_has_every_value(setting):
-    """Under the setting's name; what becomes of it, and what has no equivalent."""
+    """Every value is listed under its setting, with its equivalent or without one."""
     rows = {
         name: cells
         for *names, cells in (

@@ -1,4 +1,4 @@
-"""What ranks tell each other at Horovod's rendezvous server."""
+"""The notes that ranks write to Horovod's rendezvous server."""
 
 import json
 import signal
@@ -34,7 +34,7 @@ def test_a_note_comes_back(board):
 
 
 def test_what_a_rank_said_in_an_earlier_step_is_past(board):
-    """A rank waits in step 7: all have begun step 6."""
+    """A note from an earlier step is ignored: if a rank waits in step 7, all have begun step 6."""
     board.put(1, Note("elsewhere", 5, "", "setup.py:1 in load", 2))
     assert board.get(1, step=7) is None
     assert "no sign of life from rank 1" in who_is_gone(board, 0, 2, 7, grace=0.1)
@@ -143,7 +143,7 @@ def test_the_answer_to_termination_is_the_callers_again(board):
     before = signal.getsignal(signal.SIGTERM)
     who_is_gone(board, 0, 2, 4, grace=0.1)
     assert signal.getsignal(signal.SIGTERM) is before
-    # where no handler can be set
+    # in a thread, where no handler can be set
     thread = threading.Thread(target=who_is_gone, args=(board, 0, 2, 4, 0.1))
     thread.start()
     thread.join(30)

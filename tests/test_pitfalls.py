@@ -33,17 +33,16 @@ def decode(data, d, native=True):
 
 
 def exact_indices():
-    """Index codecs whose receiver puts values where the sender had them: all but the paper's naive
-    control.
-    """
+    """Return the index codecs that keep values at their indices: all but the naive policy."""
     return [name for name, codec in INDEX.items() if getattr(codec, "policy", None) != "naive"]
 
 
 @BOTH_IMPLEMENTATIONS
 @parametrize_values(index=exact_indices(), value=VALUE)
 def test_values_stay_with_their_indices_when_both_are_coded(index, value, native):
-    """In the published "both" mode values kept the sparsifier's order while indices came back
-    ascending: relative error 1.41.
+    """In "both" mode, published code kept the sparsifier's value order, but sorted the indices.
+
+    The relative error was 1.41.
     """
     values = gradient(20_000)
     data = encode(dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value]), values, native)
@@ -52,8 +51,8 @@ def test_values_stay_with_their_indices_when_both_are_coded(index, value, native
     shuffled = np.linalg.norm(
         decoded - np.random.default_rng(1).permutation(values[indices])
     ) / np.linalg.norm(values[indices])
-    # few levels and curves with few parameters cannot be near the values; they are nearer to their
-    # own than to others'
+    # few levels, and curves with few parameters, are not near the values, but nearer to their own
+    # values than to others
     coarse = value in ("qsgd_1", "qsgd_2", "qsgd_5_l2", "fit_dexp", "fit_poly_degree1")
     assert in_place < (0.8 * shuffled if coarse else 0.2)
 
@@ -82,7 +81,7 @@ def test_width_of_the_order_mapping_at_powers_of_two(count, native):
     largest=[1, 2, 3, 4, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**24, 2**30, 2**31 - 2],
 )
 def test_width_of_indices_at_powers_of_two(index, largest):
-    """The last index and d itself on either side of a power of two."""
+    """The last index and d are on either side of a power of two."""
     indices = np.array(sorted({0, largest // 2, largest - 1, largest}), dtype=np.uint32)
     for d in {largest + 1, min(largest + 2, 2**31 - 1)}:
         section, _, _ = INDEX[index].encode(indices, d, key=0)
@@ -91,8 +90,9 @@ def test_width_of_indices_at_powers_of_two(index, largest):
 
 @parametrize_values(index=INDEX, value=VALUE)
 def test_payloads_of_ranks_differ_in_size(index, value):
-    """Fits of different data have different sizes, which must not be declared equal: each payload
-    tells its own, and sums work.
+    """Fits of different data have different sizes.
+
+    Each payload contains its own size, and sums work.
     """
     d = 3000
     ranks = [gradient(d, key=rank) * (np.arange(d) % (rank + 2) == 0) for rank in range(4)]
@@ -118,7 +118,7 @@ def test_payloads_of_ranks_differ_in_size(index, value):
 @BOTH_IMPLEMENTATIONS
 @parametrize_product(value=VALUE, sign=[1, -1])
 def test_all_values_of_one_sign(value, sign, native):
-    """A side without values made published fits fail."""
+    """Published fits failed if one sign had no values."""
     values = np.float32(sign) * (np.abs(gradient(2000)) + np.float32(0.01))
     data = encode(dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=VALUE[value]), values, native)
     decoded = decode(data, values.size, native)
@@ -137,9 +137,7 @@ def random_states():
 
 @parametrize_values(index=INDEX, value=VALUE)
 def test_global_random_generators_are_left_alone(index, value):
-    """Published code reseeded the global generator at every call, so that dropout and shuffling
-    repeated themselves.
-    """
+    """Published code reseeded the global generator per call, so dropout and shuffling repeated."""
     pytest.importorskip("torch")
     values = gradient(500)
     codec = dr.Codec(dr.TopK(0.1), index=INDEX[index], value=VALUE[value])
@@ -147,7 +145,7 @@ def test_global_random_generators_are_left_alone(index, value):
     for native in (True, False):
         decode(encode(codec, values, native), values.size, native)
     assert random_states() == before
-    # nor does their state matter
+    # their state does not matter either
     expected = encode(codec, values).tobytes()
     random.random(), np.random.random()
     assert encode(codec, values, False).tobytes() == encode(codec, values).tobytes() == expected
@@ -157,7 +155,7 @@ def test_global_random_generators_are_left_alone(index, value):
     value=["float16", "bfloat16", "raw_value"], index=["bloom_p0", "rice", "raw_index"]
 )
 def test_counts_beyond_float16(index, value):
-    """A count that travels as a value overflows float16 above 65504 and is rounded above 2048."""
+    """A count stored as a float16 value would overflow above 65504 and be rounded above 2048."""
     d, k = 300_000, 70_001
     values = gradient(d)
     data = dr.Codec(dr.TopK(k=k), index=INDEX[index], value=VALUE[value]).encode(values)
@@ -171,8 +169,9 @@ def test_counts_beyond_float16(index, value):
 
 @pytest.mark.parametrize("value", ["deflate", "fit_poly", "qsgd_4", "quantile"])
 def test_concurrent_encoders_share_nothing(value, tmp_path, monkeypatch):
-    """One temporary file shared by all ranks mixed their payloads; here threads agree with the
-    sequence, and no file appears.
+    """Published code mixed payloads in a temporary file that all ranks shared.
+
+    Here threads give the same results as sequential code, and create no file.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -224,7 +223,7 @@ print(digest.hexdigest())
 
 
 def test_salted_hashes_do_not_matter():
-    """Seeds from Python's hash() of a name differ by process, hence by rank."""
+    """Seeds from Python's hash() of a name differ between processes, and so between ranks."""
     digests = set()
     for salt in ("1", "2"):
         environment = {
@@ -249,7 +248,7 @@ def test_salted_hashes_do_not_matter():
     "index", ["raw_index", "rle", "huffman", "huffman_delta", "rice", "elias_fano", "bitmap"]
 )
 def test_indices_above_24_bits(index):
-    """Indices that pass through float32 are rounded to even ones above 2^24."""
+    """Indices converted to float32 would be rounded to even numbers above 2^24."""
     d = 2**24 + 4096
     values = np.zeros(d, dtype=np.float32)
     expected = np.array([2**24 - 1, 2**24, 2**24 + 1, 2**24 + 3, 2**24 + 4095])
@@ -261,9 +260,7 @@ def test_indices_above_24_bits(index):
 
 
 def test_dense_payload_is_told_by_its_id_not_by_its_count():
-    """A payload with an index section for all of its d elements is not a dense one, and the other
-    way round.
-    """
+    """A payload with an index section for all d elements is not dense, and vice versa."""
     section, _, _ = dr.Rice().encode(np.arange(8, dtype=np.uint32), 8, key=0)
     values = np.arange(8, dtype=np.float32).tobytes()
     with_indices = container.write(

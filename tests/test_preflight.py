@@ -1,6 +1,4 @@
-"""The preflight, run as a user's machine would run it: with tools and headers really taken out of
-its sight.
-"""
+"""The preflight, run as on a user's machine, with tools and headers hidden."""
 
 import os
 import shutil
@@ -37,12 +35,12 @@ def executable(path, text):
 
 @pytest.fixture
 def tools(tmp_path):
-    """A PATH of its own with make and the real compiler; a test takes away what it wants missing."""
+    """A separate PATH with make and the real compiler, from which tests remove tools."""
     folder = tmp_path / "tools"
     folder.mkdir()
     for name in ("make", "g++"):
-        # a script and not a link: through a link a compiler wrapper would look for itself under
-        # another folder
+        # a script, not a link: through a link, a compiler wrapper would look for itself in another
+        # folder
         executable(
             folder / name,
             f'#!/bin/sh\nPATH={os.environ["PATH"]!r} exec {shutil.which(name)} "$@"\n',
@@ -51,7 +49,7 @@ def tools(tmp_path):
 
 
 def hide_header(tools, tmp_path, header):
-    """Gives g++ an include folder that has all of the system's but one header."""
+    """Give g++ an include folder with all system headers but one."""
     search = subprocess.run(
         ["g++", "-E", "-x", "c++", "-v", "/dev/null"], capture_output=True, text=True
     ).stderr
@@ -99,7 +97,7 @@ def test_all_missing_things_are_named_at_once(tools):
 
 
 def test_what_hosts_need_is_named_only_when_asked_for(tools):
-    """Hides the machine's own by a doctored shutil.which, since /usr/sbin is searched too."""
+    """A replaced shutil.which hides the tools of the machine, because /usr/sbin is searched too."""
     (tools / "sitecustomize.py").write_text(
         "import shutil\nfound = shutil.which\nshutil.which = lambda name, **more: None if name in ('ip', 'tc', 'sshd') else found(name, **more) or name\n"
     )
@@ -136,7 +134,7 @@ def test_missing_zlib(tools, tmp_path):
 
 
 def test_hiding_another_header_changes_nothing(tools, tmp_path):
-    """Proves that the test above fails for zlib.h alone and not for the doctored folders."""
+    """The test above fails only because of zlib.h, not because of the replaced folders."""
     hide_header(tools, tmp_path, "aliases.h")
     done = run(tools)
     assert done.returncode == 0, done.stderr
@@ -166,8 +164,9 @@ def test_missing_venv_module(tools, tmp_path):
 
 @pytest.mark.parametrize("script", ["preflight.py", "set_up.py"])
 def test_wrong_python_is_named_before_anything_is_made(tools, tmp_path, script):
-    """The version is doctored, so that the test needs no second Python; nothing may be made by
-    either script.
+    """The expected version is replaced, so that no second Python is needed.
+
+    The scripts create nothing.
     """
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nsys.version_info = (3, 13, 0, 'final', 0)\n"

@@ -1,5 +1,6 @@
-"""Selection with error feedback: exact for every input, hint and SIMD level; what the conformance
-suite's rows cannot show.
+"""Selection with error feedback is exact for every input, hint and SIMD level.
+
+These cases are not in the conformance suite.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ import deepreduce_hvd as dr
 from deepreduce_hvd import _native
 from deepreduce_hvd.stages.sparsifiers.random_k import permuted
 
-#: around the widths of vectors, of the passes' blocks and of the room for candidates
+#: sizes around the widths of vectors, the blocks of the passes and the memory for candidates
 SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 2047, 2048, 2049, 4097, 16383, 16384, 16385, 20000)
 HINTS = (0.0, -1.0, np.nan, np.inf, -np.inf, 1e-45, 1e-30, 1e-3, 0.1, 0.5, 1.0, 1e30, 3.4e38)
 
@@ -24,7 +25,7 @@ def assert_top_k(values, k, threshold=0.0, simd=-1):
     payload, _, after = sent(dr.Codec(dr.TopK(k=k)), values, threshold=threshold, simd=simd)
     expected = largest(values, k)
     indices, kept = selected(payload)
-    if indices.size == values.size:  # sent whole, zeros too
+    if indices.size == values.size:  # sent as a whole, with zeros
         np.testing.assert_array_equal(kept, values)
     else:
         np.testing.assert_array_equal(indices, expected)
@@ -66,7 +67,7 @@ def test_hints_never_change_the_bytes(simd):
 
 
 def misleading():
-    """name -> (d,) float32 whose sample, hint or order says little about its k-th magnitude."""
+    """Return {name: (d,) float32} whose sample, hint or order predicts the k-th magnitude badly."""
     d = 100_000
     ascending = np.arange(1, d + 1, dtype=np.float32)
     last_block = np.full(d, 1e-3, dtype=np.float32)
@@ -137,9 +138,7 @@ def test_simd_levels_and_sizes_agree_with_the_oracle(sparsifier, memory):
     dtype=["float32", "float16", "float64", "bfloat16"], memory=MEMORIES, simd=SIMD_LEVELS
 )
 def test_dtypes(dtype, memory, simd):
-    """Every float16 and bfloat16 number, and float64 numbers around float32's edges, convert as
-    NumPy says.
-    """
+    """Every float16 and bfloat16 value converts as in NumPy, and float64 near float32's limits."""
     memory = MEMORIES[memory]
     if dtype == "float16":
         values = np.arange(2**16, dtype=np.uint16).view(np.float16)
@@ -237,7 +236,7 @@ def test_random_k_is_the_same_on_all_ranks_and_new_at_every_step():
     np.testing.assert_array_equal(ranks[0], ranks[1])
     np.testing.assert_array_equal(ranks[0], ranks[2])
     other = dr.decode_sum_sparse([codec.encode(gradient(10_000), step=4)], 10_000)[0]
-    assert np.intersect1d(ranks[0], other).size < 20  # 1 in the mean
+    assert np.intersect1d(ranks[0], other).size < 20  # 1 on average
     tensor = dr.decode_sum_sparse([codec.encode(gradient(10_000), step=3, tensor=1)], 10_000)[0]
     assert np.intersect1d(ranks[0], tensor).size < 20
 

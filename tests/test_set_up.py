@@ -1,6 +1,4 @@
-"""The set-up's own machinery: logs, locks, stamps, and a Horovod build that fails leaves nothing
-behind.
-"""
+"""Logs, locks and stamps of the set-up; a failed Horovod build leaves nothing behind."""
 
 import subprocess
 import sys
@@ -101,7 +99,7 @@ def test_a_failed_horovod_build_leaves_no_wheel(own_place, monkeypatch):
 
 
 def test_the_compiler_wrapper_puts_the_standard_last(own_place):
-    """What the build is given as CXX, tried on a source that only C++17 accepts."""
+    """The compiler that the build gets as CXX compiles a source that needs C++17."""
     fake = own_place / "bin" / "python"
     fake.parent.mkdir()
     fake.write_text(

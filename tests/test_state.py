@@ -1,6 +1,4 @@
-"""Compressor.load_state_dict and checkpoints: all of a state is checked, then all of it is taken,
-or nothing.
-"""
+"""Compressor.load_state_dict and checkpoints load a checked state as a whole, or nothing."""
 
 import copy
 
@@ -45,8 +43,9 @@ def test_arrays_in_the_parameters_shape_and_numbers_of_numpy(framework):
 
 
 def change(path, value):
-    """An edit of a state: ``value`` at ``path``; a function of the framework when callable,
-    Ellipsis to remove it.
+    """Edit a state: set ``value`` at ``path``.
+
+    A callable value is a function of the framework. Ellipsis removes the entry.
     """
 
     def edit(state, framework):
@@ -183,7 +182,7 @@ def test_the_list_of_all_ranks(framework):
 
 @FRAMEWORKS
 def test_memories_go_to_the_ranks_that_send_them(framework):
-    """Hosts of two ranks, whose first sends: of six ranks' memories, four now."""
+    """Hosts of two ranks, where the first one sends: a state of six ranks is loaded on four."""
     owner = framework()
     owner.step(0)
     slots, fingerprint = owner.compressor.adapter.slots, owner.compressor.fingerprint

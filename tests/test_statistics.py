@@ -66,9 +66,9 @@ def test_a_summary_names_what_was_not_compressed():
     stats |= {f"c{number}": _row("none", 0, 0, None) for number in range(7)}
     unused, sparse = statistics.notes(stats, 2)
     assert "c0, c1, c2, c3, c4 and 2 more." in unused and "the same parameters" in unused
-    assert "uncompressed, of b." in sparse and "sparse_as_dense=True" in sparse
+    assert "not compressed for b." in sparse and "sparse_as_dense=True" in sparse
     assert statistics.notes({"a": stats["a"]}, 2) == []
-    assert statistics.notes({"c": stats["c0"]}, 2) == ["Nothing was exchanged so far."]
+    assert statistics.notes({"c": stats["c0"]}, 2) == ["Nothing has been exchanged yet."]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Sums of payloads tell how large they became on the way, so that nobody has to look for overflows
-in them.
-"""
+"""Sums of payloads return the largest magnitude that occurred, which shows overflows."""
 
 import numpy as np
 import pytest

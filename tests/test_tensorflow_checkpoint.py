@@ -7,7 +7,7 @@ import deepreduce_hvd as dr
 
 
 class TestCheckpoint:
-    """``trackable`` of TensorFlow."""
+    """Tests of ``Compressor.trackable`` for TensorFlow."""
 
     @pytest.fixture(autouse=True)
     def tf(self):
@@ -34,7 +34,7 @@ class TestCheckpoint:
         before = snapshot(target.compressor)
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="compressor checkpoint: expected one of the same configuration and parameters",
+            match="compressor checkpoint: expected one with the same configuration and parameters",
         ):
             if deferred:
                 checkpoint = tf.train.Checkpoint()
@@ -54,20 +54,20 @@ class TestCheckpoint:
         before = snapshot(target.compressor)
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="checkpoint: expected that of rank 0 of 1, got that of rank 1 of 2; .* load_state_dict",
+            match="checkpoint: expected the checkpoint of rank 0 of 1, got the checkpoint of rank 1 of 2; .* load_state_dict",
         ):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
 
     def test_of_a_rank_that_sends_no_more(self, tf, tmp_path, monkeypatch):
-        """Hosts have other ranks than when the checkpoint was made."""
+        """The hosts have other ranks than when the checkpoint was saved."""
         source, target = OnTensorFlow(), OnTensorFlow()
         source.step(0)
         for session, keeper in ((source.compressor.adapter, 3), (target.compressor.adapter, 0)):
             monkeypatch.setattr(session, "keeper_of", lambda rank, keeper=keeper: keeper)
         before = snapshot(target.compressor)
         path = self.saved(tf, tmp_path, source)
-        message = "checkpoint: expected that of a rank whose memory is sent from rank 0, got one .* from rank 3; .* load_state_dict"
+        message = "checkpoint: expected the checkpoint of a rank whose memory is on rank 0, got one .* on rank 3; .* load_state_dict"
         with pytest.raises(dr.InvalidArgumentError, match=message):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
@@ -93,6 +93,6 @@ class TestCheckpoint:
                     if seed == 1:
                         with pytest.raises(
                             dr.InvalidArgumentError,
-                            match="compressor checkpoint: expected one of the same configuration",
+                            match="compressor checkpoint: expected one with the same configuration",
                         ):
                             checkpoint.read(paths[0])

@@ -1,6 +1,4 @@
-"""Which variables TensorFlow's gradients are compressed beside, and why not; no GPU is needed to
-ask.
-"""
+"""On which device TensorFlow gradients are compressed, and why. No GPU is needed."""
 
 import os
 import types
@@ -36,7 +34,7 @@ def path(codec=CODEC, communicator=None):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """As in a build for CUDA that knows the codecs of Rice."""
+    """Simulate a CUDA build that supports codecs with Rice."""
     monkeypatch.setattr(adapter, "cuda_supports", lambda fields: fields[5] == dr.Rice().stage_id)
 
 

@@ -1,6 +1,4 @@
-"""The TensorFlow operators: the same bytes as NumPy and PyTorch, errors by cause, state that
-outlives a trace.
-"""
+"""The TensorFlow operators: the same bytes as elsewhere, errors, and state across traces."""
 
 import os
 
@@ -255,7 +253,7 @@ def test_slices_that_cancel_the_residual_leave_nothing_behind(dtype):
     expected = np.repeat(np.float32([0.5, 0.25]), 100)
     expected[12:16] = 0
     np.testing.assert_array_equal(residual.numpy(), expected)
-    # a step that is void leaves all of it
+    # a void step changes nothing
     residual.assign(np.repeat(np.float32([0.5, 0.25]), 100))
     slices(tf.constant([3], tf.int64), tf.cast([[-0.5, np.nan, 0, 0]], dtype), residual=residual)
     np.testing.assert_array_equal(residual.numpy(), np.repeat(np.float32([0.5, 0.25]), 100))
@@ -263,7 +261,7 @@ def test_slices_that_cancel_the_residual_leave_nothing_behind(dtype):
 
 @pytest.mark.parametrize(("messages", "ranks"), [(0, 1), (2, 1), (1, 2), (3, 2), (4, 2), (2, 4)])
 def test_the_number_of_messages_must_be_that_of_the_ranks(messages, ranks):
-    """Neither zeros of no payload, nor a payload that is added twice."""
+    """A missing payload does not count as zeros, and no payload is added twice."""
     operators = tensorflow_adapter.operators
     one = dr.Codec(dr.TopK(0.5)).encode(tf.ones([4]))
     gathered = tf.concat([one] * messages, 0) if messages else tf.zeros([0], tf.uint8)

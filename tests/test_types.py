@@ -1,4 +1,4 @@
-"""The public API has types: what type checkers are told of it."""
+"""The public API has type annotations."""
 
 import inspect
 import subprocess

@@ -1,6 +1,4 @@
-"""The watch on long waits, with a stand-in for Horovod; tests/parallel/test_hung_peer.py has the
-real one.
-"""
+"""The watch on long waits, with a stand-in for Horovod (see also test_hung_peer.py)."""
 
 import atexit
 import logging
@@ -25,7 +23,7 @@ http_server = pytest.importorskip("horovod.runner.http.http_server")
 
 
 class Silence(Transport):
-    """Two ranks, of which the other never sends, until it is told to."""
+    """A transport of two ranks, where the other rank does not send until it is told to."""
 
     size, rank = 2, 0
 
@@ -43,7 +41,7 @@ class Silence(Transport):
 
 
 class Horovod:
-    """Rank 0 of three."""
+    """A stand-in for Horovod on rank 0 of three ranks."""
 
     __name__ = "horovod"
 
@@ -81,7 +79,7 @@ def board(monkeypatch):
 
 @pytest.fixture
 def exchange():
-    """One that waits, in a thread."""
+    """An exchange that waits, in a thread."""
     transport = Silence()
     members = [BucketMember(f"layer{number}", np.ones(8, np.float32), ()) for number in range(5)]
     one = Exchange(

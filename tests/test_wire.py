@@ -1,4 +1,4 @@
-"""The probe that rides on Horovod's reduction, and the names of collectives."""
+"""The probe in Horovod's reduction, and the names of collectives."""
 
 import itertools
 
@@ -13,11 +13,12 @@ FINGERPRINT = 0x89ABCDEF
 
 
 def reduced(probes, before=1.0, after=1.0):
-    """What Horovod's allreduce of float32 makes of the ranks' probes: factors before and after a
-    sum in rank order.
+    """Return the result of Horovod's float32 allreduce of the probes.
+
+    It applies factors before and after a sum in the order of ranks.
     """
     rows = np.array(probes, dtype=np.float32)
-    np.testing.assert_array_equal(rows, probes)  # float32 holds them
+    np.testing.assert_array_equal(rows, probes)  # exact in float32
     return (np.add.accumulate(rows * np.float32(before))[-1] * np.float32(after)).tolist()
 
 

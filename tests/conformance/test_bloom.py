@@ -52,7 +52,7 @@ def test_size_and_false_positives_follow_the_formula(rate):
     info = dr.inspect(data)
     assert 8 * info["index_bytes"] <= 1.01 * k * math.log(1 / rate) / math.log(2) ** 2
     measured = (info["k"] - k) / (d - k)
-    # within 10 %, and within four standard deviations where there are few false positives to count
+    # within 10 %, or within four standard deviations if there are few false positives
     assert abs(measured / rate - 1) <= max(0.10, 4 / math.sqrt(rate * (d - k)))
 
 
@@ -69,7 +69,7 @@ def test_false_positives_like_an_independent_filter():
     )
     our_rate = (ours["k"] - k) / others.size
     assert our_rate <= 1.15 * max(their_rate, rate) and our_rate >= 0.85 * min(their_rate, rate)
-    # theirs rounds its bits up to whole slices; ours is not larger
+    # the reference rounds its bits up to whole slices; ours is not larger
     assert 8 * ours["index_bytes"] <= theirs.num_bits + 64
 
 
@@ -95,7 +95,7 @@ def test_count_of_each_policy(policy):
 
 
 def test_conflict_sets_find_more_true_positives_than_chance():
-    """What P2 is for: of k choices among the positives, more are right than the random ones of P1."""
+    """P2 chooses more correct indices among the positives than the random choice of P1."""
     d, k = 40_000, 400
     indices = support(d, k)
     right = {
@@ -113,7 +113,7 @@ def test_conflict_sets_find_more_true_positives_than_chance():
 
 
 def test_pitfall_p2_ends_even_when_every_set_is_used_up():
-    """A filter so full that one pass over the sets cannot choose enough."""
+    """The filter is so full that one pass over the sets cannot choose enough indices."""
     for d, k, rate in ((50, 40, 0.9), (1000, 999, 0.99), (300, 1, 0.999), (5, 4, 0.5)):
         indices = support(d, k)
         section, decoded, _ = dr.Bloom(fpr=rate, policy="p2").encode(indices, d, key=1)
@@ -129,7 +129,7 @@ def hostile(d, count, policy, hashes, bits, filter_bytes, seed=b""):
 
 
 def native_indices(data, d, simd=-1):
-    """The indices that the native decoder finds, or None when it refuses them."""
+    """Return the indices that the native decoder finds, or None if it refuses the section."""
     try:
         return _native.decode_sparse([data], d, 1.0, simd)[0]
     except dr.CorruptPayloadError:
@@ -146,7 +146,7 @@ def oracle_indices(data, d):
 
 @pytest.mark.parametrize("hashes", [1, 2, 3])
 def test_pitfall_p2_is_linear_when_all_share_one_set(hashes):
-    """One bit holds everything: a draw that walked over the set would take 10^12 steps here."""
+    """One bit contains all indices. A draw that walks over the set would take 10^12 steps."""
     d = 1 << 20
     np.testing.assert_array_equal(
         native_indices(hostile(d, d, 4, hashes, 1, b"\x01", bytes(4)), d), np.arange(d)
@@ -168,8 +168,9 @@ def test_p2_in_many_passes_is_the_same_at_every_simd_level(d, k, rate):
 
 @parametrize_product(rate=[0.999, 0.49, 0.24, 0.124, 0.0624, 1e-9], policy=POLICIES, k=[1, 2, 3])
 def test_few_indices_in_a_filter_that_happens_to_be_full(rate, k, policy):
-    """With few bits a filter may hold far more than its rate says; the encoder must not refuse its
-    own.
+    """A small filter may have far more positives than its rate predicts.
+
+    The encoder must not refuse its own filter.
     """
     d = 10_000
     codec = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=rate, policy=policy))
@@ -201,8 +202,9 @@ def test_all_elements_are_kept(d, fpr, policy):
 
 
 def test_hostile_more_sets_of_one_than_indices():
-    """A bit that only one positive meets was set for it; a filter with more of these than `count`
-    is nobody's.
+    """A bit that only one positive meets was set by that index.
+
+    No encoder writes a filter with more such bits than `count`.
     """
     d, k = 2_000, 40
     section, _, _ = dr.Bloom(fpr=1e-3, policy="p2").encode(support(d, k), d, key=0)
@@ -228,7 +230,7 @@ def test_hostile_more_sets_of_one_than_indices():
     ],
 )
 def test_hostile_filters_native_agrees_with_oracle(policy, filters):
-    """Random filters of every fill and any count: refused by both or the same indices."""
+    """Random filters of every density and count: both decoders refuse, or find the same indices."""
     random = np.random.default_rng(policy)
     accepted = 0
     for _ in range(filters):
@@ -253,7 +255,7 @@ def test_hostile_filters_native_agrees_with_oracle(policy, filters):
 
 
 def test_pitfall_p0_count_does_not_pass_through_the_value_type():
-    """More than 65,504 positives with float16 values: the count is an integer of the header."""
+    """More than 65,504 positives with float16 values: the count is an integer in the header."""
     d, k = 300_000, 70_000
     codec = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=1e-3, policy="p0"), value=dr.Float16())
     info = dr.inspect(codec.encode(on_support(d, support(d, k))))
@@ -261,9 +263,7 @@ def test_pitfall_p0_count_does_not_pass_through_the_value_type():
 
 
 def test_pitfall_values_stay_with_their_indices():
-    """In 'both' mode: with lossless values, what arrives is the gradient at the positives, whatever
-    the order inside.
-    """
+    """In 'both' mode with lossless values, the receiver gets the gradient at the positives."""
     values = gradient(30_000)
     codec = dr.Codec(dr.TopK(0.01), index=dr.Bloom(fpr=1e-3, policy="p2"), value=dr.FitPoly())
     decoded = dr.decode(codec.encode(values))
@@ -272,8 +272,9 @@ def test_pitfall_values_stay_with_their_indices():
 
 
 def test_pitfall_seed_travels_and_is_keyed():
-    """Ranks draw differently, receivers agree: the seed is in the section and follows from the
-    position.
+    """Ranks draw differently, and receivers agree.
+
+    The seed is in the section, and depends on the position.
     """
     values = gradient(5_000)
     codec = dr.Codec(dr.TopK(0.05), index=dr.Bloom(fpr=0.05, policy="p1"))
@@ -303,8 +304,9 @@ def test_bad_settings_are_refused(arguments):
 
 @pytest.mark.parametrize("policy", range(5))
 def test_hostile_full_filter_is_refused_without_memory(policy):
-    """All bits set: every index is a positive. Small counts must not cost memory or time that grows
-    with the hashes.
+    """All bits are set, so every index is a positive.
+
+    Memory and time for small counts must not grow with the number of hashes.
     """
     seed = bytes(4) if policy in (2, 4) else b""
     data = hostile(2**22, 3, policy, 32, 64, b"\xff" * 8, seed)

@@ -74,7 +74,7 @@ def test_gradient_dtypes(index, dtype):
 
 @parametrize_values(index=INDEX, value=VALUE)
 def test_mass_balance(index, value):
-    """What was sent plus what is kept is what came in, for every codec, lossy ones too."""
+    """What is sent plus what is kept equals the input, for every codec, also for lossy ones."""
     codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
     values = gradient(5000)
     residual = np.zeros_like(values)
@@ -92,7 +92,7 @@ def test_mass_balance(index, value):
 
 @pytest.mark.parametrize("name", [*INDEX, *VALUE])
 def test_golden(name):
-    """The bytes never change: golden files are written once a version and never again."""
+    """The bytes never change: golden files are written once per version of the format."""
     codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
     data, _ = both(codec, dr.NoMemory(), gradient(300), ())
     path = GOLDEN / f"{name}.hex"
@@ -135,7 +135,7 @@ def test_corruption(name, stride):
 
 @pytest.mark.parametrize("name", [*INDEX, *VALUE])
 def test_hostile_sections(name):
-    """Sections cut short, lengthened and overwritten behind a valid header and checksum."""
+    """Sections are cut, extended and overwritten, with a valid header and checksum."""
     codec = dr.Codec(dr.TopK(0.1), index=INDEX.get(name), value=VALUE.get(name))
     for hostile in with_hostile_sections(codec.encode(gradient(300))):
         agree(hostile, 300)

@@ -1,4 +1,4 @@
-"""What a few bytes can ask of a decoder that is not told how many elements to expect."""
+"""How much memory a few bytes can request if the number of elements is not given."""
 
 import numpy as np
 import pytest

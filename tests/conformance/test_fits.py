@@ -23,7 +23,7 @@ LARGEST = np.finfo(np.float32).max
 
 
 def heavy_tailed(name, count, seed=0):
-    """The largest 1 % of ``100 count`` samples, (count,) float32."""
+    """Return the largest 1 % of ``100 count`` samples, (count,) float32."""
     random = np.random.default_rng(seed)
     samples = {
         "laplace": lambda n: random.laplace(size=n),
@@ -45,9 +45,7 @@ def heavy_tailed(name, count, seed=0):
     strategies.sampled_from(FITS),
 )
 def test_any_finite_values(values, value):
-    """Whatever the floats, both implementations agree, and what is decoded is finite and of its
-    value's sign.
-    """
+    """For any floats both implementations agree; decoded values are finite, with the same sign."""
     _, decoded = native_and_oracle(value, values)
     assert np.isfinite(decoded).all()
     assert not (np.signbit(decoded) != np.signbit(values))[(decoded != 0) & (values != 0)].any()
@@ -72,7 +70,7 @@ def test_large_inputs_agree_at_every_simd_level(name, value, simd):
 @pytest.mark.parametrize("degree", [1, 2, 5, 7])
 @pytest.mark.parametrize("name", ["laplace", "student", "normal", "lognormal"])
 def test_error_is_that_of_independent_least_squares(name, degree):
-    """At most 1.001 times the error of NumPy's Chebyshev least squares on the same knots."""
+    """The error is at most 1.001 times that of NumPy's least squares on the same knots."""
     values = heavy_tailed(name, 5000)
     _, sides = sort_sides(values)
     squared = 0.0
@@ -98,9 +96,7 @@ def test_gram_basis_is_orthonormal_and_tends_to_legendre():
 
 
 def test_knots_lie_at_the_kinks():
-    """Straight pieces that meet at 300 and 700: the chord rule finds both, in one step each, and
-    then has no work left.
-    """
+    """For straight pieces that meet at 300 and 700, the chord rule finds both in one step each."""
     y = np.interp(np.arange(1000), [0, 300, 700, 999], [100.0, 10.0, 5.0, 0.0])
     assert fit_poly.find_segments(y, 3, 1) == [(0, 300), (300, 700), (700, 1000)]
     assert fit_poly.find_segments(np.linspace(9, 1, 500), 4, 5)[0][0] == 0
@@ -117,7 +113,7 @@ def test_no_segment_holds_fewer_points_than_coefficients(degree):
 
 
 def test_scale_changes_nothing():
-    """The number of segments does not depend on the unit of the gradient, as the published M does."""
+    """The number of segments does not depend on the gradient's scale, unlike the published M."""
     values = heavy_tailed("student", 2000)
     data, decoded = native_and_oracle(dr.FitPoly(), values)
     scaled, decoded_scaled = native_and_oracle(dr.FitPoly(), values * np.float32(2.0**40))
@@ -154,8 +150,9 @@ def test_bad_segments(bad):
     [("laplace", 250, 0.01), ("student", 250, 0.03), ("normal", 250, 0.005)],
 )
 def test_volume_of_the_published_layer(name, most_bytes, most_error):
-    """d = 36,864 at 1 %: the paper reports 1.17 % of dense, so some 250 bytes of values beside 1.0
-    % of raw indices.
+    """d = 36,864 at 1 %: the paper reports 1.17 % of dense.
+
+    This is about 250 bytes of values in addition to 1.0 % for raw indices.
     """
     values = heavy_tailed(name, 368, seed=3)
     section, decoded, _ = dr.FitPoly().encode(values, key=0)
@@ -228,9 +225,7 @@ def test_equal_values_are_exact(count, value):
 
 
 def test_payload_sizes_differ_by_rank():
-    """Ranks' payloads of one tensor have sizes of their own, each its own header's, and their sum
-    is right.
-    """
+    """Payloads of one tensor may have different sizes on each rank. Their sum is correct."""
     codec = dr.Codec(dr.TopK(0.05), value=dr.FitPoly())
     gradients = [gradient(10000, key=rank) ** (2 * rank + 1) for rank in range(3)]
     payloads = [codec.encode(each, rank=rank) for rank, each in enumerate(gradients)]
@@ -243,7 +238,7 @@ def test_payload_sizes_differ_by_rank():
 
 
 def hostile_values(values, section):
-    """A payload of ``values``' shape with another value section."""
+    """Return a payload with the shape of ``values`` and another value section."""
     parts = container.read(dr.Codec(dr.NoneSparsifier(), value=values[1]).encode(values[0]))
     parts.values = section(parts.values)
     data = container.write(parts)
@@ -284,9 +279,7 @@ def test_exp_is_accurate():
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (8,), (9,), (100003,), (6, 4099)])
 def test_lane_sum_is_sequential_in_each_lane(shape):
-    """What NumPy's sum over an outer axis does is no promise of its documentation: checked against
-    an explicit order.
-    """
+    """NumPy does not document the order of a sum over an outer axis. This checks it."""
     terms = np.random.default_rng(2).standard_normal(shape) * 10.0 ** np.random.default_rng(
         3
     ).integers(-8, 8, shape)

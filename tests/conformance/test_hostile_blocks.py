@@ -1,8 +1,6 @@
-"""Hostile payloads of more than one block: the native decoder and the oracle agree on what to
-refuse and on what the rest means.
+"""Hostile payloads with several blocks: native decoder and oracle agree.
 
-The conformance suite flips every bit of small payloads; here it is directories, and blocks that lie
-about their neighbours.
+The conformance suite flips every bit of small payloads. These tests change directories and blocks.
 """
 
 import numpy as np
@@ -20,8 +18,10 @@ K = 2 * 4096 + 5
 
 
 def mutations(section, seed, directory=range(0)):
-    """The section with numbers changed at every place of its directory and at random places, and
-    pieces swapped, cut and repeated.
+    """Yield mutations of a section.
+
+    Numbers are changed in its directory and at random places, and pieces are swapped, cut and
+    repeated.
     """
     random = np.random.default_rng(seed)
     places = [*directory, *random.integers(0, len(section) - 4, 12).tolist()]
@@ -37,7 +37,7 @@ def mutations(section, seed, directory=range(0)):
         yield section[:a] + bytes(b - a) + section[b:]
 
 
-#: where a section of three blocks has its directory
+#: position of the directory in a section of three blocks
 INDEX_DIRECTORIES = {
     "rice": range(3, 19, 4),
     "huffman": range(1, 9, 4),
@@ -50,7 +50,7 @@ VALUE_DIRECTORIES = {
     "quantile_6": range(157, 165, 4),
 }
 VALUES = {**VALUE, "quantile_6": dr.Quantile(buckets=6)}
-#: a Bloom filter has no blocks, and the oracle takes its time for one
+#: a Bloom filter has no blocks, and the oracle is slow for it
 BLOCKED = [name for name in INDEX if not name.startswith("bloom")]
 
 
@@ -68,9 +68,7 @@ def test_index_sections(name):
 
 @pytest.mark.parametrize("name", VALUES)
 def test_value_sections(name):
-    """For Deflate a block is 65536 values; six buckets, one for few negative values, get a Huffman
-    code.
-    """
+    """A block of Deflate has 65536 values. Six buckets, one of them small, get a Huffman code."""
     count = 2 * 65536 + 5 if name.startswith("deflate") else K
     values = np.round(gradient(count) * 100).astype(np.float32)
     if name == "quantile_6":
@@ -85,7 +83,7 @@ def test_value_sections(name):
 
 @pytest.mark.parametrize("name", BLOCKED)
 def test_counts_around_blocks(name):
-    """A count of the header that makes one block more or less than the section has."""
+    """The count in the header gives one block more or less than the section has."""
     values = gradient(D)
     data = dr.Codec(dr.TopK(k=4096), index=INDEX[name], value=dr.QSGD(bits=1)).encode(values)
     for count in (0, 1, 4095, 4097, 8192, 8193, D):

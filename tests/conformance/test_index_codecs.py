@@ -1,6 +1,4 @@
-"""The lossless index codecs: any set of indices, block boundaries, the largest tensors, and their
-sizes against theory.
-"""
+"""The lossless index codecs: any indices, block boundaries, the largest tensors, and sizes."""
 
 import heapq
 import math
@@ -22,18 +20,19 @@ LARGEST_D = 2**31 - 1
 
 
 def on_support(indices, d):
-    """(d,) float32 that is not zero on ``indices`` and nowhere else."""
+    """Return (d,) float32 that is not zero exactly at ``indices``."""
     values = np.zeros(d, dtype=np.float32)
     values[indices] = np.where(np.arange(len(indices)) % 3, np.float32(1), np.float32(-2))
     return values
 
 
 def index_section(name, indices, d):
-    """The native encoder's section, asserted equal to the oracle's; empty when all or nothing is
-    sent.
+    """Return the section of the native encoder; check that it equals the oracle's.
+
+    It is empty if all or no elements are sent.
     """
     values = on_support(indices, d)
-    # one bit a value leaves room for any index section before the payload is as large as the tensor
+    # with one bit per value, any index section fits before the payload is as large as the tensor
     codec = dr.Codec(dr.TopK(k=max(len(indices), 1)), index=INDEX[name], value=dr.QSGD(bits=1))
     data, _ = both(codec, dr.NoMemory(), values, ())
     sent, _ = dr.decode_sum_sparse([data], d)
@@ -44,7 +43,7 @@ def index_section(name, indices, d):
 
 
 def by_hand(name, section, count, d):
-    """A payload of this index section and the values 1, 2, 3, …"""
+    """Return a payload with this index section and the values 1, 2, 3, …"""
     values = (1 + np.arange(count, dtype=np.float32)).tobytes()
     return container.write(
         container.Payload(
@@ -54,8 +53,9 @@ def by_hand(name, section, count, d):
 
 
 def decoded_natively(name, indices, d):
-    """The oracle's section in a payload made by hand -> what the native decoder finds in it, with
-    no dense array anywhere.
+    """Return the indices that the native decoder finds in the oracle's section.
+
+    No dense array is needed.
     """
     indices = np.asarray(indices, dtype=np.uint32)
     section, _, _ = INDEX[name].encode(indices, d, key=0)
@@ -68,7 +68,7 @@ def decoded_natively(name, indices, d):
 
 @strategies.composite
 def index_sets(draw):
-    """(indices, d): sparse ones, and ones with runs, of any density up to everything."""
+    """Draw (indices, d): sparse sets, and sets with runs, with any density up to all elements."""
     if draw(strategies.booleans()):
         d = draw(strategies.integers(1, 5000))
         return np.array(
@@ -101,7 +101,10 @@ def test_block_boundaries(name, count):
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_block_of_neighbours_then_a_far_one(name):
-    """A block of gaps 0 has the smallest code parameter, the one after it the largest gap there is."""
+    """A block with gaps of 0 has the smallest parameter.
+
+    The next one has the largest possible gap.
+    """
     d = 300_000
     indices = np.array([*range(4096), d - 2, d - 1], dtype=np.uint32)
     index_section(name, indices, d)
@@ -111,9 +114,7 @@ def test_block_of_neighbours_then_a_far_one(name):
 @pytest.mark.parametrize("name", ["bitmap", "elias_fano", "rice"])
 @pytest.mark.parametrize("density", [0.02, 0.3, 0.97])
 def test_every_simd_level_decodes(density, name, simd):
-    """Whole words of set bits, empty ones, and the last 64 bits, which are not decoded in whole
-    words.
-    """
+    """Full words, empty words, and the last 64 bits, which are decoded separately."""
     for d in (64, 127, 128, 129, 6000):
         indices = np.flatnonzero(np.random.default_rng(d).random(d) < density).astype(np.uint32)
         section, _, _ = INDEX[name].encode(indices, d, key=0)
@@ -128,8 +129,9 @@ def test_every_simd_level_decodes(density, name, simd):
 @pytest.mark.parametrize("change", [-1, 1, 64])
 @pytest.mark.parametrize("name", ["bitmap", "elias_fano", "rice"])
 def test_other_number_of_set_bits_is_refused(name, change, simd):
-    """A section whose bitmap has more or fewer set bits than the payload's count, all other lengths
-    as they should be.
+    """The bitmap has more or fewer set bits than the count of the payload.
+
+    All lengths are valid.
     """
     d, count = 1024, 300
     if name == "bitmap":
@@ -162,19 +164,19 @@ def test_other_number_of_set_bits_is_refused(name, change, simd):
 )
 @pytest.mark.parametrize("name", [name for name in LOSSLESS if name != "bitmap"])
 def test_largest_tensor(name, indices):
-    """d = 2^31 - 1, where sums of gaps and widths come to the end of 32 bits.
+    """d = 2^31 - 1, where sums of gaps and widths nearly fill 32 bits.
 
-    (A bitmap has 2^28 bytes there.)
+    A bitmap of this size has 2^28 bytes.
     """
     np.testing.assert_array_equal(decoded_natively(name, indices, LARGEST_D), indices)
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSLESS if name not in ("bitmap", "raw_index")])
 def test_index_beyond_d_is_refused(name):
-    """A section made for a larger tensor names an index that this one does not have."""
+    """A section for a larger tensor has an index that this tensor does not have."""
     indices = np.array([5, 999], dtype=np.uint32)
     section, _, _ = INDEX[name].encode(indices, 1000, key=0)
-    if name == "huffman":  # its code is that of d
+    if name == "huffman":  # its code depends on d
         section = b"\0" + huffman_code.encode(indices.view(np.uint8), static_lengths(999))
     data = container.write(
         container.Payload(
@@ -189,9 +191,7 @@ def test_index_beyond_d_is_refused(name):
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_indices_that_should_ascend_and_do_not(order):
-    """RawIndex carries any order, but only where the payload says that it does: sums of sparse
-    payloads rely on it.
-    """
+    """RawIndex supports any order, but the header must say so, because sparse sums rely on it."""
     payload = container.Payload(
         10,
         2,
@@ -211,7 +211,7 @@ def test_indices_that_should_ascend_and_do_not(order):
 
 
 def information_bound(d, count):
-    """log2 of the number of sets of ``count`` out of ``d``, in bits."""
+    """Return log2 of the number of sets of ``count`` of ``d`` indices, in bits."""
     return (math.lgamma(d + 1) - math.lgamma(count + 1) - math.lgamma(d - count + 1)) / math.log(2)
 
 
@@ -219,7 +219,7 @@ def information_bound(d, count):
     "density", [0.01, *(pytest.param(density, marks=pytest.mark.slow) for density in (0.001, 0.1))]
 )
 def test_sizes_of_resnet50(density):
-    """All of ResNet-50 as one tensor, a uniform support."""
+    """ResNet-50 as one tensor, with uniformly distributed indices."""
     d = 25_557_032
     indices = np.flatnonzero(np.random.default_rng(1).random(d, dtype=np.float32) < density).astype(
         np.uint32
@@ -235,7 +235,7 @@ def test_sizes_of_resnet50(density):
     assert (
         bound < bits_an_index(dr.EliasFano()) <= 2 + math.log2(d / indices.size) + 17 / indices.size
     )
-    # gaps as bytes pay for their continuation bits
+    # gaps as bytes need continuation bits
     assert bound < bits_an_index(dr.Huffman(delta=True)) <= bound + 2
     assert bits_an_index(dr.Bitmap()) <= (d + 7) / indices.size
 
@@ -268,12 +268,11 @@ def test_elias_fano_size(count):
     [(dr.RLE(), 1.59), (dr.Huffman(), 1.62), (dr.Huffman(delta=True), 1.59), (dr.Rice(), 1.45)],
 )
 def test_published_volumes(index, at_most):
-    """DeepReduce, figure of a ResNet-20 layer: d = 36 864 at 1 %, indices coded, values raw;
-    relative to dense.
+    """The volumes that DeepReduce reports for a ResNet-20 layer, relative to dense.
 
-    RLE 1.59 %, Huffman 1.62 % and, with errors, a Bloom filter 1.45 %: to the digits that are
-    published, and without our 40 bytes of header, which are 0.03 %. The codecs that the paper does
-    not have may not be worse than these.
+    d = 36 864 at 1 %, with encoded indices and raw values: RLE 1.59 %, Huffman 1.62 %, and a Bloom
+    filter, with errors, 1.45 %. Compared to the published digits, without our 40 bytes of header,
+    which are 0.03 %. The codecs that are not in the paper may not be worse.
     """
     values = gradient(36_864)
     data = dr.Codec(dr.TopK(0.01), index=index).encode(values)
@@ -283,7 +282,7 @@ def test_published_volumes(index, at_most):
 
 
 def heap_cost(frequencies):
-    """(bits, longest code) of an unlimited Huffman code, by the textbook's heap."""
+    """Return (bits, longest code) of an unlimited Huffman code, by the textbook algorithm."""
     heap = [(int(weight), 0) for weight in frequencies if weight]
     if len(heap) == 1:
         return heap[0][0], 1
@@ -317,7 +316,7 @@ def test_huffman_lengths_are_optimal(weights):
 
 
 def test_huffman_lengths_are_limited():
-    """Fibonacci weights, whose unlimited code is as long as it gets."""
+    """With Fibonacci weights the unlimited code has the maximum length."""
     frequencies = np.zeros(256, dtype=np.int64)
     frequencies[:2] = 1
     for symbol in range(2, 30):
@@ -330,8 +329,9 @@ def test_huffman_lengths_are_limited():
 
 
 def test_native_lengths_are_limited_alike():
-    """Gaps with Fibonacci frequencies: a section whose code hits the limit, the same from both
-    encoders.
+    """With Fibonacci frequencies the code reaches the limit.
+
+    Both encoders give the same section.
     """
     frequencies = [1, 1]
     while len(frequencies) < 20:

@@ -24,9 +24,7 @@ def norms_of(values, bucket, norm):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_qsgd_is_unbiased(bits, norm):
-    """The mean over many keys is the value, within the standard error of that mean, for every
-    value.
-    """
+    """For every value, the mean over many keys is the value, within the standard error."""
     values = gradient(200)
     codec = dr.Codec(dr.NoneSparsifier(), value=dr.QSGD(bits=bits, bucket=64, norm=norm))
     draws = 2000
@@ -38,7 +36,7 @@ def test_qsgd_is_unbiased(bits, norm):
     # a draw is the lower or the upper end of its interval
     upper = (values + norms) / interval if bits == 1 else np.abs(values) / interval
     upper = upper - np.floor(upper)
-    # what happens a few times in all draws is not normally distributed
+    # rare events are not normally distributed
     error = interval * np.sqrt(np.maximum(upper * (1 - upper), 10 / draws) / draws)
     deviations = (total / draws - values) / error
     assert np.abs(deviations).max() < 4.5
@@ -55,14 +53,12 @@ def test_qsgd_is_unbiased(bits, norm):
     strategies.sampled_from([8, 64, 512]),
 )
 def test_qsgd_error_bound(values, bits, norm, bucket):
-    """No value is off by more than one level, whatever the floats, and none changes its sign (which
-    one bit cannot promise).
-    """
+    """No value is off by more than one level. No sign changes, except with one bit."""
     _, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=bucket, norm=norm), values)
     assert np.isfinite(decoded).all()
     norms = np.minimum(norms_of(values, bucket, norm), LARGEST)
     interval = 2 * norms if bits == 1 else norms / (2 ** (bits - 1) - 1)
-    # rounded to float32 a few times, subnormals to their spacing
+    # a few roundings to float32, and the spacing of subnormals
     assert (np.abs(decoded.astype(np.float64) - values) <= interval * (1 + 1e-5) + 1e-44).all()
     assert bits == 1 or (decoded * values.astype(np.float64) >= 0).all()
 
@@ -70,7 +66,7 @@ def test_qsgd_error_bound(values, bits, norm, bucket):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_qsgd_of_zeros(bits, norm):
-    """A bucket of norm 0 between others: zeros, not NaN."""
+    """A bucket with norm 0 decodes to zeros, not NaN."""
     values = gradient(48)
     values[16:32] = 0
     section, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=16, norm=norm), values)
@@ -83,9 +79,7 @@ def test_qsgd_of_zeros(bits, norm):
 @pytest.mark.parametrize("scale", [LARGEST, np.float32(1e-45), np.float32(1e-38)])
 @pytest.mark.parametrize("bits", [1, 2, 8])
 def test_qsgd_of_extremes(bits, scale, norm):
-    """The largest floats, whose sum of squares is beyond float32, and subnormals, whose squares are
-    below it.
-    """
+    """The largest floats and subnormals, whose squares overflow and underflow float32."""
     values = np.where(np.arange(600) % 2, scale, -scale).astype(np.float32)
     _, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=512, norm=norm), values)
     assert np.isfinite(decoded).all()
@@ -94,7 +88,7 @@ def test_qsgd_of_extremes(bits, scale, norm):
 
 
 def test_qsgd_size():
-    """bits per value and a norm per bucket, as promised to the planner."""
+    """The size is `bits` per value and a norm per bucket, as in the estimate for planning."""
     for bits in range(1, 9):
         value = dr.QSGD(bits=bits, bucket=512)
         section, _ = section_and_decoded(value, gradient(5120))
@@ -104,9 +98,7 @@ def test_qsgd_size():
 
 
 def sides_of(values, wanted):
-    """[(the sorted values of a side, its number of buckets)] for negative values and others, those
-    that exist.
-    """
+    """Return [(sorted values, number of buckets)] of the negative and the other values."""
     sides = [np.sort(values[values < 0]), np.sort(values[values >= 0])]
     buckets = quantile._buckets_of_sides(values.size, sides[0].size, wanted)
     return [(side, n) for side, n in zip(sides, buckets) if n]
@@ -143,7 +135,7 @@ def test_means_lie_within_their_quantiles(buckets, case):
 @settings(max_examples=150, deadline=None)
 @given(ARRAYS, strategies.integers(2, 256))
 def test_quantile_of_any_floats(values, buckets):
-    """Finite, of the same sign, and in the same order as the values."""
+    """Decoded values are finite, with the same sign and in the same order as the values."""
     _, decoded = section_and_decoded(dr.Quantile(buckets=buckets), values)
     assert np.isfinite(decoded).all()
     assert (decoded[values < 0] <= 0).all() and (decoded[values > 0] >= 0).all()
@@ -151,9 +143,7 @@ def test_quantile_of_any_floats(values, buckets):
 
 
 def test_quantile_sorts_like_numpy():
-    """Ranks are those of a stable sort, with ties across bucket boundaries, both zeros among the
-    positive values.
-    """
+    """Ranks equal those of a stable sort, with ties across buckets. Both zeros are positive."""
     for values in (
         random_floats(20_000),
         np.round(gradient(20_000) * 4).astype(np.float32),
@@ -187,9 +177,7 @@ def test_few_distinct_values_are_exact(values):
 
 @pytest.mark.parametrize("count", [4095, 4096, 4097, 8193])
 def test_quantile_huffman_block_boundaries(count):
-    """One bucket for the few negative values and one for the rest makes the Huffman code the
-    shorter kind.
-    """
+    """With one bucket for few negative values and one for the rest, the Huffman code is shorter."""
     values = np.where(np.arange(count) % 500 == 0, np.float32(-1), np.abs(gradient(count)))
     section, decoded = section_and_decoded(dr.Quantile(buckets=6), values)
     assert section[4] == 1, "expected Huffman coded buckets"
@@ -197,9 +185,7 @@ def test_quantile_huffman_block_boundaries(count):
 
 
 def test_sketchml_instance():
-    """SKCompress: delta indices in a Huffman code and quantile buckets; lossless indices, values
-    within their buckets.
-    """
+    """SKCompress: Huffman-coded index gaps and quantile buckets. Indices are lossless."""
     values = gradient(1_000_000)
     codec = dr.Codec(dr.TopK(0.01), index=dr.Huffman(delta=True), value=dr.Quantile())
     residual = np.zeros_like(values)

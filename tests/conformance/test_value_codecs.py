@@ -37,11 +37,9 @@ VECTORISED = [
 
 @pytest.mark.parametrize("value", VECTORISED, ids=repr)
 def test_simd_levels_agree(value):
-    """Bytes and decoded values are those of the oracle at every SIMD level, for every length around
-    a vector and a bucket.
-    """
+    """Every SIMD level equals the oracle, for all lengths around a vector and a bucket."""
     codec = dr.Codec(dr.NoneSparsifier(), value=value)
-    # of moderate size, so that a sum of squares is finite, with subnormals and zeros among them
+    # of moderate size, so that the sum of squares is finite; with subnormals and zeros
     values = np.ldexp(random_floats(1200), -1).astype(np.float32)
     values[::13] = 0
     for count in [*range(1, 70), 127, 128, 129, 511, 512, 513, 1000]:
@@ -60,9 +58,7 @@ def test_simd_levels_agree(value):
     "value", [*VECTORISED, dr.Deflate(), dr.Quantile(), dr.Quantile(buckets=16)], ids=repr
 )
 def test_decoded_is_what_the_receiver_decodes(value):
-    """What error feedback subtracts is, bit for bit, what the payload decodes to, for floats of
-    every exponent.
-    """
+    """Error feedback subtracts exactly the decoded payload, for floats with every exponent."""
     values = random_floats(30_000)
     section, decoded, _ = value.encode(values, key=3)
     assert_same_bits(type(value).decode(section, values.size), decoded)
@@ -74,7 +70,7 @@ def test_decoded_is_what_the_receiver_decodes(value):
 
 
 def half_values(value, halves):
-    """What uint16 patterns mean, by NumPy or torch."""
+    """Return the values of uint16 patterns, from NumPy or torch."""
     if isinstance(value, dr.Float16):
         return halves.view(np.float16).astype(np.float32)
     torch = pytest.importorskip("torch")
@@ -82,12 +78,12 @@ def half_values(value, halves):
 
 
 def rounded_to_half(value, values):
-    """Nearest, ties to even, by NumPy or torch, saturated; as float32."""
+    """Round to nearest even with NumPy or torch, saturated; return float32."""
     if isinstance(value, dr.Float16):
         return np.clip(values, -65504, 65504).astype(np.float16).astype(np.float32)
     torch = pytest.importorskip("torch")
     largest = float(np.uint32(0x7F7F0000).view(np.float32))
-    # torch rounds to infinity what lies beyond the largest
+    # torch rounds values above the largest to infinity
     return np.clip(torch.from_numpy(values).to(torch.bfloat16).float().numpy(), -largest, largest)
 
 
@@ -107,9 +103,7 @@ def test_every_half_as_a_gradient():
 
 @pytest.mark.parametrize("value", HALVES)
 def test_every_half(value):
-    """All 65536 patterns: the finite ones mean what they mean elsewhere and come back as
-    themselves, the others are refused.
-    """
+    """All 65536 patterns: finite ones decode correctly and round-trip, others are refused."""
     halves = np.arange(65536, dtype=np.uint32).astype(np.uint16)
     expected = half_values(value, halves)
     finite = np.isfinite(expected)
@@ -128,7 +122,7 @@ def test_every_half(value):
 
 @pytest.mark.parametrize("value", HALVES)
 def test_every_tie_rounds_to_even(value):
-    """The middle between any two halves and its two neighbours in float32."""
+    """The midpoint between any two adjacent 2-byte floats, and its two float32 neighbors."""
     positive = half_values(
         value,
         np.arange(0x7C00 if isinstance(value, dr.Float16) else 0x7F80, dtype=np.uint32).astype(
@@ -206,9 +200,7 @@ def test_deflate_block_boundaries(count, shuffle):
 
 
 def test_deflate_is_smaller_than_raw():
-    """What Top-k selects has few exponents; the shuffle makes that visible to zlib, which finds
-    nothing but runs and frequencies.
-    """
+    """Values selected by top-k have few exponents. The shuffle groups these bytes for zlib."""
     values = np.random.default_rng(4).standard_normal(1_000_000, dtype=np.float32)
     selected = values[dr.TopK(0.01).select(values, key=0)]
     sections = {

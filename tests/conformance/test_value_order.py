@@ -15,9 +15,7 @@ from deepreduce_hvd.numpy_backend import decode_sum_numpy
 @pytest.mark.parametrize("n", range(5, 13))
 @pytest.mark.parametrize("off", [-1, 0, 1])
 def test_order_width_at_powers_of_two(n, off):
-    """ceil(log2 k) bits an entry hold 0 … k - 1; a width from log2(k - 1) rounded down is one
-    short.
-    """
+    """ceil(log2 k) bits per entry hold 0 … k - 1. log2(k - 1) rounded down is one bit too few."""
     count = 2**n + off
     values = gradient(count)
     data, decoded = native_and_oracle(dr.FitPoly(segments=1), values)
@@ -34,8 +32,9 @@ def test_order_width_at_powers_of_two(n, off):
 
 @pytest.mark.parametrize("value", FITS, ids=repr)
 def test_values_find_their_indices_in_both_mode(value):
-    """Published code leaves values in the sparsifier's order while indices decode ascending: a
-    relative error of 1.41.
+    """Published code keeps values in the order of the sparsifier, but decodes ascending indices.
+
+    This gives a relative error of 1.41.
     """
     dense = gradient(20000)
     free = dr.Codec(dr.TopK(0.02), index=dr.RawIndex(), value=value).encode(dense)

@@ -24,14 +24,14 @@ import deepreduce_hvd as dr
 
 #: sections are decoded from addresses of any alignment
 MISALIGNMENTS = (0, 1, 7)
-#: (schedule, seed): forward, reverse, shuffled
+#: (schedule, seed): forward, reverse and shuffled
 SCHEDULES = ((0, 0), (1, 0), (2, 1), (2, 2))
 
 _ERRORS = {1: dr.CorruptPayloadError, 2: dr.InvalidArgumentError, 3: dr.UnknownCodecError}
 
 
 class Result(ctypes.Structure):
-    """dr_cuda_result."""
+    """The struct dr_cuda_result."""
 
     _fields_ = [
         ("status", ctypes.c_int32), ("code", ctypes.c_int32), ("expected", ctypes.c_uint64), ("got", ctypes.c_uint64),
@@ -45,7 +45,7 @@ def library():
 
 
 def set_schedule(schedule=0, seed=1, poison=0xA5):
-    """The order of blocks and threads from now on, and what memory holds before it is written."""
+    """Set the order of blocks and threads, and the initial bytes of memory."""
     library().dr_test_schedule(ctypes.c_int(schedule), ctypes.c_uint64(seed), ctypes.c_int(poison))
 
 
@@ -54,7 +54,7 @@ def _pointer(array):
 
 
 def call(name, *arguments, result=None):
-    """Calls the library's function; a status that is not 0 becomes the package's error."""
+    """Call a function of the library; raise the error of the package if its status is not 0."""
     message = ctypes.create_string_buffer(512)
     status = getattr(library(), name)(*arguments, message)
     text = message.value.decode()
@@ -72,9 +72,9 @@ def _parameters(stage):
 
 
 def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
-    """As :meth:`IndexCodec.encode`, by the device codec.
+    """Encode like :meth:`IndexCodec.encode`, with the device codec.
 
-    ``spare``: how much the host's bound of the count exceeds the count.
+    ``spare``: by how much the bound of the count on the host exceeds the count.
     """
     indices = np.ascontiguousarray(indices, dtype=np.uint32)
     parameters, capacity = _parameters(stage), indices.size + spare
@@ -119,14 +119,14 @@ def _decode(name, stage, section, d, count, dtype, misalignment, spare, active):
 
 
 def decode_index(stage, section, d, count, misalignment=0, spare=0, active=True):
-    """As :meth:`IndexCodec.decode`, by the device codec."""
+    """Decode like :meth:`IndexCodec.decode`, with the device codec."""
     return _decode(
         "dr_test_index_decode", stage, section, d, count, np.uint32, misalignment, spare, active
     )
 
 
 def encode_value(stage, values, key, spare=0):
-    """As :meth:`ValueCodec.encode`, by the device codec."""
+    """Encode like :meth:`ValueCodec.encode`, with the device codec."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     parameters, count = _parameters(stage), values.size
     most_bytes = ctypes.c_uint64()
@@ -155,7 +155,7 @@ def encode_value(stage, values, key, spare=0):
 
 
 def decode_value(stage, section, count, misalignment=0, spare=0, active=True):
-    """As :meth:`ValueCodec.decode`, by the device codec."""
+    """Decode like :meth:`ValueCodec.decode`, with the device codec."""
     return _decode(
         "dr_test_value_decode",
         stage,
@@ -170,7 +170,7 @@ def decode_value(stage, section, count, misalignment=0, spare=0, active=True):
 
 
 def encode_order(order, spare=0):
-    """The order section of ``order`` (k,) uint32."""
+    """Return the order section of ``order``, (k,) uint32."""
     order = np.ascontiguousarray(order, dtype=np.uint32)
     section, section_bytes, result = (
         np.zeros(4 * (order.size + spare) + 8, dtype=np.uint8),
@@ -183,7 +183,7 @@ def encode_order(order, spare=0):
 
 
 def decode_order(section, count, spare=0):
-    """(count,) uint32, or CorruptPayloadError."""
+    """Return the order, (count,) uint32, or raise CorruptPayloadError."""
     section_array, order, result = (
         np.frombuffer(section, dtype=np.uint8),
         np.zeros(count + 1, dtype=np.uint32),
@@ -195,7 +195,7 @@ def decode_order(section, count, spare=0):
 
 
 class _Context(ctypes.Structure):
-    """dr_context."""
+    """The struct dr_context."""
 
     _fields_ = [
         ("allocate", ctypes.c_void_p), ("output", ctypes.c_void_p), ("user", ctypes.c_void_p), ("simd", ctypes.c_int32),
@@ -212,7 +212,7 @@ class _Codec(ctypes.Structure):
 
 
 class _Encoding(ctypes.Structure):
-    """dr_cuda_encoding."""
+    """The struct dr_cuda_encoding."""
 
     _fields_ = [
         ("gradient", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("d", ctypes.c_uint64), ("residual", ctypes.c_void_p), ("velocity", ctypes.c_void_p),
@@ -230,8 +230,9 @@ def _codec(codec, memory, step):
 
 
 def _allocate(nbytes, alignment):
-    """Memory of exactly so many bytes as a uint8 array, freed with it: AddressSanitizer sees what
-    lies beyond.
+    """Return a uint8 array in memory of exactly its size, which is freed with it.
+
+    So AddressSanitizer detects accesses past the end.
     """
     libc, address = ctypes.CDLL(None), ctypes.c_void_p()
     libc.free.argtypes = [ctypes.c_void_p]
@@ -247,8 +248,10 @@ def _allocate(nbytes, alignment):
 
 
 def placed(array, misalignment=0, alignment=256):
-    """A copy of the array that starts ``misalignment`` elements beyond a multiple of ``alignment``
-    bytes and ends where its memory ends.
+    """Return a copy of the array at a given alignment.
+
+    It starts ``misalignment`` elements after a multiple of ``alignment`` bytes, and ends where its
+    memory ends.
     """
     start = misalignment * array.itemsize
     copy = (
@@ -261,8 +264,9 @@ def placed(array, misalignment=0, alignment=256):
 
 
 def _in_workspace(function):
-    """function(workspace, its size) -> status, first with no workspace; the workspace has just the
-    size that is then told, and starts as poison.
+    """Call function(workspace, size), a status, without a workspace and then with one.
+
+    The workspace has exactly the size that the first call returns, and is poisoned.
     """
     context, size = _Context(), ctypes.c_size_t()
 
@@ -287,8 +291,10 @@ def _finish(context, check, result):
 
 
 def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank=0, misalignment=0):
-    """dr_cuda_encode: ``gradient`` (d,) in the storage of the ``dtype`` code, ``state`` arrays (d,)
-    float32. Returns (payload, new state, result).
+    """Call dr_cuda_encode; return (payload, new state, result).
+
+    ``gradient`` is (d,) in the storage type of the ``dtype`` code. ``state`` are (d,) float32
+    arrays.
     """
     fields = _codec(codec, memory, step)
     gradient, state = (
@@ -323,7 +329,7 @@ def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank
 
 
 def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
-    """dr_cuda_decode_sum; ``out`` is added to in place and returned."""
+    """Call dr_cuda_decode_sum, which adds to ``out`` in place; return ``out``."""
     fields, result = _codec(codec, memory, 0), Result()
     payloads = [placed(payload, misalignment) for payload in payloads]
     pointers = (ctypes.c_void_p * len(payloads))(*[payload.ctypes.data for payload in payloads])

@@ -20,7 +20,8 @@ CORE = ROOT / "deepreduce_hvd" / "csrc"
 EMULATOR = HERE / "emulator"
 SCHEDULER = EMULATOR / "scheduler.cc"
 INCLUDES = tuple(path.relative_to(ROOT) for path in (CORE, EMULATOR))
-#: DEEPREDUCE_CUDA_SANITIZE -> what the library is built with, for a process that preloads it
+#: DEEPREDUCE_CUDA_SANITIZE -> compiler flags of the library, for a process that preloads the
+#: sanitizer
 SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
 
 
@@ -56,17 +57,17 @@ def link(library, objects, options):
 
 
 def build(sanitizer=None):
-    """Compiles what changed and returns the library's path."""
+    """Compile what has changed, and return the path of the library."""
     folder = _folder(sanitizer)
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run want it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of one test run may build it
         return _build(folder, sanitizer)
 
 
 def _build(folder, sanitizer):
     checked = [] if sanitizer is None else [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    # to ThreadSanitizer the scheduler tells itself which thread of a block runs
+    # the scheduler itself tells ThreadSanitizer which thread of a block runs
     of_scheduler = ["-DDR_EMULATION_RACES"] if sanitizer == "thread" else checked
     options = [
         "-std=c++17", "-O2" if sanitizer is None else "-O1", "-Wall", "-Wextra", "-Werror",

@@ -36,18 +36,19 @@ def table_of(codec, memory=None, rows=1):
 
 
 def outcome(work):
-    """What a kernel makes, as bytes, or how it refuses."""
+    """Return the result of a kernel as bytes, or its error."""
     try:
         return work().numpy().tobytes()
     except tf.errors.OpError as error:
-        # from a graph it comes after where the operator was made
+        # in a graph the message follows the position where the operator was created
         message = error.message.split("\n\t [[")[0].rpartition("\n")[2]
         return type(error).__name__, adapter._DECORATION.sub("", message)
 
 
 def messages_of(codecs, members, ranks, d=400, dtype="float32"):
-    """(the ranks' messages one after another, their lengths); every member and rank has a codec and
-    a gradient of its own.
+    """Return (the concatenated messages of the ranks, their lengths).
+
+    Every member and every rank has another codec and another gradient.
     """
     payloads = [
         HOST[0](

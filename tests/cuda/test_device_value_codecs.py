@@ -1,5 +1,6 @@
-"""QSGD, FitPoly and FitDExp on the device, under the emulator, where their kernels have edges:
-against the NumPy oracle, bit for bit.
+"""QSGD, FitPoly and FitDExp in the emulator, on edge cases of their kernels.
+
+Results must equal the NumPy oracle bit for bit.
 """
 
 import emulation
@@ -33,19 +34,20 @@ LARGEST = np.finfo(np.float32).max
 
 
 def plateaus(d):
-    """Few distinct values, so that many points are equally far from their chords."""
+    """Return few distinct values, so that many points have the same distance from their chords."""
     return np.repeat(np.arange(d // 16, 0, -1, dtype=np.float32), 16)[:d]
 
 
 def staircase(d):
-    """Each step half as high and twice as long as the one before: every cut leaves the rest to one
-    side.
+    """Return steps, each half as high and twice as long as the previous one.
+
+    So every cut leaves the rest on one side.
     """
     return np.exp2(-np.floor(np.log2(np.arange(1, d + 1)))).astype(np.float32)
 
 
 def zigzag(d):
-    """Two equal halves: every distance of the tree comes twice."""
+    """Return two equal halves, so that every distance in the tree occurs twice."""
     half = np.sort(np.abs(gradient(d // 2)))[::-1]
     return np.concatenate([half + 1, half])
 
@@ -91,7 +93,10 @@ def test_fit_in_any_schedule(stage, schedule):
 
 @parametrize_product(degree=[1, 5], shape=["plateaus", "all_exponents"])
 def test_more_cuts_than_rounds_look_ahead(degree, shape):
-    """These trees are deeper than the rounds: the block that chooses the cuts looks up the rest."""
+    """These trees are deeper than the number of rounds.
+
+    The block that chooses the cuts computes the rest.
+    """
     section = expect_oracle(dr.FitPoly(degree=degree, segments=1024), SHAPES[shape](2500))
     assert int.from_bytes(section[4:6], "little") > 100
 
@@ -151,9 +156,7 @@ def test_hostile_sections(stage, values):
 @settings(max_examples=150, deadline=None)
 @given(strategies.data())
 def test_hostile_heads(data):
-    """Sections whose header is random within and just beyond what it may say, and whose length fits
-    it or nearly so.
-    """
+    """Sections with random headers, valid or just out of range, and matching or close lengths."""
     count = data.draw(strategies.integers(1, 3000))
     positives = data.draw(strategies.sampled_from([0, 1, count // 2, count, count + 1]))
     degree = data.draw(strategies.integers(0, 8))

@@ -1,5 +1,6 @@
-"""The emulator: barriers and warp operations wait, kernels that break the rules are told, and sums
-within blocks are right in every schedule.
+"""The emulator: barriers and warp operations wait, and invalid kernels are reported.
+
+Sums within blocks are correct in every schedule.
 """
 
 import ctypes
@@ -57,7 +58,7 @@ def test_broken_kernels_are_told(which, told):
     message = ctypes.create_string_buffer(512)
     assert emulation.library().dr_test_broken_kernel(which, message) == 1
     assert told in message.value.decode()
-    test_block_sums(256, None)  # and the next kernel is run as if nothing had been
+    test_block_sums(256, None)  # and the next kernel runs normally
 
 
 @pytest.mark.skipif(

@@ -22,7 +22,7 @@ def poison(request):
 
 
 def chosen(d, k, seed=0):
-    """k ascending indices below d, without an array of d."""
+    """Return k ascending indices below d, without an array of d elements."""
     generator = np.random.default_rng(seed)
     indices = np.unique(generator.integers(0, d, size=2 * k))
     while indices.size < k:
@@ -78,8 +78,9 @@ def test_gaps_whatever_memory_holds(name, poison):
 
 
 def agree(stage, section, d, count):
-    """The device accepts with the result of the oracle, or refuses as the oracle does; returns
-    whether it accepts.
+    """Check that device and oracle both accept with the same result, or both refuse.
+
+    Returns whether they accept.
     """
     try:
         expected = stage.decode(section, d, count)
@@ -119,7 +120,7 @@ def test_rice_blocks_that_only_other_encoders_write():
     # one index with parameter 0: 8007 zeros and a one
     assert agree(dr.Rice(), b"\0" + zeros + b"\x80", d, 1)
     assert not agree(dr.Rice(), b"\0" + zeros + b"\x80", 8007, 1)
-    # two indices in long codes, over several tiles of a block of threads
+    # two indices with long codes, over several tiles of a thread block
     assert agree(dr.Rice(), b"\0" + zeros * 3 + b"\1" + zeros * 3 + b"\1", d, 2)
     assert not agree(dr.Rice(), b"\0" + b"\xff" * 5000, d, 2)
     assert not agree(dr.Rice(), b"\x20" + zeros, d, 1)
@@ -157,8 +158,9 @@ def test_bloom_whatever_memory_holds(policy, poison):
 
 
 def test_few_indices_in_a_large_capacity():
-    """A threshold may choose 3 of 200,000: the filter of few is fuller than that of many, and P0
-    sends all that it holds.
+    """A threshold may select 3 of 200,000 elements.
+
+    A filter of few indices is fuller than one of many, and P0 sends all positives.
     """
     for seed in range(20):
         same_both_ways(
@@ -203,13 +205,13 @@ def test_conflict_sets_beyond_the_scratch_are_left_to_the_host():
     np.testing.assert_array_equal(
         emulation.decode_index(dr.Bloom(fpr=1e-3, policy="p2"), payload, d, decoded.size), decoded
     )
-    # a filter of more bits than 8000 indices have at this rate
+    # a filter with more bits than for 8000 indices at this rate
     with pytest.raises(dr.UnknownCodecError):
         emulation.decode_index(dr.Bloom(fpr=0.5, policy="p2"), payload, d, decoded.size)
 
 
 def test_what_a_value_costs_has_bounds():
-    """They bound the filters that the host provides for."""
+    """The bounds determine the filter size for which the host allocates memory."""
     for value_bits in (0.5, 65.0):
         with pytest.raises(dr.InvalidArgumentError):
             emulation.encode_index(

@@ -1,4 +1,4 @@
-"""The CUDA sources compile: no GPU is needed, only nvcc."""
+"""The CUDA sources compile with nvcc. No GPU is needed."""
 
 import build_cuda
 import nvcc

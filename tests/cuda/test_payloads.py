@@ -1,5 +1,6 @@
-"""Whole payloads of the device codecs, under the emulator, against the native core: bytes, what
-stays in the memory, sums, and what is refused.
+"""Whole payloads of the device codecs in the emulator, compared with the native core.
+
+Bytes, memories, sums, and refused payloads.
 """
 
 import emulation
@@ -30,8 +31,9 @@ POSITION = {"seed": 1, "tensor": 3, "rank": 4}
 
 
 def both(codec, memory, values, state, dtype="float32", step=2, misalignment=0):
-    """Encodes on the device and with the native core, asserts that bytes and state agree, and
-    returns the payload and the state.
+    """Encode on the device and with the native core; return the payload and the state.
+
+    Checks that bytes and state are equal.
     """
     code, store = DTYPES[dtype]
     stored = store(values)
@@ -52,7 +54,7 @@ def both(codec, memory, values, state, dtype="float32", step=2, misalignment=0):
 
 
 def expect_sum(codec, memory, payloads, d, scale=0.5, misalignment=0):
-    """The sum of the payloads on the device is the native core's."""
+    """Check that the sum of the payloads on the device equals that of the native core."""
     start = gradient(d, key=31)
     expected = decode_sum_numpy(payloads, start.copy(), scale)
     got = emulation.decode_sum(
@@ -68,8 +70,9 @@ def fresh_state(memory, d):
 
 
 def _pair(index, value):
-    """Beside raw indices or values every codec's own work shows; the rest of the pairs take as long
-    again.
+    """Return a pair of codecs, marked slow unless one of them is raw.
+
+    With a raw codec, the work of the other one is visible. The other pairs take as long again.
     """
     return pytest.param(
         index, value, marks=() if index == "raw_index" or value == "raw_value" else pytest.mark.slow
@@ -142,8 +145,9 @@ def test_any_schedule(sparsifier, schedule):
 
 
 def deceptive(d):
-    """Inputs for which a sample tells little of the k-th magnitude: TopK's candidates do not hold
-    it, or do not fit.
+    """Return inputs for which a sample predicts the k-th magnitude badly.
+
+    The candidates of TopK do not contain it, or exceed their memory.
     """
     few = np.zeros(d, dtype=np.float32)
     few[:: d // 7] = gradient(few[:: d // 7].size) + 1
@@ -161,15 +165,16 @@ def deceptive(d):
 
 @parametrize_product(case=deceptive(16), k=[1, 100, 8191])
 def test_largest_of_deceptive_inputs(case, k):
-    d = 90001  # more than there is room for candidates
+    d = 90001  # more than the memory for candidates
     both(
         dr.Codec(dr.TopK(k=k)), dr.Residual(), deceptive(d)[case], (np.zeros(d, dtype=np.float32),)
     )
 
 
 def test_largest_where_the_sample_misleads():
-    """The k-th magnitude seems far larger than it is, so that too few candidates are found, or far
-    smaller, so that they do not fit.
+    """The sample predicts a k-th magnitude that is far too large or far too small.
+
+    So there are too few candidates, or too many for their memory.
     """
     d, k = 200000, 3000
     sampled = np.zeros(d, dtype=bool)
@@ -189,7 +194,7 @@ def test_largest_where_the_sample_misleads():
     "sparsifier", [dr.TopK(0.01), dr.Threshold(0.98), dr.ChunkTopK(chunk=300), dr.RandomK(0.001)]
 )
 def test_more_tiles_than_blocks(sparsifier):
-    d = 17_500_000  # grids have 4096 blocks at most, of 4096 elements at a time
+    d = 17_500_000  # grids have at most 4096 blocks, with 4096 elements at a time
     codec, memory, values = dr.Codec(sparsifier, index=dr.Bitmap()), dr.Residual(), gradient(d)
     data, _ = both(codec, memory, values, (values[::-1] * np.float32(0.1),))
     expect_sum(codec, memory, [data], d)
@@ -243,9 +248,9 @@ def test_sum_in_the_order_of_ranks():
 
 
 def agree(codec, data, d):
-    """Refused by both sides with the same error, or the same sum.
+    """Check that both sides refuse with the same error, or give the same sum.
 
-    A payload of another codec the device leaves to the host.
+    The device leaves payloads of other codecs to the host.
     """
 
     def on_device():

@@ -1,5 +1,6 @@
-"""The PyTorch operators for CUDA and the adapter's path on the device, on a pretended device: all
-of them but the GPU, its streams and NCCL.
+"""The PyTorch operators for CUDA and the adapter's GPU path, on a simulated device.
+
+Only the GPU, its streams and NCCL are missing.
 """
 
 import importlib.util

@@ -1,5 +1,6 @@
-"""Each stage of the device codecs alone, under the emulator, against the NumPy oracle: sections,
-what they decode to, and what is refused.
+"""Each stage of the device codecs alone in the emulator, compared with the NumPy oracle.
+
+Sections, decoded arrays, and refused sections.
 """
 
 import emulation
@@ -29,7 +30,7 @@ KEY = 0x0123456789ABCDEF
 
 
 def selected(values):
-    """Ascending indices of about one element in 10, as a sparsifier may choose them."""
+    """Return ascending indices of about one element in 10, as a sparsifier may select them."""
     k = max(1, values.size // 10) if values.size else 0
     return np.sort(np.argsort(-np.abs(values), kind="stable")[:k]).astype(np.uint32)
 
@@ -42,7 +43,7 @@ def test_index(name, case, spare):
     section, decoded, stay = emulation.encode_index(stage, indices, d, KEY, 20.0, spare=spare)
     assert section == expected
     np.testing.assert_array_equal(decoded, expected_decoded)
-    # on the device it is a matter of the stage alone
+    # on the device only the stage checks it
     assert stay == expected_stay or not indices.size
     for misalignment in emulation.MISALIGNMENTS:
         back = emulation.decode_index(
@@ -63,9 +64,7 @@ def test_index_in_any_schedule(name, schedule):
 
 
 def expect_oracle(stage, values, spare=0, misalignments=(1,)):
-    """Section, decoded values and order are the oracle's, and the device decodes the section as the
-    oracle does; returns the section.
-    """
+    """Check encoding and decoding against the oracle; return the section."""
     expected, expected_decoded, expected_order = stage.encode(values, KEY)
     section, decoded, order = emulation.encode_value(stage, values, KEY, spare=spare)
     assert section == expected
@@ -92,8 +91,9 @@ def test_value_in_any_schedule(name, schedule):
 
 
 def hostile(section):
-    """The section with every bit flipped in turn, alone and together with the last bit, cut short,
-    lengthened and overwritten.
+    """Yield damaged sections: cut, extended, overwritten, or with flipped bits.
+
+    Each bit is flipped, alone and together with the last bit.
     """
     for bit in range(8 * len(section)):
         flipped = bytearray(section)
@@ -113,7 +113,7 @@ def test_hostile_index_sections(name, d):
     def check(changed, count):
         try:
             emulation.decode_index(stage, changed, d, count)
-        except dr.UnknownCodecError:  # left to the host: another random policy than the receiver's
+        except dr.UnknownCodecError:  # left to the host: another random policy
             assert name.startswith("bloom") and changed[0] in (2, 4) and changed[0] != section[0]
             return
         except dr.CorruptPayloadError:

@@ -1,6 +1,4 @@
-"""TensorFlow's kernels for GPUs under the emulator: what they make is, bit for bit, what the
-kernels of the host make.
-"""
+"""TensorFlow's GPU kernels in the emulator give the same bits as the host kernels."""
 
 import importlib.util
 import pathlib
@@ -19,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def same_encoding(kernels, codec, memory, values, dtype="float32", steps=2, rows=1, **attributes):
-    """Encodes some steps on both sides; returns the payloads."""
+    """Encode some steps on both sides, and return the payloads."""
     states = [
         [
             tf.Variable(gradient(values.size, key=11 + part) * np.float32(0.1))
@@ -131,7 +129,7 @@ def test_failures_are_those_of_the_host_and_notices_where_asked_for(kernels, cod
     assert made[0] == made[1] and (
         made[0][:4] == b"DRER" if notices else "expected no residual" in made[0][1]
     )
-    # variables that do not fit are never a notice
+    # variables of a wrong shape never cause a notice
     short = [tf.Variable(tf.zeros(3)).handle]
     made = [
         outcome(
@@ -185,11 +183,11 @@ def test_readers_of_a_residual_see_no_later_step(kernels):
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 @pytest.mark.parametrize("collectives", ["host", "nccl"])
 def test_two_ranks_train_as_on_the_host(collectives, tmp_path):
-    """All scenarios of TensorFlow on stock Horovod, with variables on a pretended GPU."""
+    """All TensorFlow scenarios on stock Horovod, with variables on a simulated GPU."""
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "parallel"))
     from launch import report_of
 
-    directory = tmp_path / collectives  # whose name tells the script
+    directory = tmp_path / collectives  # the script reads this from the name
     directory.mkdir()
     reports = report_of(
         2, pathlib.Path(__file__).parent / "pretend_tensorflow" / "ranks.py", directory

@@ -1,5 +1,6 @@
-"""TensorFlow's operators with their kernels for GPUs, compiled by nvcc and linked as setup.py does,
-load into a TensorFlow without CUDA.
+"""TensorFlow's operators with GPU kernels load into a TensorFlow without CUDA.
+
+They are compiled by nvcc and linked as in setup.py.
 """
 
 import json
@@ -22,7 +23,8 @@ pytestmark = [
     pytest.mark.skipif(nvcc.find() is None, reason="there is no nvcc: nothing was linked"),
 ]
 
-#: prints what the runtime knows of the library's kernels, and what those of the host make
+#: prints what the runtime knows about the kernels of the library, and the results of the host
+#: kernels
 USE = """
 import ctypes, json, sys
 import numpy as np, tensorflow as tf
@@ -80,7 +82,7 @@ def library(tmp_path_factory):
         "-lpthread",
         "-lz",
     ]
-    # every symbol is found now, or this fails
+    # fails if a symbol is missing
     subprocess.run(
         [
             compiler,

@@ -37,8 +37,9 @@ def same_sum(
     spent=(),
     ranks=None,
 ):
-    """Both kernels' answers, the GPU's with hints and without; returns the host's. As many ranks as
-    there are lengths for, unless said.
+    """Compare both kernels, the GPU's with and without hints; return the result of the host.
+
+    The default number of ranks is the number of lengths per member.
     """
     ranks = len(lengths) // members if ranks is None else ranks
     initial = [] if initial is None else [initial]
@@ -66,7 +67,7 @@ def same_sum(
 
 
 def plain(answer):
-    """Which NaN a sum with NaN makes is the processor's choice."""
+    """Replace every NaN by the same one, because the bits of a NaN sum depend on the processor."""
     if isinstance(answer, tuple):
         return answer
     array = np.frombuffer(answer, np.float32)
@@ -96,7 +97,7 @@ def test_sums_of_many_ranks_and_members(kernels, codec):
 
 
 def test_sums_of_payloads_of_other_codecs_than_hinted(kernels):
-    """The device leaves them to the host, with the same sum."""
+    """The device leaves these payloads to the host, and the sum is the same."""
     others = [
         RECOMMENDED,
         dr.Codec(dr.TopK(0.05), index=INDEX["bloom_p0"]),
@@ -186,7 +187,7 @@ def test_notices_are_every_ranks_failure(kernels):
         ([-1, 1], "message 0: expected at most"),
         ([10**6, 1], "message 0: expected at most"),
         ([2**62, 2**62], "message 0: expected at most"),
-        ([40, 0], "bytes in all, got"),
+        ([40, 0], "bytes in total, got"),
         ([[1]], "lengths: expected a vector, got shape"),
     ],
 )

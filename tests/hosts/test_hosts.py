@@ -1,6 +1,4 @@
-"""Training between hosts that are network namespaces of this machine, under the real horovodrun
-over ssh.
-"""
+"""Training between hosts (network namespaces of this machine), with horovodrun over ssh."""
 
 import json
 import pathlib
@@ -18,8 +16,8 @@ _MISSING = network.problems()
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 _GLOO_SECONDS = 15  # Horovod's own time-out, by default 30
 _START_SECONDS = 120
-#: what Gloo says of a connection that is gone: the killed rank's neighbours at once, the others
-#: when these have ended or the time is over
+#: Gloo's messages about a lost connection: the neighbors of the killed rank print them at once, the
+#: others when these have ended or after the time-out
 CAUSES = rf"Connection (closed|reset) by peer|Connection timed out|Application timeout caused pair closure|Timed out waiting {_GLOO_SECONDS}000ms"
 
 
@@ -34,7 +32,7 @@ def start(hosts, what, directory, **variables):
 
 
 def said_by(job, seconds):
-    """What a job said until its end, which must come in time."""
+    """Return the output of a job, which must end in time."""
     try:
         return job.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
@@ -54,12 +52,10 @@ def alive(directory, rank):
 
 @pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_training(count, tmp_path):
-    """Replicas are bit-identical (the worker asserts it), and the interfaces carried what stats()
-    claims.
-    """
+    """Replicas are bit-identical (the worker checks it), and the traffic matches stats()."""
     with network.Network(count, "1gbit") as hosts:
-        # Horovod's background threads talk in every cycle, 1 ms by default: long ones, so that what
-        # they say does not hide a step's bytes
+        # Horovod's background threads communicate in every cycle, by default 1 ms; longer cycles
+        # keep this traffic below the bytes of a step
         job = start(hosts, "train", tmp_path, HOROVOD_CYCLE_TIME="20")
         said = said_by(job, _START_SECONDS)
     assert job.returncode == 0, said[-4000:]
@@ -71,7 +67,7 @@ def test_training(count, tmp_path):
     def totals(codec, figure):
         return [sum(steps) for steps in zip(*(report[codec][figure] for report in reports))]
 
-    # the quietest of a few steps: they still talk for as long as a step lasts
+    # the step with the least traffic, because the threads communicate while a step lasts
     protocol = min(
         sent - expected
         for sent, expected in zip(totals("nothing", "sent"), totals("nothing", "expected"))
@@ -94,8 +90,8 @@ def test_a_killed_rank_ends_the_job(count, tmp_path):
         assert job.returncode != 0 and "ended as it should" not in said
         assert f"Process {count - 1} exit with status code" in said, said[-4000:]
         wait_for(lambda: not any(alive(tmp_path, rank) for rank in range(count)), 3 * _GLOO_SECONDS)
-    # horovodrun ends rank 0, on its own host, as soon as it hears of the killed one; the others end
-    # by themselves and say why
+    # horovodrun ends rank 0, on its own host, as soon as it learns of the killed rank; the others
+    # end with an error message
     for rank in range(1, count - 1) or [0]:
         own = (tmp_path / f"said.{rank}").read_text()
         assert re.search(CAUSES, own), f"rank {rank}: {own[-4000:]}"
@@ -104,7 +100,10 @@ def test_a_killed_rank_ends_the_job(count, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 4])
 def test_an_interface_that_goes_down_ends_every_rank(count, tmp_path):
-    """Nothing closes a connection here: only Gloo's time-out tells, on both sides of the cut."""
+    """No connection is closed here.
+
+    Only the time-out of Gloo detects the failure, on both sides.
+    """
     with network.Network(count, "1gbit") as hosts:
         job = start(hosts, "train_on", tmp_path)
         wait_for(

@@ -1,6 +1,4 @@
-"""Namespaces on this machine: links as slow as they should be, and nothing left behind however the
-maker ends.
-"""
+"""Network namespaces: links have the requested speed, and nothing remains after the process."""
 
 import os
 import pathlib
@@ -29,7 +27,7 @@ with Network(2) as hosts:
 
 
 def made_by(pid):
-    """Everything on this machine that carries a process's name."""
+    """Return everything on this machine that is named after a process."""
     namespaces = subprocess.run(
         ["ip", "netns", "list"], capture_output=True, text=True, check=True
     ).stdout
@@ -42,7 +40,7 @@ def made_by(pid):
 
 
 def maker():
-    """A process that has made two hosts, with a process of its own in one."""
+    """A process that has created two hosts, with a child process in one of them."""
     process = subprocess.Popen(
         [sys.executable, "-c", _MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

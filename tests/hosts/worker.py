@@ -1,5 +1,6 @@
-"""One rank on a host of its own; what it does is its first argument. Started by test_hosts.py under
-horovodrun over ssh.
+"""One rank per host. The first argument selects the task.
+
+Started by test_hosts.py with horovodrun over ssh.
 """
 
 import json
@@ -21,7 +22,7 @@ from deepreduce_hvd.wire import PROBE_BYTES  # noqa: E402
 
 STEPS = 6
 CODECS = {
-    # as many messages with next to nothing in them: what the protocols cost
+    # the same number of messages with almost no contents: the cost of the protocols
     "nothing": dr.Codec(dr.Threshold(1e30)),
     "recommended": None,
     "pairs": dr.Codec(dr.TopK(0.05)),
@@ -32,8 +33,9 @@ HEADER_BYTES = 14 + 20 + 32
 
 
 def training(codec):
-    """(a step, its compressor, the network) of a model of 4 million parameters whose gradients
-    differ from rank to rank.
+    """Return (step function, compressor, network) of a model with 4 million parameters.
+
+    The gradients differ between ranks.
     """
     torch.manual_seed(0)
     layers = torch.nn.Sequential(
@@ -69,11 +71,11 @@ def assert_bit_identical(layers):
 
 
 def bytes_of(step):
-    """What this host's interface sent in a step, headers not counted."""
+    """Return the bytes that the interface of this host sent in a step, without headers."""
     hvd.barrier()
     before = network.interface_counters()
     step()
-    hvd.barrier()  # now everything has arrived everywhere
+    hvd.barrier()  # now all messages have arrived on all hosts
     after = network.interface_counters()
     return (
         after["sent_bytes"]
@@ -83,8 +85,9 @@ def bytes_of(step):
 
 
 def expected_on_the_wire(stats):
-    """What a rank's claims amount to on the wire, of all hosts together: gathers reach the P - 1
-    others, allreduces are rings.
+    """Return the expected traffic of all hosts together, from the statistics of a rank.
+
+    Gathers send to P - 1 other ranks, and allreduces are rings.
     """
     gathered = sum(
         row["sent_bytes"] - PROBE_BYTES for row in stats.values() if row["path"] == "compressed"
@@ -96,7 +99,7 @@ def expected_on_the_wire(stats):
 
 
 def train(directory):
-    """Trains with several codecs; writes what the interface counted beside what stats() claims."""
+    """Train with several codecs; write the counters of the interface and the bytes of stats()."""
     report = {"host": os.uname().nodename}
     for name, codec in CODECS.items():
         step, compressor, layers = training(codec)
@@ -115,9 +118,7 @@ def train(directory):
 
 
 def killed_in_a_step(directory):
-    """The last rank kills itself in its third step, after some gradients' messages and before the
-    others'.
-    """
+    """The last rank kills itself in its third step, between the messages of two gradients."""
     step, compressor, _ = training(None)
     steps, calls, session = 0, 0, compressor.adapter
     compress = session.compress
@@ -135,7 +136,7 @@ def killed_in_a_step(directory):
 
 
 def train_on(directory):
-    """Until something ends it; tells the test when it is in the middle of it."""
+    """Train until something ends the process; tell the test when training is under way."""
     step, _, _ = training(None)
     for number in range(100000):
         step()
@@ -146,7 +147,7 @@ def train_on(directory):
 def main(what, directory):
     hvd.init()
     if what != "train":
-        # a host whose interface is down cannot tell horovodrun what happened
+        # a host whose interface is down cannot report to horovodrun
         said = os.open(
             pathlib.Path(directory) / f"said.{hvd.rank()}", os.O_WRONLY | os.O_CREAT, 0o644
         )

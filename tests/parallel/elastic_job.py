@@ -13,7 +13,7 @@ import time
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
-_SECONDS = 240  # for what is waited for, on a machine that does much else
+_SECONDS = 240  # time limit of a wait, on a busy machine
 
 
 class Job:
@@ -57,7 +57,7 @@ class Job:
         return json.loads(path.read_text()) if path.exists() else {"size": 0, "step": 0}
 
     def wait_for(self, size, steps=7):
-        """Until so many ranks have gone on for some steps; returns the step."""
+        """Wait until this number of ranks has trained for some steps; return the step."""
         deadline = time.monotonic() + _SECONDS
         first = None
         while True:
@@ -106,7 +106,7 @@ def come_and_go(job, removal, killed=True):
         steps.append(job.wait_for(2))
         if removal == "without a commit":
             (job.directory / "no_commits").touch()
-            job.wait_for(2)  # steps that are lost with the rank that makes them
+            job.wait_for(2)  # steps that are lost with their rank
         job.set_hosts("localhost:1")
         if removal == "without a commit":
             job.wait_for(1, steps=1)

@@ -39,7 +39,7 @@ class Worker:
         self._newest = []
 
     def commits_go_on(self):
-        """Whether the test wants commits, in rank 0's view."""
+        """Return whether the test wants commits, as rank 0 sees it."""
         return bool(self._as_rank_0(int(not (self.directory / "no_commits").exists())))
 
     def note_start(self, state):

@@ -42,7 +42,7 @@ _WAITING = 1000
 
 
 def train(ready, compress=True):
-    """Trains for ever; writes a byte to ``ready`` once some steps are done."""
+    """Train forever; write a byte to ``ready`` after some steps."""
     hvd.init()
     torch.manual_seed(0)
     network = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(_LAYERS)))
@@ -65,7 +65,7 @@ def train(ready, compress=True):
 
 
 def leave_collectives_waiting(ready):
-    """Starts collectives that the last rank takes no part in, until they fail."""
+    """Start collectives in which the last rank does not take part, until they fail."""
     hvd.init()
     transport = HorovodTransport()
     if hvd.rank() == hvd.size() - 1:
@@ -78,7 +78,7 @@ def leave_collectives_waiting(ready):
             os.write(ready, b"r")
         if len(started) >= _WAITING:
             busy_until = time.perf_counter() + 1e-3
-            # with Python's global lock, as training holds it
+            # with the GIL, like training
             while time.perf_counter() < busy_until:
                 pass
 
@@ -91,7 +91,7 @@ WORK = {
 
 
 def be_rank(environment, ready, work, log):
-    """The life of one rank, in a process of its own."""
+    """Run one rank, in a separate process."""
     os.environ.update(environment)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
@@ -107,7 +107,7 @@ def be_rank(environment, ready, work, log):
 
 
 def run_once(ranks, work, delay, victim, limit, directory):
-    """One job; returns the survivors that did not end, {rank: what their threads did}."""
+    """Run one job; return the survivors that did not end, {rank: stacks of its threads}."""
     start_read, start_write = os.pipe()
     ready_read, ready_write = os.pipe()
     plan = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
@@ -116,7 +116,7 @@ def run_once(ranks, work, delay, victim, limit, directory):
     for slot in plan:
         child = os.fork()
         if child == 0:
-            os.close(start_write)  # so that a job whose launcher is gone ends
+            os.close(start_write)  # ends a job whose launcher is gone
             port = int(os.read(start_read, 8))
             shared = create_run_env_vars("127.0.0.1", ["lo"], port)
             environment = {

@@ -1,4 +1,4 @@
-"""Starts a worker script under the real horovodrun and collects what its ranks report."""
+"""Start a worker script with horovodrun and collect the reports of its ranks."""
 
 import importlib.util
 import json
@@ -43,14 +43,14 @@ def horovodrun(processes, script, *arguments, timeout=600):
     )
 
 
-#: what tells the cause in a job's output
+#: lines of a job's output that tell the cause
 _CAUSES = re.compile(
     r"ERROR|FATAL|terminate called|what\(\)|uncaught|deepreduce_hvd: |exit status|rank \d+, seed"
 )
 
 
 def shown(output, most=8000):
-    """Of a job's output, the lines that tell why it failed, then its end."""
+    """Return the lines of a job's output that tell why it failed, then its end."""
     causes = [line[:400] for line in output.splitlines() if _CAUSES.search(line)]
     return "\n".join([*causes[:30], "...", output[-most:]])
 
@@ -102,7 +102,7 @@ class Reports:
                 self._known[processes] = report_of(
                     processes, self._script, self._directory, self._wanted[processes]
                 )
-            # kept: the next scenario must not wait for the same job again
+            # cached: the next scenario must not run the same job again
             except Exception as error:
                 self._known[processes] = error
         known = self._known[processes]
@@ -120,7 +120,7 @@ class Reports:
 
 
 def expect_failure_with_a_message_on_every_rank(script, failure, message):
-    """``script failure`` on two ranks must end with ``message``, a regular expression, from each."""
+    """Check that ``script failure`` on two ranks ends with ``message``, a regex, from each rank."""
     finished = horovodrun(2, script, failure, timeout=120)
     assert finished.returncode != 0, finished.stdout[-3000:]
     assert "went on silently" not in finished.stdout

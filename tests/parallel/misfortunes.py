@@ -1,11 +1,11 @@
-"""What may happen to a rank in the midst of training."""
+"""Failures of a rank during training."""
 
 import os
 import signal
 import sys
 import time
 
-#: how many steps it takes before
+#: number of steps before the failure
 STEP = 6
 
 

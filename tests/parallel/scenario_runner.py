@@ -34,7 +34,7 @@ def run_all(namespace, directory, hvd, barrier):
 
 
 def expect_statistics_that_add_up(compressor, roll_call_bytes=0):
-    """``roll_call_bytes``: those of a step, which one of its parameters counts."""
+    """``roll_call_bytes``: the bytes of the roll call per step, which count for one parameter."""
     beside = 0
     for name, row in compressor.stats().items():
         if row["path"] == "dense":

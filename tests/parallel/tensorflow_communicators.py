@@ -196,12 +196,12 @@ def scenario_not_finite_on_one_rank_is_nan_on_all(directory):
 
 
 def scenario_a_rank_that_fails_makes_all_raise(directory):
-    # of a host only the first rank selects
+    # only the first rank of a host selects
     for number, communicator in enumerate(COMMUNICATORS[:-1]):
         named = [(f"failing{number}.{name}", variable) for name, variable in model()]
         compressor = compressor_of(named, codec_for(communicator), communicator=communicator)
         if hvd.rank() == hvd.size() - 1:
-            # an array of one number is expected
+            # one element is expected
             compressor.adapter.slots[named[0][0]].selected = np.zeros(0, np.float32)
         step = make_step(named, compressor, groups=1)
         try:

@@ -26,7 +26,7 @@ from deepreduce_hvd.tensorflow import elastic as tensorflow_elastic
 
 
 class Network:
-    """What a state asks of a Keras model and of its optimizer."""
+    """The methods of a Keras model and its optimizer that an elastic state uses."""
 
     def __init__(self, named):
         self.variables = variables(named)
@@ -80,7 +80,7 @@ def main(directory, communicator, kind):
 
 
 if __name__ == "__main__":
-    # it trains until it is told to stop: not longer than the test, should that be killed
+    # trains until it is told to stop, but not longer than the test, in case the test is killed
     signal.alarm(900)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)

@@ -81,7 +81,7 @@ class _Batches:
 
 
 def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
-    """Void steps are as if they had not been, and the scale that they lower changes nothing."""
+    """Void steps have no effect, and neither does the lower scale after them."""
     batches = _Batches()
 
     def fit(first, scale):
@@ -123,7 +123,7 @@ def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
 
 
 def scenario_keras_without_loss_scale_is_refused(directory):
-    """Unless the scale never changes, or nothing is kept."""
+    """A scale that never changes, or a compressor without memory, is accepted."""
     batches = _Batches()
     for dynamic, memory in ((True, dr.Residual()), (False, dr.Residual()), (True, dr.NoMemory())):
         network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)])
@@ -198,7 +198,7 @@ def scenario_keras_3_with_a_loss_scale_optimizer(directory):
 
 
 def operations_of(graph):
-    """The kinds of operations in a graph and in its functions."""
+    """Return the types of the operations in a graph and its functions."""
     definition = graph.as_graph_def()
     nodes = [
         *definition.node,
@@ -224,6 +224,8 @@ def scenario_a_loss_scale_that_is_none(directory):
         try:
             step(coefficients(0, network))
         except tf.errors.OpError as error:
-            assert f"expected it to return a finite number above 0, got {scale}" in str(error)
+            assert f"expected a function that returns a finite number above 0, got {scale}" in str(
+                error
+            )
         else:
             raise AssertionError(f"a loss scale of {scale} was taken")

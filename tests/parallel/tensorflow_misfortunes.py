@@ -37,5 +37,5 @@ def main(misfortune, communicator):
 
 
 if __name__ == "__main__":
-    signal.alarm(120)  # not longer than the test, should that be killed
+    signal.alarm(120)  # not longer than the test, in case the test is killed
     main(sys.argv[1], {"allgather": dr.Allgather(), "rounds": dr.GTopK()}[sys.argv[2]])

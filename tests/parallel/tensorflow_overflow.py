@@ -100,7 +100,7 @@ def scenario_what_is_not_compressed_overflows(directory):
 
 
 def scenario_nan_on_one_rank(directory):
-    """It is NaN everywhere, and what the other variables had sent is not lost."""
+    """All ranks get NaN, and values that other variables had sent are not lost."""
     for bad in (np.nan, np.inf):
         for groups in (None, 1):
             network = made()
@@ -157,7 +157,7 @@ def scenario_a_checkpoint_after_a_void_step(directory):
     tf.train.Checkpoint(compressor=compressor.trackable).write(prefix)
     state = compressor.state_dict()
     others = [compressor_of(network, **ONE) for _ in range(2)]
-    for other in others:  # with a void step of their own behind them
+    for other in others:  # followed by their own void step
         make_step(network, other)(coefficients(2, network, {"loud": np.nan}))
     tf.train.Checkpoint(compressor=others[0].trackable).read(prefix).assert_consumed()
     others[1].load_state_dict(state)

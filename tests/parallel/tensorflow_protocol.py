@@ -23,7 +23,7 @@ SAME = "expected the same compressor configuration on every rank, at the same st
 
 
 def on_last(other, usual):
-    """``other`` on the last rank, ``usual`` on those before it."""
+    """Return ``other`` on the last rank, ``usual`` on the other ranks."""
     return other if hvd.rank() == hvd.size() - 1 else usual
 
 
@@ -87,7 +87,7 @@ def scenario_a_state_that_one_rank_has_loaded(directory):
 
 
 def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
-    """Ranks that are not in Horovod's set are not waited for."""
+    """The compressor does not wait for ranks outside of Horovod's process set."""
     some = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
     expected = f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's process set, got another set"
     named = model()
@@ -157,7 +157,7 @@ def scenario_data_that_ends_earlier_on_some_ranks(directory):
     if hvd.rank() == 0:
         for step in (*steps, reduce_slices):
             found += refusal_of("hvd.join()", step)
-        # what this rank has started must have ended before it joins
+        # everything that this rank has started must end before it joins
         hvd.allreduce(tf.zeros([1]), name="told")
     hvd.join()
     assert not found, "\n".join(found)

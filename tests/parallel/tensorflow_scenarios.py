@@ -133,7 +133,7 @@ def scenario_sum_and_predivide(directory):
 
 
 def scenario_keras_optimizer_and_fit(directory):
-    """model.fit with hvd.keras gives what the tape gives."""
+    """model.fit with hvd.keras gives the same result as the tape."""
 
     def keras_model():
         named = model()
@@ -233,7 +233,7 @@ def scenario_version_1_optimizer(directory):
 
 
 def scenario_process_set(directory):
-    """The last rank of three stands aside; the others train among themselves."""
+    """The last rank of three does not take part; the others train together."""
     inside = [0, 1]
     chosen = hvd.add_process_set(inside) if hvd.size() > 2 else hvd.global_process_set
     named = model()
@@ -317,7 +317,7 @@ def scenario_embeddings(directory):
 
 
 def scenario_a_schedule_stays_out_of_graphs(directory):
-    """A warm-up of any length adds next to nothing to a graph, and every step sends what it says."""
+    """A warm-up adds almost nothing to a graph, and every step sends the scheduled amount."""
 
     def graph_bytes(compressor, named):
         return (

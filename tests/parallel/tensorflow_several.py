@@ -114,7 +114,7 @@ def scenario_memory_of_variables_that_are_gone(directory):
         held = [*slot.state, slot.payload.variable]
         assert slot.state[0].numpy().any()
         tf.keras.backend.clear_session()
-        with tf.Graph().as_default():  # whatever is going on when the last reference goes
+        with tf.Graph().as_default():  # whatever happens when the last reference is dropped
             del variables
             gc.collect()
         assert all(reference() is None for reference in gone), (

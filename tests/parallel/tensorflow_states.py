@@ -65,7 +65,7 @@ def scenario_retracing_keeps_the_residuals(directory):
         compressor_of(other, **ALL_COMPRESSED),
     )
     for number in range(3):
-        tf.function(make_step(named, compressor))(batch(number))  # traced anew each time
+        tf.function(make_step(named, compressor))(batch(number))  # traced again each time
     step = tf.function(make_step(other, kept))
     for number in range(3):
         step(batch(number))

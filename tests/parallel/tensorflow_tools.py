@@ -71,7 +71,7 @@ def local_gradients(named, images):
 
 
 def make_step(named, compressor, **options):
-    """A training step with DistributedGradientTape; returns the reduced gradients."""
+    """Return a training step with DistributedGradientTape, which returns the reduced gradients."""
 
     def step(images):
         with tf.GradientTape() as tape:

@@ -234,7 +234,7 @@ def scenario_eager_tapes_of_equal_shapes(directory):
 
 
 def scenario_a_refused_step_is_none(directory):
-    """Neither counted nor kept, also where Python runs the codec or the exchange."""
+    """A refused step changes no counter and no memory, also if Python runs codec or exchange."""
     for memory, communicator in ((OwnResidual(), dr.Allgather()), (dr.Residual(), dr.GTopK())):
         named = alike(2)
         (_, a), (_, b) = named

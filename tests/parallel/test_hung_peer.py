@@ -18,7 +18,7 @@ _WAITS = {
     ("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)]
 )
 def test_a_stopped_process(worker, ranks):
-    """Gloo gives up after its time."""
+    """Gloo's time-out ends the job."""
     expect_to_say(
         worker, ranks, "stopped", _WAITS[worker], r"Nothing is heard from rank {last}:", _SILENT,
         HOROVOD_GLOO_TIMEOUT_SECONDS="10", HOROVOD_STALL_CHECK_TIME_SECONDS="2",
@@ -30,7 +30,7 @@ def test_a_stopped_process(worker, ranks):
     ("worker", "ranks"), [(TORCH, 2), (TORCH, 3), (TENSORFLOW, 2), (IN_ROUNDS, 2)]
 )
 def test_a_program_that_does_not_go_on(worker, ranks):
-    """Horovod's threads in the process still answer: only the time for stalls ends it."""
+    """Horovod's threads in the process still answer, so only the stall time-out ends the job."""
     asleep = (
         r"ank {last} is elsewhere at .*misfortunes\.py:\d+ in load_for_ever in step 6, for \d+ s"
     )

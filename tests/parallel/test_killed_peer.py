@@ -1,4 +1,4 @@
-"""Survivors of a killed rank end, with an error: none waits for ever."""
+"""The survivors of a killed rank end with an error. None waits forever."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def expect_that_survivors_end(*arguments, timeout):
 
 
 def test_collectives_that_wait_for_the_killed_rank():
-    """Horovod gives all of them up at once, under a lock, while this rank starts more."""
+    """Horovod fails all of them at once, under a lock, while this rank starts more."""
     expect_that_survivors_end("--runs", "1", "--work", "waiting", timeout=120)
 
 

@@ -1,4 +1,4 @@
-"""A rank that hangs, is killed, ends or raises an error: the others say which, and end."""
+"""A rank hangs, is killed, ends or raises an error: the others name it, and end."""
 
 import re
 

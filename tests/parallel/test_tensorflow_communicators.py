@@ -1,4 +1,4 @@
-"""Every communicator on TensorFlow under the real horovodrun, on 2 and 3 ranks."""
+"""Every communicator on TensorFlow with horovodrun, on 2 and 3 ranks."""
 
 from launch import needs_tensorflow, scenario_tests
 

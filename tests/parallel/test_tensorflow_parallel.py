@@ -1,4 +1,4 @@
-"""Stock Horovod and TensorFlow on 2 and 3 ranks, under the real horovodrun."""
+"""Stock Horovod and TensorFlow on 2 and 3 ranks, with horovodrun."""
 
 from launch import failure_test, needs_tensorflow, scenario_tests
 
@@ -29,7 +29,7 @@ test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
         "other_process_set": r"expected Horovod to sum or average over the",
         "min_as_the_operation": r"expected Horovod to sum or average",
         "adasum": r"[Aa]dasum|expected Horovod to sum or average",
-        "unnamed_gradient": r"one of the 4 named parameters, got that of kernel2:0, a tensor of shape \(40, 3\)",
-        "unknown_shape": r"one of shape \(None, 16\), which could be that of a, b; say whose it is",
+        "unnamed_gradient": r"one of the 4 named parameters, got the gradient of kernel2:0, of shape \(40, 3\)",
+        "unknown_shape": r"one of shape \(None, 16\), which could be that of a, b; name the variable",
     },
 )

@@ -1,4 +1,4 @@
-"""Every communicator under the real horovodrun, on 2, 3 and 4 ranks."""
+"""Every communicator with horovodrun, on 2, 3 and 4 ranks."""
 
 from launch import scenario_tests
 

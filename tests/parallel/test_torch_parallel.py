@@ -1,4 +1,4 @@
-"""Stock Horovod and PyTorch on 2 and 3 ranks, under the real horovodrun."""
+"""Stock Horovod and PyTorch on 2 and 3 ranks, with horovodrun."""
 
 from launch import failure_test, scenario_tests
 
@@ -13,7 +13,7 @@ test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
     quick={
         "bad_gradient_type_on_one_rank": r"rank 1: InvalidArgumentError: gradient: expected torch\.float32, .*, got torch\.complex64",
         "other_codec_on_one_rank": _OTHER_CONFIGURATION,
-        "adasum": r"expected a gradient, got a parameter, as op=Adasum",
+        "adasum": r"expected a gradient, got a parameter, which op=Adasum passes",
     },
     slow={
         "other_k_in_rounds": _OTHER_CONFIGURATION,

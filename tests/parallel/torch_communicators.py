@@ -28,7 +28,7 @@ COMMUNICATORS = [
     dr.Allgather(), dr.SplitAllgather(), dr.SplitAllgather(dense=None), dr.SplitAllgather(dense=2), dr.RecursiveDoubling(),
     dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(), dr.Auto(),
 ]  # fmt: skip
-#: of two ranks each; on three ranks, all are one host
+#: hosts of two ranks; three ranks are one host
 HIERARCHICAL = [
     dr.Hierarchical(dr.Allgather(), 3 if hvd.size() == 3 else 2),
     dr.Hierarchical(dr.RecursiveDoubling(), 1),

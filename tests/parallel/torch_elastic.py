@@ -59,7 +59,7 @@ def main(directory, communicator):
 
 
 if __name__ == "__main__":
-    # it trains until it is told to stop: not longer than the test, should that be killed
+    # trains until it is told to stop, but not longer than the test, in case the test is killed
     signal.alarm(600)
     main(
         sys.argv[1],

@@ -114,7 +114,7 @@ def scenario_fused_optimizers_update_the_right_elements(directory):
         for step in range(3):
             optimizer.zero_grad()
             if compressed:
-                # by hand, and in other strides than the parameters'
+                # computed here, with other strides than the parameters
                 if hvd.rank() == 0 and step == 1:
                     for parameter in network.values():
                         parameter.grad = coefficients(parameter.shape, step)
@@ -242,7 +242,7 @@ def scenario_what_a_rank_has_not_used_waits(directory):
 
 
 def scenario_a_zero_gradient_that_backward_made_is_one(directory):
-    """It is error feedback's turn: the residual is sent."""
+    """Error feedback continues: the residual is sent."""
     network = named(weight=(40, 30))
     optimizer, compressor = distributed(network, dr.Codec(dr.TopK(0.1)))
     for factor in (1.0, 0.0):
@@ -255,7 +255,7 @@ def scenario_a_zero_gradient_that_backward_made_is_one(directory):
 
 
 class CountingTransport:
-    """Counts the gathers that are started, and waits for roll calls, so that no bucket has to."""
+    """A transport that counts gathers and waits for roll calls, so that no bucket must wait."""
 
     def __init__(self, transport):
         self.transport, self.started = transport, 0
@@ -264,7 +264,7 @@ class CountingTransport:
         return getattr(self.transport, name)
 
     def allgather(self, array, name):
-        self.started += "handshake" not in name  # which comes once, before the first step
+        self.started += "handshake" not in name  # happens once, before the first step
         return self.transport.allgather(array, name)
 
     def allreduce(self, array, name):

@@ -1,4 +1,4 @@
-"""What the scenarios of gradients share: models whose gradients are known, and how scenarios report."""
+"""Shared by the scenarios of gradients: models with known gradients, and reports."""
 
 import horovod.torch as hvd
 import torch
@@ -10,7 +10,7 @@ EVERYTHING = dr.Codec(dr.NoneSparsifier())
 
 
 def communicators():
-    """One of each kind: whole payloads, partial sums, values at places that all ranks know."""
+    """Return one communicator per kind: whole payloads, partial sums, values at common indices."""
     per_host = 2 if hvd.size() % 2 == 0 else hvd.size()
     return [
         dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(),
@@ -27,7 +27,7 @@ def codec_for(communicator, ratio=0.1):
 
 
 def named(**shapes):
-    """A model whose parameters have these shapes, equal on all ranks."""
+    """Return a model whose parameters have these shapes, equal on all ranks."""
     generator = torch.Generator().manual_seed(0)
     return torch.nn.ParameterDict(
         {
@@ -43,7 +43,7 @@ def coefficients(shape, step, rank=None, scale=1.0):
 
 
 def loss_of(network, step, names=None):
-    """A loss whose gradient of each parameter is :func:`coefficients`."""
+    """Return a loss whose gradient for each parameter is :func:`coefficients`."""
     return sum(
         (network[name] * coefficients(network[name].shape, step).to(network[name].dtype)).sum()
         for name in names or list(network)
@@ -58,13 +58,13 @@ _found = []
 
 
 def expect(condition, *what):
-    """Notes what is wrong; a rank that raised here would leave the others waiting for it."""
+    """Record an error. If a rank raised it here, the others would wait for that rank."""
     if not condition:
         _found.append(" ".join(map(str, what)))
 
 
 def reporting(scenario):
-    """The scenario, which raises at its end what :func:`expect` has found."""
+    """Wrap a scenario, so that it raises at its end what :func:`expect` has recorded."""
 
     def run(directory):
         _found.clear()

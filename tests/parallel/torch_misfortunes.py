@@ -35,6 +35,6 @@ def main(misfortune):
 
 
 if __name__ == "__main__":
-    signal.alarm(120)  # not longer than the test, should that be killed
+    signal.alarm(120)  # not longer than the test, in case the test is killed
     torch.set_num_threads(1)
     main(sys.argv[1])

@@ -17,7 +17,7 @@ SAME = "expected the same compressor configuration on every rank, at the same st
 
 
 def on_last(other, usual):
-    """``other`` on the last rank, ``usual`` on those before it."""
+    """Return ``other`` on the last rank, ``usual`` on the other ranks."""
     return other if hvd.rank() == hvd.size() - 1 else usual
 
 
@@ -67,7 +67,7 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
         )
 
     told("dense_below", 50, 300)
-    told("dense_below", 1 << 20, 0)  # on one rank all are dense
+    told("dense_below", 1 << 20, 0)  # with one rank everything is dense
     told("bucket_bytes", 0, 1 << 20)
     told("seed", 1, 0)
     told("codec", dr.Codec(dr.TopK(0.02)), dr.Codec(dr.TopK(0.05)))
@@ -130,7 +130,7 @@ def scenario_ranks_with_other_parameters_are_told_which(directory):
 
 
 def scenario_ranks_compare_once(directory):
-    """In the first step; and again when ranks may have changed."""
+    """Ranks compare in the first step, and again when ranks may have changed."""
     network = model()
     optimizer, compressor = distributed(network)
     transport = compressor.adapter.transport
@@ -153,7 +153,7 @@ def scenario_ranks_compare_once(directory):
 
 
 def scenario_compressors_may_take_turns_in_any_order(directory):
-    """In the first backward pass too: each rank begins with another one."""
+    """Each rank begins with another compressor, also in the first backward pass."""
     networks = [named(first=(40, 30)), named(second=(30, 30))]
     optimizers = [distributed(network)[0] for network in networks]
     for step in range(2):
@@ -166,7 +166,7 @@ def scenario_compressors_may_take_turns_in_any_order(directory):
 
 
 def scenario_a_compressor_that_one_rank_lacks(directory):
-    """The others would wait for messages by the names of another compressor."""
+    """Otherwise the other ranks would wait for messages with the names of another compressor."""
     if hvd.rank() == 0:
         kept = dr.Compressor(parameters=model().named_parameters())
     expect_refusal(
@@ -174,7 +174,7 @@ def scenario_a_compressor_that_one_rank_lacks(directory):
         "create the same compressors in the same order on every rank",
         lambda: one_step(model()),
     )
-    if hvd.rank() > 0:  # numbers are as before on all ranks
+    if hvd.rank() > 0:  # the numbers are the same as before on all ranks
         kept = dr.Compressor(parameters=model().named_parameters())
     del kept
 
@@ -324,7 +324,7 @@ def scenario_data_that_ends_earlier_without_an_optimizer(directory):
 
 
 def scenario_what_is_not_compressed_may_end_earlier(directory):
-    """Horovod's own allreduce of it takes zeros for the ranks that have joined."""
+    """Horovod's own allreduce uses zeros for ranks that have joined."""
     network = named(weight=(8,))
     optimizer, _ = distributed(network, compressor_options={"dense_below": 50})
     for step in range(2 if hvd.rank() == 0 else 1):

@@ -24,7 +24,7 @@ import deepreduce_hvd as dr
 
 
 def trained(params, steps, after=lambda network, step: None):
-    """The model after some steps with a dictionary's compressor."""
+    """Return the model after some steps with the compressor of a dictionary."""
     network = model()
     named = list(network.named_parameters())
     with warnings.catch_warnings():

@@ -46,7 +46,7 @@ def train_and_compare(cases):
     """
     for number, ((index, value), memory) in enumerate(cases):
         torch.manual_seed(0)
-        network = torch.nn.Linear(48, 40)  # one tensor compressed, one dense: there are many rounds
+        network = torch.nn.Linear(48, 40)  # one tensor compressed, one dense
         codec = dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value])
         optimizer, compressor = distributed(network, codec, MEMORIES[memory])
         came_in, arrived = {}, {}
@@ -159,7 +159,7 @@ def scenario_backward_passes_accumulate(directory):
 
 
 def scenario_process_set(directory):
-    """Only some of the ranks train together; with two ranks, each alone in a set of one."""
+    """Only some of the ranks train together. With two ranks, each has its own process set."""
     members = [0, hvd.size() - 1] if hvd.size() > 2 else [0]
     process_set = hvd.add_process_set(members)
     if hvd.rank() in members:
@@ -283,7 +283,7 @@ def scenario_sparse_embedding_gradients(directory):
     """Duplicates are merged, the result is sparse, and nothing of the dense size is sent."""
     torch.manual_seed(0)
     table = torch.nn.Embedding(1000, 16, sparse=True)
-    # the same shape: which one a gradient belongs to must be told
+    # the same shape, so the parameter of a gradient must be identified
     twin = torch.nn.Embedding(1000, 16, sparse=True)
     network = torch.nn.ModuleDict({"table": table, "twin": twin})
     optimizer, compressor = distributed(

@@ -106,7 +106,7 @@ def scenario_one_optimizer_skips_and_the_other_does_not(directory):
 
 
 def scenario_allreduce_leaves_its_input(directory):
-    """As Horovod without a compressor: hvd.allreduce and hvd.grouped_allreduce return new tensors."""
+    """As without a compressor, hvd.allreduce and hvd.grouped_allreduce return new tensors."""
     network = named(large=(40, 30), last=(4, 30, 2, 2), small=(7,)).to(torch.float32)
     network["last"].data = network["last"].data.to(memory_format=torch.channels_last)
     compressor = dr.Compressor(EVERYTHING, parameters=network.named_parameters(), dense_below=50)
@@ -141,7 +141,7 @@ def scenario_allreduce_leaves_its_input(directory):
 
 
 def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
-    """One that leaves a parameter out: the next one's void step and loss scale are its own."""
+    """A step may leave a parameter out. The next step has its own void flag and loss scale."""
     network = named(a=(40, 30), b=(40, 30))
     scale = [1.0]
     compressor = dr.Compressor(
@@ -170,7 +170,7 @@ def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
 
 
 def scenario_a_parameter_under_two_names_has_one_memory(directory):
-    """As tied weights may have: with Horovod's optimizer and with hvd.allreduce."""
+    """Tied weights may have two names. Tested with Horovod's optimizer and with hvd.allreduce."""
     network = named(tied=(40, 30))
     pairs = [("first", network["tied"]), ("last", network["tied"])]
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=pairs, dense_below=0)
@@ -232,7 +232,7 @@ def scenario_equal_embeddings_with_nan(directory):
     """NaN on one rank in one of two sparse gradients that are equal otherwise: a skipped step
     everywhere, in whatever way Horovod hands them over.
     """
-    # of two planned only one comes: Horovod hands over what is there at synchronize()
+    # only one of two planned passes: Horovod uses the gradients that are there at synchronize()
     for passes in (1, 2):
         network = torch.nn.ModuleDict(
             {name: torch.nn.Embedding(200, 8, sparse=True) for name in ("one", "two")}
@@ -265,13 +265,13 @@ def scenario_equal_embeddings_with_nan(directory):
 
 
 def resident():
-    """Bytes of this process in memory."""
+    """Return the resident memory of this process in bytes."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
 def scenario_gradients_are_released_with_the_last_result(directory):
-    elements = 20 << 20  # beyond what malloc keeps for itself
+    elements = 20 << 20  # more than malloc keeps
     for dtype in (torch.float32, torch.bfloat16):
         network = torch.nn.ParameterDict(
             {"weight": torch.nn.Parameter(torch.zeros(elements, dtype=dtype))}
@@ -289,14 +289,14 @@ def scenario_gradients_are_released_with_the_last_result(directory):
 
 
 class NoLookingThrough(dict):
-    """Slots by name that must not be searched one by one."""
+    """Slots by name that must not be iterated over."""
 
     def values(self):
         raise AssertionError("looked through all parameters for one gradient")
 
 
 def scenario_a_step_asks_once(directory):
-    """For the loss scale; and finds the parameter of a gradient without looking through all."""
+    """A step reads the loss scale once, and finds parameters without a search."""
     asked = []
     network = torch.nn.ModuleDict(
         {f"layer{number}": torch.nn.Linear(30, 30) for number in range(20)}

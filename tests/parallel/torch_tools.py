@@ -25,7 +25,7 @@ def model(seed=0, dtype=torch.float32):
 def distributed(
     network, codec=None, memory=None, optimizer=None, compressor_options=None, **options
 ):
-    """(optimizer, compressor) of stock Horovod over ``network``."""
+    """Return (optimizer, compressor) of stock Horovod for ``network``."""
     named = list(network.named_parameters())
     settings = {"dense_below": 50, **(compressor_options or {})}
     compressor = dr.Compressor(
@@ -53,7 +53,7 @@ def backward(network, step, rank=None):
 
 
 def assert_equal_everywhere(tensors, what, process_set=hvd.global_process_set):
-    """Bit equality of (name, tensor) pairs on all ranks of the set."""
+    """Check that (name, tensor) pairs are bit-identical on all ranks of the set."""
     own = np.concatenate([tensor.detach().double().reshape(-1).numpy() for _, tensor in tensors])
     gathered = hvd.allgather(
         torch.from_numpy(own).view(1, -1), name=f"check.{what}", process_set=process_set

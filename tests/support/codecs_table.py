@@ -1,5 +1,6 @@
-"""The table of what the conformance suite tests: adding a codec adds its row here and its golden
-file.
+"""The codecs, sparsifiers and inputs of the conformance suite.
+
+A new codec needs a row here and a golden file.
 """
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 import deepreduce_hvd as dr
 from deepreduce_hvd.numerics.random import random32, random_uniform
 
-#: name -> an index codec; every parameter setting worth a golden file is a row
+#: name -> an index codec; one row per parameter setting that needs a golden file
 INDEX = {
     "raw_index": dr.RawIndex(),
     "bitmap": dr.Bitmap(),
@@ -75,7 +76,7 @@ MEMORIES = {
 
 
 def gradient(d, key=7):
-    """A heavy-tailed test gradient (d,) float32, the same everywhere."""
+    """Return a heavy-tailed test gradient, (d,) float32, the same on every machine."""
     counters = np.arange(d)
     sign = np.where(random32(key, counters) & 1, np.float32(1), np.float32(-1))
     uniform = random_uniform(key + 1, counters)
@@ -83,7 +84,7 @@ def gradient(d, key=7):
 
 
 def inputs():
-    """name -> (d,) float32: sizes around every block and word boundary, and the degenerate ones."""
+    """Return {name: (d,) float32}: sizes around block and word boundaries, and degenerate ones."""
     cases = {f"d{d}": gradient(d) for d in (1, 2, 3, 7, 8, 9, 63, 64, 65, 1000, 4096, 20011)}
     cases["empty"] = np.zeros(0, dtype=np.float32)
     cases["zeros"] = np.zeros(100, dtype=np.float32)

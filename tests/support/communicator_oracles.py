@@ -1,4 +1,4 @@
-"""What every communicator must come to, by one process that knows all ranks, in NumPy."""
+"""Expected results of every communicator, computed in NumPy by one process for all ranks."""
 
 import numpy as np
 from simulated_ranks import RAW
@@ -8,7 +8,7 @@ from deepreduce_hvd import reference
 
 
 class Oracle:
-    """The state of all ranks, dense, and the coding that NumPy does."""
+    """The dense state of all ranks, and encoding in NumPy."""
 
     def __init__(self, scheme, codec, gradients, seed=3, step=0):
         self.codec, self.seed, self.step, self.d = codec, seed, step, gradients[0].size
@@ -23,7 +23,7 @@ class Oracle:
         return found[0], found[1]
 
     def coded(self, part, stage, group, owner=None, start=0, d=None, stages=None):
-        """What a partial sum (indices, values) decodes to; what is lost goes to rank ``owner``."""
+        """Return the decoded partial sum (indices, values); rank ``owner`` keeps the error."""
         indices, values = part
         stages = stages or (self.codec.index, self.codec.value)
         payload, lacks, (added, added_values) = reference.encode_sparse(
@@ -60,8 +60,9 @@ class Oracle:
         return part[0][kept], part[1][kept]
 
     def doubling(self, k, coded_last):
-        """The replay of the tree: blocks of ranks are merged two and two; the lowest rank of a
-        block answers for it.
+        """Replay the tree: pairs of blocks of ranks are merged.
+
+        The lowest rank of a block keeps the error of its sum.
         """
         power = 1
         while 2 * power <= self.size:

@@ -44,7 +44,7 @@ class OnTorch:
 
 
 class OnTensorFlow:
-    """The same of TensorFlow variables."""
+    """The same with TensorFlow variables."""
 
     has_loss_scale = False
 
@@ -78,7 +78,7 @@ FRAMEWORKS = pytest.mark.parametrize("framework", [OnTorch, OnTensorFlow])
 
 
 def snapshot(compressor):
-    """All that a refused state must leave as it was."""
+    """Return everything that a refused state must not change."""
     return {
         name: (
             row["steps"],

@@ -21,8 +21,9 @@ def relative_error(decoded, values):
 
 
 def native_and_oracle(value, values):
-    """The payload of all of ``values``, asserted equal from both, and what it decodes to, asserted
-    equal from both.
+    """Return the payload of all ``values`` and its decoded values.
+
+    Checks that both equal the results of the oracle.
     """
     codec = dr.Codec(dr.NoneSparsifier(), value=value)
     native, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4)

@@ -1,6 +1,4 @@
-"""What tests of hostile payloads share: payloads that lie behind a valid checksum, and decoders
-that must agree on them.
-"""
+"""Hostile payloads with valid checksums, and comparison of decoders on them."""
 
 import numpy as np
 
@@ -9,15 +7,16 @@ from deepreduce_hvd import container
 
 
 def resealed(data):
-    """The same bytes with a checksum that fits them: an attacker's payload, not a broken link's."""
+    """Return the bytes with a matching checksum, as an attacker would send them."""
     data = data.copy()
     data[32:40] = np.frombuffer(container.checksum(data).to_bytes(8, "little"), dtype=np.uint8)
     return data
 
 
 def with_hostile_sections(data):
-    """The payload, of 300 elements, with each section cut short, lengthened and overwritten, and
-    with other counts; all with checksums that fit.
+    """Yield the payload of 300 elements with changed sections and counts.
+
+    Each section is cut, extended and overwritten. All payloads have matching checksums.
     """
     parts = container.read(data)
     for field in ("index", "values", "order_map"):
@@ -40,7 +39,7 @@ def with_hostile_sections(data):
 
 
 def outcome(decode):
-    """What ``decode()`` returns, or the type of its error."""
+    """Return the result of ``decode()``, or the type of its error."""
     try:
         return decode()
     except dr.DeepReduceError as error:
@@ -48,7 +47,7 @@ def outcome(decode):
 
 
 def expect_same_outcome(decode, oracle):
-    """Accepted with the same result by both, or refused by both with the same error."""
+    """Check that both accept with the same result, or both refuse with the same error."""
     mine, expected = outcome(decode), outcome(oracle)
     if isinstance(mine, type) or isinstance(expected, type):
         assert mine is expected, (mine, expected)

@@ -1,5 +1,6 @@
-"""What tests/test_install.py runs on two ranks: trains a little, and writes what came of it.
-``installed_training.py OUTPUT``.
+"""A short training on two ranks for tests/test_install.py, which writes its results.
+
+Usage: ``installed_training.py OUTPUT``.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Writes the golden files that are missing; existing ones are never rewritten, they are the format."""
+"""Write missing golden files. Existing ones are never rewritten, because they define the format."""
 
 import pathlib
 import sys

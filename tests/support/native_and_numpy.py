@@ -13,7 +13,7 @@ SIMD_LEVELS = range(_native.simd_level() + 1)
 def sent(
     codec, values, state=(), memory=None, threshold=0.0, simd=-1, native=True, dtype=None, step=0
 ):
-    """-> (payload's bytes, state after, next threshold); ``state`` is not changed."""
+    """Return (bytes of the payload, new state, next threshold); ``state`` is not changed."""
     state = tuple(array.copy() for array in state)
     memory = memory or (dr.Residual() if state else dr.NoMemory())
     data, threshold = encode_numpy(
@@ -41,16 +41,18 @@ def selected(payload):
 
 
 def largest(values, k):
-    """The definition: sort by magnitude downwards, then by index; drop zeros; the first k,
-    ascending.
+    """Return the k largest by definition: sort by decreasing magnitude, then by index; drop zeros.
+
+    The result is ascending.
     """
     order = np.lexsort((np.arange(values.size), -np.abs(values)))[:k]
     return np.sort(order[values[order] != 0])
 
 
 def both(codec, memory, values, state, **position):
-    """Encodes with the native core and the oracle, asserts that bytes and state agree, and returns
-    the native ones.
+    """Encode with the native core and the oracle; return the results of the core.
+
+    Checks that bytes and state are equal.
     """
     position = {"seed": 1, "step": 2, "tensor": 3, "rank": 4, **position}
     results = []
@@ -70,5 +72,5 @@ def dense(data, d, native=True, simd=-1):
 
 
 def agree(data, d):
-    """Hostile bytes: an error or a result, the same from the native decoder and the oracle."""
+    """Check that native decoder and oracle give the same result or error for hostile bytes."""
     expect_same_outcome(lambda: dense(data, d, native=True), lambda: dense(data, d, native=False))

@@ -1,11 +1,11 @@
-"""Stages of the user's own that do what built-in ones do: their results must be equal bit for bit."""
+"""Custom stages that do the same as built-in ones. Their results must be equal bit for bit."""
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 
 
 class OwnResidual(dr.Memory):
-    """Residual, written by a user: no wire id, no native twin."""
+    """Residual as a custom memory: without an id and without native code."""
 
     state = ("kept",)
 
@@ -23,7 +23,7 @@ class OwnResidual(dr.Memory):
 
 
 class WithoutPutBack(dr.Memory):
-    """The same without what all communicators but Allgather need."""
+    """The same without put_back, which all communicators except Allgather need."""
 
     state = ("kept",)
     accumulate = OwnResidual.accumulate
@@ -31,7 +31,7 @@ class WithoutPutBack(dr.Memory):
 
 
 class Three(dr.Memory):
-    """More arrays than any built-in memory keeps: the residual, and two counts."""
+    """A memory with more arrays than any built-in one: the residual, and two counts."""
 
     state = ("kept", "steps", "sent")
 

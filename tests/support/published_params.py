@@ -1,8 +1,8 @@
-"""Every dictionary of settings in the scripts and guides of GRACE and DeepReduce, and what it must
-become.
+"""The dictionaries of settings in the scripts and guides of GRACE and DeepReduce.
 
-GRACE is github.com/sands-lab/grace with github.com/sands-lab/grace-benchmarks, DeepReduce is
-github.com/hangxu0304/DeepReduce. ``world_size`` is set by their scripts to the number of ranks.
+Each has the expected compressor. GRACE is github.com/sands-lab/grace with
+github.com/sands-lab/grace-benchmarks, DeepReduce is github.com/hangxu0304/DeepReduce. Their scripts
+set ``world_size`` to the number of ranks.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Published(NamedTuple):
     codec: dr.Codec
     memory: dr.Memory
     communicator: dr.Communicator
-    #: words of the warnings that it raises, one each
+    #: words of its warnings, one entry per warning
     warnings: tuple = ()
 
 
@@ -125,7 +125,7 @@ NAMES = {
     "value": {"gzip", "polyfit", "polyfit_cpu", "qsgd"},
 }  # fmt: skip
 
-#: what the code of both projects takes for a setting that is not there
+#: the defaults in the code of both projects
 DEFAULTS = {
     "compressor": "none", "memory": "none", "communicator": "allreduce", "compress_ratio": 0.3, "threshold": 0.01, "quantum_num": 127,
     "quantiles": 64, "momentum": 0.9, "gradient_clipping": False, "deepreduce": None, "index": "bloom", "value": "polyfit", "policy": "leftmost",

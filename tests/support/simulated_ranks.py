@@ -1,6 +1,4 @@
-"""What the tests of communicators share: buckets of simulated ranks, their dense sums, and the
-balance of what came in and what is kept.
-"""
+"""Shared by tests of communicators: buckets of simulated ranks, dense sums, and mass balance."""
 
 import numpy as np
 from codecs_table import gradient
@@ -29,7 +27,7 @@ def sparsifier_of(scheme, ratio=0.1):
 
 
 def jobs_of(codec, memory, gradients, residuals=None, step=0, seed=3, shapes=None):
-    """One bucket a rank; ``shapes`` cuts the gradient into members."""
+    """Return one bucket per rank; ``shapes`` divides the gradient into members."""
     buckets = []
     for rank, whole in enumerate(gradients):
         state = (
@@ -60,7 +58,7 @@ def gradients_of(size, d):
 
 
 def dense_of(total, buckets):
-    """The sum as one (d,) array."""
+    """Return the sum as one (d,) array."""
     out = np.zeros(buckets[0].d, dtype=np.float32)
     for number in range(len(buckets[0].members)):
         start, end = buckets[0].offsets[number : number + 2]
@@ -88,8 +86,9 @@ def same_bits(a, b):
 
 
 def assert_mass_balance(gradients, residuals, total, buckets, terms):
-    """Sum of what came in = what every rank got + what memories keep, but for ``terms`` roundings
-    to float32 of each element.
+    """Check that the inputs equal the result of every rank plus the memories.
+
+    Each element may differ by ``terms`` roundings to float32.
     """
     came_in = np.sum([whole.astype(np.float64) for whole in gradients], axis=0)
     largest = np.sum([np.abs(whole.astype(np.float64)) for whole in gradients], axis=0)

@@ -1,6 +1,4 @@
-"""Ranks that are threads of one process: a Transport whose collectives wait for each other, and
-fail when a rank is gone.
-"""
+"""Ranks as threads of one process. Their Transport fails when a rank is gone."""
 
 import contextlib
 import threading
@@ -11,14 +9,13 @@ from deepreduce_hvd.communicators.base import Transport
 
 
 class Lost(RuntimeError):
-    """Another rank is gone, as Horovod reports it."""
+    """The error that Horovod raises when another rank is gone."""
 
 
 class Group:
-    """The ranks that exchange with each other until one of them is gone.
+    """The ranks that communicate until one of them is gone.
 
-    ``interrupted``: {(rank, name of a collective)}, which fails on this rank although all took
-    part.
+    ``interrupted``: {(rank, name of a collective)} that fails on this rank although all took part.
     """
 
     def __init__(self, size, interrupted=()):
@@ -35,7 +32,7 @@ class Group:
         except threading.BrokenBarrierError:
             raise Lost(f"rank {rank} waited in {name}") from None
         given = dict(self.given)
-        # a rank that has its result may be gone by now
+        # a rank that already has its result may be gone
         with contextlib.suppress(threading.BrokenBarrierError):
             self.barrier.wait(timeout=20)
         assert {other for other, _ in given.values()} == {name}, given
@@ -71,7 +68,7 @@ class ThreadedTransport(Transport):
 
 
 def on_all(group, functions):
-    """Calls a function a rank, at once; returns what each returned or the exception that it raised."""
+    """Call one function per rank concurrently; return the result or the exception of each."""
     outcomes = [None] * group.size
 
     def run(rank):

@@ -12,26 +12,24 @@ LARGEST = np.finfo(np.float32).max
 
 
 def section_and_decoded(value, values, **position):
-    """All of ``values`` through the native core, asserted equal to the oracle -> (value section,
-    decoded values).
+    """Encode all ``values`` with the native core; return (value section, decoded values).
 
-    The section is None when it would be larger than the values, which are then sent as they are.
+    Checks that they equal the oracle's. The section is None if it would be larger than the values,
+    which are then sent unchanged.
     """
     values = np.asarray(values, dtype=np.float32)
     data, _ = both(
         dr.Codec(dr.NoneSparsifier(), value=value), dr.NoMemory(), values, (), **position
     )
     parts = container.read(data)
-    # the sparse decoder hands out the values themselves: a sum would turn -0 into 0
+    # the sparse decoder returns the values themselves: a sum would change -0 to 0
     return parts.values if parts.value_id == value.stage_id else None, dr.decode_sum_sparse(
         [data], values.size
     )[1]
 
 
 def decode_section(value, section, count):
-    """A section made by hand through the native decoder, asserted to be decoded alike by the
-    oracle.
-    """
+    """Decode a given section with the native decoder; check that the oracle decodes it alike."""
     data = container.write(container.Payload(count, count, value_id=value.stage_id, values=section))
     native = dr.decode_sum_sparse([data], count)[1]
     np.testing.assert_array_equal(
@@ -47,7 +45,7 @@ def assert_same_bits(got, expected):
 
 
 def random_floats(count):
-    """Every exponent alike, both signs, subnormals included."""
+    """Return random floats with all exponents equally likely, both signs, and subnormals."""
     bits = np.random.default_rng(5).integers(0, 2**32, count, dtype=np.uint64).astype(np.uint32)
     values = bits.view(np.float32)
     return values[np.isfinite(values)]

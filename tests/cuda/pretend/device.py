@@ -22,9 +22,7 @@ def _torch():
 
 
 def package(folder):
-    """A folder for PYTHONPATH with the package, its operators for the pretended device, and the
-    device itself.
-    """
+    """Fill a folder for PYTHONPATH with the package, its operators and the simulated device."""
     sys.path.insert(0, str(HERE.parent))
     import emulation_build
 
@@ -58,7 +56,7 @@ def package(folder):
 
 
 class _Stream:
-    """All streams keep one order; each but the first is told what it waits for."""
+    """A stream. All streams share one order, so waiting has nothing to do."""
 
     def __init__(self, device=None):
         pass
@@ -72,7 +70,7 @@ def install(folder):
 
     ``folder``: what :func:`package` filled.
     """
-    # before torch looks for a CUDA of its own
+    # before torch looks for CUDA
     pretended = ctypes.CDLL(
         str(pathlib.Path(folder) / "pretended_device.so"), mode=ctypes.RTLD_GLOBAL
     )
@@ -81,7 +79,7 @@ def install(folder):
     import torch
 
     class Event:
-        """Done at the second question, so that both answers are given."""
+        """An event that is done at the second query, so that both answers occur."""
 
         def record(self, stream=None):
             self._moment, self._asked = pretended.pretended_now(), 0

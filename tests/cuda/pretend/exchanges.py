@@ -1,6 +1,4 @@
-"""Exchanges of gradients on a device, two ranks: what is copied to the host, and failures that one
-rank meets.
-"""
+"""Exchanges of gradients on a device, with two ranks: copies to the host, failures of one rank."""
 
 import pathlib
 import runpy
@@ -39,9 +37,9 @@ def copies_of(codec):
 
 torch_copies.CopiesToHost.start = counted
 rice, deflate = ranks["CODECS"]["Rice, raw"], ranks["CODECS"]["Deflate"]
-# a bucket's reports, its payloads, and how its sums went, however many gradients it has
+# the reports, the payloads and the results of the sums of a bucket, for any number of gradients
 assert copies_of(rice) == STEPS * BUCKETS * 3, copied
-# each gradient
+# one copy per gradient
 assert copies_of(deflate) == STEPS * 3, copied
 torch_copies.CopiesToHost.start = start
 
@@ -71,7 +69,7 @@ torch_device_exchange.DeviceMember.start = fails
 expect(dr.PeerFailedError, "parameter second: rank 1: ")
 torch_device_exchange.DeviceMember.start = begin
 
-# what one rank sent arrives damaged: known when the next step begins
+# the message of one rank is corrupted, which is known when the next step begins
 bytes_on = torch_device._SumOnDevices.bytes_on
 
 

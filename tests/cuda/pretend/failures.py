@@ -1,4 +1,4 @@
-"""What the operators refuse on a device, and how it reaches the caller."""
+"""Arguments that the operators refuse on a device, and how the caller sees the error."""
 
 import pytest
 import torch
@@ -35,8 +35,7 @@ with pytest.raises(
 with pytest.raises(dr.InvalidArgumentError, match="out: expected a CUDA tensor like the payloads"):
     operators.checked(torch.ops.deepreduce.decode_sum_, torch.zeros(10), [payload], 1.0)
 
-# payloads of codecs that the device does not have, between others: summed in their order on both
-# sides
+# payloads of codecs without CUDA kernels, between others: both sides sum them in their order
 payloads = [
     payload,
     dr.Codec(dr.TopK(0.5), value=dr.Deflate()).encode(there),
@@ -53,7 +52,7 @@ assert indices.is_cuda and torch.equal(
     sparse.cpu(), torch.ops.deepreduce.decode_sparse([one.cpu() for one in payloads], 10, 0.3)[1]
 )
 
-# a sum that does not wait is told of later
+# the error of a sum that does not wait is raised later
 broken = payload.clone()
 broken[30:].zero_()
 result = torch.ops.deepreduce.start_decode_sum_(

@@ -16,9 +16,7 @@ _horovod, _functions = torch_transport.hvd, torch_transport.mpi_ops
 
 
 class _Functions:
-    """Horovod's functions that start collectives; that of allgathers brings what it is given to the
-    host.
-    """
+    """Horovod's functions that start collectives. The allgather copies its input to the host."""
 
     def __getattr__(self, name):
         return getattr(_functions, name)

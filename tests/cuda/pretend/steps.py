@@ -1,5 +1,6 @@
-"""Steps that differ from one another, on a device as on the host, two ranks: frozen and unused
-parameters, layouts, types, skipped steps.
+"""Different kinds of steps give the same results on a device and on the host, with two ranks.
+
+Frozen and unused parameters, layouts, types, and skipped steps.
 """
 
 import horovod.torch as hvd
@@ -14,7 +15,7 @@ OVERFLOWS = 4
 
 
 def train(device, codec, dtype):
-    """[what the optimizer got and what memories held, of every step]."""
+    """Return [the gradients of the optimizer and the memories, for every step]."""
     parameters = {
         name: torch.nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
         for name, shape in SHAPES.items()
@@ -42,7 +43,7 @@ def train(device, codec, dtype):
         for name, parameter in parameters.items():
             numbers = torch.randn(parameter.shape, generator=random).to(dtype)
             if step == OVERFLOWS and name == "first":
-                # finite here, and not in the sum over ranks
+                # finite on each rank, but not in the sum
                 numbers[3, 3] = 0.9 * torch.finfo(dtype).max
             if name != "unused" or (step + hvd.rank()) % 2:
                 loss = loss + (parameter * numbers.to(device)).sum()

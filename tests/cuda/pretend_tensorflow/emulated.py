@@ -24,7 +24,7 @@ OPERATORS = ("DeepreduceEncode", "DeepreduceDecodeSum")
 
 
 def build():
-    """Compiles what changed and returns the library's path."""
+    """Compile what has changed, and return the path of the library."""
     of_tensorflow = with_system_headers(tf.sysconfig.get_compile_flags())
     includes = [f"-I{path}" for path in (HERE, *emulation_build.INCLUDES)]
     options = ["-O1", "-Wall", "-Wextra", "-Werror", *includes, *of_tensorflow]
@@ -38,14 +38,14 @@ def build():
 
 @functools.lru_cache(maxsize=1)
 def load():
-    """Registers the kernels; returns the library as ctypes has it."""
+    """Register the kernels; return the ctypes library."""
     path = str(build())
     tf.load_op_library(path)
     return ctypes.CDLL(path)
 
 
 def supports(fields):
-    """As :func:`deepreduce_hvd.tensorflow.ops.cuda_supports` in a build for CUDA."""
+    """Return what :func:`deepreduce_hvd.tensorflow.ops.cuda_supports` returns in a CUDA build."""
     fields = np.array(fields, dtype=np.float64)
     return bool(
         load().deepreduce_tf_cuda_supports(fields.ctypes.data_as(ctypes.POINTER(ctypes.c_double)))
@@ -53,7 +53,7 @@ def supports(fields):
 
 
 def labelled(operator):
-    """The operator of this name, with the kernel for GPUs, in eager execution too."""
+    """Return the operator of this name with the GPU kernel, also in eager execution."""
     load()
 
     def call(*arguments, **attributes):
@@ -69,8 +69,9 @@ def labelled(operator):
 
 
 class Operators:
-    """The package's operators, with the kernels for GPUs where there are such; notes which were
-    asked for.
+    """The operators of the package, with GPU kernels where they exist.
+
+    Records which were requested.
     """
 
     def __init__(self, operators):
