@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_several
 import tensorflow_states
 import tensorflow_variables
-from codecs_table import INDEX, MEMORIES, VALUE
+from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from tensorflow_tools import (
     ALL_COMPRESSED,
     RATE,

@@ -8,7 +8,7 @@ import sys
 import horovod.torch as hvd
 import torch
 import torch_states
-from codecs_table import INDEX, MEMORIES, VALUE
+from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from torch_tools import (
     ALL_COMPRESSED,
     assert_equal_everywhere,

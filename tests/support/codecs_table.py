@@ -48,6 +48,12 @@ VALUE = {
     "quantile_16": dr.Quantile(buckets=16),
 }
 
+#: the same, with codecs that a compressor with a memory accepts: smaller buckets for the others
+VALUE_WITH_MEMORY = {
+    name: codec if codec.relative_error() < 1 else dr.QSGD(bits=2, bucket=16)
+    for name, codec in VALUE.items()
+}
+
 #: name -> a sparsifier that fits the small inputs below
 SPARSIFIERS = {
     "topk": dr.TopK(0.05),
