@@ -1,7 +1,7 @@
-"""Run the tests in two parts: single-process tests on all cores, then multi-rank jobs one by one.
+"""Run the tests in two parts: single-process tests on all cores, then multi-rank jobs two at a time.
 
-Ranks that wait for each other keep a core busy, so nothing else runs beside them. Other options go
-to pytest: ``python scripts/run_tests.py -k bloom``.
+Ranks wait for each other for much of their time, so two jobs share two cores well. Each file's jobs
+run one by one. Other options go to pytest: ``python scripts/run_tests.py -k bloom``.
 """
 
 import argparse
@@ -50,7 +50,17 @@ def main():
     ]
     if not arguments.fast:
         statuses.append(
-            run("jobs of several ranks", "-m", f"several_processes{left_out}", "-v", *others)
+            run(
+                "jobs of several ranks",
+                "-n",
+                "2",
+                "--dist",
+                "loadfile",
+                "-m",
+                f"several_processes{left_out}",
+                "-v",
+                *others,
+            )
         )
     failed = [status for status in statuses if status not in (0, _NO_TESTS)]
     sys.exit(failed[0] if failed else min(statuses))
