@@ -4,6 +4,7 @@ tensorflow_scenarios.py.
 
 import gc
 import os
+import warnings
 import weakref
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
@@ -123,3 +124,42 @@ def scenario_memory_of_variables_that_are_gone(directory):
         for part in held:
             kept = tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=part.dtype)
             assert kept.shape == [0], f"{make.__name__}: {part.name} is still of shape {kept.shape}"
+
+
+def scenario_prepared_optimizers(directory):
+    """A prepared optimizer trains as one that was made without momentum; another is warned of once."""
+
+    def trained(prepare, optimizer):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(3)
+        network = tf.keras.Sequential([tf.keras.layers.Dense(200), tf.keras.layers.Dense(4)])
+        network.build([None, 300])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            compressor = dr.Compressor(
+                dr.Codec(dr.TopK(0.05)), parameters=network.trainable_variables, dense_below=0
+            )
+            if prepare:
+                dr.prepare(optimizer, compressor)
+            network.compile(
+                hvd_keras.DistributedOptimizer(optimizer, compression=compressor), loss="mse"
+            )
+            random = np.random.default_rng(hvd.rank())
+            inputs = random.standard_normal([64, 300]).astype(np.float32)
+            network.fit(inputs, inputs[:, :4], batch_size=16, shuffle=False, verbose=0)
+        texts = [str(one.message) for one in said]
+        return network.get_weights(), [text for text in texts if "optimizer = dr.prepare" in text]
+
+    optimizers = tf.keras.optimizers
+    for with_momentum, without in (
+        (lambda: optimizers.SGD(0.001, momentum=0.9), lambda: optimizers.SGD(0.01)),
+        (lambda: optimizers.Adam(0.001), lambda: optimizers.Adam(0.001, beta_1=0.0)),
+    ):
+        weights, said = trained(True, with_momentum())
+        assert not said, said
+        expected, said = trained(False, without())
+        assert not said, said
+        for one, other in zip(weights, expected):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+        _, said = trained(False, with_momentum())
+        assert len(said) == 1 and said[0].startswith("deepreduce_hvd: "), said

@@ -4,6 +4,7 @@ under horovodrun.
 
 import itertools
 import sys
+import warnings
 
 import horovod.torch as hvd
 import torch
@@ -309,6 +310,44 @@ def scenario_sparse_embedding_gradients(directory):
     with optimizer.skip_synchronize():
         optimizer.step()
     assert_equal_everywhere(network.named_parameters(), "embedding")
+
+
+def scenario_prepared_optimizers(directory):
+    """A prepared optimizer trains as one that was made without momentum; another is warned of once."""
+
+    def trained(prepare, make):
+        network = model()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            named = list(network.named_parameters())
+            compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named, **ALL_COMPRESSED)
+            optimizer = make(network.parameters())
+            if prepare:
+                dr.prepare(optimizer, compressor)
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=named, compression=compressor
+            )
+            for step in range(5):
+                optimizer.zero_grad()
+                backward(network, step)
+                optimizer.step()
+        assert_equal_everywhere(named, f"prepared {prepare}")
+        texts = [str(one.message) for one in said]
+        return network, [text for text in texts if "write optimizer = dr.prepare" in text]
+
+    SGD, AdamW = torch.optim.SGD, torch.optim.AdamW
+    for with_momentum, without in (
+        (lambda own: SGD(own, 0.01, momentum=0.9), lambda own: SGD(own, 0.1)),
+        (lambda own: AdamW(own, 0.01), lambda own: AdamW(own, 0.01, betas=(0, 0.999))),
+    ):
+        network, said = trained(True, with_momentum)
+        assert not said, said
+        expected, said = trained(False, without)
+        assert not said, said
+        for (name, one), other in zip(network.named_parameters(), expected.parameters()):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7, msg=name)
+        _, said = trained(False, with_momentum)
+        assert len(said) == 1 and said[0].startswith("deepreduce_hvd: "), said
 
 
 if __name__ == "__main__":
