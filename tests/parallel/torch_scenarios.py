@@ -338,7 +338,7 @@ def scenario_prepared_optimizers(directory):
     SGD, AdamW = torch.optim.SGD, torch.optim.AdamW
     for with_momentum, without in (
         (lambda own: SGD(own, 0.01, momentum=0.9), lambda own: SGD(own, 0.1)),
-        (lambda own: AdamW(own, 0.01), lambda own: AdamW(own, 0.01, betas=(0, 0.999))),
+        (lambda own: AdamW(own, 0.01), lambda own: AdamW(own, 0.01, betas=(0.0, 0.999))),
     ):
         network, said = trained(True, with_momentum)
         assert not said, said
