@@ -4,6 +4,7 @@ import inspect
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
@@ -47,3 +48,8 @@ def test_default_parameters_are_those_of_the_class(row):
     stage = getattr(dr, row["name"])(*needed.get(row["name"], []))
     parameters = stage.fields()[1:]
     assert parameters == row["parameters"]
+
+
+def test_a_codec_is_the_numbers_of_four_stages():
+    with pytest.raises(dr.InvalidArgumentError, match="codec: expected 20 numbers, got 19"):
+        _native.encode([0.0] * 19, np.zeros(1, np.float32), 0)
