@@ -1,6 +1,6 @@
-"""Copy the tables that the demo and the benchmarks wrote to results/ into the README.
+"""Copy the tables that the demo and the benchmarks wrote to results/ into README and docs/accuracy.md.
 
-Markers in the README show their places.
+Markers in these pages show their places.
 """
 
 import json
@@ -39,11 +39,27 @@ def bench_table(rows):
     return lines
 
 
+def laboratory_table(rows):
+    lines = [
+        "| task, ranks | compression | mean | against uncompressed | bytes per step | seeds |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        values = list(row["by_seed"].values())
+        mean = "diverged" if None in values else f"{sum(values) / len(values):.4f}"
+        gain = f"{row['gain']:+.4f}" if "gain" in row else ""
+        lines.append(
+            f"| {row['task']}, {row['ranks']} | {row['candidate']} | {mean} | {gain} | {row['bytes_per_step']:,.0f} | {len(values)} |"
+        )
+    return lines
+
+
 def updated(text):
-    """Return the README's text with the tables of results/."""
+    """Return a page's text with the tables of results/."""
     for name, source, table in (
         ("demo", "demo.json", demo_table),
         ("bench", "bench.json", bench_table),
+        ("laboratory", "accuracy-lab.json", laboratory_table),
     ):
         content = json.loads((ROOT / "results" / source).read_text())
         lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))
@@ -55,8 +71,8 @@ def updated(text):
 
 
 def main():
-    readme = ROOT / "README.md"
-    readme.write_text(updated(readme.read_text()))
+    for page in (ROOT / "README.md", ROOT / "docs" / "accuracy.md"):
+        page.write_text(updated(page.read_text()))
 
 
 if __name__ == "__main__":

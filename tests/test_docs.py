@@ -57,7 +57,7 @@ def test_a_codec_and_a_communicator_of_your_own(document, expected):
     ("document", "expected"),
     [
         ("docs/tutorial-torch.md", r"total .*"),
-        ("docs/tutorial-multi-node.md", r"total .*"),
+        pytest.param("docs/tutorial-multi-node.md", r"total .*", marks=pytest.mark.slow),
         ("README.md", None),
     ],
 )
@@ -100,7 +100,7 @@ print(f"rank {horovod.rank()}: equal parameters, {tf.keras.Model.__module__}")
             marks=pytest.mark.slow,
         ),
         ("slices.py", "1", [], r"loss ([0-9.]+)"),
-        ("fit.py", "1", [], r"loss: ([0-9.]+)"),
+        pytest.param("fit.py", "1", [], r"loss: ([0-9.]+)", marks=pytest.mark.slow),
         ("keras3.py", "0", [], r"loss ([0-9.]+)"),
     ],
 )
@@ -170,8 +170,9 @@ def test_files_that_are_named_are_there(document):
                 )
 
 
-def test_readme_shows_what_results_hold():
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize("page", ["README.md", "docs/accuracy.md"])
+def test_pages_show_what_results_hold(page):
+    text = (ROOT / page).read_text()
     assert updated(text) == text, "expected the tables of results/; run scripts/update_readme.py"
 
 

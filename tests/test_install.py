@@ -55,7 +55,7 @@ def expect_the_same_without_operators(with_operators, without, package, built_fo
             assert one[what] == other[what], f"rank {rank}: {what}"
 
 
-@pytest.mark.parametrize("built_for", ["none", "2.9.1"])
+@pytest.mark.parametrize("built_for", ["2.9.1", pytest.param("none", marks=pytest.mark.slow)])
 def test_without_operators_training_is_the_same_bit_for_bit(with_operators, tmp_path, built_for):
     left_out = shutil.ignore_patterns("_torch_ops*", "_tf_ops*", "csrc", "__pycache__")
     shutil.copytree(ROOT / "deepreduce_hvd", tmp_path / "package/deepreduce_hvd", ignore=left_out)

@@ -4,6 +4,7 @@ sent.
 Started by test_tensorflow_overflow.py under horovodrun.
 """
 
+import itertools
 import os
 import sys
 
@@ -76,21 +77,29 @@ def expect_skipped(compressor, step, network, peaks, what):
 
 
 def scenario_a_sum_that_overflows_is_a_skipped_step(directory):
+    alternating = zip(communicators(), itertools.cycle([tf.float16, tf.float32]))
+    overflow_once([*alternating, (dr.Allgather(), tf.float32)])
+
+
+def scenario_a_sum_that_overflows_with_every_communicator_and_dtype(directory):
+    overflow_once(itertools.product(communicators(), [tf.float16, tf.float32]))
+
+
+def overflow_once(cases):
     """Finite on every rank, too large for the gradient's type once summed."""
-    for communicator in communicators():
-        for dtype in (tf.float16, tf.float32):
-            network = made(dtype)
-            compressor = compressor_of(
-                network, codec_for(communicator), communicator=communicator, **ONE
-            )
-            options = {} if dtype == tf.float16 else {"groups": 1}
-            step = make_step(network, compressor, **options)
-            peak = (
-                {"loud": HIGH[dtype]}
-                if communicator != dr.SharedRandomK()
-                else dict.fromkeys(["small"], HIGH[dtype])
-            )
-            expect_skipped(compressor, step, network, peak, f"{communicator} {dtype.name}")
+    for communicator, dtype in cases:
+        network = made(dtype)
+        compressor = compressor_of(
+            network, codec_for(communicator), communicator=communicator, **ONE
+        )
+        options = {} if dtype == tf.float16 else {"groups": 1}
+        step = make_step(network, compressor, **options)
+        peak = (
+            {"loud": HIGH[dtype]}
+            if communicator != dr.SharedRandomK()
+            else dict.fromkeys(["small"], HIGH[dtype])
+        )
+        expect_skipped(compressor, step, network, peak, f"{communicator} {dtype.name}")
 
 
 def scenario_what_is_not_compressed_overflows(directory):
