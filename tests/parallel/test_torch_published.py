@@ -2,4 +2,5 @@
 
 from launch import scenario_tests
 
-reports, test_scenario = scenario_tests("torch_published.py", slow_ranks=())
+# tests/test_params.py translates all of them in one process
+reports, test_scenario = scenario_tests("torch_published.py", ranks=(), slow_ranks=(2,))
