@@ -13,7 +13,7 @@ SLOW := --slow
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-hosts gpu-check asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-hosts accuracy gpu-check asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
@@ -27,6 +27,7 @@ help:
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
+	@echo 'make accuracy   set-up, then tasks trained to the end on simulated ranks    hours; goes on where it stopped'
 	@echo 'make gpu-check  CUDA operators: build, byte-equality, sanitizer, speed   5 min, needs a GPU, nvcc and a PyTorch with CUDA (PYTHON=)'
 	@echo 'make asan       corruption tests under Address- and UBSanitizer       2 min'
 	@echo 'make fuzz       libFuzzer on the decoder for FUZZ_SECONDS=60          2 min, needs clang'
@@ -73,6 +74,10 @@ docs: setup
 
 bench: setup
 	$(WITH_VENV) python benchmarks/run.py
+
+# ACCURACY_OPTIONS='--tasks resnet --seeds 0-4' runs a part
+accuracy: setup
+	$(WITH_VENV) python benchmarks/accuracy/run.py $(ACCURACY_OPTIONS)
 
 # BENCH_HOSTS_OPTIONS='--hosts 2 --links 1gbit' runs a part
 bench-hosts: python

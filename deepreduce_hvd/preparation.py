@@ -57,6 +57,8 @@ class Preparation:
         With momentum m, a gradient moves a parameter by lr (1 - dampening) / (1 - m) in the end. A
         memory with its own momentum already multiplies what is sent by 1 / (1 - its momentum).
         """
+        if momentum >= 1:
+            raise InvalidArgumentError(f"prepare: expected a momentum below 1, got {momentum}")
         own = getattr(self.compressor.memory, "momentum", 0.0)
         return (1 - dampening) * (1 - own) / (1 - momentum)
 
@@ -104,15 +106,16 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
 
     Args:
-        optimizer: a PyTorch or Keras optimizer, before ``hvd.DistributedOptimizer`` wraps it. It is
-            changed in place.
+        optimizer: a PyTorch or Keras optimizer, before ``hvd.DistributedOptimizer`` wraps it and
+            before a learning rate scheduler is made for it. It is changed in place.
         compression: the :class:`Compressor`, or None to undo the preparation.
 
     Returns:
         ``optimizer``. What changes is printed once, on rank 0.
 
     Raises:
-        InvalidArgumentError: not a known optimizer, or one that Horovod wraps already.
+        InvalidArgumentError: not a known optimizer, one that Horovod wraps already, one that has a
+            scheduler already, or a momentum of 1 or more.
     """
     from deepreduce_hvd.compressor import Compressor
 

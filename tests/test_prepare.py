@@ -1,5 +1,6 @@
 """prepare: compressed parameters are stepped without momentum, whatever else changes the groups."""
 
+import copy
 import random
 
 import horovod.torch as hvd
@@ -204,6 +205,34 @@ def test_nothing_changes_where_nothing_is_delayed(settings, capsys):
     same(model, twin)
 
 
+def test_tensors_as_settings():
+    model, twin = network(), network()
+    betas = torch.tensor(0.9), torch.tensor(0.99)
+    optimizer = dr.prepare(
+        torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), betas=betas, foreach=False),
+        compressor_of(model),
+    )  # fmt: skip
+    large = [p for p in twin.parameters() if is_large(p)]
+    small = [p for p in twin.parameters() if not is_large(p)]
+    plain = torch.optim.Adam(
+        [{"params": large, "betas": (0.0, 0.99)}, {"params": small, "betas": (0.9, 0.99)}], lr=0.01
+    )
+    for _ in range(3):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_a_copy_is_prepared_too():
+    model = network()
+    compressor = compressor_of(model)
+    optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor)
+    both = copy.deepcopy((model, optimizer))
+    assert type(both[1]) is type(optimizer)
+
+
 def test_groups_are_back_after_a_step_that_fails():
     model = network()
     optimizer = dr.prepare(
@@ -228,6 +257,13 @@ def test_what_cannot_be_prepared_is_refused():
     )
     with pytest.raises(dr.InvalidArgumentError, match=r"before hvd\.DistributedOptimizer wraps"):
         dr.prepare(wrapped, compressor)
+    scheduled = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    torch.optim.lr_scheduler.StepLR(scheduled, 10)
+    with pytest.raises(dr.InvalidArgumentError, match="create schedulers after prepare"):
+        dr.prepare(scheduled, compressor)
+    endless = torch.optim.SGD(model.parameters(), lr=0.1, momentum=1.0)
+    with pytest.raises(dr.InvalidArgumentError, match=r"expected a momentum below 1, got 1\.0"):
+        dr.prepare(endless, compressor)
     with pytest.raises(dr.InvalidArgumentError, match="expected one of SGD, .*got LBFGS"):
         dr.prepare(torch.optim.LBFGS(model.parameters()), compressor)
     with pytest.raises(dr.InvalidArgumentError, match="expected a Compressor or None, got Codec"):

@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 import torch
-from simulated_ranks import Ranks
+from virtual_ranks import VirtualRanks
 
 from deepreduce_hvd.torch import prepare
 
@@ -28,7 +28,7 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
     model = task.model()
     named = dict(model.named_parameters())
     shapes = {name: parameter.numel() for name, parameter in named.items()}
-    ranks = Ranks(
+    ranks = VirtualRanks(
         size, shapes, candidate.codec, candidate.memory, candidate.communicator, seed=seed
     )
     optimizer = task.optimizer(model, learning_rate)

@@ -48,7 +48,8 @@ def _split(group, preparation):
     rest = [p for p in group["params"] if not preparation.compresses(p)]
     plain = {**group, "params": compressed}
     if "betas" in group:
-        plain["betas"] = (0.0, *group["betas"][1:])
+        first, second = group["betas"]  # both numbers or both tensors
+        plain["betas"] = (first * 0, second)
     else:
         plain["momentum"] = 0.0
         plain["lr"] = group["lr"] * preparation.learning_rate_factor(
@@ -92,6 +93,11 @@ def prepare(optimizer, compressor):
         raise InvalidArgumentError(
             "prepare: expected the optimizer before hvd.DistributedOptimizer wraps it, got "
             f"hvd.DistributedOptimizer({type(optimizer).__name__}); call prepare first"
+        )
+    if "step" in vars(optimizer):
+        raise InvalidArgumentError(
+            "prepare: expected an optimizer without a learning rate scheduler, got one whose step "
+            "a scheduler watches; create schedulers after prepare"
         )
     if is_prepared(optimizer):
         optimizer.__class__ = optimizer.original_class

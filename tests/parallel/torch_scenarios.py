@@ -3,10 +3,12 @@ under horovodrun.
 """
 
 import itertools
+import pathlib
 import sys
 import warnings
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 import torch_states
 from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
@@ -25,6 +27,9 @@ from torch_tools import (
 )  # fmt: skip
 
 import deepreduce_hvd as dr
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "accuracy"))
+from virtual_ranks import VirtualRanks
 
 #: every codec of either kind beside a plain one, and lossy ones together
 LOSSY = [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
@@ -310,6 +315,40 @@ def scenario_sparse_embedding_gradients(directory):
     with optimizer.skip_synchronize():
         optimizer.step()
     assert_equal_everywhere(network.named_parameters(), "embedding")
+
+
+def scenario_virtual_ranks_come_to_the_same(directory):
+    """The accuracy laboratory's ranks in one process get what real ranks get, bit for bit."""
+    for memory, communicator in (
+        (dr.Residual(), dr.Allgather()),
+        (dr.MomentumCorrection(0.9), dr.Allgather()),
+        (dr.Residual(), dr.GTopK()),
+    ):
+        network = model()
+        named = dict(network.named_parameters())
+        codec = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.QSGD(4))
+        settings = {"communicator": communicator, **ALL_COMPRESSED}
+        optimizer, _ = distributed(network, codec, memory, compressor_options=settings)
+        shapes = {name: parameter.numel() for name, parameter in named.items()}
+        ranks = VirtualRanks(hvd.size(), shapes, codec, memory, communicator, dense_below=0)
+        for step in range(4):
+            expected = ranks.mean(
+                [
+                    {
+                        name: gradient.reshape(-1).numpy()
+                        for name, gradient in local_gradients(network, step, rank).items()
+                    }
+                    for rank in range(hvd.size())
+                ]
+            )
+            optimizer.zero_grad()
+            backward(network, step)
+            optimizer.synchronize()
+            for name, parameter in named.items():
+                got = parameter.grad.reshape(-1).numpy()
+                np.testing.assert_array_equal(got, expected[name], err_msg=f"{name} in step {step}")
+            with optimizer.skip_synchronize():
+                optimizer.step()
 
 
 def scenario_prepared_optimizers(directory):

@@ -1,4 +1,4 @@
-"""Ranks simulated in one process, with the package's own codecs, memories and communicators."""
+"""Virtual ranks in one process, with the package's own codecs, memories and communicators."""
 
 import zlib
 
@@ -9,7 +9,7 @@ from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 
 
-class Ranks:
+class VirtualRanks:
     """What ``size`` ranks do between backward and the optimizer's step.
 
     Args:
