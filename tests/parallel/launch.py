@@ -18,9 +18,10 @@ def horovodrun(processes, script, *arguments, timeout=600):
     as text.
     """
     root = HERE.parent.parent
+    folders = root, HERE.parent / "support", root / "benchmarks" / "accuracy"
     environment = dict(
-        os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent / "support")]), TF_CPP_MIN_LOG_LEVEL="3", OMP_NUM_THREADS="1",
-        HOROVOD_DYNAMIC_PROCESS_SETS="1",
+        os.environ, PYTHONPATH=os.pathsep.join(map(str, folders)), TF_CPP_MIN_LOG_LEVEL="3",
+        OMP_NUM_THREADS="1", HOROVOD_DYNAMIC_PROCESS_SETS="1",
     )  # fmt: skip
     launcher = pathlib.Path(sys.executable).with_name("horovodrun")
     command = [

@@ -3,7 +3,6 @@ under horovodrun.
 """
 
 import itertools
-import pathlib
 import sys
 import warnings
 
@@ -25,11 +24,11 @@ from torch_tools import (
     sum_over_ranks,
     train,
 )  # fmt: skip
+from virtual_ranks import VirtualRanks
 
 import deepreduce_hvd as dr
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "accuracy"))
-from virtual_ranks import VirtualRanks
 
 #: every codec of either kind beside a plain one, and lossy ones together
 LOSSY = [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
