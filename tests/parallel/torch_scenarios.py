@@ -28,8 +28,6 @@ from virtual_ranks import VirtualRanks
 
 import deepreduce_hvd as dr
 
-sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks" / "accuracy"))
-
 #: every codec of either kind beside a plain one, and lossy ones together
 LOSSY = [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
 CODECS = [*((index, "raw_value") for index in INDEX), *(("raw_index", value) for value in VALUE)]
