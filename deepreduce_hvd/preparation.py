@@ -26,6 +26,23 @@ def delays(compressor):
     return selects and bool(compressor.memory.state)
 
 
+def undo(optimizer, prepared, wrapped):
+    """Give a prepared optimizer its own class back.
+
+    Args:
+        optimizer: the optimizer, prepared or not.
+        prepared: whether it is prepared.
+        wrapped: whether it is a ``hvd.DistributedOptimizer``, which is refused.
+    """
+    if wrapped:
+        raise InvalidArgumentError(
+            "prepare: expected the optimizer before hvd.DistributedOptimizer wraps it, got "
+            f"hvd.DistributedOptimizer({type(optimizer).__name__}); call prepare first"
+        )
+    if prepared:
+        optimizer.__class__ = optimizer.original_class
+
+
 def warning(optimizer, name, momentum, compressor):
     """Return the warning for an optimizer with momentum that was not prepared.
 

@@ -52,8 +52,12 @@ def compressor_of(model, **settings):
     return dr.Compressor(parameters=model.named_parameters(), **settings)
 
 
-def is_large(parameter):
-    return parameter.numel() >= 1024
+def parted(model):
+    """The parameters that a compressor compresses, and the others."""
+    parts = [], []
+    for parameter in model.parameters():
+        parts[parameter.numel() < 1024].append(parameter)
+    return parts
 
 
 def without_momentum(group, scale=1.0):
@@ -75,6 +79,13 @@ def step(model, optimizer, inputs):
     optimizer.step()
 
 
+def train_both(model, optimizer, twin, plain, steps):
+    for _ in range(steps):
+        inputs = torch.randn(8, 30)
+        step(model, optimizer, inputs)
+        step(twin, plain, inputs)
+
+
 def same(model, other):
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -93,15 +104,11 @@ def test_compressed_parameters_are_stepped_without_momentum(seed, capsys):
         optimizer = hvd.DistributedOptimizer(
             optimizer, named_parameters=model.named_parameters(), compression=compressor_of(model)
         )
-    large = [p for p in twin.parameters() if is_large(p)]
-    small = [p for p in twin.parameters() if not is_large(p)]
+    large, small = parted(twin)
     plain = kind([{"params": large}, {"params": small}], **settings)
     for name, value in without_momentum(plain.param_groups[0]).items():
         plain.param_groups[0][name] = value
-    for _ in range(4):
-        inputs = torch.randn(8, 30)
-        step(model, optimizer, inputs)
-        step(twin, plain, inputs)
+    train_both(model, optimizer, twin, plain, 4)
     same(model, twin)
     assert {name: optimizer.param_groups[0][name] for name in settings} == settings
     said = capsys.readouterr().out
@@ -116,8 +123,7 @@ def test_a_schedule_of_the_momentum_counts(kind):
     settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     optimizer = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=10)
-    large = [p for p in twin.parameters() if is_large(p)]
-    small = [p for p in twin.parameters() if not is_large(p)]
+    large, small = parted(twin)
     plain = kind([{"params": large}, {"params": small}], lr=0.01, **settings)
     seen = set()
     for _ in range(9):
@@ -145,10 +151,7 @@ def test_none_undoes_it():
     assert dr.prepare(optimizer, None) is optimizer
     assert (type(optimizer), repr(optimizer)) == before
     plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(3):
-        inputs = torch.randn(8, 30)
-        step(model, optimizer, inputs)
-        step(twin, plain, inputs)
+    train_both(model, optimizer, twin, plain, 3)
     same(model, twin)
 
 
@@ -171,13 +174,9 @@ def test_a_memory_with_momentum_keeps_the_learning_rate():
     model, twin = network(), network()
     compressor = compressor_of(model, memory=dr.MomentumCorrection(0.9))
     optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor)
-    large = [p for p in twin.parameters() if is_large(p)]
-    small = [p for p in twin.parameters() if not is_large(p)]
+    large, small = parted(twin)
     plain = torch.optim.SGD([{"params": large, "momentum": 0.0}, {"params": small}], 0.1, 0.9)
-    for _ in range(3):
-        inputs = torch.randn(8, 30)
-        step(model, optimizer, inputs)
-        step(twin, plain, inputs)
+    train_both(model, optimizer, twin, plain, 3)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
 
@@ -198,10 +197,7 @@ def test_nothing_changes_where_nothing_is_delayed(settings, capsys):
     )
     assert "prepared SGD: nothing changes" in capsys.readouterr().out
     plain = torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9)
-    for _ in range(3):
-        inputs = torch.randn(8, 30)
-        step(model, optimizer, inputs)
-        step(twin, plain, inputs)
+    train_both(model, optimizer, twin, plain, 3)
     same(model, twin)
 
 
@@ -212,15 +208,11 @@ def test_tensors_as_settings():
         torch.optim.Adam(model.parameters(), lr=torch.tensor(0.01), betas=betas, foreach=False),
         compressor_of(model),
     )  # fmt: skip
-    large = [p for p in twin.parameters() if is_large(p)]
-    small = [p for p in twin.parameters() if not is_large(p)]
+    large, small = parted(twin)
     plain = torch.optim.Adam(
         [{"params": large, "betas": (0.0, 0.99)}, {"params": small, "betas": (0.9, 0.99)}], lr=0.01
     )
-    for _ in range(3):
-        inputs = torch.randn(8, 30)
-        step(model, optimizer, inputs)
-        step(twin, plain, inputs)
+    train_both(model, optimizer, twin, plain, 3)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
@@ -288,6 +280,6 @@ def test_an_optimizer_with_momentum_is_warned_of():
     assert momentum_warning(torch.optim.SGD(model.parameters(), lr=0.1), compressor) is None
     assert momentum_warning(torch.optim.Adagrad(model.parameters()), compressor) is None
     assert momentum_warning(dr.prepare(sgd, compressor), compressor) is None
-    small = [p for p in model.parameters() if not is_large(p)]
+    _, small = parted(model)
     assert momentum_warning(torch.optim.Adam(small), compressor) is None
     assert momentum_warning(adam, compressor_of(model, memory=dr.NoMemory())) is None

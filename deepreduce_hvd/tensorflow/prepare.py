@@ -3,7 +3,7 @@
 import sys
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, delays, warning
+from deepreduce_hvd.preparation import Preparation, delays, undo, warning
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
 _KNOWN = {
@@ -104,13 +104,7 @@ def momentum_warning(compressor):
 
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a Keras optimizer."""
-    if hasattr(optimizer, "_allreduce_grads"):
-        raise InvalidArgumentError(
-            "prepare: expected the optimizer before hvd.DistributedOptimizer wraps it, got "
-            f"hvd.DistributedOptimizer({type(optimizer).__name__}); call prepare first"
-        )
-    if is_prepared(optimizer):
-        optimizer.__class__ = optimizer.original_class
+    undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_grads"))
     if compressor is None:
         return None
     kind = _kind(optimizer)

@@ -3,7 +3,7 @@
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, delays, warning
+from deepreduce_hvd.preparation import Preparation, delays, undo, warning
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
 _KNOWN = (
@@ -89,18 +89,12 @@ def momentum_warning(optimizer, compressor):
 
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a ``torch.optim.Optimizer``."""
-    if hasattr(optimizer, "_allreduce_delay"):
-        raise InvalidArgumentError(
-            "prepare: expected the optimizer before hvd.DistributedOptimizer wraps it, got "
-            f"hvd.DistributedOptimizer({type(optimizer).__name__}); call prepare first"
-        )
     if "step" in vars(optimizer):
         raise InvalidArgumentError(
             "prepare: expected an optimizer without a learning rate scheduler, got one whose step "
             "a scheduler watches; create schedulers after prepare"
         )
-    if is_prepared(optimizer):
-        optimizer.__class__ = optimizer.original_class
+    undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_delay"))
     if compressor is None:
         return None
     if not isinstance(optimizer, _KNOWN):
