@@ -22,7 +22,7 @@ test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
         "other_layers_frozen_on_one_rank": r"freeze the same ones",
         "other_process_set": r"expected Horovod to sum or average over the 1 ranks of the compressor's process set",
         "min_as_the_operation": r"expected Horovod to sum or average",
-        "elastic_state_without_the_compressor": r"elastic training: expected the compressor among what the state keeps",
+        "elastic_state_without_the_compressor": r"elastic training: expected an elastic state with the compressor",
         "unnamed_gradient": r"expected the gradient of one of the 6 named parameters",
     },
 )
