@@ -33,8 +33,11 @@ class VirtualRanks:
         self.memory = dr.Residual() if memory is None else memory
         self.communicator = dr.Allgather() if communicator is None else communicator
         self.seed = seed
+        # in the order in which backward makes gradients ready: that of a bucket's members
         self.compressed = {
-            name: d for name, d in shapes.items() if codec is not None and d >= dense_below
+            name: shapes[name]
+            for name in reversed(shapes)
+            if codec is not None and shapes[name] >= dense_below
         }
         self._states = [
             {
