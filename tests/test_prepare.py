@@ -256,6 +256,7 @@ def test_what_cannot_be_prepared_is_refused():
     endless = torch.optim.SGD(model.parameters(), lr=0.1, momentum=1.0)
     with pytest.raises(dr.InvalidArgumentError, match=r"expected a momentum below 1, got 1\.0"):
         dr.prepare(endless, compressor)
+    assert type(endless) is torch.optim.SGD
     with pytest.raises(dr.InvalidArgumentError, match="expected one of SGD, .*got LBFGS"):
         dr.prepare(torch.optim.LBFGS(model.parameters()), compressor)
     with pytest.raises(dr.InvalidArgumentError, match="expected a Compressor or None, got Codec"):

@@ -122,6 +122,13 @@ def prepare(optimizer, compressor):
         return slot is not None and not slot.dense
 
     preparation = Preparation(compressor, compresses)
+    compressed = sum(not slot.dense for slot in adapter.slots.values()) * delays(compressor)
+    changes = preparation.describe(
+        original.__name__,
+        name,
+        [(momentum_of(optimizer), 0.0, compressed, len(adapter.slots))],
+        scales_learning_rate=name == "momentum",
+    )
     if name is not None:
         optimizer.__class__ = type(
             original.__name__,
@@ -133,10 +140,4 @@ def prepare(optimizer, compressor):
                 "__module__": original.__module__,
             },
         )
-    compressed = sum(not slot.dense for slot in adapter.slots.values()) * delays(compressor)
-    return preparation.describe(
-        original.__name__,
-        name,
-        [(momentum_of(optimizer), 0.0, compressed, len(adapter.slots))],
-        scales_learning_rate=name == "momentum",
-    )
+    return changes

@@ -79,11 +79,12 @@ def momentum_warning(optimizer, compressor):
     """Return a warning if an optimizer steps delayed gradients with momentum, else None."""
     if is_prepared(optimizer) or not delays(compressor):
         return None
-    for group in optimizer.param_groups:
-        momentum = momentum_of(group)
-        if momentum and not _compressed(compressor).isdisjoint(map(id, group["params"])):
+    groups = [group for group in optimizer.param_groups if momentum_of(group)]
+    compressed = _compressed(compressor) if groups else set()
+    for group in groups:
+        if not compressed.isdisjoint(map(id, group["params"])):
             name = "betas[0]" if "betas" in group else "momentum"
-            return warning(type(optimizer).__name__, name, momentum, compressor)
+            return warning(type(optimizer).__name__, name, momentum_of(group), compressor)
     return None
 
 
@@ -105,12 +106,7 @@ def prepare(optimizer, compressor):
     original = type(optimizer)
     compressed = _compressed(compressor)
     preparation = Preparation(compressor, lambda parameter: id(parameter) in compressed)
-    optimizer.__class__ = type(
-        original.__name__,
-        (_Prepared, original),
-        {"preparation": preparation, "original_class": original, "__module__": original.__module__},
-    )
-    return preparation.describe(
+    changes = preparation.describe(
         original.__name__,
         "betas[0]" if "betas" in optimizer.defaults else "momentum",
         [
@@ -124,3 +120,9 @@ def prepare(optimizer, compressor):
         ],
         scales_learning_rate="betas" not in optimizer.defaults,
     )
+    optimizer.__class__ = type(
+        original.__name__,
+        (_Prepared, original),
+        {"preparation": preparation, "original_class": original, "__module__": original.__module__},
+    )
+    return changes
