@@ -19,7 +19,7 @@ SEVERAL_PROCESSES = (
 #: files whose tests start builds, scripts or type checkers, which use one core each
 SUBPROCESSES = (
     "test_build.py", "test_build_cuda.py", "test_check.py", "test_data.py", "test_gpu_check.py",
-    "test_preflight.py", "test_set_up.py", "test_types.py",
+    "test_preflight.py", "test_set_up.py", "test_two_frameworks.py", "test_types.py",
 )  # fmt: skip
 
 

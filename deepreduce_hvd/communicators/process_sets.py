@@ -23,13 +23,20 @@ class ProcessSetTransport(Transport):
         self.process_set = self.horovod.global_process_set if process_set is None else process_set
         self._by_host = {}
 
+    # A process that uses horovod.torch and horovod.tensorflow has two Horovods, but their process
+    # sets know only the one imported last. So the set of all ranks is left to the framework's own.
+
+    @property
+    def _has_all_ranks(self):
+        return self.process_set.process_set_id == 0
+
     @property
     def size(self):
-        return self.process_set.size()
+        return self.horovod.size() if self._has_all_ranks else self.process_set.size()
 
     @property
     def rank(self):
-        return self.process_set.rank()
+        return self.horovod.rank() if self._has_all_ranks else self.process_set.rank()
 
     @property
     def local_size(self):
@@ -38,8 +45,9 @@ class ProcessSetTransport(Transport):
     @property
     def ranks(self):
         """The global ranks of the process set."""
-        own = self.process_set.ranks
-        return list(range(self.horovod.size())) if own is None else list(own)
+        if self._has_all_ranks:
+            return list(range(self.horovod.size()))
+        return list(self.process_set.ranks)
 
     def broadcast(self, array, root, name):
         # Horovod's broadcast needs the size on every rank, but here only the root knows it
