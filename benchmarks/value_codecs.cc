@@ -15,7 +15,7 @@
 
 namespace deepreduce {
 extern const ValueCodec raw_value_codec, float16_codec, bfloat16_codec, deflate_codec, qsgd_codec,
-    quantile_codec;
+    lloyd_max_codec, quantile_codec;
 }
 
 namespace {
@@ -51,7 +51,7 @@ int main(int arguments, char** words) {
   const uint32_t count = static_cast<uint32_t>(values.size());
   const ValueCodec* codec = nullptr;
   for (const ValueCodec* known : {&raw_value_codec, &float16_codec, &bfloat16_codec, &deflate_codec,
-                                  &qsgd_codec, &quantile_codec})
+                                  &qsgd_codec, &lloyd_max_codec, &quantile_codec})
     if (known->id == std::atoi(words[2])) codec = known;
   if (count == 0 || codec == nullptr) return 2;
   const int wanted = std::atoi(words[3]), best = static_cast<int>(best_simd());

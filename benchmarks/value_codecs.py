@@ -24,9 +24,10 @@ CORE = HERE.parent / "deepreduce_hvd" / "csrc"
 SOURCES = [
     "base.cc",
     "support/huffman_code.cc",
+    "support/packed_codes.cc",
     *(
         f"value/{name}.cc"
-        for name in ("raw_value", "float16", "bfloat16", "deflate", "qsgd", "quantile")
+        for name in ("raw_value", "float16", "bfloat16", "deflate", "qsgd", "lloyd_max", "quantile")
     ),
 ]
 CODECS = [
@@ -39,6 +40,7 @@ CODECS = [
     *(dr.QSGD(bits=bits) for bits in (1, 2, 4, 8)),
     dr.QSGD(bits=4, bucket=64),
     dr.QSGD(bits=4, norm="l2"),
+    *(dr.LloydMax(bits=bits) for bits in (1, 2, 3)),
     dr.Quantile(),
     dr.Quantile(buckets=16),
 ]

@@ -11,7 +11,7 @@ CODECS = [
     for bits in range(1, 9)
     for bucket in (16, 64, 512, 8192)
     for norm in ("max", "l2")
-]
+] + [dr.LloydMax(bits) for bits in range(1, 5)]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -62,5 +62,5 @@ def test_those_that_diverged_are_refused_with_every_memory(memory):
     for codec in (dr.QSGD(1), dr.QSGD(2), dr.QSGD(4, norm="l2")):
         with pytest.raises(dr.InvalidArgumentError, match="more bits, a smaller bucket, or NoMem"):
             compressor(codec, memory)
-    for codec in (dr.QSGD(3), dr.QSGD(4), dr.QSGD(8, norm="l2"), dr.Float16(), dr.FitPoly()):
+    for codec in (dr.QSGD(3), dr.QSGD(4), dr.QSGD(8, norm="l2"), dr.Float16(), dr.LloydMax(1)):
         compressor(codec, memory)

@@ -1,4 +1,4 @@
-"""QSGD, FitPoly and FitDExp in the emulator, on edge cases of their kernels.
+"""QSGD, LloydMax, FitPoly and FitDExp in the emulator, on edge cases of their kernels.
 
 Results must equal the NumPy oracle bit for bit.
 """
@@ -29,6 +29,8 @@ QSGDS = [
     for bucket in (8, 24, 504, 32768)
     for norm in ("max", "l2")
 ]
+LLOYD_MAXES = [dr.LloydMax(bits=bits) for bits in (1, 2, 3, 4)]
+QUANTIZERS = QSGDS + LLOYD_MAXES
 IDS = repr
 LARGEST = np.finfo(np.float32).max
 
@@ -108,24 +110,26 @@ def test_more_cuts_than_rounds_look_ahead(degree, shape):
         strategies.integers(0, 200),
         elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False),
     ),
-    strategies.sampled_from(FITS + QSGDS),
+    strategies.sampled_from(FITS + QUANTIZERS),
 )
 def test_any_finite_values(values, stage):
     expect_oracle(stage, values)
 
 
-@parametrize_product(stage=QSGDS, d=[0, 1, 7, 8, 9, 503, 504, 505, 2047, 2048, 2049, 40000])
-def test_qsgd_of_sizes(stage, d):
+@parametrize_product(stage=QUANTIZERS, d=[0, 1, 7, 8, 9, 503, 504, 505, 2047, 2048, 2049, 40000])
+def test_quantizers_of_sizes(stage, d):
     expect_oracle(stage, gradient(d), spare=d % 3 * 1000)
 
 
-@pytest.mark.parametrize("stage", QSGDS, ids=IDS)
-def test_qsgd_in_any_schedule(stage, schedule):
+@pytest.mark.parametrize("stage", QUANTIZERS, ids=IDS)
+def test_quantizers_in_any_schedule(stage, schedule):
     expect_oracle(stage, gradient(5000))
 
 
-@parametrize_product(stage=QSGDS, shape=["largest", "negative_zeros", "all_exponents", "one_far"])
-def test_qsgd_of_shapes(stage, shape):
+@parametrize_product(
+    stage=QUANTIZERS, shape=["largest", "negative_zeros", "all_exponents", "one_far"]
+)
+def test_quantizers_of_shapes(stage, shape):
     expect_oracle(stage, SHAPES[shape](1000))
 
 
@@ -141,6 +145,8 @@ def test_qsgd_of_shapes(stage, shape):
         dr.FitPoly(degree=3, segments=2),
         dr.FitDExp(),
         dr.QSGD(bits=3, bucket=16),
+        dr.LloydMax(bits=1),
+        dr.LloydMax(bits=3),
     ],
     ids=IDS,
 )

@@ -58,6 +58,8 @@
   row(bloom_set_members, DR_INVALID_ARGUMENT, "Bloom filter: expected conflict sets of at most %llu members at this fpr, got %llu; use policy p0")    \
   row(qsgd_head, DR_CORRUPT_PAYLOAD, "value section: expected 1 to 8 bits in buckets of a multiple of 8 up to %llu, got bits + 256 * bucket = %llu")   \
   row(norm, DR_CORRUPT_PAYLOAD, "value section: expected finite norms of at least %llu, got the float32 with bits %llx")                                \
+  row(lloyd_bits, DR_CORRUPT_PAYLOAD, "value section: expected 1 to %llu bits per value, got %llu")                                                    \
+  row(lloyd_level, DR_CORRUPT_PAYLOAD, "value section: expected ascending finite levels of at least %llu, got the float32 with bits %llx")              \
   row(positives, DR_CORRUPT_PAYLOAD, "value section: expected at most %llu positive values, got %llu")                                                 \
   row(degree, DR_CORRUPT_PAYLOAD, "value section: expected a degree of 1 to %llu, got %llu")                                                           \
   row(field_width, DR_CORRUPT_PAYLOAD, "value section: expected fields of at most %llu bits, got %llu")                                                \

@@ -1,6 +1,6 @@
 // QSGD: stochastic quantization in buckets.
 #include "codecs.h"
-#include "support/bits.h"
+#include "support/packed_codes.h"
 #include "support/simd.h"
 #include "value/qsgd_element.h"
 #include "value/qsgd_settings.h"
@@ -47,27 +47,6 @@ DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigne
   }
 }
 
-// Packs codes, 8 codes into `bits` bytes. n is padded to a multiple of 8 with codes of 0; `out`
-// needs room for 8 more bytes.
-inline void pack_scalar(const uint8_t* codes, uint32_t n, unsigned bits, uint8_t* out) {
-  for (uint32_t i = 0; i < n; i += 8, out += bits) {
-    uint64_t word = 0;
-    for (unsigned j = 0; j < 8; ++j) word |= static_cast<uint64_t>(codes[i + j]) << (j * bits);
-    std::memcpy(out, &word, 8);
-  }
-}
-
-// The inverse of pack_scalar.
-inline void unpack_scalar(const uint8_t* packed, uint32_t n, unsigned bits, uint8_t* codes) {
-  const uint64_t mask = (1u << bits) - 1;
-  for (uint32_t i = 0; i < n; i += 8, packed += bits) {
-    uint64_t word;
-    std::memcpy(&word, packed, 8);
-    for (unsigned j = 0; j < 8; ++j)
-      codes[i + j] = static_cast<uint8_t>((word >> (j * bits)) & mask);
-  }
-}
-
 DR_INLINE void dequantise_all(const uint8_t* __restrict codes, uint32_t n, float norm,
                               unsigned bits, float* __restrict values) {
   const float levels = qsgd_levels(bits);
@@ -108,29 +87,7 @@ DR_AVX2 float largest_avx2(const float* values, uint32_t n) {
   return bits_float(result);
 }
 
-DR_AVX2 void pack_avx2(const uint8_t* codes, uint32_t n, unsigned bits, uint8_t* out) {
-  const uint64_t mask = 0x0101010101010101ull * ((1u << bits) - 1);
-  for (uint32_t i = 0; i < n; i += 8, out += bits) {
-    uint64_t eight;
-    std::memcpy(&eight, codes + i, 8);
-    const uint64_t word = _pext_u64(eight, mask);
-    std::memcpy(out, &word, 8);
-  }
-}
-
-DR_AVX2 void unpack_avx2(const uint8_t* packed, uint32_t n, unsigned bits, uint8_t* codes) {
-  const uint64_t mask = 0x0101010101010101ull * ((1u << bits) - 1);
-  for (uint32_t i = 0; i < n; i += 8, packed += bits) {
-    uint64_t word;
-    std::memcpy(&word, packed, 8);
-    const uint64_t eight = _pdep_u64(word, mask);
-    std::memcpy(codes + i, &eight, 8);
-  }
-}
-
 constexpr auto largest_avx512 = largest_avx2;
-constexpr auto unpack_avx512 = unpack_avx2;
-constexpr auto pack_avx512 = pack_avx2;
 #endif
 
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
@@ -138,7 +95,6 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const auto largest = DR_CHOOSE(context.simd, largest);
   const auto quantise = DR_CHOOSE(context.simd, quantise);
   const auto dequantise = DR_CHOOSE(context.simd, dequantise);
-  const auto pack = DR_CHOOSE(context.simd, pack);
   const uint32_t count = encoding.count;
   const uint32_t buckets = qsgd_buckets(count, settings.bucket);
   const uint64_t code_bytes = packed_bytes(count, settings.bits);
@@ -161,7 +117,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
       std::memset(codes, 0, n);
     }
     std::memset(codes + n, 0, 8);
-    pack(codes, (n + 7) / 8 * 8, settings.bits, packed);
+    pack_codes(context.simd, codes, (n + 7) / 8 * 8, settings.bits, packed);
     dequantise(codes, n, norm, settings.bits, encoding.decoded + first);
     packed += packed_bytes(n, settings.bits);
   }
@@ -180,7 +136,6 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   const uint8_t* packed = section.take(packed_bytes(count, bits));
   section.expect_end();
   expect_zero_padding(packed, uint64_t{count} * bits, section.section());
-  const auto unpack = DR_CHOOSE(context.simd, unpack);
   const auto dequantise = DR_CHOOSE(context.simd, dequantise);
   uint8_t* codes = context.arena.array<uint8_t>(bucket);
   const uint8_t* end = packed + packed_bytes(count, bits);
@@ -191,19 +146,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
       corrupt_payload("%s: expected finite norms of at least 0", section.section());
     const uint32_t first = b * bucket;
     const uint32_t n = count - first < bucket ? count - first : bucket;
-    // a group of 8 codes reads 8 bytes, but has only `bits`; groups at the end of the section read
-    // from a padded copy
-    const uint64_t readable = static_cast<uint64_t>(end - packed);
-    const uint32_t groups = (n + 7) / 8,
-                   safe = readable < 8 ? 0 : static_cast<uint32_t>((readable - 8) / bits + 1);
-    const uint32_t straight = safe < groups ? safe : groups;
-    unpack(packed, 8 * straight, bits, codes);
-    for (uint32_t group = straight; group < groups; ++group) {
-      const uint8_t* at = packed + uint64_t{group} * bits;
-      uint8_t padded[8] = {};
-      std::memcpy(padded, at, static_cast<size_t>(end - at < 8 ? end - at : 8));
-      unpack(padded, 8, bits, codes + 8 * group);
-    }
+    unpack_codes(context.simd, packed, end, n, bits, codes);
     dequantise(codes, n, norm, bits, values + first);
     packed += packed_bytes(n, bits);
   }

@@ -1,6 +1,7 @@
 // QSGD: a team of threads computes the norm of each bucket. Then tiles of codes are packed in
 // shared memory and copied to the section in whole words.
 #include "cuda/codecs.cuh"
+#include "cuda/value/packed_codes.cuh"
 #include "value/qsgd_element.h"
 #include "value/qsgd_settings.h"
 
@@ -8,7 +9,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kLanes = 8, kTile = 8 * kThreads;  // a tile fills whole bytes
+constexpr uint32_t kLanes = 8, kTile = kCodeTile;
 
 // Computes the largest magnitude, or, in teams of 8, the Euclidean norm. The order of its sum
 // affects the bytes.
@@ -54,18 +55,6 @@ __device__ float decoded_of(uint8_t code, float norm, unsigned bits, float level
   return bits == 1 ? qsgd_sign_value(code, norm) : qsgd_value(code, norm, levels, bits - 1);
 }
 
-// Copies to any address: bytes up to a multiple of 4, then words, then bytes. All threads of the
-// block must call it.
-__device__ void copy_out(const uint8_t* shared, uint8_t* to, uint32_t bytes) {
-  const uint32_t lead =
-      smaller(bytes, static_cast<uint32_t>((4 - reinterpret_cast<uintptr_t>(to) % 4) % 4));
-  const uint32_t words = (bytes - lead) / 4;
-  for (uint32_t w = threadIdx.x; w < words; w += blockDim.x)
-    *reinterpret_cast<uint32_t*>(to + lead + 4 * w) = load_u32(shared + lead + 4 * w);
-  for (uint32_t i = threadIdx.x; i < bytes; i += blockDim.x)
-    if (i < lead || i >= lead + 4 * words) to[i] = shared[i];
-}
-
 __global__ void quantise(const float* values, const uint32_t* count_at, uint64_t key, unsigned bits,
                          uint32_t bucket, const float* norms, uint8_t* section,
                          uint64_t* section_bytes, float* decoded) {
@@ -94,17 +83,7 @@ __global__ void quantise(const float* values, const uint32_t* count_at, uint64_t
       }
       codes[e] = code;
     }
-    __syncthreads();
-    uint64_t word = 0;
-    for (unsigned j = 0; j < 8; ++j)
-      word |= static_cast<uint64_t>(codes[8 * threadIdx.x + j]) << (j * bits);
-    for (unsigned byte = 0; byte < bits; ++byte)
-      packed[threadIdx.x * bits + byte] = static_cast<uint8_t>(word >> 8 * byte);
-    __syncthreads();
-    const uint64_t start = first / 8 * bits;
-    copy_out(
-        packed, section + head + start,
-        static_cast<uint32_t>(smaller<uint64_t>(uint64_t{kThreads} * bits, code_bytes - start)));
+    write_codes(codes, packed, bits, first / 8 * bits, code_bytes, section + head);
   }
 }
 
