@@ -27,6 +27,7 @@ def instances(warmup_steps=0):
             top, index=dr.Bloom(fpr="auto", policy="p0"), value=dr.QSGD(bits=4)
         ),
         "QSGD + Rice": dr.Codec(top, index=dr.Rice(), value=dr.QSGD(bits=4)),
+        "default": dr.recommended_codec(),
     }
 
 

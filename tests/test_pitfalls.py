@@ -53,7 +53,14 @@ def test_values_stay_with_their_indices_when_both_are_coded(index, value, native
     ) / np.linalg.norm(values[indices])
     # few levels, and curves with few parameters, are not near the values, but nearer to their own
     # values than to others
-    coarse = value in ("qsgd_1", "qsgd_2", "qsgd_5_l2", "fit_dexp", "fit_poly_degree1")
+    coarse = value in (
+        "qsgd_1",
+        "qsgd_2",
+        "qsgd_5_l2",
+        "lloyd_max_1",
+        "fit_dexp",
+        "fit_poly_degree1",
+    )
     assert in_place < (0.8 * shuffled if coarse else 0.2)
 
 

@@ -13,7 +13,7 @@ from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
-from deepreduce_hvd.stages.value_codecs import QSGD, RawValue
+from deepreduce_hvd.stages.value_codecs import QSGD, LloydMax, RawValue
 
 _BUCKET = 1024  # bucket of QSGD in dense slices, as in SparCML
 _EXACT = Codec(NoneSparsifier(), RawIndex(), RawValue())
@@ -31,9 +31,9 @@ class SplitAllgather(Communicator):
         dense: how to send the sum of a slice that has so many elements that indices cost more than
             sending all elements. A sum of n elements is sent in this way when n (I + V) >= d W. I
             is the number of bits per index, V and W the numbers of bits per value of the codec and
-            of the dense form. "auto" sends all elements with the value codec of the :class:`Codec`,
-            or as float32 if that codec sorts values; 2, 4 or 8 sends all elements with QSGD of that
-            many bits; None never does it. The owner decides for its own slice. The payload
+            of the dense form. "auto" sends all elements with the value codec of the :class:`Codec`;
+            as float32 if that codec sorts values, and with 2-bit LloydMax if it cannot send zeros.
+            2, 4 or 8 sends all elements with QSGD of that many bits; None never does it. The owner decides for its own slice. The payload
             describes itself, so ranks need not agree in advance.
     """
 
@@ -84,8 +84,10 @@ class SplitAllgather(Communicator):
     def _dense_value(self, codec):
         if self.dense is None:
             return None
-        if self.dense == "auto":  # an order mapping of all elements would be larger than the values
-            return RawValue() if codec.value.sorts else codec.value
+        if self.dense == "auto":
+            if codec.value.sorts:  # an order of all elements would be larger than the values
+                return RawValue()
+            return codec.value if codec.value.sends_zeros else LloydMax(bits=2)
         return QSGD(bits=self.dense, bucket=_BUCKET)
 
 

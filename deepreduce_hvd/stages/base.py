@@ -137,6 +137,14 @@ class ValueCodec(Stage):
     #: Whether the codec changes the order of the values.
     sorts: bool = False
 
+    @property
+    def sends_zeros(self) -> bool:
+        """Whether a value of 0 decodes as a value close to 0.
+
+        Sparsifiers select no zeros, but dense parts of a sum have many.
+        """
+        return True
+
     def bits_per_value(self) -> float:
         """Return an estimate of how many bits one more value adds to the payload."""
         return 32.0

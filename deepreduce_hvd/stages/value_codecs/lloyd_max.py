@@ -116,6 +116,10 @@ class LloydMax(ValueCodec):
             )
         self.bits = bits
 
+    @property
+    def sends_zeros(self):
+        return self.bits > 1
+
     def parameters(self, step=0):
         return (self.bits,)
 

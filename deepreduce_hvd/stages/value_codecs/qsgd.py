@@ -67,6 +67,10 @@ class QSGD(ValueCodec):
         self.bucket = bucket
         self.norm = norm
 
+    @property
+    def sends_zeros(self):
+        return self.bits > 1
+
     def parameters(self, step=0):
         return (self.bits, self.bucket, _NORMS.index(self.norm))
 
