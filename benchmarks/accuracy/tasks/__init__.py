@@ -3,8 +3,8 @@
 import pathlib
 import sys
 
-# data sets and the recommender's model
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "examples"))
+# for the data sets and the recommender's model
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "examples"))
 
 from .base import Task
 from .lstm import LSTMLanguageModel
