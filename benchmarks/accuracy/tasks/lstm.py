@@ -10,9 +10,9 @@ class LSTMLanguageModel(LanguageModel):
 
     name = "lstm"
     samples_per_rank = 12
-    total_steps = 500
+    total_steps = 1500
     width, layers = 160, 1
-    learning_rates = (0.5, 1.0, 2.0)
+    learning_rates = (2.0, 4.0, 8.0)
     clip = 0.25
 
     def model(self):

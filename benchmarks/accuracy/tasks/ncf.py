@@ -34,7 +34,7 @@ class Recommender(Task):
     metric = "hit rate at 10"
     margin = 0.005
     samples_per_rank = 64
-    total_steps = 3000
+    total_steps = 4000
     learning_rates = (0.001, 0.002, 0.004)
     negatives = 4
 

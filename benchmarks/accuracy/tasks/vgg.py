@@ -13,7 +13,7 @@ class VGG(ImageClassification):
     """
 
     name = "vgg"
-    total_steps = 600
+    total_steps = 1500
     learning_rates = (0.025, 0.05, 0.1)
 
     def model(self):
