@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import multiprocessing
 import pathlib
 
 import candidates
@@ -232,6 +233,17 @@ def test_several_jobs_write_a_row_per_run_and_none_twice(tmp_path, monkeypatch, 
     assert runs.known(path) == rows
     assert (tmp_path / "accuracy-lab.png").stat().st_size > 10_000
     assert len(json.loads((tmp_path / "accuracy-lab.json").read_text())) == 1
+
+
+def test_an_interrupt_ends_the_runs_in_progress(tmp_path, monkeypatch):
+    def interrupted(futures):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs.concurrent.futures, "as_completed", interrupted)
+    keys = [("ncf", "none", 4, seed, 0.002, 10**6) for seed in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        runs.run_all(tmp_path / "runs.jsonl", keys, jobs=2)
+    assert not multiprocessing.active_children()
 
 
 def test_the_time_left_is_that_of_runs_of_the_same_task():

@@ -110,6 +110,11 @@ def run_all(path, keys, jobs, verbose=False):
             if rows and waiting:
                 line += f"; {_duration(remaining(waiting, rows, jobs))} left"
             print(line, flush=True)
+    except BaseException:
+        # an interrupt: the pool would wait for the runs in progress, and for those next in its queue
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
     return failed

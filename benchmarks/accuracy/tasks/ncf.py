@@ -35,7 +35,7 @@ class Recommender(Task):
     margin = 0.005
     samples_per_rank = 64
     total_steps = 4000
-    learning_rates = (0.001, 0.002, 0.004)
+    learning_rates = (0.002, 0.004, 0.008)
     negatives = 4
 
     def __init__(self):
