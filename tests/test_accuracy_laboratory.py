@@ -282,6 +282,14 @@ def test_the_best_rate_is_that_of_uncompressed_training():
             rates(name, ranks)
 
 
+def test_a_report_of_no_runs_keeps_the_results(tmp_path, capsys):
+    before = (report.RESULTS / "accuracy-lab.json").read_bytes()
+    with pytest.raises(SystemExit):
+        command.main(["--report"], tmp_path / "runs.jsonl")
+    assert "got none; run without --report first" in capsys.readouterr().err
+    assert (report.RESULTS / "accuracy-lab.json").read_bytes() == before
+
+
 def test_a_name_that_is_unknown_is_refused(capsys):
     with pytest.raises(SystemExit):
         command.main(["--tasks", "vgg;bert"])

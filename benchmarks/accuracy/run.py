@@ -102,7 +102,10 @@ def main(arguments=None, path=RUNS):
         to_do = [key for key in keys if key not in rows]
         print(f"{len(keys)} runs, {len(keys) - len(to_do)} of them known", flush=True)
         failed = run_all(path, to_do, options.jobs, options.verbose)
-    report(known(path).values())
+    if rows := known(path):
+        report(rows.values())
+    elif options.report:
+        parser.error(f"--report: expected runs in {path}, got none; run without --report first")
     return f"{failed} runs failed, see above" if failed else 0
 
 
