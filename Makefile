@@ -75,7 +75,7 @@ docs: setup
 bench: setup
 	$(WITH_VENV) python benchmarks/run.py
 
-# ACCURACY_OPTIONS='--tasks resnet --seeds 0-4' runs a part
+# ACCURACY_OPTIONS='--tasks resnet --seeds 0-4 --jobs 2' runs a part, 2 runs at a time
 accuracy: setup
 	$(WITH_VENV) python benchmarks/accuracy/run.py $(ACCURACY_OPTIONS)
 

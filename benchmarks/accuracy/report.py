@@ -15,7 +15,8 @@ import scipy.stats
 from tasks import TASKS
 
 matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import pyplot, ticker
+from matplotlib.lines import Line2D
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent.parent / "results"
 
@@ -33,26 +34,39 @@ def equivalent(differences, margin):
     return float(max(below, above))
 
 
-def summarize(rows):
-    """Return one entry per task, number of ranks, steps and candidate."""
+def _by_candidate(rows):
+    """Return {(task, ranks, steps, candidate): {learning rate: {seed: row}}}."""
     found = {}
     for row in rows:
         place = row["task"], row["ranks"], row["steps_at_4"], row["candidate"]
         found.setdefault(place, {}).setdefault(row["learning_rate"], {})[row["seed"]] = row
+    return found
+
+
+def _quality(task, by_seed):
+    """Return the mean of the metric, larger is better; -inf if a run diverged."""
+    values = [row["metric"] for row in by_seed.values()]
+    if any(value is None for value in values):
+        return -np.inf
+    return np.mean(values) if TASKS[task].larger_is_better else -np.mean(values)
+
+
+def tuned_rate(rows, task, ranks, steps):
+    """Return the learning rate that is best for uncompressed training; None if there is none."""
+    rates = _by_candidate(rows).get((task, ranks, steps, "none"), {})
+    qualities = {rate: _quality(task, by_seed) for rate, by_seed in rates.items()}
+    best = max(qualities, key=qualities.get, default=None)
+    return None if best is None or qualities[best] == -np.inf else best
+
+
+def summarize(rows):
+    """Return one entry per task, number of ranks, steps and candidate."""
     entries = []
-    for (name, ranks, steps, candidate), rates in sorted(found.items()):
-        task = TASKS[name]
-        sign = 1 if task.larger_is_better else -1
-
-        def quality(rate, rates=rates, sign=sign):
-            values = [row["metric"] for row in rates[rate].values()]
-            diverged = any(value is None for value in values)
-            return -np.inf if diverged else sign * np.mean(values)
-
-        best = max(rates, key=quality)
+    for (name, ranks, steps, candidate), rates in sorted(_by_candidate(rows).items()):
+        best = max(rates, key=lambda rate: _quality(name, rates[rate]))
         by_seed = {seed: row["metric"] for seed, row in sorted(rates[best].items())}
         entries.append({
-            "task": name, "metric": task.metric, "ranks": ranks, "steps_at_4": steps,
+            "task": name, "metric": TASKS[name].metric, "ranks": ranks, "steps_at_4": steps,
             "candidate": candidate, "learning_rate": best, "rates_tried": sorted(rates),
             "by_seed": by_seed,
             "bytes_per_step": float(np.mean([row["bytes"] for row in rates[best].values()])),
@@ -90,22 +104,80 @@ def _compare(entry, entries):
 
 
 def plot(entries, path):
-    """Draw bytes per step against the metric, one panel per task, with every seed's point."""
-    names = sorted({entry["task"] for entry in entries})
+    """Draw bytes per step against the metric, one panel per task, with every seed's point.
+
+    Runs with another number of steps than the task now has are left out. A candidate has the same
+    color, and a number of ranks the same marker, in all panels.
+    Uncompressed training is a horizontal line, with a band of one standard deviation of its seeds.
+    """
+    entries = [
+        entry for entry in entries if entry["steps_at_4"] == TASKS[entry["task"]].total_steps
+    ]
+    names = [name for name in TASKS if any(entry["task"] == name for entry in entries)]
+    if not names:
+        return
+    candidates = sorted({entry["candidate"] for entry in entries} - {"none"})
+    ranks = sorted({entry["ranks"] for entry in entries})
+    palette = pyplot.get_cmap("tab10" if len(candidates) <= 10 else "tab20").colors
+    colors = {name: palette[number % len(palette)] for number, name in enumerate(candidates)}
+    markers = dict(zip(ranks, "os^DvP*X" * len(ranks)))
+    lines = dict(zip(ranks, ["-", "--", ":", "-."] * len(ranks)))
+    rows = 1 if len(names) <= 3 else 2
+    columns = -(-len(names) // rows)
     figure, panels = pyplot.subplots(
-        1, len(names), figsize=(6 * len(names), 4.5), squeeze=False, layout="constrained"
+        rows, columns, figsize=(5 * columns, 4 * rows), squeeze=False, layout="constrained"
     )
-    for panel, name in zip(panels[0], names):
+    for panel, name in zip(panels.flat, names):
         for entry in (entry for entry in entries if entry["task"] == name):
             values = [value for value in entry["by_seed"].values() if value is not None]
-            label = f"{entry['candidate']}, {entry['ranks']} ranks"
-            panel.plot([entry["bytes_per_step"]] * len(values), values, "o", label=label)
+            if entry["candidate"] == "none":
+                _draw_uncompressed(panel, values, lines[entry["ranks"]])
+            elif values:
+                style = {"color": colors[entry["candidate"]], "marker": markers[entry["ranks"]]}
+                x = entry["bytes_per_step"]
+                panel.plot([x] * len(values), values, ls="", ms=4, alpha=0.5, mew=0, **style)
+                panel.plot([x], [np.mean(values)], ls="", ms=8, mec="white", mew=0.8, **style)
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.xaxis.set_minor_formatter("")
         panel.set_xlabel("bytes per rank and step")
-        panel.set_ylabel(TASKS[name].metric)
+        better = "larger" if TASKS[name].larger_is_better else "smaller"
+        panel.set_ylabel(f"{TASKS[name].metric} ({better} is better)")
         panel.set_title(name)
-        panel.legend(fontsize=7)
+        panel.grid(alpha=0.3)
+    for panel in panels.flat[len(names) :]:
+        panel.axis("off")
+    handles = [
+        Line2D([], [], color="black", ls=lines[size], label=_label("uncompressed", size, ranks))
+        for size in ranks
+    ]
+    handles += [
+        Line2D([], [], color=colors[name], marker="o", ms=8, ls="", label=name)
+        for name in candidates
+    ]
+    if len(ranks) > 1:
+        handles += [
+            Line2D([], [], color="gray", marker=markers[size], ls="", label=f"{size} ranks")
+            for size in ranks
+        ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns - 1, fontsize=9)
     figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _label(text, size, ranks):
+    return f"{text}, {size} ranks" if len(ranks) > 1 else text
+
+
+def _draw_uncompressed(panel, values, line):
+    if not values:
+        return
+    mean = np.mean(values)
+    panel.axhline(mean, color="black", lw=1, ls=line)
+    if len(values) > 1:
+        spread = np.std(values, ddof=1)
+        panel.axhspan(mean - spread, mean + spread, color="black", alpha=0.1, lw=0)
 
 
 def report(rows):

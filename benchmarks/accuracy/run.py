@@ -1,37 +1,27 @@
 """The accuracy laboratory: train tasks to the end with and without compression, and compare.
 
-    python benchmarks/accuracy/run.py --tasks transformer --candidates "none;default" --seeds 0-2
+    python benchmarks/accuracy/run.py --tasks "lstm;vgg" --candidates none --jobs 2
+    python benchmarks/accuracy/run.py --tasks "lstm;vgg" --seeds 0-2 --rates best --jobs 2
 
 Ranks are simulated in one process, with the real codecs, memories and communicators. A run whose
 outcome is in build/accuracy/runs.jsonl is not repeated. ``--report`` only summarizes these runs.
 """
 
 import argparse
-import json
+import itertools
 import os
 import pathlib
 import sys
-import time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-import torch
 from candidates import CANDIDATES
-from report import report
+from report import report, tuned_rate
+from runs import known, run_all
 from tasks import TASKS
-from training import train
 
 RUNS = pathlib.Path(__file__).resolve().parent.parent.parent / "build" / "accuracy" / "runs.jsonl"
-_KEY = ("task", "candidate", "ranks", "seed", "learning_rate", "steps_at_4")
-
-
-def known():
-    """Return {key: outcome} of the runs so far."""
-    if not RUNS.exists():
-        return {}
-    rows = map(json.loads, RUNS.read_text().splitlines())
-    return {tuple(row[name] for name in _KEY): row for row in rows}
 
 
 def seeds_of(text):
@@ -39,49 +29,85 @@ def seeds_of(text):
     return range(int(first), int(last or first) + 1)
 
 
-def main():
+def rates_of(text, task, ranks, rows):
+    """Return the learning rates to try.
+
+    Args:
+        text: value of ``--rates``, or None.
+        task: class of the task.
+        ranks: number of ranks.
+        rows: outcomes of the runs so far.
+    """
+    if text is None:
+        return task.learning_rates
+    if text != "best":
+        return [float(rate) for rate in text.split(",")]
+    rate = tuned_rate(rows, task.name, ranks, task.total_steps)
+    if rate is None:
+        raise SystemExit(
+            f"--rates best: expected uncompressed runs of {task.name} with {ranks} ranks that do not diverge, got none; run first:\n"
+            f"  python benchmarks/accuracy/run.py --tasks {task.name} --candidates none --ranks {ranks}"
+        )
+    return [rate]
+
+
+def keys_of(options, rows):
+    """Return the keys of all runs that the options ask for, in their order."""
+    keys = []
+    for name in options.tasks.split(";"):
+        task = TASKS[name]
+        for seed, candidate, rate in itertools.product(
+            seeds_of(options.seeds),
+            options.candidates.split(";"),
+            rates_of(options.rates, task, options.ranks, rows),
+        ):
+            keys.append((name, candidate, options.ranks, seed, rate, task.total_steps))
+    return keys
+
+
+def names(table):
+    """Return a function that checks an argument: names in ``table``, separated by semicolons."""
+
+    def check(text):
+        for name in text.split(";"):
+            if name not in table:
+                raise argparse.ArgumentTypeError(
+                    f"expected names out of {'; '.join(table)}, got {name!r}"
+                )
+        return text
+
+    return check
+
+
+def main(arguments=None, path=RUNS):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--tasks", default=";".join(TASKS))
-    parser.add_argument("--candidates", default=";".join(CANDIDATES))
+    parser.add_argument("--tasks", type=names(TASKS), default=";".join(TASKS))
+    parser.add_argument("--candidates", type=names(CANDIDATES), default=";".join(CANDIDATES))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seeds", default="0", help="such as 0 or 0-4")
-    parser.add_argument("--rates", help="peak learning rates, such as 0.004,0.008")
+    parser.add_argument(
+        "--rates",
+        help="peak learning rates, such as 0.004,0.008; or best: the one that is best for "
+        "uncompressed training in the runs so far; default: those of each task",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
+    parser.add_argument("--verbose", action="store_true", help="print the progress within runs")
     parser.add_argument("--report", action="store_true", help="train nothing")
-    options = parser.parse_args()
-    if options.report:
-        report(known().values())
-        return
-    torch.set_num_threads(1)
-    RUNS.parent.mkdir(parents=True, exist_ok=True)
-    for name in options.tasks.split(";"):
-        task = TASKS[name]()
-        rates = task.learning_rates
-        if options.rates:
-            rates = [float(rate) for rate in options.rates.split(",")]
-        for seed in seeds_of(options.seeds):
-            for candidate in options.candidates.split(";"):
-                for rate in rates:
-                    key = name, candidate, options.ranks, seed, rate, task.total_steps
-                    if key in known():
-                        continue
-                    started = time.monotonic()
-
-                    def progress(done, total, loss):
-                        if done % 100 == 0 or done == total:
-                            seconds = time.monotonic() - started
-                            print(
-                                f"{name}, {candidate}, {options.ranks} ranks, seed {seed}, rate {rate}: step {done} of {total}, loss {loss:.3f}, {seconds:.0f} s",
-                                flush=True,
-                            )
-
-                    outcome = train(
-                        task, CANDIDATES[candidate], options.ranks, seed, rate, progress
-                    )
-                    row = {**dict(zip(_KEY, key)), **outcome}
-                    with RUNS.open("a") as file:
-                        file.write(json.dumps(row) + "\n")
-    report(known().values())
+    options = parser.parse_args(arguments)
+    failed = 0
+    if not options.report:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = known(path)
+        keys = keys_of(options, rows.values())
+        to_do = [key for key in keys if key not in rows]
+        print(f"{len(keys)} runs, {len(keys) - len(to_do)} of them known", flush=True)
+        failed = run_all(path, to_do, options.jobs, options.verbose)
+    if rows := known(path):
+        report(rows.values())
+    elif options.report:
+        parser.error(f"--report: expected runs in {path}, got none; run without --report first")
+    return f"{failed} runs failed, see above" if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

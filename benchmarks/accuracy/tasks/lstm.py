@@ -1,0 +1,33 @@
+"""An LSTM that predicts the next character, with SGD, momentum 0.9 and gradient clipping."""
+
+import torch
+
+from .text import LanguageModel
+
+
+class LSTMLanguageModel(LanguageModel):
+    """An LSTM that starts each sample with a state of zeros."""
+
+    name = "lstm"
+    samples_per_rank = 12
+    total_steps = 1500
+    width, layers = 160, 1
+    learning_rates = (2.0, 4.0, 8.0)
+    clip = 0.25
+
+    def model(self):
+        return _LSTM(self.symbols, self.width, self.layers)
+
+    def optimizer(self, model, learning_rate):
+        return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+
+
+class _LSTM(torch.nn.Module):
+    def __init__(self, symbols, width, layers):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(symbols, width)
+        self.lstm = torch.nn.LSTM(width, width, layers, batch_first=True)
+        self.output = torch.nn.Linear(width, symbols)
+
+    def forward(self, tokens):
+        return self.output(self.lstm(self.embedding(tokens))[0])
