@@ -45,7 +45,7 @@ class Small(tasks.Task):
 
     def batches(self, size, seed):
         generator = torch.Generator().manual_seed(seed)
-        for _ in range(self.steps(size)):
+        for _ in range(self.total_steps):
             yield [torch.randn(16, 50, generator=generator) for _ in range(size)]
 
     def loss(self, model, batch):
@@ -90,7 +90,6 @@ def test_a_run_is_the_same_again_and_learns():
         assert first == training.train(task, candidate, 4, seed=1, learning_rate=0.05)
         start = task.evaluate(task.model())
         assert first["metric"] > 0.3 * start and first["steps"] == 60
-    assert training.train(task, plain, 8, seed=1, learning_rate=0.05)["steps"] == 30
 
 
 def test_a_run_that_diverges_has_no_metric():
@@ -114,7 +113,7 @@ def test_the_summary_takes_the_best_learning_rate_and_compares_by_seed(monkeypat
 
     def row(candidate, rate, seed, metric):
         return {
-            "task": "small", "candidate": candidate, "ranks": 4, "seed": seed, "steps_at_4": 60,
+            "task": "small", "candidate": candidate, "ranks": 4, "seed": seed, "total_steps": 60,
             "learning_rate": rate, "metric": metric, "bytes": 10.0,
         }  # fmt: skip
 
@@ -256,7 +255,7 @@ def test_the_time_left_is_that_of_runs_of_the_same_task():
 def _row(candidate, rate, seed, metric, task="ncf", ranks=4):
     return {
         "task": task, "candidate": candidate, "ranks": ranks, "seed": seed,
-        "steps_at_4": tasks.TASKS[task].total_steps, "learning_rate": rate, "metric": metric,
+        "total_steps": tasks.TASKS[task].total_steps, "learning_rate": rate, "metric": metric,
         "bytes": 10.0 if candidate == "none" else 1.0,
     }  # fmt: skip
 

@@ -7,28 +7,64 @@ import deepreduce_hvd as dr
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One way to train; ``prepared`` says whether deepreduce_hvd.prepare is applied."""
+    """One way to train.
+
+    Attributes:
+        codec: codec of the compressed tensors; None averages gradients uncompressed.
+        memory, communicator: as of :class:`~deepreduce_hvd.Compressor`.
+        prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer.
+        estimates: None, or the momentum of EF21-SGDM in place of a memory; 1 is EF21.
+    """
 
     codec: dr.Codec | None = None
-    memory: object = None
-    communicator: object = None
-    prepared: bool = False
+    memory: dr.Memory | None = None
+    communicator: dr.Communicator | None = None
+    prepared: bool = True
+    estimates: float | None = None
 
 
-def _codec(density=0.01, value=None):
-    return dr.Codec(dr.TopK(density), index=dr.Rice(), value=dr.QSGD(4) if value is None else value)
+def _codec(ratio=0.01, value=None, warmup_steps=50, sparsifier=None, index=None):
+    """Return the default codec, with parts of it replaced."""
+    return dr.Codec(
+        dr.TopK(ratio, warmup_steps=warmup_steps) if sparsifier is None else sparsifier,
+        index=dr.Rice() if index is None else index,
+        value=dr.LloydMax(bits=1) if value is None else value,
+    )
 
+
+_GTOPK, _CLTK = dr.GTopK(), dr.CLTK()
+_CHUNKS = dr.ChunkTopK(0.01)
 
 CANDIDATES = {
-    "none": Candidate(),
-    "default": Candidate(_codec()),
-    "default, prepared": Candidate(_codec(), prepared=True),
+    "none": Candidate(prepared=False),
+    "default": Candidate(dr.recommended_codec()),
+    # what each part of the default does
+    "not prepared": Candidate(dr.recommended_codec(), prepared=False),
+    "no warm-up": Candidate(_codec(warmup_steps=0)),
+    "neither": Candidate(_codec(warmup_steps=0), prepared=False),
+    # bits per value and density
     "raw values": Candidate(_codec(value=dr.RawValue())),
-    "raw values, prepared": Candidate(_codec(value=dr.RawValue()), prepared=True),
-    "float16, prepared": Candidate(_codec(value=dr.Float16()), prepared=True),
-    "qsgd 8, prepared": Candidate(_codec(value=dr.QSGD(8)), prepared=True),
-    "qsgd 6, prepared": Candidate(_codec(value=dr.QSGD(6)), prepared=True),
-    "qsgd 4 of 64, prepared": Candidate(_codec(value=dr.QSGD(4, bucket=64)), prepared=True),
-    "2 %, prepared": Candidate(_codec(0.02), prepared=True),
-    "momentum correction": Candidate(_codec(), dr.MomentumCorrection(0.9), prepared=True),
+    "QSGD 4": Candidate(_codec(value=dr.QSGD(4))),
+    "QSGD 4, no warm-up": Candidate(_codec(value=dr.QSGD(4), warmup_steps=0)),
+    "LloydMax 2": Candidate(_codec(value=dr.LloydMax(2))),
+    "LloydMax 3": Candidate(_codec(value=dr.LloydMax(3))),
+    "0.1 %": Candidate(_codec(0.001)),
+    "2 %": Candidate(_codec(0.02)),
+    "5 %": Candidate(_codec(0.05)),
+    # index and value codecs of DeepReduce
+    "Bloom P0": Candidate(_codec(value=dr.RawValue(), index=dr.Bloom(fpr=1e-3, policy="p0"))),
+    "Bloom P2": Candidate(_codec(value=dr.RawValue(), index=dr.Bloom(fpr=1e-3, policy="p2"))),
+    "FitPoly": Candidate(_codec(value=dr.FitPoly())),
+    # other memories
+    "momentum correction": Candidate(_codec(), dr.MomentumCorrection(0.9)),
+    "EF21-SGDM": Candidate(_codec(), estimates=0.1),
+    # other communicators; those of a chosen index set have no warm-up
+    "GTopK": Candidate(_codec(), communicator=_GTOPK),
+    "GTopK, LloydMax 2": Candidate(_codec(value=dr.LloydMax(2)), communicator=_GTOPK),
+    "GTopK, raw values": Candidate(_codec(value=dr.RawValue()), communicator=_GTOPK),
+    "SplitAllgather": Candidate(_codec(), communicator=dr.SplitAllgather()),
+    "CLTK": Candidate(_codec(value=dr.RawValue(), sparsifier=_CHUNKS), communicator=_CLTK),
+    "CLTK, LowPass": Candidate(
+        _codec(value=dr.RawValue(), sparsifier=_CHUNKS), dr.LowPass(0.1), _CLTK
+    ),
 }

@@ -38,7 +38,7 @@ def _by_candidate(rows):
     """Return {(task, ranks, steps, candidate): {learning rate: {seed: row}}}."""
     found = {}
     for row in rows:
-        place = row["task"], row["ranks"], row["steps_at_4"], row["candidate"]
+        place = row["task"], row["ranks"], row["total_steps"], row["candidate"]
         found.setdefault(place, {}).setdefault(row["learning_rate"], {})[row["seed"]] = row
     return found
 
@@ -66,7 +66,7 @@ def summarize(rows):
         best = max(rates, key=lambda rate: _quality(name, rates[rate]))
         by_seed = {seed: row["metric"] for seed, row in sorted(rates[best].items())}
         entries.append({
-            "task": name, "metric": TASKS[name].metric, "ranks": ranks, "steps_at_4": steps,
+            "task": name, "metric": TASKS[name].metric, "ranks": ranks, "total_steps": steps,
             "candidate": candidate, "learning_rate": best, "rates_tried": sorted(rates),
             "by_seed": by_seed,
             "bytes_per_step": float(np.mean([row["bytes"] for row in rates[best].values()])),
@@ -77,7 +77,7 @@ def summarize(rows):
 
 
 def _compare(entry, entries):
-    place = "task", "ranks", "steps_at_4"
+    place = "task", "ranks", "total_steps"
     plain = next(
         (
             other
@@ -111,7 +111,7 @@ def plot(entries, path):
     Uncompressed training is a horizontal line, with a band of one standard deviation of its seeds.
     """
     entries = [
-        entry for entry in entries if entry["steps_at_4"] == TASKS[entry["task"]].total_steps
+        entry for entry in entries if entry["total_steps"] == TASKS[entry["task"]].total_steps
     ]
     names = [name for name in TASKS if any(entry["task"] == name for entry in entries)]
     if not names:
@@ -190,7 +190,7 @@ def report(rows):
         gain = f"{entry['gain']:+8.4f}" if "gain" in entry else " " * 8
         p = f"{entry['p']:6.3f}" if entry.get("p") is not None else " " * 6
         print(
-            f"{entry['task']:12} {entry['ranks']:5} {entry['steps_at_4']:6}  {entry['candidate']:28} {entry['learning_rate']:7.4f} {mean} {gain} {p} {entry['bytes_per_step']:9.0f}  {len(values)}"
+            f"{entry['task']:12} {entry['ranks']:5} {entry['total_steps']:6}  {entry['candidate']:28} {entry['learning_rate']:7.4f} {mean} {gain} {p} {entry['bytes_per_step']:9.0f}  {len(values)}"
         )
     (RESULTS / "accuracy-lab.json").write_text(json.dumps(entries, indent=1) + "\n")
     plot(entries, RESULTS / "accuracy-lab.png")

@@ -1,7 +1,7 @@
 """Runs of the accuracy laboratory: train in several processes, and keep every outcome in a file.
 
 The file has one line of JSON per run. A run is named by its key: task, candidate, ranks, seed, peak
-learning rate, and the number of steps with 4 ranks.
+learning rate, and the number of steps.
 """
 
 import concurrent.futures
@@ -18,7 +18,7 @@ from candidates import CANDIDATES
 from tasks import TASKS
 from training import train
 
-_KEY = ("task", "candidate", "ranks", "seed", "learning_rate", "steps_at_4")
+_KEY = ("task", "candidate", "ranks", "seed", "learning_rate", "total_steps")
 
 
 def known(path):

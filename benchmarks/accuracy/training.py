@@ -4,7 +4,7 @@ import types
 
 import numpy as np
 import torch
-from virtual_ranks import VirtualRanks
+from virtual_ranks import EstimatingRanks, VirtualRanks
 
 from deepreduce_hvd.torch import prepare
 
@@ -28,13 +28,15 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
     model = task.model()
     named = dict(model.named_parameters())
     shapes = {name: parameter.numel() for name, parameter in named.items()}
-    ranks = VirtualRanks(
-        size, shapes, candidate.codec, candidate.memory, candidate.communicator, seed=seed
-    )
+    stages = candidate.codec, candidate.memory, candidate.communicator
+    if candidate.estimates is None:
+        ranks = VirtualRanks(size, shapes, *stages, seed=seed)
+    else:
+        ranks = EstimatingRanks(size, shapes, *stages, seed=seed, momentum=candidate.estimates)
     optimizer = task.optimizer(model, learning_rate)
     if candidate.prepared:
         _prepare(optimizer, ranks, named)
-    total = task.steps(size)
+    total = task.total_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: task.rate(step, total))
     losses = []
     for step, batches in enumerate(task.batches(size, seed)):

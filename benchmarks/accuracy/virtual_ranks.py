@@ -94,3 +94,44 @@ class VirtualRanks:
             result[name] = np.zeros(d, dtype=np.float32)
             outcomes[0].add_to(number, result[name], 1 / self.size)
         return result
+
+
+class EstimatingRanks(VirtualRanks):
+    """Ranks with EF21 (Richtarik et al. 2021) in place of a memory.
+
+    Each rank keeps an estimate of its gradient and sends the compressed difference to it. All ranks
+    add the mean of the differences to the sum of the estimates, which is what the optimizer gets.
+    With a momentum below 1, a rank estimates an average of its gradients (EF21-SGDM; Fatkhullin et
+    al. 2023): average += momentum * (gradient - average).
+    """
+
+    def __init__(self, *arguments, momentum=1.0, **settings):
+        super().__init__(*arguments, **settings)
+        self._momentum = np.float32(momentum)
+        self._estimates = [
+            {name: np.zeros(d, dtype=np.float32) for name, d in self.compressed.items()}
+            for _ in range(self.size)
+        ]
+        self._averages = [None] * self.size
+        self._total = {name: np.zeros(d, dtype=np.float32) for name, d in self.compressed.items()}
+
+    def _exchange(self, gradients):
+        differences = []
+        for rank, own in enumerate(gradients):
+            if self._averages[rank] is None:
+                self._averages[rank] = {name: own[name].copy() for name in self.compressed}
+            average = self._averages[rank]
+            for name in self.compressed:
+                average[name] += self._momentum * (own[name] - average[name])
+            differences.append(
+                {name: average[name] - self._estimates[rank][name] for name in self.compressed}
+            )
+        mean = super()._exchange(differences)
+        for rank, difference in enumerate(differences):
+            for name in self.compressed:
+                unsent = self._states[rank][name][0]
+                self._estimates[rank][name] += difference[name] - unsent
+                unsent[:] = 0
+        for name, change in mean.items():
+            self._total[name] += change
+        return {name: total.copy() for name, total in self._total.items()}

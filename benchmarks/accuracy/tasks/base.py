@@ -13,8 +13,8 @@ class Task:
         metric: name of the metric.
         larger_is_better: whether a larger value is better.
         margin: difference that counts as equal.
-        samples_per_rank: samples per rank and step.
-        total_steps: number of steps with 4 ranks.
+        batch: samples per step, which the ranks share.
+        total_steps: number of steps.
         learning_rates: candidates for the peak of the schedule.
         clip: norm to which the mean gradient is clipped, or None.
         warm_up: share of the steps in which the learning rate rises.
@@ -23,13 +23,9 @@ class Task:
     clip = None
     larger_is_better = True
     margin = 0.002
-    samples_per_rank = 32
+    batch = 128
     total_steps = 1000
     warm_up = 0.05
-
-    def steps(self, size):
-        """Return the number of steps; the number of samples is the same for each ``size``."""
-        return max(self.total_steps * 4 // size, 1)
 
     def rate(self, step, total):
         """Return the share of the peak learning rate in a step: linear warm-up, then cosine."""
@@ -47,13 +43,13 @@ class Task:
             seed: seed of the order.
 
         Yields:
-            (size * samples_per_rank,) int64 array of sample numbers. What is left at the end of an
-            epoch and is too small for a step is left out.
+            (size * (batch // size),) int64 array of sample numbers, an equal part for each rank.
+            What is left at the end of an epoch and is too small for a step is left out.
         """
         draw = np.random.default_rng(seed)
         order = np.zeros(0, dtype=np.int64)
-        need = size * self.samples_per_rank
-        for _ in range(self.steps(size)):
+        need = size * (self.batch // size)
+        for _ in range(self.total_steps):
             if len(order) < need:
                 order = draw.permutation(count)
             chosen, order = order[:need], order[need:]

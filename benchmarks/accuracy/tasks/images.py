@@ -40,7 +40,7 @@ class ImageClassification(Task):
         for chosen in self.shuffled(len(self._images), size, seed):
             yield [
                 (self._images[own], self._labels[own])
-                for own in torch.from_numpy(chosen).split(self.samples_per_rank)
+                for own in torch.from_numpy(chosen).split(len(chosen) // size)
             ]
 
     def loss(self, model, batch):

@@ -9,7 +9,7 @@ class LSTMLanguageModel(LanguageModel):
     """An LSTM that starts each sample with a state of zeros."""
 
     name = "lstm"
-    samples_per_rank = 12
+    batch = 48
     total_steps = 1500
     width, layers = 160, 1
     learning_rates = (2.0, 4.0, 8.0)

@@ -33,7 +33,7 @@ class Recommender(Task):
     name = "ncf"
     metric = "hit rate at 10"
     margin = 0.005
-    samples_per_rank = 64
+    batch = 256
     total_steps = 4000
     learning_rates = (0.002, 0.004, 0.008)
     negatives = 4
@@ -64,8 +64,7 @@ class Recommender(Task):
             truth = np.zeros(items.shape, dtype=np.float32)
             truth[:, 0] = 1
             parts = [
-                torch.from_numpy(part).split(self.samples_per_rank)
-                for part in (users, items, truth)
+                torch.from_numpy(part).split(len(chosen) // size) for part in (users, items, truth)
             ]
             yield [tuple(part.flatten() for part in own) for own in zip(*parts)]
 

@@ -51,8 +51,8 @@ class LanguageModel(Task):
     def batches(self, size, seed):
         draw = np.random.default_rng(seed)
         length = self.context + 1
-        for _ in range(self.steps(size)):
-            starts = draw.integers(len(self._train) - length, size=(size, self.samples_per_rank))
+        for _ in range(self.total_steps):
+            starts = draw.integers(len(self._train) - length, size=(size, self.batch // size))
             yield [
                 torch.stack([self._train[start : start + length] for start in own])
                 for own in starts

@@ -9,7 +9,7 @@ class TransformerLanguageModel(LanguageModel):
     """A small transformer (pre-norm, causal attention)."""
 
     name = "transformer"
-    samples_per_rank = 12
+    batch = 48
     total_steps = 500
     width, layers, heads = 96, 2, 4
     learning_rates = (0.004, 0.008)
