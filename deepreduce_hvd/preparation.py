@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, TopK
 
 #: top-level module of an optimizer's type -> the module of this package that prepares it
 _MODULES = {
@@ -105,7 +105,14 @@ class Preparation:
             + (f" and a learning rate {factor:.4g} times as large" if factor != 1 else "")
             for (momentum, factor), number in changes.items()
         ]
-        return f"{optimizer}: {'; '.join(texts)}"
+        return f"{optimizer}: {'; '.join(texts)}" + ("" if scales_learning_rate else self._hint())
+
+    def _hint(self):
+        """Return what an optimizer such as Adam also needs: a higher density in the first steps."""
+        sparsifier = self.compressor.codec.sparsifier
+        if not isinstance(sparsifier, TopK) or sparsifier.warmup_steps or sparsifier.ratio is None:
+            return ""
+        return f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g}, warmup_steps=50)"
 
 
 def prepare(optimizer: Any, compression: Any) -> Any:

@@ -284,3 +284,21 @@ def test_an_optimizer_with_momentum_is_warned_of():
     _, small = parted(model)
     assert momentum_warning(torch.optim.Adam(small), compressor) is None
     assert momentum_warning(adam, compressor_of(model, memory=dr.NoMemory())) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "sparsifier", "hint"),
+    [
+        (torch.optim.Adam, dr.TopK(0.02), "a higher density: dr.TopK(0.02, warmup_steps=50)"),
+        (torch.optim.Adam, dr.TopK(0.02, warmup_steps=9), ""),
+        (torch.optim.Adam, dr.RandomK(0.02), ""),
+        (torch.optim.RMSprop, dr.TopK(0.02), ""),
+    ],
+)
+def test_adam_is_told_to_start_with_a_higher_density(kind, sparsifier, hint, capsys):
+    model = network()
+    settings = {"momentum": 0.9} if kind is torch.optim.RMSprop else {}
+    codec = dr.Codec(sparsifier, index=dr.Rice())
+    dr.prepare(kind(model.parameters(), **settings), compressor_of(model, codec=codec))
+    said = capsys.readouterr().out
+    assert ("higher density" in said) == bool(hint) and hint in said
