@@ -14,6 +14,7 @@ class Candidate:
         memory, communicator: as of :class:`~deepreduce_hvd.Compressor`.
         prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer.
         estimates: None, or the momentum of EF21-SGDM in place of a memory; 1 is EF21.
+        clip_factor: factor of the norm to which a task clips the mean gradient.
     """
 
     codec: dr.Codec | None = None
@@ -21,6 +22,7 @@ class Candidate:
     communicator: dr.Communicator | None = None
     prepared: bool = True
     estimates: float | None = None
+    clip_factor: float = 1.0
 
 
 def _codec(ratio=0.01, value=None, warmup_steps=50, sparsifier=None, index=None):
@@ -52,9 +54,13 @@ CANDIDATES = {
     "2 %": Candidate(_codec(0.02)),
     "5 %": Candidate(_codec(0.05)),
     # index and value codecs of DeepReduce
+    "Top-r pairs": Candidate(dr.Codec(dr.TopK(0.01))),
     "Bloom P0": Candidate(_codec(value=dr.RawValue(), index=dr.Bloom(fpr=1e-3, policy="p0"))),
     "Bloom P2": Candidate(_codec(value=dr.RawValue(), index=dr.Bloom(fpr=1e-3, policy="p2"))),
     "FitPoly": Candidate(_codec(value=dr.FitPoly())),
+    # clipping of gradients that arrive in spikes
+    "clip at 4 times the norm": Candidate(dr.recommended_codec(), clip_factor=4.0),
+    "clip at 10 times the norm": Candidate(dr.recommended_codec(), clip_factor=10.0),
     # other memories
     "momentum correction": Candidate(_codec(), dr.MomentumCorrection(0.9)),
     "EF21-SGDM": Candidate(_codec(), estimates=0.1),

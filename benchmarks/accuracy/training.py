@@ -56,7 +56,7 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
         for name, summed in ranks.mean(gradients).items():
             named[name].grad.copy_(torch.from_numpy(summed).view_as(named[name]))
         if task.clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip * candidate.clip_factor)
         optimizer.step()
         schedule.step()
         if on_progress is not None:
