@@ -6,6 +6,7 @@ Markers in these pages show their places.
 import json
 import pathlib
 import re
+import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -40,18 +41,57 @@ def bench_table(rows):
 
 
 def laboratory_table(rows):
+    """Compare the default with uncompressed training, for each task and number of ranks."""
     lines = [
-        "| task, ranks | compression | mean | against uncompressed | bytes per step | seeds |",
-        "|---|---|---:|---:|---:|---:|",
+        "| task, ranks | uncompressed | default | difference | margin | not worse: p | equivalent: p | seeds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    plain = {_place(row): row for row in rows if row["candidate"] == "none"}
     for row in rows:
-        values = list(row["by_seed"].values())
-        mean = "diverged" if None in values else f"{sum(values) / len(values):.4f}"
-        gain = f"{row['gain']:+.4f}" if "gain" in row else ""
-        lines.append(
-            f"| {row['task']}, {row['ranks']} | {row['candidate']} | {mean} | {gain} | {row['bytes_per_step']:,.0f} | {len(values)} |"
-        )
+        if row["candidate"] == "default" and _place(row) in plain:
+            place = f"{row['task']}, {row['ranks']}"
+            difference, margin = f"{row['gain']:+.4f}", f"{row['margin']:.4f}"
+            tests = f"{_p(row['p_not_worse'])} | {_p(row['p'])}"
+            lines.append(
+                f"| {place} | {_mean(plain[_place(row)])} | {_mean(row)} | {difference} | {margin} | {tests} | {len(row['by_seed'])} |"
+            )
     return lines
+
+
+def candidates_table(rows, ranks):
+    """Compare all candidates with uncompressed training, one column per task."""
+    rows = [row for row in rows if row["ranks"] == ranks and row["candidate"] != "none"]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    found = {(row["candidate"], row["task"]): row for row in rows}
+    lines = [
+        "| compression | " + " | ".join(f"{task} | bytes" for task in tasks) + " |",
+        "|---|" + "---:|---:|" * len(tasks),
+    ]
+    for candidate in sorted({row["candidate"] for row in rows}):
+        cells = []
+        for task in tasks:
+            row = found.get((candidate, task))
+            diverged = row is not None and None in row["by_seed"].values()
+            gain = "" if row is None else "diverged" if diverged else f"{row['gain']:+.4f}"
+            cells += [gain, "" if row is None else f"{row['bytes_per_step']:,.0f}"]
+        lines.append(f"| {candidate} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _place(row):
+    return row["task"], row["ranks"], row["total_steps"]
+
+
+def _mean(row):
+    values = list(row["by_seed"].values())
+    if None in values:
+        return "diverged"
+    spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.4f}{spread}"
+
+
+def _p(value):
+    return "–" if value is None else f"{value:.3f}"
 
 
 def updated(text):
@@ -60,6 +100,8 @@ def updated(text):
         ("demo", "demo.json", demo_table),
         ("bench", "bench.json", bench_table),
         ("laboratory", "accuracy-lab.json", laboratory_table),
+        ("candidates", "accuracy-lab.json", lambda rows: candidates_table(rows, 4)),
+        ("16 ranks", "accuracy-lab.json", lambda rows: candidates_table(rows, 16)),
     ):
         content = json.loads((ROOT / "results" / source).read_text())
         lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))

@@ -1,9 +1,10 @@
 """Summarize the accuracy laboratory's runs: a table, results/accuracy-lab.json and a plot.
 
-For each task and candidate, the learning rate with the best mean over the seeds counts. A candidate
-is equivalent to uncompressed training if two one-sided t-tests, paired by seed, reject at 5 % that
-the difference is larger than the margin: the task's own, or half of the standard deviation of the
-uncompressed seeds if that is larger (TOST; Schuirmann 1987).
+For each task and candidate, the learning rate counts that is best with the seeds that all its rates
+have. The margin is the task's own, or half of the standard deviation of the uncompressed seeds if
+that is larger. t-tests, paired by seed, give two p-values: that the candidate is worse than
+uncompressed training by more than the margin, and that it differs by more than the margin in either
+direction (two one-sided tests, TOST; Schuirmann 1987). Below 0.05 it is not worse, or equivalent.
 """
 
 import json
@@ -21,17 +22,26 @@ from matplotlib.lines import Line2D
 RESULTS = pathlib.Path(__file__).resolve().parent.parent.parent / "results"
 
 
-def equivalent(differences, margin):
-    """Return the larger p-value of the two one-sided tests; None with fewer than two seeds."""
+def not_worse(differences, margin):
+    """Return the p-value of a one-sided t-test; None with fewer than two seeds.
+
+    Args:
+        differences: gain over uncompressed training with each seed.
+        margin: loss that counts as none. The hypothesis to reject is a mean of -margin or less.
+    """
     if len(differences) < 2:
         return None
     mean, error = np.mean(differences), scipy.stats.sem(differences)
     if error == 0:
-        return float(abs(mean) >= margin)
-    degrees = len(differences) - 1
-    below = scipy.stats.t.sf((mean + margin) / error, degrees)
-    above = scipy.stats.t.cdf((mean - margin) / error, degrees)
-    return float(max(below, above))
+        return float(mean <= -margin)
+    return float(scipy.stats.t.sf((mean + margin) / error, len(differences) - 1))
+
+
+def equivalent(differences, margin):
+    """Return the larger p-value of the two one-sided tests; None with fewer than two seeds."""
+    if len(differences) < 2:
+        return None
+    return max(not_worse(np.multiply(sign, differences), margin) for sign in (1, -1))
 
 
 def _by_candidate(rows):
@@ -43,9 +53,20 @@ def _by_candidate(rows):
     return found
 
 
-def _quality(task, by_seed):
-    """Return the mean of the metric, larger is better; -inf if a run diverged."""
-    values = [row["metric"] for row in by_seed.values()]
+def _best_rate(task, rates):
+    """Return the learning rate with the best mean over the seeds that all rates have.
+
+    Args:
+        task: name of the task.
+        rates: {learning rate: {seed: row}}, not empty.
+    """
+    shared = set.intersection(*(set(by_seed) for by_seed in rates.values()))
+    return max(rates, key=lambda rate: (_quality(task, rates[rate], shared), len(rates[rate])))
+
+
+def _quality(task, by_seed, seeds):
+    """Return the mean of the metric over ``seeds``; -inf if a run diverged. Larger is better."""
+    values = [by_seed[seed]["metric"] for seed in seeds or by_seed]
     if any(value is None for value in values):
         return -np.inf
     return np.mean(values) if TASKS[task].larger_is_better else -np.mean(values)
@@ -54,16 +75,15 @@ def _quality(task, by_seed):
 def tuned_rate(rows, task, ranks, steps):
     """Return the learning rate that is best for uncompressed training; None if there is none."""
     rates = _by_candidate(rows).get((task, ranks, steps, "none"), {})
-    qualities = {rate: _quality(task, by_seed) for rate, by_seed in rates.items()}
-    best = max(qualities, key=qualities.get, default=None)
-    return None if best is None or qualities[best] == -np.inf else best
+    best = _best_rate(task, rates) if rates else None
+    return None if best is None or _quality(task, rates[best], ()) == -np.inf else best
 
 
 def summarize(rows):
     """Return one entry per task, number of ranks, steps and candidate."""
     entries = []
     for (name, ranks, steps, candidate), rates in sorted(_by_candidate(rows).items()):
-        best = max(rates, key=lambda rate: _quality(name, rates[rate]))
+        best = _best_rate(name, rates)
         by_seed = {seed: row["metric"] for seed, row in sorted(rates[best].items())}
         entries.append({
             "task": name, "metric": TASKS[name].metric, "ranks": ranks, "total_steps": steps,
@@ -101,6 +121,7 @@ def _compare(entry, entries):
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     margin = max(TASKS[entry["task"]].margin, spread / 2)
     entry.update(gain=float(np.mean(gains)), margin=margin, p=equivalent(gains, margin))
+    entry["p_not_worse"] = not_worse(gains, margin)
 
 
 def plot(entries, path):
