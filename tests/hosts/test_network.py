@@ -76,7 +76,7 @@ def test_hosts_and_links():
         hosts.set_link("h2", True)
         hosts.shape(None)
         assert hosts.start("h1", ["ssh", "-o", "ConnectTimeout=10", "h2", "true"]).wait() == 0
-        with pytest.raises(network.NetworkError, match="one network at a time"):
+        with pytest.raises(network.NetworkError, match="at most one network in a process"):
             network.Network(2).__enter__()
         assert len(made_by(os.getpid())) == 2 + 3 + 2, (
             "the refused second network must leave the first alone"
