@@ -159,39 +159,48 @@ def draw(rows, target, path):
 
     links = [link for link in LINKS if any(row["link"] == link for row in rows)]
     figure, axes = pyplot.subplots(
-        1, len(links), figsize=(8, 3.8), sharey=True, squeeze=False, layout="constrained"
+        1, len(links), figsize=(8, 4), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
+    ends = {link: [] for link in links}
     for axis, link in zip(axes[0], links):
         for row in (row for row in rows if row["link"] == link):
             color = COLORS[row["row"]]
             _, seconds, accuracy = zip(*row["curve"])
             axis.plot(seconds, accuracy, color=color, linewidth=2)
-            end = seconds[-1], accuracy[-1]
+            end, text = (seconds[-1], accuracy[-1]), row["row"]
             if row["computed_seconds"] is not None:
                 computed = row["computed_seconds"], target
                 axis.plot(*zip(end, computed), ":", color=color, linewidth=1.5)
                 axis.plot(*computed, "o", color=color, fillstyle="none")
-                end = computed
+                end, text = computed, f"{text}: {computed[0]:.0f} s (computed)"
             elif row["reached_step"] is not None:
                 axis.plot(row["reached_seconds"], reached_accuracy(row), "o", color=color)
-            axis.annotate(
-                row["row"] + (", computed" if row["computed_seconds"] is not None else ""), end,
-                xytext=(0, 5), textcoords="offset points", rotation=60, color=color, fontsize=10,
-                rotation_mode="anchor", fontweight="bold" if row["row"] == "default" else None,
-            )  # fmt: skip
+                text += f": {row['reached_seconds']:.0f} s"
+            ends[link].append((*end, text, row["row"]))
         axis.axhline(target, color="tab:red", linewidth=0.8, linestyle="--")
         axis.set_xscale("log")
-        axis.set_xlim(right=axis.get_xlim()[1] * 2)
-        axis.set_title(LINKS[link])
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.set_title(f"2 hosts, {LINKS[link]}")
         axis.set_xlabel("seconds of training")
         axis.grid(True, alpha=0.3)
-    bottom = min(0.8, *(row["curve"][-1][2] - 0.2 for row in rows))
-    axes[0][0].set_ylim(max(bottom, 0), max(1.0, target + 0.1))
+    first, last = axes[0][0].get_xlim()
+    lowest = min(accuracy for row in rows for _, _, accuracy in row["curve"][1:] or row["curve"])
+    span = 1 - lowest
+    for axis, link in zip(axes[0], links):
+        axis.set_xlim(first, last * (last / first) ** 0.2)
+        axis.set_ylim(lowest, target + 0.75 * span)  # room for the names above the lines
+        axis.set_yticks([tick / 10 for tick in range(1, 10) if tick / 10 >= lowest])
+        axis.text(first * 1.1, target, f"{target:g}", color="tab:red", verticalalignment="bottom")
+        shown = 0.0
+        for seconds, accuracy, text, row in sorted(ends[link]):
+            # names stand side by side where lines end at almost the same time
+            shown = max(seconds, shown * (last / first) ** 0.07)
+            axis.text(
+                shown, max(accuracy, target) + 0.03 * span, text, rotation=70, fontsize=10,
+                color=COLORS[row], rotation_mode="anchor",
+                fontweight="bold" if row == "default" else None,
+            )  # fmt: skip
     axes[0][0].set_ylabel("test accuracy")
-    axes[0][0].text(
-        axes[0][0].get_xlim()[0] * 1.1, target, f"target {target:g}", color="tab:red", fontsize=9,
-        verticalalignment="bottom",
-    )  # fmt: skip
     figure.savefig(path, dpi=200)
 
 
