@@ -13,7 +13,7 @@ SLOW := --slow
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-hosts accuracy gpu-check asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-hosts time-to-accuracy accuracy gpu-check asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
@@ -27,6 +27,7 @@ help:
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
+	@echo 'make time-to-accuracy  set-up, then training on 2 hosts until a test accuracy    40 min, needs root; goes on where it stopped'
 	@echo 'make accuracy   set-up, then tasks trained to the end on simulated ranks    hours; goes on where it stopped'
 	@echo 'make gpu-check  CUDA operators: build, byte-equality, sanitizer, speed   5 min, needs a GPU, nvcc and a PyTorch with CUDA (PYTHON=)'
 	@echo 'make asan       corruption tests under Address- and UBSanitizer       2 min'
@@ -84,6 +85,12 @@ bench-hosts: python
 	@$(PYTHON) scripts/preflight.py --hosts
 	@$(MAKE) --no-print-directory setup
 	$(WITH_VENV) python benchmarks/hosts.py $(BENCH_HOSTS_OPTIONS)
+
+# TIME_TO_ACCURACY_OPTIONS='--rows default --links 1gbit --again' runs a part
+time-to-accuracy: python
+	@$(PYTHON) scripts/preflight.py --hosts
+	@$(MAKE) --no-print-directory setup
+	$(WITH_VENV) python benchmarks/time_to_accuracy.py $(TIME_TO_ACCURACY_OPTIONS)
 
 # with the PyTorch of PYTHON, not that of .venv, which has no CUDA; GPU_CHECK_OPTIONS=--dry-run does what can be done without a GPU
 gpu-check:

@@ -10,12 +10,11 @@ compare results of one job.
 
 import argparse
 import json
-import os
 import pathlib
-import signal
 import sys
 import time
 
+from jobs import run_job
 from measure import write
 from network import Network, NetworkError, problems
 
@@ -27,38 +26,6 @@ LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshape
 TARGETS = {(2, "100mbit"): 40, (2, "1gbit"): 8, (2, "10gbit"): 2, (4, "1gbit"): 8}
 DENSE = ("no exchange", "none", "fp16")
 _LONGEST = 900  # maximum seconds of one job
-
-
-def run_job(network, names, seconds, report):
-    """Run one job under horovodrun; ``report`` is called with each row when it is there."""
-    cores = os.cpu_count() or 1
-    environment = {
-        "OMP_NUM_THREADS": str(max(1, cores // len(network.names))),
-        # keep freed memory: allocating new pages for Horovod's fp16 in every step takes as long as
-        # its arithmetic
-        "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25),
-        "PYTHONPATH": str(RESULTS.parent),
-    }  # fmt: skip
-    job = network.horovodrun([WORKER, ";".join(names), seconds], environment)
-    signal.alarm(_LONGEST)
-    said, count = [], 0
-    for line in job.stdout:
-        _, mark, row = line.partition("<stdout>:")
-        row = row.removeprefix(" ")
-        if mark and row.startswith("ROW "):
-            report(json.loads(row[4:]))
-            count += 1
-        else:
-            said.append(line)
-    signal.alarm(0)
-    if job.wait() != 0 or count != len(names):
-        raise NetworkError(
-            f"horovodrun: expected {len(names)} rows and exit status 0, got {count} and {job.returncode}:\n{''.join(said[-60:])}"
-        )
-
-
-def too_long(*_):
-    raise NetworkError(f"job: expected it to end within {_LONGEST} s")
 
 
 def show(row, dense_seconds):
@@ -210,7 +177,6 @@ def main():
     from hosts_worker import ROWS  # late, because it imports the frameworks
 
     arguments = arguments_of(list(ROWS))
-    signal.signal(signal.SIGALRM, too_long)
     started, measured = time.perf_counter(), []
     for hosts in arguments.hosts:
         with Network(hosts) as network:
@@ -224,7 +190,13 @@ def main():
                     show(row, dense[0] if dense else None)
                     measured.append({"hosts": hosts, "link": link, **row})
 
-                run_job(network, arguments.rows, arguments.seconds, report)
+                words = [WORKER, ";".join(arguments.rows), arguments.seconds]
+                before = len(measured)
+                run_job(network, words, _LONGEST, report)
+                if len(measured) - before != len(arguments.rows):
+                    raise NetworkError(
+                        f"job: expected {len(arguments.rows)} rows, got {len(measured) - before}"
+                    )
                 # after every job, so that a failing job does not lose the results of others
                 save(measured, arguments.output)
     targets = verdicts(measured)

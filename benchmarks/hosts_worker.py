@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import numpy as np
 import resnet50
 import torch
-from network import interface_counters
+from links import interface_counters
 
 import deepreduce_hvd as dr
 

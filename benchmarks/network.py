@@ -21,13 +21,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "scripts"))
 
 import preflight  # noqa: E402
+from links import INTERFACE, SBIN, NetworkError, limit, run  # noqa: E402
 
-INTERFACE = "eth0"
 _ETC = pathlib.Path("/etc/netns")  # `ip netns exec NAME` shows /etc/netns/NAME/x as /etc/x
 _NAMESPACE = re.compile(r"deepreduce(\d+)-h\d+")
 _LINK = re.compile(r"dr(\d+)(?:b|h\d+)")
-_SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-_LATENCY = "100ms"  # maximum time that tbf delays a packet before it drops it
 _READY_SECONDS = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -60,10 +58,6 @@ exec "$2" -D -e -f /etc/ssh/sshd_config
 """
 
 
-class NetworkError(Exception):
-    """Something could not be set up; the message says what is missing."""
-
-
 def problems():
     """Return what this machine lacks to run several hosts, one sentence each."""
     found = preflight.host_problems()
@@ -72,20 +66,6 @@ def problems():
             0, f"hosts: expected root, which network namespaces need, got user {os.geteuid()}"
         )
     return found
-
-
-def _run(*command, check=True):
-    done = subprocess.run(
-        [str(word) for word in command],
-        text=True,
-        capture_output=True,
-        env=dict(os.environ, PATH=_SBIN),
-    )
-    if check and done.returncode != 0:
-        raise NetworkError(
-            f"{' '.join(map(str, command))}: expected exit status 0, got {done.returncode}: {(done.stderr or done.stdout).strip()}"
-        )
-    return done.stdout
 
 
 def _birth(pid):
@@ -102,7 +82,7 @@ def _birth(pid):
 def _namespaces(pid=None):
     """Return {namespace: process id of its maker}, of all makers or of one."""
     names = {
-        word for line in _run("ip", "netns", "list").splitlines() for word in line.split()[:1]
+        word for line in run("ip", "netns", "list").splitlines() for word in line.split()[:1]
     } | {path.name for path in _ETC.glob("deepreduce*")}
     makers = {name: int(match[1]) for name in names if (match := _NAMESPACE.fullmatch(name))}
     return {name: maker for name, maker in sorted(makers.items()) if pid in (None, maker)}
@@ -110,7 +90,7 @@ def _namespaces(pid=None):
 
 def _links():
     """Return {interface outside namespaces: process id of its maker}."""
-    names = (link["ifname"] for link in json.loads(_run("ip", "-j", "link", "show")))
+    names = (link["ifname"] for link in json.loads(run("ip", "-j", "link", "show")))
     return {name: int(match[1]) for name in names if (match := _LINK.fullmatch(name))}
 
 
@@ -118,22 +98,22 @@ def _remove(pid):
     """Remove everything that process ``pid`` made, and end all processes in it."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for namespace in _namespaces(pid):
-            for process in _run("ip", "netns", "pids", namespace, check=False).split():
+            for process in run("ip", "netns", "pids", namespace, check=False).split():
                 try:
                     os.kill(int(process), number)
                 except ProcessLookupError:
                     pass
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline and any(
-            _run("ip", "netns", "pids", name, check=False).strip() for name in _namespaces(pid)
+            run("ip", "netns", "pids", name, check=False).strip() for name in _namespaces(pid)
         ):
             time.sleep(0.05)
     for namespace in _namespaces(pid):
-        _run("ip", "netns", "delete", namespace, check=False)
+        run("ip", "netns", "delete", namespace, check=False)
         shutil.rmtree(_ETC / namespace, ignore_errors=True)
     for link, maker in _links().items():
         if maker == pid:
-            _run("ip", "link", "delete", link, check=False)
+            run("ip", "link", "delete", link, check=False)
 
 
 def remove_leftovers():
@@ -143,24 +123,6 @@ def remove_leftovers():
         birth = _birth(maker)
         if birth is None or (owner.exists() and owner.read_text() != birth):
             _remove(maker)
-
-
-def interface_counters():
-    """Return the counters of the calling host's interface.
-
-    The keys are "sent_bytes", "sent_packets", "received_bytes" and "received_packets".
-    """
-    for line in pathlib.Path("/proc/net/dev").read_text().splitlines():
-        name, _, figures = line.partition(":")
-        if name.strip() == INTERFACE:
-            figures = [int(figure) for figure in figures.split()]
-            return {
-                "received_bytes": figures[0],
-                "received_packets": figures[1],
-                "sent_bytes": figures[8],
-                "sent_packets": figures[9],
-            }
-    raise NetworkError(f"/proc/net/dev: expected the interface {INTERFACE}, got none")
 
 
 class Network:
@@ -231,8 +193,8 @@ class Network:
             f"{self._address(host)} {host}\n" for host in self.names
         )
         bridge = self._prefix + "b"
-        _run("ip", "link", "add", bridge, "type", "bridge")
-        _run("ip", "link", "set", bridge, "addrgenmode", "none", "up")
+        run("ip", "link", "add", bridge, "type", "bridge")
+        run("ip", "link", "set", bridge, "addrgenmode", "none", "up")
         for host in self.names:
             namespace, outer = self._namespace(host), self._outer(host)
             ssh = _ETC / namespace / "ssh"
@@ -243,12 +205,12 @@ class Network:
             (ssh / "ssh_config").write_text(_SSH)
             if key is None:
                 key = ssh / "key"
-                _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "deepreduce", "-f", key)
+                run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "deepreduce", "-f", key)
             else:
                 for name in ("key", "key.pub"):
                     shutil.copy(key.with_name(name), ssh / name)  # with its mode
-            _run("ip", "netns", "add", namespace)
-            _run(
+            run("ip", "netns", "add", namespace)
+            run(
                 "ip",
                 "link",
                 "add",
@@ -261,8 +223,8 @@ class Network:
                 "netns",
                 namespace,
             )
-            _run("ip", "link", "set", outer, "addrgenmode", "none", "master", bridge, "up")
-            _run(
+            run("ip", "link", "set", outer, "addrgenmode", "none", "master", bridge, "up")
+            run(
                 "ip",
                 "-n",
                 namespace,
@@ -273,7 +235,7 @@ class Network:
                 INTERFACE,
             )
             for interface in ("lo", INTERFACE):
-                _run("ip", "-n", namespace, "link", "set", interface, "up")
+                run("ip", "-n", namespace, "link", "set", interface, "up")
         self.shape(self._rate)
         for host in self.names:
             command = [
@@ -292,8 +254,8 @@ class Network:
             ]
             with open(self._log(host), "w") as log:
                 self._processes[host] = subprocess.Popen(
-                    [*command, shutil.which("sshd", path=_SBIN)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    env=dict(os.environ, PATH=_SBIN),
+                    [*command, shutil.which("sshd", path=SBIN)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    env=dict(os.environ, PATH=SBIN),
                 )  # fmt: skip
         self._wait_for_sshd()
 
@@ -330,38 +292,16 @@ class Network:
         for host in self.names:
             for command in (["tc"], ["tc", "-n", self._namespace(host)]):
                 device = self._outer(host) if len(command) == 1 else INTERFACE
-                _run(*command, "qdisc", "delete", "dev", device, "root", check=False)
-                if rate is None:
-                    continue
-                try:
-                    _run(
-                        *command,
-                        "qdisc",
-                        "add",
-                        "dev",
-                        device,
-                        "root",
-                        "tbf",
-                        "rate",
-                        rate,
-                        "burst",
-                        "512kb",
-                        "latency",
-                        _LATENCY,
-                    )
-                except NetworkError as error:
-                    raise NetworkError(
-                        f"{error}\nexpected a kernel with the queueing discipline tbf (module sch_tbf, CONFIG_NET_SCH_TBF)"
-                    ) from None
+                limit(command, device, rate)
 
     def set_link(self, host, up):
         """Take a host's interface down, like an unplugged cable, or up again."""
-        _run("ip", "link", "set", self._outer(host), "up" if up else "down")
+        run("ip", "link", "set", self._outer(host), "up" if up else "down")
 
     def counters(self, host):
-        """Return the counters of :func:`interface_counters`, read from outside the host."""
+        """Return the counters of :func:`links.interface_counters`, read from outside the host."""
         (link,) = json.loads(
-            _run("ip", "-n", self._namespace(host), "-s", "-j", "link", "show", INTERFACE)
+            run("ip", "-n", self._namespace(host), "-s", "-j", "link", "show", INTERFACE)
         )
         return {
             f"{way}_{unit}": link["stats64"][short][unit] for way, short in (("received", "rx"), ("sent", "tx")) for unit in ("bytes", "packets")

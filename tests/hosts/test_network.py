@@ -63,7 +63,8 @@ def test_hosts_and_links():
         sent = hosts.start("h1", ["sh", "-c", "head -c 10000000 /dev/zero | ssh h2 cat >/dev/null"])
         assert sent.wait() == 0
         spent, after = time.monotonic() - started, hosts.counters("h2")
-        assert 10e6 < after["received_bytes"] - before["received_bytes"] < 10.5e6
+        # 5 % for ssh and the headers: tbf divides what is larger than its burst into packets
+        assert 10e6 < after["received_bytes"] - before["received_bytes"] < 10.6e6
         assert spent > 0.9, "10 MB at 80 Mb/s take a second"
         hosts.set_link("h2", False)
         assert (
@@ -75,7 +76,7 @@ def test_hosts_and_links():
         hosts.set_link("h2", True)
         hosts.shape(None)
         assert hosts.start("h1", ["ssh", "-o", "ConnectTimeout=10", "h2", "true"]).wait() == 0
-        with pytest.raises(network.NetworkError, match="one network at a time"):
+        with pytest.raises(network.NetworkError, match="at most one network in a process"):
             network.Network(2).__enter__()
         assert len(made_by(os.getpid())) == 2 + 3 + 2, (
             "the refused second network must leave the first alone"

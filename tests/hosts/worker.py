@@ -15,7 +15,7 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import network  # noqa: E402
+import links  # noqa: E402
 
 import deepreduce_hvd as dr  # noqa: E402
 from deepreduce_hvd.wire import PROBE_BYTES  # noqa: E402
@@ -73,10 +73,10 @@ def assert_bit_identical(layers):
 def bytes_of(step):
     """Return the bytes that the interface of this host sent in a step, without headers."""
     hvd.barrier()
-    before = network.interface_counters()
+    before = links.interface_counters()
     step()
     hvd.barrier()  # now all messages have arrived on all hosts
-    after = network.interface_counters()
+    after = links.interface_counters()
     return (
         after["sent_bytes"]
         - before["sent_bytes"]
