@@ -20,7 +20,7 @@ import sys
 import time
 
 import resnet50
-from measure import write
+from measure import default_codec, write
 
 ROOT = pathlib.Path(__file__).parent.parent
 BUCKETS = [0, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
@@ -42,7 +42,7 @@ def worker(steps):
         parameter.grad = sign * torch.exp(2 * torch.randn(shape, generator=generator))
         parameters.append((f"p{number}", parameter))
     fresh = [parameter.grad.clone() for _, parameter in parameters]
-    codec = dr.recommended_codec()
+    codec = default_codec()
 
     def step(compressor, one_by_one):
         for (_, parameter), gradient in zip(parameters, fresh):

@@ -6,8 +6,16 @@ import time
 
 import numpy as np
 
+import deepreduce_hvd as dr
+
 #: number of parameters of ResNet-50: size of the gradient for speed measurements
 RESNET50 = 25_557_032
+
+
+def default_codec():
+    """Return the default codec as it is after its first steps, in which the density falls."""
+    default = dr.recommended_codec()
+    return dr.Codec(dr.TopK(default.sparsifier.ratio), index=default.index, value=default.value)
 
 
 def seconds(work, repeats=7):

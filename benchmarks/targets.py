@@ -10,7 +10,7 @@ import sys
 
 import fits
 import numpy as np
-from measure import RESNET50, bound, heavy_tailed, paired_ratio, row, seconds
+from measure import RESNET50, bound, default_codec, heavy_tailed, paired_ratio, row, seconds
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
@@ -70,7 +70,7 @@ def compress(report):
             unit_milliseconds=1e3 * unit,
         )
     )
-    default = dr.recommended_codec()
+    default = default_codec()
 
     def recommended():
         nonlocal step, threshold

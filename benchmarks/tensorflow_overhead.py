@@ -42,7 +42,7 @@ def measure(options):
     import numpy as np
     import resnet50
     import tensorflow as tf
-    from measure import heavy_tailed, row, write
+    from measure import default_codec, heavy_tailed, row, write
 
     import deepreduce_hvd as dr
     from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
@@ -59,7 +59,7 @@ def measure(options):
     gradients = [tf.constant(array) for array in arrays]
     codecs = {
         "Rice, 32-bit values": dr.Codec(dr.TopK(0.01), index=dr.Rice()),
-        "Rice + QSGD (default)": dr.recommended_codec(),
+        "default": default_codec(),
     }
 
     def step_of(compression, groups):

@@ -8,7 +8,7 @@ Encode and decode-and-sum then use NumPy.
 import sys
 
 import torch
-from measure import paired_ratio
+from measure import default_codec, paired_ratio
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch import ops as adapter
@@ -20,7 +20,7 @@ def step_of(d, why_no_operators):
     """Return a function that encodes a gradient of ``d`` elements and adds up two payloads."""
     gradient = torch.randn(d, generator=torch.Generator().manual_seed(0))
     residual, hint, out = torch.zeros(d), torch.zeros(1), torch.zeros(d)
-    codec, memory = dr.recommended_codec(), dr.Residual()
+    codec, memory = default_codec(), dr.Residual()
     number = iter(range(sys.maxsize))
 
     def step():
