@@ -153,6 +153,8 @@ class Table:
             )
         if min(seconds for _, seconds in self.points) <= 0:
             raise InvalidArgumentError(f"table: expected seconds above 0, got {list(self.points)}")
+        points = tuple((float(size), float(seconds)) for size, seconds in self.points)
+        object.__setattr__(self, "points", points)  # integers from a file are the same table
 
     def seconds(self, size: Any) -> Any:
         """Return the seconds of a size, or of an (n,) array of sizes.
