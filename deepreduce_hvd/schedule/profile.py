@@ -15,7 +15,6 @@ import numpy as np
 
 from deepreduce_hvd.communicators.auto import message_bytes
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.costs import Fit, Link, Table
 from deepreduce_hvd.schedule.fields import (
     expect,
     expect_keys,
@@ -25,6 +24,7 @@ from deepreduce_hvd.schedule.fields import (
     pairs_of,
     text_of,
 )
+from deepreduce_hvd.schedule.links import Fit, Link, Table
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
 #: the densities of payloads that are estimated because none were measured

@@ -11,15 +11,13 @@ from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.costs import (
     COMMUNICATORS,
-    Link,
-    Network,
-    Table,
     hierarchical,
     levels_of,
     speedup_bound,
     traffic,
     value_bits_of,
 )
+from deepreduce_hvd.schedule.links import Link, Network, Table
 
 SCHEMES = {
     "Allgather": dr.Allgather(),
