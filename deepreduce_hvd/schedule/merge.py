@@ -246,7 +246,9 @@ Advance = Callable[
 ]
 
 
-def pareto_paths(count: int, advance: Advance) -> list[tuple[list[tuple[int, int]], float, float]]:
+def pareto_paths(
+    count: int, advance: Advance, limit: int | None = None
+) -> list[tuple[list[tuple[int, int]], float, float]]:
     """Return all groupings that are not worse than another one in both of two clocks.
 
     Both clocks after a group must not decrease when a clock before it grows. Of paths with equal
@@ -257,6 +259,8 @@ def pareto_paths(count: int, advance: Advance) -> list[tuple[list[tuple[int, int
         advance: a function from states and the end of a group to the clocks after this group. A
             state is the start of the group and two clocks; states are arrays of equal length. It
             returns one pair of arrays per way in which the group can travel.
+        limit: the largest number of states to keep per prefix, at least 2. If there are more, they
+            are thinned out evenly, and the result may miss the best path. None keeps all.
 
     Returns:
         A list of (path, first clock, second clock), with the first clock ascending. A path is a
@@ -279,6 +283,8 @@ def pareto_paths(count: int, advance: Advance) -> list[tuple[list[tuple[int, int
         kept = order[two[order] < best_before]
         if not kept.size:
             kept = order[:1]
+        if limit is not None and kept.size > limit:
+            kept = kept[np.linspace(0, kept.size - 1, limit).round().astype(np.intp)]
         first.append(one[kept])
         second.append(two[kept])
         origin = kept // len(ways)

@@ -28,6 +28,7 @@ FORMAT, VERSION = "deepreduce_hvd plan", 1
 #: the communicators that sum exactly what every rank sends
 COMMUNICATORS = ("Allgather", "SplitAllgather", "RecursiveDoubling")
 _SIZES = 64  # of messages at which communicators are compared
+_STATES = 32  # pairs of clocks that the program keeps per prefix of the gradients
 _HALVINGS = 40  # of an interval of densities
 _EQUAL = 1 + 1e-9  # steps within this ratio count as equal, and the denser plan is taken
 
@@ -154,9 +155,10 @@ def optimal_plan(
     uncompressed, everything as float16, everything encoded (each in its optimal grouping) and LAGS.
     Then densities are raised in time that is free.
 
-    The plan is never slower in the model than any of these. If nothing needs decoding and only
-    Allgather is used, no other grouping and choice of ways at this density is faster. No single
-    message could be denser without a longer step.
+    The plan is never slower in the model than any of these. No single message could be denser
+    without a longer step. The program keeps at most 32 pairs of clocks per gradient. As long as
+    there are no more, nothing needs decoding and only Allgather is used, no other grouping and
+    choice of ways at this density is faster.
 
     Args:
         profile: the profile.
@@ -271,13 +273,15 @@ class _Choices:
                     after = encoded
                     seconds = network.allreduce(elements * (4 if way == DENSE else 2))
                 seconds = np.broadcast_to(seconds, elements.shape)
-                begins = np.maximum(finish, model.ready[end - 1] + after)
-                results.append((after, begins + seconds[start]))
+                ends = np.maximum(finish, model.ready[end - 1] + after) + seconds[start]
+                # no later message starts before the next gradient is ready: this makes states equal
+                following = model.ready[min(end, model.count - 1)] + after
+                results.append((after, np.maximum(ends, following)))
             return results
 
         return [
             self.messages([(length, ways[way]) for length, way in path])
-            for path, _, _ in pareto_paths(model.count, advance)
+            for path, _, _ in pareto_paths(model.count, advance, _STATES)
         ]
 
 
