@@ -21,6 +21,7 @@ _LABELS = {
     "dense": "dense message", "fp16": "float16 message", "codec": "encoded message",
 }  # fmt: skip
 _ROW, _MARGIN = 0.62, 1.3  # inches
+_EDGE = 0.004  # of the width: bars that are wider have an edge
 
 
 def _way(label: str) -> str:
@@ -49,6 +50,7 @@ def draw(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title:
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     used: set[str] = set()
+    width = 1.1 * max(found.step_seconds for found in timelines.values())
     for number, found in enumerate(timelines.values()):
         for track, height in ((COMPUTE, 0.0), (NETWORK, 0.38)):
             bars = [event for event in found.events if event.track == track]
@@ -59,7 +61,10 @@ def draw(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title:
                 (number + height - 0.36, 0.34),
                 facecolors=[{**_COLORS, **_WAYS}[kind] for kind in kinds],
                 edgecolors="white",
-                linewidth=0.3,
+                # an edge would cover a narrow bar
+                linewidths=[
+                    0.5 if event.end - event.start > _EDGE * width else 0 for event in bars
+                ],
             )
         axes.text(
             found.step_seconds,
@@ -70,7 +75,7 @@ def draw(timelines: Mapping[str, Timeline], path: str | os.PathLike[str], title:
         )
     axes.set_yticks(range(len(timelines)), list(timelines))
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.1 * max(found.step_seconds for found in timelines.values()))
+    axes.set_xlim(0, width)
     axes.set_xlabel("seconds; upper row: the device, lower row: the network")
     if title:
         axes.set_title(title, fontsize=10)
