@@ -2,8 +2,9 @@
 
     python benchmarks/schedule.py [--layers-csv FILE]
 
-Prints the seconds of ``schedule.optimal_merge`` for 500 gradients, for three kinds of cost, and the
-median ratio of each rule's predicted step to the plan's. Writes results/schedule.json. The seconds
+Prints the seconds of ``schedule.optimal_merge`` for 500 gradients, for three kinds of cost; how
+often the greedy rules miss the optimum for random layers; and the median ratio of each rule's
+predicted step to the plan's. Writes results/schedule.json. The seconds
 of layers are computed, not measured: backward takes 0.1 s, divided among the layers in proportion
 to their multiplications. ``--layers-csv`` writes them as a file for ``deepreduce-plan``.
 """
@@ -21,6 +22,7 @@ from deepreduce_hvd.schedule.rules import RULES, predict
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results"
 GRADIENTS = 500
+INSTANCES = 3_000
 BACKWARD_SECONDS = 0.1
 #: nanoseconds per element of encoding and of decoding one payload, for the predictions
 ENCODE, DECODE = 1.0, 0.1
@@ -81,6 +83,37 @@ def merge_times():
     ]
 
 
+def greedy_rules():
+    """Compare the greedy rules with the optimum for random instances of 3 to 7 gradients."""
+    random = np.random.default_rng(0)
+    ratios = {"MG-WFBP": [], "OMGS": []}
+    for _ in range(INSTANCES):
+        count = int(random.integers(3, 8))
+        ready, sizes = np.cumsum(random.random(count)), random.random(count)
+        alpha, select = random.random(), 0.2 * random.random()
+        found = schedule.mg_wfbp(ready, sizes, alpha, 1.0)[1]
+        best = schedule.optimal_merge(ready, sizes, lambda size: alpha + size)[1]
+        ratios["MG-WFBP"].append(found / best)
+        elements = np.ceil(1_000 * sizes)
+        arguments = (
+            ready,
+            elements,
+            schedule.selection_cost(select / 1e4),
+            lambda size: alpha + size / 1_000,
+        )
+        best = schedule.optimal_merge_with_selection(*arguments)[1]
+        ratios["OMGS"].append(schedule.omgs(*arguments)[1] / best)
+    return [
+        {
+            "what": rule,
+            "instances": INSTANCES,
+            "missed": sum(ratio > 1 + 1e-9 for ratio in found),
+            "worst_ratio": max(found),
+        }
+        for rule, found in ratios.items()
+    ]
+
+
 def predictions():
     rows, whole = [], profile()
     for link in ("100mbit", "1gbit", "10gbit"):
@@ -100,17 +133,22 @@ def main():
     if arguments.layers_csv:
         arguments.layers_csv.write_text(csv_of(layers()))
         return
-    merged, steps = merge_times(), predictions()
+    merged, greedy, steps = merge_times(), greedy_rules(), predictions()
     for row in merged:
         print(
             f"optimal_merge of {GRADIENTS} gradients, {row['cost']}: {1e3 * row['seconds']:.1f} ms"
+        )
+    for row in greedy:
+        print(
+            f"{row['what']} misses the optimum in {row['missed']:,} of {row['instances']:,} random "
+            f"instances, by at most {row['worst_ratio']:.2f} times"
         )
     for rule in RULES:
         ratios = [row[rule] / row["plan"] for row in steps]
         print(
             f"{rule:12} / plan: median {np.median(ratios):7.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
         )
-    write(RESULTS / "schedule.json", {"merge": merged, "predicted_steps": steps})
+    write(RESULTS / "schedule.json", {"merge": merged, "greedy": greedy, "predicted_steps": steps})
 
 
 if __name__ == "__main__":

@@ -158,10 +158,9 @@ def _show(
 ) -> None:
     """Print the table of one link."""
     link = networks[0].link
-    print(
-        f"\n{link.name}: {1e6 * link.gather_latency:.4g} µs per message, "
-        f"{8e-6 / link.gather_seconds_per_byte:,.5g} Mb/s"
-    )
+    per_byte = link.gather_seconds_per_byte
+    rate = f"{8e-6 / per_byte:,.5g} Mb/s" if per_byte > 0 else "no limit of the rate"
+    print(f"\n{link.name}: {1e6 * link.gather_latency:.4g} µs per message, {rate}")
     hosts = [f"{network.hosts} host{'s' * (network.hosts > 1)}" for network in networks]
     print(f"{'':12}" + "".join(f"{text:>9}{'':16}" for text in hosts).rstrip())
     found = {rule: [predict(rule, profile, one, density) for one in networks] for rule in rules}

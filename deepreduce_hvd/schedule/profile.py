@@ -63,7 +63,8 @@ class Parameter:
         for density in densities:
             expect(0 < density <= 1, where, "a density in (0, 1]", density)
         expect(densities == sorted(set(densities)), where, "ascending densities", densities)
-        expect(sizes == sorted(sizes), where, "bytes that grow with the density", sizes)
+        good = sizes == sorted(sizes) and (not sizes or sizes[0] > 0)
+        expect(good, where, "bytes above 0 that grow with the density", sizes)
 
     def payload(self, density: float) -> float:
         """Return the bytes of a payload, linear between the known densities."""

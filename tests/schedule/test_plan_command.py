@@ -1,6 +1,8 @@
 """``deepreduce-plan``: what it prints, writes and refuses."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from schedule_profiles import random_profile
 
 from deepreduce_hvd import plan as command
-from deepreduce_hvd.schedule import Link, Network, Plan, Profile, Table, optimal_plan
+from deepreduce_hvd.schedule import Link, Network, Plan, Profile, Table, layer_times, optimal_plan
 from deepreduce_hvd.schedule.rules import RULES, predict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -144,3 +146,38 @@ def test_files_that_are_no_profiles(tmp_path, capsys):
         with pytest.raises(SystemExit) as stop:
             command.main([str(path)])
         assert stop.value.code == 2 and text in capsys.readouterr().err
+
+
+def test_a_link_without_a_limit(tmp_path, capsys):
+    table = Table(((1e3, 2e-3), (1e6, 1e-3)))
+    profile = random_profile(1, 3)
+    Profile(profile.parameters, 0.1, hosts=2, allgather=table, allreduce=table).save(
+        tmp_path / "profile.json"
+    )
+    assert "no limit of the rate" in run(capsys, tmp_path / "profile.json")
+
+
+def blocks(language):
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_shows_what_the_command_prints(capsys):
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    command_line = re.search(r"    deepreduce-plan (.*?) \\\n *(--rules .*)\n", text)
+    arguments = shlex.split(f"{command_line[1]} {command_line[2]}")
+    arguments[0] = str(ROOT / arguments[0])
+    printed = run(capsys, *arguments)
+    assert blocks("text")[0] in printed
+
+
+def test_the_code_of_the_page_runs(capsys):
+    (code,) = blocks("python")
+    exec(compile(code, "docs/schedule.md", "exec"), {})
+    expected = re.findall(r"  # (\[.*)$", code, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_the_layer_times_of_the_page_are_read():
+    profile = layer_times(blocks("text")[1])
+    assert [part.name for part in profile.parameters] == ["fc.weight", "conv.weight"]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
@@ -72,6 +73,7 @@ def changed(*path, value):
         (changed("parameters", 0, "payload_bytes", value=[[2, 60]]), "density"),
         (changed("parameters", 0, "payload_bytes", value=[[0.1, 9], [0.1, 9]]), "ascending"),
         (changed("parameters", 0, "payload_bytes", value=[[0.1, 9], [0.2, 8]]), "grow"),
+        (changed("parameters", 0, "payload_bytes", value=[[0.1, 0]]), "bytes above 0"),
         (changed("parameters", 0, value=3), "an object with names"),
         (changed("link", "allreduce", value=None), "both allgather and allreduce"),
         (changed("link", "allgather", "seconds", value=[[1, 1]]), "at least 2"),
@@ -134,7 +136,7 @@ def test_payloads_between_and_beyond_measured_densities():
 def test_payloads_that_were_not_measured_are_estimated():
     part = Parameter("w", 100_000, 0.0)
     payload = dr.recommended_codec().encode(
-        dr.numpy_backend.np.random.default_rng(0).standard_normal(100_000).astype("float32")
+        np.random.default_rng(0).standard_normal(100_000).astype("float32")
     )
     assert part.payload(0.01) == pytest.approx(payload.size, rel=0.05)
 
