@@ -1,6 +1,7 @@
 """Links between hosts: seconds of an exchange from measured tables, or from a latency and a rate."""
 
 import dataclasses
+import functools
 import math
 import re
 from typing import Any
@@ -60,15 +61,15 @@ class Table:
         The table is linear between its points. Above the last point it goes on with the slope of
         the fit. Below the first it is constant.
         """
-        sizes, seconds = np.array(self.points).T
+        sizes, seconds = self._columns
         beyond = np.maximum(np.asarray(size, dtype=np.float64) - sizes[-1], 0.0)
-        return np.interp(size, sizes, seconds) + beyond * self.fit().beta
+        return np.interp(size, sizes, seconds) + beyond * self._fit.beta
 
     def largest(self, seconds: float) -> float:
         """Return the largest size that needs at most ``seconds``, -1 if there is none."""
         last_size, last = self.points[-1]
         if last <= seconds:
-            beta = self.fit().beta
+            beta = self._fit.beta
             return last_size + (seconds - last) / beta if beta > 0 else math.inf
         for (low, below), (high, above) in reversed(list(zip(self.points, self.points[1:]))):
             if below <= seconds:
@@ -77,7 +78,16 @@ class Table:
 
     def fit(self) -> Fit:
         """Return the line of least squares of the relative error, with alpha and beta >= 0."""
+        return self._fit
+
+    @functools.cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
         sizes, seconds = np.array(self.points).T
+        return sizes, seconds
+
+    @functools.cached_property
+    def _fit(self) -> Fit:
+        sizes, seconds = self._columns
         rows = np.stack([1 / seconds, sizes / seconds], axis=1)  # relative: small sizes count too
         solution = np.linalg.lstsq(rows, np.ones(sizes.size), rcond=None)[0]
         if solution.min() < 0:

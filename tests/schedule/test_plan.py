@@ -53,6 +53,15 @@ def test_never_slower_than_the_rules(seed):
         assert plan.step_seconds <= step * (1 + 1e-8), rule
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_never_slower_where_the_program_thins_out_its_states(seed):
+    profile, network = random_profile(seed, 80, encode=5.0, decode=5.0), random_network(seed)
+    plan = optimal_plan(profile, network)
+    for rule in set(RULES) - {"OMGS", "plan"}:
+        step = predict(rule, profile, network)[0].step_seconds
+        assert plan.step_seconds <= step * (1 + 1e-8), rule
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_no_message_can_be_denser(seed):
     profile, network = random_profile(seed, 8), random_network(seed)
