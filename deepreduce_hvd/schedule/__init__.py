@@ -1,4 +1,4 @@
-"""When which gradient travels how: a model of the time of a step, and the plan that it makes best.
+"""Predict the seconds of a step, and choose which gradients share a message and how it is sent.
 
 Everything here is arithmetic on measured numbers. It needs NumPy and no framework.
 docs/schedule.md explains the model.
