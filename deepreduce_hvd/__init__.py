@@ -9,6 +9,7 @@ uint8 array (docs/format.md). Every error that this package raises on purpose is
 :class:`DeepReduceError`.
 """
 
+from deepreduce_hvd import schedule
 from deepreduce_hvd.check_codec import check_codec
 from deepreduce_hvd.codec import Codec, decode, decode_sum, inspect
 from deepreduce_hvd.communicators import *  # noqa: F403
@@ -39,7 +40,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Codec", "check_codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
-    "Compressor", "from_params", "prepare", "recommended_codec",
+    "Compressor", "from_params", "prepare", "recommended_codec", "schedule",
     "CorruptPayloadError", "DeepReduceError", "InvalidArgumentError", "NativeMissingError", "PeerFailedError", "UnknownCodecError",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
     *_communicators, *_index, *_memory, *_sparsifiers, *_value,

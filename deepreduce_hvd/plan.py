@@ -1,0 +1,229 @@
+"""``deepreduce-plan profile.json``: predict the seconds of a step under every rule of scheduling.
+
+Also ``python -m deepreduce_hvd.plan``. docs/schedule.md explains the model and the rules.
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import CODEC, KINDS, Message, Timeline
+from deepreduce_hvd.schedule.fields import expect
+from deepreduce_hvd.schedule.links import Link, Network
+from deepreduce_hvd.schedule.pictures import draw, write_trace
+from deepreduce_hvd.schedule.plan import Plan
+from deepreduce_hvd.schedule.profile import Profile
+from deepreduce_hvd.schedule.rules import RULES, predict
+
+#: the rules of a picture
+_DRAWN = ("one message", "WFBP", "MG-WFBP", "dense", "fp16", "buckets", "plan")
+_DEFAULT_HOSTS, _DEFAULT_LINK = "2,4,16,64", "1gbit"
+_MEASURED = "measured"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="deepreduce-plan",
+        description="Predict the seconds of a training step under every rule of scheduling.",
+        epilog="The rules: " + "; ".join(f"{rule}: {what}" for rule, what in RULES.items()) + ".",
+    )
+    parser.add_argument(
+        "profile",
+        nargs="+",
+        help="a profile (JSON); or layer times (CSV or JSON: name, elements, backward_seconds), in "
+        "the order of the model. Several profiles are of several ranks: the slowest counts",
+    )
+    parser.add_argument("--hosts", help=f"numbers of hosts; default {_DEFAULT_HOSTS}")
+    parser.add_argument(
+        "--link",
+        help="links between hosts, such as 100mbit,10gbit:25us (seconds per message after the "
+        f"colon), or '{_MEASURED}'. Default: {_MEASURED} if the profile has a link, else {_DEFAULT_LINK}",
+    )
+    parser.add_argument("--ranks-per-host", type=int, help="default: that of the profile")
+    parser.add_argument("--density", type=float, help="smallest density; default: the profile's")
+    parser.add_argument("--forward", type=float, metavar="SECONDS", help="seconds of forward")
+    parser.add_argument("--update", type=float, metavar="SECONDS", help="seconds of the update")
+    parser.add_argument(
+        "--encode", type=float, metavar="NS", help="nanoseconds to encode an element"
+    )
+    parser.add_argument(
+        "--decode",
+        type=float,
+        metavar="NS",
+        help="nanoseconds to decode the payload of one rank, per element of the tensor",
+    )
+    parser.add_argument("--rules", help="rules to show; default: all")
+    for option, what in (
+        ("--plot", "draw the timelines to this file; needs matplotlib"),
+        ("--trace", "write the timelines as a Chrome trace for ui.perfetto.dev"),
+        ("--save", "write the best plan to this file"),
+    ):
+        parser.add_argument(
+            option, metavar="FILE", help=f"{what}; of the first number of hosts and the first link"
+        )
+    return parser
+
+
+def _loaded(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
+    """Return the profile with the values of the command line, and notes about what is unknown."""
+    profile = Profile.merged([Profile.load(path) for path in arguments.profile])
+    for what in ("forward", "update", "encode", "decode"):
+        value = getattr(arguments, what)
+        expect(value is None or 0 <= value < float("inf"), f"--{what}", "at least 0", value)
+    notes = []
+    forward = profile.forward_seconds if arguments.forward is None else arguments.forward
+    if forward == 0 and arguments.forward is None:
+        forward = profile.backward_seconds / 2
+        notes.append("forward seconds are not known: half of backward (--forward)")
+    update = profile.update_seconds if arguments.update is None else arguments.update
+    parameters = [
+        dataclasses.replace(
+            part,
+            encode_seconds=_per_element(arguments.encode, part.elements, part.encode_seconds),
+            decode_seconds=_per_element(arguments.decode, part.elements, part.decode_seconds),
+        )
+        for part in profile.parameters
+    ]
+    for what in ("encode", "decode"):
+        known = any(getattr(part, f"{what}_seconds") > 0 for part in parameters)
+        if not known and getattr(arguments, what) is None:
+            notes.append(f"{what} seconds are not known: counted as 0 (--{what})")
+    if not any(part.payload_bytes for part in parameters):
+        notes.append("payloads are estimated: 4 bits per value, indices near the information bound")
+    changed = dataclasses.replace(
+        profile, parameters=tuple(parameters), forward_seconds=forward, update_seconds=update
+    )
+    return changed, notes
+
+
+def _per_element(nanoseconds: float | None, elements: int, known: float) -> float:
+    return known if nanoseconds is None else 1e-9 * nanoseconds * elements
+
+
+def _networks(arguments: argparse.Namespace, profile: Profile) -> dict[str, list[Network]]:
+    """Return {link: networks of each number of hosts}."""
+    measured = profile.link()
+    default = _MEASURED if measured is not None else _DEFAULT_LINK
+    hosts = []
+    for text in (arguments.hosts or _DEFAULT_HOSTS).split(","):
+        good = text.strip().isdecimal() and int(text) >= 1
+        expect(good, "--hosts", "numbers such as 2,4,16", repr(arguments.hosts))
+        hosts.append(int(text))
+    per_host = arguments.ranks_per_host
+    per_host = profile.ranks_per_host if per_host is None else per_host
+    networks = {}
+    for text in (arguments.link or default).split(","):
+        if text.strip() == _MEASURED:
+            expect(
+                measured is not None, "--link measured", "a profile with a measured link", "none"
+            )
+            link = measured
+        else:
+            link = Link.parse(text, measured)
+        assert link is not None
+        networks[link.name.strip()] = [Network(number, link, per_host) for number in hosts]
+    return networks
+
+
+def _cell(found: Timeline) -> str:
+    """Return the seconds of a step, and what it waits for longest besides computing."""
+    waits = found.waits()
+    longest = max(("encode", "network", "decode"), key=lambda kind: waits[kind])
+    share = waits[longest] / found.step_seconds if found.step_seconds else 0.0
+    reason = f"{longest} {100 * share:3.0f} %" if share >= 0.005 else ""
+    return f"{found.step_seconds:9.4f}  {reason:<14}"
+
+
+def _described(messages: Sequence[Message]) -> str:
+    """Return how many messages travel in which way."""
+    parts = []
+    for way in ("dense", "fp16"):
+        count = sum(message.way == way for message in messages)
+        if count:
+            parts.append(f"{count} {way}")
+    densities = [message.density for message in messages if message.density is not None]
+    if densities:
+        names = sorted({message.communicator for message in messages if message.way == CODEC})
+        least, most = (f"{100 * value:.3g}" for value in (min(densities), max(densities)))
+        span = least if least == most else f"{least} to {most}"
+        parts.append(f"{len(densities)} of {span} % by {', '.join(names)}")
+    plural = "" if len(messages) == 1 else "s"
+    return f"{len(messages)} message{plural}: {'; '.join(parts)}"
+
+
+def _show(
+    profile: Profile, networks: Sequence[Network], rules: Sequence[str], density: float | None
+) -> None:
+    """Print the table of one link."""
+    link = networks[0].link
+    per_byte = link.gather_seconds_per_byte
+    rate = f"{8e-6 / per_byte:,.5g} Mb/s" if per_byte > 0 else "no limit of the rate"
+    print(f"\n{link.name}: {1e6 * link.gather_latency:.4g} µs per message, {rate}")
+    hosts = [f"{network.hosts} host{'s' * (network.hosts > 1)}" for network in networks]
+    print(f"{'':12}" + "".join(f"{text:>9}{'':16}" for text in hosts).rstrip())
+    found = {rule: [predict(rule, profile, one, density) for one in networks] for rule in rules}
+    for rule, columns in found.items():
+        print(f"{rule:12}" + "".join(_cell(one) for one, _ in columns).rstrip())
+    for column, text in enumerate(hosts):
+        best = min(found, key=lambda rule: found[rule][column][0].step_seconds)
+        # of equally fast rules the last one, which is the densest
+        steps = {rule: columns[column][0].step_seconds for rule, columns in found.items()}
+        best = [rule for rule in steps if steps[rule] <= steps[best] * (1 + 1e-8)][-1]
+        predicted, messages = found[best][column]
+        waits = predicted.waits()
+        causes = ", ".join(f"{kind} {waits[kind]:.4f}" for kind in KINDS if waits[kind] > 0)
+        print(f"  {text}: {best}, {_described(messages)}")
+        print(f"    seconds: {causes}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    try:
+        _run(parsed)
+    except (InvalidArgumentError, OSError, UnicodeDecodeError) as error:
+        parser.error(str(error))
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    profile, notes = _loaded(arguments)
+    networks = _networks(arguments, profile)
+    rules = [rule.strip() for rule in arguments.rules.split(",")] if arguments.rules else [*RULES]
+    for rule in rules:
+        expect(rule in RULES, "--rules", f"some of {', '.join(RULES)}", repr(rule))
+    density = arguments.density
+    expect(density is None or 0 < density <= 1, "--density", "a number in (0, 1]", density)
+    least = profile.density if density is None else density
+    print(
+        f"{len(profile.parameters)} parameters, {profile.elements:,} elements; forward "
+        f"{profile.forward_seconds:.4g} s, backward {profile.backward_seconds:.4g} s, update "
+        f"{profile.update_seconds:.4g} s; density {100 * least:.3g} % or more"
+    )
+    for name, fit in profile.fits().items():
+        print(
+            f"measured {name}, {profile.hosts} hosts: {1e3 * fit.alpha:.4g} ms + "
+            f"{1e9 * fit.beta:.4g} ns per byte, error {100 * fit.error:.1f} %"
+        )
+    for note in notes:
+        print(f"note: {note}")
+    for of_link in networks.values():
+        _show(profile, of_link, rules, density)
+    first = next(iter(networks.values()))[0]
+    if arguments.plot or arguments.trace:
+        shown = rules if arguments.rules else _DRAWN
+        timelines = {rule: predict(rule, profile, first, density)[0] for rule in shown}
+        if arguments.plot:
+            draw(timelines, arguments.plot, f"{first.hosts} hosts, {first.link.name}")
+        if arguments.trace:
+            write_trace(timelines, arguments.trace)
+    if arguments.save:
+        _, messages = predict("plan", profile, first, density)
+        Plan.of(profile, first, messages).save(arguments.save)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

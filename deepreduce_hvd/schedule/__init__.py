@@ -1,0 +1,54 @@
+"""Predict the seconds of a step, and choose which gradients share a message and how it is sent.
+
+Everything here is arithmetic on measured numbers. It needs NumPy and no framework.
+docs/schedule.md explains the model.
+"""
+
+from deepreduce_hvd.schedule.costs import Traffic, hierarchical, speedup_bound, traffic
+from deepreduce_hvd.schedule.dag import Event, Message, Timeline, timeline
+from deepreduce_hvd.schedule.density import hidden_density, lags
+from deepreduce_hvd.schedule.links import Fit, Link, Network, Table
+from deepreduce_hvd.schedule.merge import (
+    finish_seconds,
+    finish_with_selection,
+    mg_wfbp,
+    omgs,
+    optimal_merge,
+    optimal_merge_with_selection,
+    selection_cost,
+    single_message,
+    wfbp,
+)
+from deepreduce_hvd.schedule.plan import Plan, optimal_plan
+from deepreduce_hvd.schedule.profile import Parameter, Profile, layer_times
+
+__all__ = [
+    "Event",
+    "Fit",
+    "Link",
+    "Message",
+    "Network",
+    "Parameter",
+    "Plan",
+    "Profile",
+    "Table",
+    "Timeline",
+    "Traffic",
+    "finish_seconds",
+    "finish_with_selection",
+    "hidden_density",
+    "hierarchical",
+    "lags",
+    "layer_times",
+    "mg_wfbp",
+    "omgs",
+    "optimal_merge",
+    "optimal_merge_with_selection",
+    "optimal_plan",
+    "selection_cost",
+    "single_message",
+    "speedup_bound",
+    "timeline",
+    "traffic",
+    "wfbp",
+]

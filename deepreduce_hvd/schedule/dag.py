@@ -1,0 +1,270 @@
+"""The model of a step: what runs when on the device and on the network.
+
+The device computes forward, backward layer by layer, encodes each gradient after its layer, and
+later decodes. The network sends one message at a time, in the order of the gradients. A message
+starts when its last gradient is encoded and the message before it has ended. Messages are decoded
+after backward, in order. For payloads that need no encoding this is the published model:
+
+    tau_c(first) = R(first),  tau_c(next) = max(tau_c + t_c, R(next)),
+    step = t_f + tau_c(last) + t_c(last) + t_u,
+
+with R(l) the second at which the gradient of layer l is ready, counted from the start of backward.
+"""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from deepreduce_hvd.schedule.fields import expect
+from deepreduce_hvd.schedule.links import Network
+from deepreduce_hvd.schedule.profile import Profile
+
+#: How a message travels: uncompressed, as float16, or as payloads of the profile's codec.
+DENSE, FP16, CODEC = "dense", "fp16", "codec"
+WAYS = (DENSE, FP16, CODEC)
+COMPUTE, NETWORK = "compute", "network"
+#: what the device does in a step, and the wait for the network, in the order of a step
+KINDS = ("forward", "backward", "encode", "network", "decode", "update")
+_BYTES = {DENSE: 4, FP16: 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One bar of a timeline; ``start`` and ``end`` in seconds from the start of the step."""
+
+    track: str
+    kind: str
+    name: str
+    start: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """The events of a step.
+
+    Attributes:
+        events: the events of the tracks "compute" and "network".
+        step_seconds: the end of the step.
+    """
+
+    events: tuple[Event, ...]
+    step_seconds: float
+
+    def waits(self) -> dict[str, float]:
+        """Return the seconds of a step by cause; they add up to the step.
+
+        The causes are :data:`KINDS`. "network" is the time in which the device waits for messages.
+        """
+        seconds = dict.fromkeys(KINDS, 0.0)
+        for event in self.events:
+            if event.track == COMPUTE:
+                seconds[event.kind] += event.end - event.start
+        seconds["network"] = max(self.step_seconds - sum(seconds.values()), 0.0)
+        return seconds
+
+    def exposed_seconds(self) -> float:
+        """Return the seconds of the step beyond forward, backward and update."""
+        seconds = self.waits()
+        return seconds["encode"] + seconds["network"] + seconds["decode"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One message of a schedule.
+
+    Attributes:
+        members: the names of its parameters, in the order in which gradients are ready.
+        way: one of :data:`WAYS`.
+        density: the share of elements that the codec keeps; None for the other ways.
+        communicator: how payloads become a sum, "Allreduce" for the other ways.
+    """
+
+    members: tuple[str, ...]
+    way: str = DENSE
+    density: float | None = None
+    communicator: str = "Allreduce"
+
+    def __post_init__(self) -> None:
+        expect(self.way in WAYS, "message way", f"one of {', '.join(WAYS)}", repr(self.way))
+        if self.way == CODEC:
+            expect(
+                self.density is not None and 0 < self.density <= 1,
+                "message density",
+                "a number in (0, 1]",
+                repr(self.density),
+            )
+        else:
+            expect(
+                self.density is None and self.communicator == "Allreduce",
+                f"message {self.way}",
+                "no density, and Allreduce",
+                f"{self.density!r} and {self.communicator}",
+            )
+
+    @property
+    def label(self) -> str:
+        """A short text: the first and the last member, and the way."""
+        names = self.members[0]
+        if len(self.members) > 1:
+            names = f"{names} … {self.members[-1]} ({len(self.members)})"
+        if self.density is None:
+            return f"{names}, {self.way}"
+        return f"{names}, {100 * self.density:.3g} % {self.communicator}"
+
+
+class Model:
+    """The costs of a profile's messages on a network. Parameters are numbered as they are ready."""
+
+    def __init__(self, profile: Profile, network: Network) -> None:
+        self.profile = profile
+        self.network = network
+        parts = profile.parameters
+        self.names = tuple(part.name for part in parts)
+        self.ready = np.array([part.ready_seconds for part in parts])
+        self.elements = np.array([part.elements for part in parts], dtype=np.float64)
+        self.encode = np.array([part.encode_seconds for part in parts])
+        self.decode = np.array([part.decode_seconds for part in parts])
+        points = [np.array(part.payload_points()) for part in parts]
+        # payloads are piecewise linear in the density, so those of a message are too
+        self._densities = np.unique(np.concatenate([rows[:, 0] for rows in points]))
+        payloads = np.array([np.interp(self._densities, *rows.T) for rows in points])
+        self._payload_sums = np.concatenate(
+            [np.zeros((1, self._densities.size)), np.cumsum(payloads, axis=0)]
+        )
+        self._element_sums = np.concatenate([[0.0], np.cumsum(self.elements)])
+        self._decode_sums = np.concatenate([[0.0], np.cumsum(self.decode)])
+
+    @property
+    def count(self) -> int:
+        """The number of parameters."""
+        return self.ready.size
+
+    def payload(self, first: int, last: int, density: float) -> float:
+        """Return the bytes of the payloads of parameters ``first`` to ``last`` - 1."""
+        sums = self._payload_sums[last] - self._payload_sums[first]
+        return float(np.interp(density, self._densities, sums))
+
+    def payloads(self, density: float) -> np.ndarray:
+        """Return (L,) the bytes of each parameter's payload."""
+        sums = [float(np.interp(density, self._densities, row)) for row in self._payload_sums]
+        return np.diff(sums)
+
+    def density_of(self, first: int, last: int, payload: float) -> float:
+        """Return the largest density whose payloads have at most ``payload`` bytes, 0 if none."""
+        sums = self._payload_sums[last] - self._payload_sums[first]
+        if payload < sums[0]:
+            return 0.0
+        return float(np.interp(payload, sums, self._densities))
+
+    def size(self, first: int, last: int, way: str) -> float:
+        """Return the bytes of a tensor that is sent uncompressed or as float16."""
+        return float(_BYTES[way] * (self._element_sums[last] - self._element_sums[first]))
+
+    def seconds(
+        self, first: int, last: int, way: str, density: float | None, communicator: str
+    ) -> float:
+        """Return the seconds of the message of parameters ``first`` to ``last`` - 1."""
+        if density is None:
+            return float(self.network.allreduce(self.size(first, last, way)))
+        elements = float(self._element_sums[last] - self._element_sums[first])
+        payload = self.payload(first, last, density)
+        return self.network.exchange(communicator, density * elements, elements, payload)
+
+    def decode_seconds(
+        self, first: int, last: int, density: float | None, communicator: str
+    ) -> float:
+        """Return the seconds of decoding a message: they grow with the bytes that a rank decodes.
+
+        These are the payload of this rank and all that it receives.
+        """
+        seconds = float(self._decode_sums[last] - self._decode_sums[first])
+        if density is None or seconds == 0:
+            return 0.0
+        payload = self.payload(first, last, density)
+        base = self.payload(first, last, self.profile.density)
+        elements = float(self._element_sums[last] - self._element_sums[first])
+        received = self.network.received(communicator, density * elements, elements, payload)
+        return seconds * (payload + received) / base
+
+    def selection_per_step(self) -> float:
+        """Return s of OMGS' model s x log2(x) of selection, from the seconds of encoding."""
+        steps = float((self.elements * np.log2(np.maximum(self.elements, 2))).sum())
+        return float(self.encode.sum()) / steps
+
+
+def positions(profile: Profile, messages: Iterable[Message]) -> list[int]:
+    """Return the boundaries of messages: 0, the end of the first, of the second, and so on.
+
+    Raises:
+        InvalidArgumentError: the messages are not the profile's parameters in their order.
+    """
+    bounds: list[int] = [0]
+    names: list[str] = []
+    for message in messages:
+        names += message.members
+        bounds.append(len(names))
+    expected = [part.name for part in profile.parameters]
+    expect(
+        names == expected,
+        "messages",
+        "every parameter of the profile once, in the order in which gradients are ready",
+        "others" if sorted(names) != sorted(expected) else "another order",
+    )
+    return bounds
+
+
+def timeline(
+    profile: Profile,
+    network: Network,
+    messages: Sequence[Message],
+    *,
+    overlap: bool = True,
+    merged_selection: bool = False,
+) -> Timeline:
+    """Return the timeline of a step.
+
+    Args:
+        profile: the profile.
+        network: the network.
+        messages: the messages, in order.
+        overlap: False sends only after backward.
+        merged_selection: True selects each message as one tensor, when its last gradient is
+            computed, in s x log2(x) seconds (OMGS). The default encodes every gradient when it is
+            computed.
+    """
+    model = Model(profile, network)
+    bounds = positions(profile, messages)
+    events: list[Event] = []
+
+    def bar(track: str, kind: str, name: str, start: float, seconds: float) -> float:
+        if seconds > 0:
+            events.append(Event(track, kind, name, start, start + seconds))
+        return start + seconds
+
+    per_step = model.selection_per_step()
+    clock = bar(COMPUTE, "forward", "forward", 0.0, profile.forward_seconds)
+    computed, ready = 0.0, []
+    for message, first, last in zip(messages, bounds, bounds[1:]):
+        for layer in range(first, last):
+            name, at = model.names[layer], float(model.ready[layer])
+            clock = bar(COMPUTE, "backward", name, clock, at - computed)
+            computed = at
+            if message.way == CODEC and not merged_selection:
+                clock = bar(COMPUTE, "encode", name, clock, float(model.encode[layer]))
+        if message.way == CODEC and merged_selection:
+            total = float(model.elements[first:last].sum())
+            seconds = per_step * total * float(np.log2(max(total, 2)))
+            clock = bar(COMPUTE, "encode", message.label, clock, seconds)
+        ready.append(clock)
+    free, ends = 0.0 if overlap else clock, []
+    for message, first, last, at in zip(messages, bounds, bounds[1:], ready):
+        seconds = model.seconds(first, last, message.way, message.density, message.communicator)
+        free = bar(NETWORK, "exchange", message.label, max(free, at), seconds)
+        ends.append(free)
+    for message, first, last, end in zip(messages, bounds, bounds[1:], ends):
+        seconds = model.decode_seconds(first, last, message.density, message.communicator)
+        clock = bar(COMPUTE, "decode", message.label, max(clock, end), seconds)
+    step = bar(COMPUTE, "update", "update", clock, profile.update_seconds)
+    return Timeline(tuple(events), step)

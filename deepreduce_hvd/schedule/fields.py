@@ -1,0 +1,67 @@
+"""Checks of values that come from files; errors say where, what was expected, and what was found."""
+
+import math
+import reprlib
+from collections.abc import Iterable
+from typing import Any
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.settings import is_integer, is_number
+
+
+def expect(condition: bool, where: str, expected: object, got: object) -> None:
+    """Raise InvalidArgumentError unless the condition holds."""
+    if not condition:
+        shown = got if isinstance(got, str) else reprlib.repr(got)
+        raise InvalidArgumentError(f"{where}: expected {expected}, got {shown}")
+
+
+def expect_keys(
+    row: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()
+) -> None:
+    """Check that ``row`` is a dictionary with all required keys and no unknown ones."""
+    expect(isinstance(row, dict), where, "an object with names", row)
+    needed, known = set(required), {*required, *optional}
+    missing, unknown = sorted(needed - set(row)), sorted(map(str, set(row) - known))
+    expect(not missing, where, f"the keys {', '.join(sorted(known))}", f"none named {', '.join(missing)}")  # fmt: skip
+    expect(not unknown, where, f"the keys {', '.join(sorted(known))}", f"also {', '.join(unknown)}")
+
+
+def number_of(row: dict[str, Any], key: str, where: str, least: float = 0.0) -> float:
+    """Return a finite number of at least ``least``."""
+    value = row[key]
+    good = is_number(value) and math.isfinite(value) and value >= least
+    expect(good, f"{where} {key}", f"a finite number of at least {least:g}", repr(value))
+    return float(value)
+
+
+def integer_of(row: dict[str, Any], key: str, where: str, least: int) -> int:
+    """Return an integer of at least ``least``."""
+    value = row[key]
+    good = is_integer(value) and value >= least
+    expect(good, f"{where} {key}", f"an integer of at least {least}", repr(value))
+    return int(value)
+
+
+def text_of(row: dict[str, Any], key: str, where: str) -> str:
+    """Return text that is not empty."""
+    value = row[key]
+    expect(isinstance(value, str) and bool(value), f"{where} {key}", "text", repr(value))
+    return str(value)
+
+
+def list_of(row: dict[str, Any], key: str, where: str) -> list[Any]:
+    """Return a list."""
+    value = row[key]
+    expect(isinstance(value, list), f"{where} {key}", "a list", repr(value))
+    return list(value)
+
+
+def pairs_of(row: dict[str, Any], key: str, where: str) -> tuple[tuple[float, float], ...]:
+    """Return a list of pairs of finite numbers of at least 0."""
+    pairs = list_of(row, key, where)
+    for pair in pairs:
+        good = isinstance(pair, list) and len(pair) == 2 and all(is_number(part) for part in pair)
+        good = good and all(math.isfinite(part) and part >= 0 for part in pair)
+        expect(good, f"{where} {key}", "pairs of finite numbers of at least 0", pair)
+    return tuple((float(first), float(second)) for first, second in pairs)

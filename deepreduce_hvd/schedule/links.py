@@ -1,0 +1,287 @@
+"""Links between hosts: seconds of an exchange from measured tables, or from a latency and a rate."""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.costs import Traffic, levels_of, traffic, value_bits_of
+from deepreduce_hvd.settings import is_integer, is_number
+
+#: Seconds per message of a link of which only the rate is known.
+DEFAULT_LATENCY = 1e-4
+_RATES = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_TIMES = {"ns": -9, "us": -6, "ms": -3, "s": 0}  # powers of ten
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """A line alpha + beta * bytes through measured seconds.
+
+    Attributes:
+        alpha: seconds at 0 bytes.
+        beta: seconds per byte.
+        error: the root mean square of (line - measured) / measured.
+    """
+
+    alpha: float
+    beta: float
+    error: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Measured seconds of a collective by bytes.
+
+    Args:
+        points: (bytes, seconds) pairs with the bytes ascending.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        sizes = [size for size, _ in self.points]
+        good = all(is_number(part) and math.isfinite(part) for point in self.points for part in point)  # fmt: skip
+        if len(self.points) < 2 or not good or sizes != sorted(set(sizes)) or sizes[0] < 0:
+            raise InvalidArgumentError(
+                f"table: expected at least 2 (bytes, seconds) pairs with ascending bytes, got {list(self.points)}"
+            )
+        if min(seconds for _, seconds in self.points) <= 0:
+            raise InvalidArgumentError(f"table: expected seconds above 0, got {list(self.points)}")
+        points = tuple((float(size), float(seconds)) for size, seconds in self.points)
+        object.__setattr__(self, "points", points)  # integers from a file are the same table
+
+    def seconds(self, size: Any) -> Any:
+        """Return the seconds of a size, or of an (n,) array of sizes.
+
+        The table is linear between its points. Above the last point it goes on with the slope of
+        the fit. Below the first it is constant.
+        """
+        sizes, seconds = self._columns
+        beyond = np.maximum(np.asarray(size, dtype=np.float64) - sizes[-1], 0.0)
+        return np.interp(size, sizes, seconds) + beyond * self._fit.beta
+
+    def largest(self, seconds: float) -> float:
+        """Return the largest size that needs at most ``seconds``, -1 if there is none."""
+        last_size, last = self.points[-1]
+        if last <= seconds:
+            beta = self._fit.beta
+            return last_size + (seconds - last) / beta if beta > 0 else math.inf
+        for (low, below), (high, above) in reversed(list(zip(self.points, self.points[1:]))):
+            if below <= seconds:
+                return low + (seconds - below) / (above - below) * (high - low)
+        return -1.0
+
+    def fit(self) -> Fit:
+        """Return the line of least squares of the relative error, with alpha and beta >= 0."""
+        return self._fit
+
+    @functools.cached_property
+    def _columns(self) -> tuple[np.ndarray, np.ndarray]:
+        sizes, seconds = np.array(self.points).T
+        return sizes, seconds
+
+    @functools.cached_property
+    def _fit(self) -> Fit:
+        sizes, seconds = self._columns
+        rows = np.stack([1 / seconds, sizes / seconds], axis=1)  # relative: small sizes count too
+        solution = np.linalg.lstsq(rows, np.ones(sizes.size), rcond=None)[0]
+        if solution.min() < 0:
+            column = int(np.argmax(solution))
+            alone = float(rows[:, column].sum() / (rows[:, column] ** 2).sum())
+            solution = np.array([alone if index == column else 0.0 for index in range(2)])
+        error = float(np.sqrt(np.mean((rows @ solution - 1) ** 2)))
+        return Fit(float(solution[0]), float(solution[1]), error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """The network between hosts.
+
+    Attributes:
+        name: a name for tables, such as "1gbit".
+        gather_latency: seconds per message of an allgather and of the exchanges between pairs.
+        gather_seconds_per_byte: seconds per byte that a rank receives in these.
+        reduce_latency: seconds per message of a dense allreduce.
+        reduce_seconds_per_byte: seconds per byte that a rank receives in it.
+        gather_table: measured seconds of an allgather, by the bytes of one rank's payload.
+        reduce_table: measured seconds of a dense allreduce, by the bytes of the tensor.
+        measured_hosts: the number of hosts of the tables; 0 if there are none.
+        measured_ranks_per_host: their number of ranks per host.
+    """
+
+    name: str
+    gather_latency: float
+    gather_seconds_per_byte: float
+    reduce_latency: float
+    reduce_seconds_per_byte: float
+    gather_table: Table | None = None
+    reduce_table: Table | None = None
+    measured_hosts: int = 0
+    measured_ranks_per_host: int = 1
+
+    @classmethod
+    def of_rate(
+        cls,
+        name: str,
+        bits_per_second: float,
+        gather_latency: float = DEFAULT_LATENCY,
+        reduce_latency: float | None = None,
+    ) -> "Link":
+        """Return a link with a rate in bits per second and seconds per message."""
+        per_byte = 8 / bits_per_second
+        if reduce_latency is None:
+            reduce_latency = gather_latency
+        return cls(name, gather_latency, per_byte, reduce_latency, per_byte)
+
+    @classmethod
+    def of_tables(cls, gather: Table, reduce: Table, hosts: int, ranks_per_host: int) -> "Link":
+        """Return a link from measured tables; its constants are those of their fits."""
+        ranks = hosts * ranks_per_host
+        of_gather, of_reduce = gather.fit(), reduce.fit()
+        return cls(
+            "measured",
+            of_gather.alpha / levels_of(ranks),
+            of_gather.beta / (ranks - ranks_per_host),
+            of_reduce.alpha / (2 * (ranks - 1)),
+            of_reduce.beta / (2 * (ranks - 1) / ranks),
+            gather,
+            reduce,
+            hosts,
+            ranks_per_host,
+        )
+
+    @classmethod
+    def parse(cls, text: str, like: "Link | None" = None) -> "Link":
+        """Return the link of a text such as "1gbit", "100mbit" or "10gbit:25us".
+
+        Args:
+            text: a rate, and after a colon optionally the seconds per message.
+            like: the link that gives the seconds per message if the text does not.
+
+        >>> Link.parse("1gbit:50us").gather_seconds_per_byte
+        8e-09
+        """
+        units, times = "|".join(_RATES), "|".join(_TIMES)
+        found = re.fullmatch(
+            rf"(\d+(?:\.\d*)?)({units})(?::(\d+(?:\.\d*)?)({times}))?", text.strip().lower()
+        )
+        if not found or float(found[1]) == 0:
+            raise InvalidArgumentError(
+                f"link: expected a rate such as 100mbit, 1gbit or 10gbit:25us, got {text!r}"
+            )
+        rate = float(found[1]) * _RATES[found[2]]
+        if found[3]:
+            return cls.of_rate(text, rate, float(f"{found[3]}e{_TIMES[found[4]]}"))
+        if like is None:
+            return cls.of_rate(text, rate)
+        return cls.of_rate(text, rate, like.gather_latency, like.reduce_latency)
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """Hosts on a link. Transfers within a host are counted as free.
+
+    All ranks of a host share its link. A ring enters and leaves each host once, so an allreduce
+    does not depend on the ranks per host otherwise.
+    """
+
+    hosts: int
+    link: Link
+    ranks_per_host: int = 1
+
+    def __post_init__(self) -> None:
+        for what in ("hosts", "ranks_per_host"):
+            if not is_integer(getattr(self, what)) or getattr(self, what) < 1:
+                raise InvalidArgumentError(
+                    f"network {what}: expected an integer of at least 1, got {getattr(self, what)!r}"
+                )
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, P."""
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def _is_measured(self) -> bool:
+        measured = (self.link.measured_hosts, self.link.measured_ranks_per_host)
+        return (self.hosts, self.ranks_per_host) == measured
+
+    @property
+    def gather_line(self) -> tuple[float, float]:
+        """(seconds, seconds per byte of one rank's payload) of an allgather."""
+        if self.hosts == 1:
+            return 0.0, 0.0
+        others = self.ranks - self.ranks_per_host
+        link = self.link
+        return levels_of(self.ranks) * link.gather_latency, others * link.gather_seconds_per_byte
+
+    @property
+    def reduce_line(self) -> tuple[float, float]:
+        """(seconds, seconds per byte of the tensor) of a dense allreduce."""
+        if self.hosts == 1:
+            return 0.0, 0.0
+        steps = 2 * (self.ranks - 1)
+        link = self.link
+        return steps * link.reduce_latency, steps / self.ranks * link.reduce_seconds_per_byte
+
+    def allgather(self, size: Any) -> Any:
+        """Return the seconds in which all ranks get the payloads of all, ``size`` bytes each.
+
+        Args:
+            size: bytes of one rank's payload, a number or an (n,) array.
+        """
+        if self._is_measured and self.link.gather_table is not None:
+            return self.link.gather_table.seconds(size)
+        alpha, beta = self.gather_line
+        return alpha + beta * size
+
+    def largest_payload(self, seconds: float) -> float:
+        """Return the largest payload whose allgather needs at most ``seconds``, -1 if none."""
+        if self._is_measured and self.link.gather_table is not None:
+            return self.link.gather_table.largest(seconds)
+        alpha, beta = self.gather_line
+        if seconds < alpha:
+            return -1.0
+        return (seconds - alpha) / beta if beta > 0 else math.inf
+
+    def allreduce(self, size: Any) -> Any:
+        """Return the seconds of a dense allreduce of ``size`` bytes, a number or an (n,) array."""
+        if self._is_measured and self.link.reduce_table is not None:
+            return self.link.reduce_table.seconds(size)
+        alpha, beta = self.reduce_line
+        return alpha + beta * size
+
+    def exchange(self, communicator: str, k: float, d: float, payload: float) -> float:
+        """Return the seconds of an exchange by a communicator.
+
+        Args:
+            communicator: one of :data:`~deepreduce_hvd.schedule.costs.COMMUNICATORS`.
+            k: the number of elements that each rank selects.
+            d: the number of elements of the tensor or of the bucket.
+            payload: bytes of one rank's payload; it gives the bits per value.
+        """
+        if self.hosts == 1:
+            return 0.0
+        if communicator == "Allgather":
+            return float(self.allgather(payload))
+        if communicator == "Allreduce":
+            return float(self.allreduce(4 * d))
+        counted = self._traffic(communicator, k, d, payload)
+        # what the ranks of one host receive from other hosts, through one link
+        share = (self.ranks - self.ranks_per_host) / (self.ranks - 1) * self.ranks_per_host
+        per_byte = share * self.link.gather_seconds_per_byte
+        return counted.seconds(self.link.gather_latency, per_byte)
+
+    def received(self, communicator: str, k: float, d: float, payload: float) -> float:
+        """Return the bytes that a rank receives in such an exchange."""
+        if communicator == "Allgather":
+            return (self.ranks - 1) * payload
+        return self._traffic(communicator, k, d, payload).received_bytes
+
+    def _traffic(self, communicator: str, k: float, d: float, payload: float) -> Traffic:
+        return traffic(communicator, k, d, self.ranks, value_bits_of(payload, k, d))

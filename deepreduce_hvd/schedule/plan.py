@@ -1,0 +1,393 @@
+"""Plan: which gradients share a message, and how each message travels."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from deepreduce_hvd.schedule import dag
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Message, Model
+from deepreduce_hvd.schedule.density import lags
+from deepreduce_hvd.schedule.fields import (
+    expect,
+    expect_keys,
+    integer_of,
+    list_of,
+    number_of,
+    text_of,
+)
+from deepreduce_hvd.schedule.links import Network
+from deepreduce_hvd.schedule.merge import FloatArray, IndexArray, optimal_merge, pareto_paths
+from deepreduce_hvd.schedule.profile import Profile, parsed
+
+FORMAT, VERSION = "deepreduce_hvd plan", 1
+#: the communicators that sum exactly what every rank sends
+COMMUNICATORS = ("Allgather", "SplitAllgather", "RecursiveDoubling")
+_SIZES = 64  # of messages at which communicators are compared
+_STATES = 32  # pairs of clocks that the program keeps per prefix of the gradients
+_HALVINGS = 40  # of an interval of densities
+_EQUAL = 1 + 1e-9  # steps within this ratio count as equal, and the denser plan is taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The messages of a step.
+
+    Attributes:
+        messages: the messages, in the order in which they are sent.
+        events: the predicted timeline, see :class:`Event`.
+        step_seconds: the predicted seconds of a step.
+        profile: the SHA-256 of the profile for which the plan was made.
+        codec: the codec of the messages that use one, as text.
+        hosts: the number of hosts.
+        ranks_per_host: the number of ranks of each host.
+        link: the name of the link.
+    """
+
+    messages: tuple[Message, ...]
+    events: tuple[dag.Event, ...]
+    step_seconds: float
+    profile: str
+    codec: str
+    hosts: int
+    ranks_per_host: int
+    link: str
+
+    @classmethod
+    def of(cls, profile: Profile, network: Network, messages: Sequence[Message]) -> "Plan":
+        """Return the plan of some messages, with its predicted timeline."""
+        predicted = dag.timeline(profile, network, messages)
+        return cls(
+            tuple(messages),
+            predicted.events,
+            predicted.step_seconds,
+            profile.digest(),
+            profile.codec,
+            network.hosts,
+            network.ranks_per_host,
+            network.link.name,
+        )
+
+    @property
+    def timeline(self) -> dag.Timeline:
+        """The predicted timeline."""
+        return dag.Timeline(self.events, self.step_seconds)
+
+    def kept(self, profile: Profile) -> float:
+        """Return the share of the elements of all parameters that one rank sends."""
+        elements = {part.name: part.elements for part in profile.parameters}
+        return _kept(self.messages, elements)
+
+    def to_json(self) -> str:
+        """Return the plan as JSON text; equal plans give equal text."""
+        data = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(self)}
+        data["events"] = [list(dataclasses.astuple(event)) for event in self.events]
+        return json.dumps(data, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """Return the plan of a JSON text.
+
+        Raises:
+            InvalidArgumentError: the text is not a plan of this version.
+        """
+        data = parsed(text, FORMAT, VERSION, "plan")
+        names = tuple(field.name for field in dataclasses.fields(cls))
+        expect_keys(data, "plan", ("format", "version", *names))
+        return cls(
+            tuple(_message(row) for row in list_of(data, "messages", "plan")),
+            tuple(_event(row) for row in list_of(data, "events", "plan")),
+            number_of(data, "step_seconds", "plan"),
+            text_of(data, "profile", "plan"),
+            text_of(data, "codec", "plan"),
+            integer_of(data, "hosts", "plan", 1),
+            integer_of(data, "ranks_per_host", "plan", 1),
+            text_of(data, "link", "plan"),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a JSON file."""
+        pathlib.Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Plan":
+        """Return the plan of a JSON file."""
+        return cls.from_json(pathlib.Path(path).read_text())
+
+
+def _message(row: Any) -> Message:
+    expect_keys(row, "message", tuple(field.name for field in dataclasses.fields(Message)))
+    members = list_of(row, "members", "message")
+    good = bool(members) and all(isinstance(name, str) for name in members)
+    expect(good, "message members", "names of parameters", members)
+    density = None if row["density"] is None else number_of(row, "density", "message")
+    way, communicator = (text_of(row, key, "message") for key in ("way", "communicator"))
+    return Message(tuple(members), way, density, communicator)
+
+
+def _event(row: Any) -> dag.Event:
+    names = [field.name for field in dataclasses.fields(dag.Event)]
+    good = isinstance(row, list) and len(row) == len(names)
+    expect(good, "plan events", f"lists of {', '.join(names)}", row)
+    values = dict(zip(names, row))
+    track, kind, name = (text_of(values, key, "event") for key in names[:3])
+    return dag.Event(
+        track, kind, name, number_of(values, "start", name), number_of(values, "end", name)
+    )
+
+
+def optimal_plan(
+    profile: Profile,
+    network: Network,
+    *,
+    density: float | None = None,
+    ways: Sequence[str] = WAYS,
+    communicators: Sequence[str] = COMMUNICATORS,
+) -> Plan:
+    """Return the plan with the shortest predicted step, and of equal ones the densest.
+
+    Grouping and way of each message are chosen together by a program over pairs of clocks
+    (:func:`~deepreduce_hvd.schedule.merge.pareto_paths`). Its results compete with everything
+    uncompressed, everything as float16, everything encoded (each in its optimal grouping) and LAGS.
+    Then densities are raised in time that is free.
+
+    The plan is never slower in the model than any of these. No single message could be denser
+    without a longer step. The program keeps at most 32 pairs of clocks per gradient. As long as
+    there are no more, nothing needs decoding and only Allgather is used, no other grouping and
+    choice of ways at this density is faster.
+
+    Args:
+        profile: the profile.
+        network: the network.
+        density: the smallest density of the codec. Default: that of the profile.
+        ways: the ways that may be used. Without "codec", nothing is sparsified.
+        communicators: the communicators that may be used for payloads.
+    """
+    for way in ways:
+        expect(way in WAYS, "optimal_plan ways", f"some of {', '.join(WAYS)}", repr(way))
+    expect(bool(ways), "optimal_plan ways", "at least one", "none")
+    least = profile.density if density is None else density
+    expect(0 < least <= 1, "optimal_plan density", "a number in (0, 1]", least)
+    for name in communicators:
+        good = name in COMMUNICATORS
+        expect(good, "optimal_plan communicators", f"some of {', '.join(COMMUNICATORS)}", name)
+    expect("Allgather" in communicators, "optimal_plan communicators", "Allgather among them", communicators)  # fmt: skip
+    model = Model(profile, network)
+    choices = _Choices(model, least, tuple(communicators))
+    candidates = [choices.grouped(way) for way in WAYS if way in ways]
+    candidates += choices.mixed([way for way in WAYS if way in ways])
+    if set(ways) >= {DENSE, CODEC}:
+        for hide_behind in ("next", "rest"):
+            candidates.append(
+                lags(profile, network, max_compression=1 / least, hide_behind=hide_behind)
+            )
+    elements = dict(zip(model.names, model.elements.tolist()))
+    steps = [_Clocks(model, messages).step_seconds() for messages in candidates]
+    fastest = [messages for messages, step in zip(candidates, steps) if step <= min(steps) * _EQUAL]
+    best = max(fastest, key=lambda messages: _kept(messages, elements))
+    return Plan.of(profile, network, _filled(model, best, [way for way in WAYS if way in ways]))
+
+
+def _kept(messages: Sequence[Message], elements: dict[str, Any]) -> float:
+    """Return the share of elements that are sent."""
+    sent = sum(
+        (1.0 if message.density is None else message.density)
+        * sum(elements[name] for name in message.members)
+        for message in messages
+    )
+    return float(sent) / float(sum(elements.values()))
+
+
+class _Choices:
+    """Groupings and ways of a model's parameters at one density."""
+
+    def __init__(self, model: Model, density: float, communicators: tuple[str, ...]) -> None:
+        self.model = model
+        self.density = density
+        self.payloads = model.payloads(density)
+        self.encoded = np.concatenate([[0.0], np.cumsum(model.encode)])
+        # Seconds of each communicator by elements of a message, at the average payload per element.
+        # An Allgather is computed exactly; with 2 ranks it is always the fastest.
+        total = float(model.elements.sum())
+        self.sizes = np.geomspace(1, total, _SIZES)
+        share = float(self.payloads.sum()) / total
+        others = [name for name in communicators if name != "Allgather"]
+        self.curves = {
+            name: np.array(
+                [model.network.exchange(name, density * n, n, share * n) for n in self.sizes]
+            )
+            for name in (others if model.network.ranks > 2 else [])
+        }
+
+    def messages(self, path: Sequence[tuple[int, str]]) -> list[Message]:
+        """Return the messages of (length, way) pairs, each with the fastest communicator."""
+        made, first = [], 0
+        for length, way in path:
+            last = first + length
+            members = self.model.names[first:last]
+            if way == CODEC:
+                names = ("Allgather", *self.curves)
+                seconds = [
+                    self.model.seconds(first, last, way, self.density, name) for name in names
+                ]
+                communicator = names[int(np.argmin(seconds))]
+                made.append(Message(members, way, self.density, communicator))
+            else:
+                made.append(Message(members, way))
+            first = last
+        return made
+
+    def grouped(self, way: str) -> list[Message]:
+        """Return the optimal grouping if all messages travel in the same way."""
+        model = self.model
+        if way == CODEC:
+            ready, sizes = model.ready + self.encoded[1:], self.payloads
+            grouping, _ = optimal_merge(ready, sizes, model.network.allgather)
+        else:
+            sizes = np.array([model.size(layer, layer + 1, way) for layer in range(model.count)])
+            grouping, _ = optimal_merge(model.ready, sizes, model.network.allreduce)
+        return self.messages([(length, way) for length in grouping])
+
+    def mixed(self, ways: Sequence[str]) -> list[list[Message]]:
+        """Return the groupings, with a way for each message, that may give the shortest step."""
+        model, network = self.model, self.model.network
+        payload_sums = np.concatenate([[0.0], np.cumsum(self.payloads)])
+        element_sums = np.concatenate([[0.0], np.cumsum(model.elements)])
+
+        def advance(
+            start: IndexArray, encoded: FloatArray, finish: FloatArray, end: int
+        ) -> list[tuple[FloatArray, FloatArray]]:
+            elements = element_sums[end] - element_sums[:end]
+            results = []
+            for way in ways:
+                if way == CODEC:
+                    after = encoded + (self.encoded[end] - self.encoded[start])
+                    seconds = network.allgather(payload_sums[end] - payload_sums[:end])
+                    for curve in self.curves.values():
+                        seconds = np.minimum(seconds, np.interp(elements, self.sizes, curve))
+                else:
+                    after = encoded
+                    seconds = network.allreduce(elements * (4 if way == DENSE else 2))
+                seconds = np.broadcast_to(seconds, elements.shape)
+                ends = np.maximum(finish, model.ready[end - 1] + after) + seconds[start]
+                # no later message starts before the next gradient is ready: this makes states equal
+                following = model.ready[min(end, model.count - 1)] + after
+                results.append((after, np.maximum(ends, following)))
+            return results
+
+        return [
+            self.messages([(length, ways[way]) for length, way in path])
+            for path, _, _ in pareto_paths(model.count, advance, _STATES)
+        ]
+
+
+class _Clocks:
+    """The clocks of :func:`dag.timeline` without its events, for many changes of messages."""
+
+    def __init__(self, model: Model, messages: Sequence[Message]) -> None:
+        self.model = model
+        self.messages = list(messages)
+        self.bounds = dag.positions(model.profile, messages)
+        rows = [self._row(number, message) for number, message in enumerate(messages)]
+        self.encode, self.seconds, self.decode = (list(column) for column in zip(*rows))
+
+    def _row(self, number: int, message: Message) -> tuple[float, float, float]:
+        first, last = self.bounds[number : number + 2]
+        model = self.model
+        encode = float(model.encode[first:last].sum()) if message.way == CODEC else 0.0
+        how = message.density, message.communicator
+        seconds = model.seconds(first, last, message.way, *how)
+        return encode, seconds, model.decode_seconds(first, last, *how)
+
+    def step_seconds(self) -> float:
+        """Return the seconds of a step."""
+        model = self.model
+        encoded, free, ends = 0.0, 0.0, []
+        for last, encode, seconds in zip(self.bounds[1:], self.encode, self.seconds):
+            encoded += encode
+            free = max(free, float(model.ready[last - 1]) + encoded) + seconds
+            ends.append(free)
+        clock = float(model.ready[-1]) + encoded
+        for end, decode in zip(ends, self.decode):
+            clock = max(clock, end) + decode
+        return model.profile.forward_seconds + clock + model.profile.update_seconds
+
+    def fits(self, number: int, message: Message, limit: float) -> bool:
+        """Put a message in place of another; keep it if the step is at most ``limit`` seconds."""
+        before = self.messages[number], *(row[number] for row in (self.encode, self.seconds, self.decode))  # fmt: skip
+        self._put(number, message, *self._row(number, message))
+        if self.step_seconds() <= limit:
+            return True
+        self._put(number, *before)
+        return False
+
+    def _put(
+        self, number: int, message: Message, encode: float, seconds: float, decode: float
+    ) -> None:
+        self.messages[number] = message
+        self.encode[number], self.seconds[number], self.decode[number] = encode, seconds, decode
+
+
+def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> list[Message]:
+    """Return the messages, as dense as they can be without a longer step.
+
+    First, messages that hide entirely are sent uncompressed or as float16. Then all others get the
+    largest common density, then each the largest one for itself, in order.
+    """
+    clocks = _Clocks(model, messages)
+    limit = clocks.step_seconds() * (1 + 1e-12)  # rounding
+    for better in (DENSE, FP16):
+        for number, message in enumerate(clocks.messages):
+            worse = message.way != better and message.way != DENSE
+            if better in ways and worse:
+                clocks.fits(number, Message(message.members, better), limit)
+    encoded = [number for number, one in enumerate(clocks.messages) if one.way == CODEC]
+    if encoded:
+        least = min(clocks.messages[number].density or 0.0 for number in encoded)
+
+        def all_fit(density: float) -> bool:
+            raised = [
+                max(message, _denser(message, density), key=lambda one: one.density or 0.0)
+                if message.way == CODEC
+                else message
+                for message in clocks.messages
+            ]
+            return _Clocks(model, raised).step_seconds() <= limit
+
+        common = _largest(least, all_fit)
+        for number in encoded:
+            message = clocks.messages[number]
+            if common > (message.density or 0.0):
+                clocks.fits(number, _denser(message, common), limit)
+    for number in encoded:
+        message = clocks.messages[number]
+
+        def fits(density: float, number: int = number, message: Message = message) -> bool:
+            return clocks.fits(number, _denser(message, density), limit)
+
+        _largest(message.density or 0.0, fits)
+    return clocks.messages
+
+
+def _denser(message: Message, density: float) -> Message:
+    return dataclasses.replace(message, density=density)
+
+
+def _largest(least: float, good: Any) -> float:
+    """Return the largest density between ``least`` and 1 that is good, by halving."""
+    if good(1.0):
+        return 1.0
+    low, high = least, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if good(middle):
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-6 * low:
+            break
+    return low

@@ -1,0 +1,366 @@
+"""Profile: what was measured of a job, as JSON; and files with the seconds of layers alone."""
+
+import csv
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from deepreduce_hvd.communicators.auto import message_bytes
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.fields import (
+    expect,
+    expect_keys,
+    integer_of,
+    list_of,
+    number_of,
+    pairs_of,
+    text_of,
+)
+from deepreduce_hvd.schedule.links import Fit, Link, Table
+
+FORMAT, VERSION = "deepreduce_hvd profile", 1
+#: the densities of payloads that are estimated because none were measured
+DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+#: the default codec: top 1 %, 4 bits per value
+DEFAULT_DENSITY, DEFAULT_VALUE_BITS = 0.01, 4.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """What is known of one parameter.
+
+    Attributes:
+        name: the name of the parameter.
+        elements: the number of its elements.
+        ready_seconds: when backward has computed its gradient, without any encoding. Time 0 is the
+            start of backward.
+        encode_seconds: seconds in which one rank selects and encodes its gradient.
+        decode_seconds: seconds in which one rank decodes the payload of one rank.
+        payload_bytes: (density, bytes) pairs with ascending densities. If it is empty, payloads are
+            estimated, with 4 bits per value and indices close to the information bound.
+    """
+
+    name: str
+    elements: int
+    ready_seconds: float
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    payload_bytes: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        points = tuple((float(density), float(size)) for density, size in self.payload_bytes)
+        object.__setattr__(self, "payload_bytes", points)
+        where = f"{self.name} payload_bytes"
+        densities, sizes = [point[0] for point in points], [point[1] for point in points]
+        for density in densities:
+            expect(0 < density <= 1, where, "a density in (0, 1]", density)
+        expect(densities == sorted(set(densities)), where, "ascending densities", densities)
+        good = sizes == sorted(sizes) and (not sizes or sizes[0] > 0)
+        expect(good, where, "bytes above 0 that grow with the density", sizes)
+
+    def payload(self, density: float) -> float:
+        """Return the bytes of a payload, linear between the known densities."""
+        points = self.payload_points()
+        return float(np.interp(density, *np.array(points).T))
+
+    def payload_points(self) -> tuple[tuple[float, float], ...]:
+        """Return the (density, bytes) pairs of :meth:`payload`, from density 0 to 1."""
+        points = self.payload_bytes or tuple(
+            (density, message_bytes(density * self.elements, self.elements, DEFAULT_VALUE_BITS))
+            for density in DENSITIES
+        )
+        empty = message_bytes(0, self.elements, 0)
+        if points[-1][0] < 1:  # with the share per element of the last point, at most all elements
+            dense = empty + 4.0 * self.elements
+            last_density, last = points[-1]
+            points = (*points, (1.0, max(last, min(dense, last / last_density))))
+        return ((0.0, min(empty, points[0][1])), *points)
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """What was measured of a job.
+
+    Attributes:
+        parameters: the parameters, in the order in which their gradients are ready.
+        forward_seconds: seconds before backward starts.
+        update_seconds: seconds after the last gradient is decoded.
+        hosts: the number of hosts on which the tables were measured.
+        ranks_per_host: their number of ranks per host.
+        codec: the codec of the payloads, as text.
+        density: the density at which ``encode_seconds`` and ``decode_seconds`` were measured.
+        allgather: measured seconds of an allgather, by the bytes of one rank's payload.
+        allreduce: measured seconds of a dense allreduce, by the bytes of the tensor.
+    """
+
+    parameters: tuple[Parameter, ...]
+    forward_seconds: float = 0.0
+    update_seconds: float = 0.0
+    hosts: int = 1
+    ranks_per_host: int = 1
+    codec: str = "the default codec"
+    density: float = DEFAULT_DENSITY
+    allgather: Table | None = None
+    allreduce: Table | None = None
+
+    def __post_init__(self) -> None:
+        expect(bool(self.parameters), "parameters", "at least one", "none")
+        expect(0 < self.density <= 1, "profile density", "a density in (0, 1]", self.density)
+        names = [parameter.name for parameter in self.parameters]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        expect(not repeated, "parameters", "unique names", f"{', '.join(repeated)} more than once")
+        at = [parameter.ready_seconds for parameter in self.parameters]
+        expect(
+            at == sorted(at), "parameters", "ascending ready_seconds, as backward computes them", at
+        )
+        measured = self.allgather is not None, self.allreduce is not None
+        expect(
+            measured in ((False, False), (True, True)) and (not measured[0] or self.hosts > 1),
+            "link",
+            "tables of both allgather and allreduce between at least 2 hosts, or none",
+            f"allgather {self.allgather}, allreduce {self.allreduce}, {self.hosts} hosts",
+        )
+
+    @property
+    def backward_seconds(self) -> float:
+        """Seconds until the last gradient is ready, without any encoding."""
+        return self.parameters[-1].ready_seconds
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of all parameters."""
+        return sum(parameter.elements for parameter in self.parameters)
+
+    def link(self) -> Link | None:
+        """Return the measured link, or None if the profile has no tables."""
+        if self.allgather is None or self.allreduce is None:
+            return None
+        return Link.of_tables(self.allgather, self.allreduce, self.hosts, self.ranks_per_host)
+
+    def fits(self) -> dict[str, Fit]:
+        """Return the lines through the tables, by the name of the collective."""
+        tables = {"allgather": self.allgather, "allreduce": self.allreduce}
+        return {name: table.fit() for name, table in tables.items() if table is not None}
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the profile's JSON, as hexadecimal text."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the profile as JSON text; equal profiles give equal text."""
+        rows = [dataclasses.asdict(parameter) for parameter in self.parameters]
+        link = {
+            name: {"seconds": table.points, "fit": dataclasses.asdict(table.fit())}
+            for name, table in (("allgather", self.allgather), ("allreduce", self.allreduce))
+            if table is not None
+        }
+        head = {"format": FORMAT, "version": VERSION}
+        plain = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("parameters", "allgather", "allreduce")
+        }
+        return json.dumps({**head, **plain, "link": link, "parameters": rows}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Profile":
+        """Return the profile of a JSON text.
+
+        Raises:
+            InvalidArgumentError: the text is not a profile of this version.
+        """
+        data = parsed(text, FORMAT, VERSION, "profile")
+        plain = ("forward_seconds", "update_seconds", "hosts", "ranks_per_host", "codec", "density")
+        expect_keys(data, "profile", ("format", "version", "link", "parameters", *plain))
+        tables = {}
+        expect_keys(data["link"], "link", (), ("allgather", "allreduce"))
+        for name, table in data["link"].items():
+            expect_keys(table, f"link {name}", ("seconds",), ("fit",))  # the fit is computed anew
+            tables[name] = Table(pairs_of(table, "seconds", f"link {name}"))
+        return cls(
+            tuple(_parameter(row) for row in list_of(data, "parameters", "profile")),
+            number_of(data, "forward_seconds", "profile"),
+            number_of(data, "update_seconds", "profile"),
+            integer_of(data, "hosts", "profile", 1),
+            integer_of(data, "ranks_per_host", "profile", 1),
+            text_of(data, "codec", "profile"),
+            number_of(data, "density", "profile"),
+            tables.get("allgather"),
+            tables.get("allreduce"),
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the profile to a JSON file."""
+        pathlib.Path(path).write_text(self.to_json())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Profile":
+        """Return the profile of a file: a profile, or layer times as CSV or JSON.
+
+        See :func:`layer_times` for files of layer times.
+        """
+        text = pathlib.Path(path).read_text()
+        if text.lstrip()[:1] == "{" and '"format"' in text:
+            return cls.from_json(text)
+        return layer_times(text)
+
+    @classmethod
+    def merged(cls, profiles: Sequence["Profile"]) -> "Profile":
+        """Return one profile of several ranks: of every measured number the largest counts.
+
+        A step ends when its slowest rank is ready, so all ranks need one common profile.
+
+        Raises:
+            InvalidArgumentError: the profiles are not of the same parameters, codec or network.
+        """
+        expect(bool(profiles), "profiles", "at least one", "none")
+        first = profiles[0]
+        by_name = [{part.name: part for part in profile.parameters} for profile in profiles]
+        for number, profile in enumerate(profiles):
+            for what in ("hosts", "ranks_per_host", "codec", "density"):
+                expected, got = getattr(first, what), getattr(profile, what)
+                expect(expected == got, f"profile {number} {what}", f"{expected!r} as in profile 0", repr(got))  # fmt: skip
+            expected_elements, elements = (
+                {name: part.elements for name, part in names.items()}
+                for names in (by_name[0], by_name[number])
+            )
+            different = sorted(set(expected_elements.items()) ^ set(elements.items()))
+            expect(
+                not different,
+                f"profile {number} parameters",
+                "the names and elements of profile 0",
+                f"a difference in {', '.join(sorted({name for name, _ in different}))}",
+            )
+        parameters = [
+            _slowest([names[part.name] for names in by_name]) for part in first.parameters
+        ]
+        parameters.sort(key=lambda part: part.ready_seconds)  # stable: ties in the first's order
+        return dataclasses.replace(
+            first,
+            parameters=tuple(parameters),
+            forward_seconds=max(profile.forward_seconds for profile in profiles),
+            update_seconds=max(profile.update_seconds for profile in profiles),
+            allgather=_slowest_table("allgather", [profile.allgather for profile in profiles]),
+            allreduce=_slowest_table("allreduce", [profile.allreduce for profile in profiles]),
+        )
+
+
+def _slowest(parts: list[Parameter]) -> Parameter:
+    points = [[density for density, _ in part.payload_bytes] for part in parts]
+    expect(
+        all(one == points[0] for one in points),
+        f"{parts[0].name} payload_bytes",
+        "the same densities in all profiles",
+        points,
+    )
+    return dataclasses.replace(
+        parts[0],
+        ready_seconds=max(part.ready_seconds for part in parts),
+        encode_seconds=max(part.encode_seconds for part in parts),
+        decode_seconds=max(part.decode_seconds for part in parts),
+        payload_bytes=_largest([part.payload_bytes for part in parts]),
+    )
+
+
+def _largest(rows: Sequence[tuple[tuple[float, float], ...]]) -> tuple[tuple[float, float], ...]:
+    return tuple((points[0][0], max(value for _, value in points)) for points in zip(*rows))
+
+
+def _slowest_table(name: str, tables: list[Table | None]) -> Table | None:
+    known = [table.points for table in tables if table is not None]
+    if not known:
+        return None
+    sizes = [[size for size, _ in points] for points in known]
+    expect(
+        len(known) == len(tables) and all(one == sizes[0] for one in sizes),
+        f"link {name}",
+        "a table of the same bytes in all profiles",
+        sizes,
+    )
+    return Table(_largest(known))
+
+
+def _parameter(row: Any) -> Parameter:
+    expect_keys(row, "parameter", tuple(field.name for field in dataclasses.fields(Parameter)))
+    name = text_of(row, "name", "parameter")
+    return Parameter(
+        name,
+        integer_of(row, "elements", name, 1),
+        number_of(row, "ready_seconds", name),
+        number_of(row, "encode_seconds", name),
+        number_of(row, "decode_seconds", name),
+        pairs_of(row, "payload_bytes", name),
+    )
+
+
+_REQUIRED = ("name", "elements", "backward_seconds")
+_OPTIONAL = ("forward_seconds", "encode_seconds", "decode_seconds")
+
+
+def layer_times(text: str) -> Profile:
+    """Return the profile of a text with the seconds of layers, as CSV or JSON.
+
+    CSV has a line of column names: ``name,elements,backward_seconds`` and optionally
+    ``forward_seconds``, ``encode_seconds``, ``decode_seconds``. JSON is a list of objects with the
+    same names. Layers are in the order of the model, so the gradient of the last one is ready
+    first. Seconds that are missing count as 0, and payloads are estimated.
+
+    >>> layer_times("name,elements,backward_seconds\\nfirst,10,2\\nlast,5,1\\n").parameters[0].name
+    'last'
+    """
+    if text.lstrip()[:1] in ("[", "{"):
+        try:
+            rows = json.loads(text)
+        except ValueError as error:
+            raise InvalidArgumentError(f"layer times: expected JSON, got {error}") from error
+        expect(isinstance(rows, list), "layer times", "a list of objects", type(rows).__name__)
+    else:
+        reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+        rows = [_numbers(row) for row in reader]
+    clock, parameters = 0.0, []
+    for row in reversed(rows):
+        expect_keys(row, "layer", _REQUIRED, _OPTIONAL)
+        name = text_of(row, "name", "layer")
+        clock += number_of(row, "backward_seconds", name)
+        encode, decode = (number_of(row, key, name) if key in row else 0.0 for key in _OPTIONAL[1:])
+        parameters.append(
+            Parameter(name, integer_of(row, "elements", name, 1), clock, encode, decode)
+        )
+    forward = math.fsum(
+        number_of(row, "forward_seconds", row["name"]) for row in rows if "forward_seconds" in row
+    )
+    return Profile(tuple(parameters), forward)
+
+
+def _numbers(row: dict[Any, Any]) -> dict[Any, Any]:
+    """Return a row of a CSV file with its numbers as numbers; other text stays, for the message."""
+
+    def number(value: Any) -> Any:
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except (TypeError, ValueError):
+                continue
+        return value
+
+    return {key: value if key == "name" else number(value) for key, value in row.items()}
+
+
+def parsed(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
+    """Return the object of a JSON text with the given format and version."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{where}: expected JSON, got {error}") from error
+    expect(isinstance(data, dict), where, "a JSON object", type(data).__name__)
+    expect(data.get("format") == kind, f"{where} format", repr(kind), repr(data.get("format")))
+    expect(data.get("version") == version, f"{where} version", version, data.get("version"))
+    return data

@@ -1,0 +1,121 @@
+"""LAGS: the closed form against a search on the model of a step."""
+
+import numpy as np
+import pytest
+from schedule_profiles import random_network, random_profile
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule import (
+    Link,
+    Message,
+    Network,
+    Parameter,
+    Profile,
+    Table,
+    hidden_density,
+    lags,
+    timeline,
+)
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, NETWORK
+
+LEAST = 0.01
+
+
+def test_closed_form():
+    arguments = {"ranks": 4, "selection": 0.1, "max_compression": 1000}
+    # (1.0 - 0.1 - 0.3) / (8 * 3 * 1e-3) = 25 elements
+    assert hidden_density(1.0, 1000, 8, 0.3, 1e-3, **arguments) == pytest.approx(0.025)
+    assert hidden_density(0.1, 1000, 8, 0.3, 1e-3, **arguments) == 0.001
+    assert hidden_density(9e9, 1000, 8, 0.3, 1e-3, **arguments) == 1.0
+    assert hidden_density(1.0, 1000, 8, 0.3, 0.0, **arguments) == 1.0
+    assert hidden_density(0.2, 1000, 8, 0.3, 0.0, **arguments) == 0.001
+
+
+def test_lags_is_the_closed_form_where_payloads_are_proportional():
+    # payloads of exactly 8 bytes per kept element, and a network that is free for every layer
+    parts = tuple(
+        Parameter(name, 10_000, ready, 0.0, 0.0, ((0.0001, 8), (1.0, 80_000)))
+        for name, ready in (("c", 1.0), ("b", 2.0), ("a", 4.0))
+    )
+    network = Network(4, Link("x", 0.05, 1e-4, 1.0, 1e-2))
+    messages = lags(Profile(parts), network)
+    for message, hidden in zip(messages, (1.0, 2.0, 0.0)):
+        expected = hidden_density(hidden, 10_000, 8, 2 * 0.05, 1e-4, ranks=4)
+        assert message.way == CODEC
+        assert message.density == pytest.approx(expected, abs=5e-6)
+
+
+def exchange_end(profile, network, messages, layer):
+    events = [
+        event for event in timeline(profile, network, messages).events if event.track == NETWORK
+    ]
+    return events[layer].end - profile.forward_seconds
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("encode", [0.0, 1.0])
+def test_lags_against_a_search_on_the_model(seed, encode):
+    profile, network = random_profile(seed, 7, encode), random_network(seed)
+    chosen = lags(profile, network, max_compression=1 / LEAST)
+    names = [part.name for part in profile.parameters]
+    grid = np.concatenate([[LEAST], np.linspace(LEAST, 1.0, 60)[1:]])
+    for layer, message in enumerate(chosen):
+        rest = [Message((name,), CODEC, LEAST, "Allgather") for name in names[layer + 1 :]]
+        encoded = sum(
+            part.encode_seconds
+            for part, before in zip(profile.parameters, chosen[:layer])
+            if before.way == CODEC
+        )
+        part = profile.parameters[layer]
+        following = (
+            profile.parameters[layer + 1].ready_seconds - part.ready_seconds if rest else 0.0
+        )
+
+        def in_time(way, density, own):
+            one = Message((part.name,), way, density, "Allgather" if density else "Allreduce")
+            end = exchange_end(profile, network, [*chosen[:layer], one, *rest], layer)
+            return end <= part.ready_seconds + encoded + own + following + 1e-12
+
+        if in_time(DENSE, None, 0.0):
+            assert message.way == DENSE
+            continue
+        good = [density for density in grid if in_time(CODEC, density, part.encode_seconds)]
+        best = max(good, default=LEAST)
+        assert message.way == CODEC
+        assert best <= message.density + 1e-9 <= best + (1.0 - LEAST) / 59 + 2e-9
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_the_rest_of_backward_is_used_without_a_later_end(seed):
+    profile, network = random_profile(seed, 9), random_network(seed)
+    names = [part.name for part in profile.parameters]
+    least = [Message((name,), CODEC, LEAST, "Allgather") for name in names]
+    chosen = lags(profile, network, max_compression=1 / LEAST, hide_behind="rest")
+    last = len(names) - 1
+    encoded = sum(part.encode_seconds for part in profile.parameters)
+    limit = max(exchange_end(profile, network, least, last), profile.backward_seconds + encoded)
+    assert exchange_end(profile, network, chosen, last) <= limit * (1 + 1e-9)
+    assert all(message.density is None or message.density >= LEAST for message in chosen)
+    # denser in total than with the smallest density everywhere, or the network never rests
+    kept = sum(1.0 if message.density is None else message.density for message in chosen)
+    assert kept >= LEAST * len(names)
+
+
+def test_measured_tables_that_are_not_monotone():
+    table = Table(((10, 1.0), (20, 3.0), (30, 2.0), (40, 4.0)))
+    assert table.largest(2.5) == 32.5 and table.largest(1.5) == 12.5
+    assert table.largest(0.5) == -1.0 and table.largest(1.0) == 10
+    assert table.largest(5.0) == pytest.approx(40 + 1 / table.fit().beta)
+
+
+def test_free_networks_send_everything_dense():
+    profile = random_profile(1, 5)
+    assert all(message.way == DENSE for message in lags(profile, Network(1, Link.parse("1gbit"))))
+
+
+def test_wrong_arguments():
+    profile, network = random_profile(0, 2), random_network(0)
+    with pytest.raises(InvalidArgumentError, match="max_compression"):
+        lags(profile, network, max_compression=0.5)
+    with pytest.raises(InvalidArgumentError, match="'next' or 'rest'"):
+        lags(profile, network, hide_behind="all")

@@ -1,0 +1,183 @@
+"""``deepreduce-plan``: what it prints, writes and refuses."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from schedule_profiles import random_profile
+
+from deepreduce_hvd import plan as command
+from deepreduce_hvd.schedule import Link, Network, Plan, Profile, Table, layer_times, optimal_plan
+from deepreduce_hvd.schedule.rules import RULES, predict
+
+ROOT = Path(__file__).resolve().parents[2]
+LAYERS = (
+    "name,elements,backward_seconds\nfirst,40000,0.004\nmiddle,900000,0.003\nlast,20000,0.001\n"
+)
+
+
+@pytest.fixture
+def layers(tmp_path):
+    path = tmp_path / "layers.csv"
+    path.write_text(LAYERS)
+    return path
+
+
+def run(capsys, *arguments):
+    assert command.main([str(argument) for argument in arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_table_of_every_rule(layers, capsys):
+    text = run(capsys, layers, "--hosts", "2,4", "--link", "100mbit,1gbit:50us")
+    assert "3 parameters, 960,000 elements; forward 0.004 s, backward 0.008 s" in text
+    for note in ("half of backward", "encode seconds are not known", "payloads are estimated"):
+        assert note in text
+    assert "1gbit:50us: 50 µs per message, 1,000 Mb/s" in text
+    for rule in RULES:
+        assert sum(line.startswith(f"{rule} ") for line in text.splitlines()) == 2, rule
+    profile = Profile(Profile.load(layers).parameters, 0.004)
+    dense = predict("dense", profile, Network(4, Link.parse("100mbit")))[0]
+    row = next(line for line in text.splitlines() if line.startswith("dense "))
+    assert f"{dense.step_seconds:.4f}" in row and "network" in row
+    assert text.count("4 hosts: plan, ") == 2 and "seconds: forward 0.0040" in text
+
+
+def test_values_of_the_command_line(layers, capsys):
+    text = run(
+        capsys, layers, "--hosts", 2, "--forward", 0.5, "--update", 0.25, "--encode", 10,
+        "--decode", 1, "--density", 0.05, "--rules", "codec,dense", "--ranks-per-host", 2
+    )  # fmt: skip
+    assert "forward 0.5 s, backward 0.008 s, update 0.25 s; density 5 % or more" in text
+    assert "not known" not in text and "WFBP" not in text
+    assert "encode" in text
+
+
+def test_profiles_of_several_ranks_and_a_measured_link(tmp_path, capsys):
+    profile = random_profile(1, 5)
+    table = Table(((1e3, 1e-3), (1e6, 1e-2)))
+    measured = Profile(profile.parameters, 0.01, 0.001, hosts=2, allgather=table, allreduce=table)
+    measured.save(tmp_path / "0.json")
+    Profile(profile.parameters, 0.02, 0.001, hosts=2, allgather=table, allreduce=table).save(
+        tmp_path / "1.json"
+    )
+    text = run(capsys, tmp_path / "0.json", tmp_path / "1.json", "--hosts", "2,8")
+    assert "forward 0.02 s" in text
+    assert "\nmeasured: " in text and "measured allgather, 2 hosts: 0.991 ms + 9.009 ns" in text
+    text = run(capsys, tmp_path / "0.json", "--link", "measured,10mbit", "--hosts", "2")
+    assert "\nmeasured: " in text and "\n10mbit: " in text
+
+
+def test_picture_trace_and_plan(layers, tmp_path, capsys):
+    run(
+        capsys, layers, "--hosts", "4,2", "--link", "1gbit,100mbit", "--plot", tmp_path / "plan.png",
+        "--trace", tmp_path / "trace.json", "--save", tmp_path / "plan.json", "--forward", 0,
+    )  # fmt: skip
+    assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"
+    network = Network(4, Link.parse("1gbit"))
+    plan = optimal_plan(Profile.load(layers), network)
+    assert Plan.load(tmp_path / "plan.json") == plan
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["one message", "WFBP", "MG-WFBP", "dense", "fp16", "buckets", "plan"]
+    own = [event for event in events if event["pid"] == names.index("plan") and event["ph"] == "X"]
+    assert [(event["cat"], event["name"]) for event in own] == [
+        (event.kind, event.name) for event in plan.events
+    ]
+    assert max(event["ts"] + event["dur"] for event in own) == pytest.approx(
+        1e6 * plan.step_seconds
+    )
+    assert {event["tid"] for event in own} == {0, 1}
+
+
+def test_matplotlib_is_imported_only_for_a_picture(layers):
+    script = (
+        "import sys\nfrom deepreduce_hvd import plan\n"
+        f"plan.main([{str(layers)!r}, '--hosts', '2'])\n"
+        "assert 'matplotlib' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_as_a_module(layers):
+    done = subprocess.run(
+        [sys.executable, "-m", "deepreduce_hvd.plan", str(layers), "--hosts", "2"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0 and "\nplan " in done.stdout, done.stderr
+    assert 'deepreduce-plan = "deepreduce_hvd.plan:main"' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments, text",
+    [
+        (["--hosts", "two"], "--hosts: expected numbers such as 2,4,16, got 'two'"),
+        (["--hosts", "0"], "--hosts: expected numbers"),
+        (["--link", "fast"], "expected a rate such as 100mbit"),
+        (["--link", "measured"], "a profile with a measured link"),
+        (["--density", "2"], r"--density: expected a number in (0, 1], got 2.0"),
+        (["--rules", "best"], "--rules: expected some of serial"),
+        (["--encode", "-1"], "--encode: expected at least 0"),
+        (["--ranks-per-host", "0"], "network ranks_per_host: expected an integer of at least 1"),
+    ],
+)
+def test_wrong_arguments(layers, arguments, text, capsys):
+    with pytest.raises(SystemExit) as stop:
+        command.main([str(layers), *arguments])
+    assert stop.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_files_that_are_no_profiles(tmp_path, capsys):
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "text.csv").write_text("layer,size\na,1\n")
+    for path, text in (
+        (tmp_path / "missing.json", "No such file"),
+        (tmp_path / "binary", "decode"),
+        (tmp_path / "text.csv", "layer: expected the keys backward_seconds"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            command.main([str(path)])
+        assert stop.value.code == 2 and text in capsys.readouterr().err
+
+
+def test_a_link_without_a_limit(tmp_path, capsys):
+    table = Table(((1e3, 2e-3), (1e6, 1e-3)))
+    profile = random_profile(1, 3)
+    Profile(profile.parameters, 0.1, hosts=2, allgather=table, allreduce=table).save(
+        tmp_path / "profile.json"
+    )
+    assert "no limit of the rate" in run(capsys, tmp_path / "profile.json")
+
+
+def blocks(language):
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_page_shows_what_the_command_prints(capsys):
+    text = (ROOT / "docs" / "schedule.md").read_text()
+    command_line = re.search(r"    deepreduce-plan (.*?) \\\n *(--rules .*)\n", text)
+    arguments = shlex.split(f"{command_line[1]} {command_line[2]}")
+    arguments[0] = str(ROOT / arguments[0])
+    printed = run(capsys, *arguments)
+    assert blocks("text")[0] in printed
+
+
+def test_the_code_of_the_page_runs(capsys):
+    (code,) = blocks("python")
+    exec(compile(code, "docs/schedule.md", "exec"), {})
+    expected = re.findall(r"  # (\[.*)$", code, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_the_layer_times_of_the_page_are_read():
+    profile = layer_times(blocks("text")[1])
+    assert [part.name for part in profile.parameters] == ["fc.weight", "conv.weight"]

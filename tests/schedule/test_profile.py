@@ -1,0 +1,189 @@
+"""Profiles: JSON, layer times, merging, and what is refused."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule import Parameter, Profile, Table, layer_times
+
+GATHER = Table(((1e3, 1e-3), (1e5, 2e-3), (1e6, 1.1e-2)))
+REDUCE = Table(((1e3, 2e-3), (1e5, 3e-3), (1e6, 3.1e-2)))
+PROFILE = Profile(
+    (
+        Parameter("last", 1_000, 0.01, 0.001, 0.0005, ((0.01, 60), (0.1, 300))),
+        Parameter("first", 5_000, 0.03, 0.002, 0.001, ((0.01, 120), (0.1, 900))),
+    ),
+    forward_seconds=0.02,
+    update_seconds=0.001,
+    hosts=2,
+    codec="TopK(0.01)",
+    allgather=GATHER,
+    allreduce=REDUCE,
+)
+
+
+def test_json_and_back(tmp_path):
+    PROFILE.save(tmp_path / "profile.json")
+    loaded = Profile.load(tmp_path / "profile.json")
+    assert loaded == PROFILE
+    assert loaded.to_json() == PROFILE.to_json() and loaded.digest() == PROFILE.digest()
+    data = json.loads(PROFILE.to_json())
+    assert data["version"] == 1 and data["link"]["allgather"]["fit"]["error"] > 0
+    assert dataclasses.replace(PROFILE, update_seconds=0.0).digest() != PROFILE.digest()
+
+
+def changed(*path, value):
+    data = json.loads(PROFILE.to_json())
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "expected JSON"),
+        ("[1]", "a JSON object"),
+        (changed("format", value="other"), "profile format: expected 'deepreduce_hvd profile'"),
+        (changed("version", value=2), "profile version: expected 1, got 2"),
+        (changed("hosts", value=None), "none named hosts"),
+        (changed("hosts", value=0), "profile hosts: expected an integer of at least 1, got 0"),
+        (changed("hosts", value=1), "between at least 2 hosts"),
+        (changed("more", value=1), "also more"),
+        (changed("forward_seconds", value=-1), "at least 0, got -1"),
+        (changed("update_seconds", value=math.nan), "finite number"),
+        (changed("density", value=0), r"a density in \(0, 1\], got 0"),
+        (changed("parameters", value=[]), "at least one"),
+        (changed("parameters", value={}), "a list"),
+        (changed("parameters", 0, "elements", value=1.5), "last elements: expected an integer"),
+        (changed("parameters", 0, "name", value="first"), "unique names, got first"),
+        (changed("parameters", 0, "name", value=7), "expected text, got 7"),
+        (changed("parameters", 0, "ready_seconds", value=1.0), "ascending ready_seconds"),
+        (changed("parameters", 0, "payload_bytes", value=[[0.1, 2, 3]]), "pairs"),
+        (changed("parameters", 0, "payload_bytes", value=[[2, 60]]), "density"),
+        (changed("parameters", 0, "payload_bytes", value=[[0.1, 9], [0.1, 9]]), "ascending"),
+        (changed("parameters", 0, "payload_bytes", value=[[0.1, 9], [0.2, 8]]), "grow"),
+        (changed("parameters", 0, "payload_bytes", value=[[0.1, 0]]), "bytes above 0"),
+        (changed("parameters", 0, value=3), "an object with names"),
+        (changed("link", "allreduce", value=None), "both allgather and allreduce"),
+        (changed("link", "allgather", "seconds", value=[[1, 1]]), "at least 2"),
+        (changed("link", "other", value={"seconds": []}), "also other"),
+    ],
+)
+def test_what_is_refused(text, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Profile.from_json(text)
+
+
+def test_the_slowest_rank_counts():
+    last, first = PROFILE.parameters
+    other = dataclasses.replace(
+        PROFILE,
+        parameters=(
+            dataclasses.replace(first, ready_seconds=0.005, encode_seconds=0.009),
+            dataclasses.replace(last, ready_seconds=0.04, payload_bytes=((0.01, 50), (0.1, 400))),
+        ),
+        forward_seconds=0.01,
+        update_seconds=0.5,
+        allgather=Table(((1e3, 2e-3), (1e5, 1e-3), (1e6, 1e-3))),
+    )
+    merged = Profile.merged([PROFILE, other])
+    assert [part.name for part in merged.parameters] == ["first", "last"]
+    assert [part.ready_seconds for part in merged.parameters] == [0.03, 0.04]
+    assert merged.parameters[0].encode_seconds == 0.009
+    assert merged.parameters[1].payload_bytes == ((0.01, 60), (0.1, 400))
+    assert (merged.forward_seconds, merged.update_seconds) == (0.02, 0.5)
+    assert merged.allgather == Table(((1e3, 2e-3), (1e5, 2e-3), (1e6, 1.1e-2)))
+    assert Profile.merged([PROFILE]) == PROFILE == Profile.merged([PROFILE, PROFILE])
+    assert merged == Profile.merged([other, PROFILE])
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"hosts": 3}, "profile 1 hosts: expected 2 as in profile 0, got 3"),
+        ({"codec": "x"}, "profile 1 codec"),
+        ({"parameters": PROFILE.parameters[:1]}, "a difference in first"),
+        ({"allgather": None, "allreduce": None}, "in all profiles"),
+    ],
+)
+def test_profiles_of_different_jobs_are_not_merged(changes, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        Profile.merged([PROFILE, dataclasses.replace(PROFILE, **changes)])
+    with pytest.raises(InvalidArgumentError, match="at least one"):
+        Profile.merged([])
+
+
+def test_payloads_between_and_beyond_measured_densities():
+    part = PROFILE.parameters[0]
+    assert part.payload(0.01) == 60 and part.payload(0.055) == pytest.approx(180)
+    assert 40 <= part.payload(0.001) < 60
+    assert part.payload(1.0) == 300 / 0.1  # less than 4 bytes per element
+    points = [part.payload(density / 100) for density in range(1, 101)]
+    assert points == sorted(points)
+
+
+def test_payloads_that_were_not_measured_are_estimated():
+    part = Parameter("w", 100_000, 0.0)
+    payload = dr.recommended_codec().encode(
+        np.random.default_rng(0).standard_normal(100_000).astype("float32")
+    )
+    assert part.payload(0.01) == pytest.approx(payload.size, rel=0.05)
+
+
+def test_layer_times_as_csv_and_json():
+    text = "name, elements, backward_seconds, forward_seconds\nfirst,100,0.5,0.25\nlast,10,0.25,1\n"
+    profile = layer_times(text)
+    assert [(part.name, part.elements, part.ready_seconds) for part in profile.parameters] == [
+        ("last", 10, 0.25), ("first", 100, 0.75)
+    ]  # fmt: skip
+    assert profile.forward_seconds == 1.25 and profile.link() is None
+    rows = [
+        {"name": "first", "elements": 100, "backward_seconds": 0.5, "forward_seconds": 0.25},
+        {"name": "last", "elements": 10, "backward_seconds": 0.25, "forward_seconds": 1},
+    ]
+    assert layer_times(json.dumps(rows)) == profile
+
+
+def test_layer_times_load_as_a_profile(tmp_path):
+    path = tmp_path / "layers.csv"
+    path.write_text("name,elements,backward_seconds,encode_seconds\nw,100,0.5,0.1\n")
+    assert Profile.load(path).parameters == (Parameter("w", 100, 0.5, 0.1),)
+    path.write_text('[{"name": "w", "elements": 100, "backward_seconds": 0.5}]')
+    assert Profile.load(path).parameters == (Parameter("w", 100, 0.5),)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "at least one"),
+        ("name,elements\nw,3\n", "none named backward_seconds"),
+        ("name,elements,backward_seconds,x\nw,3,1,1\n", "also x"),
+        ("name,elements,backward_seconds\nw,many,1\n", "w elements: expected an integer of at least 1, got 'many'"),
+        ("name,elements,backward_seconds\nw,3,-1\n", "w backward_seconds: expected a finite number of at least 0, got -1"),
+        ("name,elements,backward_seconds\nw,3\n", "backward_seconds"),
+        ("name,elements,backward_seconds\nw,3,1,9\n", "also None"),
+        ('{"name": 3}', "a list of objects"),
+        ("[1,", "expected JSON"),
+    ],
+)  # fmt: skip
+def test_layer_times_that_are_refused(text, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        layer_times(text)
+
+
+def test_the_measured_link():
+    link = PROFILE.link()
+    assert link.measured_hosts == 2 and link.gather_table == GATHER
+    assert set(PROFILE.fits()) == {"allgather", "allreduce"}
+    assert PROFILE.backward_seconds == 0.03 and PROFILE.elements == 6_000

@@ -1,0 +1,34 @@
+"""Random profiles for tests of schedules."""
+
+import numpy as np
+
+from deepreduce_hvd.schedule import Link, Network, Parameter, Profile
+
+
+def random_profile(seed, count, encode=1.0, decode=1.0, density=0.01):
+    """Return a profile of random layers; encode and decode scale the seconds of these."""
+    random = np.random.default_rng(seed)
+    clock, parameters = 0.0, []
+    for layer in range(count):
+        clock += float(random.uniform(0.1, 1.0)) * 1e-3
+        elements = int(10 ** random.uniform(2.5, 6))
+        points = [(d, 50 + elements * d * (0.5 + 4 * (1 - d))) for d in (0.01, 0.1, 0.5)]
+        parameters.append(
+            Parameter(
+                f"layer{count - layer}",
+                elements,
+                clock,
+                encode * elements * 1e-9,
+                decode * elements * 1e-10,
+                tuple(points),
+            )
+        )
+    return Profile(tuple(parameters), 1e-3, 5e-4, density=density)
+
+
+def random_network(seed, hosts=None):
+    """Return a network of 2 to 16 hosts."""
+    random = np.random.default_rng([seed, 1])
+    rate = 10 ** random.uniform(8, 10.5)
+    link = Link.of_rate("random", rate, 10 ** random.uniform(-5, -3.5))
+    return Network(hosts or int(random.integers(2, 17)), link)
