@@ -13,7 +13,7 @@ SLOW := --slow
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-hosts time-to-accuracy accuracy gpu-check asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-schedule bench-hosts time-to-accuracy accuracy gpu-check asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
@@ -26,6 +26,7 @@ help:
 	@echo 'make lint       set-up, then ruff, clang-format and mypy                20 s after set-up'
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
+	@echo 'make bench-schedule  set-up, then the merge program and predicted steps    1 min after set-up'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
 	@echo 'make time-to-accuracy  set-up, then training on 2 hosts until a test accuracy    40 min, needs root; goes on where it stopped'
 	@echo 'make accuracy   set-up, then tasks trained to the end on simulated ranks    hours; goes on where it stopped'
@@ -75,6 +76,9 @@ docs: setup
 
 bench: setup
 	$(WITH_VENV) python benchmarks/run.py
+
+bench-schedule: setup
+	$(WITH_VENV) python benchmarks/schedule.py
 
 # ACCURACY_OPTIONS='--tasks resnet --seeds 0-4 --jobs 2' runs a part, 2 runs at a time
 accuracy: setup

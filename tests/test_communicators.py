@@ -184,3 +184,17 @@ def test_gtopk_and_cltk_do_not_fill_in():
 def test_settings_that_cannot_be(make, message):
     with pytest.raises(dr.InvalidArgumentError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", [dr.LloydMax(bits=1), dr.LloydMax(bits=2)], ids=repr)
+def test_dense_slices_keep_their_zeros(value):
+    """With one bit per value, the zeros of a dense slice would become plus or minus the mean."""
+    size, d = 4, 4000
+    gradients = [np.zeros(d, dtype=np.float32) for _ in range(size)]
+    for rank, own in enumerate(gradients):  # a third of each slice, with equal magnitudes
+        own[rank::12] = 1 - 2 * (np.arange(own[rank::12].size) % 2)
+    codec = dr.Codec(dr.TopK(0.5), index=dr.Rice(), value=value)
+    total = run("split", codec, gradients)[0][0]
+    expected = np.sum(gradients, axis=0)
+    np.testing.assert_array_equal(total[expected == 0], 0)
+    np.testing.assert_array_equal(total, expected)
