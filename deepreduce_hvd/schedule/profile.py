@@ -29,8 +29,8 @@ from deepreduce_hvd.schedule.links import Fit, Link, Table
 FORMAT, VERSION = "deepreduce_hvd profile", 1
 #: the densities of payloads that are estimated because none were measured
 DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-#: the default codec: top 1 %, 4 bits per value
-DEFAULT_DENSITY, DEFAULT_VALUE_BITS = 0.01, 4.0
+#: the default codec: top 1 %, 1 bit per value
+DEFAULT_DENSITY, DEFAULT_VALUE_BITS = 0.01, 1.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -135,9 +135,9 @@ def test_payloads_between_and_beyond_measured_densities():
 
 def test_payloads_that_were_not_measured_are_estimated():
     part = Parameter("w", 100_000, 0.0)
-    payload = dr.recommended_codec().encode(
-        np.random.default_rng(0).standard_normal(100_000).astype("float32")
-    )
+    gradient = np.random.default_rng(0).standard_normal(100_000).astype("float32")
+    codec = dr.recommended_codec()
+    payload = codec.encode(gradient, step=codec.sparsifier.schedule_steps)
     assert part.payload(0.01) == pytest.approx(payload.size, rel=0.05)
 
 
