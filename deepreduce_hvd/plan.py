@@ -5,6 +5,8 @@ Also ``python -m deepreduce_hvd.plan``. docs/schedule.md explains the model and 
 
 import argparse
 import dataclasses
+import pathlib
+import reprlib
 import sys
 from collections.abc import Sequence
 
@@ -91,7 +93,7 @@ def _loaded(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
         if not known and getattr(arguments, what) is None:
             notes.append(f"{what} seconds are not known: counted as 0 (--{what})")
     if not any(part.payload_bytes for part in parameters):
-        notes.append("payloads are estimated: 4 bits per value, indices near the information bound")
+        notes.append("payloads are estimated: 1 bit per value, indices near the information bound")
     changed = dataclasses.replace(
         profile, parameters=tuple(parameters), forward_seconds=forward, update_seconds=update
     )
@@ -108,8 +110,8 @@ def _networks(arguments: argparse.Namespace, profile: Profile) -> dict[str, list
     default = _MEASURED if measured is not None else _DEFAULT_LINK
     hosts = []
     for text in (arguments.hosts or _DEFAULT_HOSTS).split(","):
-        good = text.strip().isdecimal() and int(text) >= 1
-        expect(good, "--hosts", "numbers such as 2,4,16", repr(arguments.hosts))
+        good = text.strip().isdecimal() and len(text.strip()) < 10 and int(text) >= 1
+        expect(good, "--hosts", "numbers such as 2,4,16", reprlib.repr(arguments.hosts))
         hosts.append(int(text))
     per_host = arguments.ranks_per_host
     per_host = profile.ranks_per_host if per_host is None else per_host
@@ -186,10 +188,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _run(parsed)
     except (InvalidArgumentError, OSError, UnicodeDecodeError) as error:
         parser.error(str(error))
+    except RecursionError:
+        parser.error("profile: expected JSON of a few levels, got deeply nested lists or objects")
     return 0
 
 
+def _expect_a_picture_can_be_drawn(path: str) -> None:
+    """Check, before anything is computed, that matplotlib can write a file with this extension."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError as error:
+        raise InvalidArgumentError(
+            "--plot: expected matplotlib to be installed (pip install matplotlib), got none"
+        ) from error
+    known = FigureCanvasBase.filetypes
+    good = pathlib.Path(path).suffix[1:].lower() in known
+    expect(good, "--plot", f"a file name that ends in one of {', '.join(sorted(known))}", path)
+
+
 def _run(arguments: argparse.Namespace) -> None:
+    if arguments.plot:
+        _expect_a_picture_can_be_drawn(arguments.plot)
     profile, notes = _loaded(arguments)
     networks = _networks(arguments, profile)
     rules = [rule.strip() for rule in arguments.rules.split(",")] if arguments.rules else [*RULES]

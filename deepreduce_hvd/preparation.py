@@ -110,7 +110,8 @@ class Preparation:
     def _hint(self):
         """Return what an optimizer such as Adam also needs: a higher density in the first steps."""
         sparsifier = self.compressor.codec.sparsifier
-        if not isinstance(sparsifier, TopK) or sparsifier.warmup_steps or sparsifier.ratio is None:
+        fixed = isinstance(sparsifier, TopK) and not sparsifier.warmup_steps
+        if not fixed or sparsifier.ratio is None or sparsifier.ratio >= sparsifier.warmup_ratio:
             return ""
         return f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g}, warmup_steps=50)"
 

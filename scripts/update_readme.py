@@ -48,18 +48,18 @@ def laboratory_table(rows):
     ]
     plain = {_place(row): row for row in rows if row["candidate"] == "none"}
     for row in rows:
-        if row["candidate"] == "default" and _place(row) in plain:
-            place = f"{row['task']}, {row['ranks']}"
-            difference, margin = f"{row['gain']:+.4f}", f"{row['margin']:.4f}"
+        if row["candidate"] == "default" and "gain" in row:
+            seeds, other = list(row["gains"]), plain[_place(row)]
+            what = f"{row['task']}, {row['ranks']} | {_mean(other, seeds)} | {_mean(row, seeds)}"
             tests = f"{_p(row['p_not_worse'])} | {_p(row['p'])}"
             lines.append(
-                f"| {place} | {_mean(plain[_place(row)])} | {_mean(row)} | {difference} | {margin} | {tests} | {len(row['by_seed'])} |"
+                f"| {what} | {row['gain']:+.4f} | {row['margin']:.3f} | {tests} | {len(seeds)} |"
             )
     return lines
 
 
 def candidates_table(rows, ranks):
-    """Compare all candidates with uncompressed training, one column per task."""
+    """Compare all candidates with uncompressed training, with seed 0, one column per task."""
     rows = [row for row in rows if row["ranks"] == ranks and row["candidate"] != "none"]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     found = {(row["candidate"], row["task"]): row for row in rows}
@@ -71,9 +71,12 @@ def candidates_table(rows, ranks):
         cells = []
         for task in tasks:
             row = found.get((candidate, task))
-            diverged = row is not None and None in row["by_seed"].values()
-            gain = "" if row is None else "diverged" if diverged else f"{row['gain']:+.4f}"
-            cells += [gain, "" if row is None else f"{row['bytes_per_step']:,.0f}"]
+            if row is None:
+                cells += ["", ""]
+                continue
+            gain = row.get("gains", {}).get("0")
+            cells += ["diverged" if gain is None else f"{gain:+.4f}"]
+            cells += [f"{row['bytes_per_step']:,.0f}"]
         lines.append(f"| {candidate} | " + " | ".join(cells) + " |")
     return lines
 
@@ -82,10 +85,8 @@ def _place(row):
     return row["task"], row["ranks"], row["total_steps"]
 
 
-def _mean(row):
-    values = list(row["by_seed"].values())
-    if None in values:
-        return "diverged"
+def _mean(row, seeds):
+    values = [row["by_seed"][seed] for seed in seeds]
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.4f}{spread}"
 

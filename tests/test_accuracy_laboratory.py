@@ -126,7 +126,13 @@ def test_the_summary_takes_the_best_learning_rate_and_compares_by_seed(monkeypat
     )  # fmt: skip
     assert plain["learning_rate"] == 0.1 and "gain" not in plain
     assert other["learning_rate"] == 0.2 and other["gain"] == pytest.approx(0.0)
-    assert other["margin"] == pytest.approx(np.std([0.90, 0.92], ddof=1) / 2)
+    assert other["margin"] == Small.margin
+    assert other["gains"] == {0: pytest.approx(-0.01), 1: pytest.approx(0.01)}
+    plain, diverged = report.summarize(
+        [row("none", 0.1, seed, 0.9) for seed in range(3)]
+        + [row("zip", 0.1, seed, 0.95 if seed else None) for seed in range(3)]
+    )
+    assert "gain" not in diverged and diverged["by_seed"][0] is None
 
 
 @pytest.mark.parametrize("task", tasks.TASKS.values(), ids=lambda task: task.name)

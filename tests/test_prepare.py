@@ -292,6 +292,8 @@ def test_an_optimizer_with_momentum_is_warned_of():
         (torch.optim.Adam, dr.TopK(0.02), "a higher density: dr.TopK(0.02, warmup_steps=50)"),
         (torch.optim.Adam, dr.TopK(0.02, warmup_steps=9), ""),
         (torch.optim.Adam, dr.RandomK(0.02), ""),
+        (torch.optim.Adam, dr.TopK(0.5), ""),
+        (torch.optim.Adam, dr.TopK(k=5), ""),
         (torch.optim.RMSprop, dr.TopK(0.02), ""),
     ],
 )

@@ -12,7 +12,8 @@ class Candidate:
     Attributes:
         codec: codec of the compressed tensors; None averages gradients uncompressed.
         memory, communicator: as of :class:`~deepreduce_hvd.Compressor`.
-        prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer.
+        prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer; without a
+            codec, as for the default codec.
         estimates: None, or the momentum of EF21-SGDM in place of a memory; 1 is EF21.
         clip_factor: factor of the norm to which a task clips the mean gradient.
     """
@@ -39,6 +40,7 @@ _CHUNKS = dr.ChunkTopK(0.01)
 
 CANDIDATES = {
     "none": Candidate(prepared=False),
+    "none, prepared": Candidate(),
     "default": Candidate(dr.recommended_codec()),
     # what each part of the default does
     "not prepared": Candidate(dr.recommended_codec(), prepared=False),
@@ -60,7 +62,6 @@ CANDIDATES = {
     "FitPoly": Candidate(_codec(value=dr.FitPoly())),
     # clipping of gradients that arrive in spikes
     "clip at 4 times the norm": Candidate(dr.recommended_codec(), clip_factor=4.0),
-    "clip at 10 times the norm": Candidate(dr.recommended_codec(), clip_factor=10.0),
     # other memories
     "momentum correction": Candidate(_codec(), dr.MomentumCorrection(0.9)),
     "EF21-SGDM": Candidate(_codec(), estimates=0.1),

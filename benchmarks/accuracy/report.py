@@ -1,8 +1,7 @@
 """Summarize the accuracy laboratory's runs: a table, results/accuracy-lab.json and a plot.
 
 For each task and candidate, the learning rate counts that is best with the seeds that all its rates
-have. The margin is the task's own, or half of the standard deviation of the uncompressed seeds if
-that is larger. t-tests, paired by seed, give two p-values: that the candidate is worse than
+have. The margin is the task's own. t-tests, paired by seed, give two p-values: that the candidate is worse than
 uncompressed training by more than the margin, and that it differs by more than the margin in either
 direction (two one-sided tests, TOST; Schuirmann 1987). Below 0.05 it is not worse, or equivalent.
 """
@@ -108,20 +107,21 @@ def _compare(entry, entries):
     )
     if plain is None or entry is plain:
         return
-    seeds = [
-        seed
-        for seed, value in entry["by_seed"].items()
-        if value is not None and plain["by_seed"].get(seed) is not None
-    ]
-    if not seeds:
-        return
-    sign = 1 if TASKS[entry["task"]].larger_is_better else -1
-    gains = [sign * (entry["by_seed"][seed] - plain["by_seed"][seed]) for seed in seeds]
-    values = [plain["by_seed"][seed] for seed in seeds]
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    margin = max(TASKS[entry["task"]].margin, spread / 2)
-    entry.update(gain=float(np.mean(gains)), margin=margin, p=equivalent(gains, margin))
-    entry["p_not_worse"] = not_worse(gains, margin)
+    task = TASKS[entry["task"]]
+    sign = 1 if task.larger_is_better else -1
+    shared = [seed for seed in entry["by_seed"] if seed in plain["by_seed"]]
+    pairs = {seed: (entry["by_seed"][seed], plain["by_seed"][seed]) for seed in shared}
+    if not pairs or any(None in pair for pair in pairs.values()):
+        return  # a run that diverged is no gain of the others
+    gains = {seed: sign * (own - other) for seed, (own, other) in pairs.items()}
+    differences = list(gains.values())
+    entry.update(
+        gains=gains,
+        gain=float(np.mean(differences)),
+        margin=task.margin,
+        p=equivalent(differences, task.margin),
+        p_not_worse=not_worse(differences, task.margin),
+    )
 
 
 def plot(entries, path):

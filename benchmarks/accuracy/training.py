@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from virtual_ranks import EstimatingRanks, VirtualRanks
 
+import deepreduce_hvd as dr
 from deepreduce_hvd.torch import prepare
 
 
@@ -72,10 +73,12 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
 def _prepare(optimizer, ranks, named):
     """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
     slots = {
-        name: types.SimpleNamespace(parameter=parameter, dense=name not in ranks.compressed)
+        name: types.SimpleNamespace(parameter=parameter, dense=name not in ranks.large)
         for name, parameter in named.items()
     }
     compressor = types.SimpleNamespace(
-        codec=ranks.codec, memory=ranks.memory, adapter=types.SimpleNamespace(slots=slots)
+        codec=ranks.codec or dr.recommended_codec(),
+        memory=ranks.memory,
+        adapter=types.SimpleNamespace(slots=slots),
     )
     return prepare.prepare(optimizer, compressor)

@@ -21,6 +21,7 @@ class VirtualRanks:
         seed: seed of all random choices.
 
     Attributes:
+        large: {name: elements} of the tensors that a codec compresses.
         sent_bytes: bytes that one rank has handed to collectives so far, the mean over the ranks.
         steps: number of steps so far.
     """
@@ -34,11 +35,10 @@ class VirtualRanks:
         self.communicator = dr.Allgather() if communicator is None else communicator
         self.seed = seed
         # in the order in which backward makes gradients ready: that of a bucket's members
-        self.compressed = {
-            name: shapes[name]
-            for name in reversed(shapes)
-            if codec is not None and shapes[name] >= dense_below
+        self.large = {
+            name: shapes[name] for name in reversed(shapes) if shapes[name] >= dense_below
         }
+        self.compressed = {} if codec is None else self.large
         self._states = [
             {
                 name: tuple(np.zeros(d, dtype=np.float32) for _ in self.memory.state)

@@ -21,6 +21,11 @@ class ProcessSetTransport(Transport):
 
     def __init__(self, process_set=None):
         self.process_set = self.horovod.global_process_set if process_set is None else process_set
+        if self.process_set.process_set_id is None:
+            raise InvalidArgumentError(
+                "process set: expected one that Horovod has registered, as hvd.add_process_set(ranks) or "
+                f"hvd.init(process_sets=...) does, got {self.process_set}"
+            )
         self._by_host = {}
 
     # A process that uses horovod.torch and horovod.tensorflow has two Horovods, but their process

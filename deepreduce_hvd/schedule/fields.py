@@ -1,12 +1,19 @@
 """Checks of values that come from files; errors say where, what was expected, and what was found."""
 
-import math
 import reprlib
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer, is_number
+
+#: larger integers are no exact float64
+_MOST = 2**53
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and abs(value) <= sys.float_info.max
 
 
 def expect(condition: bool, where: str, expected: object, got: object) -> None:
@@ -30,16 +37,16 @@ def expect_keys(
 def number_of(row: dict[str, Any], key: str, where: str, least: float = 0.0) -> float:
     """Return a finite number of at least ``least``."""
     value = row[key]
-    good = is_number(value) and math.isfinite(value) and value >= least
-    expect(good, f"{where} {key}", f"a finite number of at least {least:g}", repr(value))
+    good = _is_finite(value) and value >= least
+    expect(good, f"{where} {key}", f"a finite number of at least {least:g}", reprlib.repr(value))
     return float(value)
 
 
 def integer_of(row: dict[str, Any], key: str, where: str, least: int) -> int:
     """Return an integer of at least ``least``."""
     value = row[key]
-    good = is_integer(value) and value >= least
-    expect(good, f"{where} {key}", f"an integer of at least {least}", repr(value))
+    good = is_integer(value) and least <= value <= _MOST
+    expect(good, f"{where} {key}", f"an integer of {least} to 2^53", reprlib.repr(value))
     return int(value)
 
 
@@ -61,7 +68,7 @@ def pairs_of(row: dict[str, Any], key: str, where: str) -> tuple[tuple[float, fl
     """Return a list of pairs of finite numbers of at least 0."""
     pairs = list_of(row, key, where)
     for pair in pairs:
-        good = isinstance(pair, list) and len(pair) == 2 and all(is_number(part) for part in pair)
-        good = good and all(math.isfinite(part) and part >= 0 for part in pair)
+        good = isinstance(pair, list) and len(pair) == 2
+        good = good and all(_is_finite(part) and part >= 0 for part in pair)
         expect(good, f"{where} {key}", "pairs of finite numbers of at least 0", pair)
     return tuple((float(first), float(second)) for first, second in pairs)

@@ -323,8 +323,14 @@ def layer_times(text: str) -> Profile:
             raise InvalidArgumentError(f"layer times: expected JSON, got {error}") from error
         expect(isinstance(rows, list), "layer times", "a list of objects", type(rows).__name__)
     else:
-        reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
-        rows = [_numbers(row) for row in reader]
+        lines = io.StringIO(text.removeprefix("\ufeff"))
+        reader = csv.DictReader(lines, restkey="columns without a name", skipinitialspace=True)
+        try:
+            rows = [_numbers(row) for row in reader]
+        except csv.Error as error:
+            raise InvalidArgumentError(
+                f"layer times: expected comma-separated values, got {error}"
+            ) from error
     clock, parameters = 0.0, []
     for row in reversed(rows):
         expect_keys(row, "layer", _REQUIRED, _OPTIONAL)

@@ -139,9 +139,9 @@ class ValueCodec(Stage):
 
     @property
     def sends_zeros(self) -> bool:
-        """Whether a value of 0 decodes as a value close to 0.
+        """Whether values of 0 decode as smaller values than the others.
 
-        Sparsifiers select no zeros, but dense parts of a sum have many.
+        TopK selects no zeros, but dense parts of a sum have many.
         """
         return True
 

@@ -181,3 +181,30 @@ def test_the_code_of_the_page_runs(capsys):
 def test_the_layer_times_of_the_page_are_read():
     profile = layer_times(blocks("text")[1])
     assert [part.name for part in profile.parameters] == ["fc.weight", "conv.weight"]
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (LAYERS, ["--plot", "picture.xyz"], "expected a file name that ends in one of"),
+        (LAYERS, ["--hosts", "9" * 5000], "expected numbers such as 2,4,16"),
+        (LAYERS.replace("40000", "9" * 400), [], r"expected an integer of 1 to 2\^53"),
+        (LAYERS.replace("0.004", "9" * 400), [], "expected a finite number"),
+        (LAYERS + '"' + "x" * 140_000, [], "expected comma-separated values"),
+        (LAYERS.replace("0.004", "0.004,7"), [], "columns without a name"),
+        ("[" * 100_000, [], "expected JSON"),
+    ],
+)
+def test_any_input_ends_in_a_message(tmp_path, capsys, text, arguments, message):
+    path = tmp_path / "layers"
+    path.write_text(text)
+    with pytest.raises(SystemExit):
+        command.main([str(path), *arguments])
+    said = capsys.readouterr().err
+    assert re.search(message, said) and "Traceback" not in said
+
+
+def test_a_file_with_a_byte_order_mark(tmp_path, capsys):
+    path = tmp_path / "layers.csv"
+    path.write_text("\ufeff" + LAYERS)
+    assert "3 parameters" in run(capsys, path, "--hosts", "2", "--rules", "dense")
