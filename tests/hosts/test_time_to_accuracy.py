@@ -34,7 +34,8 @@ def test_a_few_steps(tmp_path):
         assert 0.02 < row["accuracy"] < 0.9
     none, default = results["rows"]
     assert 34e6 < none["sent_bytes"] < 36e6, "8.6 M floats and their headers"
-    assert default["sent_bytes"] < none["sent_bytes"] / 50
+    # the first steps of the default send a quarter of the elements, in about four bits each
+    assert none["sent_bytes"] / 50 < default["sent_bytes"] < none["sent_bytes"] / 25
     assert path.with_suffix(".png").stat().st_size > 5000
 
     # the rows are there: nothing is trained; the target that both reach at once is only a report
