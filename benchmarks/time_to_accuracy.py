@@ -258,6 +258,8 @@ def options_of():
         help="the plot goes beside it",
     )
     options = parser.parse_args()
+    if min(options.steps, options.every, options.limit) <= 0:
+        parser.error("--steps, --every and --limit: expected numbers above 0")
     for what, known, separator in (("links", LINKS, ","), ("rows", ROWS, ";")):
         chosen = getattr(options, what).split(separator)
         if not set(chosen) <= set(known):

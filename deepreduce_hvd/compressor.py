@@ -44,7 +44,8 @@ _ADAPTERS = {
 def recommended_codec() -> Codec:
     """Return the default :class:`Codec`: top 1%, Rice index codec, 1-bit LloydMax value codec.
 
-    In the first 50 steps the ratio falls from 25% to 1%. Then an element takes about 9 bits.
+    In the first 50 steps the ratio falls from 25% to 1%. From then on, an element that is sent takes
+    about 9 bits.
     docs/accuracy.md gives the measurements behind this choice.
     """
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))

@@ -19,6 +19,11 @@ _REPEATS = 7
 _COUNT_UNION_EVERY = 100
 
 
+def index_bits(count, d):
+    """Return the bits per index of ``count`` random elements of ``d``, near the information bound."""
+    return math.log2(d / count) + 1 / math.log(2) if count < d else 0.0
+
+
 def message_bytes(count, d, value_bits):
     """Return an estimate of the size of a payload in bytes.
 
@@ -32,8 +37,8 @@ def message_bytes(count, d, value_bits):
     """
     if count <= 0 or d <= 0:
         return container.HEADER.size
-    index_bits = math.log2(d / count) + 1 / math.log(2) if count < d else 0
-    return container.HEADER.size + min(count * (index_bits + value_bits), d * value_bits) / 8
+    bits = min(count * (index_bits(count, d) + value_bits), d * value_bits)
+    return container.HEADER.size + bits / 8
 
 
 def union_of(k, d, sets):

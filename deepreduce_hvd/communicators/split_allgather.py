@@ -33,8 +33,9 @@ class SplitAllgather(Communicator):
             is the number of bits per index, V and W the numbers of bits per value of the codec and
             of the dense form. "auto" sends all elements with the value codec of the :class:`Codec`;
             as float32 if that codec sorts values, and with 2-bit LloydMax if it cannot send zeros.
-            2, 4 or 8 sends all elements with QSGD of that many bits; None never does it. The owner decides for its own slice. The payload
-            describes itself, so ranks need not agree in advance.
+            2, 4 or 8 sends all elements with QSGD of that many bits; None never does it. The owner
+            decides for its own slice. The payload describes itself, so ranks need not agree in
+            advance.
     """
 
     def __init__(self, dense: int | str | None = "auto") -> None:

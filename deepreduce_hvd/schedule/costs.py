@@ -1,9 +1,8 @@
 """What an exchange costs: messages and bytes of each communicator. docs/schedule.md has a table."""
 
 import dataclasses
-import math
 
-from deepreduce_hvd.communicators.auto import costs, message_bytes
+from deepreduce_hvd.communicators.auto import costs, index_bits, message_bytes
 from deepreduce_hvd.communicators.doubling import folded
 from deepreduce_hvd.container import HEADER
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -72,7 +71,7 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
         ring = Traffic(1, 2 * (ranks - 1), 2 * (ranks - 1) / ranks * 4 * values)
         if communicator != "CLTK":
             return ring
-        indices = HEADER.size + k * _index_bits(k, d) / 8
+        indices = HEADER.size + k * index_bits(k, d) / 8
         return Traffic(2, ring.messages + levels, ring.received_bytes + indices)
     if communicator in ("GTopK", "GTopK tree"):
         message = message_bytes(k, d, value_bits)
@@ -106,11 +105,6 @@ def hierarchical(
     return Traffic(2, messages, reduced + result_bytes), across
 
 
-def _index_bits(k: float, d: float) -> float:
-    """Return the bits per index of k random elements of d, close to the information bound."""
-    return math.log2(d / k) + 1 / math.log(2) if k < d else 0.0
-
-
 def value_bits_of(payload: float, k: float, d: float) -> float:
     """Return the bits per value with which a message of k of d elements has ``payload`` bytes.
 
@@ -119,7 +113,7 @@ def value_bits_of(payload: float, k: float, d: float) -> float:
     if k <= 0:
         return 0.0
     bits = 8 * (payload - HEADER.size)
-    return max(bits / k - _index_bits(k, d), bits / d, 0.0)
+    return max(bits / k - index_bits(k, d), bits / d, 0.0)
 
 
 def speedup_bound(forward: float, backward: float, exchange: float) -> float:

@@ -102,6 +102,17 @@ def test_size(bits):
     assert len(section) == 1 + 4 * 2 ** (bits - 1) + 4096 * bits // 8
 
 
+@pytest.mark.parametrize("bits", BITS)
+def test_without_values_the_section_is_empty(bits):
+    assert dr.LloydMax(bits).encode(np.zeros(0, dtype=np.float32), key=0)[0] == b""
+    assert dr.LloydMax.decode(b"", 0).size == 0
+    data = container.write(container.Payload(9, 0, value_id=dr.LloydMax.stage_id, values=b"\x01"))
+    with pytest.raises(dr.CorruptPayloadError):
+        dr.decode(data)
+    with pytest.raises(dr.CorruptPayloadError, match="expected 0 bytes, got 1"):
+        dr.LloydMax.decode(b"\x01", 0)
+
+
 @pytest.mark.parametrize(
     ("levels", "text"),
     [

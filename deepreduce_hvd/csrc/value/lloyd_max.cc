@@ -97,15 +97,14 @@ void make_tables(Context& context, const float* values, uint32_t count, uint32_t
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const unsigned bits = lloyd_max_bits(encoding.parameters);
   const uint32_t number = lloyd_levels(bits), count = encoding.count;
+  if (count == 0) return;
   const auto quantise = DR_CHOOSE(context.simd, quantise);
-  float levels[kLloydMostLevels] = {};
-  uint32_t thresholds[kLloydMostLevels] = {};
-  if (count > 0) {
-    LloydTables* tables = context.arena.array<LloydTables>(1);
-    const uint32_t largest = DR_CHOOSE(context.simd, largest)(encoding.values, count);
-    make_tables(context, encoding.values, count, largest, *tables);
-    lloyd_fit(*tables, number, levels, thresholds);
-  }
+  float levels[kLloydMostLevels];
+  uint32_t thresholds[kLloydMostLevels];
+  LloydTables* tables = context.arena.array<LloydTables>(1);
+  const uint32_t largest = DR_CHOOSE(context.simd, largest)(encoding.values, count);
+  make_tables(context, encoding.values, count, largest, *tables);
+  lloyd_fit(*tables, number, levels, thresholds);
   const uint64_t head = lloyd_head_bytes(bits), code_bytes = packed_bytes(count, bits);
   uint8_t* out = section.extend(head + code_bytes + 8);
   out[0] = static_cast<uint8_t>(bits);
@@ -123,6 +122,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
 }
 
 void decode(Context& context, ByteReader& section, uint32_t count, float* values) {
+  if (count == 0) return section.expect_end();
   const unsigned bits = section.get<uint8_t>();
   if (bits < 1 || bits > kLloydMostBits)
     corrupt_payload("%s: expected 1 to %u bits per value, got %u", section.section(),

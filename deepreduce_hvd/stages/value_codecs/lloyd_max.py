@@ -57,15 +57,13 @@ def _levels(magnitudes, number):
     bin. Then a level becomes the mean of its magnitudes. A level without magnitudes stays.
 
     Args:
-        magnitudes: (n,) uint32, bits of float32 numbers that are not negative.
+        magnitudes: (n,) uint32, bits of float32 numbers that are not negative; n is at least 1.
         number: number of levels.
 
     Returns:
         Ascending levels, (number,) float32, and the thresholds between them, (number - 1,) uint32:
         a magnitude has level i if its bits reach i of the thresholds.
     """
-    if magnitudes.size == 0:
-        return np.zeros(number, dtype=np.float32), np.zeros(number - 1, dtype=np.uint32)
     first, below, counts, sums, widths = _moments(magnitudes)
     counted = np.concatenate([[below], below + np.cumsum(counts)])
     summed = np.concatenate([[0.0], np.cumsum(sums)])  # one after another
@@ -94,10 +92,11 @@ class LloydMax(ValueCodec):
     """Value codec with a few levels fitted to each tensor (Lloyd 1982; Max 1960).
 
     One bit is the sign. The other bits number one of 2^(bits-1) levels of the magnitude. They are
-    fitted with eight steps of Lloyd's method, which comes close to the smallest mean squared error if
-    magnitudes have no gaps. If they form distant clusters, more bits may gain nothing. With ``bits=1`` a value becomes its sign times the mean
-    magnitude, as in EF-SignSGD (Karimireddy et al. 2019). Nothing is random, and the error is always
-    smaller than the values, so a memory can keep it with any number of bits.
+    fitted with eight steps of Lloyd's method. The result is close to the smallest mean squared
+    error if magnitudes have no gaps. If they form distant clusters, more bits may gain nothing.
+    With ``bits=1`` a value becomes its sign times the mean magnitude, as in EF-SignSGD (Karimireddy
+    et al. 2019). Nothing is random, and the error is always smaller than the values, so a memory
+    can keep it with any number of bits.
 
     The largest 1 % of a gradient have similar magnitudes. Few levels are enough for them.
 
@@ -131,6 +130,8 @@ class LloydMax(ValueCodec):
         return _RELATIVE_ERRORS[self.bits - 1]
 
     def encode(self, values, key):
+        if values.size == 0:
+            return b"", np.zeros(0, dtype=np.float32), None
         patterns = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
         magnitudes = patterns & np.uint32(0x7FFFFFFF)
         levels, thresholds = _levels(magnitudes, 1 << (self.bits - 1))
@@ -143,6 +144,10 @@ class LloydMax(ValueCodec):
 
     @classmethod
     def decode(cls, section, count):
+        if count == 0:
+            if section:
+                raise CorruptPayloadError(f"value section: expected 0 bytes, got {len(section)}")
+            return np.zeros(0, dtype=np.float32)
         bits = section[0] if section else 0
         if not 1 <= bits <= _MOST_BITS:
             raise CorruptPayloadError(

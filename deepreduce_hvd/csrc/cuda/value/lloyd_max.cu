@@ -85,7 +85,11 @@ __global__ void fit_levels(const uint32_t* count_at, unsigned bits, Fit* fit, ui
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
-  if (count > 0) lloyd_fit(tables, number, fit->levels, fit->thresholds);
+  if (count == 0) {
+    *section_bytes = 0;
+    return;
+  }
+  lloyd_fit(tables, number, fit->levels, fit->thresholds);
   section[0] = static_cast<uint8_t>(bits);
   for (uint32_t i = 0; i < 4 * number; ++i)
     section[1 + i] = static_cast<uint8_t>(float_bits(fit->levels[i / 4]) >> 8 * (i % 4));
@@ -121,6 +125,11 @@ __global__ void read(const DeviceSection* section, float* values, dr_cuda_result
   const uint32_t count = section->count;
   const uint8_t* data = section->data;
   const bool first_thread = grid_index() == 0;
+  if (count == 0) {
+    if (first_thread && section->bytes != 0)
+      refuse(result, Refused::value_section_bytes, 0, section->bytes);
+    return;
+  }
   const unsigned bits = section->bytes == 0 ? 0 : data[0];
   if (bits < 1 || bits > kLloydMostBits) {
     if (first_thread) refuse(result, Refused::lloyd_bits, kLloydMostBits, bits);
@@ -174,10 +183,6 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   device.release(mark);
 }
 
-uint32_t most_count(uint64_t bytes) {
-  return static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, 8 * bytes));
-}
-
 void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
             float* values) {
   launch_elementwise(device, read, blocks_for(capacity, 8), section, values, device.result());
@@ -188,7 +193,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 extern const DeviceValueCodec lloyd_max_device_codec;
 const DeviceValueCodec lloyd_max_device_codec = {
     kLloydMax,        "LloydMax", false,      lloyd_max_bits_per_value,
-    section_capacity, encode,     most_count, decode};
+    section_capacity, encode,     most_codes, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -9,6 +9,11 @@ namespace cuda {
 
 constexpr uint32_t kCodeTile = 8 * kThreads;  // codes that a block packs at a time: whole bytes
 
+// Host: returns the maximum number of codes, of at least one bit, in `bytes` bytes.
+inline uint32_t most_codes(uint64_t bytes) {
+  return static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, 8 * bytes));
+}
+
 // Copies to any address: bytes up to a multiple of 4, then words, then bytes. All threads of the
 // block must call it.
 __device__ inline void copy_out(const uint8_t* shared, uint8_t* to, uint32_t bytes) {

@@ -146,10 +146,6 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   device.release(mark);
 }
 
-uint32_t most_count(uint64_t bytes) {
-  return static_cast<uint32_t>(std::min<uint64_t>(UINT32_MAX, 8 * bytes));
-}
-
 void decode(Device& device, const DeviceSection* section, uint32_t capacity, uint64_t,
             float* values) {
   launch_elementwise(device, read, blocks_for(capacity, 8), section, values, device.result());
@@ -159,7 +155,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec qsgd_device_codec;
 const DeviceValueCodec qsgd_device_codec = {
-    kQSGD, "QSGD", false, qsgd_bits_per_value, section_capacity, encode, most_count, decode};
+    kQSGD, "QSGD", false, qsgd_bits_per_value, section_capacity, encode, most_codes, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce
