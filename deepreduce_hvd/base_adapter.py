@@ -65,7 +65,7 @@ class BaseAdapter:
 
     def stats(self):
         """Return one row of statistics per parameter."""
-        return {name: slot.statistics(self.compressor.memory) for name, slot in self.slots.items()}
+        return {name: slot.statistics() for name, slot in self.slots.items()}
 
     def keeper_of(self, rank):
         """Return the rank whose memory stores the residuals of ``rank``."""

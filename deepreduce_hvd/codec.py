@@ -67,6 +67,14 @@ class Codec:
     def __repr__(self) -> str:
         return f"Codec({self.sparsifier!r}, index={self.index!r}, value={self.value!r})"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Codec) and (self.sparsifier, self.index, self.value) == (
+            other.sparsifier, other.index, other.value
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     def __getattr__(self, name):
         if name in ("compress", "decompress"):  # the user passed the codec to Horovod
             raise AttributeError(

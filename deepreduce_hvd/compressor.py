@@ -9,10 +9,10 @@ Horovod a probe of four numbers to reduce in place of the gradient. The reduced 
 import importlib
 import os
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias, cast
 
-from deepreduce_hvd import container
+from deepreduce_hvd import container, policies
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
@@ -25,12 +25,22 @@ from deepreduce_hvd.stages.sparsifiers import TopK
 from deepreduce_hvd.stages.value_codecs import LloydMax
 from deepreduce_hvd.statistics import notes, summary_table
 from deepreduce_hvd.validation import (
+    expect_communicator,
     expect_settings,
     expect_stages,
     named_parameters,
     of_an_instance,
 )
 
+_Shape: TypeAlias = tuple[int, ...]
+#: what ``Compressor(codec=)`` takes
+CodecChoice: TypeAlias = (
+    Codec | str | Mapping[str, Codec | str] | Callable[[str, _Shape], Codec | str | None] | None
+)
+#: what ``Compressor(memory=)`` takes
+MemoryChoice: TypeAlias = (
+    Memory | Mapping[str, Memory] | Callable[[str, _Shape], Memory | None] | None
+)
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
 #: top-level module of a parameter's type -> the module of this package that has its ``Adapter``
@@ -58,10 +68,15 @@ class Compressor:
     >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
 
     Args:
-        codec: how a gradient becomes a payload, a :class:`Codec`. Default:
-            :func:`recommended_codec`.
-        memory: the error feedback, which keeps what a payload leaves out. Default:
-            :class:`Residual`.
+        codec: how a gradient becomes a payload, a :class:`Codec`; or ``"dense"``, uncompressed
+            through Horovod's own allreduce; or ``"fp16"``, the same converted to float16. Default:
+            :func:`recommended_codec`. To treat parameters differently, give an ordered mapping of
+            name patterns to these, such as ``{"embed*": "dense", "*.bias": "fp16"}``: the first
+            pattern that matches counts, ``*`` and ``?`` are wildcards, and parameters that no
+            pattern matches get the default. Or give a function of (name, shape) that returns one of
+            these, or None for the default.
+        memory: the error feedback, which keeps what a payload leaves out; a :class:`Memory`, or a
+            mapping or a function as for ``codec``. Default: :class:`Residual`.
         communicator: how the payloads of all ranks become a sum. Default: :class:`Allgather`.
             ``"auto"`` selects a communicator for each bucket (:class:`Auto`).
         parameters: (name, parameter) pairs as from ``model.named_parameters()``, or TensorFlow
@@ -73,8 +88,8 @@ class Compressor:
             gradient. On TensorFlow this setting has no effect, because Horovod requests the result
             of each gradient before it traces the next one. Use Horovod's ``groups=`` to merge
             messages.
-        dense_below: tensors with fewer elements are not compressed and go through Horovod's
-            allreduce.
+        dense_below: tensors with fewer elements are sent uncompressed, even if ``codec`` gives them
+            a :class:`Codec`.
         seed: seed of all random choices; equal on all ranks.
         process_set: the Horovod process set; give the same one to DistributedOptimizer. Default:
             all ranks. On TensorFlow, compressors whose process sets share ranks must be used for the
@@ -101,8 +116,8 @@ class Compressor:
 
     def __init__(
         self,
-        codec: Codec | None = None,
-        memory: Memory | None = None,
+        codec: CodecChoice = None,
+        memory: MemoryChoice = None,
         communicator: Communicator | str | None = None,
         parameters: Iterable[Any] | None = None,
         *,
@@ -118,7 +133,9 @@ class Compressor:
         self.memory = Residual() if memory is None else memory
         scheme = Auto() if communicator == "auto" else communicator
         self.communicator = cast(Communicator, Allgather() if scheme is None else scheme)
-        expect_stages(self.codec, self.memory, self.communicator)
+        policies.expect_choice("codec", codec)
+        policies.expect_choice("memory", memory)
+        expect_communicator(self.communicator)
         expect_settings(
             bucket_bytes=bucket_bytes, dense_below=dense_below, seed=seed, process_set=process_set,
             loss_scale=loss_scale, writer=writer, writer_interval=writer_interval,
@@ -134,10 +151,16 @@ class Compressor:
         adapter_module = _adapter_module(*named[0])
         # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
+        #: name of a parameter -> its :class:`~deepreduce_hvd.policies.Policy`
+        self.policies = policies.resolve(
+            self.codec, self.memory, recommended_codec(), Residual(), dict(names), dense_below
+        )
+        for policy in set(self.policies.values()):
+            if not policy.dense:
+                expect_stages(policy.codec, policy.memory, self.communicator)
         description = (
             container.VERSION,
-            repr(self.codec),
-            repr(self.memory),
+            *self._stages(),
             repr(self.communicator),
             bucket_bytes,
             dense_below,
@@ -151,13 +174,20 @@ class Compressor:
         #: the PyTorch or TensorFlow side of this compressor
         self.adapter = importlib.import_module(adapter_module).Adapter(self, named)
 
+    def _stages(self) -> tuple[Any, Any]:
+        """Return what ranks compare of codecs and memories: one of each, or one per parameter."""
+        if policies.is_single(self.codec) and policies.is_single(self.memory):
+            return repr(self.codec), repr(self.memory)
+        return "policies", [f"{name}: {policy!r}" for name, policy in self.policies.items()]
+
     def settings(self, transport: Transport) -> list[Setting]:
         """Return the settings that ranks of any framework compare in the handshake."""
         alike = self.communicator.depends_on(transport)
+        codec, memory = self._stages()
         return [
             Setting("format version", str(container.VERSION)),
-            Setting("codec", repr(self.codec)),
-            Setting("memory", repr(self.memory)),
+            Setting("codec", codec),
+            Setting("memory", memory),
             Setting("communicator", repr(self.communicator)),
             *(Setting(what, str(found)) for what, found in alike.items()),
             Setting("bucket_bytes", str(self.bucket_bytes)),
@@ -179,7 +209,7 @@ class Compressor:
 
     def __repr__(self) -> str:
         return (
-            f"Compressor({self.codec!r}, memory={self.memory!r}, communicator={self.communicator!r}, "
+            f"Compressor({policies.text_of(self.codec)}, memory={policies.text_of(self.memory)}, communicator={self.communicator!r}, "
             f"bucket_bytes={self.bucket_bytes}, dense_below={self.dense_below}, seed={self.seed}, "
             f"parameters={len(self.adapter.slots)} named)"
         )

@@ -14,15 +14,18 @@ def why_on_host(compressor, without_operators, cuda_supports):
     Returns:
         The reason as text, or None if gradients are compressed on the GPU.
     """
-    codec, memory = compressor.codec, compressor.memory
     if without_operators is not None:
         return f"{without_operators} (docs/gpu.md explains how to build them)"
     if type(compressor.communicator) is not Allgather:
         return f"{compressor.communicator!r} works on the host"
-    if not codec.is_native(memory):
-        return f"{codec!r} with {memory!r} has a custom stage"
-    if not cuda_supports(codec.fields(memory)):
-        return f"{codec!r} has a stage without CUDA kernels (docs/gpu.md lists these stages, with the reason)"
+    for policy in compressor.policies.values():
+        codec, memory = policy.codec, policy.memory
+        if codec is None:
+            continue
+        if not codec.is_native(memory):
+            return f"{codec!r} with {memory!r} has a custom stage"
+        if not cuda_supports(codec.fields(memory)):
+            return f"{codec!r} has a stage without CUDA kernels (docs/gpu.md lists these stages, with the reason)"
     return None
 
 

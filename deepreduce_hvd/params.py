@@ -14,6 +14,8 @@ from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 from deepreduce_hvd.stages.value_codecs import RawValue
 
 _PARTS = ("index", "value", "both", None)
+#: settings that all layers share
+_FOR_ALL = ("memory", "communicator", "layers")
 _RAW = {"index": RawIndex(), "value": RawValue()}
 
 
@@ -66,10 +68,13 @@ class _Settings:
     def make(self, setting):
         return self.choice(setting)[1].make(self)
 
-    def finish(self):
+    def finish(self, given=None):
         """Note settings without effect, and refuse settings that were not read.
 
         A setting of None counts as not given.
+
+        Args:
+            given: the settings to look at; by default all.
 
         Raises:
             InvalidArgumentError: a setting was not read.
@@ -79,8 +84,8 @@ class _Settings:
                 self.differ(f"{name}: {text}")
         unused = [
             name
-            for name, given in self._params.items()
-            if given is not None and name not in self._used | set(WITHOUT_EFFECT)
+            for name, value in (self._params if given is None else given).items()
+            if value is not None and name not in self._used | set(WITHOUT_EFFECT)
         ]
         if unused:
             advice = "".join(
@@ -108,7 +113,9 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
         params: settings by name. "compressor" comes with "compress_ratio", "threshold" or
             "quantum_num". "memory" and "communicator" select these stages. "deepreduce" is "index",
             "value", "both" or None. It says which of the settings "index" (with "fpr" and "policy")
-            and "value" (with "poly_degree", "quantum_num" and "bucket_size") apply.
+            and "value" (with "poly_degree", "quantum_num" and "bucket_size") apply. "layers" is an
+            addition: {pattern of parameter names: "dense", "fp16", or settings of the codec that
+            differ there}.
         parameters: (name, parameter) pairs or TensorFlow variables, as for :class:`Compressor`.
         options: more keyword arguments of :class:`Compressor`. ``dense_below`` is 0 by default
             here, because GRACE compresses small tensors too.
@@ -126,15 +133,47 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     codec = _codec(settings)
     memory = settings.make("memory")
     communicator = _communicator(settings, codec)
+    layers = _layers(settings, params)
     settings.finish()
     as_it_is = settings("communicator") == "allreduce" and isinstance(
         codec.sparsifier, NoneSparsifier
     )
     options.setdefault("dense_below", container.MAX_ELEMENTS + 1 if as_it_is else 0)
-    compressor = Compressor(codec, memory, communicator, parameters, **options)
+    chosen = {**layers, "*": codec} if layers else codec
+    compressor = Compressor(chosen, memory, communicator, parameters, **options)
     for text in settings.differences:
         warnings.warn(f"deepreduce_hvd: from_params: {text}", stacklevel=2)
     return compressor
+
+
+def _layers(settings, params):
+    """Return {pattern: codec, "dense" or "fp16"} of the setting "layers"."""
+    given = settings("layers")
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(
+            f"layers: expected a dictionary of name patterns, such as {{'embed*': 'dense'}}, got {given!r}"
+        )
+    shared = {name: value for name, value in params.items() if name not in _FOR_ALL}
+    layers = {}
+    for pattern, own in given.items():
+        if not isinstance(own, Mapping):
+            layers[pattern] = own  # Compressor says what it expects
+            continue
+        for name in _FOR_ALL:
+            if name in own:
+                raise InvalidArgumentError(
+                    f"layers {pattern!r}: expected settings of a codec, got {name}, which is for all layers"
+                )
+        layer = _Settings({**shared, **own})
+        layers[pattern] = _codec(layer)
+        _communicator(settings, layers[pattern])
+        layer.finish(own)
+        for text in layer.differences:
+            if text not in settings.differences:
+                settings.differ(text)
+    return layers
 
 
 def _codec(settings):

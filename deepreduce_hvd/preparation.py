@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, TopK
+from deepreduce_hvd.stages.sparsifiers import TopK
 
 #: top-level module of an optimizer's type -> the module of this package that prepares it
 _MODULES = {
@@ -18,12 +18,6 @@ _MODULES = {
     "tf_keras": "deepreduce_hvd.tensorflow.prepare",
     "tensorflow": "deepreduce_hvd.tensorflow.prepare",
 }
-
-
-def delays(compressor):
-    """Return whether a compressor delays parts of gradients: it selects, and has a memory."""
-    selects = not isinstance(compressor.codec.sparsifier, NoneSparsifier)
-    return selects and bool(compressor.memory.state)
 
 
 def undo(optimizer, prepared, wrapped):
@@ -43,17 +37,22 @@ def undo(optimizer, prepared, wrapped):
         optimizer.__class__ = optimizer.original_class
 
 
-def warning(optimizer, name, momentum, compressor):
+def warning(optimizer, name, momentum, memory):
     """Return the warning for an optimizer with momentum that was not prepared.
 
     Args:
         optimizer: name of the optimizer's class.
         name: name of its momentum, which is ``momentum``.
+        memory: the memory of a parameter that it steps.
     """
     return (
         f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy together with "
-        f"{compressor.memory!r}; write optimizer = dr.prepare(optimizer, compressor) before hvd.DistributedOptimizer"
+        f"{memory!r}; write optimizer = dr.prepare(optimizer, compressor) before hvd.DistributedOptimizer"
     )
+
+
+def _delays(policy):
+    return policy is not None and policy.delays
 
 
 class Preparation:
@@ -61,14 +60,20 @@ class Preparation:
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
-        compresses: function of a parameter that returns whether the compressor compresses it.
+        policy_of: function of a parameter that returns its
+            :class:`~deepreduce_hvd.policies.Policy`, or None if the compressor does not have it.
     """
 
-    def __init__(self, compressor, compresses):
+    def __init__(self, compressor, policy_of):
         self.compressor = compressor
-        self.compresses = compresses if delays(compressor) else lambda parameter: False
+        self.policy_of = policy_of
 
-    def learning_rate_factor(self, momentum, dampening=0.0):
+    def compresses(self, parameter):
+        """Return whether parts of a parameter's gradients are sent in later steps."""
+        return _delays(self.policy_of(parameter))
+
+    @staticmethod
+    def learning_rate_factor(policy, momentum, dampening=0.0):
         """Return the factor of the learning rate that keeps the step size without momentum.
 
         With momentum m, a gradient moves a parameter by lr (1 - dampening) / (1 - m) in the end. A
@@ -76,7 +81,7 @@ class Preparation:
         """
         if momentum >= 1:
             raise InvalidArgumentError(f"prepare: expected a momentum below 1, got {momentum}")
-        own = getattr(self.compressor.memory, "momentum", 0.0)
+        own = getattr(policy.memory, "momentum", 0.0)
         return (1 - dampening) * (1 - own) / (1 - momentum)
 
     def describe(self, optimizer, what, groups, scales_learning_rate):
@@ -85,19 +90,20 @@ class Preparation:
         Args:
             optimizer: name of the optimizer's class.
             what: name of its momentum.
-            groups: (momentum, dampening, number of compressed parameters, number of parameters) of
-                each parameter group.
+            groups: (momentum, dampening, policies of its parameters) of each parameter group.
             scales_learning_rate: whether the step size depends on the momentum.
         """
         changes = {}
-        for momentum, dampening, number, _ in groups:
-            if momentum and number:
+        for momentum, dampening, policies in groups:
+            for policy in filter(_delays, policies) if momentum else ():
                 factor = (
-                    self.learning_rate_factor(momentum, dampening) if scales_learning_rate else 1.0
+                    self.learning_rate_factor(policy, momentum, dampening)
+                    if scales_learning_rate
+                    else 1.0
                 )
                 key = momentum, factor
-                changes[key] = changes.get(key, 0) + number
-        total = sum(group[3] for group in groups)
+                changes[key] = changes.get(key, 0) + 1
+        total = sum(len(group[2]) for group in groups)
         if not changes:
             return f"{optimizer}: nothing changes, as it steps no delayed gradient with momentum"
         texts = [
@@ -109,11 +115,16 @@ class Preparation:
 
     def _hint(self):
         """Return what an optimizer such as Adam also needs: a higher density in the first steps."""
-        sparsifier = self.compressor.codec.sparsifier
-        fixed = isinstance(sparsifier, TopK) and not sparsifier.warmup_steps
-        if not fixed or sparsifier.ratio is None or sparsifier.ratio >= sparsifier.warmup_ratio:
-            return ""
-        return f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g}, warmup_steps=50)"
+        for policy in self.compressor.policies.values():
+            sparsifier = policy.codec.sparsifier if policy.delays else None
+            fixed = isinstance(sparsifier, TopK) and not sparsifier.warmup_steps
+            if (
+                fixed
+                and sparsifier.ratio is not None
+                and sparsifier.ratio < sparsifier.warmup_ratio
+            ):
+                return f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g}, warmup_steps=50)"
+        return ""
 
 
 def prepare(optimizer: Any, compression: Any) -> Any:

@@ -21,7 +21,7 @@ FIELDS = {
     "steps": "steps so far; TensorFlow counts those of compressed parameters only",
     "rounds": "consecutive collectives in the last step; 0 for Horovod's own allreduce",
     "communicator": "the communicator that was used, with the reason if it was chosen automatically; None if nothing was exchanged",
-    "path": "'compressed'; 'dense', through Horovod's own allreduce; 'sparse', through Horovod's own allgather; 'none' before the first step",
+    "path": "'compressed'; 'dense', through Horovod's own allreduce; 'fp16', the same as float16; 'sparse', through Horovod's own allgather; 'none' before the first step",
 }
 
 

@@ -20,21 +20,21 @@ from deepreduce_hvd.stages.base import (
 )
 
 
+def expect_communicator(communicator):
+    """Raise InvalidArgumentError unless ``communicator`` is a Communicator."""
+    if not isinstance(communicator, Communicator):
+        raise InvalidArgumentError(
+            f"Compressor communicator: expected a Communicator, got {shown(communicator)}"
+            f"{meant(communicator, Communicator)}"
+        )
+
+
 def expect_stages(codec, memory, communicator):
-    """Check that codec, memory and communicator have the right types and work together.
+    """Check that a codec, a memory and the communicator work together.
 
     Raises:
-        InvalidArgumentError: one of them has the wrong type, or they do not work together.
+        InvalidArgumentError: they do not work together.
     """
-    for value, kind, what in (
-        (codec, Codec, "codec"),
-        (memory, Memory, "memory"),
-        (communicator, Communicator, "communicator"),
-    ):
-        if not isinstance(value, kind):
-            raise InvalidArgumentError(
-                f"Compressor {what}: expected a {kind.__name__}, got {_shown(value)}{_meant(value, kind)}"
-            )
     expect_usable(memory)
     error = codec.value.relative_error()
     if memory.state and error >= 1:
@@ -51,13 +51,13 @@ def expect_stages(codec, memory, communicator):
     communicator.check(codec, memory)
 
 
-def _shown(value):
+def shown(value):
     """Return the repr of a value, shortened unless the value is a stage or a class."""
     own = isinstance(value, (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec, type))
     return repr(value) if own else reprlib.repr(value)
 
 
-def _meant(value, kind):
+def meant(value, kind):
     """Return a suggestion to append to the message for a value of the wrong type, or ""."""
     if isinstance(value, type):
         return f"; write {value.__name__}() to pass an instance"

@@ -55,7 +55,7 @@ def test_buckets_close_once_they_hold_enough():
         ),
         (
             {"parameters": [("a", torch.zeros(3))], "codec": dr.Rice()},
-            "codec: expected a Codec, got Rice",
+            "codec: expected a Codec, 'dense' or 'fp16', got Rice",
         ),
         (
             {"parameters": [("a", torch.zeros(3))], "memory": dr.Residual},
@@ -279,7 +279,10 @@ def test_a_codec_of_the_users_own_trains():
             lambda: dr.Compressor(memory=dr.recommended_codec(), parameters=named()),
             "with the codec first",
         ),
-        (lambda: dr.Compressor("topk", parameters=named()), "expected a Codec, got 'topk'$"),
+        (
+            lambda: dr.Compressor("topk", parameters=named()),
+            "expected a Codec, 'dense' or 'fp16', got 'topk'$",
+        ),
         (
             lambda: dr.Compressor(parameters=named(), writer="runs"),
             "expected an object with add_scalar",

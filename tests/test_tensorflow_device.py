@@ -8,6 +8,7 @@ import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators import RecursiveDoubling
+from deepreduce_hvd.policies import Policy
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
@@ -27,7 +28,8 @@ def on(device):
 def path(codec=CODEC, communicator=None):
     return DevicePath(
         types.SimpleNamespace(
-            codec=codec, memory=dr.Residual(), communicator=communicator or dr.Allgather()
+            policies={"layer": Policy("codec", codec, dr.Residual())},
+            communicator=communicator or dr.Allgather(),
         )
     )
 

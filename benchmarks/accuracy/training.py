@@ -7,6 +7,8 @@ import torch
 from virtual_ranks import EstimatingRanks, VirtualRanks
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.schedule.dag import CODEC, DENSE
 from deepreduce_hvd.torch import prepare
 
 
@@ -72,13 +74,17 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
 
 def _prepare(optimizer, ranks, named):
     """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
-    slots = {
-        name: types.SimpleNamespace(parameter=parameter, dense=name not in ranks.large)
-        for name, parameter in named.items()
-    }
+    codec, memory = ranks.codec or dr.recommended_codec(), ranks.memory
     compressor = types.SimpleNamespace(
-        codec=ranks.codec or dr.recommended_codec(),
-        memory=ranks.memory,
-        adapter=types.SimpleNamespace(slots=slots),
+        policies={
+            name: Policy(CODEC, codec, memory) if name in ranks.large else Policy(DENSE)
+            for name in named
+        },
+        adapter=types.SimpleNamespace(
+            slots={
+                name: types.SimpleNamespace(parameter=parameter)
+                for name, parameter in named.items()
+            }
+        ),
     )
     return prepare.prepare(optimizer, compressor)

@@ -18,21 +18,24 @@ from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.stages.memories import NoMemory, Residual
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_elastic, position_of, refuse_xla
+from deepreduce_hvd.tensorflow.groups import Group, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
 from deepreduce_hvd.tensorflow.prepare import momentum_warning
 from deepreduce_hvd.tensorflow.rounds import Rounds
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
-from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype
+from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
     expect_variable,
+    reduces_groups,
     reducing_process_set,
 )
 from deepreduce_hvd.tensorflow.waits import watch
@@ -40,53 +43,6 @@ from deepreduce_hvd.validation import expect_size
 
 #: number of variables whose step counters the watch on waits reads
 _STEPS_READ = 3
-
-
-class _Group:
-    """The gradients of one message.
-
-    They are all gradients that Horovod compresses before it decompresses the first of them.
-
-    Args:
-        graph: the graph that is traced, or None in eager execution.
-        exchange: a :class:`~deepreduce_hvd.tensorflow.exchange.GroupExchange`; None with Allgather.
-    """
-
-    def __init__(self, graph, exchange):
-        self.graph = graph
-        self.payloads = []
-        self.slots = []
-        self.gathered = None
-        self.lengths = None  # lengths of the gathered messages, if a GPU decodes some
-        self.exchange = exchange
-
-    @property
-    def message(self):
-        """The payloads one after another."""
-        return self.payloads[0] if len(self.payloads) == 1 else tf.concat(self.payloads, 0)
-
-
-class _Pending:
-    """One gradient between compress and decompress.
-
-    Args:
-        slot: slot of its variable.
-        tensor: the gradient.
-        group: the :class:`_Group` of its message, or None if it is not compressed.
-        member: its number in the group.
-        step: value of the slot's step counter before this step.
-    """
-
-    def __init__(self, slot, tensor, group, member, step=None):
-        self.slot = slot
-        self.step = step
-        self.gradient = tensor
-        self.dtype = tensor.dtype
-        self.shape = (
-            tensor.shape if tensor.shape.is_fully_defined() else tf.shape(tensor, out_type=tf.int64)
-        )
-        self.group = group
-        self.member = member
 
 
 class Adapter(BaseAdapter):
@@ -109,8 +65,12 @@ class Adapter(BaseAdapter):
         self.rounds = Rounds(compressor.loss_scale)
         with tf.init_scope(), tf.device("CPU:0"):
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
-            native = compressor.codec.is_native(compressor.memory)
-            self._numbers = CodecNumbers(compressor.codec, compressor.memory) if native else None
+            # policy -> its CodecNumbers
+            self._numbers = {
+                policy: CodecNumbers(policy.codec, policy.memory)
+                for policy in set(compressor.policies.values())
+                if policy.codec is not None and policy.codec.is_native(policy.memory)
+            }
             self.variables = Variables()
             for name, parameter in named:
                 self.variables.add(parameter, self.slots[name])
@@ -120,7 +80,7 @@ class Adapter(BaseAdapter):
         self.trackable.identity = Identity(self)
         self._views = {}  # slots -> their View
         self._expecting = weakref.WeakSet()
-        self._group = None
+        self._groups = {}  # messages to which gradients are added: policy, or None -> Group
         self._momentum_warned = False
         self._met = set()  # slots that had a gradient
         self.watcher = watch(self)
@@ -149,8 +109,8 @@ class Adapter(BaseAdapter):
         expect_size(name, shape.num_elements(), "variable")
         home = self.device_path.home(parameter)
         return Slot(
-            name, parameter, zlib.crc32(name.encode()), self.compressor.memory, self.compressor.dense_below, home, self.device_path.nccl,
-            self.rounds.active,
+            name, parameter, zlib.crc32(name.encode()), self.compressor.policies[name], home,
+            self.device_path.nccl, self.rounds.active,
         )  # fmt: skip
 
     # --- views ---
@@ -197,16 +157,26 @@ class Adapter(BaseAdapter):
         slot.dtype = tensor.dtype
         begun = self.rounds.begin(slot)
         if slot.dense:
+            if slot.policy.way == FP16 and reduces_groups():
+                raise InvalidArgumentError(
+                    f"parameter {slot.label}: expected no groups= together with 'fp16', because Horovod's grouped "
+                    "allreduce takes tensors of one dtype on TensorFlow, got groups; use 'dense' for it"
+                )
             with tf.control_dependencies(begun):
-                return tf.cast(tensor, reduced_dtype(tensor.dtype)), _Pending(slot, tensor, None, 0)
+                reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
+                return reduced, Pending(slot, tensor, None, 0)
         self._warn_of_momentum(slot)
         if variable is not None:
             tensor = expect_variable(tensor, slot, variable)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
-        group = self._group
+        # Allgather can send payloads of several codecs in one message; other communicators sum a
+        # group as one tensor
+        in_graph = isinstance(self.compressor.communicator, Allgather)
+        kind = None if in_graph else slot.policy
+        group = self._groups.get(kind)
         if group is None or group.graph is not graph or slot in group.slots:
-            in_graph = isinstance(self.compressor.communicator, Allgather)
-            group = self._group = _Group(graph, None if in_graph else GroupExchange(self))
+            group = Group(graph, None if in_graph else GroupExchange(self))
+            self._groups[kind] = group
         group.slots.append(slot)
         with tf.device("CPU:0"):
             step = slot.steps_taken.read_value()  # before the encoder increments it
@@ -215,13 +185,13 @@ class Adapter(BaseAdapter):
                 name=f"{self._collectives.name_for(slot)}.probe",
             )
             if group.exchange is not None:
-                return probe, _Pending(
+                return probe, Pending(
                     slot, tensor, group, group.exchange.add(slot, tensor, step), step
                 )
             with tf.control_dependencies([step, *begun]):
                 payload = self._encode(slot, tensor, step)
         group.payloads.append(payload)
-        return probe, _Pending(slot, tensor, group, len(group.payloads) - 1, step)
+        return probe, Pending(slot, tensor, group, len(group.payloads) - 1, step)
 
     def _warn_of_momentum(self, slot):
         """Warn once, in the first call for a slot, of an optimizer that was not prepared."""
@@ -234,9 +204,10 @@ class Adapter(BaseAdapter):
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
 
     def _encode(self, slot, tensor, step):
+        numbers = self._numbers.get(slot.policy)
         if slot.home is not None:
-            return self.device_path.encode(slot, tensor, self._numbers)
-        return self._host_path.encode(slot, tensor, self._numbers, step)
+            return self.device_path.encode(slot, tensor, numbers)
+        return self._host_path.encode(slot, tensor, numbers, step)
 
     # --- decompress ---
 
@@ -249,8 +220,8 @@ class Adapter(BaseAdapter):
         if pending.group is None:
             return tf.cast(tensor, pending.dtype)
         slot, group = pending.slot, pending.group
-        if self._group is group:
-            self._group = None  # the next gradient that Horovod compresses starts another message
+        # the next gradient that Horovod compresses starts another message
+        self._groups = {kind: one for kind, one in self._groups.items() if one is not group}
         with tf.device("CPU:0"):
             scale = self._collectives.scale_of(slot, tensor, pending.step)
             if group.exchange is not None:
@@ -286,7 +257,7 @@ class Adapter(BaseAdapter):
             self._collectives.size,
         )  # fmt: skip
         if slot.home is not None:
-            return self.device_path.decode(*arguments, self._numbers)
+            return self.device_path.decode(*arguments, self._numbers[slot.policy])
         return self._host_path.decode(*arguments)
 
     # --- slices ---
@@ -311,12 +282,11 @@ class Adapter(BaseAdapter):
             raise InvalidArgumentError(
                 f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; with sparse_as_dense=True all communicators work"
             )
-        if not self.compressor.codec.is_native(self.compressor.memory) or type(
-            self.compressor.memory
-        ) not in (NoMemory, Residual):
+        codec, memory = slot.policy.codec, slot.policy.memory
+        if not codec.is_native(memory) or type(memory) not in (NoMemory, Residual):
             raise InvalidArgumentError(
-                f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {self.compressor.codec!r} and "
-                f"{self.compressor.memory!r}; with sparse_as_dense=True all codecs and memories work"
+                f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {codec!r} and "
+                f"{memory!r}; with sparse_as_dense=True all codecs and memories work"
             )
         refuse_xla()
         self._agree()
@@ -328,7 +298,7 @@ class Adapter(BaseAdapter):
             position = position_of(self.compressor, slot, 0)  # the records have the step
             with tf.control_dependencies([step, *self.rounds.begin(slot)]):
                 payload = checked(
-                    operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers.at(step),
+                    operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers[slot.policy].at(step),
                     position, [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
                 )  # fmt: skip
             name = self._collectives.name_for(slot)
@@ -352,7 +322,7 @@ class Adapter(BaseAdapter):
 
     def forget_rounds(self):
         """Discard the steps in progress."""
-        self._group = None
+        self._groups = {}
         self.rounds.forget(self.slots.values())
 
     def _expect_keeper(self):

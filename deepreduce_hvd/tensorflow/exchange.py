@@ -164,8 +164,9 @@ class GroupExchange:
             members.append(
                 BucketMember(slot.label, gradient, own, slot.key, DTYPES[slot.dtype], slot.selected)
             )
+        policy = self._slots[0].policy  # all have the same
         bucket = Bucket(
-            compressor.codec, compressor.memory, members, compressor.seed, int(step), hvd.rank()
+            policy.codec, policy.memory, members, compressor.seed, int(step), hvd.rank()
         )
         compressor.communicator.prepare(transport)
         exchange = Exchange(

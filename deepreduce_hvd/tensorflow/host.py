@@ -48,7 +48,7 @@ class HostPath:
             state = [part.copy() for part in state]
             try:
                 payload, _ = neutral.encode_numpy(
-                    compressor.codec, compressor.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
+                    slot.policy.codec, slot.policy.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
                     dtype=dtype,
                 )  # fmt: skip
             # catch all errors: the other ranks must get a notice instead of waiting
@@ -71,7 +71,7 @@ class HostPath:
 
     def decode(self, slot, group, gradient, member, shape, scale, ranks):
         """Return the sum of one gradient over ``ranks`` ranks."""
-        if self._compressor.codec.is_native(NoMemory()):
+        if slot.policy.codec.is_native(NoMemory()):
             return checked(
                 operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), ranks, [], [gradient], [slot.seconds.variable.handle], [],
                 member=member, members=len(group.payloads), variable=slot.label, T=gradient.dtype,

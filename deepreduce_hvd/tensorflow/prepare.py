@@ -3,7 +3,7 @@
 import sys
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, delays, undo, warning
+from deepreduce_hvd.preparation import Preparation, undo, warning
 
 #: optimizer -> the attribute that has its momentum, or None if its update has no momentum
 _KNOWN = {
@@ -48,7 +48,8 @@ class _Prepared:
         if not momentum or not self.preparation.compresses(variable):
             return super().update_step(gradient, variable, *learning_rate)
         scales = self.momentum_name == "momentum"
-        factor = self.preparation.learning_rate_factor(momentum) if scales else 1.0
+        policy = self.preparation.policy_of(variable)
+        factor = self.preparation.learning_rate_factor(policy, momentum) if scales else 1.0
         if not learning_rate:
             self._factors[id(self)] = factor
         setattr(self, self.momentum_name, 0.0)
@@ -94,10 +95,11 @@ def momentum_warning(compressor):
         optimizer = frame.f_locals.get("self")
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
             momentum = momentum_of(optimizer)
-            if not momentum or is_prepared(optimizer) or not delays(compressor):
+            delayed = [policy for policy in compressor.policies.values() if policy.delays]
+            if not momentum or is_prepared(optimizer) or not delayed:
                 return None
             kind = _kind(optimizer)
-            return warning(kind, _KNOWN[kind], momentum, compressor)
+            return warning(kind, _KNOWN[kind], momentum, delayed[0].memory)
         frame = frame.f_back
     return None
 
@@ -115,18 +117,17 @@ def prepare(optimizer, compressor):
             "of a LossScaleOptimizer, and use no legacy optimizers"
         )
     original, name = type(optimizer), _KNOWN[kind]
-    adapter = compressor.adapter
+    known = compressor.adapter.variables
 
-    def compresses(variable):
-        slot = adapter.variables.slot_of(variable)
-        return slot is not None and not slot.dense
+    def policy_of(variable):
+        slot = known.slot_of(variable)
+        return None if slot is None else slot.policy
 
-    preparation = Preparation(compressor, compresses)
-    compressed = sum(not slot.dense for slot in adapter.slots.values()) * delays(compressor)
+    preparation = Preparation(compressor, policy_of)
     changes = preparation.describe(
         original.__name__,
         name,
-        [(momentum_of(optimizer), 0.0, compressed, len(adapter.slots))],
+        [(momentum_of(optimizer), 0.0, list(compressor.policies.values()))],
         scales_learning_rate=name == "momentum",
     )
     if name is not None:

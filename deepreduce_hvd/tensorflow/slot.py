@@ -13,6 +13,7 @@ from tensorflow.python.framework.ops import EagerTensor
 
 from deepreduce_hvd import checkpoint, statistics, wire
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import FP16
 
 
 def _adapter():
@@ -56,6 +57,7 @@ class Slot(tf.Module):
     A checkpoint saves ``steps_taken`` and the memory.
 
     Args:
+        policy: the :class:`~deepreduce_hvd.policies.Policy` of its gradients.
         home: GPU that has the memory, or None for the host.
         payload_on_gpu: whether the last payload is on that GPU too.
         follows_loss_scale: whether the memory is in units of the scaled loss. A second copy then
@@ -67,8 +69,7 @@ class Slot(tf.Module):
         name,
         parameter,
         key,
-        memory,
-        dense_below,
+        policy,
         home=None,
         payload_on_gpu=False,
         follows_loss_scale=False,
@@ -78,7 +79,8 @@ class Slot(tf.Module):
         self.key = key
         self.shape = tf.TensorShape(parameter.shape)
         self.elements = self.shape.num_elements()
-        self.dense = self.elements < dense_below
+        self.policy = policy
+        self.dense = policy.dense
         self.home = None if self.dense else home
         self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
         # dtype of the last gradient traced
@@ -86,7 +88,7 @@ class Slot(tf.Module):
         self.follows_loss_scale = follows_loss_scale
         #: last Step with a gradient of this variable
         self.step = None
-        self.state_names = () if self.dense else memory.state
+        self.state_names = policy.memory.state
         with tf.device(self.home or "CPU:0"):
             self.state = [
                 local_variable(tf.zeros(self.elements), name=f"deepreduce_{kind}")
@@ -218,7 +220,7 @@ class Slot(tf.Module):
         last.encode_seconds += encode_seconds * last.share
         last.decode_seconds += decode_seconds * last.share
 
-    def statistics(self, memory):
+    def statistics(self):
         """Return one row of Compressor.stats()."""
         last = self._exchanged
         payload = read(self.payload.variable)
@@ -233,10 +235,10 @@ class Slot(tf.Module):
         path = "compressed"
         if self.dense:
             sent_bytes, rounds, communicator, path = (
-                self.elements * reduced_dtype(self.dtype).size,
+                self.elements * sent_dtype(self.dtype, self.policy.way).size,
                 0,
                 None,
-                "dense",
+                self.policy.way,
             )
         elif payload.size == 0 and not last.rounds:
             sent_bytes, rounds, communicator, path = 0, 0, None, "none"
@@ -245,7 +247,7 @@ class Slot(tf.Module):
             self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
             float(seconds[0]) + last.encode_seconds, float(seconds[1]) + last.decode_seconds,
             path=path, payload=None if self.dense or payload.size == 0 else payload,
-            kept=read(self.state[0]) if not self.dense and memory.keeps_everything else None, rounds=rounds, communicator=communicator,
+            kept=read(self.state[0]) if self.policy.memory.keeps_everything else None, rounds=rounds, communicator=communicator,
         )  # fmt: skip
 
 
@@ -302,6 +304,15 @@ class _Untracked:
 
     def __init__(self, variable):
         self.variable = variable
+
+
+def sent_dtype(dtype, way):
+    """Return the dtype that Horovod reduces for uncompressed gradients of ``dtype``.
+
+    Args:
+        way: "dense" or "fp16".
+    """
+    return tf.float16 if way == FP16 else reduced_dtype(dtype)
 
 
 def reduced_dtype(dtype):

@@ -24,8 +24,9 @@ from deepreduce_hvd.tensorflow.ops import checked, operators
 #: function of horovod.tensorflow that has gradients beside variables, in its original form and as
 #: AutoGraph rewrites it
 _REDUCING = ("allreduce_grads", "tf__allreduce_grads")
-#: functions that call compress for one gradient or several
-_CALLING = ("allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce")
+#: functions that call compress for several gradients, and for one
+_GROUPED = ("grouped_allreduce", "tf__grouped_allreduce")
+_CALLING = ("allreduce", "tf__allreduce", *_GROUPED)
 
 
 def tensorflow_variable(parameter):
@@ -176,17 +177,29 @@ def _variable_beside(tensor):
     return variables[places[_met.number(tensor, len(places))]]
 
 
-def reducing_process_set():
-    """Return the process set of Horovod's current reduction, or None if unknown."""
+def _calling_frame():
+    """Return the frame of Horovod's function that calls compress, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         if (
             frame.f_code.co_name in _CALLING
             and frame.f_globals.get("__name__") == "horovod.tensorflow"
         ):
-            return frame.f_locals.get("process_set")
+            return frame
         frame = frame.f_back
     return None
+
+
+def reducing_process_set():
+    """Return the process set of Horovod's current reduction, or None if unknown."""
+    frame = _calling_frame()
+    return None if frame is None else frame.f_locals.get("process_set")
+
+
+def reduces_groups():
+    """Return whether Horovod reduces several gradients in one call, as with ``groups=``."""
+    frame = _calling_frame()
+    return frame is not None and frame.f_code.co_name in _GROUPED
 
 
 def _names(code, name):

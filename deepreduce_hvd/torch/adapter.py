@@ -15,6 +15,7 @@ from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch import results
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
@@ -136,8 +137,7 @@ class Adapter(BaseAdapter):
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            # Horovod's allreduce needs contiguous tensors and has no bfloat16 on the host
-            reduced = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).contiguous()
+            reduced = _as_reduced(tensor, slot.policy.way)
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
@@ -221,11 +221,13 @@ class Adapter(BaseAdapter):
     def _dense_result(self, tensor, pending):
         """Return the result of a gradient that Horovod reduced uncompressed."""
         pending.kept.release()
-        gradient, result = pending.gradient, tensor
-        like = results.layout_for(gradient, pending.slot.parameter, pending.made)
+        slot, gradient, result = pending.slot, pending.gradient, tensor
+        like = results.layout_for(gradient, slot.parameter, pending.made)
         if tensor.dtype != gradient.dtype or tensor.stride() != like.stride():
             result = pending.memory_for_result(tensor).copy_(tensor)
-        if pending.round.loss_scale is not None:
+        if slot.policy.way == FP16:  # its largest number is 65504
+            self._look_at(pending.round, tensor, slot.name)
+        elif pending.round.loss_scale is not None:
             self._look_at(pending.round, result)
         return result
 
@@ -279,7 +281,7 @@ class Adapter(BaseAdapter):
             self._look_at(round_, result.values(), slot.name)
             return result
         if self.device_path.takes(memory):
-            round_.device_sums.decode(slot.name, memory, total, number, scale)
+            round_.device_sums.decode(slot, memory, total, number, scale)
             if round_.loss_scale is not None:
                 self._look_at(round_, memory)
             return memory
@@ -360,6 +362,18 @@ class Adapter(BaseAdapter):
         if topic not in self._warned:
             self._warned.add(topic)
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
+
+
+def _as_reduced(gradient, way):
+    """Return the tensor of an uncompressed gradient that Horovod reduces.
+
+    Horovod's allreduce needs contiguous tensors and has no bfloat16 on the host.
+    """
+    if way == FP16:
+        gradient = gradient.half()
+    elif gradient.dtype == torch.bfloat16:
+        gradient = gradient.float()
+    return gradient.contiguous()
 
 
 def _probe_device(caller, gradient):

@@ -35,9 +35,8 @@ def make_slots(compressor, named, home):
         expect_size(name, parameter.numel(), "tensor")
         key = zlib.crc32(name.encode())
         slots[name] = Slot(
-            name, parameter, key, compressor.memory, compressor.dense_below, keep_backup,
-            home(parameter),
-        )  # fmt: skip
+            name, parameter, key, compressor.policies[name], keep_backup, home(parameter)
+        )
     return slots
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.preparation import Preparation, delays, undo, warning
+from deepreduce_hvd.preparation import Preparation, undo, warning
 
 #: optimizers whose groups have ``momentum`` or ``betas``, or whose update has no momentum
 _KNOWN = (
@@ -40,24 +40,29 @@ class _Prepared:
 
 
 def _split(group, preparation):
-    """Return the groups to step in place of ``group``: one without momentum, and the rest."""
+    """Return the groups to step in place of ``group``: those without momentum, and the rest."""
     change = momentum_of(group)
     compressed = [p for p in group["params"] if preparation.compresses(p)] if change else []
     if not compressed:
         return [group]
     rest = [p for p in group["params"] if not preparation.compresses(p)]
-    plain = {**group, "params": compressed}
+    parts = [{**group, "params": rest}] if rest else []
     if "betas" in group:
         first, second = group["betas"]  # both numbers or both tensors
-        plain["betas"] = (first * 0, second)
-    else:
-        plain["momentum"] = 0.0
-        plain["lr"] = group["lr"] * preparation.learning_rate_factor(
-            change, group.get("dampening", 0)
+        return [{**group, "params": compressed, "betas": (first * 0, second)}, *parts]
+    by_factor = {}  # memories with a momentum of their own have another factor
+    for parameter in compressed:
+        factor = preparation.learning_rate_factor(
+            preparation.policy_of(parameter), change, group.get("dampening", 0)
         )
-        if "nesterov" in group:
-            plain["nesterov"], plain["dampening"] = False, 0.0
-    return [plain, {**group, "params": rest}] if rest else [plain]
+        by_factor.setdefault(factor, []).append(parameter)
+    plain = {**group, "momentum": 0.0}
+    if "nesterov" in group:
+        plain.update(nesterov=False, dampening=0.0)
+    stepped = [
+        {**plain, "params": own, "lr": group["lr"] * factor} for factor, own in by_factor.items()
+    ]
+    return [*stepped, *parts]
 
 
 def momentum_of(group):
@@ -70,21 +75,23 @@ def is_prepared(optimizer):
     return isinstance(optimizer, _Prepared)
 
 
-def _compressed(compressor):
-    """Return the ids of the parameters that a compressor compresses."""
-    return {id(slot.parameter) for slot in compressor.adapter.slots.values() if not slot.dense}
+def _policies(compressor):
+    """Return {id of a parameter: its policy}."""
+    slots = compressor.adapter.slots
+    return {id(slot.parameter): compressor.policies[name] for name, slot in slots.items()}
 
 
 def momentum_warning(optimizer, compressor):
     """Return a warning if an optimizer steps delayed gradients with momentum, else None."""
-    if is_prepared(optimizer) or not delays(compressor):
+    if is_prepared(optimizer):
         return None
     groups = [group for group in optimizer.param_groups if momentum_of(group)]
-    compressed = _compressed(compressor) if groups else set()
+    policies = _policies(compressor) if groups else {}
     for group in groups:
-        if not compressed.isdisjoint(map(id, group["params"])):
-            name = "betas[0]" if "betas" in group else "momentum"
-            return warning(type(optimizer).__name__, name, momentum_of(group), compressor)
+        for policy in (policies.get(id(parameter)) for parameter in group["params"]):
+            if policy is not None and policy.delays:
+                name = "betas[0]" if "betas" in group else "momentum"
+                return warning(type(optimizer).__name__, name, momentum_of(group), policy.memory)
     return None
 
 
@@ -104,8 +111,8 @@ def prepare(optimizer, compressor):
             f"{type(optimizer).__name__}; set its momentum to 0 for the compressed parameters"
         )
     original = type(optimizer)
-    compressed = _compressed(compressor)
-    preparation = Preparation(compressor, lambda parameter: id(parameter) in compressed)
+    policies = _policies(compressor)
+    preparation = Preparation(compressor, lambda parameter: policies.get(id(parameter)))
     changes = preparation.describe(
         original.__name__,
         "betas[0]" if "betas" in optimizer.defaults else "momentum",
@@ -113,8 +120,7 @@ def prepare(optimizer, compressor):
             (
                 momentum_of(group),
                 group.get("dampening", 0),
-                sum(map(preparation.compresses, group["params"])),
-                len(group["params"]),
+                list(map(preparation.policy_of, group["params"])),
             )
             for group in optimizer.param_groups
         ],

@@ -15,21 +15,21 @@ class Plan:
     """The buckets of one optimizer's gradients.
 
     Gradients are assigned to buckets in the order in which backward makes them ready, from the last
-    parameter to the first. Frozen parameters have separate buckets: Horovod passes their zeros only
-    after backward has ended, and no other gradient should wait for them.
+    parameter to the first. Parameters with another codec or memory have separate buckets. So have
+    frozen parameters: Horovod passes their zeros only after backward has ended, and no other
+    gradient should wait for them.
     """
 
     def __init__(self, slots, bucket_bytes, fingerprint):
         self.slots = slots
         self.training = self.trains(slots)
         self._bucket_of = {}
+        kinds = {}  # (trains, policy) -> slots, in the order in which backward makes gradients
+        for slot, trains in list(zip(slots, self.training))[::-1]:
+            if not slot.dense:
+                kinds.setdefault((trains, slot.policy), []).append(slot)
         bucket_list = []
-        for training in (True, False):
-            ready = [
-                slot
-                for slot, trains in zip(slots, self.training)
-                if trains == training and not slot.dense
-            ][::-1]
+        for _, ready in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
             for positions in assign_to_buckets(
                 [slot.parameter.numel() for slot in ready], bucket_bytes
             ):
@@ -95,8 +95,9 @@ class Flight:
         for slot in order:
             slot.payload = None
         members = [self.members[slot] for slot in order]
+        policy = order[0].policy  # all have the same
         bucket = Bucket(
-            compressor.codec, compressor.memory, members, compressor.seed, order[0].steps - 1, rank
+            policy.codec, policy.memory, members, compressor.seed, order[0].steps - 1, rank
         )
         name = collective_name(compressor.number, order[0].name)
         self.exchange = Exchange(communicator, bucket, transport, name, before=self._before())

@@ -7,15 +7,19 @@ from deepreduce_hvd import statistics, wire
 
 
 class Slot:
-    """State and statistics of one named parameter."""
+    """State and statistics of one named parameter.
 
-    def __init__(self, name, parameter, key, memory, dense_below, keep_backup, device="cpu"):
+    Attributes:
+        policy: the :class:`~deepreduce_hvd.policies.Policy` of its gradients.
+    """
+
+    def __init__(self, name, parameter, key, policy, keep_backup, device="cpu"):
         self.name = name
         self.parameter = parameter
         self.key = key
+        self.policy = policy
         d = parameter.numel()
-        self.dense = d < dense_below
-        self.state_names = () if self.dense else memory.state
+        self.state_names = policy.memory.state
         self.state = tuple(_zeros(d, device) for _ in self.state_names)
         #: whether the memory is in units of the scaled loss; a second copy then undoes void steps
         self.follows_loss_scale = keep_backup
@@ -36,8 +40,13 @@ class Slot:
         self.payload = None
         self.dense_bytes = 0
         self.sent_bytes = 0
-        #: ``dense`` or ``sparse`` when Horovod sends its gradients uncompressed, else None
-        self.uncompressed_path = "dense" if self.dense else None
+        #: ``dense``, ``fp16`` or ``sparse`` when Horovod sends its gradients, else None
+        self.uncompressed_path = policy.way if policy.dense else None
+
+    @property
+    def dense(self):
+        """Whether Horovod's own allreduce sends its gradients."""
+        return self.policy.dense
 
     def move_to(self, device):
         """Move the memory to the device of the gradient."""
@@ -120,14 +129,14 @@ class Slot:
         for kind, part in zip(self.state_names, self.state):
             part.copy_(torch.from_numpy(np.require(arrays[kind], requirements="W")))
 
-    def statistics(self, memory):
+    def statistics(self):
         """Return one row of Compressor.stats()."""
         compressed = self.uncompressed_path is None and self.payload is not None
         path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
         return statistics.row(
             self.parameter.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
             rounds=self.rounds, communicator=self.communicator, path=path, payload=self.payload.cpu().numpy() if compressed else None,
-            kept=self.state[0].cpu().numpy() if compressed and memory.keeps_everything else None,
+            kept=self.state[0].cpu().numpy() if compressed and self.policy.memory.keeps_everything else None,
         )  # fmt: skip
 
 

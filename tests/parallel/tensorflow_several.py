@@ -84,6 +84,48 @@ def scenario_two_compressors_in_one_function(directory):
                     )
 
 
+def scenario_every_variable_travels_its_own_way(directory):
+    """Sums are those of Horovod alone, of float16, and of a compressor for each codec."""
+    other, codec = dr.Codec(dr.TopK(0.2), index=dr.Rice()), dr.Codec(dr.TopK(0.1))
+    ways = {"dense*": "dense", "half*": "fp16", "other*": other, "*": codec}
+    names = ("rest0", "other0", "half0", "rest1", "dense0", "other1")
+    expected_of = {"dense": hvd.Compression.none, "half": hvd.Compression.fp16}
+    for number, (communicator, options) in enumerate(
+        ((dr.Allgather(), {}), (dr.Allgather(), {"groups": 1}), (dr.GTopK(), {"groups": 1}))
+    ):
+        if options:  # Horovod's groups have one dtype
+            ways.pop("half*", None)
+            expected_of["half"] = hvd.Compression.none
+            ways = {"half*": "dense", **ways}
+        parts = {name: tf.Variable(tf.zeros((24, 20)), name=name) for name in names}
+        settings = {"communicator": communicator, "dense_below": 0}
+        mixed = dr.Compressor(ways, parameters=list(parts.items()), **settings)
+        for kind, own in (("other", other), ("rest", codec)):
+            named = [(name, part) for name, part in parts.items() if name[:-1] == kind]
+            expected_of[kind] = dr.Compressor(own, parameters=named, **settings)
+
+        def reduce(coefficients, compression, chosen, parts=parts, options=options):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(parts[n] * coefficients[n]) for n in chosen])
+            tape = hvd.DistributedGradientTape(tape, compression=compression, **options)
+            return dict(zip(chosen, tape.gradient(loss, [parts[name] for name in chosen])))
+
+        traced = tf.function(lambda given, reduce=reduce, mixed=mixed: reduce(given, mixed, names))
+        for step in range(3):
+            random = np.random.default_rng([step, number, hvd.rank()])
+            given = {n: tf.constant(random.standard_normal((24, 20)), tf.float32) for n in names}
+            got, wanted = traced(given), {}
+            for kind, compression in expected_of.items():
+                chosen = [name for name in names if name[:-1] == kind]
+                wanted.update(reduce(given, compression, chosen))
+            for name in names:
+                np.testing.assert_array_equal(got[name].numpy(), wanted[name].numpy(), name)
+        paths = [row["path"] for row in mixed.stats().values()]
+        half = "dense" if options else "fp16"
+        assert paths == ["compressed"] * 2 + [half, "compressed", "dense", "compressed"], paths
+        assert mixed.stats()["half0"]["sent_bytes"] == (4 if options else 2) * 24 * 20
+
+
 def scenario_memory_of_variables_that_are_gone(directory):
     """Horovod keeps what it was given as compression for ever; what is large goes with the
     variables.

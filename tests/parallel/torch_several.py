@@ -105,6 +105,48 @@ def scenario_one_optimizer_skips_and_the_other_does_not(directory):
             optimizer.zero_grad()
 
 
+def scenario_every_parameter_travels_its_own_way(directory):
+    """Sums are those of Horovod alone, of float16, and of a compressor of its own."""
+    ways = {"plain": "dense", "short": "fp16", "other": dr.Codec(dr.TopK(0.2), index=dr.Rice())}
+    shapes = dict.fromkeys((*ways, "rest"), (40, 30))
+    network = named(**shapes)
+    codec = dr.Codec(dr.TopK(0.1))
+    compressors = [
+        dr.Compressor({**ways, "*": codec}, parameters=network.items(), dense_below=0),
+        dr.Compressor(ways["other"], parameters=[("other", network["other"])], dense_below=0),
+        dr.Compressor(codec, parameters=[("rest", network["rest"])], dense_below=0),
+    ]
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    optimizer = hvd.DistributedOptimizer(
+        optimizer, named_parameters=network.items(), compression=compressors[0]
+    )
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(network, step, list(shapes)).backward()
+        optimizer.synchronize()
+        got = {name: parameter.grad.clone() for name, parameter in network.items()}
+        loss = loss_of(network, step, list(shapes))
+        own = dict(zip(shapes, torch.autograd.grad(loss, list(network.parameters()))))
+        for name, gradient in own.items():
+            network[name].grad = gradient  # by it the compressor knows the parameter
+        expected = {
+            "plain": hvd.allreduce(own["plain"]),
+            "short": hvd.allreduce(own["short"], compression=hvd.Compression.fp16),
+            "other": hvd.allreduce(own["other"], compression=compressors[1]),
+            "rest": hvd.allreduce(own["rest"], compression=compressors[2]),
+        }
+        for name, one in expected.items():
+            expect(torch.equal(got[name], one), name, f"differs in step {step}")
+        assert_equal_everywhere(got.items(), f"ways {step}")
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    stats = compressors[0].stats()
+    paths = [stats[name]["path"] for name in shapes]
+    expect(paths == ["dense", "fp16", "compressed", "compressed"], "paths are", paths)
+    sent = [stats[name]["sent_bytes"] for name in shapes]
+    expect(sent[:2] == [4800, 2400], "sent bytes are", sent)
+
+
 def scenario_allreduce_leaves_its_input(directory):
     """As without a compressor, hvd.allreduce and hvd.grouped_allreduce return new tensors."""
     network = named(large=(40, 30), last=(4, 30, 2, 2), small=(7,)).to(torch.float32)

@@ -81,7 +81,7 @@ def _compressor(draw, size):
     elif dr.GTopK in (type(communicator), type(getattr(communicator, "across", None))):
         sparsifiers = [one for one in sparsifiers if not isinstance(one, dr.Threshold)]
     stages = sparsifiers, list(INDEX.values()), list(VALUE.values())
-    codec = dr.Codec(*(draw.choice(one) for one in stages))
+    codec, other = (dr.Codec(*(draw.choice(one) for one in stages)) for _ in range(2))
     memories = [*MEMORIES.values(), OwnResidual(), Three()]
     memory = dr.Residual() if draw.random() < 0.5 else draw.choice(memories)
     subsets = [(rank,) for rank in range(size)]
@@ -97,7 +97,14 @@ def _compressor(draw, size):
         seed=draw.randrange(1 << 40),
         loss_scale=draw.random() < 0.5,
         ranks=draw.choice(subsets) if partial else None,
+        others=_others(draw, codec, other),
     )
+
+
+def _others(draw, codec, other):
+    """What is sent otherwise than ``codec`` says; names end in the numbers of a part's parameters."""
+    ways = draw.choice(((), (), ("dense", "fp16"), (codec, other, other, "fp16")))
+    return {digit: draw.choice(ways) for digit in "0123" if ways and draw.random() < 0.5}
 
 
 def _parameter(draw, name):
@@ -166,6 +173,7 @@ def _spoil(draw, program):
     part = draw.choice(program.parts)
     settings = program.compressors[part.compressor]
     way = draw.choice(("gtopk", "shared", "memory", "hierarchical", "groups", "unknown"))
+    settings.others = {}
     if way == "gtopk":
         settings.communicator, settings.codec = dr.GTopK(), dr.Codec(dr.Threshold(0.1))
     elif way == "shared":

@@ -34,11 +34,12 @@ class Model:
         states: of each rank, the memory's arrays; ``backups`` are those before the last step.
     """
 
-    def __init__(self, parameter, size, memory, dense):
+    def __init__(self, parameter, size, memory, codec):
         self.name = parameter.name
         self.d = parameter.elements
         self.dtype = parameter.dtype
-        self.dense = dense
+        self.codec = codec
+        self.dense = dense = isinstance(codec, str)
         self.key = zlib.crc32(self.name.encode())
         self.steps = 0
         self.loss_scale = None
@@ -100,8 +101,8 @@ class Oracle:
         self.size = len(ranks)
         self.models = {}
         for one in parameters:
-            dense = one.elements < settings.dense_below
-            self.models[one.name] = Model(one, self.size, settings.memory, dense)
+            codec = settings.codec_of(one.name, one.elements)
+            self.models[one.name] = Model(one, self.size, settings.memory, codec)
 
     @property
     def knows_sums(self):
@@ -122,9 +123,12 @@ class Oracle:
                 name for name, model in self.models.items()
                 if name in owned and (name in frozen) == now and not model.dense
             ][::-1]  # fmt: skip
-            sizes = [self.models[name].d for name in names]
-            cut = assign_to_buckets(sizes, self.settings.bucket_bytes)
-            plan += [[names[place] for place in places] for places in cut]
+            codecs = [self.models[name].codec for name in names]
+            for codec in sorted(set(codecs), key=codecs.index):
+                alike = [name for name, own in zip(names, codecs) if own == codec]
+                sizes = [self.models[name].d for name in alike]
+                cut = assign_to_buckets(sizes, self.settings.bucket_bytes)
+                plan += [[alike[place] for place in places] for places in cut]
         return plan
 
     def reduce(self, plan, gradients, loss_scale, factor, exact, schemes):
@@ -148,7 +152,8 @@ class Oracle:
             held[name] = [not made and not part.any() for made, part in zip(model.made, parts)]
             model.made = [False] * self.size
             if model.dense:
-                results[name] = self._dense(parts, factor)
+                sent = [part.half() for part in parts] if model.codec == "fp16" else parts
+                results[name] = self._dense(sent, factor)
             else:
                 model.follow(loss_scale if self.settings.loss_scale else None)
                 model.backups = model.copy_of_states()
@@ -167,7 +172,7 @@ class Oracle:
                 self.models[name].states = self.models[name].backups
 
     def _dense(self, parts, factor):
-        """Horovod's own sum, in the gradient's type."""
+        """Horovod's own sum, in the type of ``parts``."""
         numbers = [part.double().numpy() for part in parts]
         info = torch.finfo(parts[0].dtype)
         largest = sum(np.abs(one) for one in numbers)
@@ -218,12 +223,12 @@ class Oracle:
             )
         settings, step = self.settings, self.models[names[0]].steps - 1
         rank = self.ranks[place]
-        return Bucket(settings.codec, settings.memory, members, settings.seed, step, rank)
+        codec = self.models[names[0]].codec
+        return Bucket(codec, settings.memory, members, settings.seed, step, rank)
 
     def _gathered(self, model, parts, held, factor, exact):
         """Payloads of all ranks, encoded, decoded and added by NumPy."""
-        settings = self.settings
-        codec = settings.codec
+        settings, codec = self.settings, model.codec
         stages = codec.sparsifier, codec.index, codec.value, settings.memory
         out = np.zeros(model.d, dtype=np.float32)
         largest = np.zeros(model.d)

@@ -45,7 +45,10 @@ class Parameter:
 
 @dataclasses.dataclass
 class CompressorSettings:
-    """What a compressor is made with; ``ranks`` are those of its process set, None for all."""
+    """What a compressor is made with; ``ranks`` are those of its process set, None for all.
+
+    ``others``: {end of a parameter's name: a codec in place of ``codec``, "dense" or "fp16"}.
+    """
 
     codec: dr.Codec
     memory: object
@@ -55,6 +58,12 @@ class CompressorSettings:
     seed: int
     loss_scale: bool
     ranks: tuple | None
+    others: dict = dataclasses.field(default_factory=dict)
+
+    def codec_of(self, name, elements):
+        """The codec of a parameter, "dense" or "fp16"."""
+        codec = self.others.get(name[-1], self.codec)
+        return "dense" if elements < self.dense_below and codec != "fp16" else codec
 
     @property
     def scheme(self):
@@ -174,7 +183,9 @@ def refusal(program):
         if part.groups is not None and any(one.kind == "embedding" for one in part.parameters):
             return "expected a dense gradient, got a sparse one"
         trained = [one for one in part.parameters if not one.frozen]
-        compressed = any(one.elements >= settings.dense_below for one in trained)
+        compressed = any(
+            isinstance(settings.codec_of(one.name, one.elements), dr.Codec) for one in trained
+        )
         hierarchical = isinstance(settings.communicator, dr.Hierarchical)
         partial = len(program.ranks_of(part)) < program.size
         if hierarchical and partial and compressed:

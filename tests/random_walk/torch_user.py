@@ -66,8 +66,10 @@ class User:
         settings = self.program.compressors[number]
         parts = self.program.parts_of(number)
         given = [one for part in parts for one in part.parameters[part.unknown :]]
+        ends = {one.name[-1] for one in given}
+        others = {f"*{end}": codec for end, codec in settings.others.items() if end in ends}
         self.compressors[number] = dr.Compressor(
-            settings.codec,
+            {**others, "*": settings.codec} if others else settings.codec,
             settings.memory,
             settings.communicator,
             [(same.name, self.weights[one.name]) for one in given for same in one.under_all_names],

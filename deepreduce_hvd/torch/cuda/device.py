@@ -55,14 +55,13 @@ class DeviceSums:
     Errors and non-finite results are checked only when the step is over.
     """
 
-    def __init__(self, compressor):
-        self._compressor = compressor
+    def __init__(self):
         self._sums = {}  # GatheredPayloads -> _SumOnDevices
         self._finite = {}  # device -> (1,) bool there: whether all checked tensors are finite
         self._sent = []
         self._verdicts = []
 
-    def decode(self, name, result, total, number, scale):
+    def decode(self, slot, result, total, number, scale):
         """Fill ``result`` with the sum of one gradient.
 
         ``result`` may be the gradient's own memory, because the gradient is encoded already.
@@ -78,9 +77,9 @@ class DeviceSums:
             sums = self._sums[total] = _SumOnDevices(total)
         bytes_there = sums.bytes_on(result.device)
         payloads = [bytes_there[message.start : message.end] for message in total.messages[number]]
-        fields = self._compressor.codec.fields(self._compressor.memory)
+        fields = slot.policy.codec.fields(slot.policy.memory)
         if sums.add(
-            name,
+            slot.name,
             operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields),
         ):
             self._sent += self._sums.pop(total).send_results()
@@ -134,7 +133,7 @@ class DevicePath(BaseDevicePath):
 
     def sums(self):
         """Return the :class:`DeviceSums` of a new step."""
-        return DeviceSums(self.compressor)
+        return DeviceSums()
 
     def takes(self, tensor):
         """Return whether a tensor is compressed on its device."""
@@ -146,17 +145,15 @@ class DevicePath(BaseDevicePath):
 
     def member(self, slot, gradient, rank, held):
         flat = gradient.detach().contiguous().view(-1)
-        compressor = self.compressor
+        codec, memory = slot.policy.codec, slot.policy.memory
         if held:
-            return DeviceMember(
-                slot, flat, nothing=payload_of_nothing(compressor.codec, flat.numel())
-            )
+            return DeviceMember(slot, flat, nothing=payload_of_nothing(codec, flat.numel()))
 
         def start():
             state = (*slot.state, *[None] * (2 - len(slot.state)))
             return operators.checked(
-                torch.ops.deepreduce.start_encode_, flat, *state, compressor.codec.fields(compressor.memory, slot.steps - 1),
-                compressor.seed, slot.steps - 1, slot.key, rank,
+                torch.ops.deepreduce.start_encode_, flat, *state, codec.fields(memory, slot.steps - 1),
+                self.compressor.seed, slot.steps - 1, slot.key, rank,
             )  # fmt: skip
 
         return DeviceMember(slot, flat, start)

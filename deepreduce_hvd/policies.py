@@ -1,0 +1,177 @@
+"""Policies: how the gradient of each parameter is sent.
+
+``Compressor(codec=, memory=)`` take one stage for all parameters, a mapping of name patterns, or a
+function of a parameter's name and shape. :func:`resolve` turns them into one :class:`Policy` per
+parameter.
+"""
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
+from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.stages.memories import NoMemory
+from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
+from deepreduce_hvd.validation import meant, shown
+
+_MOST_NAMES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """How the gradient of one parameter is sent.
+
+    Attributes:
+        way: "codec": compressed. "dense": uncompressed, through Horovod's own allreduce. "fp16":
+            the same, converted to float16.
+        codec: the codec, if ``way`` is "codec"; otherwise None.
+        memory: the memory; :class:`NoMemory` unless ``way`` is "codec".
+    """
+
+    way: str
+    codec: Codec | None = None
+    memory: Memory = dataclasses.field(default_factory=NoMemory)
+
+    @property
+    def dense(self) -> bool:
+        """Whether Horovod's own allreduce sends the gradient."""
+        return self.way != CODEC
+
+    @property
+    def delays(self) -> bool:
+        """Whether parts of a gradient are sent in later steps."""
+        selects = self.codec is not None and not isinstance(self.codec.sparsifier, NoneSparsifier)
+        return selects and bool(self.memory.state)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))  # custom stages may have attributes that are not hashable
+
+    def __repr__(self) -> str:
+        return self.way if self.dense else f"{self.codec!r} with {self.memory!r}"
+
+
+def resolve(
+    codec: Any,
+    memory: Any,
+    default_codec: Codec,
+    default_memory: Memory,
+    shapes: Mapping[str, tuple[int, ...]],
+    dense_below: int,
+) -> dict[str, Policy]:
+    """Return {parameter name: :class:`Policy`}.
+
+    Args:
+        codec: a :class:`Codec`, "dense" or "fp16"; a mapping of patterns to these; a function of
+            (name, shape) that returns one of these; or None.
+        memory: the same with a :class:`Memory`.
+        default_codec, default_memory: used where ``codec`` or ``memory`` gives none.
+        shapes: {parameter name: shape}.
+        dense_below: parameters with fewer elements are sent uncompressed instead of with a codec.
+
+    Raises:
+        InvalidArgumentError: a value of another type, or a pattern that no parameter needs.
+    """
+    codec_of = _chooser("codec", codec, default_codec, shapes)
+    memory_of = _chooser("memory", memory, default_memory, shapes)
+    policies = {}
+    for name, shape in shapes.items():
+        chosen = codec_of(name, shape)
+        if isinstance(chosen, str):
+            policies[name] = Policy(chosen)
+        elif math.prod(shape) < dense_below:
+            policies[name] = Policy(DENSE)
+        else:
+            policies[name] = Policy(CODEC, chosen, memory_of(name, shape))
+    return policies
+
+
+def is_single(value: Any) -> bool:
+    """Return whether an argument is one stage for all parameters."""
+    return not isinstance(value, Mapping) and (isinstance(value, type) or not callable(value))
+
+
+def text_of(value: Any) -> str:
+    """Return an argument as text, the same on all ranks."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key!r}: {chosen!r}" for key, chosen in value.items()) + "}"
+    return repr(value) if is_single(value) else "a function of name and shape"
+
+
+_EXPECTED = {"codec": (Codec, f"a Codec, {DENSE!r} or {FP16!r}"), "memory": (Memory, "a Memory")}
+
+
+def expect_choice(what: str, given: Any) -> None:
+    """Check the types in the argument ``what`` ("codec" or "memory"), as far as they are known.
+
+    Raises:
+        InvalidArgumentError: a value of another type.
+    """
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            _checked(what, f" of {key!r}", value)
+    elif is_single(given):
+        _checked(what, "", given)
+
+
+def _checked(what: str, where: str, value: Any) -> Any:
+    kind, expected = _EXPECTED[what]
+    named = what == "codec" and isinstance(value, str) and value in (DENSE, FP16)
+    if value is not None and not isinstance(value, kind) and not named:
+        raise InvalidArgumentError(
+            f"Compressor {what}{where}: expected {expected}, got {shown(value)}{meant(value, kind)}"
+        )
+    return value
+
+
+def _chooser(
+    what: str, given: Any, default: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> Callable[[str, tuple[int, ...]], Any]:
+    """Return a function of (name, shape) that returns what a parameter uses."""
+
+    def chosen(name: str, shape: tuple[int, ...]) -> Any:
+        if isinstance(given, Mapping):
+            patterns = (key for key in given if fnmatch.fnmatchcase(name, key))
+            value = given.get(next(patterns, None))
+        elif is_single(given):
+            value = given
+        else:
+            value = _checked(what, f" of parameter {name}", given(name, shape))
+        return default if value is None else value
+
+    expect_choice(what, given)
+    if isinstance(given, Mapping):
+        _expect_patterns(what, given, shapes)
+    return chosen
+
+
+def _expect_patterns(what: str, given: Mapping[Any, Any], shapes: Iterable[str]) -> None:
+    """Check that each pattern is the first match of a parameter; "*" may be left with none."""
+    names = list(shapes)
+    left = names
+    for pattern in given:
+        if not isinstance(pattern, str):
+            raise InvalidArgumentError(
+                f"Compressor {what}: expected patterns of parameter names, such as 'embed*', got {pattern!r}"
+            )
+        matched = {name for name in left if fnmatch.fnmatchcase(name, pattern)}
+        if not matched and pattern != "*":
+            earlier = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+            got = (
+                f"one that earlier patterns leave nothing: the first match counts, and they match {_some(earlier)}"
+                if earlier
+                else f"one that matches none of {_some(names)}"
+            )
+            raise InvalidArgumentError(
+                f"Compressor {what}: expected a pattern that a parameter needs, got {pattern!r}, {got}"
+            )
+        left = [name for name in left if name not in matched]
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

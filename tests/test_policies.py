@@ -1,0 +1,171 @@
+"""Codecs and memories by parameter: which parameter gets which, and what is refused."""
+
+import fnmatch
+import random
+
+import pytest
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import policies
+from deepreduce_hvd.policies import Policy
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")
+
+ONE, TWO = dr.Codec(dr.TopK(0.1)), dr.Codec(dr.TopK(0.1), index=dr.Rice())
+SHAPES = {
+    "embed.weight": (50, 40),
+    "body.0.weight": (40, 40),
+    "body.0.bias": (40,),
+    "head": (2000,),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+
+
+def resolved(codec=None, memory=None, dense_below=0, shapes=SHAPES):
+    return policies.resolve(codec, memory, ONE, dr.Residual(), shapes, dense_below)
+
+
+def compressor(codec=None, memory=None, **options):
+    named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES.items()]
+    return dr.Compressor(codec, memory, parameters=named, **options)
+
+
+def test_the_first_pattern_that_matches_counts():
+    found = resolved({"embed*": "dense", "*.bias": "fp16", "body*": TWO}, {"b*": dr.NoMemory()})
+    assert found == {
+        "embed.weight": Policy("dense"),
+        "body.0.weight": Policy("codec", TWO, dr.NoMemory()),
+        "body.0.bias": Policy("fp16"),
+        "head": Policy("codec", ONE, dr.Residual()),
+    }
+
+
+def test_a_function_of_name_and_shape():
+    found = resolved(
+        lambda name, shape: "dense" if len(shape) == 1 else None,
+        lambda name, shape: dr.NoMemory() if name.startswith("e") else None,
+    )
+    assert [policy.way for policy in found.values()] == ["codec", "codec", "dense", "dense"]
+    assert [policy.memory for policy in found.values()][:2] == [dr.NoMemory(), dr.Residual()]
+
+
+def test_small_tensors_are_dense_unless_another_way_is_given():
+    found = resolved({"*.bias": "fp16", "*": TWO}, dense_below=1700)
+    ways = [policy.way for policy in found.values()]
+    assert ways == ["codec", "dense", "fp16", "codec"]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_patterns(seed):
+    """Of random names and patterns, each name gets the value of the first pattern that matches."""
+    draw = random.Random(seed)
+    names = sorted({"".join(draw.choices("ab.", k=draw.randint(1, 4))) for _ in range(8)})
+    patterns = ["".join(draw.choices("ab.*?", k=draw.randint(1, 3))) for _ in range(4)]
+    given = {pattern: draw.choice((ONE, TWO, "dense", "fp16")) for pattern in patterns}
+    first = {
+        name: next((one for one in given if fnmatch.fnmatchcase(name, one)), None) for name in names
+    }
+    needed = set(first.values()) | {"*"}
+    shapes = dict.fromkeys(names, (1,))
+    if not needed >= set(given):
+        with pytest.raises(dr.InvalidArgumentError, match="expected a pattern that a parameter"):
+            resolved(given, shapes=shapes)
+        given = {one: value for one, value in given.items() if one in needed}
+    found = resolved(given, shapes=shapes)
+    for name in names:
+        expected = given.get(first[name], ONE)
+        assert (found[name].codec or found[name].way) == expected, (given, name)
+
+
+@pytest.mark.parametrize(
+    ("codec", "memory", "message"),
+    [
+        ({"embd*": "dense"}, None, "got 'embd\\*', one that matches none of embed.weight, body.0"),
+        ({"*": ONE, "head": TWO}, None, "earlier patterns leave nothing: .* they match head"),
+        (
+            {"head": "half"},
+            None,
+            "codec of 'head': expected a Codec, 'dense' or 'fp16', got 'half'",
+        ),
+        ({"head": dr.TopK(0.1)}, None, r"write Compressor\(Codec\(TopK"),
+        ({3: ONE}, None, "expected patterns of parameter names, such as 'embed\\*', got 3"),
+        ("half", None, "codec: expected a Codec, 'dense' or 'fp16', got 'half'"),
+        (lambda name, shape: 3, None, "codec of parameter embed.weight: expected a Codec, .*got 3"),
+        (None, {"*": "dense"}, "memory of '\\*': expected a Memory, got 'dense'"),
+        (None, lambda name, shape: ONE, "memory of parameter embed.weight: expected a Memory, got"),
+        (None, {"*": dr.Residual}, r"write Residual\(\) to pass an instance"),
+        ({"head": dr.Codec(dr.TopK(0.1), value=dr.QSGD(1))}, None, "QSGD.* would grow without"),
+    ],
+)
+def test_what_is_refused(codec, memory, message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        compressor(codec, memory)
+
+
+def test_the_communicator_is_checked_with_every_codec():
+    with pytest.raises(dr.InvalidArgumentError, match="expected a sparsifier with a fixed k"):
+        compressor({"head": dr.Codec(dr.Threshold(0.1))}, communicator=dr.GTopK())
+
+
+def test_the_fingerprint_covers_the_outcome_and_not_the_way_to_it():
+    one = compressor({"embed*": "dense", "*": TWO})
+    same = compressor(lambda name, shape: "dense" if name == "embed.weight" else TWO)
+    other = compressor({"embed*": "fp16", "*": TWO})
+    assert one.fingerprint == same.fingerprint != other.fingerprint
+    assert (
+        compressor(TWO).fingerprint
+        == compressor(dr.Codec(dr.TopK(0.1), index=dr.Rice())).fingerprint
+    )
+
+
+def test_repr_shows_the_patterns():
+    assert "{'embed*': 'dense', '*': Codec(" in repr(compressor({"embed*": "dense", "*": TWO}))
+
+
+def test_only_what_is_compressed_has_a_memory():
+    comp = compressor(
+        {"embed*": "dense", "head": "fp16", "*": TWO},
+        {"*bias": dr.MomentumCorrection()},
+        dense_below=0,
+    )
+    kept = {name: list(one["memory"]) for name, one in comp.state_dict()["parameters"].items()}
+    assert kept == {
+        "embed.weight": [],
+        "body.0.weight": ["residual"],
+        "body.0.bias": ["residual", "velocity"],
+        "head": [],
+    }
+    state = comp.state_dict()
+    comp.load_state_dict(state)
+    with pytest.raises(dr.InvalidArgumentError, match="expected one with the same configuration"):
+        compressor({"embed*": "dense", "*": TWO}, dense_below=0).load_state_dict(state)
+
+
+def test_prepare_leaves_what_is_not_compressed(capsys):
+    named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name, shape in SHAPES.items()]
+    correction = dr.MomentumCorrection()
+    comp = dr.Compressor(
+        {"embed*": "dense", "head": "fp16"},
+        {"body.0.b*": correction},
+        parameters=named,
+        dense_below=0,
+    )
+    weights = dict(named)
+    optimizer = torch.optim.SGD(weights.values(), lr=1.0, momentum=0.5)
+    optimizer = dr.prepare(optimizer, comp)
+    said = capsys.readouterr().out
+    assert "1 of 4 parameters are compressed" in said
+    for _ in range(2):
+        for weight in weights.values():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    # with momentum 0.5 two steps move by 1 + 1.5; without it and at twice the rate by 2 + 2
+    moved = {name: -weight.detach().flatten()[0].item() for name, weight in weights.items()}
+    own = 4.0 * (1 - correction.momentum)  # the memory multiplies by the inverse
+    expected = {"embed.weight": 2.5, "body.0.weight": 4.0, "body.0.bias": own, "head": 2.5}
+    assert moved == pytest.approx(expected)
