@@ -45,7 +45,7 @@ MemoryChoice: TypeAlias = (
 DEFAULT_BUCKET_BYTES = 64 << 20
 #: top-level module of a parameter's type -> the module of this package that has its ``Adapter``
 _ADAPTERS = {
-    "torch": "deepreduce_hvd.torch.adapter",
+    "torch": "deepreduce_hvd.torch.home",
     "tensorflow": "deepreduce_hvd.tensorflow.adapter",
     "keras": "deepreduce_hvd.tensorflow.adapter",
 }
