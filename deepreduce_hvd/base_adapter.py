@@ -2,6 +2,9 @@
 
 from deepreduce_hvd import checkpoint
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.errors import InvalidArgumentError
+
+_PYTORCH_ONLY = "{}: expected a compressor of PyTorch parameters under Horovod, got another one"
 
 
 class BaseAdapter:
@@ -49,6 +52,21 @@ class BaseAdapter:
 
     def framework_settings(self):
         """Return the settings that only ranks of this framework compare in the handshake."""
+        return []
+
+    #: the plan of the next step, or None
+    plan = None
+
+    def profile(self):
+        """Return the profile of this rank, as :meth:`Compressor.profile`."""
+        raise InvalidArgumentError(_PYTORCH_ONLY.format("profile"))
+
+    def timeline(self, path):
+        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
+        raise InvalidArgumentError(_PYTORCH_ONLY.format("timeline"))
+
+    def schedule_notes(self):
+        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
         return []
 
     def describe(self, with_steps):

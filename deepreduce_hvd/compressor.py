@@ -12,12 +12,14 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
-from deepreduce_hvd import container, policies
+from deepreduce_hvd import container, policies, scheduler
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
 from deepreduce_hvd.coordination.handshake import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.plan import Plan
+from deepreduce_hvd.schedule.profile import Profile
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import Rice
 from deepreduce_hvd.stages.memories import Residual
@@ -88,6 +90,12 @@ class Compressor:
             gradient. On TensorFlow this setting has no effect, because Horovod requests the result
             of each gradient before it traces the next one. Use Horovod's ``groups=`` to merge
             messages.
+        schedule: which gradients share a message and how each message is sent. None: buckets of
+            ``bucket_bytes``. ``"auto"``, on PyTorch: after some steps, the job measures its layers
+            and its network, tries the fastest plans, and uses the one whose steps take the least
+            time; sending all gradients uncompressed, or as float16, is among them
+            (docs/schedule.md). A :class:`~deepreduce_hvd.schedule.Plan`: that plan from the first
+            step on.
         dense_below: tensors with fewer elements are sent uncompressed, even if ``codec`` gives them
             a :class:`Codec`.
         seed: seed of all random choices; equal on all ranks.
@@ -122,6 +130,7 @@ class Compressor:
         parameters: Iterable[Any] | None = None,
         *,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        schedule: str | Plan | None = None,
         dense_below: int = 1024,
         seed: int = 0,
         process_set: Any = None,
@@ -141,6 +150,7 @@ class Compressor:
             loss_scale=loss_scale, writer=writer, writer_interval=writer_interval,
         )  # fmt: skip
         self.bucket_bytes = bucket_bytes
+        self.schedule = schedule
         self.dense_below = dense_below
         self.seed = seed
         self.process_set = process_set
@@ -158,6 +168,7 @@ class Compressor:
         for policy in set(self.policies.values()):
             if not policy.dense:
                 expect_stages(policy.codec, policy.memory, self.communicator)
+        scheduler.check(schedule, self.policies, self.communicator)
         description = (
             container.VERSION,
             *self._stages(),
@@ -180,6 +191,11 @@ class Compressor:
             return repr(self.codec), repr(self.memory)
         return "policies", [f"{name}: {policy!r}" for name, policy in self.policies.items()]
 
+    def _schedule_text(self) -> str:
+        if isinstance(self.schedule, Plan):
+            return f"a plan with CRC-32 {zlib.crc32(self.schedule.to_json().encode()):08x}"
+        return repr(self.schedule)
+
     def settings(self, transport: Transport) -> list[Setting]:
         """Return the settings that ranks of any framework compare in the handshake."""
         alike = self.communicator.depends_on(transport)
@@ -191,6 +207,7 @@ class Compressor:
             Setting("communicator", repr(self.communicator)),
             *(Setting(what, str(found)) for what, found in alike.items()),
             Setting("bucket_bytes", str(self.bucket_bytes)),
+            Setting("schedule", self._schedule_text()),
             Setting("dense_below", str(self.dense_below)),
             Setting("seed", str(self.seed)),
             Setting("loss_scale", "not given" if self.loss_scale is None else "given"),
@@ -210,7 +227,7 @@ class Compressor:
     def __repr__(self) -> str:
         return (
             f"Compressor({policies.text_of(self.codec)}, memory={policies.text_of(self.memory)}, communicator={self.communicator!r}, "
-            f"bucket_bytes={self.bucket_bytes}, dense_below={self.dense_below}, seed={self.seed}, "
+            f"bucket_bytes={self.bucket_bytes}, schedule={self._schedule_text()}, dense_below={self.dense_below}, seed={self.seed}, "
             f"parameters={len(self.adapter.slots)} named)"
         )
 
@@ -318,7 +335,38 @@ class Compressor:
     def summary(self) -> None:
         """Print :meth:`stats` as a table, and which parameters were not compressed and why."""
         stats = self.stats()
-        print("\n".join([summary_table(stats), *notes(stats, self.adapter.transport.size)]))
+        lines = [summary_table(stats), *notes(stats, self.adapter.transport.size)]
+        print("\n".join([*lines, *self.adapter.schedule_notes()]))
+
+    def profile(self) -> Profile:
+        """Return what was measured of this rank's last steps, on PyTorch.
+
+        It has the times of gradients, the seconds of encoding and decoding, and the sizes of
+        payloads. With ``schedule="auto"`` it has the network too. ``profile().save(path)`` writes a
+        file for ``deepreduce-plan``.
+
+        Raises:
+            InvalidArgumentError: no compressed gradient has been exchanged yet.
+        """
+        return self.adapter.profile()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan of the next step, on PyTorch; None without one."""
+        return self.adapter.plan
+
+    def timeline(self, path: str | os.PathLike[str]) -> None:
+        """Write this rank's last complete step as a Chrome trace for ui.perfetto.dev, on PyTorch.
+
+        Time 0 is the first gradient. With a plan, its predicted step is beside the measured one.
+
+        Args:
+            path: path of the JSON file.
+
+        Raises:
+            InvalidArgumentError: no step is complete yet.
+        """
+        self.adapter.timeline(path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw each layer's dense bytes, sent bytes and relative error.

@@ -103,6 +103,12 @@ class Bucket:
     def name(self):
         return ", ".join(member.name for member in self.members)
 
+    @property
+    def label(self):
+        """A short text: the first and the last member, and how many there are."""
+        first, last, count = self.members[0].name, self.members[-1].name, len(self.members)
+        return first if count == 1 else f"{first} … {last} ({count})"
+
     def encode(self):
         """Encode all members and return their payloads one after another, (n,) uint8.
 

@@ -84,6 +84,8 @@ class Exchange:
         result: the sum over all ranks, once done.
         error: the exception that the generator raised, or None.
         seconds: the time spent in the generator, in seconds.
+        started_at, ended_at: times of ``time.perf_counter``; ``ended_at`` is when this rank found
+            out that the exchange had ended, None before that.
     """
 
     def __init__(self, communicator, bucket, transport, name, before=None):
@@ -94,6 +96,8 @@ class Exchange:
         self.result = None
         self.error = None
         self.seconds = 0.0
+        self.started_at = time.perf_counter()
+        self.ended_at = None
         self._transport = transport
         self._generator = self._steps(communicator, before)
         self._handle = None
@@ -115,7 +119,10 @@ class Exchange:
         except Exception as error:
             self.error = error
             self.done = True
-        self.seconds += time.perf_counter() - started
+        now = time.perf_counter()
+        self.seconds += now - started
+        if self.done:
+            self.ended_at = now
 
     def advance(self):
         """Advance as far as possible without waiting; return whether there was progress."""

@@ -85,6 +85,13 @@ class Sparsifier(Stage):
         """
         return None
 
+    def with_ratio(self, ratio: float) -> "Sparsifier | None":
+        """Return a sparsifier like this one that keeps another share of the elements.
+
+        Return None if the share is no setting of this sparsifier. Schedules need this method.
+        """
+        return None
+
 
 class IndexCodec(Stage):
     """Base class of index codecs, which encode a set of indices as bytes."""

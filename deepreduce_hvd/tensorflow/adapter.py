@@ -12,7 +12,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import wire
+from deepreduce_hvd import layout, wire
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.coordination import handshake
@@ -58,7 +58,15 @@ class Adapter(BaseAdapter):
             raise InvalidArgumentError(
                 "Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary"
             )
+        if compressor.schedule == "auto":
+            raise InvalidArgumentError(
+                "Compressor schedule: expected None or a plan on TensorFlow, whose graphs are traced once, got 'auto'"
+            )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
+        if compressor.schedule is not None:  # Horovod decides on the messages
+            compressor.policies = layout.of_plan(
+                compressor.policies, compressor.fingerprint, compressor.schedule
+            ).policies
         self.device_path = DevicePath(compressor)
         self._host_path = HostPath(compressor)
         self._collectives = Collectives(compressor, self.process_set)

@@ -16,7 +16,9 @@ from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
+from deepreduce_hvd.scheduler import Scheduler
 from deepreduce_hvd.statistics import write_scalars
+from deepreduce_hvd.step_times import StepTimes
 from deepreduce_hvd.torch import results
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
@@ -25,6 +27,7 @@ from deepreduce_hvd.torch.exchanges import Exchanges
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
+from deepreduce_hvd.torch.pending import Pending, as_reduced
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.rounds import Rounds
@@ -32,36 +35,6 @@ from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
 _HOST = torch.device("cpu")
-
-
-class _Pending:
-    """One gradient between compress and decompress.
-
-    Attributes:
-        slot: slot of its parameter.
-        gradient: the tensor that Horovod gave to compress.
-        made: whether backward made the gradient.
-        round: its :class:`~deepreduce_hvd.torch.rounds.Round`.
-        kept: the :class:`~deepreduce_hvd.torch.references.Kept` tensor that Horovod reduces.
-        flight: its :class:`~deepreduce_hvd.torch.rounds.Flight`, or None if it is not compressed.
-    """
-
-    def __init__(self, slot, gradient, made, round_, kept, flight=None):
-        self.slot = slot
-        self.gradient = gradient
-        self.made = made
-        self.round = round_
-        self.kept = kept
-        self.flight = flight
-
-    def memory_for_result(self, reduced):
-        """Return the tensor for the sum.
-
-        Horovod reduces in place only for its optimizers, which expect the sum in the gradient's
-        memory.
-        """
-        in_place = reduced is self.kept.tensors[0]
-        return results.memory_for(self.gradient, self.slot.parameter, self.made, in_place)
 
 
 class Adapter(BaseAdapter):
@@ -82,7 +55,10 @@ class Adapter(BaseAdapter):
         self._probes = Probes()
         self._rounds = Rounds(compressor, self._parameters)
         self._rounds_closed = 0
-        self._exchanges = Exchanges(compressor, self.device_path)
+        self._times = StepTimes()
+        self._exchanges = Exchanges(compressor, self.device_path, self._times)
+        self._scheduler = Scheduler(compressor, self._times)
+        self._follow(self._scheduler.layout)
         # whether a result was returned since the last check for elastic training
         self._delivered = True
         self._warned = set()
@@ -122,11 +98,26 @@ class Adapter(BaseAdapter):
             message = momentum_warning(owner, self.compressor)
             if message is not None:
                 self._warn_once("momentum", message)
-        return self._rounds.begin(owner, self.device_path.sums())
+        if owner is not DIRECT:
+            self._times.begin(time.perf_counter())
+            self._follow(self._scheduler.layout)
+        return self._rounds.begin(owner, self.device_path.sums(), self._layout)
+
+    def _follow(self, layout):
+        """Send gradients as a layout says, from the next round on."""
+        self._layout = layout
+        for name, slot in self.slots.items():
+            slot.policy = layout.policies[name]
 
     @names_who_is_gone
     def compress(self, tensor):
         """Start the exchange of one gradient, as :meth:`Compressor.compress`."""
+        started = time.perf_counter()
+        reduced, pending = self._compress(tensor)
+        self._times.gradient(pending.slot.name, started, time.perf_counter())
+        return reduced, pending
+
+    def _compress(self, tensor):
         caller = current_caller()
         wire.expect_process_set(self.process_set, caller.process_set)
         slot = self._parameters.slot_for(tensor, caller.parameter)
@@ -137,11 +128,14 @@ class Adapter(BaseAdapter):
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            reduced = _as_reduced(tensor, slot.policy.way)
+            if slot.remembers:
+                slot.follow_loss_scale(round_.loss_scale)
+                slot.back_up()
+            reduced = as_reduced(slot.with_memory(tensor), slot.policy.way)
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
-            return reduced, _Pending(slot, tensor, made, round_, kept)
+            return reduced, Pending(slot, tensor, made, round_, kept)
         flight = round_.flight_for(slot, self._call_ranks)
         # A gradient of zeros that backward did not make carries no information: the parameter is
         # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
@@ -151,7 +145,7 @@ class Adapter(BaseAdapter):
             self._exchanges.start_early(flight, self.transport)
         self._exchanges.advance()
         kept = self._probes.take(self._probe_of(slot, round_), _probe_device(caller, tensor))
-        return kept.tensors[0], _Pending(slot, tensor, made, round_, kept, flight)
+        return kept.tensors[0], Pending(slot, tensor, made, round_, kept, flight)
 
     def _call_ranks(self, label):
         """Start a roll call."""
@@ -171,6 +165,7 @@ class Adapter(BaseAdapter):
             slot.move_to(tensor.device if on_device else _HOST)
             slot.follow_loss_scale(loss_scale)
             slot.back_up()
+            slot.remembers = True
             if on_device:
                 return self.device_path.member(slot, tensor, hvd.rank(), held)
             return self.host_path.member(slot, tensor, copies, held)
@@ -192,6 +187,7 @@ class Adapter(BaseAdapter):
         self._delivered = True
         if pending is None:
             return self._pass_on(tensor)
+        started = time.perf_counter()
         slot, round_, flight = pending.slot, pending.round, pending.flight
         round_.delivering = True
         if flight is None:
@@ -199,9 +195,31 @@ class Adapter(BaseAdapter):
         else:
             result = self._exchanged_result(tensor, pending)
         round_.hand_over(slot, flight)
+        self._times.result(slot.name, started, time.perf_counter())
         if round_.complete:
             round_.device_sums.send()
+            if round_.owned:
+                self._scheduler.step_ends(self.transport, self.slots)
         return result
+
+    # --- schedules ---
+
+    @property
+    def plan(self):
+        """The plan of the next step, or None."""
+        return self._scheduler.layout.plan
+
+    def profile(self):
+        """Return the profile of this rank, as :meth:`Compressor.profile`."""
+        return self._scheduler.profile(self.slots, self.transport.size)
+
+    def timeline(self, path):
+        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
+        self._times.write(path, self._layout.plan)
+
+    def schedule_notes(self):
+        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
+        return self._scheduler.notes()
 
     def _pass_on(self, tensor):
         """Return a sparse gradient, which Horovod reduced itself, and count it."""
@@ -225,7 +243,7 @@ class Adapter(BaseAdapter):
         like = results.layout_for(gradient, slot.parameter, pending.made)
         if tensor.dtype != gradient.dtype or tensor.stride() != like.stride():
             result = pending.memory_for_result(tensor).copy_(tensor)
-        if slot.policy.way == FP16:  # its largest number is 65504
+        if pending.way == FP16:  # its largest number is 65504
             self._look_at(pending.round, tensor, slot.name)
         elif pending.round.loss_scale is not None:
             self._look_at(pending.round, result)
@@ -334,6 +352,9 @@ class Adapter(BaseAdapter):
             slot.last_round = None
         self._rounds.forget()
         self._exchanges.forget()
+        self._times.forget()
+        self._scheduler.restart()
+        self._follow(self._scheduler.layout)
         self._delivered = True
 
     def close_round(self):
@@ -362,18 +383,6 @@ class Adapter(BaseAdapter):
         if topic not in self._warned:
             self._warned.add(topic)
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
-
-
-def _as_reduced(gradient, way):
-    """Return the tensor of an uncompressed gradient that Horovod reduces.
-
-    Horovod's allreduce needs contiguous tensors and has no bfloat16 on the host.
-    """
-    if way == FP16:
-        gradient = gradient.half()
-    elif gradient.dtype == torch.bfloat16:
-        gradient = gradient.float()
-    return gradient.contiguous()
 
 
 def _probe_device(caller, gradient):

@@ -9,11 +9,13 @@ class Exchanges:
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         device_path: its :class:`~deepreduce_hvd.torch.cuda.device.DevicePath`.
+        times: its :class:`~deepreduce_hvd.step_times.StepTimes`.
     """
 
-    def __init__(self, compressor, device_path):
+    def __init__(self, compressor, device_path, times):
         self._compressor = compressor
         self._device_path = device_path
+        self._times = times
         self.forget()
 
     def forget(self):
@@ -60,9 +62,12 @@ class Exchanges:
             self._prepared = True
 
     def _start(self, flight, transport):
-        communicator = self._device_path.communicator(flight.members)
+        communicator = self._device_path.communicator(flight.members, flight.communicator)
         flight.start(self._compressor, transport, communicator, hvd.rank())
         self._in_flight.append(flight.exchange)
 
     def _drop_done(self):
+        for exchange in self._in_flight:
+            if exchange.done:
+                self._times.message(exchange.bucket.label, exchange.started_at, exchange.ended_at)
         self._in_flight = [exchange for exchange in self._in_flight if not exchange.done]

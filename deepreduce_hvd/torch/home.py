@@ -4,11 +4,15 @@ It is Horovod's where Horovod can be imported. ``Compressor.register`` replaces 
 PyTorch's DDP, which needs no Horovod.
 """
 
+import importlib
+
 try:
     import horovod.torch  # noqa: F401
 except ImportError:
-    from deepreduce_hvd.torch.unattached import UnattachedAdapter as Adapter
+    _home = importlib.import_module("deepreduce_hvd.torch.unattached")
 else:
-    from deepreduce_hvd.torch.adapter import Adapter
+    _home = importlib.import_module("deepreduce_hvd.torch.adapter")
+
+Adapter = _home.Adapter
 
 __all__ = ["Adapter"]

@@ -20,25 +20,45 @@ class Plan:
     gradient should wait for them.
     """
 
-    def __init__(self, slots, bucket_bytes, fingerprint):
+    def __init__(self, slots, bucket_bytes, layout):
         self.slots = slots
         self.training = self.trains(slots)
+        self.layout = layout
         self._bucket_of = {}
+        compressed = [
+            (slot, trains) for slot, trains in zip(slots, self.training) if not slot.dense
+        ][::-1]
+        buckets = self._messages({slot.name: slot for slot, trains in compressed if trains})
+        grouped = {slot for bucket in buckets for slot in bucket}
         kinds = {}  # (trains, policy) -> slots, in the order in which backward makes gradients
-        for slot, trains in list(zip(slots, self.training))[::-1]:
-            if not slot.dense:
+        for slot, trains in compressed:
+            if slot not in grouped:
                 kinds.setdefault((trains, slot.policy), []).append(slot)
-        bucket_list = []
         for _, ready in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
             for positions in assign_to_buckets(
                 [slot.parameter.numel() for slot in ready], bucket_bytes
             ):
-                bucket_list.append([ready[position] for position in positions])
-        for number, bucket in enumerate(bucket_list):
+                buckets.append([ready[position] for position in positions])
+        for number, bucket in enumerate(buckets):
             self._bucket_of.update((slot, (number, bucket)) for slot in bucket)
-        names = [[slot.name for slot in bucket] for bucket in bucket_list]
-        #: CRC-32 of the compressor's configuration and this plan; ranks compare it
-        self.fingerprint = zlib.crc32(repr(names).encode(), fingerprint)
+        names = [[slot.name for slot in bucket] for bucket in buckets]
+        #: CRC-32 of the compressor's configuration, the layout and the buckets; ranks compare it
+        self.fingerprint = zlib.crc32(repr(names).encode(), layout.fingerprint)
+
+    def _messages(self, slots):
+        """Return the buckets that the layout prescribes for ``slots``, by name."""
+        buckets = []
+        for names in self.layout.messages:
+            kinds = {}
+            for name in names:
+                if name in slots:
+                    kinds.setdefault(slots[name].policy, []).append(slots[name])
+            buckets += kinds.values()
+        return buckets
+
+    def communicator_of(self, slot):
+        """Return the communicator that the layout prescribes for the slot's bucket, or None."""
+        return self.layout.communicators.get(slot.name)
 
     @staticmethod
     def trains(slots):
@@ -62,6 +82,9 @@ class Apart:
     def bucket_of(self, slot):
         return slot, [slot]
 
+    def communicator_of(self, slot):
+        return None
+
     def called_for(self, slot):
         return slot.name
 
@@ -69,8 +92,9 @@ class Apart:
 class Flight:
     """One bucket in one round: compress fills it, decompress empties it."""
 
-    def __init__(self, slots):
+    def __init__(self, slots, communicator=None):
         self.slots = slots  # all slots of the bucket, in the order of their parts in messages
+        self.communicator = communicator  # None: the compressor's
         self.members = {}  # slot -> BucketMember
         self.copies = CopiesToHost()  # of gradients that are encoded on the host
         self.roll_call = None
@@ -148,9 +172,7 @@ class Round:
         """
         if self.closed or slot.last_round is self:
             return True
-        return self.delivering and (
-            isinstance(self.plan, Plan) or gradients_made != self._gradients_made
-        )
+        return self.delivering and (self.owned or gradients_made != self._gradients_made)
 
     def add(self, slot):
         slot.last_round = self
@@ -167,7 +189,9 @@ class Round:
                 it, so that the result is there when backward has made the bucket's other gradients.
         """
         number, bucket = self.plan.bucket_of(slot)
-        flight = self._flights.setdefault(number, Flight(bucket))
+        if number not in self._flights:
+            self._flights[number] = Flight(bucket, self.plan.communicator_of(slot))
+        flight = self._flights[number]
         if flight.roll_call is None:
             label = self.plan.called_for(slot)
             if label not in self._roll_calls:
@@ -175,6 +199,11 @@ class Round:
                 flight.called_by = slot
             flight.roll_call = self._roll_calls[label]
         return flight
+
+    @property
+    def owned(self):
+        """Whether the gradients are those of an optimizer."""
+        return isinstance(self.plan, Plan)
 
     @property
     def flights(self):
@@ -226,19 +255,23 @@ class Rounds:
             return None
         return last
 
-    def begin(self, owner, device_sums):
+    def begin(self, owner, device_sums, layout):
         """Begin a round of an optimizer, or of :data:`DIRECT`, and return it.
 
         Args:
             owner: the optimizer, or :data:`DIRECT`.
             device_sums: the sums of this round on devices.
+            layout: the :class:`~deepreduce_hvd.layout.Layout` of the round.
         """
         round_ = self._last[owner] = Round(
-            self._plan_of(owner), self._loss_scale(), device_sums, self._parameters.gradients_made
+            self._plan_of(owner, layout),
+            self._loss_scale(),
+            device_sums,
+            self._parameters.gradients_made,
         )
         return round_
 
-    def _plan_of(self, owner):
+    def _plan_of(self, owner, layout):
         """Return the plan of an optimizer's buckets.
 
         It is the plan of its last round, unless the parameters that it trains have changed.
@@ -252,10 +285,11 @@ class Rounds:
             last is not None
             and last.plan.slots == slots
             and last.plan.training == Plan.trains(slots)
+            and last.plan.layout is layout
         ):
             return last.plan
         self._parameters.register_hooks()
-        return Plan(slots, self._compressor.bucket_bytes, self._compressor.fingerprint)
+        return Plan(slots, self._compressor.bucket_bytes, layout)
 
     def _loss_scale(self):
         """Return the current loss scale, or None without loss scaling."""

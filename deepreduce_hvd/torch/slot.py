@@ -28,6 +28,8 @@ class Slot:
         # never changes the payload
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
+        #: whether the memory may have anything else than zeros
+        self.remembers = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False
         #: last Round with a gradient of this parameter
@@ -72,12 +74,33 @@ class Slot:
     def restore(self):
         """Undo the last step."""
         self.payload = None
+        self.remembers = True
         for kept, part in zip(self.backup, self.state):
             part.copy_(kept)
+
+    def with_memory(self, gradient):
+        """Return a gradient plus what the memory keeps, which is zero from then on.
+
+        For a parameter that was compressed before and is sent uncompressed now.
+        """
+        if not self.remembers or not self.state:
+            return gradient
+        self.remembers = False
+        (residual,) = self.state  # only Residual, see layout.py
+        total = gradient.detach().float() + residual.to(gradient.device).view(gradient.shape)
+        residual.zero_()
+        return total.to(gradient.dtype)
+
+    @property
+    def payload_bytes(self):
+        """Bytes of the last payload; None if there is none."""
+        return None if self.payload is None else self.payload.numel()
 
     def count_dense(self, tensor, reduced):
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.sent_bytes = reduced.numel() * reduced.element_size()
+        self.uncompressed_path = self.policy.way
+        self.rounds, self.communicator = 0, None
 
     def count_sparse(self, gradient):
         """Count the indices and values of a sparse gradient that Horovod summed itself."""
@@ -126,6 +149,7 @@ class Slot:
 
     def set_memory(self, arrays):
         self.threshold.zero_()
+        self.remembers = True
         for kind, part in zip(self.state_names, self.state):
             part.copy_(torch.from_numpy(np.require(arrays[kind], requirements="W")))
 

@@ -16,7 +16,7 @@ class _NoTransport(Transport):
     rank = 0
 
 
-class UnattachedAdapter(BaseAdapter):
+class Adapter(BaseAdapter):
     """Keep the slots of the parameters until ``Compressor.register`` finds the other ranks.
 
     Args:

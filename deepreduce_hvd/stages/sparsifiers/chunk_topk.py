@@ -60,3 +60,6 @@ class ChunkTopK(Sparsifier):
 
     def most_selected(self, d, step=0):
         return -(-d // int(self.parameters()[0]))
+
+    def with_ratio(self, ratio):
+        return None if self.ratio is None else ChunkTopK(ratio)

@@ -74,3 +74,6 @@ class RandomK(Sparsifier):
 
     def most_selected(self, d, step=0):
         return kept_count(self.parameters(step), d) if d else 0
+
+    def with_ratio(self, ratio):
+        return None if self.ratio is None else RandomK(ratio)

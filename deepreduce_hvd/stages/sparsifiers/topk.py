@@ -76,3 +76,12 @@ class TopK(Sparsifier):
 
     def most_selected(self, d, step=0):
         return kept_count(self.parameters(step), d) if d else 0
+
+    def with_ratio(self, ratio):
+        return (
+            None
+            if self.ratio is None
+            else TopK(
+                ratio, warmup_steps=self.warmup_steps, warmup_ratio=max(self.warmup_ratio, ratio)
+            )
+        )

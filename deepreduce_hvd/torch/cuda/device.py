@@ -158,13 +158,19 @@ class DevicePath(BaseDevicePath):
 
         return DeviceMember(slot, flat, start)
 
-    def communicator(self, slots):
+    def communicator(self, slots, planned=None):
         """Return the communicator for the payloads of a bucket.
 
-        It is the same on all ranks if their parameters are on the same kinds of devices.
+        Args:
+            slots: slots of the bucket.
+            planned: the communicator on the host; None for the compressor's.
+
+        Returns:
+            A communicator. It is the same on all ranks if their parameters are on the same kinds of
+            devices.
         """
         if not any(self.takes(slot.parameter) for slot in slots):
-            return self.compressor.communicator
+            return self.compressor.communicator if planned is None else planned
         devices = {slot.parameter.device for slot in slots}
         return DeviceAllgather(devices.pop() if self.nccl and len(devices) == 1 else None)
 

@@ -1,0 +1,120 @@
+"""Layout: how the gradients of a step are sent, by the settings of a compressor or by a plan."""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+
+from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.communicators import Allgather, Communicator, RecursiveDoubling, SplitAllgather
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.schedule.dag import CODEC, Message
+from deepreduce_hvd.schedule.plan import Plan
+
+_COMMUNICATORS: dict[str, Communicator] = {
+    repr(one).partition("(")[0]: one for one in (Allgather(), SplitAllgather(), RecursiveDoubling())
+}
+_MOST_NAMES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the gradients of a step are sent.
+
+    Attributes:
+        policies: {parameter name: policy}.
+        messages: names of the parameters that share a message, in the order of the messages. Those
+            that no message has are assigned to buckets.
+        communicators: {name: communicator of its message}; the compressor's for all others.
+        fingerprint: CRC-32 of the compressor's configuration and this layout; ranks compare it.
+        plan: the plan that the layout follows, or None.
+    """
+
+    policies: Mapping[str, Policy]
+    messages: tuple[tuple[str, ...], ...]
+    communicators: Mapping[str, Communicator]
+    fingerprint: int
+    plan: Plan | None = None
+
+
+def of_settings(policies: Mapping[str, Policy], fingerprint: int) -> Layout:
+    """Return the layout of a compressor without a plan."""
+    return Layout(policies, (), {}, fingerprint)
+
+
+def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Layout:
+    """Return the layout of a plan.
+
+    Args:
+        policies: the compressor's own policies. A plan changes those with a codec.
+        fingerprint: CRC-32 of the compressor's configuration.
+        plan: the plan.
+
+    Raises:
+        InvalidArgumentError: the plan is for other parameters, or it needs what a codec or a memory
+            does not support.
+    """
+    planned = dict(policies)
+    messages, communicators = [], {}
+    for message in plan.messages:
+        _expect_members(message, policies)
+        for name in message.members:
+            planned[name] = _planned(name, policies[name], message)
+        if message.way == CODEC:
+            messages.append(message.members)
+            communicators.update(
+                dict.fromkeys(message.members, _COMMUNICATORS[message.communicator])
+            )
+    text = repr((messages, list(planned.values()), list(communicators.values())))
+    return Layout(
+        planned, tuple(messages), communicators, zlib.crc32(text.encode(), fingerprint), plan
+    )
+
+
+def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
+    unknown = [name for name in message.members if name not in policies]
+    if unknown:
+        raise InvalidArgumentError(
+            f"plan: expected names of the compressor's {len(policies)} parameters, got also "
+            f"{', '.join(unknown[:_MOST_NAMES])}; make a plan for this model"
+        )
+    uncompressed = [name for name in message.members if policies[name].dense]
+    if uncompressed and message.way == CODEC:
+        raise InvalidArgumentError(
+            f"plan: expected a codec only for parameters that the compressor compresses, got one for "
+            f"{', '.join(uncompressed[:_MOST_NAMES])}"
+        )
+    if message.way == CODEC and message.communicator not in _COMMUNICATORS:
+        raise InvalidArgumentError(
+            f"plan: expected one of {', '.join(_COMMUNICATORS)}, got {message.communicator}"
+        )
+
+
+def _planned(name: str, policy: Policy, message: Message) -> Policy:
+    """Return the policy of a parameter in a message. Its memory stays."""
+    if policy.dense:
+        return policy
+    if message.way != CODEC:
+        if policy.memory.state and not policy.memory.keeps_everything:
+            raise InvalidArgumentError(
+                f"plan: expected Residual or NoMemory for parameters that are sent uncompressed, got {policy.memory!r} "
+                f"for {name}"
+            )
+        return Policy(message.way, None, policy.memory)
+    codec, density = policy.codec, message.density
+    assert codec is not None and density is not None
+    if density == ratio_of(codec):
+        return policy
+    sparsifier = codec.sparsifier.with_ratio(density)
+    if sparsifier is None:
+        raise InvalidArgumentError(
+            f"plan: expected a sparsifier with a ratio, such as TopK(0.01), for a density of {density:g}, got "
+            f"{codec.sparsifier!r} for {name}"
+        )
+    return Policy(CODEC, Codec(sparsifier, codec.index, codec.value), policy.memory)
+
+
+def ratio_of(codec: Codec) -> float | None:
+    """Return the share of elements that a codec sends, after the first steps; None if not fixed."""
+    ratio = getattr(codec.sparsifier, "ratio", None)
+    return None if ratio is None or codec.sparsifier.with_ratio(ratio) is None else float(ratio)

@@ -1,0 +1,399 @@
+"""Choose the layout of a job's steps by what is measured while it trains: ``schedule="auto"``.
+
+The steps of a job go through these phases, the same on all ranks:
+
+1. *warm-up*: until the density of the sparsifiers no longer falls.
+2. *profile*: some steps are timed. Then collectives of several sizes are timed between two steps.
+3. *trial*: rank 0 makes plans with the figures of all ranks. Plans whose predicted step is close to
+   the fastest are each used for some steps.
+4. *watch*: the plan with the shortest measured step is used. If steps later take much more or less
+   time, everything is measured again.
+
+All decisions are made from numbers that all ranks have exchanged, so all ranks make the same ones at
+the same step. Any plan gives correct sums, so training goes on in all phases.
+"""
+
+import json
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from deepreduce_hvd import layout
+from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.coordination.roll_call import RollCall
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import CODEC
+from deepreduce_hvd.schedule.links import Network, Table
+from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, optimal_plan
+from deepreduce_hvd.schedule.profile import Parameter, Profile
+from deepreduce_hvd.schedule.rules import predict
+
+#: steps that are not timed because caches and allocators are cold
+_COLD_STEPS = 3
+_PROFILE_STEPS = 6
+#: steps with each plan; the first two are not timed
+_TRIAL_STEPS, _UNTIMED = 10, 2
+#: A plan is tried if its predicted step is at most this many times as long as the shortest. What
+#: needs no codec may be faster than predicted in comparison, because it needs less of the processor.
+_CLOSE, _CLOSE_UNCOMPRESSED = 1.5, 4.0
+#: of the plans within this ratio of the fastest, the one that sends the most elements is used
+_EQUAL = 1.03
+#: steps between two comparisons with the expected seconds; two in a row must differ by more than
+#: this ratio
+_WINDOW, _DIFFERENT = 25, 1.25
+#: bytes of the timed collectives; larger ones are left out once one takes so many seconds
+_SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24), 0.2
+_REPEATS = 3
+#: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
+_RULES = ("plan", "codec", "buckets", "fp16", "dense")
+
+
+class Trial(NamedTuple):
+    """A plan that was tried.
+
+    Attributes:
+        rule: the rule that made it.
+        predicted: predicted seconds of a step.
+        measured: measured seconds of a step, the largest of all ranks; None before that.
+        kept: share of the elements that one rank sends.
+    """
+
+    rule: str
+    predicted: float
+    measured: float | None
+    kept: float
+
+
+class _Costs(NamedTuple):
+    """Measured costs of one parameter: seconds per step, and bytes of its last payload or None."""
+
+    encode: float
+    decode: float
+    payload: int | None
+
+    def points(self, codec):
+        """Return the (density, bytes) pairs that are known of payloads of ``codec``."""
+        ratio = layout.ratio_of(codec)
+        return () if ratio is None or self.payload is None else ((ratio, float(self.payload)),)
+
+
+class Scheduler:
+    """The layout of one compressor's steps, now and in the next step.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        times: its :class:`~deepreduce_hvd.step_times.StepTimes`.
+
+    Attributes:
+        layout: the layout for the next step.
+        trials: the plans that were tried last.
+    """
+
+    def __init__(self, compressor, times):
+        self._compressor = compressor
+        self._times = times
+        self._schedule = compressor.schedule
+        self._base = layout.of_settings(compressor.policies, compressor.fingerprint)
+        if isinstance(self._schedule, Plan):
+            self._base = layout.of_plan(compressor.policies, compressor.fingerprint, self._schedule)
+        self.restart()
+
+    def restart(self):
+        """Forget all measurements, because the ranks may have changed."""
+        self.layout = self._base
+        self.trials = []
+        self._tables = None
+        self._costs = None
+        self._calls = 0
+        self._begin(self._warm_up, _COLD_STEPS)
+
+    def _begin(self, phase, steps):
+        """Begin a phase of so many steps; ``phase`` is called at the end of each."""
+        self._phase, self._left, self._seconds = phase, steps, []
+
+    # --- what the adapter calls ---
+
+    def step_ends(self, transport, slots):
+        """Move on by one step; called on all ranks when a step has all its results.
+
+        Args:
+            transport: transport over the ranks.
+            slots: slots of the parameters, by name.
+
+        The layout of the next step may be another one after this.
+        """
+        if self._schedule != "auto" or transport.size == 1:
+            return
+        if self._times.seconds is not None:
+            self._seconds.append(self._times.seconds)
+        self._left -= 1
+        self._phase(transport, slots)
+
+    def notes(self):
+        """Return sentences for the user."""
+        if self._schedule is None:
+            return []
+        if self.layout.plan is None:
+            return ["Schedule: no plan yet, buckets."]
+        found = [f"Schedule: {_in_words(self.layout.plan)}."]
+        if self.trials:
+            tried = ", ".join(
+                f"{one.rule} {1e3 * one.measured:.1f} ms ({1e3 * one.predicted:.1f} predicted)"
+                for one in self.trials
+            )
+            found.append(f"Measured steps: {tried}.")
+        return found
+
+    # --- phases ---
+
+    def _warm_up(self, transport, slots):
+        steps = max((slot.steps for slot in slots.values()), default=0)
+        codecs = {policy.codec for policy in self._base.policies.values() if not policy.dense}
+        if self._left <= 0 and steps >= max(
+            (codec.sparsifier.schedule_steps for codec in codecs), default=0
+        ):
+            self._totals = _totals(slots)
+            self._begin(self._profile, _PROFILE_STEPS)
+
+    def _profile(self, transport, slots):
+        if self._left > 0:
+            return
+        self._costs = {
+            name: _Costs(
+                *((now - before) / _PROFILE_STEPS for now, before in zip(ends, self._totals[name])),
+                slots[name].payload_bytes,
+            )
+            for name, ends in _totals(slots).items()
+        }
+        self._measure_and_plan(transport, slots)
+
+    def _measure_and_plan(self, transport, slots):
+        """Measure the network, make plans, and begin the trials."""
+        self._call_ranks(transport)
+        self._tables = self._measured_tables(transport)
+        own = self.profile(slots, transport.size)
+        profiles = self._gathered(transport, own.to_json().encode())
+        plans = None
+        if transport.rank == 0:
+            merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
+            on_device = any(slot.parameter.device.type != "cpu" for slot in slots.values())
+            communicators = ("Allgather",) if on_device else COMMUNICATORS
+            plans = json.dumps(_plans(merged, communicators)).encode()
+        agreed = transport.broadcast(
+            None if plans is None else np.frombuffer(plans, dtype=np.uint8), 0, self._name("plans")
+        )
+        found = json.loads(np.asarray(transport.wait(agreed)).tobytes().decode())
+        plans = [(rule, Plan.from_json(text)) for rule, text in found]
+        fastest = min(plan.step_seconds for _, plan in plans)
+        self._waiting = [
+            (rule, plan)
+            for rule, plan in plans
+            if plan.step_seconds
+            <= fastest * (_CLOSE_UNCOMPRESSED if rule in ("dense", "fp16") else _CLOSE)
+        ]
+        self.trials, self._tried = [], []
+        self._next_trial()
+
+    def _next_trial(self):
+        self.layout = self._layout_of(self._waiting[0][1])
+        self._begin(self._trial, _TRIAL_STEPS)
+
+    def _layout_of(self, plan):
+        return layout.of_plan(self._compressor.policies, self._compressor.fingerprint, plan)
+
+    def _trial(self, transport, slots):
+        if self._left > 0:
+            return
+        rule, plan = self._waiting.pop(0)
+        self._call_ranks(transport)
+        measured = self._slowest(transport, float(np.median(self._seconds[_UNTIMED:])))
+        self.trials.append(Trial(rule, plan.step_seconds, measured, _kept(plan, slots)))
+        self._tried.append(plan)
+        if self._waiting:
+            self._next_trial()
+            return
+        limit = _EQUAL * min(trial.measured for trial in self.trials)
+        best = max(
+            (number for number, trial in enumerate(self.trials) if trial.measured <= limit),
+            key=lambda number: (self.trials[number].kept, -number),
+        )
+        self._expected = self.trials[best].measured
+        self._differing = 0
+        self.layout = self._layout_of(self._tried[best])
+        self._begin(self._watch, _WINDOW)
+
+    def _watch(self, transport, slots):
+        if self._left > 0:
+            return
+        self._call_ranks(transport)
+        measured = self._slowest(transport, float(np.median(self._seconds)))
+        ratio = max(measured / self._expected, self._expected / measured)
+        self._differing = self._differing + 1 if ratio > _DIFFERENT else 0
+        if self._differing == 2:
+            self._measure_and_plan(transport, slots)
+        else:
+            self._begin(self._watch, _WINDOW)
+
+    # --- measurements ---
+
+    def profile(self, slots, ranks):
+        """Return the :class:`~deepreduce_hvd.schedule.Profile` of this rank.
+
+        Args:
+            slots: slots of the parameters, by name.
+            ranks: number of ranks; each counts as a host of its own, because the tables are
+                measured between all of them.
+        """
+        costs = self._costs or {
+            name: _Costs(
+                *(total / max(slot.steps, 1) for total in _totals(slots)[name]), slot.payload_bytes
+            )
+            for name, slot in slots.items()
+        }
+        policies, ready = self._base.policies, self._times.ready
+        names = [name for name in sorted(ready, key=ready.__getitem__) if not policies[name].dense]
+        if not names:
+            raise InvalidArgumentError(
+                "profile: expected some steps with compressed gradients, got none"
+            )
+        codec = policies[names[0]].codec
+        ratio = layout.ratio_of(codec)
+        parts = [
+            Parameter(
+                name, int(np.prod(slots[name].shape)), max(ready[name], 0.0), costs[name].encode,
+                costs[name].decode / ranks, costs[name].points(policies[name].codec),
+            )
+            for name in names
+        ]  # fmt: skip
+        gather, reduce = self._tables or (None, None)
+        return Profile(
+            tuple(parts), self._times.rest, 0.0, ranks, 1, repr(codec), ratio or 1.0, gather, reduce
+        )
+
+    def _measured_tables(self, transport):
+        """Return (table of allgather, table of allreduce) of seconds by bytes, of this network."""
+        tables = []
+        for kind in ("allgather", "allreduce"):
+            points = []
+            for size in _SIZES:
+                seconds = [self._timed(transport, kind, size) for _ in range(_REPEATS)]
+                points.append((size, self._slowest(transport, float(np.median(seconds)))))
+                if len(points) > 1 and points[-1][1] > _LONG:
+                    break
+            tables.append(Table(tuple(points)))
+        return tables
+
+    def _timed(self, transport, kind, size):
+        array = np.zeros(size // 4, np.float32)
+        if kind == "allgather":
+            array = array.view(np.uint8)
+        # all ranks start together, or the wait for the last one would count
+        transport.wait(transport.allreduce(np.zeros(1, np.float32), self._name("start")))
+        started = time.perf_counter()
+        transport.wait(getattr(transport, kind)(array, self._name(f"{kind}.{size}")))
+        return time.perf_counter() - started
+
+    def _call_ranks(self, transport):
+        RollCall(transport, self._name("ranks")).wait()
+
+    def _slowest(self, transport, seconds):
+        """Return the largest of all ranks' numbers."""
+        return max(
+            float(np.frombuffer(part, np.float64)[0])
+            for part in self._gathered(transport, np.float64(seconds).tobytes())
+        )
+
+    def _gathered(self, transport, content):
+        """Return the bytes that each rank gives, in rank order."""
+        size = np.frombuffer(np.uint32(len(content)).tobytes(), dtype=np.uint8)
+        data = np.concatenate([size, np.frombuffer(content, dtype=np.uint8)])
+        joined = np.asarray(transport.wait(transport.allgather(data, self._name("figures"))))
+        joined, parts = joined.tobytes(), []
+        while joined:
+            end = 4 + int(np.frombuffer(joined[:4], np.uint32)[0])
+            parts.append(joined[4:end])
+            joined = joined[end:]
+        return parts
+
+    def _name(self, label):
+        self._calls += 1
+        return collective_name(self._compressor.number, f"schedule.{label}.{self._calls}")
+
+
+def _totals(slots):
+    return {name: (slot.encode_seconds, slot.decode_seconds) for name, slot in slots.items()}
+
+
+def _in_words(plan):
+    counts = {}
+    for message in plan.messages:
+        known = counts.setdefault(message.way, [0, 0])
+        known[0] += 1
+        known[1] += len(message.members)
+    return ", ".join(
+        f"{parameters} parameters {way}" + (f" in {messages} message(s)" if way == CODEC else "")
+        for way, (messages, parameters) in counts.items()
+    )
+
+
+def _kept(plan, slots):
+    """Return the share of the elements of all messages that one rank sends."""
+    elements = {name: int(np.prod(slot.shape)) for name, slot in slots.items()}
+    sent = [
+        (1.0 if message.density is None else message.density) * elements[name]
+        for message in plan.messages
+        for name in message.members
+    ]
+    return sum(sent) / sum(elements[name] for one in plan.messages for name in one.members)
+
+
+def _plans(profile, communicators):
+    """Return [(rule, plan as JSON)] for the rules to try, without repetitions.
+
+    Args:
+        profile: the profile of all ranks.
+        communicators: names of those that plans may use.
+    """
+    network = Network(profile.hosts, profile.link())
+    plans = {}
+    for rule in _RULES:
+        if rule == "plan":
+            found = optimal_plan(profile, network, communicators=communicators)
+        else:
+            found = Plan.of(profile, network, predict(rule, profile, network)[1])
+        plans.setdefault(found.messages, (rule, found.to_json()))
+    return list(plans.values())
+
+
+def check(schedule, policies, communicator):
+    """Check the argument ``schedule`` of a compressor.
+
+    Raises:
+        InvalidArgumentError: not a schedule, or the other settings do not allow it.
+    """
+    if schedule is None:
+        return
+    if schedule != "auto" and not isinstance(schedule, Plan):
+        raise InvalidArgumentError(
+            f"Compressor schedule: expected None, 'auto' or a deepreduce_hvd.schedule.Plan, got {schedule!r}"
+        )
+    if type(communicator) is not Allgather:
+        raise InvalidArgumentError(
+            f"Compressor schedule: expected the communicator Allgather, in whose place a plan may use another one, "
+            f"got {communicator!r}"
+        )
+    compressed = {policy for policy in policies.values() if not policy.dense}
+    if schedule == "auto" and compressed:
+        codecs = {policy.codec for policy in compressed}
+        if len(compressed) > 1 or layout.ratio_of(next(iter(codecs))) is None:
+            raise InvalidArgumentError(
+                "Compressor schedule: expected one codec with a ratio, such as TopK(0.01), for all compressed parameters "
+                f"with schedule='auto', got {', '.join(map(repr, codecs))}"
+            )
+        memory = next(iter(compressed)).memory
+        if memory.state and not memory.keeps_everything:
+            raise InvalidArgumentError(
+                f"Compressor schedule: expected Residual or NoMemory with schedule='auto', got {memory!r}"
+            )

@@ -1,0 +1,113 @@
+"""When the gradients, messages and results of a step came, for profiles and timelines."""
+
+import collections
+import statistics
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import COMPUTE, NETWORK, Event, Timeline
+from deepreduce_hvd.schedule.pictures import write_trace
+
+_KEPT_STEPS = 6
+
+
+class StepTimes:
+    """The times of the steps of one optimizer, in seconds. A step begins with its first gradient.
+
+    Attributes:
+        seconds: from the beginning of the last complete step to that of the next one, or None.
+    """
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self):
+        """Forget all steps."""
+        self.seconds = None
+        self._kept = collections.deque(maxlen=_KEPT_STEPS)  # (ready, rest) of complete steps
+        self._timeline = None
+        self._begun = self._ended = None
+        self._own = 0.0
+        self._ready = {}
+        self._events = []
+
+    @property
+    def ready(self):
+        """{parameter name: seconds from the beginning of a step to its gradient}.
+
+        The time that the compressor itself took until then is left out. The numbers are medians
+        over the last complete steps, of the parameters that had a gradient in the last one.
+        """
+        if not self._kept:
+            return {}
+        return {
+            name: statistics.median(ready[name] for ready, _ in self._kept if name in ready)
+            for name in self._kept[-1][0]
+        }
+
+    @property
+    def rest(self):
+        """Median of the seconds from the last result of a step to the beginning of the next one.
+
+        These are the optimizer's step, loading of data, forward, and backward until its first
+        gradient.
+        """
+        return statistics.median(rest for _, rest in self._kept) if self._kept else 0.0
+
+    def begin(self, now):
+        """Note the beginning of a step at ``now``, a time of ``time.perf_counter``."""
+        if self._begun is not None:
+            self.seconds = now - self._begun
+            self._kept.append((self._ready, max(now - self._ended, 0.0)))
+            self._timeline = self._begun, self._ended, self._events, self.seconds
+        self._begun = self._ended = now
+        self._own, self._ready, self._events = 0.0, {}, []
+
+    def gradient(self, name, started, ended):
+        """Note that the compressor took a gradient from ``started`` to ``ended``."""
+        if self._begun is not None:
+            self._ready[name] = started - self._begun - self._own
+            self._own += ended - started
+            self._events.append((COMPUTE, "encode", name, started, ended))
+
+    def result(self, name, started, ended):
+        """Note that a result was asked for at ``started`` and returned at ``ended``."""
+        if self._begun is not None:
+            self._ended = ended
+            self._events.append((COMPUTE, "decode", name, started, ended))
+
+    def message(self, label, started, ended):
+        """Note that a message was under way from ``started`` to ``ended``."""
+        self._events.append((NETWORK, "network", label, started, ended))
+
+    def timeline(self):
+        """Return the last complete step as a :class:`~deepreduce_hvd.schedule.Timeline`, or None.
+
+        Time 0 is the first gradient. What lies between the compressor's own work counts as
+        backward until the first result, and as the update and the next forward pass after the last.
+        """
+        if self._timeline is None:
+            return None
+        begun, ended, noted, seconds = self._timeline
+        events, clock = [], begun
+        own = sorted((event for event in noted if event[0] == COMPUTE), key=lambda one: one[3])
+        waiting = False
+        for _, kind, name, start, end in own:
+            if start > clock and not waiting:
+                events.append(Event(COMPUTE, "backward", name, clock - begun, start - begun))
+            events.append(Event(COMPUTE, kind, name, start - begun, end - begun))
+            clock, waiting = max(clock, end), kind == "decode"
+        events.append(Event(COMPUTE, "update", "until the next step", ended - begun, seconds))
+        events += [
+            Event(NETWORK, kind, name, start - begun, end - begun)
+            for track, kind, name, start, end in noted
+            if track == NETWORK
+        ]
+        return Timeline(tuple(events), seconds)
+
+    def write(self, path, plan):
+        """Write the last complete step as a Chrome trace, beside the predicted one of a plan."""
+        measured = self.timeline()
+        if measured is None:
+            raise InvalidArgumentError("timeline: expected a complete step, got none yet")
+        predicted = {} if plan is None else {"predicted": plan.timeline}
+        write_trace({"measured": measured, **predicted}, path)

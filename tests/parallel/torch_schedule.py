@@ -1,0 +1,211 @@
+"""Plans and ``schedule="auto"`` on stock Horovod with PyTorch.
+
+Started by test_torch_schedule.py under horovodrun.
+"""
+
+import json
+import random
+import sys
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from torch_gradients_tools import expect, run_reporting
+from torch_tools import (
+    assert_equal_everywhere,
+    backward,
+    distributed,
+    gradients,
+    local_gradients,
+    model,
+)
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import layout
+from deepreduce_hvd.schedule import Message, Plan
+
+CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.LloydMax(bits=1))
+_SUMS = ("Allgather", "SplitAllgather", "RecursiveDoubling")
+
+
+def plan_of(messages):
+    """A plan with these messages and no predictions."""
+    return Plan(tuple(messages), (), 0.0, "none", repr(CODEC), hvd.size(), 1, "none")
+
+
+def random_plan(draw, names):
+    """The names in random groups that are sent in random ways, in the order of backward."""
+    left, messages = [*names][::-1], []
+    while left:
+        length = draw.randint(1, len(left))
+        members, left = tuple(left[:length]), left[length:]
+        way = draw.choice(("codec", "codec", "dense", "fp16"))
+        if draw.random() < 0.15:
+            continue  # parameters without a message go into buckets
+        if way == "codec":
+            density = draw.choice((0.05, 0.01, 0.3, 1.0))
+            messages.append(Message(members, way, density, draw.choice(_SUMS)))
+        else:
+            messages.append(Message(members, way))
+    return plan_of(messages)
+
+
+def residuals(compressor, name):
+    """The residual of all ranks together."""
+    kept = compressor.state_dict()["parameters"][name]["memory"].get("residual")
+    return 0.0 if kept is None else hvd.allreduce(kept.double(), op=hvd.Sum, name=f"kept.{name}")
+
+
+def scenario_plans_that_change_in_every_step_lose_nothing(directory):
+    """Sent + kept = what came in, while each step has another random plan."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        network = model()
+        optimizer, compressor = distributed(network, CODEC, compressor_options={"dense_below": 50})
+        names = [name for name, policy in compressor.policies.items() if not policy.dense]
+        came, arrived, halved = {}, {}, {}
+        for step in range(8):
+            plan = random_plan(draw, names)
+            compressor.adapter._scheduler.layout = layout.of_plan(
+                compressor.policies, compressor.fingerprint, plan
+            )
+            for message in plan.messages:
+                if message.way == "fp16":
+                    halved.update(dict.fromkeys(message.members, True))
+            before = local_gradients(network, step)
+            network.zero_grad()
+            backward(network, step)
+            optimizer.synchronize()
+            for name, gradient in gradients(network):
+                came[name] = came.get(name, 0) + before[name].double().view(-1)
+                arrived[name] = arrived.get(name, 0) + gradient.double().view(-1) * hvd.size()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            assert_equal_everywhere(network.named_parameters(), f"plans {seed} {step}")
+            paths = {name: row["path"] for name, row in compressor.stats().items()}
+            for message in plan.messages:
+                wanted = {"codec": "compressed"}.get(message.way, message.way)
+                expect({paths[name] for name in message.members} == {wanted}, message, paths)
+        for name in names:
+            total = hvd.allreduce(came[name], op=hvd.Sum, name=f"came.{name}")
+            difference = (arrived[name] + residuals(compressor, name).view(-1) - total).abs().max()
+            limit = 3e-3 if name in halved else 1e-5  # float16 rounds
+            expect(float(difference) <= limit * float(total.abs().max() + 1), name, difference)
+
+
+def scenario_a_plan_of_policies_equals_the_policies(directory):
+    """A fixed plan with one density gives what policies by name give, and trains alike twice."""
+
+    def train(**options):
+        network = model()
+        optimizer, compressor = distributed(
+            network, options.pop("codec", CODEC), compressor_options={"dense_below": 0, **options}
+        )
+        for step in range(4):
+            network.zero_grad()
+            backward(network, step)
+            optimizer.step()
+        return network, compressor
+
+    names = [name for name, _ in model().named_parameters()][::-1]
+    plan = plan_of(
+        [
+            Message(tuple(names[:2]), "codec", 0.2, "Allgather"),
+            Message((names[2],), "fp16"),
+            Message((names[3],), "dense"),
+            Message(tuple(names[4:]), "codec", 0.05, "Allgather"),
+        ]
+    )
+    denser = dr.Codec(dr.TopK(0.2), index=CODEC.index, value=CODEC.value)
+    ways = {names[0]: denser, names[1]: denser, names[2]: "fp16", names[3]: "dense", "*": CODEC}
+    path = f"{directory}/plan.{hvd.size()}.{hvd.rank()}.json"
+    plan.save(path)
+    planned, compressor = train(schedule=Plan.load(path))
+    expect(compressor.plan == plan, "the plan is", compressor.plan)
+    for other, _ in (train(schedule=plan), train(codec=ways)):
+        for (name, one), (_, two) in zip(planned.named_parameters(), other.named_parameters()):
+            expect(torch.equal(one, two), name, "differs")
+
+
+def scenario_auto_measures_and_decides_alike(directory):
+    """All ranks change plans at the same steps; what is measured can be saved, loaded and drawn."""
+    network = model()
+    codec = dr.Codec(dr.TopK(0.05, warmup_steps=3), index=dr.Rice(), value=dr.LloydMax(bits=1))
+    optimizer, compressor = distributed(
+        network, codec, compressor_options={"dense_below": 50, "schedule": "auto"}
+    )
+    plans = []
+    for step in range(110):
+        network.zero_grad()
+        backward(network, step)
+        optimizer.step()
+        text = "" if compressor.plan is None else compressor.plan.to_json()
+        plans.append(sum(text.encode()) if text else 0)
+        if step % 20 == 0:
+            assert_equal_everywhere(network.named_parameters(), f"auto {step}")
+    expect(plans[0] == 0 and plans[-1] != 0, "there was a plan in steps", plans)
+    everywhere = hvd.allgather_object(plans)
+    expect(all(one == plans for one in everywhere), "ranks had other plans:", everywhere)
+    trials = compressor.adapter._scheduler.trials
+    fastest = min(trial.measured for trial in trials)
+    used = [trial for trial in trials if trial.measured <= 1.03 * fastest]
+    expect(used and "dense" in {trial.rule for trial in trials}, "tried", trials)
+    profile = compressor.profile()
+    expect(profile.hosts == hvd.size() and profile.link() is not None, "the profile is", profile)
+    expect(all(part.payload_bytes for part in profile.parameters), "payloads:", profile.parameters)
+    path = f"{directory}/timeline.{hvd.size()}.{hvd.rank()}.json"
+    compressor.timeline(path)
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
+    expect(names == {"measured", "predicted"}, "processes are", names)
+    expect(all(event.get("dur", 0) >= 0 for event in events), "durations:", events)
+    state = compressor.state_dict()
+    compressor.load_state_dict(state)
+    kept = np.concatenate(
+        [
+            np.asarray(one["memory"].get("residual", [])).ravel()
+            for one in state["parameters"].values()
+        ]
+    )
+    expect(np.isfinite(kept).all(), "residuals")
+
+
+def scenario_auto_starts_again_when_steps_change(directory):
+    """After steps that are much longer, the job measures again, on all ranks at once."""
+    network = model()
+    optimizer, compressor = distributed(
+        network, CODEC, compressor_options={"dense_below": 50, "schedule": "auto"}
+    )
+    scheduler, times = compressor.adapter._scheduler, compressor.adapter._times
+    measured = []
+    for step in range(200):
+        network.zero_grad()
+        backward(network, step)
+        if times.seconds is not None and scheduler.trials and step > 110:
+            times.seconds *= 10  # as if the network had become slower
+        optimizer.step()
+        calls = scheduler._calls
+        measured.append(calls)
+    rounds = np.flatnonzero(np.diff(measured) > 20)
+    expect(len(rounds) >= 2 and rounds[0] < 110 < rounds[1], "measured after steps", rounds)
+    everywhere = hvd.allgather_object(measured)
+    expect(all(one == measured for one in everywhere), "ranks differ")
+    assert_equal_everywhere(network.named_parameters(), "again")
+
+
+def scenario_ranks_with_other_schedules_are_told(directory):
+    network = model()
+    schedule = "auto" if hvd.rank() else None
+    optimizer, _ = distributed(network, CODEC, compressor_options={"schedule": schedule})
+    try:
+        backward(network, 0)
+        optimizer.step()
+    except dr.InvalidArgumentError as error:
+        expect("schedule" in str(error) and "'auto'" in str(error), "the error is", error)
+    else:
+        raise AssertionError("expected an error about the schedules")
+
+
+if __name__ == "__main__":
+    run_reporting(globals(), sys.argv[1])
