@@ -200,7 +200,8 @@ def main():
             f", {target['faster_than_fp16']:.1f} times fp16" if target["faster_than_fp16"] else ""
         )
         print(
-            f"{target['hosts']} hosts, {LINKS[target['link']]}: {target['best']} is {target['faster_than_none']:.1f} times as fast as none{fp16}; "
+            f"{target['hosts']} hosts, {LINKS[target['link']]}: {target['best']} is "
+            f"{target['faster_than_none']:.1f} times as fast as none{fp16}; "
             f"target {target['target']} {'met' if target['met'] else 'MISSED'}"
         )
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")

@@ -116,7 +116,10 @@ def main():
                 if key in result
             )
             print(
-                f"{result['what']:<56}{result['value']:>10.4f} {result['unit']}{details}{verdict(result)}",
+                (
+                    f"{result['what']:<56}{result['value']:>10.4f} "
+                    f"{result['unit']}{details}{verdict(result)}"
+                ),
                 flush=True,
             )
     if arguments.json:

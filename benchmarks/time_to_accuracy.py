@@ -119,7 +119,8 @@ def tune(options):
 def describe(entry, options):
     """Return one line about a row."""
     text = (
-        f"{LINKS[entry['link']]:<10}{entry['row']:<13}{entry['seconds_per_step']:>8.3f} s per step, "
+        f"{LINKS[entry['link']]:<10}{entry['row']:<13}{entry['seconds_per_step']:>8.3f} s "
+        "per step, "
         f"{entry['steps']} steps, accuracy {entry['accuracy']:.4f}; "
     )
     if entry["reached_step"] is not None:

@@ -22,7 +22,10 @@ def why_on_host(compressor, without_operators, cuda_supports):
     if not codec.is_native(memory):
         return f"{codec!r} with {memory!r} has a custom stage"
     if not cuda_supports(codec.fields(memory)):
-        return f"{codec!r} has a stage without CUDA kernels (docs/gpu.md lists these stages, with the reason)"
+        return (
+            f"{codec!r} has a stage without CUDA kernels (docs/gpu.md lists these stages, "
+            "with the reason)"
+        )
     return None
 
 

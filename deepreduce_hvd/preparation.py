@@ -51,8 +51,10 @@ def warning(optimizer, name, momentum, compressor):
         name: name of its momentum, which is ``momentum``.
     """
     return (
-        f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy together with "
-        f"{compressor.memory!r}; write optimizer = dr.prepare(optimizer, compressor) before hvd.DistributedOptimizer"
+        f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs "
+        "accuracy together with "
+        f"{compressor.memory!r}; write optimizer = dr.prepare(optimizer, compressor) "
+        "before hvd.DistributedOptimizer"
     )
 
 
@@ -101,7 +103,10 @@ class Preparation:
         if not changes:
             return f"{optimizer}: nothing changes, as it steps no delayed gradient with momentum"
         texts = [
-            f"{number} of {total} parameters are compressed and stepped with {what} 0 in place of {momentum:g}"
+            (
+                f"{number} of {total} parameters are compressed and stepped with {what} 0 in "
+                f"place of {momentum:g}"
+            )
             + (f" and a learning rate {factor:.4g} times as large" if factor != 1 else "")
             for (momentum, factor), number in changes.items()
         ]
@@ -113,7 +118,10 @@ class Preparation:
         fixed = isinstance(sparsifier, TopK) and not sparsifier.warmup_steps
         if not fixed or sparsifier.ratio is None or sparsifier.ratio >= sparsifier.warmup_ratio:
             return ""
-        return f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g}, warmup_steps=50)"
+        return (
+            f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g}, "
+            "warmup_steps=50)"
+        )
 
 
 def prepare(optimizer: Any, compression: Any) -> Any:

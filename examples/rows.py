@@ -67,7 +67,10 @@ class Watch:
             self.sent.append(totals(self.compressor.stats())["sent_bytes"])
         if self.shown and (step % 200 == 0 or step == steps):
             print(
-                f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - self.started:5.1f} s",
+                (
+                    f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  "
+                    f"{time.perf_counter() - self.started:5.1f} s"
+                ),
                 flush=True,
             )
 
@@ -196,7 +199,8 @@ def draw(figures, path):
     axes.set_xlabel("bytes per rank and step, passed to collectives (log scale)")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(
-        f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy against bytes"
+        f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy "
+        "against bytes"
     )
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -317,7 +317,10 @@ def test_unknown_architectures_are_refused(machine, asked):
         (
             None,
             None,
-            "expected PyTorch or TensorFlow with CUDA, got the operators of neither; expected nvcc, got none from CUDA_HOME={home}",
+            (
+                "expected PyTorch or TensorFlow with CUDA, got the operators of neither; "
+                "expected nvcc, got none from CUDA_HOME={home}"
+            ),
         ),
     ],
 )

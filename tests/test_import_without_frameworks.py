@@ -56,7 +56,10 @@ def test_neutral_modules_import_and_work():
     names = list(modules(adapters=False))
     assert "deepreduce_hvd" in names and "deepreduce_hvd.compressor" in names and len(names) > 15
     imports = "".join(f"import {name}\n" for name in names)
-    loaded = f"found = [name for name in {FRAMEWORKS!r} if name in sys.modules]\nassert not found, found\n"
+    loaded = (
+        f"found = [name for name in {FRAMEWORKS!r} if name in sys.modules]\nassert not found, "
+        "found\n"
+    )
     done = run_blocked(imports + USE + loaded)
     assert done.returncode == 0, done.stderr
 

@@ -72,7 +72,8 @@ class Job:
                     return now["step"]
             if self.process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(
-                    f"expected {size} ranks to train, got {now} and exit status {self.process.poll()}:\n{self.output()[-6000:]}"
+                    f"expected {size} ranks to train, got {now} and exit status "
+                    f"{self.process.poll()}:\n{self.output()[-6000:]}"
                 )
             time.sleep(0.05)
 

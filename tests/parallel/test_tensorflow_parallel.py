@@ -20,7 +20,10 @@ reports, test_scenario = scenario_tests(
 test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
     "tensorflow_failures.py",
     quick={
-        "a_codec_fails_on_one_rank": r"parameter (?:kernel\d|bias0): rank 1: InvalidArgumentError: values: expected good ones, got others"
+        "a_codec_fails_on_one_rank": (
+            r"parameter (?:kernel\d|bias0): rank 1: InvalidArgumentError: values: expected "
+            r"good ones, got others"
+        )
     },
     slow={
         "xla": r"expected a function without XLA, got one with jit_compile=True",
