@@ -75,6 +75,20 @@ class Watch:
             )
 
 
+def chosen_rows(options):
+    """Return {name: codec or None} of the rows to train; an unknown name ends the program."""
+    rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
+    if options.only:
+        wanted = [name.strip() for name in options.only.split(",")]
+        unknown = [name for name in wanted if name not in rows]
+        if unknown:
+            raise SystemExit(
+                f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}"
+            )
+        rows = {name: rows[name] for name in wanted}
+    return rows
+
+
 def compare(options, hvd, job, parameters, mean):
     """Train each row with each seed, on every rank; rank 0 prints and writes ``options.output``.
 
@@ -86,16 +100,7 @@ def compare(options, hvd, job, parameters, mean):
         parameters: function of the network that returns the compressor's ``parameters``.
         mean: function of a number that returns its mean over all ranks.
     """
-    rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
-    if options.only:
-        wanted = [name.strip() for name in options.only.split(",")]
-        unknown = [name for name in wanted if name not in rows]
-        if unknown:
-            raise SystemExit(
-                f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}"
-            )
-        rows = {name: rows[name] for name in wanted}
-
+    rows = chosen_rows(options)
     data = job.load()
     results = []
     for number, (name, codec) in enumerate(rows.items(), 1):
@@ -245,4 +250,5 @@ def main(description, script, worker, output, seconds_per_row):
     if options.worker:
         worker(options)
         return 0
+    chosen_rows(options)  # an unknown name ends the program before any rank starts
     return _present(options, script, seconds_per_row)
