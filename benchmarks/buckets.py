@@ -137,7 +137,8 @@ def main():
         bucket = "one by one" if row["one_by_one"] else row["bucket_bytes"] >> 20
         figures = [1e3 * row[field] for field in ("median_seconds", "fastest", "slowest")]
         print(
-            f"{row['communicator']:34}{bucket:>12}{figures[0]:12.1f}   {figures[1]:.1f} to {figures[2]:.1f}"
+            f"{row['communicator']:34}{bucket:>12}{figures[0]:12.1f}   {figures[1]:.1f} "
+            f"to {figures[2]:.1f}"
         )
     write(ROOT / "results" / "buckets.json", rows)
 

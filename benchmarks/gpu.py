@@ -212,7 +212,10 @@ def decode_sum(bench, d):
         "share_of_useful_bytes": (payload_bytes + useful) / spent / bandwidth,
     }
     bench.report(
-        f"decode-and-sum of {SUMMED} payloads, d = {d / 1e6:g} M: bytes touched / time / copy bandwidth",
+        (
+            f"decode-and-sum of {SUMMED} payloads, d = {d / 1e6:g} M: bytes touched / time / "
+            "copy bandwidth"
+        ),
         share,
         0.3,
         at_most=False,
@@ -291,7 +294,8 @@ def main():
     if bench.cuda:
         missed = sum(one["met"] is False for one in bench.rows)
         print(
-            f"{missed} of {sum(one['met'] is not None for one in bench.rows)} targets missed; {arguments.output}"
+            f"{missed} of {sum(one['met'] is not None for one in bench.rows)} targets "
+            f"missed; {arguments.output}"
         )
     for one in missing:
         print(f"NOT MEASURED  {one}")

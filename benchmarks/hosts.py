@@ -15,7 +15,7 @@ import sys
 import time
 
 from jobs import run_job
-from measure import write
+from measure import split_choices, write
 from network import Network, NetworkError, problems
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
@@ -159,14 +159,8 @@ def arguments_of(names):
     )
     arguments = parser.parse_args()
     arguments.hosts = [int(hosts) for hosts in arguments.hosts.split(",")]
-    for what, known, separator in (("links", list(LINKS), ","), ("rows", names, ";")):
-        chosen = getattr(arguments, what).split(separator)
-        unknown = [word for word in chosen if word not in known]
-        if unknown:
-            parser.error(
-                f"--{what}: expected some of {separator.join(known)}, got {separator.join(unknown)}"
-            )
-        setattr(arguments, what, chosen)
+    split_choices(parser, arguments, "links", LINKS, ",")
+    split_choices(parser, arguments, "rows", names, ";")
     return arguments
 
 
@@ -206,7 +200,8 @@ def main():
             f", {target['faster_than_fp16']:.1f} times fp16" if target["faster_than_fp16"] else ""
         )
         print(
-            f"{target['hosts']} hosts, {LINKS[target['link']]}: {target['best']} is {target['faster_than_none']:.1f} times as fast as none{fp16}; "
+            f"{target['hosts']} hosts, {LINKS[target['link']]}: {target['best']} is "
+            f"{target['faster_than_none']:.1f} times as fast as none{fp16}; "
             f"target {target['target']} {'met' if target['met'] else 'MISSED'}"
         )
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")

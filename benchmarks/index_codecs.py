@@ -8,19 +8,15 @@ script compiles.
 """
 
 import argparse
-import os
 import pathlib
-import shlex
 import subprocess
 import tempfile
 
 import numpy as np
-from measure import RESNET50, bound, heavy_tailed, row, verdict, write
+from measure import RESNET50, bound, compile_program, heavy_tailed, row, verdict, write
 
 import deepreduce_hvd as dr
 
-HERE = pathlib.Path(__file__).resolve().parent
-CORE = HERE.parent / "deepreduce_hvd" / "csrc"
 SOURCES = [
     "base.cc",
     "support/huffman_code.cc",
@@ -82,22 +78,7 @@ def published_volumes():
 
 def times():
     with tempfile.TemporaryDirectory() as folder:
-        program = pathlib.Path(folder) / "index_codecs"
-        sources = [HERE / "index_codecs.cc", *(CORE / name for name in SOURCES)]
-        compiler = shlex.split(os.environ.get("CXX", "c++"))
-        subprocess.run(
-            [
-                *compiler,
-                "-std=c++17",
-                "-O3",
-                "-ffp-contract=off",
-                f"-I{CORE}",
-                *sources,
-                "-o",
-                program,
-            ],
-            check=True,
-        )
+        program = compile_program(folder, "index_codecs", SOURCES)
         for density in (0.001, 0.01, 0.1):
             lines = subprocess.run(
                 [program, str(RESNET50), str(density)],
@@ -135,7 +116,10 @@ def main():
                 if key in result
             )
             print(
-                f"{result['what']:<56}{result['value']:>10.4f} {result['unit']}{details}{verdict(result)}",
+                (
+                    f"{result['what']:<56}{result['value']:>10.4f} "
+                    f"{result['unit']}{details}{verdict(result)}"
+                ),
                 flush=True,
             )
     if arguments.json:

@@ -27,7 +27,8 @@ def run(*command, check=True):
     )
     if check and done.returncode != 0:
         raise NetworkError(
-            f"{' '.join(map(str, command))}: expected exit status 0, got {done.returncode}: {(done.stderr or done.stdout).strip()}"
+            f"{' '.join(map(str, command))}: expected exit status 0, got "
+            f"{done.returncode}: {(done.stderr or done.stdout).strip()}"
         )
     return done.stdout
 
@@ -37,7 +38,8 @@ def bits_per_second(rate):
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?bit)", rate)
     if match is None:
         raise NetworkError(
-            f"rate: expected a number and one of {', '.join(_BITS)}, as tbf writes it (100mbit), got {rate!r}"
+            f"rate: expected a number and one of {', '.join(_BITS)}, as tbf writes it "
+            f"(100mbit), got {rate!r}"
         )
     return float(match[1]) * _BITS[match[2]]
 
@@ -74,7 +76,8 @@ def limit(tc, device, rate):
         run(*tc, "qdisc", "add", "dev", device, "root", "tbf", *words)
     except NetworkError as error:
         raise NetworkError(
-            f"{error}\nexpected a kernel with the queueing discipline tbf (module sch_tbf, CONFIG_NET_SCH_TBF)"
+            f"{error}\nexpected a kernel with the queueing discipline tbf (module "
+            "sch_tbf, CONFIG_NET_SCH_TBF)"
         ) from None
 
 

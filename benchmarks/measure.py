@@ -1,13 +1,22 @@
-"""Timing and output that the benchmarks share: medians of one thread, ratios within one run."""
+"""What the benchmarks share: compiled programs, options, timing and output.
+
+Times are medians of one thread, and ratios are of one run.
+"""
 
 import json
 import math
+import os
+import pathlib
+import shlex
+import subprocess
 import time
 
 import numpy as np
 
 import deepreduce_hvd as dr
 
+HERE = pathlib.Path(__file__).resolve().parent
+CORE = HERE.parent / "deepreduce_hvd" / "csrc"
 #: number of parameters of ResNet-50: size of the gradient for speed measurements
 RESNET50 = 25_557_032
 
@@ -16,6 +25,26 @@ def default_codec():
     """Return the default codec as it is after its first steps, in which the density falls."""
     default = dr.recommended_codec()
     return dr.Codec(dr.TopK(default.sparsifier.ratio), index=default.index, value=default.value)
+
+
+def compile_program(folder, name, sources, *libraries):
+    """Compile ``name``.cc of this folder with sources of the core; return the program's path."""
+    program = pathlib.Path(folder) / name
+    sources = [HERE / f"{name}.cc", *(CORE / source for source in sources)]
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    flags = ["-std=c++17", "-O3", "-ffp-contract=off", f"-I{CORE}"]
+    subprocess.run([*compiler, *flags, *sources, *libraries, "-o", program], check=True)
+    return program
+
+
+def split_choices(parser, options, what, known, separator):
+    """Split the option ``what`` in place; an unknown word ends the program with a message."""
+    chosen = getattr(options, what).split(separator)
+    if not set(chosen) <= set(known):
+        parser.error(
+            f"--{what}: expected some of {separator.join(known)}, got {separator.join(chosen)}"
+        )
+    setattr(options, what, chosen)
 
 
 def seconds(work, repeats=7):

@@ -281,7 +281,8 @@ class Network:
                     break
                 if time.monotonic() > deadline or self._processes[host].poll() is not None:
                     raise NetworkError(
-                        f"ssh to {host}: expected a connection within {_READY_SECONDS} s, got: {said.strip()}\n{self._log(host).read_text().strip()}"
+                        f"ssh to {host}: expected a connection within {_READY_SECONDS} s, "
+                        f"got: {said.strip()}\n{self._log(host).read_text().strip()}"
                     )
                 time.sleep(0.1)
 

@@ -84,7 +84,10 @@ def main():
         ratio = statistics.median(with_it) / usual
         if hvd.rank() == 0:
             print(
-                f"{name}: {1e3 * usual:.2f} ms without, {1e3 * difference:+.3f} ms with it, ratio {ratio:.3f}",
+                (
+                    f"{name}: {1e3 * usual:.2f} ms without, {1e3 * difference:+.3f} ms with "
+                    f"it, ratio {ratio:.3f}"
+                ),
                 flush=True,
             )
 

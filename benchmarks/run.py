@@ -56,7 +56,8 @@ def combinations():
     rows = module.all_combinations()
     write(RESULTS / "combinations.json", rows)
     print(
-        f"\nevery index × value combination on the gradient of the demo's largest layer ({RESULTS.name}/combinations.json has the others)"
+        "\nevery index × value combination on the gradient of the demo's largest layer "
+        f"({RESULTS.name}/combinations.json has the others)"
     )
     print(module.combination_table(rows, "hidden.weight@100"))
 
@@ -74,7 +75,9 @@ def figure8():
         )
         micro = 1e6 * (row["encode_seconds"] + row["decode_seconds"])
         print(
-            f"{row['name']:<22}published{published}  ours {100 * row['share_of_dense']:>6.2f}  error to Top-r {row['error_to_top_r']:.4f}  {micro:>7.0f} µs"
+            f"{row['name']:<22}published{published}  ours "
+            f"{100 * row['share_of_dense']:>6.2f}  error to Top-r "
+            f"{row['error_to_top_r']:.4f}  {micro:>7.0f} µs"
         )
 
 
@@ -173,7 +176,9 @@ def main():
         )
         write(path, kept + rows)
     print(
-        f"\n{sum(row['met'] is False for row in rows)} of {sum(row['met'] is not None for row in rows)} targets missed; {time.perf_counter() - started:.0f} s"
+        f"\n{sum(row['met'] is False for row in rows)} of "
+        f"{sum(row['met'] is not None for row in rows)} targets missed; "
+        f"{time.perf_counter() - started:.0f} s"
     )
 
 

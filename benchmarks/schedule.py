@@ -146,7 +146,8 @@ def main():
     for rule in RULES:
         ratios = [row[rule] / row["plan"] for row in steps]
         print(
-            f"{rule:12} / plan: median {np.median(ratios):7.2f}, {min(ratios):.2f} to {max(ratios):.2f}"
+            f"{rule:12} / plan: median {np.median(ratios):7.2f}, {min(ratios):.2f} to "
+            f"{max(ratios):.2f}"
         )
     write(RESULTS / "schedule.json", {"merge": merged, "greedy": greedy, "predicted_steps": steps})
 

@@ -18,7 +18,7 @@ import time
 
 from jobs import run_job
 from links import NetworkError
-from measure import write
+from measure import split_choices, write
 from network import Network, problems
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
@@ -119,7 +119,8 @@ def tune(options):
 def describe(entry, options):
     """Return one line about a row."""
     text = (
-        f"{LINKS[entry['link']]:<10}{entry['row']:<13}{entry['seconds_per_step']:>8.3f} s per step, "
+        f"{LINKS[entry['link']]:<10}{entry['row']:<13}{entry['seconds_per_step']:>8.3f} s "
+        "per step, "
         f"{entry['steps']} steps, accuracy {entry['accuracy']:.4f}; "
     )
     if entry["reached_step"] is not None:
@@ -260,13 +261,8 @@ def options_of():
     options = parser.parse_args()
     if min(options.steps, options.every, options.limit) <= 0:
         parser.error("--steps, --every and --limit: expected numbers above 0")
-    for what, known, separator in (("links", LINKS, ","), ("rows", ROWS, ";")):
-        chosen = getattr(options, what).split(separator)
-        if not set(chosen) <= set(known):
-            parser.error(
-                f"--{what}: expected some of {separator.join(known)}, got {separator.join(chosen)}"
-            )
-        setattr(options, what, chosen)
+    split_choices(parser, options, "links", LINKS, ",")
+    split_choices(parser, options, "rows", ROWS, ";")
     return options
 
 

@@ -8,19 +8,15 @@ one thread, medians of one run: value_codecs.cc, which this script compiles. "bo
 """
 
 import argparse
-import os
 import pathlib
-import shlex
 import subprocess
 import tempfile
 
 import numpy as np
-from measure import RESNET50, heavy_tailed, row, verdict, write
+from measure import RESNET50, compile_program, heavy_tailed, row, verdict, write
 
 import deepreduce_hvd as dr
 
-HERE = pathlib.Path(__file__).resolve().parent
-CORE = HERE.parent / "deepreduce_hvd" / "csrc"
 SOURCES = [
     "base.cc",
     "support/huffman_code.cc",
@@ -49,27 +45,6 @@ SIMD_LEVELS = {0: "scalar", 1: "AVX2", -1: "best"}
 QSGD_MILLIONS = 200
 
 
-def build(folder):
-    program = pathlib.Path(folder) / "value_codecs"
-    sources = [HERE / "value_codecs.cc", *(CORE / name for name in SOURCES)]
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
-    subprocess.run(
-        [
-            *compiler,
-            "-std=c++17",
-            "-O3",
-            "-ffp-contract=off",
-            f"-I{CORE}",
-            *sources,
-            "-lz",
-            "-o",
-            program,
-        ],
-        check=True,
-    )
-    return program
-
-
 def time_codec(program, file, value, simd, repeats):
     """Return bytes, nanoseconds to encode, nanoseconds to decode, relative error."""
     words = [
@@ -89,7 +64,7 @@ def rows(count, repeats):
     magnitudes = np.abs(values)
     selected = values[magnitudes >= np.partition(magnitudes, -count)[-count]][:count]
     with tempfile.TemporaryDirectory() as folder:
-        program = build(folder)
+        program = compile_program(folder, "value_codecs", SOURCES, "-lz")
         file = pathlib.Path(folder) / "values"
         selected.tofile(file)
         for value in CODECS:

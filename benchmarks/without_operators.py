@@ -44,7 +44,8 @@ def main():
             operators()
         ratio, seconds, unit = paired_ratio(without, operators, repeats=201)
         print(
-            f"{d:>9,} elements: {1e6 * seconds:8.1f} us without, {1e6 * unit:8.1f} us with operators, ratio {ratio:.3f}"
+            f"{d:>9,} elements: {1e6 * seconds:8.1f} us without, {1e6 * unit:8.1f} us "
+            f"with operators, ratio {ratio:.3f}"
         )
 
 

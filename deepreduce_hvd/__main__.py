@@ -84,7 +84,10 @@ def _check_framework(report, name, module, distributions, adapter, switch):
         report.problem(
             name,
             f"{version}: works on the host, without operators: {loaded.WHY_NO_OPERATORS}",
-            f"for operators: {switch}=1 pip install --force-reinstall --no-deps PATH_TO_THE_SOURCES",
+            (
+                f"for operators: {switch}=1 pip install --force-reinstall --no-deps "
+                "PATH_TO_THE_SOURCES"
+            ),
         )
         return True
     report.good(name, f"{version}, operators loaded")

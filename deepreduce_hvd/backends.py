@@ -67,8 +67,10 @@ def operator_library(directory, name, framework, version):
             path.stem.removeprefix(f"{name}-") for path in directory.glob(f"{name}-*.so")
         )
         raise NativeMissingError(
-            f"deepreduce_hvd: expected the {framework} operators for version {version}, got operators for "
-            f"{', '.join(others) or 'no version'}; install the package again with this {framework} installed and "
+            f"deepreduce_hvd: expected the {framework} operators for version {version}, "
+            "got operators for "
+            f"{', '.join(others) or 'no version'}; install the package again with this "
+            f"{framework} installed and "
             f"DEEPREDUCE_WITH_{framework.upper()}=1"
         )
     return library

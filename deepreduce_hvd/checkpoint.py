@@ -64,7 +64,8 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
         _check_head("compressor state", state, slots)
         if (state["rank"], state["size"]) != (rank, size):
             raise InvalidArgumentError(
-                f"compressor state: expected the state of rank {rank} of {size}, got the state of rank "
+                f"compressor state: expected the state of rank {rank} of {size}, got the "
+                "state of rank "
                 f"{state['rank']} of {state['size']}; if the number of ranks has changed, pass "
                 "the list of all ranks' states"
             )
@@ -86,7 +87,8 @@ def _expect_no_memory(slots, loaded, rank, keeper):
         if any(array.any() for array in memory.values()):
             raise InvalidArgumentError(
                 f"compressor state, parameter {name}: expected no memory on rank {rank}, whose "
-                f"communicator sends from rank {keeper}, the first rank of its host, got memory that "
+                f"communicator sends from rank {keeper}, the first rank of its host, got "
+                "memory that "
                 "is not zero, probably because the hosts had other ranks when the state was saved; "
                 "pass the list of all ranks' states on every rank"
             )
@@ -109,7 +111,8 @@ def check_identity(what, found, fingerprint, rank, size, keeper):
     if isinstance(found, dict) and ("keeper" in found) != ("keeper" in expected):
         raise InvalidArgumentError(
             f"{what}: expected the checkpoint of a rank whose memory is on rank {keeper}, got one "
-            f"whose memory is on rank {found.get('keeper', found.get('rank'))}; the hosts had other "
+            f"whose memory is on rank {found.get('keeper', found.get('rank'))}; the hosts "
+            "had other "
             "ranks when it was saved: pass load_state_dict the list of all ranks' states"
         )
     _expect_keys(what, found, expected)
@@ -196,7 +199,8 @@ def _loaded(name, slot, states, own):
         for what in ("steps", "loss_scale"):
             if getattr(part, what) != getattr(first, what):
                 raise InvalidArgumentError(
-                    f"{part.where}: expected the same {what} as in the first state, {getattr(first, what)}, "
+                    f"{part.where}: expected the same {what} as in the first state, "
+                    f"{getattr(first, what)}, "
                     f"got {getattr(part, what)}"
                 )
     memory = {}

@@ -69,7 +69,8 @@ def write(payload):
     for name, section in sections.items():
         if len(section) > MAX_SECTION:
             raise InvalidArgumentError(
-                f"{name} section: expected at most {MAX_SECTION} bytes, got {len(section)}; compress more or split the tensor"
+                f"{name} section: expected at most {MAX_SECTION} bytes, got "
+                f"{len(section)}; compress more or split the tensor"
             )
 
     def header(check):
@@ -94,7 +95,9 @@ def read_header(data):
     """
     if data.size != HEADER.size or data[:5].tobytes() != MAGIC + bytes([VERSION]):
         raise CorruptPayloadError(
-            f"payload header: expected {HEADER.size} bytes that start with {MAGIC.hex(' ')} {VERSION:02x}, got {data.size}, {data[:5].tobytes().hex(' ')}"
+            f"payload header: expected {HEADER.size} bytes that start with "
+            f"{MAGIC.hex(' ')} {VERSION:02x}, got {data.size}, "
+            f"{data[:5].tobytes().hex(' ')}"
         )
     fields = HEADER.unpack(data.tobytes())
     return HEADER.size + sum(fields[10:13]), bool(fields[2] & NON_FINITE)
@@ -123,7 +126,8 @@ def read(data):
         raise CorruptPayloadError(f"payload version: expected {VERSION}, got {version}")
     if HEADER.size + sum(lengths) != data.size:
         raise CorruptPayloadError(
-            f"payload length: expected {HEADER.size + sum(lengths)} bytes from the header, got {data.size}"
+            f"payload length: expected {HEADER.size + sum(lengths)} bytes from the "
+            f"header, got {data.size}"
         )
     got = checksum(data)
     if check != got:
@@ -148,7 +152,8 @@ def read(data):
             raise CorruptPayloadError(f"payload {what}: expected {expected}, got {value}")
     if flags & NON_FINITE and (count or len(raw) != HEADER.size or index_id or value_id):
         raise CorruptPayloadError(
-            f"non-finite payload: expected no values and no sections, got count {count} and {len(raw)} bytes"
+            f"non-finite payload: expected no values and no sections, got count {count} "
+            f"and {len(raw)} bytes"
         )
     if not flags & NON_FINITE and index_id == 0 and count != d:
         raise CorruptPayloadError(f"payload without indices: expected count = d = {d}, got {count}")

@@ -41,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--link",
         help="links between hosts, such as 100mbit,10gbit:25us (seconds per message after the "
-        f"colon), or '{_MEASURED}'. Default: {_MEASURED} if the profile has a link, else {_DEFAULT_LINK}",
+        f"colon), or '{_MEASURED}'. Default: {_MEASURED} if the profile has a link, else "
+        f"{_DEFAULT_LINK}",
     )
     parser.add_argument("--ranks-per-host", type=int, help="default: that of the profile")
     parser.add_argument("--density", type=float, help="smallest density; default: the profile's")

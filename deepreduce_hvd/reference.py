@@ -32,7 +32,8 @@ def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
     d = gradient.size
     if d > container.MAX_ELEMENTS:
         raise InvalidArgumentError(
-            f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; split the tensor"
+            f"gradient: expected at most {container.MAX_ELEMENTS} elements, got {d}; "
+            "split the tensor"
         )
     if not np.isfinite(gradient).all():
         return container.write(container.Payload(d, 0, dtype, flags=container.NON_FINITE)), state
@@ -254,7 +255,8 @@ def decode_sparse(data, d=None):
     if (parts.order != container.ASCENDING) != value_codec.sorts:
         expected = "1 or 2" if value_codec.sorts else "0"
         raise CorruptPayloadError(
-            f"payload order: expected {expected} for {value_codec.__name__} values, got {parts.order}"
+            f"payload order: expected {expected} for {value_codec.__name__} values, got "
+            f"{parts.order}"
         )
     indices = np.arange(parts.d, dtype=np.uint32)
     if parts.index_id:

@@ -9,19 +9,31 @@ from deepreduce_hvd.numpy_backend import decode_sum_numpy
 FIELDS = {
     "elements": "elements of the parameter",
     "dense_bytes": "bytes of the gradient uncompressed",
-    "sent_bytes": "bytes that this rank passed to collectives in the last step; includes the probe of four numbers, and for one parameter the roll call",
+    "sent_bytes": (
+        "bytes that this rank passed to collectives in the last step; includes the probe of "
+        "four numbers, and for one parameter the roll call"
+    ),
     "header_bytes": "of these, bytes of the payload header",
     "index_bytes": "of these, bytes of the index section",
     "value_bytes": "of these, bytes of the value section",
     "order_bytes": "of these, bytes of the order section",
     "sent_values": "values in the payload",
-    "relative_error": "norm of the part that the payload does not contain / norm of gradient plus residual; None if unknown",
+    "relative_error": (
+        "norm of the part that the payload does not contain / norm of gradient plus residual; "
+        "None if unknown"
+    ),
     "encode_seconds": "mean over all steps",
     "decode_seconds": "mean over all steps, all ranks' payloads",
     "steps": "steps so far; TensorFlow counts those of compressed parameters only",
     "rounds": "consecutive collectives in the last step; 0 for Horovod's own allreduce",
-    "communicator": "the communicator that was used, with the reason if it was chosen automatically; None if nothing was exchanged",
-    "path": "'compressed'; 'dense', through Horovod's own allreduce; 'fp16', the same as float16; 'sparse', through Horovod's own allgather; 'none' before the first step",
+    "communicator": (
+        "the communicator that was used, with the reason if it was chosen automatically; None "
+        "if nothing was exchanged"
+    ),
+    "path": (
+        "'compressed'; 'dense', through Horovod's own allreduce; 'fp16', the same as float16; "
+        "'sparse', through Horovod's own allgather; 'none' before the first step"
+    ),
 }
 
 
@@ -140,17 +152,23 @@ def notes(stats, ranks):
     if len(paths["none"]) == len(stats):
         if ranks == 1:
             return [
-                "Nothing was exchanged: Horovod has one rank here. Start the script with `horovodrun -np 2 python ...`."
+                (
+                    "Nothing was exchanged: Horovod has one rank here. Start the script with "
+                    "`horovodrun -np 2 python ...`."
+                )
             ]
         return ["Nothing has been exchanged yet."]
     found = []
     if paths["none"]:
         found.append(
-            f"No gradient has been exchanged yet for {_listed(paths['none'])}. Is it used? Did Horovod get the same parameters? Sparse gradients need sparse_as_dense=True."
+            f"No gradient has been exchanged yet for {_listed(paths['none'])}. Is it "
+            "used? Did Horovod get the same parameters? Sparse gradients need "
+            "sparse_as_dense=True."
         )
     if paths["sparse"]:
         found.append(
-            f"Sparse gradients were not compressed for {_listed(paths['sparse'])}. Give DistributedOptimizer sparse_as_dense=True to compress them."
+            f"Sparse gradients were not compressed for {_listed(paths['sparse'])}. Give "
+            "DistributedOptimizer sparse_as_dense=True to compress them."
         )
     return found
 

@@ -39,13 +39,16 @@ def expect_stages(codec, memory, communicator):
     error = codec.value.relative_error()
     if memory.state and error >= 1:
         raise InvalidArgumentError(
-            f"Compressor codec: expected a value codec whose error is smaller than the values, got {codec.value!r}, "
-            f"whose error is about {error:.1f} times as large; {memory!r} would grow without limit. Use more bits, a "
+            "Compressor codec: expected a value codec whose error is smaller than the "
+            f"values, got {codec.value!r}, "
+            f"whose error is about {error:.1f} times as large; {memory!r} would grow "
+            "without limit. Use more bits, a "
             "smaller bucket, or NoMemory()"
         )
     if communicator.puts_back and not overrides(memory, Memory, "put_back"):
         raise InvalidArgumentError(
-            f"Compressor memory: expected one with a put_back method, which {communicator!r} needs, "
+            "Compressor memory: expected one with a put_back method, which "
+            f"{communicator!r} needs, "
             f"got {memory!r}; Allgather does not need it"
         )
     communicator.check(codec, memory)
@@ -102,7 +105,8 @@ def expect_settings(
         )
     if loss_scale is not None and not callable(loss_scale):
         raise InvalidArgumentError(
-            f"Compressor loss_scale: expected a function such as scaler.get_scale, got {loss_scale!r}"
+            "Compressor loss_scale: expected a function such as scaler.get_scale, got "
+            f"{loss_scale!r}"
         )
     if writer is not None and not callable(getattr(writer, "add_scalar", None)):
         raise InvalidArgumentError(
@@ -127,7 +131,8 @@ def named_parameters(parameters):
     """
     if parameters is None:
         raise InvalidArgumentError(
-            "Compressor parameters: expected model.named_parameters(), got None; state is stored by "
+            "Compressor parameters: expected model.named_parameters(), got None; state is "
+            "stored by "
             "parameter name (on TensorFlow: model.trainable_variables)"
         )
     if not hasattr(parameters, "__iter__"):
@@ -139,7 +144,8 @@ def named_parameters(parameters):
     for entry in named:
         if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
             raise InvalidArgumentError(
-                f"Compressor parameters: expected (name, parameter) pairs, got {type(entry).__name__}"
+                "Compressor parameters: expected (name, parameter) pairs, got "
+                f"{type(entry).__name__}"
             )
     if not named:
         raise InvalidArgumentError(
@@ -149,7 +155,8 @@ def named_parameters(parameters):
     repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
         raise InvalidArgumentError(
-            f"Compressor parameters: expected unique names, got {', '.join(repeated)} more than once"
+            f"Compressor parameters: expected unique names, got {', '.join(repeated)} "
+            "more than once"
         )
     return named
 
@@ -179,7 +186,8 @@ def expect_loss_scale(scale):
     """Return what ``loss_scale`` returned, a float; raise InvalidArgumentError if it is no scale."""
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgumentError(
-            f"Compressor loss_scale: expected a function that returns a finite number above 0, got {scale}"
+            "Compressor loss_scale: expected a function that returns a finite number "
+            f"above 0, got {scale}"
         )
     return scale
 

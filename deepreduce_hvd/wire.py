@@ -114,7 +114,8 @@ def expect_process_set(own, of_horovod):
         # Horovod may be shut down by now, so use the ranks stored in the process set
         count = f"{len(own.ranks)} " if own.ranks else ""
         raise InvalidArgumentError(
-            f"expected Horovod to sum or average over the {count}ranks of the compressor's process set, got another set, "
+            f"expected Horovod to sum or average over the {count}ranks of the "
+            "compressor's process set, got another set, "
             f"{of_horovod}; give both the same process_set"
         )
 

@@ -22,7 +22,8 @@ def _path(folder, name):
     path = cache_directory() / folder / name
     if not path.is_file():
         raise FileNotFoundError(
-            f"expected the data file {path}, got none: run `make data` (DEEPREDUCE_CACHE names another cache)"
+            f"expected the data file {path}, got none: run `make data` (DEEPREDUCE_CACHE "
+            "names another cache)"
         )
     return path
 
@@ -41,7 +42,8 @@ def _idx(name, shape):
     expected = header.size + int(np.prod(shape))
     if content.size != expected or not np.array_equal(content[: header.size], header):
         raise ValueError(
-            f"{path}: expected {expected} bytes of uint8 data of shape {shape}, got {content.size} bytes: run `make data`"
+            f"{path}: expected {expected} bytes of uint8 data of shape {shape}, got "
+            f"{content.size} bytes: run `make data`"
         )
     return content[header.size :].reshape(shape)
 

@@ -150,7 +150,11 @@ def worker(options):
                 seconds.append(time.perf_counter() - began)
             if hvd.rank() == 0:
                 print(
-                    f"[{number}/{len(rows)}] {name:<18} epoch {epoch + 1}/{options.epochs}  loss {loss.item():.3f}  {time.perf_counter() - started:5.1f} s",
+                    (
+                        f"[{number}/{len(rows)}] {name:<18} epoch "
+                        f"{epoch + 1}/{options.epochs}  loss {loss.item():.3f}  "
+                        f"{time.perf_counter() - started:5.1f} s"
+                    ),
                     flush=True,
                 )
         dense = 4 * sum(parameter.numel() for parameter in model.parameters())

@@ -67,9 +67,26 @@ class Watch:
             self.sent.append(totals(self.compressor.stats())["sent_bytes"])
         if self.shown and (step % 200 == 0 or step == steps):
             print(
-                f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  {time.perf_counter() - self.started:5.1f} s",
+                (
+                    f"{self.label} step {step:>5}/{steps}  loss {loss:.3f}  "
+                    f"{time.perf_counter() - self.started:5.1f} s"
+                ),
                 flush=True,
             )
+
+
+def chosen_rows(options):
+    """Return {name: codec or None} of the rows to train; an unknown name ends the program."""
+    rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
+    if options.only:
+        wanted = [name.strip() for name in options.only.split(",")]
+        unknown = [name for name in wanted if name not in rows]
+        if unknown:
+            raise SystemExit(
+                f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}"
+            )
+        rows = {name: rows[name] for name in wanted}
+    return rows
 
 
 def compare(options, hvd, job, parameters, mean):
@@ -83,16 +100,7 @@ def compare(options, hvd, job, parameters, mean):
         parameters: function of the network that returns the compressor's ``parameters``.
         mean: function of a number that returns its mean over all ranks.
     """
-    rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
-    if options.only:
-        wanted = [name.strip() for name in options.only.split(",")]
-        unknown = [name for name in wanted if name not in rows]
-        if unknown:
-            raise SystemExit(
-                f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}"
-            )
-        rows = {name: rows[name] for name in wanted}
-
+    rows = chosen_rows(options)
     data = job.load()
     results = []
     for number, (name, codec) in enumerate(rows.items(), 1):
@@ -196,7 +204,8 @@ def draw(figures, path):
     axes.set_xlabel("bytes per rank and step, passed to collectives (log scale)")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(
-        f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy against bytes"
+        f"Fashion-MNIST, {figures['ranks']} ranks, {figures['epochs']} epochs: accuracy "
+        "against bytes"
     )
     axes.grid(alpha=0.3)
     figure.tight_layout()
@@ -241,4 +250,5 @@ def main(description, script, worker, output, seconds_per_row):
     if options.worker:
         worker(options)
         return 0
+    chosen_rows(options)  # an unknown name ends the program before any rank starts
     return _present(options, script, seconds_per_row)

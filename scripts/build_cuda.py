@@ -64,7 +64,10 @@ def main():
     unknown = sorted(set(wanted) - known)
     if unknown:
         print(
-            f"architectures: expected some of {' '.join(sorted(known))} for {compiler}, got {' '.join(unknown)}",
+            (
+                f"architectures: expected some of {' '.join(sorted(known))} for {compiler}, "
+                f"got {' '.join(unknown)}"
+            ),
             file=sys.stderr,
         )
         return 1

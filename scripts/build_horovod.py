@@ -122,5 +122,6 @@ def check(python):
     missing = [part for part in EXPECTED_PARTS if part not in listed]
     if missing:
         raise SetUpError(
-            f"horovodrun --check-build: expected {', '.join(EXPECTED_PARTS)}, got no {', '.join(missing)}:\n{listed[-2000:]}"
+            f"horovodrun --check-build: expected {', '.join(EXPECTED_PARTS)}, got no "
+            f"{', '.join(missing)}:\n{listed[-2000:]}"
         )

@@ -73,7 +73,10 @@ def main():
     path = nvcc.find()
     if path is None:
         print(
-            "expected nvcc, with the headers of the CUDA runtime, got none: the CUDA operators were not compiled",
+            (
+                "expected nvcc, with the headers of the CUDA runtime, got none: the CUDA "
+                "operators were not compiled"
+            ),
             file=sys.stderr,
         )
         return 2
@@ -95,7 +98,10 @@ def main():
             for source in sources:
                 done = subprocess.run([*compiler, *options, str(source)], cwd=ROOT, check=False)
                 print(
-                    f"{source.relative_to(ROOT)}: {'compiles' if done.returncode == 0 else 'does not compile'}",
+                    (
+                        f"{source.relative_to(ROOT)}: "
+                        f"{'compiles' if done.returncode == 0 else 'does not compile'}"
+                    ),
                     flush=True,
                 )
                 if done.returncode != 0:

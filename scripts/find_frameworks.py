@@ -118,7 +118,8 @@ def output_of(*command):
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise BuildError(
-            f"expected exit status 0, got {done.returncode} from: {shlex.join(command)}\n{done.stderr}"
+            f"expected exit status 0, got {done.returncode} from: "
+            f"{shlex.join(command)}\n{done.stderr}"
         )
     return done.stdout + done.stderr
 
@@ -142,7 +143,8 @@ def code_options(path, version):
         if form is None or form[1] not in known:
             choices = " ".join(sorted(known, key=float))
             raise BuildError(
-                f"DEEPREDUCE_CUDA_ARCHITECTURES: expected some of {choices}, each with +PTX or without, got {name!r}"
+                f"DEEPREDUCE_CUDA_ARCHITECTURES: expected some of {choices}, each with "
+                f"+PTX or without, got {name!r}"
             )
         options += nvcc.code_options(form[1] + form[2], ptx=bool(form[3]))
     say(f"compiling CUDA kernels for {' '.join(asked)}")
@@ -158,7 +160,10 @@ def why_no_cuda(name, framework, path, nvcc_version):
     major = framework["cuda"].partition(".")[0]
     # a driver that supports the framework's CUDA also supports kernels of that CUDA
     if path is not None and major != nvcc_version.partition(".")[0]:
-        return f"expected nvcc of CUDA {major} as {name} {framework['version']} has, got {path} of CUDA {nvcc_version}"
+        return (
+            f"expected nvcc of CUDA {major} as {name} {framework['version']} has, got {path} "
+            f"of CUDA {nvcc_version}"
+        )
     return None
 
 

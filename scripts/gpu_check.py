@@ -103,12 +103,14 @@ def expect_modules():
     missing = [name for name in MODULES if importlib.util.find_spec(name) is None]
     if missing:
         raise Stop(
-            f"expected the modules {', '.join(MODULES)} in {sys.executable}, got no {', '.join(missing)}; name another with make gpu-check PYTHON=..."
+            f"expected the modules {', '.join(MODULES)} in {sys.executable}, got no "
+            f"{', '.join(missing)}; name another with make gpu-check PYTHON=..."
         )
     version = importlib.metadata.version("setuptools")
     if int(version.partition(".")[0]) < OLDEST_SETUPTOOLS:
         raise Stop(
-            f"expected setuptools of at least {OLDEST_SETUPTOOLS} in {sys.executable}, got {version}"
+            f"expected setuptools of at least {OLDEST_SETUPTOOLS} in {sys.executable}, "
+            f"got {version}"
         )
 
 
@@ -122,11 +124,13 @@ def gpu():
 
     if torch.version.cuda is None:
         raise Stop(
-            f"expected a PyTorch with CUDA, got {torch.__version__}; --dry-run runs what works without one"
+            f"expected a PyTorch with CUDA, got {torch.__version__}; --dry-run runs what "
+            "works without one"
         )
     if not torch.cuda.is_available():
         raise Stop(
-            f"expected a GPU that PyTorch {torch.__version__} can use, got none; --dry-run runs what works without one"
+            f"expected a GPU that PyTorch {torch.__version__} can use, got none; "
+            "--dry-run runs what works without one"
         )
     major, minor = torch.cuda.get_device_capability(0)
     return torch.cuda.get_device_name(0), f"{major}.{minor}", torch.version.cuda
@@ -136,7 +140,11 @@ def why_no_tensorflow():
     """Return why TensorFlow's kernels cannot be built and compared, or None."""
     if importlib.util.find_spec("tensorflow") is None:
         return "TensorFlow is not installed"
-    question = "import tensorflow as tf; print(tf.__version__, tf.sysconfig.get_build_info().get('cuda_version'), len(tf.config.list_physical_devices('GPU')))"
+    question = (
+        "import tensorflow as tf; print(tf.__version__, "
+        "tf.sysconfig.get_build_info().get('cuda_version'), "
+        "len(tf.config.list_physical_devices('GPU')))"
+    )
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     answer = subprocess.run(
         [sys.executable, "-c", question],
@@ -147,7 +155,10 @@ def why_no_tensorflow():
         check=False,
     )
     if answer.returncode != 0:
-        return f"TensorFlow does not load: {(answer.stderr.strip() or 'it says nothing').splitlines()[-1]}"
+        return (
+            "TensorFlow does not load: "
+            f"{(answer.stderr.strip() or 'it says nothing').splitlines()[-1]}"
+        )
     version, cuda, gpus = answer.stdout.splitlines()[-1].split()
     if cuda == "None":
         return f"TensorFlow {version} is built without CUDA"
@@ -305,7 +316,8 @@ def dry_run(architectures):
             expect_success("operators", run(sys.executable, "scripts/check_cuda_operators.py"))
     if not list((ROOT / "deepreduce_hvd").glob("_torch_ops-*.so")):
         not_run.append(
-            "trying the scripts on the host: the PyTorch operators are not built here (python setup.py build_ext --inplace)"
+            "trying the scripts on the host: the PyTorch operators are not built here "
+            "(python setup.py build_ext --inplace)"
         )
     else:
         with part("trying the comparison on the host, which does not test the GPU", "a minute"):
@@ -330,7 +342,8 @@ def dry_run(architectures):
             expect_success("benchmark", run(sys.executable, "benchmarks/gpu.py", *options))
     if not list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
         not_run.append(
-            "trying TensorFlow's comparison on the host: the TensorFlow operators are not built here"
+            "trying TensorFlow's comparison on the host: the TensorFlow operators are not "
+            "built here"
         )
     else:
         with part(
@@ -369,7 +382,8 @@ def main():
     for what in not_run:
         say(f"NOT RUN: {what}")
     say(
-        f"{'dry run' if arguments.dry_run else 'everything that was run passed'}: {time.perf_counter() - started:.0f} s"
+        f"{'dry run' if arguments.dry_run else 'everything that was run passed'}: "
+        f"{time.perf_counter() - started:.0f} s"
     )
     return 0
 

@@ -120,7 +120,8 @@ class Comparison:
         elif mine.tobytes() != expected.tobytes():
             at = int(np.flatnonzero(mine.view(np.uint8) != expected.view(np.uint8))[0])
             self.failures.append(
-                f"{what}: expected {expected.view(np.uint8)[at]:#04x} at byte {at}, got {mine.view(np.uint8)[at]:#04x}"
+                f"{what}: expected {expected.view(np.uint8)[at]:#04x} at byte {at}, got "
+                f"{mine.view(np.uint8)[at]:#04x}"
             )
 
     def decoded(self, payloads, d, what):
@@ -283,8 +284,10 @@ def main():
     for failure in comparison.failures[:MOST_SHOWN]:
         print(f"DIFFERS  {failure}")
     print(
-        f"{comparison.made} comparisons on {arguments.device}, {len(comparison.failures)} differ; seed {arguments.seed}; "
-        f"codecs that stay on the host: {', '.join(sorted(on_host)) or 'none'}; {time.perf_counter() - started:.0f} s"
+        f"{comparison.made} comparisons on {arguments.device}, {len(comparison.failures)} "
+        f"differ; seed {arguments.seed}; "
+        f"codecs that stay on the host: {', '.join(sorted(on_host)) or 'none'}; "
+        f"{time.perf_counter() - started:.0f} s"
     )
     if arguments.output is not None:
         report = {

@@ -70,14 +70,16 @@ def main():
         there = torch.ops.deepreduce.cuda_supports(codec.fields(dr.Residual()))
         if bool(through_host) == there:
             raise SystemExit(
-                f"{name}: expected {'no notice' if there else 'a notice'} of the host's path, got {through_host}"
+                f"{name}: expected {'no notice' if there else 'a notice'} of the host's "
+                f"path, got {through_host}"
             )
         on_host, kept_on_host = train(torch.device("cpu"), codec)
         for parameter in SHAPES:
             for step, (one, other) in enumerate(zip(on_device[parameter], on_host[parameter])):
                 if not torch.equal(one.view(torch.int32), other.view(torch.int32)):
                     raise SystemExit(
-                        f"{name}: expected {parameter}'s gradient of step {step} as on the host, got another"
+                        f"{name}: expected {parameter}'s gradient of step {step} as on "
+                        "the host, got another"
                     )
             if not torch.equal(
                 kept_on_device[parameter]["residual"], kept_on_host[parameter]["residual"]
@@ -88,7 +90,10 @@ def main():
         if hvd.rank() == 0:
             where = "on the GPU" if there else "through the host"
             print(
-                f"{name}: {STEPS} steps on {hvd.size()} ranks, compressed {where}, the same bits as on the host",
+                (
+                    f"{name}: {STEPS} steps on {hvd.size()} ranks, compressed {where}, the "
+                    "same bits as on the host"
+                ),
                 flush=True,
             )
 

@@ -83,7 +83,8 @@ class Comparison:
                 one if isinstance(one, tuple) else f"{len(one)} bytes" for one in (expected, mine)
             ]
             self.failures.append(
-                f"{what}: expected {shown[0]}, got {shown[1]}{'' if shown[0] != shown[1] else ' that differ'}"
+                f"{what}: expected {shown[0]}, got "
+                f"{shown[1]}{'' if shown[0] != shown[1] else ' that differ'}"
             )
 
     def codec(self, codec, memory, values, dtype, what):
@@ -256,7 +257,8 @@ def main():
     ):
         kernels = "kernels for CUDA" if adapter.cuda_supports else "no kernels for CUDA"
         print(
-            f"expected operators with kernels for CUDA and a GPU, got {kernels} and {len(tf.config.list_physical_devices('GPU'))} GPUs"
+            f"expected operators with kernels for CUDA and a GPU, got {kernels} and "
+            f"{len(tf.config.list_physical_devices('GPU'))} GPUs"
         )
         sys.exit(2)
     started = time.perf_counter()
@@ -268,7 +270,8 @@ def main():
     for failure in comparison.failures[:MOST_SHOWN]:
         print(f"DIFFERS  {failure}")
     print(
-        f"{comparison.made} comparisons of TensorFlow on {arguments.device}, {len(comparison.failures)} differ; {training}; "
+        f"{comparison.made} comparisons of TensorFlow on {arguments.device}, "
+        f"{len(comparison.failures)} differ; {training}; "
         f"seed {arguments.seed}; {time.perf_counter() - started:.0f} s"
     )
     sys.exit(1 if comparison.failures else 0)

@@ -41,8 +41,10 @@ def python_problems():
     have = sys.version_info[:2]
     if have != PYTHON:
         return [
-            "Python: the pinned versions of TensorFlow and Horovod expect {}.{}, got {}.{} ({}); Debian packages: "
-            "python{v} python{v}-venv libpython{v}-dev, or name another with make PYTHON=/path/to/python{v}".format(
+            "Python: the pinned versions of TensorFlow and Horovod expect {}.{}, got "
+            "{}.{} ({}); Debian packages: "
+            "python{v} python{v}-venv libpython{v}-dev, or name another with make "
+            "PYTHON=/path/to/python{v}".format(
                 PYTHON[0], PYTHON[1], have[0], have[1], sys.executable, v="{}.{}".format(*PYTHON)
             )
         ]
@@ -51,9 +53,10 @@ def python_problems():
             __import__(module)
         except ImportError:
             return [
-                "Python: expected the module {}, got none in {}; Debian package: python{}.{}-venv".format(
-                    module, sys.executable, *PYTHON
-                )
+                (
+                    "Python: expected the module {}, got none in {}; Debian package: "
+                    "python{}.{}-venv"
+                ).format(module, sys.executable, *PYTHON)
             ]
     return []
 
@@ -86,7 +89,8 @@ def tool_problems():
         problems.append(f"C++ compiler: expected a version from {command[0]}, got: {text}")
     elif int(version.group(1)) < OLDEST_COMPILER and "clang" not in command[0]:
         problems.append(
-            f"C++ compiler: expected g++ {OLDEST_COMPILER} or newer, got {text}; Debian package: g++"
+            f"C++ compiler: expected g++ {OLDEST_COMPILER} or newer, got {text}; Debian "
+            "package: g++"
         )
     return problems
 

@@ -1,7 +1,8 @@
-"""Run the tests in two parts: single-process tests on all cores, then multi-rank jobs two at a time.
+"""Run the tests in two parts: single-process tests on all cores, then jobs of ranks two at a time.
 
 Ranks wait for each other for much of their time, so two jobs share two cores well. Each file's jobs
-run one by one. Other options go to pytest: ``python scripts/run_tests.py -k bloom``.
+run one by one, the longest files first (tests/conftest.py). Other options go to pytest:
+``python scripts/run_tests.py -k bloom``.
 """
 
 import argparse
@@ -56,6 +57,7 @@ def main():
                 "2",
                 "--dist",
                 "loadfile",
+                "--no-loadscope-reorder",
                 "-m",
                 f"several_processes{left_out}",
                 "-v",

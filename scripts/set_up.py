@@ -65,7 +65,8 @@ def make_venv():
     if answer is None or answer.stdout.strip() != expected:
         got = "no interpreter" if answer is None else answer.stdout.strip() or answer.stderr.strip()
         raise SetUpError(
-            f".venv: expected an environment of {expected}, got {got}; remove it (make distclean) and run make setup again"
+            f".venv: expected an environment of {expected}, got {got}; remove it (make "
+            "distclean) and run make setup again"
         )
 
 
@@ -115,7 +116,8 @@ def install_package():
     )
     if built.returncode != 0:
         raise SetUpError(
-            f"this package: expected exit status 0 from setup.py build_ext, got {built.returncode}; the messages of the compiler are above"
+            "this package: expected exit status 0 from setup.py build_ext, got "
+            f"{built.returncode}; the messages of the compiler are above"
         )
     wanted = digest(ROOT / "setup.py", ROOT / "pyproject.toml")
     if stamp("package") != wanted:

@@ -13,14 +13,19 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def demo_table(rows):
     lines = [
-        "| compression | test accuracy | bytes per step | share of dense | share of Top-r pairs | ms per step |",
+        (
+            "| compression | test accuracy | bytes per step | share of dense | share of Top-r "
+            "pairs | ms per step |"
+        ),
         "|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         of_pairs = row["share_of_top_r_pairs"]
         lines.append(
-            f"| {row['name']} | {row['accuracy']:.4f} | {row['bytes_per_step']:,.0f} | {row['share_of_dense']:.4f} | "
-            f"{'–' if of_pairs is None else f'{of_pairs:.3f}'} | {1e3 * row['seconds_per_step']:.1f} |"
+            f"| {row['name']} | {row['accuracy']:.4f} | {row['bytes_per_step']:,.0f} | "
+            f"{row['share_of_dense']:.4f} | "
+            f"{'–' if of_pairs is None else f'{of_pairs:.3f}'} | "
+            f"{1e3 * row['seconds_per_step']:.1f} |"
         )
     return lines
 
@@ -43,7 +48,10 @@ def bench_table(rows):
 def laboratory_table(rows):
     """Compare the default with uncompressed training, for each task and number of ranks."""
     lines = [
-        "| task, ranks | uncompressed | default | difference | margin | not worse: p | equivalent: p | seeds |",
+        (
+            "| task, ranks | uncompressed | default | difference | margin | not worse: p | "
+            "equivalent: p | seeds |"
+        ),
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     plain = {_place(row): row for row in rows if row["candidate"] == "none"}

@@ -16,6 +16,18 @@ SEVERAL_PROCESSES = (
     "cuda/test_pretend.py", "cuda/test_nvcc.py", "cuda/test_tensorflow_link.py",
     "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py",
 )  # fmt: skip
+#: of these, the files that take minutes: they begin first, so that two workers end together
+LONGEST_FIRST = (
+    "parallel/test_tensorflow_parallel.py", "cuda/test_tensorflow_kernels.py",
+    "parallel/test_torch_parallel.py", "test_examples.py", "test_docs.py",
+    "parallel/test_hung_peer.py", "parallel/test_tensorflow_elastic.py",
+    "parallel/test_tensorflow_overflow.py", "parallel/test_tensorflow_communicators.py",
+    "parallel/test_torch_elastic.py", "random_walk/test_tensorflow_walk.py",
+    "random_walk/test_torch_walk.py", "parallel/test_torch_communicators.py",
+    "cuda/test_pretend.py", "cuda/test_nvcc.py", "hosts/test_time_to_accuracy.py",
+    "hosts/test_hosts.py", "parallel/test_tensorflow_protocol.py",
+    "parallel/test_torch_gradients.py", "parallel/test_misfortunes.py",
+)  # fmt: skip
 #: files whose tests start builds, scripts or type checkers, which use one core each
 SUBPROCESSES = (
     "test_build.py", "test_build_cuda.py", "test_check.py", "test_data.py", "test_gpu_check.py",
@@ -37,6 +49,12 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.subprocesses)
         elif place.startswith("cuda"):
             item.add_marker(pytest.mark.device)
+    items.sort(key=_rank_of_file)
+
+
+def _rank_of_file(item):
+    place = pathlib.Path(item.path).relative_to(HERE).as_posix()
+    return LONGEST_FIRST.index(place) if place in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 @pytest.hookimpl(trylast=True)

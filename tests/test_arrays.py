@@ -121,7 +121,10 @@ def test_residuals(memory, wrong, message):
     ):
         with pytest.raises(
             dr.InvalidArgumentError,
-            match=rf"residual: expected a writable contiguous 1-D float32 array of shape \({D},\), got .*{message}",
+            match=(
+                r"residual: expected a writable contiguous 1-D float32 array of shape "
+                rf"\({D},\), got .*{message}"
+            ),
         ):
             refused()
 
@@ -158,7 +161,10 @@ def test_indices_and_values_of_a_sparse_tensor(bad):
         CODEC.encode_sparse(make(indices), sent, D)
     with pytest.raises(
         dr.InvalidArgumentError,
-        match=rf"values: expected a writable contiguous 1-D float32 array of shape \(5,\), got .*{message}",
+        match=(
+            r"values: expected a writable contiguous 1-D float32 array of shape \(5,\), got "
+            rf".*{message}"
+        ),
     ):
         CODEC.encode_sparse(indices, make(sent), D)
     with pytest.raises(
@@ -303,7 +309,10 @@ class TestTorch:
         assert negated.is_neg()
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="gradient: expected a tensor without the negative or conjugate bit, got a view with one",
+            match=(
+                "gradient: expected a tensor without the negative or conjugate bit, got a "
+                "view with one"
+            ),
         ):
             CODEC.encode(negated)
         assert torch.equal(

@@ -14,7 +14,10 @@ SOURCES = {
     "deepreduce_hvd/csrc/one.h": "int one();\n",
     "deepreduce_hvd/csrc/one.cc": '#include "one.h"\nint one() { return 1; }\n',
     "deepreduce_hvd/csrc/index/two.cc": "int two() { return 2; }\n",
-    "deepreduce_hvd/csrc/api/python.cc": '#include <pybind11/pybind11.h>\n#include "one.h"\nPYBIND11_MODULE(_native, m) { m.def("one", &one); }\n',
+    "deepreduce_hvd/csrc/api/python.cc": (
+        '#include <pybind11/pybind11.h>\n#include "one.h"\nPYBIND11_MODULE(_native, m) { '
+        'm.def("one", &one); }\n'
+    ),
 }
 
 

@@ -62,6 +62,8 @@ def machine(package, tmp_path_factory):  # noqa: F811
     Also functions that install stand-ins for PyTorch and nvcc of given versions.
     """
     for name, text in {
+        # nothing here loads the module, and pybind11's headers take two seconds to compile
+        "deepreduce_hvd/csrc/api/python.cc": "int python() { return 1; }\n",
         "deepreduce_hvd/csrc/cuda/kernel.cu": KERNEL,
         "torch_ops/ops.cc": "int ops() { return 1; }\n",
         "torch_ops/cuda/ops.cc": "#include <runtime.h>\nint cuda_ops() { return RUNTIME; }\n",
@@ -315,7 +317,10 @@ def test_unknown_architectures_are_refused(machine, asked):
         (
             None,
             None,
-            "expected PyTorch or TensorFlow with CUDA, got the operators of neither; expected nvcc, got none from CUDA_HOME={home}",
+            (
+                "expected PyTorch or TensorFlow with CUDA, got the operators of neither; "
+                "expected nvcc, got none from CUDA_HOME={home}"
+            ),
         ),
     ],
 )

@@ -351,9 +351,9 @@ def test_ranks_that_are_configured_differently():
     for outcome in job.call("sync"):
         assert isinstance(outcome, InvalidArgumentError)
         assert (
-            "expected the same compressor configuration and parameters on every rank, got another one on rank 2 than on rank 0"
-            in str(outcome)
-        )
+            "expected the same compressor configuration and parameters on every rank, got "
+            "another one on rank 2 than on rank 0"
+        ) in str(outcome)
 
 
 @pytest.mark.parametrize(

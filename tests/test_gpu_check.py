@@ -166,7 +166,9 @@ def test_a_difference_of_tensorflow_is_found():
         "    calls.append(1)\n"
         "    payload = real.deepreduce_encode(*arguments)\n"
         "    return payload if len(calls) % 2 else tf.concat([payload[:-1], payload[-1:] ^ 1], 0)\n"
-        "gpu_tensorflow.adapter.operators = types.SimpleNamespace(deepreduce_encode=wrong, deepreduce_decode_sum=real.deepreduce_decode_sum)\n"
+        "gpu_tensorflow.adapter.operators = "
+        "types.SimpleNamespace(deepreduce_encode=wrong, "
+        "deepreduce_decode_sum=real.deepreduce_decode_sum)\n"
         "gpu_tensorflow.compare_training = lambda comparison: None\n"
         "gpu_tensorflow.main()\n",
     )

@@ -188,7 +188,10 @@ def test_a_compressor_that_one_rank_lacks():
     )
     expect_all(
         InvalidArgumentError,
-        "a compressor (the 2nd of its process set) that does not exist or was used before on rank 1;",
+        (
+            "a compressor (the 2nd of its process set) that does not exist or was used before "
+            "on rank 1;"
+        ),
         raised,
     )
 

@@ -136,7 +136,10 @@ def test_a_wheel_built_without_pytorch_trains_with_a_pytorch_that_came_later(
 @pytest.mark.slow
 def test_a_wheel_without_any_framework(wheel, tmp_path):
     python = environment_with(tmp_path / "environment", wheel)
-    use = "import numpy as np, deepreduce_hvd as dr; a = np.arange(5, dtype=np.float32); print(dr.decode(dr.Codec(dr.TopK(1.0)).encode(a)).tolist())"
+    use = (
+        "import numpy as np, deepreduce_hvd as dr; a = np.arange(5, dtype=np.float32); "
+        "print(dr.decode(dr.Codec(dr.TopK(1.0)).encode(a)).tolist())"
+    )
     variables = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(
         [python, "-c", use], cwd=tmp_path, capture_output=True, text=True, env=variables

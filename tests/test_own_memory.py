@@ -146,7 +146,10 @@ def test_a_subclass_of_a_built_in_codec_is_refused_until_it_has_an_id_of_its_own
 
     with pytest.raises(
         dr.InvalidArgumentError,
-        match="Halved: expected a class with its own stage_id, .*, got stage_id 5, which belongs to QSGD",
+        match=(
+            "Halved: expected a class with its own stage_id, .*, got stage_id 5, which "
+            "belongs to QSGD"
+        ),
     ):
         dr.Codec(dr.TopK(0.1), value=Halved())
     Halved.stage_id = 100
@@ -297,7 +300,10 @@ class TestCompressor:
         for communicator in refused:
             with pytest.raises(
                 dr.InvalidArgumentError,
-                match=r"memory: expected one with a put_back method, which .* needs, got WithoutPutBack\(\)",
+                match=(
+                    r"memory: expected one with a put_back method, which .* needs, got "
+                    r"WithoutPutBack\(\)"
+                ),
             ):
                 dr.Compressor(memory=WithoutPutBack(), communicator=communicator, parameters=named)
         with pytest.raises(dr.InvalidArgumentError, match="Broken.state: expected a tuple"):

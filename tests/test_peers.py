@@ -96,7 +96,8 @@ def test_ranks_that_tell_why_they_ended_are_not_waited_for(board):
     board.put(2, Note("failed", 4))
     started = time.monotonic()
     assert who_is_gone(board, 1, 3, 4, grace=60) == (
-        "expected all 3 ranks to continue, got rank 0 ended in step 4 by ValueError: bad batch at train.py:3 in load"
+        "expected all 3 ranks to continue, got rank 0 ended in step 4 by ValueError: bad "
+        "batch at train.py:3 in load"
     )
     assert time.monotonic() - started < 30
 

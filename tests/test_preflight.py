@@ -68,7 +68,10 @@ def hide_header(tools, tmp_path, header):
         options += ["-isystem", str(twin)]
     executable(
         tools / "g++",
-        f'#!/bin/sh\nPATH={os.environ["PATH"]!r} exec {shutil.which("g++")} -nostdinc -nostdinc++ {" ".join(options)} "$@"\n',
+        (
+            f"#!/bin/sh\nPATH={os.environ['PATH']!r} exec {shutil.which('g++')} -nostdinc "
+            f'-nostdinc++ {" ".join(options)} "$@"\n'
+        ),
     )
 
 
@@ -99,7 +102,8 @@ def test_all_missing_things_are_named_at_once(tools):
 def test_what_hosts_need_is_named_only_when_asked_for(tools):
     """A replaced shutil.which hides the tools of the machine, because /usr/sbin is searched too."""
     (tools / "sitecustomize.py").write_text(
-        "import shutil\nfound = shutil.which\nshutil.which = lambda name, **more: None if name in ('ip', 'tc', 'sshd') else found(name, **more) or name\n"
+        "import shutil\nfound = shutil.which\nshutil.which = lambda name, **more: None if "
+        "name in ('ip', 'tc', 'sshd') else found(name, **more) or name\n"
     )
     without, with_hosts = (
         run(tools, PYTHONPATH=str(tools)),
@@ -145,7 +149,8 @@ def test_missing_python_headers(tools, tmp_path):
     empty.mkdir()
     (tmp_path / "sitecustomize.py").write_text(
         "import sysconfig\noriginal = sysconfig.get_path\n"
-        f"sysconfig.get_path = lambda name, *rest, **more: {str(empty)!r} if name == 'include' else original(name, *rest, **more)\n"
+        f"sysconfig.get_path = lambda name, *rest, **more: {str(empty)!r} if name == "
+        "'include' else original(name, *rest, **more)\n"
     )
     done = run(tools, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and f"expected Python.h in {empty}" in done.stderr, done.stderr

@@ -51,8 +51,14 @@ def test_progress_is_the_last_percentage_or_the_last_line(own_place):
 
 def test_a_second_set_up_waits_for_the_first(own_place, capsys):
     path = own_place / "some.lock"
-    code = f"import sys; sys.path.insert(0, {str(Path(console.__file__).parent)!r})\nimport console, pathlib\n"
-    code += f"with console.locked(pathlib.Path({str(path)!r}), 'building'):\n    print('held', flush=True); input()"
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(console.__file__).parent)!r})\nimport "
+        "console, pathlib\n"
+    )
+    code += (
+        f"with console.locked(pathlib.Path({str(path)!r}), 'building'):\n    print('held', "
+        "flush=True); input()"
+    )
     first = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

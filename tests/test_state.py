@@ -158,7 +158,10 @@ def test_the_list_of_all_ranks(framework):
         (states[:2], r"got ranks \[0, 1\] of \[3\]"),
         (
             wrong,
-            "compressor state of rank 2, parameter second: expected the same steps as in the first state, 1, got 7",
+            (
+                "compressor state of rank 2, parameter second: expected the same steps as in "
+                "the first state, 1, got 7"
+            ),
         ),
     ):
         with pytest.raises(dr.InvalidArgumentError, match=message):
@@ -204,7 +207,10 @@ def test_memories_go_to_the_ranks_that_send_them(framework):
     before = snapshot(owner.compressor)
     with pytest.raises(
         dr.InvalidArgumentError,
-        match="parameter first: expected no memory on rank 3, whose communicator sends from rank 2.* list of all",
+        match=(
+            "parameter first: expected no memory on rank 3, whose communicator sends from "
+            "rank 2.* list of all"
+        ),
     ):
         checkpoint.load(slots, states[3] | {"size": 4}, fingerprint, 3, 4, first_of_host)
     assert_equal(snapshot(owner.compressor), before)
@@ -231,7 +237,10 @@ def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_
         plain.compressor.load_state_dict(state)
     with pytest.raises(
         dr.InvalidArgumentError,
-        match="parameter first: expected loss_scale a number, because this Compressor has loss_scale=, got None",
+        match=(
+            "parameter first: expected loss_scale a number, because this Compressor has "
+            "loss_scale=, got None"
+        ),
     ):
         scaled.compressor.load_state_dict(plain.compressor.state_dict())
     other.compressor.load_state_dict(state)

@@ -54,7 +54,10 @@ class TestCheckpoint:
         before = snapshot(target.compressor)
         with pytest.raises(
             dr.InvalidArgumentError,
-            match="checkpoint: expected the checkpoint of rank 0 of 1, got the checkpoint of rank 1 of 2; .* load_state_dict",
+            match=(
+                "checkpoint: expected the checkpoint of rank 0 of 1, got the checkpoint of "
+                "rank 1 of 2; .* load_state_dict"
+            ),
         ):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
@@ -67,7 +70,10 @@ class TestCheckpoint:
             monkeypatch.setattr(session, "keeper_of", lambda rank, keeper=keeper: keeper)
         before = snapshot(target.compressor)
         path = self.saved(tf, tmp_path, source)
-        message = "checkpoint: expected the checkpoint of a rank whose memory is on rank 0, got one .* on rank 3; .* load_state_dict"
+        message = (
+            "checkpoint: expected the checkpoint of a rank whose memory is on rank 0, got one "
+            ".* on rank 3; .* load_state_dict"
+        )
         with pytest.raises(dr.InvalidArgumentError, match=message):
             tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)

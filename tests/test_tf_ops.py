@@ -188,7 +188,10 @@ def test_operators_of_another_tensorflow_are_refused_by_version(monkeypatch, tmp
     (tmp_path / "_tf_ops-2.17.0.so").touch()
     with pytest.raises(
         dr.NativeMissingError,
-        match=rf"expected the TensorFlow operators for version {tf.__version__}, got operators for 2\.17\.0",
+        match=(
+            rf"expected the TensorFlow operators for version {tf.__version__}, got operators "
+            r"for 2\.17\.0"
+        ),
     ):
         tensorflow_adapter._load_operators()
 

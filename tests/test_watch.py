@@ -125,13 +125,14 @@ def test_a_long_wait_says_what_for_and_who_is_missing_and_ends(
         watcher._thread.join(30)
     said = [record.getMessage() for record in caplog.records]
     assert said[0].startswith(
-        "deepreduce_hvd: rank 0 has waited 0 s for the exchange deepreduce.0.layer0.1 of layer0, layer1, layer2 and 2 more, at "
+        "deepreduce_hvd: rank 0 has waited 0 s for the exchange deepreduce.0.layer0.1 of "
+        "layer0, layer1, layer2 and 2 more, at "
     )
     assert "test_watch.py" in said[0]
     assert (
-        "in step 7. Nothing is heard from rank 2: gone, stopped, disconnected, or here for less than"
-        in said[0]
-    )
+        "in step 7. Nothing is heard from rank 2: gone, stopped, disconnected, or here "
+        "for less than"
+    ) in said[0]
     assert "Rank 1 is elsewhere at data.py:3 in load in step 6, for 0 s" in said[0]
     assert said[-1].endswith("Horovod is shut down after HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
     note = board.get(0)

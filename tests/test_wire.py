@@ -62,7 +62,9 @@ def test_every_rank_sees_another_configuration():
     for fingerprint in (FINGERPRINT, FINGERPRINT ^ 1):
         with pytest.raises(
             dr.InvalidArgumentError,
-            match=f"the same compressor configuration.*here configuration {fingerprint:08x} at step 5",
+            match=(
+                f"the same compressor configuration.*here configuration {fingerprint:08x} at step 5"
+            ),
         ):
             wire.scale_of("w", total, wire.Present.of([0, 1]), fingerprint, 5)
 

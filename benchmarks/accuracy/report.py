@@ -211,7 +211,9 @@ def report(rows):
         gain = f"{entry['gain']:+8.4f}" if "gain" in entry else " " * 8
         p = f"{entry['p']:6.3f}" if entry.get("p") is not None else " " * 6
         print(
-            f"{entry['task']:12} {entry['ranks']:5} {entry['total_steps']:6}  {entry['candidate']:28} {entry['learning_rate']:7.4f} {mean} {gain} {p} {entry['bytes_per_step']:9.0f}  {len(values)}"
+            f"{entry['task']:12} {entry['ranks']:5} {entry['total_steps']:6}  "
+            f"{entry['candidate']:28} {entry['learning_rate']:7.4f} {mean} {gain} {p} "
+            f"{entry['bytes_per_step']:9.0f}  {len(values)}"
         )
     (RESULTS / "accuracy-lab.json").write_text(json.dumps(entries, indent=1) + "\n")
     plot(entries, RESULTS / "accuracy-lab.png")

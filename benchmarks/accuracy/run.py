@@ -45,8 +45,10 @@ def rates_of(text, task, ranks, rows):
     rate = tuned_rate(rows, task.name, ranks, task.total_steps)
     if rate is None:
         raise SystemExit(
-            f"--rates best: expected uncompressed runs of {task.name} with {ranks} ranks that do not diverge, got none; run first:\n"
-            f"  python benchmarks/accuracy/run.py --tasks {task.name} --candidates none --ranks {ranks}"
+            f"--rates best: expected uncompressed runs of {task.name} with {ranks} ranks "
+            "that do not diverge, got none; run first:\n"
+            f"  python benchmarks/accuracy/run.py --tasks {task.name} --candidates none "
+            f"--ranks {ranks}"
         )
     return [rate]
 

@@ -120,7 +120,8 @@ def gather_statuses(transport, status):
     )
     if gathered.size != transport.size * row.nbytes:
         raise CorruptPayloadError(
-            f"elastic training: expected {row.nbytes} bytes from each of {transport.size} ranks, got {gathered.size}"
+            f"elastic training: expected {row.nbytes} bytes from each of {transport.size} "
+            f"ranks, got {gathered.size}"
         )
     numbers = np.array(gathered).view(np.int64).reshape(transport.size, RankStatus.NUMBERS)
     statuses = [RankStatus.unpack(row) for row in numbers.tolist()]
@@ -129,7 +130,8 @@ def gather_statuses(transport, status):
     ]
     if other:
         raise InvalidArgumentError(
-            f"elastic training: expected the same compressor configuration and parameters on every rank, got another one on {ranks_text(other)} than on rank 0"
+            "elastic training: expected the same compressor configuration and parameters "
+            f"on every rank, got another one on {ranks_text(other)} than on rank 0"
         )
     return statuses
 
@@ -151,6 +153,7 @@ def lost_ranks(number, summaries):
     present = [entry.rank for entry in summaries]
     if len(set(present)) < len(present) or any(entry.size != size for entry in summaries):
         raise CorruptPayloadError(
-            f"elastic training: expected commit {number} once from each of {size} ranks, got it from {present}"
+            f"elastic training: expected commit {number} once from each of {size} ranks, "
+            f"got it from {present}"
         )
     return size, set(range(size)) - set(present)

@@ -158,7 +158,8 @@ class MemoryKeeper:
         )
         if received.size != own.size:
             raise CorruptPayloadError(
-                f"elastic training: expected {own.size} bytes of counters from rank 0, got {received.size}"
+                f"elastic training: expected {own.size} bytes of counters from rank 0, "
+                f"got {received.size}"
             )
         steps, scales = np.split(np.array(received), [steps.nbytes])
         for slot, taken, scale in zip(
@@ -166,7 +167,8 @@ class MemoryKeeper:
         ):
             if taken < 0 or not (np.isnan(scale) or 0 < scale < np.inf):
                 raise CorruptPayloadError(
-                    f"elastic training: expected rank 0's steps and loss scale, got {taken} and {scale}"
+                    "elastic training: expected rank 0's steps and loss scale, got "
+                    f"{taken} and {scale}"
                 )
             slot.steps = taken
             slot.loss_scale = None if np.isnan(scale) else scale
@@ -198,7 +200,8 @@ class MemoryKeeper:
         gone = sorted(rank for rank in lost if (rank + 1) % size in lost)
         if gone:
             self._warn(
-                f"ranks {gone} were lost together with the ranks that had copies of their memories; "
+                f"ranks {gone} were lost together with the ranks that had copies of their "
+                "memories; "
                 "these memories are lost"
             )
         own = next((commit for commit in self._commits if commit.number == number), None)
@@ -237,7 +240,9 @@ def expect_keeper(keeper, notification_manager):
     """
     if keeper is None and notification_manager._listeners:
         raise InvalidArgumentError(
-            "elastic training: expected an elastic state with the compressor, such as hvd.elastic.TorchState(compressor=comp, ...) or "
-            "deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, compressor=comp), got one without it; the memories "
+            "elastic training: expected an elastic state with the compressor, such as "
+            "hvd.elastic.TorchState(compressor=comp, ...) or "
+            "deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, "
+            "compressor=comp), got one without it; the memories "
             "of ranks that leave would be lost"
         )

@@ -201,8 +201,10 @@ class _Comparison:
             ]
             if lacking:
                 raise InvalidArgumentError(
-                    f"expected the same compressor configuration on every rank, got a compressor (the {_ordinal(number)} of its process set) "
-                    f"that does not exist or was used before on {ranks_text(lacking)}; create the same compressors in the same order on every rank"
+                    "expected the same compressor configuration on every rank, got a "
+                    f"compressor (the {_ordinal(number)} of its process set) "
+                    f"that does not exist or was used before on {ranks_text(lacking)}; "
+                    "create the same compressors in the same order on every rank"
                 )
         for number, one in sorted(self._waiting.items()):
             rows = [table.get(number) for _, table in tables]
@@ -243,13 +245,15 @@ class _Gather:
         for rank in self._transport.ranks:
             if len(gathered) - start < _FRAME.size:
                 raise CorruptPayloadError(
-                    f"handshake: expected a message from rank {rank}, got {len(gathered) - start} bytes"
+                    f"handshake: expected a message from rank {rank}, got "
+                    f"{len(gathered) - start} bytes"
                 )
             magic, length = _FRAME.unpack_from(gathered, start)
             start += _FRAME.size
             if magic != _MAGIC or length > len(gathered) - start:
                 raise CorruptPayloadError(
-                    f"handshake: expected a message from rank {rank}, got {magic!r} and a length of {length}"
+                    f"handshake: expected a message from rank {rank}, got {magic!r} and a "
+                    f"length of {length}"
                 )
             parts.append(gathered[start : start + length])
             start += length
@@ -283,7 +287,8 @@ def _unpack(rank, part):
             raise ValueError("expected a number and rows of three texts")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptPayloadError(
-            f"handshake: expected a description from rank {rank}, got {_short(repr(part))} ({_short(str(error))})"
+            f"handshake: expected a description from rank {rank}, got "
+            f"{_short(repr(part))} ({_short(str(error))})"
         ) from None
     return number, table
 
@@ -307,8 +312,10 @@ def _refuse(gather, ranks, rows, own):
         found.append(f"{name}={_by_rank(ranks, shown)}")
     rest = f" (and {len(differing) - _MOST_SHOWN} more)" if len(differing) > _MOST_SHOWN else ""
     raise InvalidArgumentError(
-        f"expected the same compressor configuration on every rank, at the same step, got {'; '.join(found)}{rest}; give every rank the "
-        "same settings and named parameters, freeze the same ones, and load a state on all ranks or broadcast it"
+        "expected the same compressor configuration on every rank, at the same step, got "
+        f"{'; '.join(found)}{rest}; give every rank the "
+        "same settings and named parameters, freeze the same ones, and load a state on "
+        "all ranks or broadcast it"
     )
 
 

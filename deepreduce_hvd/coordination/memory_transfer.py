@@ -43,7 +43,8 @@ def hand_over(slots, transport, keepers):
     )
     if flags.size != transport.size or flags.max() > 1:
         raise CorruptPayloadError(
-            f"elastic training: expected a flag of 0 or 1 from each of {transport.size} ranks, got {flags}"
+            f"elastic training: expected a flag of 0 or 1 from each of {transport.size} "
+            f"ranks, got {flags}"
         )
     if not flags.any():
         return
@@ -103,6 +104,7 @@ def _send(own, receiver, senders, transport, what):
         for rank in senders:
             if received[rank].size != sent.size:
                 raise CorruptPayloadError(
-                    f"elastic training: expected {sent.size} bytes of memory from rank {rank}, got {received[rank].size}"
+                    f"elastic training: expected {sent.size} bytes of memory from rank "
+                    f"{rank}, got {received[rank].size}"
                 )
         yield start, received

@@ -161,7 +161,10 @@ def who_is_gone(board, rank, size, step, grace=GRACE_SECONDS):
     """
     started = time.monotonic()
     if board is None or not board.put(rank, Note("failed", step)):
-        return "this rank does not know which rank is gone; the cause is in the log of the rank that ended first"
+        return (
+            "this rank does not know which rank is gone; the cause is in the log of the rank "
+            "that ended first"
+        )
     if not reads(rank, size):
         return f"the logs of ranks 0 to {max(2, _READS // size) - 1} say which rank is gone"
     notes = {other: None for other in range(size) if other != rank}
@@ -194,7 +197,10 @@ def _verdict(size, notes, seconds, ending):
     silent = [rank for rank, note in notes.items() if note is None]
     if silent:
         doubt = (
-            "; then this rank received SIGTERM, and others may have too: the log of the launcher says which rank ended first"
+            (
+                "; then this rank received SIGTERM, and others may have too: the log of the "
+                "launcher says which rank ended first"
+            )
             if ending
             else ""
         )
@@ -211,14 +217,20 @@ def _verdict(size, notes, seconds, ending):
         else:
             found.append(f"rank {rank} reached the end of its program after {note.step} steps")
     if not found:
-        return f"all {size} ranks are alive: a connection was lost or a time limit passed, see the messages of Horovod"
+        return (
+            f"all {size} ranks are alive: a connection was lost or a time limit passed, see "
+            "the messages of Horovod"
+        )
     return f"expected all {size} ranks to continue, got " + "; ".join(found)
 
 
 def where(note):
     """Return where a rank is that has not ended, as part of a sentence."""
     if note.state == "waits":
-        return f"waiting for {note.what}{_at(note.place)} in step {note.step}, for {note.seconds:.0f} s"
+        return (
+            f"waiting for {note.what}{_at(note.place)} in step {note.step}, for "
+            f"{note.seconds:.0f} s"
+        )
     return f"elsewhere{_at(note.place)} in step {note.step}, for {note.seconds:.0f} s"
 
 

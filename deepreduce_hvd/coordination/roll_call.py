@@ -71,8 +71,11 @@ class RollCall:
         missing = self.result()
         if missing:
             raise InvalidArgumentError(
-                f"expected all {self._transport.size} ranks of the compressor's process set in every step, got nothing from "
-                f"{ranks_text(missing)}, as after hvd.join(), which a compressor does not support; give all ranks the same "
-                "number of batches: use DistributedSampler or drop_last=True, or continue with the first batch on ranks "
+                f"expected all {self._transport.size} ranks of the compressor's process "
+                "set in every step, got nothing from "
+                f"{ranks_text(missing)}, as after hvd.join(), which a compressor does not "
+                "support; give all ranks the same "
+                "number of batches: use DistributedSampler or drop_last=True, or continue "
+                "with the first batch on ranks "
                 "whose data has ended"
             )

@@ -223,7 +223,10 @@ class Watcher:
         text = f"rank {self._rank} has waited {own.seconds:.0f} s for {own.what}"
         text += f", at {own.place}, in step {own.step}" if own.place else f", in step {own.step}"
         if self._board is None:
-            return f"{text}. This rank does not know which ranks are missing; look for a message of Horovod on rank 0"
+            return (
+                f"{text}. This rank does not know which ranks are missing; look for a message "
+                "of Horovod on rank 0"
+            )
         if not peers.reads(self._rank, self._size):
             return f"{text}. The logs of the first ranks say which ranks are missing"
         notes = {
@@ -241,7 +244,10 @@ class Watcher:
             late = self._limit * _NOTE_PART + self._pause
             found.insert(
                 0,
-                f"Nothing is heard from {peers.ranks_text(silent)}: gone, stopped, disconnected, or here for less than {late:.0f} s",
+                (
+                    f"Nothing is heard from {peers.ranks_text(silent)}: gone, stopped, "
+                    f"disconnected, or here for less than {late:.0f} s"
+                ),
             )
         return f"{text}. " + (". ".join(found) if found else "All other ranks wait for the same")
 

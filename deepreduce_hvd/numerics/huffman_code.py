@@ -137,7 +137,8 @@ def decode(data, lengths, count, section="section", last_of_number=None):
             used = at + 1
     if missing or (used + 7) // 8 != len(data) or bits[used:].any():
         raise CorruptPayloadError(
-            f"{section}: expected {count} Huffman coded numbers that end in the last byte, got {count - missing}"
+            f"{section}: expected {count} Huffman coded numbers that end in the last "
+            f"byte, got {count - missing}"
         )
     return np.array(symbols, dtype=np.uint8)
 

@@ -48,7 +48,8 @@ class Table:
         good = all(is_number(part) and math.isfinite(part) for point in self.points for part in point)  # fmt: skip
         if len(self.points) < 2 or not good or sizes != sorted(set(sizes)) or sizes[0] < 0:
             raise InvalidArgumentError(
-                f"table: expected at least 2 (bytes, seconds) pairs with ascending bytes, got {list(self.points)}"
+                "table: expected at least 2 (bytes, seconds) pairs with ascending bytes, "
+                f"got {list(self.points)}"
             )
         if min(seconds for _, seconds in self.points) <= 0:
             raise InvalidArgumentError(f"table: expected seconds above 0, got {list(self.points)}")
@@ -198,7 +199,8 @@ class Network:
         for what in ("hosts", "ranks_per_host"):
             if not is_integer(getattr(self, what)) or getattr(self, what) < 1:
                 raise InvalidArgumentError(
-                    f"network {what}: expected an integer of at least 1, got {getattr(self, what)!r}"
+                    f"network {what}: expected an integer of at least 1, got "
+                    f"{getattr(self, what)!r}"
                 )
 
     @property

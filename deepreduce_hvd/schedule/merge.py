@@ -42,7 +42,8 @@ def finish_seconds(
     at, amounts = _checked("finish_seconds", ready, sizes)
     if sum(grouping) != at.size or any(length < 1 for length in grouping):
         raise InvalidArgumentError(
-            f"finish_seconds grouping: expected lengths of at least 1 that add up to {at.size}, got {list(grouping)}"
+            "finish_seconds grouping: expected lengths of at least 1 that add up to "
+            f"{at.size}, got {list(grouping)}"
         )
     finish, first = 0.0, 0
     for length in grouping:

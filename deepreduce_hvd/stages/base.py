@@ -293,11 +293,13 @@ def expect_usable(stage):
     missing = [method for method in needed if not overrides(stage, kind, method)]
     if missing:
         raise InvalidArgumentError(
-            f"{name}: expected the methods {' and '.join(needed)}, got no {' and no '.join(missing)}"
+            f"{name}: expected the methods {' and '.join(needed)}, got no "
+            f"{' and no '.join(missing)}"
         )
     if " at 0x" in repr(stage):
         raise InvalidArgumentError(
-            f"{name}: expected attributes with a repr that is the same on all ranks, such as numbers, got {stage!r}"
+            f"{name}: expected attributes with a repr that is the same on all ranks, such "
+            f"as numbers, got {stage!r}"
         )
     if kind is Memory:
         names = stage.state
@@ -312,7 +314,10 @@ def expect_usable(stage):
     elif kind in _registry and _registry[kind].get(stage.stage_id) is not type(stage):
         taken = _registry[kind].get(stage.stage_id)
         raise InvalidArgumentError(
-            f"{name}: expected a class with its own stage_id, registered with @dr.register, got stage_id {stage.stage_id!r}, "
+            (
+                f"{name}: expected a class with its own stage_id, registered with "
+                f"@dr.register, got stage_id {stage.stage_id!r}, "
+            )
             + ("which is not registered" if taken is None else f"which belongs to {taken.__name__}")
         )
 
@@ -356,12 +361,14 @@ def register(codec_class: Registered) -> Registered:
     first = 1 if _is_ours(codec_class) else FIRST_USER_ID
     if not isinstance(stage_id, int) or not first <= stage_id <= 255:
         raise InvalidArgumentError(
-            f"{codec_class.__name__}.stage_id: expected an integer of {first} to 255, got {stage_id!r}"
+            f"{codec_class.__name__}.stage_id: expected an integer of {first} to 255, got "
+            f"{stage_id!r}"
         )
     for taken in table.values():
         if taken.stage_id == stage_id or taken.__name__ == codec_class.__name__:
             raise InvalidArgumentError(
-                f"{codec_class.__name__} (id {stage_id}): expected an unused name and id, got the name or id of {taken.__name__} (id {taken.stage_id})"
+                f"{codec_class.__name__} (id {stage_id}): expected an unused name and id, "
+                f"got the name or id of {taken.__name__} (id {taken.stage_id})"
             )
     table[stage_id] = codec_class
     return codec_class

@@ -59,7 +59,8 @@ def test_a_few_bytes_do_not_ask_for_much(give, take, d):
     with pytest.raises(dr.InvalidArgumentError) as refused:
         dr.decode(give(payload))
     assert str(refused.value) == (
-        f"payload: expected at most max_elements = {MOST} elements, the default for {payload.size} bytes "
+        f"payload: expected at most max_elements = {MOST} elements, the default for "
+        f"{payload.size} bytes "
         f"(pass a larger one for data that you trust), got {d}"
     )
     with pytest.raises(
@@ -98,7 +99,8 @@ def test_tensorflows_operator_when_it_takes_the_shape_from_the_payload():
     few = payload_of(2**28)
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=rf"parameter kernel: expected at most {MOST} elements of a payload of {few.size} bytes where the "
+        match=rf"parameter kernel: expected at most {MOST} elements of a payload of {few.size} "
+        r"bytes where the "
         rf"shape is \[-1\], got {2**28}; give the shape of a payload that you trust",
     ):
         decode(few, [-1])

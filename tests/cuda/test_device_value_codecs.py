@@ -10,7 +10,7 @@ from codecs_table import gradient
 from hostile_payloads import expect_same_outcome
 from hypothesis import given, settings, strategies
 from hypothesis.extra import numpy as numpy_strategies
-from sampling import parametrize_product
+from sampling import parametrize_product, parametrize_values
 from test_stages import KEY, expect_oracle, hostile
 
 import deepreduce_hvd as dr
@@ -79,7 +79,7 @@ def test_fit_of_shapes(stage, shape, d):
     expect_oracle(stage, SHAPES[shape](d))
 
 
-@parametrize_product(
+@parametrize_values(
     stage=FITS, d=[1, 2, 3, 4, 15, 16, 17, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2049, 40000]
 )
 def test_fit_of_sizes(stage, d):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
 from hostile_payloads import expect_same_outcome, outcome, resealed, with_hostile_sections
-from sampling import parametrize_product
+from sampling import parametrize_product, parametrize_values
 from test_stages import DEVICE_INDEX, DEVICE_VALUE
 
 import deepreduce_hvd as dr
@@ -118,7 +118,7 @@ def test_dtypes(sparsifier, memory, dtype, d):
     expect_sum(codec, memory, [data], d)
 
 
-@parametrize_product(
+@parametrize_values(
     sparsifier=["topk", "threshold_0", "random_k_all", "none", "chunk_topk_1"],
     value=DEVICE_VALUE,
     index=DEVICE_INDEX,

@@ -26,7 +26,8 @@ def folder(tmp_path_factory):
 
     if torch.version.cuda is not None or not torch.__version__.startswith("2.13."):
         pytest.skip(
-            f"the pretended device is written for PyTorch 2.13 without CUDA, here is {torch.__version__}"
+            "the pretended device is written for PyTorch 2.13 without CUDA, here is "
+            f"{torch.__version__}"
         )
     return device.package(tmp_path_factory.mktemp("pretended"))
 

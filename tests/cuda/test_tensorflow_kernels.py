@@ -141,7 +141,10 @@ def test_failures_are_those_of_the_host_and_notices_where_asked_for(kernels, cod
     ]
     assert (
         made[0] == made[1]
-        and "residual: expected an initialized float variable of 77 elements, got float of shape [3]"
+        and (
+            "residual: expected an initialized float variable of 77 elements, got float of "
+            "shape [3]"
+        )
         in made[0][1]
     )
 

@@ -18,7 +18,10 @@ _GLOO_SECONDS = 15  # Horovod's own time-out, by default 30
 _START_SECONDS = 120
 #: Gloo's messages about a lost connection: the neighbors of the killed rank print them at once, the
 #: others when these have ended or after the time-out
-CAUSES = rf"Connection (closed|reset) by peer|Connection timed out|Application timeout caused pair closure|Timed out waiting {_GLOO_SECONDS}000ms"
+CAUSES = (
+    r"Connection (closed|reset) by peer|Connection timed out|Application timeout caused pair "
+    rf"closure|Timed out waiting {_GLOO_SECONDS}000ms"
+)
 
 
 def start(hosts, what, directory, **variables):
@@ -78,7 +81,8 @@ def test_training(count, tmp_path):
             for sent, expected in zip(totals(codec, "sent"), totals(codec, "expected"))
         ]
         assert abs(min(shares) - 1) < 0.05, (
-            f"{codec}: bytes on the wire over claimed ones: {shares}; protocol {protocol:.0f} B a step"
+            f"{codec}: bytes on the wire over claimed ones: {shares}; protocol "
+            f"{protocol:.0f} B a step"
         )
 
 

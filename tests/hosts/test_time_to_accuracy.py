@@ -22,6 +22,7 @@ def run(path, *more):
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_a_few_steps(tmp_path):
     path = tmp_path / "figures.json"
     done = run(path)

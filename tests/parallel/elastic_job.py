@@ -14,6 +14,10 @@ import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 _SECONDS = 240  # time limit of a wait, on a busy machine
+#: A survivor that notices first that a rank was killed may keep its connections open. The others
+#: then wait for it until Gloo's time-out, in about one job of four. Workers that start may take
+#: longer than this: the others wait for them at the driver, before they connect.
+_GLOO_SECONDS = "15"
 
 
 class Job:
@@ -28,7 +32,7 @@ class Job:
         root = HERE.parent.parent
         environment = dict(
             os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent / "support")]), OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3",
-            HOROVOD_GLOO_TIMEOUT_SECONDS="120", HOROVOD_DYNAMIC_PROCESS_SETS="1",
+            HOROVOD_GLOO_TIMEOUT_SECONDS=_GLOO_SECONDS, HOROVOD_DYNAMIC_PROCESS_SETS="1",
         )  # fmt: skip
         launcher = pathlib.Path(sys.executable).with_name("horovodrun")
         command = [
@@ -68,7 +72,8 @@ class Job:
                     return now["step"]
             if self.process.poll() is not None or time.monotonic() > deadline:
                 pytest.fail(
-                    f"expected {size} ranks to train, got {now} and exit status {self.process.poll()}:\n{self.output()[-6000:]}"
+                    f"expected {size} ranks to train, got {now} and exit status "
+                    f"{self.process.poll()}:\n{self.output()[-6000:]}"
                 )
             time.sleep(0.05)
 

@@ -76,7 +76,8 @@ def report_of(processes, script, directory, scenarios=()):
         path = pathlib.Path(directory) / f"report.{processes}.{rank}.json"
         if not path.exists():
             raise AssertionError(
-                f"rank {rank} of {processes} left no report; horovodrun said:\n{shown(finished.stdout)}"
+                f"rank {rank} of {processes} left no report; horovodrun "
+                f"said:\n{shown(finished.stdout)}"
             )
         for name, outcome in json.loads(path.read_text()).items():
             reports.setdefault(name, {})[rank] = outcome

@@ -2,6 +2,7 @@
 horovodrun.
 """
 
+import itertools
 import os
 import sys
 import zlib
@@ -13,6 +14,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from codecs_table import VALUE
+from scenario_runner import sample
 from tensorflow_tools import (
     ALL_COMPRESSED,
     RATE,
@@ -48,39 +50,38 @@ def codec_for(communicator, *stages):
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):
-    for number, communicator in enumerate(COMMUNICATORS):
-        for options in ({}, {"groups": 1}, {"groups": 2}):
-            named = model()
-            compressor = compressor_of(
-                named,
-                codec_for(communicator, dr.Rice(), VALUE["qsgd_4"]),
-                communicator=communicator,
+    # on three ranks each communicator with one of the options
+    cases = itertools.product(({}, {"groups": 1}, {"groups": 2}), COMMUNICATORS)
+    for number, (options, communicator) in enumerate(sample(hvd.size(), cases)):
+        named = model()
+        compressor = compressor_of(
+            named, codec_for(communicator, dr.Rice(), VALUE["qsgd_4"]), communicator=communicator
+        )
+        step = make_step(named, compressor, **options)
+        step = step if number % 2 else tf.function(step)
+        came_in = arrived = 0.0
+        for count in range(2):
+            before = local_gradients(named, batch(count))
+            after = step(batch(count))
+            came_in = came_in + np.concatenate(
+                [part.numpy().astype(np.float64).reshape(-1) for part in before]
             )
-            step = make_step(named, compressor, **options)
-            step = step if number % 2 else tf.function(step)
-            came_in = arrived = 0.0
-            for count in range(2):
-                before = local_gradients(named, batch(count))
-                after = step(batch(count))
-                came_in = came_in + np.concatenate(
-                    [part.numpy().astype(np.float64).reshape(-1) for part in before]
-                )
-                arrived = arrived + np.concatenate(
-                    [part.numpy().astype(np.float64).reshape(-1) for part in after]
-                )
-                assert_equal_everywhere(variables(named), f"{communicator} {options}")
-            state = compressor.state_dict()["parameters"]
-            kept = np.concatenate([
-                state[name]["memory"].get("residual", np.zeros(np.prod(variable.shape))).astype(np.float64) for name, variable in named
-            ])  # fmt: skip
-            total_in, total = sum_over_ranks(came_in), arrived * hvd.size() + sum_over_ranks(kept)
-            np.testing.assert_allclose(
-                total,
-                total_in,
-                rtol=0,
-                atol=1e-5 * np.abs(total_in).max(),
-                err_msg=f"{communicator} {options}",
+            arrived = arrived + np.concatenate(
+                [part.numpy().astype(np.float64).reshape(-1) for part in after]
             )
+            assert_equal_everywhere(variables(named), f"{communicator} {options}")
+        state = compressor.state_dict()["parameters"]
+        kept = np.concatenate([
+            state[name]["memory"].get("residual", np.zeros(np.prod(variable.shape))).astype(np.float64) for name, variable in named
+        ])  # fmt: skip
+        total_in, total = sum_over_ranks(came_in), arrived * hvd.size() + sum_over_ranks(kept)
+        np.testing.assert_allclose(
+            total,
+            total_in,
+            rtol=0,
+            atol=1e-5 * np.abs(total_in).max(),
+            err_msg=f"{communicator} {options}",
+        )
 
 
 def scenario_horovod_does_what_the_simulator_does(directory):

@@ -9,6 +9,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from codecs_table import MEMORIES
+from scenario_runner import sample
 from tensorflow_overflow_tools import (
     ONE,
     SHAPES,
@@ -30,7 +31,7 @@ def scenario_memories_follow_the_loss_scale(directory):
     """A scale that changes by powers of two changes nothing else, with a variable, with eager steps
     and void steps in between.
     """
-    for memory in MEMORIES.values():
+    for memory in sample(hvd.size(), MEMORIES.values()):
         trained = []
         for scaled in (False, True):
             network = made()

@@ -81,7 +81,10 @@ def scenario_a_state_that_one_rank_has_loaded(directory):
     compressor = compressor_of(named)
     if hvd.rank() < hvd.size() - 1:
         compressor.load_state_dict(state)
-    expected = f"{SAME}steps, number 0=kernel0 at step 1 on {before_last()} and kernel0 at step 0 on rank {hvd.size() - 1}"
+    expected = (
+        f"{SAME}steps, number 0=kernel0 at step 1 on {before_last()} and kernel0 at step 0 on "
+        f"rank {hvd.size() - 1}"
+    )
     found = refusal_of(expected, lambda: make_step(named, compressor)(batch(0)))
     assert not found, found
 
@@ -89,7 +92,10 @@ def scenario_a_state_that_one_rank_has_loaded(directory):
 def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
     """The compressor does not wait for ranks outside of Horovod's process set."""
     some = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
-    expected = f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's process set, got another set"
+    expected = (
+        f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's "
+        "process set, got another set"
+    )
     named = model()
     compressor = compressor_of(named)
     found = []

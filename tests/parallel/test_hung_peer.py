@@ -7,9 +7,18 @@ from test_misfortunes import _SILENT, IN_ROUNDS, TENSORFLOW, TORCH, expect_to_sa
 
 _LAST = r"expected all \d ranks to continue, got rank {last} last heard of elsewhere"
 _WAITS = {
-    TORCH: r"has waited \d+ s for (the gradient of|the exchange deepreduce\.0\.) .*, at .*torch_misfortunes\.py:\d+ in main, in step 7",
-    TENSORFLOW: r"has waited \d+ s for the TensorFlow function train_step, at .*tensorflow_misfortunes\.py:\d+ in main, in step",
-    IN_ROUNDS: r"has waited \d+ s for (the exchange deepreduce\.0\.|the TensorFlow function train_step)",
+    TORCH: (
+        r"has waited \d+ s for (the gradient of|the exchange deepreduce\.0\.) .*, at "
+        r".*torch_misfortunes\.py:\d+ in main, in step 7"
+    ),
+    TENSORFLOW: (
+        r"has waited \d+ s for the TensorFlow function train_step, at "
+        r".*tensorflow_misfortunes\.py:\d+ in main, in step"
+    ),
+    IN_ROUNDS: (
+        r"has waited \d+ s for (the exchange deepreduce\.0\.|the TensorFlow function "
+        r"train_step)"
+    ),
 }
 
 

@@ -5,7 +5,10 @@ import re
 import pytest
 import survivors
 
-_RAISED = r"got rank {last} ended in step [67] by ValueError: a bad batch at .*misfortunes\.py:\d+ in raise_an_error"
+_RAISED = (
+    r"got rank {last} ended in step [67] by ValueError: a bad batch at .*misfortunes\.py:\d+ "
+    r"in raise_an_error"
+)
 _ENDED = r"got rank {last} reached the end of its program after 6 steps"
 _SILENT = r"expected all \d ranks to continue, got no sign of life from rank(s \d,)? {last} within"
 

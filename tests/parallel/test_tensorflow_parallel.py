@@ -20,10 +20,13 @@ reports, test_scenario = scenario_tests(
 test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
     "tensorflow_failures.py",
     quick={
-        "a_codec_fails_on_one_rank": r"parameter (?:kernel\d|bias0): rank 1: InvalidArgumentError: values: expected good ones, got others",
-        "xla": r"expected a function without XLA, got one with jit_compile=True",
+        "a_codec_fails_on_one_rank": (
+            r"parameter (?:kernel\d|bias0): rank 1: InvalidArgumentError: values: expected "
+            r"good ones, got others"
+        )
     },
     slow={
+        "xla": r"expected a function without XLA, got one with jit_compile=True",
         "other_codec_on_one_rank": r"expected the same compressor configuration on every rank",
         "slices_out_of_range_on_one_rank": r"parameter table: rank 1: slices: expected indices of 0 to 999, got 1000",
         "other_process_set": r"expected Horovod to sum or average over the",

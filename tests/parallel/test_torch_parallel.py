@@ -11,7 +11,10 @@ _OTHER_CONFIGURATION = r"expected the same compressor configuration on every ran
 test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
     "torch_failures.py",
     quick={
-        "bad_gradient_type_on_one_rank": r"rank 1: InvalidArgumentError: gradient: expected torch\.float32, .*, got torch\.complex64",
+        "bad_gradient_type_on_one_rank": (
+            r"rank 1: InvalidArgumentError: gradient: expected torch\.float32, .*, got "
+            r"torch\.complex64"
+        ),
         "other_codec_on_one_rank": _OTHER_CONFIGURATION,
     },
     slow={
@@ -20,7 +23,10 @@ test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
         "other_communicator_on_one_rank": _OTHER_CONFIGURATION,
         "other_order_on_one_rank": _OTHER_CONFIGURATION,
         "other_layers_frozen_on_one_rank": r"freeze the same ones",
-        "other_process_set": r"expected Horovod to sum or average over the 1 ranks of the compressor's process set",
+        "other_process_set": (
+            r"expected Horovod to sum or average over the 1 ranks of the compressor's process "
+            r"set"
+        ),
         "min_as_the_operation": r"expected Horovod to sum or average",
         "elastic_state_without_the_compressor": r"elastic training: expected an elastic state with the compressor",
         "unnamed_gradient": r"expected the gradient of one of the 6 named parameters",

@@ -59,7 +59,10 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
     last = f" on rank {hvd.size() - 1}"
 
     def told(name, other, usual, shown_other=None, shown_usual=None, run=None, **options):
-        expected = f"{SAME}{name}={shown_usual or usual} on {before_last()} and {shown_other or other}{last}"
+        expected = (
+            f"{SAME}{name}={shown_usual or usual} on {before_last()} and "
+            f"{shown_other or other}{last}"
+        )
         expect_refusal(
             name,
             expected,
@@ -116,7 +119,10 @@ def scenario_ranks_with_other_parameters_are_told_which(directory):
 
     network = model()
     network[on_last(2, 0)].weight.requires_grad_(False)
-    expected = f"{SAME}frozen parameters, number 0=0.weight frozen on {before_last()} and 0.weight trained on {last}"
+    expected = (
+        f"{SAME}frozen parameters, number 0=0.weight frozen on {before_last()} and 0.weight "
+        f"trained on {last}"
+    )
     expect_refusal("frozen", expected, lambda: one_step(network))
 
     network = model()
@@ -125,7 +131,10 @@ def scenario_ranks_with_other_parameters_are_told_which(directory):
     if hvd.rank() < hvd.size() - 1:
         compressor.load_state_dict(state)
     backward_and_step = lambda: (backward(network, 0), optimizer.step())  # noqa: E731
-    expected = f"{SAME}steps, number 0=0.weight at step 1 on {before_last()} and 0.weight at step 0 on {last}"
+    expected = (
+        f"{SAME}steps, number 0=0.weight at step 1 on {before_last()} and 0.weight at step 0 "
+        f"on {last}"
+    )
     expect_refusal("steps", expected, backward_and_step)
 
 
@@ -184,7 +193,10 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
     hvd.allreduce.
     """
     some = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
-    expected = f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's process set, got another set"
+    expected = (
+        f"expected Horovod to sum or average over the {hvd.size()} ranks of the compressor's "
+        "process set, got another set"
+    )
     network = model()
     named = list(network.named_parameters())
     compressor = dr.Compressor(parameters=named, dense_below=50)
@@ -267,7 +279,10 @@ def expect_a_missing_rank_to_be_named(what, missing, take_part):
             take_part()
             expect(False, what, "went on silently")
         except dr.InvalidArgumentError as error:
-            told = f"got nothing from rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}, as after hvd.join()"
+            told = (
+                f"got nothing from rank{'s' * (len(missing) > 1)} "
+                f"{', '.join(map(str, missing))}, as after hvd.join()"
+            )
             expect(told in str(error), what, "got:", error)
         # what the others have started must have come to all of them before one of them joins
         hvd.allreduce(torch.zeros(1), name="told")

@@ -107,7 +107,8 @@ def choose_by_conflict_sets(positives, k, key, hashes, bits):
     taken = set(members[starts[sizes == 1]].tolist())
     if len(taken) > k:
         raise CorruptPayloadError(
-            f"index section: expected at most {k} positives that are alone in a conflict set, got {len(taken)}"
+            f"index section: expected at most {k} positives that are alone in a conflict "
+            f"set, got {len(taken)}"
         )
     visits = np.lexsort((bit_of_set, sizes))
     sets = [members[starts[s] : starts[s] + sizes[s]].tolist() for s in visits[sizes[visits] > 1]]
@@ -196,7 +197,8 @@ class Bloom(IndexCodec):
         bits = max(math.ceil(-(k * log_rate) / (LN2 * LN2)), 1)
         if bits > 0xFFFFFFFF:
             raise InvalidArgumentError(
-                f"Bloom filter: expected at most 4294967295 bits, got {bits}; use a larger fpr or split the tensor"
+                f"Bloom filter: expected at most 4294967295 bits, got {bits}; use a "
+                "larger fpr or split the tensor"
             )
         hashes = max(math.ceil(-log_rate / LN2), 1)
         bitmap = np.zeros(bits, dtype=bool)
@@ -216,7 +218,8 @@ class Bloom(IndexCodec):
         positives = scan(bitmap, hashes, d)
         if positives.size < count or (policy == _P0 and decoding and positives.size != count):
             raise CorruptPayloadError(
-                f"index section: expected a Bloom filter with {count} positives, got {positives.size}"
+                f"index section: expected a Bloom filter with {count} positives, got "
+                f"{positives.size}"
             )
         if policy == _P0:
             return positives
@@ -226,10 +229,12 @@ class Bloom(IndexCodec):
         if positives.size > most:
             if not decoding:
                 raise InvalidArgumentError(
-                    f"Bloom filter: expected at most {most} positives, got {positives.size}; use policy p0 or split the tensor"
+                    f"Bloom filter: expected at most {most} positives, got "
+                    f"{positives.size}; use policy p0 or split the tensor"
                 )
             raise CorruptPayloadError(
-                f"index section: expected a Bloom filter for {count} of {d} indices with at most {most} positives, got {positives.size}"
+                f"index section: expected a Bloom filter for {count} of {d} indices with "
+                f"at most {most} positives, got {positives.size}"
             )
         key = mix64(seed)
         if policy == _P1:
@@ -244,7 +249,8 @@ class Bloom(IndexCodec):
         policy, hashes, bits = unpack_header(_HEAD, section, "index")
         if policy > _P2 or not 1 <= hashes <= _LARGEST_HASHES or bits < 1:
             raise CorruptPayloadError(
-                f"index section: expected a policy of 0 to 4, 1 to {_LARGEST_HASHES} hashes and at least 1 bit, got {policy}, {hashes} and {bits}"
+                f"index section: expected a policy of 0 to 4, 1 to {_LARGEST_HASHES} "
+                f"hashes and at least 1 bit, got {policy}, {hashes} and {bits}"
             )
         at = _HEAD.size + (4 if policy in _RANDOM else 0)
         if len(section) != at + (bits + 7) // 8:

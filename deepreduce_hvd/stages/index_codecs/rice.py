@@ -37,12 +37,14 @@ def _decode_block(data, n, b, before, d):
     ones = np.flatnonzero(unary)
     if ones.size != n or ones[-1] // 8 != unary.size // 8 - 1:
         raise CorruptPayloadError(
-            f"index section: expected {n} unary codes that end in the block's last byte, got {ones.size}"
+            f"index section: expected {n} unary codes that end in the block's last byte, "
+            f"got {ones.size}"
         )
     quotients = np.diff(ones, prepend=-1) - 1
     if int(quotients.max()) > d >> b:
         raise CorruptPayloadError(
-            f"index section: expected an index below d = {d}, got a gap of at least {int(quotients.max()) << b}"
+            f"index section: expected an index below d = {d}, got a gap of at least "
+            f"{int(quotients.max()) << b}"
         )
     gaps = (quotients.astype(np.uint64) << np.uint64(b)) | low
     indices = np.cumsum(gaps + np.uint64(1)) + np.uint64(before) - np.uint64(1)
@@ -89,7 +91,8 @@ class Rice(IndexCodec):
         head = blocks + _ENTRY.itemsize * max(blocks - 1, 0)
         if len(section) < head or (count == 0 and section):
             raise CorruptPayloadError(
-                f"index section: expected at least {head} bytes for {count} indices, got {len(section)}"
+                f"index section: expected at least {head} bytes for {count} indices, got "
+                f"{len(section)}"
             )
         if count == 0:
             return np.zeros(0, dtype=np.uint32)
@@ -103,15 +106,18 @@ class Rice(IndexCodec):
             n = min(BLOCK, count - block * BLOCK)
             if b > LARGEST_PARAMETER:
                 raise CorruptPayloadError(
-                    f"index section: expected a Rice parameter of at most {LARGEST_PARAMETER}, got {b}"
+                    "index section: expected a Rice parameter of at most "
+                    f"{LARGEST_PARAMETER}, got {b}"
                 )
             if not starts[block] + (n * b + 7) // 8 < starts[block + 1] <= len(data):
                 raise CorruptPayloadError(
-                    f"index section: expected block {block} within {len(data)} bytes, got {starts[block]} to {starts[block + 1]}"
+                    f"index section: expected block {block} within {len(data)} bytes, got "
+                    f"{starts[block]} to {starts[block + 1]}"
                 )
             if pieces and before[block] != int(pieces[-1][-1]) + 1:
                 raise CorruptPayloadError(
-                    f"index section: expected block {block} to start at {int(pieces[-1][-1]) + 1}, got {before[block]}"
+                    f"index section: expected block {block} to start at "
+                    f"{int(pieces[-1][-1]) + 1}, got {before[block]}"
                 )
             pieces.append(
                 _decode_block(data[starts[block] : starts[block + 1]], n, b, before[block], d)

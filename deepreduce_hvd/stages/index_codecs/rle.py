@@ -49,7 +49,8 @@ class RLE(IndexCodec):
             or int(set_runs.sum() + unset_runs.sum()) > d
         ):
             raise CorruptPayloadError(
-                f"index section: expected runs of {count} set bits within d = {d}, got {int(set_runs.sum())}"
+                f"index section: expected runs of {count} set bits within d = {d}, got "
+                f"{int(set_runs.sum())}"
             )
         first = np.cumsum(unset_runs + set_runs) - set_runs
         within = np.arange(count, dtype=np.uint64) - np.repeat(

@@ -31,7 +31,8 @@ class ChunkTopK(Sparsifier):
     def __init__(self, ratio: float | None = None, chunk: int | None = None) -> None:
         if (ratio is None) == (chunk is None):
             raise InvalidArgumentError(
-                f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and chunk={chunk!r}"
+                f"ChunkTopK: expected one of ratio and chunk, got ratio={ratio!r} and "
+                f"chunk={chunk!r}"
             )
         if ratio is not None and not (is_number(ratio) and 2**-31 < ratio <= 1):
             raise InvalidArgumentError(

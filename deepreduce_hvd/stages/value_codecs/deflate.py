@@ -45,7 +45,8 @@ class Deflate(ValueCodec):
             raise InvalidArgumentError(f"Deflate shuffle: expected True or False, got {shuffle!r}")
         if strategy not in (None, *_STRATEGIES):
             raise InvalidArgumentError(
-                f"Deflate strategy: expected one of {', '.join(_STRATEGIES)} or None, got {strategy!r}"
+                f"Deflate strategy: expected one of {', '.join(_STRATEGIES)} or None, got "
+                f"{strategy!r}"
             )
         self.level = int(level)
         self.shuffle = bool(shuffle)
@@ -79,7 +80,8 @@ class Deflate(ValueCodec):
         head = 1 + 4 * max(blocks - 1, 0)
         if len(section) < head or section[0] > 1 or (count == 0 and len(section) != 1):
             raise CorruptPayloadError(
-                f"value section: expected a shuffle byte of 0 or 1 and {blocks} zlib streams, got {section[:1].hex()}"
+                f"value section: expected a shuffle byte of 0 or 1 and {blocks} zlib "
+                f"streams, got {section[:1].hex()}"
             )
         shuffle = section[0]
         lengths = np.frombuffer(section[1:head], dtype="<u4").tolist()
@@ -90,7 +92,8 @@ class Deflate(ValueCodec):
             end = at + lengths[block] if block < blocks - 1 else len(section)
             if end > len(section):
                 raise CorruptPayloadError(
-                    f"value section: expected stream {block} within {len(section)} bytes, got its end at {end}"
+                    f"value section: expected stream {block} within {len(section)} bytes, "
+                    f"got its end at {end}"
                 )
             inflate = zlib.decompressobj()
             try:

@@ -295,7 +295,8 @@ class FitPoly(ValueCodec):
         widths = list(section[_HEADER.size : start])
         if len(widths) != degree + 1 or max(*widths, length_width) > _MAX_WIDTH:
             raise CorruptPayloadError(
-                f"value section: expected {degree + 2} widths of at most {_MAX_WIDTH} bits, got {[length_width, *widths]}"
+                f"value section: expected {degree + 2} widths of at most {_MAX_WIDTH} "
+                f"bits, got {[length_width, *widths]}"
             )
         knots = sum(p - 1 for p in segments if p)
         fields = bits.unpack_varied(
@@ -312,7 +313,8 @@ class FitPoly(ValueCodec):
                 length = rest if i == p - 1 else next(lengths)
                 if length < 1 or (i < p - 1 and length >= rest):
                     raise CorruptPayloadError(
-                        f"value section: expected segments that fill {n} values, got one of {length} with {rest} left"
+                        f"value section: expected segments that fill {n} values, got one "
+                        f"of {length} with {rest} left"
                     )
                 rest -= length
                 q = next(rows)

@@ -143,7 +143,8 @@ class QSGD(ValueCodec):
         bits, bucket = unpack_header(_HEAD, section, "value")
         if not is_integer(bits) or bits not in range(1, 9) or bucket not in range(8, 32769, 8):
             raise CorruptPayloadError(
-                f"value section: expected 1 to 8 bits in buckets of a multiple of 8 up to 32768, got {bits} and {bucket}"
+                "value section: expected 1 to 8 bits in buckets of a multiple of 8 up to "
+                f"32768, got {bits} and {bucket}"
             )
         buckets = -(-count // bucket)
         at = _HEAD.size + 4 * buckets

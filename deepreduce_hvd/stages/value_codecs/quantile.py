@@ -105,7 +105,8 @@ class Quantile(ValueCodec):
         total = sum(sides)
         if total > 256 or (total == 0) != (count == 0) or kind > _HUFFMAN:
             raise CorruptPayloadError(
-                f"value section: expected 1 to 256 buckets coded as 0 or 1, got {total} coded as {kind}"
+                f"value section: expected 1 to 256 buckets coded as 0 or 1, got {total} "
+                f"coded as {kind}"
             )
         at = _HEAD.size + 4 * total
         if len(section) < at:
@@ -142,7 +143,8 @@ class Quantile(ValueCodec):
         for block in range(blocks):
             if not starts[block] <= starts[block + 1] <= len(data) - end:
                 raise CorruptPayloadError(
-                    f"value section: expected block {block} within {len(data) - end} bytes, got {starts[block : block + 2]}"
+                    f"value section: expected block {block} within {len(data) - end} "
+                    f"bytes, got {starts[block : block + 2]}"
                 )
             n = min(BLOCK, count - block * BLOCK)
             pieces.append(
