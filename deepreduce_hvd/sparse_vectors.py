@@ -164,7 +164,7 @@ def sparse_allreduce_async(
     Horovod has no handles: there the call itself makes the exchange.
     """
     framework = _framework_of(indices)
-    transport = _module(framework).HorovodTransport(process_set)
+    transport = _module(framework).transport(process_set)
     _expect_member(transport)
     key = process_set_key(process_set)
     label, collective = _names(name, key)
@@ -176,8 +176,8 @@ def sparse_allreduce_async(
             _expect_codec("index", index, IndexCodec, Rice),
             _expect_codec("value", value, ValueCodec, RawValue),
         )
-        given = _expect_vector(framework, indices, values, d)
-        vector = GivenVector(label, *given, d, transport.rank)
+        own_indices, own_values = _expect_vector(framework, indices, values, d)
+        vector = GivenVector(label, own_indices, own_values, d, transport.rank)
         total = GivenVectorSum(scheme, *codecs, {"op": "Average" if average else "Sum"})
     except Exception as error:  # tell the other ranks, or they would wait
         vector = GivenVector.failed(label, error, transport.rank)

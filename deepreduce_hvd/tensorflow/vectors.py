@@ -5,15 +5,18 @@ import tensorflow as tf
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.exchange import HorovodTransport
 
-__all__ = ["HorovodTransport", "from_numpy", "to_numpy"]
+
+def transport(process_set):
+    """Return the transport over a process set, which needs eager execution."""
+    if not tf.executing_eagerly():
+        raise InvalidArgumentError(
+            "sparse_allreduce: expected eager execution, got a graph; call it outside of tf.function or in tf.py_function"
+        )
+    return HorovodTransport(process_set)
 
 
 def to_numpy(name, tensor):
-    """Return the tensor as a NumPy array; ``name`` is that of the argument."""
-    if not tf.executing_eagerly():
-        raise InvalidArgumentError(
-            f"{name}: expected an eager tensor, got one of a graph; call this outside of tf.function or in tf.py_function"
-        )
+    """Return the tensor as a NumPy array."""
     return tensor.numpy()
 
 

@@ -5,7 +5,10 @@ import torch
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.transport import HorovodTransport
 
-__all__ = ["HorovodTransport", "from_numpy", "to_numpy"]
+
+def transport(process_set):
+    """Return the transport over a process set."""
+    return HorovodTransport(process_set)
 
 
 def to_numpy(name, tensor):
