@@ -26,6 +26,12 @@ from deepreduce_hvd.errors import (
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.params import from_params
 from deepreduce_hvd.preparation import prepare
+from deepreduce_hvd.sparse_vectors import (
+    SparseHandle,
+    SparseVectors,
+    sparse_allreduce,
+    sparse_allreduce_async,
+)
 from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, register
 from deepreduce_hvd.stages.index_codecs import *  # noqa: F403
 from deepreduce_hvd.stages.index_codecs import __all__ as _index
@@ -41,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Codec", "check_codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
     "Compressor", "from_params", "prepare", "recommended_codec", "schedule",
+    "SparseHandle", "SparseVectors", "sparse_allreduce", "sparse_allreduce_async",
     "CorruptPayloadError", "DeepReduceError", "InvalidArgumentError", "NativeMissingError", "PeerFailedError", "UnknownCodecError",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
     *_communicators, *_index, *_memory, *_sparsifiers, *_value,

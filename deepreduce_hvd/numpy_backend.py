@@ -266,6 +266,68 @@ def decode_sum_sparse(
     return indices, dense[indices]
 
 
+def keep_largest_numpy(indices, values, k, native=True, simd=-1):
+    """Divide a sparse tensor into its k largest elements and the rest.
+
+    Elements are ordered by magnitude; of equal ones, the smaller index comes first.
+
+    Args:
+        indices: (n,) uint32, ascending.
+        values: (n,) float32.
+        k: the number of elements to keep.
+
+    Returns:
+        A tuple (indices, values of the k largest, indices, values of the rest). All indices are
+        ascending.
+    """
+    if native:
+        return _native.keep_largest(indices, values, k, simd)
+    magnitudes = values.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    kept = np.zeros(indices.size, dtype=bool)
+    kept[np.argsort(~magnitudes, kind="stable")[:k]] = True
+    return indices[kept], values[kept], indices[~kept], values[~kept]
+
+
+def put_back_numpy(memory, state, indices, values, start=0, native=True):
+    """Add values that were taken from a memory but did not reach the sum back to ``state``.
+
+    Args:
+        memory: the :class:`Memory`.
+        state: its (d,) float32 state arrays, updated in place.
+        indices: (n,) uint32, ascending, the element number in the tensor plus ``start``.
+        values: (n,) float32.
+        start: the number of the tensor's first element.
+    """
+    if native and is_built_in(memory):
+        if memory.state:
+            _native.put_back(memory.fields(), indices, values, state[0], start)
+        return
+    lost = values != 0
+    if lost.any():
+        memory.put_back(state, indices[lost] - np.uint32(start), values[lost])
+
+
+def add_sparse_numpy(indices, values, out, scale, start=0, native=True):
+    """Add ``scale`` times a sparse tensor to ``out``, in place.
+
+    Args:
+        indices: (n,) uint32, ascending, the element number in ``out`` plus ``start``.
+        values: (n,) float32.
+        out: (d,) float32.
+        scale: a finite float32 number.
+        start: the number of the first element of ``out``.
+
+    Returns:
+        The largest magnitude of any result of an addition, as from :func:`add_payloads`.
+    """
+    if native:
+        return _native.add_sparse(indices, values, out, scale, start)
+    places = indices - np.uint32(start)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[places] += np.float32(scale) * values
+    return np.abs(out[places]).max(initial=0)
+
+
 def check_bytes(data):
     """Return ``data`` as a contiguous (n,) uint8 array.
 

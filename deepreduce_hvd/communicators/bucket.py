@@ -4,7 +4,13 @@ import numpy as np
 
 from deepreduce_hvd import container, wire
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed
-from deepreduce_hvd.numpy_backend import as_float32, encode_numpy, encode_sparse_numpy, select_numpy
+from deepreduce_hvd.numpy_backend import (
+    as_float32,
+    encode_numpy,
+    encode_sparse_numpy,
+    put_back_numpy,
+    select_numpy,
+)
 from deepreduce_hvd.stages.memories import NoMemory
 
 #: Keys of parameters have 32 bits. Keys of later stages use the bits above, so all keys differ.
@@ -99,6 +105,11 @@ class Bucket:
         """Return the same bucket with other members."""
         return Bucket(self.codec, self.memory, members, self.seed, self.step, self.rank)
 
+    def cuts(self, indices):
+        """Return where each member begins and the last one ends in ascending indices, a list."""
+        # keys of the same dtype: otherwise NumPy would convert all indices
+        return np.searchsorted(indices, self.offsets.astype(indices.dtype)).tolist()
+
     @property
     def name(self):
         return ", ".join(member.name for member in self.members)
@@ -137,12 +148,12 @@ class Bucket:
                 would select.
         """
         indices, values = [], []
+        cuts = None if given is None else self.cuts(given)
         for number, member in enumerate(self.members):
-            start, end = self.offsets[number : number + 2]
+            start = int(self.offsets[number])
             taken = None
             if given is not None:
-                first, last = np.searchsorted(given, (start, end))
-                taken = given[first:last] - np.uint32(start)
+                taken = given[cuts[number] : cuts[number + 1]] - np.uint32(start)
             try:
                 if member.failure is not None:
                     raise member.failure
@@ -203,16 +214,11 @@ class Bucket:
             indices: (n,) uint32, ascending.
             values: (n,) float32.
         """
-        lost = values != 0
-        if not lost.any():
-            return
-        indices, values = indices[lost], values[lost]
-        for number, member in enumerate(self.members):
-            start, end = self.offsets[number : number + 2]
-            first, last = np.searchsorted(indices, (start, end))
+        cuts = self.cuts(indices)
+        for member, start, first, last in zip(self.members, self.offsets, cuts, cuts[1:]):
             if first < last:
-                self.memory.put_back(
-                    member.state, indices[first:last] - np.uint32(start), values[first:last]
+                put_back_numpy(
+                    self.memory, member.state, indices[first:last], values[first:last], int(start)
                 )
 
     def code(self, partial, stage, group, codec=None, start=0, d=None, keep=True):

@@ -17,7 +17,7 @@ class Channel:
         self.rank = transport.rank
         self.sent_bytes = 0
         self.rounds = 0
-        self._transport = transport
+        self.transport = transport
         self._name = name
         self._parent = parent
 
@@ -26,7 +26,7 @@ class Channel:
 
         The second one is None on ranks that are not the first of their host.
         """
-        within, across = self._transport.by_host(ranks_per_host)
+        within, across = self.transport.by_host(ranks_per_host)
         pairs = ((within, "within"), (across, "across"))
         return tuple(
             None if one is None else Channel(one, f"{self._name}.{place}", self)
@@ -49,21 +49,21 @@ class Channel:
             self._parent._count(sent)
 
     def allgather(self, array):
-        return self._transport.allgather(array, self._next(array.nbytes))
+        return self.transport.allgather(array, self._next(array.nbytes))
 
     def alltoall(self, parts):
-        return self._transport.alltoall(
+        return self.transport.alltoall(
             parts,
             self._next(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)),
         )
 
     def broadcast(self, array, root):
-        return self._transport.broadcast(
+        return self.transport.broadcast(
             array, root, self._next(0 if array is None else array.nbytes)
         )
 
     def allreduce(self, array):
-        return self._transport.allreduce(array, self._next(array.nbytes))
+        return self.transport.allreduce(array, self._next(array.nbytes))
 
 
 class Exchange:

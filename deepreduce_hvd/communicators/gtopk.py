@@ -1,11 +1,10 @@
 """GTopK: keep only the largest elements of every partial sum."""
 
-import numpy as np
-
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
 from deepreduce_hvd.communicators.doubling import butterfly, tree
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.numpy_backend import keep_largest_numpy
 
 
 def keep_largest(total, k):
@@ -18,11 +17,8 @@ def keep_largest(total, k):
     """
     if total.indices.size <= k:
         return total, SparseSum()
-    kept = np.zeros(total.indices.size, dtype=bool)
-    kept[np.argsort(-np.abs(total.values), kind="stable")[:k]] = True
-    return SparseSum(total.indices[kept], total.values[kept]), SparseSum(
-        total.indices[~kept], total.values[~kept]
-    )
+    kept, kept_values, rest, rest_values = keep_largest_numpy(total.indices, total.values, k)
+    return SparseSum(kept, kept_values), SparseSum(rest, rest_values)
 
 
 class GTopK(Communicator):

@@ -58,7 +58,7 @@ class SplitAllgather(Communicator):
         start, end = bounds[owner : owner + 2]
         if not own.valid:
             return own.message(end - start)
-        first, last = np.searchsorted(own.indices, (start, end))
+        first, last = np.searchsorted(own.indices, np.array((start, end), dtype=np.uint32))
         if first == last:
             return _NOTHING
         part = SparseSum(own.indices[first:last] - np.uint32(start), own.values[first:last])

@@ -9,7 +9,7 @@ import numpy as np
 
 from deepreduce_hvd import wire
 from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
-from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
+from deepreduce_hvd.numpy_backend import add_payloads, add_sparse_numpy, decode_sum_sparse
 
 
 class BucketSum:
@@ -137,29 +137,27 @@ class CompleteSum(BucketSum):
             )
             raise PeerFailedError(f"parameter {bucket.name}: {sparse_sum.failure}") from failure
         self._offsets = bucket.offsets
+        self._cuts = bucket.cuts(sparse_sum.indices)
         self.sparse_sum = sparse_sum
 
     def non_finite(self, member):
         return self.sparse_sum.non_finite
 
     def _cut(self, member):
-        start, end = self._offsets[member : member + 2]
-        first, last = np.searchsorted(self.sparse_sum.indices, (start, end))
-        return self.sparse_sum.indices[first:last] - np.uint32(start), self.sparse_sum.values[
-            first:last
-        ]
+        """Return (indices in the bucket, values, first element) of a member."""
+        part = slice(self._cuts[member], self._cuts[member + 1])
+        return self.sparse_sum.indices[part], self.sparse_sum.values[part], self._offsets[member]
 
     def add_to(self, member, out, scale):
         if self.sparse_sum.non_finite:
             out[:] = np.nan
             return np.nan
-        indices, values = self._cut(member)
-        out[indices] += np.float32(scale) * values
-        return np.abs(out[indices]).max(initial=0)
+        indices, values, start = self._cut(member)
+        return add_sparse_numpy(indices, values, out, scale, int(start))
 
     def sparse(self, member, scale):
-        indices, values = self._cut(member)
-        return indices, np.float32(scale) * values
+        indices, values, start = self._cut(member)
+        return indices - np.uint32(start), np.float32(scale) * values
 
 
 #: former name of :class:`CompleteSum`, which custom communicators may import

@@ -237,6 +237,41 @@ void no_memory(const dr_codec& codec, const std::vector<float>& values, const By
   }
 }
 
+// Partial sums: arrays of exact sizes, so that any access outside is detected, and wrong indices.
+void partial_sums() {
+  current = "partial sums";
+  alarm(kSecondsACase);
+  const uint32_t d = 50, start = 7;
+  const dr_stage memory{deepreduce::kResidual, {}};
+  for (uint32_t count = 0; count <= d; ++count) {
+    const Block<uint32_t> indices(static_cast<uint32_t*>(std::malloc(4 * (count + !count))));
+    const Block<float> values(static_cast<float*>(std::malloc(4 * (count + !count))));
+    const Block<float> array(static_cast<float*>(std::calloc(d, sizeof(float))));
+    for (uint32_t i = 0; i < count; ++i) {
+      indices.get()[i] = start + (d - count) + i;
+      values.get()[i] = static_cast<float>(i % 5);
+    }
+    for (uint64_t k = 0; k <= count + 1; ++k) {
+      Call call(kMemory);
+      if (const int status = dr_keep_largest(&call.context, indices.get(), values.get(), count, k))
+        fail("expected the largest", status);
+      if (call.result().size() != size_t{8} * count) fail("expected all elements", 0);
+    }
+    for (const bool wrong : {false, true}) {
+      if (wrong && count == 0) continue;
+      if (wrong) indices.get()[count - 1] = start + d;
+      Call putting(kMemory), adding(kMemory);
+      const int put = dr_put_back(&putting.context, &memory, indices.get(), values.get(), count,
+                                  start, array.get(), d);
+      const int added = dr_add_sparse(&adding.context, indices.get(), values.get(), count, start,
+                                      0.5f, array.get(), d, nullptr);
+      const int expected = wrong ? DR_INVALID_ARGUMENT : DR_OK;
+      if (put != expected || added != expected) fail("expected an index outside to be found", put);
+    }
+  }
+  ++counts.cases;
+}
+
 bool run_case(const Setting& index, const Setting& value, uint32_t d, uint32_t k, size_t stride,
               size_t dense_bytes) {
   current = std::string(index.name) + " x " + value.name + ", d = " + std::to_string(d);
@@ -287,6 +322,7 @@ bool run_case(const Setting& index, const Setting& value, uint32_t d, uint32_t k
 int main() {
   std::signal(SIGALRM, too_slow);
   const auto began = std::chrono::steady_clock::now();
+  partial_sums();
   for (const Setting& index : kIndexSettings) {
     unsigned absent = 0;
     for (const Setting& value : kValueSettings)

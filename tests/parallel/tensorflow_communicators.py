@@ -12,6 +12,7 @@ os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are m
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
+import sparse_vectors
 import tensorflow as tf
 from codecs_table import VALUE
 from scenario_runner import sample
@@ -47,6 +48,23 @@ def codec_for(communicator, *stages):
     return dr.Codec(
         dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1), *stages
     )
+
+
+def scenario_sparse_vectors(directory):
+    """dr.sparse_allreduce; the first scenario, so that no compressor exists yet."""
+    sparse_vectors.check(hvd, tf.constant, lambda tensor: tensor.numpy())
+    vector = sparse_vectors.given(hvd.rank())
+
+    @tf.function
+    def in_a_graph():
+        return dr.sparse_allreduce(*map(tf.constant, vector), sparse_vectors.D)
+
+    try:
+        in_a_graph()
+    except Exception as error:  # of a type that AutoGraph makes
+        assert "expected eager execution, got a graph" in str(error), error
+    else:
+        raise AssertionError("expected an error in a graph")
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):

@@ -8,6 +8,7 @@ import zlib
 
 import horovod.torch as hvd
 import numpy as np
+import sparse_vectors
 import torch
 from torch_tools import (
     assert_equal_everywhere,
@@ -52,6 +53,46 @@ def distributed(network, communicator, codec, prefix="", dense_below=BELOW, **op
     return hvd.DistributedOptimizer(
         optimizer, named_parameters=named, compression=compressor
     ), compressor
+
+
+def scenario_sparse_vectors(directory):
+    """dr.sparse_allreduce; the first scenario, so that no compressor exists yet."""
+    sparse_vectors.check(hvd, torch.tensor, torch.Tensor.numpy)
+    rank, size = hvd.rank(), hvd.size()
+    alone = hvd.add_process_set([size - 1])
+    found = sparse_vectors.given(rank)
+    if rank == size - 1:
+        indices, values, *_ = dr.sparse_allreduce(*found, sparse_vectors.D, process_set=alone)
+        order = np.argsort(found[0])
+        np.testing.assert_array_equal(indices, found[0][order])
+        np.testing.assert_array_equal(values, found[1][order])
+    else:
+        try:
+            dr.sparse_allreduce(*found, sparse_vectors.D, process_set=alone)
+        except dr.InvalidArgumentError as error:
+            assert "expected one with this rank" in str(error), error
+        else:
+            raise AssertionError("a rank outside of the process set took part")
+    # several in flight, and ranks wait in different orders
+    handles = {
+        name: dr.sparse_allreduce_async(
+            *sparse_vectors.given(rank, seed), sparse_vectors.D, hvd.Sum, name,
+            communicator=dr.RecursiveDoubling(),
+        )
+        for seed, name in enumerate("abc")
+    }  # fmt: skip
+    try:
+        dr.sparse_allreduce_async(*found, sparse_vectors.D, name="b")
+    except dr.InvalidArgumentError as error:
+        assert "without another sum in flight, got 'b'" in str(error), error
+    else:
+        raise AssertionError("two sums of one name in flight")
+    for name in sorted(handles, reverse=rank % 2 == 1):
+        indices, values, *_ = handles[name].wait()
+        assert handles[name].poll()
+        expected = sparse_vectors.dense_sum(size, "abc".index(name))
+        np.testing.assert_array_equal(indices, np.flatnonzero(expected))
+        np.testing.assert_allclose(values, expected[indices], rtol=1e-5, atol=1e-6)
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):

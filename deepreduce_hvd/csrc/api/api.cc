@@ -8,6 +8,7 @@
 #include "container/encode.h"
 #include "container/payload.h"
 #include "container/wire.h"
+#include "select/sparse.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -109,6 +110,36 @@ int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const 
                      uint64_t payload_count, uint64_t d, float scale) {
   return guarded(context, [&](Context& inner) {
     decode_sparse(context, inner, payloads, sizes, payload_count, d, scale);
+  });
+}
+
+int dr_keep_largest(dr_context* context, const uint32_t* indices, const float* values,
+                    uint64_t count, uint64_t k) {
+  return guarded(context, [&](Context& inner) {
+    if (count > kMaxElements)
+      invalid_argument("count: expected at most %llu, got %llu",
+                       static_cast<unsigned long long>(kMaxElements),
+                       static_cast<unsigned long long>(count));
+    uint8_t* out = static_cast<uint8_t*>(context->output(context->user, size_t{8} * count));
+    if (out == nullptr) Arena::out_of_memory(count, 8);
+    keep_largest(inner, indices, values, static_cast<uint32_t>(count),
+                 static_cast<uint32_t>(std::min(k, count)), reinterpret_cast<uint32_t*>(out),
+                 reinterpret_cast<float*>(out + size_t{4} * count));
+  });
+}
+
+int dr_put_back(dr_context* context, const dr_stage* memory, const uint32_t* indices,
+                const float* values, uint64_t count, uint64_t start, float* residual, uint64_t d) {
+  return guarded(context,
+                 [&](Context&) { put_back(*memory, indices, values, count, start, residual, d); });
+}
+
+int dr_add_sparse(dr_context* context, const uint32_t* indices, const float* values, uint64_t count,
+                  uint64_t start, float scale, float* out, uint64_t d, float* largest) {
+  return guarded(context, [&](Context&) {
+    Largest of_all;
+    add_sparse(indices, values, count, start, scale, out, d, of_all);
+    if (largest != nullptr) *largest = of_all.magnitude();
   });
 }
 

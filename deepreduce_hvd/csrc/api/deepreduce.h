@@ -116,6 +116,23 @@ int dr_decode_sum(dr_context* context, const uint8_t* const* payloads, const uin
 int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const uint64_t* sizes,
                      uint64_t payload_count, uint64_t d, float scale);
 
+// Divides a sparse tensor into its k elements of largest magnitude (of equal ones, those of the
+// smaller indices) and the rest. The output is (count,) uint32 indices followed by (count,) float32
+// values, 8 * count bytes: first the k largest, then the rest, each in the given order. NaN counts
+// as the largest.
+int dr_keep_largest(dr_context* context, const uint32_t* indices, const float* values,
+                    uint64_t count, uint64_t k);
+
+// Puts values that were taken from a memory with dr_select or dr_encode, but did not reach the sum,
+// back: values[i] to the element indices[i] - start of the residual (d,). Zeros change nothing.
+int dr_put_back(dr_context* context, const dr_stage* memory, const uint32_t* indices,
+                const float* values, uint64_t count, uint64_t start, float* residual, uint64_t d);
+
+// Adds scale * values[i] to the element indices[i] - start of out (d,). *largest, if not null, is
+// as for dr_decode_sum.
+int dr_add_sparse(dr_context* context, const uint32_t* indices, const float* values, uint64_t count,
+                  uint64_t start, float scale, float* out, uint64_t d, float* largest);
+
 // The header of a payload, after all checks that need no decoding.
 typedef struct dr_header {
   int32_t version, flags, index_id, value_id, dtype, order;

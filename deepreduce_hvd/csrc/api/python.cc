@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <optional>
@@ -79,6 +80,12 @@ float* writable(py::object array, uint64_t d, const char* name) {
     throw py::value_error(std::string(name) +
                           ": expected a contiguous float32 array of the gradient's size");
   return py::reinterpret_borrow<Floats>(array).mutable_data();
+}
+
+void expect_count(const char* name, const Floats& values, uint64_t count) {
+  if (static_cast<uint64_t>(values.size()) != count)
+    throw py::value_error(std::string(name) + ": expected as many as indices, " +
+                          std::to_string(count) + ", got " + std::to_string(values.size()));
 }
 
 // Converts the arguments that encode and select share.
@@ -208,6 +215,63 @@ py::tuple decode_sparse(const std::vector<Bytes>& payloads, uint64_t d, float sc
   return indices_and_values(call.result());
 }
 
+// Returns (indices, values) of the k largest, and (indices, values) of the rest.
+py::tuple keep_largest(const Indices& indices, const Floats& values, uint64_t k, int simd) {
+  const uint64_t count = static_cast<uint64_t>(indices.size());
+  expect_count("values", values, count);
+  Call call(simd);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status = dr_keep_largest(&call.context, indices.data(), values.data(), count, k);
+  }
+  call.check(status);
+  const py::tuple both = indices_and_values(call.result());
+  const py::slice kept(0, static_cast<py::ssize_t>(std::min(k, count)), 1);
+  const py::slice rest(static_cast<py::ssize_t>(std::min(k, count)),
+                       static_cast<py::ssize_t>(count), 1);
+  return py::make_tuple(both[0][kept], both[1][kept], both[0][rest], both[1][rest]);
+}
+
+void put_back(const std::vector<double>& memory_fields, const Indices& indices,
+              const Floats& values, py::object residual, uint64_t start) {
+  if (memory_fields.size() != 1 + DR_STAGE_PARAMETERS)
+    throw py::value_error("memory: expected 5 numbers, got " +
+                          std::to_string(memory_fields.size()));
+  dr_stage memory{static_cast<int32_t>(memory_fields[0]), {}};
+  std::copy(memory_fields.begin() + 1, memory_fields.end(), memory.parameters);
+  const uint64_t count = static_cast<uint64_t>(indices.size());
+  expect_count("values", values, count);
+  const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(residual).size());
+  float* rest = writable(residual, d, "residual");
+  Call call(-1);
+  int status;
+  {
+    py::gil_scoped_release release;
+    status =
+        dr_put_back(&call.context, &memory, indices.data(), values.data(), count, start, rest, d);
+  }
+  call.check(status);
+}
+
+float add_sparse(const Indices& indices, const Floats& values, py::object out, float scale,
+                 uint64_t start) {
+  const uint64_t count = static_cast<uint64_t>(indices.size());
+  expect_count("values", values, count);
+  const uint64_t d = static_cast<uint64_t>(py::reinterpret_borrow<py::array>(out).size());
+  float* sum = writable(out, d, "out");
+  Call call(-1);
+  int status;
+  float largest = 0;
+  {
+    py::gil_scoped_release release;
+    status = dr_add_sparse(&call.context, indices.data(), values.data(), count, start, scale, sum,
+                           d, &largest);
+  }
+  call.check(status);
+  return largest;
+}
+
 py::dict inspect(const Bytes& payload) {
   Call call(-1);
   dr_header header;
@@ -307,6 +371,12 @@ PYBIND11_MODULE(_native, module) {
              py::arg("scale") = 1.0f, py::arg("simd") = -1);
   module.def("decode_sparse", &decode_sparse, py::arg("payloads"), py::arg("d"),
              py::arg("scale") = 1.0f, py::arg("simd") = -1);
+  module.def("keep_largest", &keep_largest, py::arg("indices"), py::arg("values"), py::arg("k"),
+             py::arg("simd") = -1);
+  module.def("put_back", &put_back, py::arg("memory"), py::arg("indices"), py::arg("values"),
+             py::arg("residual"), py::arg("start") = 0);
+  module.def("add_sparse", &add_sparse, py::arg("indices"), py::arg("values"), py::arg("out"),
+             py::arg("scale") = 1.0f, py::arg("start") = 0);
   module.def("inspect", &inspect, py::arg("payload"));
   module.def("read_messages", &read_messages, py::arg("messages"));
   module.def("write_notice", &write_notice, py::arg("text"));

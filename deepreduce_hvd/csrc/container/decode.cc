@@ -1,4 +1,5 @@
 // Decoding: a payload to indices and values, then a sum into a dense or a sparse result.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -100,19 +101,28 @@ Selection merge(Arena& arena, const Selection& left, const Selection& right) {
   uint32_t* indices = arena.array<uint32_t>(capacity);
   float* values = arena.array<float>(capacity);
   uint32_t i = 0, j = 0, n = 0;
-  while (i < left.count || j < right.count) {
-    const bool take_left =
-        j == right.count || (i < left.count && left.indices[i] <= right.indices[j]);
-    const bool take_right =
-        i == left.count || (j < right.count && right.indices[j] <= left.indices[i]);
-    indices[n] = take_left ? left.indices[i] : right.indices[j];
-    values[n++] = take_left && take_right ? left.values[i] + right.values[j]
-                  : take_left             ? left.values[i]
-                                          : right.values[j];
+  // which side is next is random: bit masks instead of branches to mispredict
+  while (i < left.count && j < right.count) {
+    const uint32_t from_left = left.indices[i], from_right = right.indices[j];
+    const uint32_t x = float_bits(left.values[i]), y = float_bits(right.values[j]);
+    const uint32_t sum = float_bits(left.values[i] + right.values[j]);
+    const uint32_t take_left = from_left <= from_right, take_right = from_right <= from_left;
+    // all bits where the other side is not taken
+    const uint32_t only_left = take_right - 1, only_right = take_left - 1;
+    indices[n] = std::min(from_left, from_right);
+    values[n++] =
+        bits_float((only_left & x) | (only_right & y) | (~(only_left | only_right) & sum));
     i += take_left;
     j += take_right;
   }
-  return {n, indices, values};
+  const bool rest_is_left = i < left.count;
+  const Selection& longer = rest_is_left ? left : right;
+  const uint32_t done = rest_is_left ? i : j, rest = longer.count - done;
+  if (rest != 0) {
+    std::memcpy(indices + n, longer.indices + done, size_t{4} * rest);
+    std::memcpy(values + n, longer.values + done, size_t{4} * rest);
+  }
+  return {n + rest, indices, values};
 }
 
 // Returns ascending indices and scaled values, for a payload in any order.

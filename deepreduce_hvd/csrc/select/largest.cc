@@ -14,6 +14,9 @@ namespace {
 
 constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 13, kElementsASample = 16;
 constexpr unsigned kDigitBits = 11;
+// two histograms in turn: a run of equal magnitudes would wait for its own last count
+constexpr uint32_t kPlaces = (1u << kDigitBits) + 1;
+static_assert(kHistogramSize == 2 * kPlaces, "scratch memory of find_kth");
 constexpr uint32_t kSpareCandidates = 1u << 14;
 constexpr uint32_t kSmallestNonZero = 1;
 // thresholds rarely fall by more from one step to the next
@@ -21,12 +24,8 @@ constexpr float kBelowRemembered = 0.97f;
 
 uint32_t magnitude(float value) { return float_bits(value) & 0x7FFFFFFFu; }
 
-struct Kth {
-  uint32_t bits;  // k-th largest magnitude; 0 if there are fewer than k nonzero elements
-  uint32_t ties;  // number of elements with that magnitude among the k
-};
+}  // namespace
 
-// Finds the k-th of `count` magnitudes, all of which are >= `low`.
 Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, uint32_t k,
              uint32_t low, uint32_t* histogram) {
   if (count < k || k == 0) return {0, 0};
@@ -38,11 +37,14 @@ Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, 
   uint32_t rest = k;
   while (width > 0) {
     const unsigned shift = width > kDigitBits ? width - kDigitBits : 0;
-    std::fill(histogram, histogram + (1u << kDigitBits), 0u);
+    std::fill(histogram, histogram + kHistogramSize, 0u);
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t offset = magnitude(values[i]) - low;
-      if (offset >> width == 0) ++histogram[offset >> shift];
+      // larger ones count in places above the range; a minimum is no branch to mispredict
+      ++histogram[i % 2 * kPlaces + std::min(offset >> shift, kPlaces - 1)];
     }
+    for (uint32_t place = 0; place < kPlaces; ++place)
+      histogram[place] += histogram[kPlaces + place];
     uint32_t digit = (1u << (width - shift)) - 1;
     for (; histogram[digit] < rest; --digit) rest -= histogram[digit];
     low += digit << shift;
@@ -51,13 +53,15 @@ Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, 
   return {low, rest};
 }
 
+namespace {
+
 class Candidates {
  public:
   Candidates(Arena& arena, const SelectKernels& kernels, uint32_t k, uint32_t capacity)
       : k_(k),
         capacity_(capacity),
         kernels_(kernels),
-        histogram_(arena.array<uint32_t>(1u << kDigitBits)),
+        histogram_(arena.array<uint32_t>(kHistogramSize)),
         indices_(arena.array<uint32_t>(uint64_t{capacity} + kSelectBlock + kCollectSlack)),
         values_(arena.array<float>(uint64_t{capacity} + kSelectBlock + kCollectSlack)) {}
 

@@ -129,7 +129,7 @@ bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding&
   return true;
 }
 
-void check_given(const uint32_t* indices, uint64_t count, uint64_t d) {
+void check_given(const uint32_t* indices, uint64_t count, uint64_t d, uint64_t start) {
   if (count > d)
     invalid_argument("indices: expected at most d = %llu, got %llu",
                      static_cast<unsigned long long>(d), static_cast<unsigned long long>(count));
@@ -137,9 +137,12 @@ void check_given(const uint32_t* indices, uint64_t count, uint64_t d) {
   bool ascending = true;
   for (uint64_t i = 1; i < count; ++i) ascending &= indices[i] > indices[i - 1];
   if (!ascending) invalid_argument("indices: expected ascending distinct ones");
-  if (indices[count - 1] >= d)
+  if (indices[0] < start)
+    invalid_argument("indices: expected at least %llu, got %u",
+                     static_cast<unsigned long long>(start), indices[0]);
+  if (indices[count - 1] >= start + d)
     invalid_argument("indices: expected less than d = %llu, got %u",
-                     static_cast<unsigned long long>(d), indices[count - 1]);
+                     static_cast<unsigned long long>(start + d), indices[count - 1]);
 }
 
 bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding,

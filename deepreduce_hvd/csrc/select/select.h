@@ -18,8 +18,8 @@ bool accumulate_and_select(Context& context, const dr_codec& codec, dr_encoding&
 bool accumulate_and_take(Context& context, const dr_codec& codec, dr_encoding& encoding,
                          const uint32_t* given, uint32_t count, Selection& selection);
 
-// Throws unless the indices are ascending, distinct and below d.
-void check_given(const uint32_t* indices, uint64_t count, uint64_t d);
+// Throws unless the indices are ascending, distinct, at least `start` and below start + d.
+void check_given(const uint32_t* indices, uint64_t count, uint64_t d, uint64_t start = 0);
 
 // values[i] = the accumulated gradient at indices[i] (at i if indices is null).
 void gather_accumulated(const dr_encoding& encoding, const uint32_t* indices, uint32_t count,

@@ -1,0 +1,189 @@
+"""Sums of sparse vectors that the user gives, over any communicator that selects nothing itself."""
+
+import json
+import zlib
+
+import numpy as np
+
+from deepreduce_hvd import wire
+from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.cltk import CLTK
+from deepreduce_hvd.communicators.hierarchical import Hierarchical
+from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
+from deepreduce_hvd.communicators.sparse_sum import SparseSum
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.stages.memories import NoMemory
+from deepreduce_hvd.stages.sparsifiers import TopK
+
+#: They select elements, or sum dense tensors.
+_NOT_FOR_VECTORS = (CLTK, SharedRandomK, Hierarchical)
+_NO_INDICES = np.zeros(0, dtype=np.uint32)
+_NO_VALUES = np.zeros(0, dtype=np.float32)
+#: numbers of characters that a rank sends to the others; all fits into one notice
+_LONGEST_FAILURE, _LONGEST_SETTING = 600, 120
+
+
+class GivenVector(Bucket):
+    """A sparse vector as the bucket of this rank. Nothing has d elements.
+
+    Args:
+        name: the name of the vector, for error messages.
+        indices: (n,) uint32, ascending and distinct, less than ``d``.
+        values: (n,) float32.
+        d: the number of elements of the dense vector.
+        rank: the number of this rank.
+    """
+
+    def __init__(self, name, indices, values, d, rank=0):
+        member = BucketMember(
+            name, np.broadcast_to(np.float32(0), d), (), zlib.crc32(name.encode())
+        )
+        super().__init__(None, NoMemory(), [member], rank=rank)
+        self._given = SparseSum(indices, values)
+        self._lost = []
+
+    @classmethod
+    def failed(cls, name, error, rank=0):
+        """Return the vector of a rank that met ``error``, which all ranks will raise."""
+        vector = cls(name, _NO_INDICES, _NO_VALUES, 1, rank)
+        vector.members[0].failure = error
+        return vector
+
+    @property
+    def count(self):
+        """The number of elements that this rank gives."""
+        return self._given.indices.size
+
+    def select(self, given=None, places_of_held=False):
+        return self._given
+
+    def encode(self):
+        return self.code(self._given, 0, self.rank)
+
+    def put_back(self, indices, values):
+        lost = values != 0
+        self._lost.append((indices[lost], values[lost]))
+
+    def rest(self):
+        """Return what this rank gave or received but the sum lacks.
+
+        Returns:
+            A tuple ((n,) uint32 ascending indices, (n,) float32 values).
+        """
+        parts = [part for part in self._lost if part[0].size]
+        if not parts:
+            return _NO_INDICES, _NO_VALUES
+        indices = np.concatenate([indices for indices, _ in parts])
+        values = np.concatenate([values for _, values in parts])
+        found, places = np.unique(indices, return_inverse=True)
+        sums = np.zeros(found.size, dtype=np.float32)
+        np.add.at(sums, places, values)
+        return found[sums != 0], sums[sums != 0]
+
+
+class GivenVectorSum(Communicator):
+    """Communicator that sums :class:`GivenVector` objects by another communicator.
+
+    All ranks compare their arguments first, in one allgather. So arguments that are not valid on
+    one rank, or that differ between ranks, raise an error on every rank.
+
+    Args:
+        communicator: the communicator that sums.
+        index, value: the codecs.
+        settings: a dictionary of other settings that must be equal on all ranks.
+    """
+
+    def __init__(self, communicator, index, value, settings):
+        self.communicator = communicator
+        self.index = index
+        self.value = value
+        self.settings = settings
+
+    @staticmethod
+    def expect_communicator(communicator):
+        """Raise InvalidArgumentError unless ``communicator`` can sum given vectors."""
+        if not isinstance(communicator, Communicator) or isinstance(communicator, _NOT_FOR_VECTORS):
+            others = ", ".join(kind.__name__ for kind in _NOT_FOR_VECTORS)
+            raise InvalidArgumentError(
+                f"communicator: expected one that sums given elements, so none of {others}, got {communicator!r}"
+            )
+
+    def exchange(self, bucket, channel):
+        described = yield channel.allgather(self._description(bucket))
+        most = self._compare(bucket, described, channel.size)
+        # GTopK keeps as many elements as the longest vector has
+        bucket.codec = Codec(TopK(k=max(most, 1)), self.index, self.value)
+        self.communicator.check(bucket.codec, bucket.memory)
+        self.communicator.prepare(channel.transport)
+        return (yield from self.communicator.exchange(bucket, channel))
+
+    def _description(self, bucket):
+        """Return the arguments of this rank, or the error that it met, as a message."""
+        failure = bucket.members[0].failure
+        if failure is not None:
+            described = {"failure": wire.describe(failure)[:_LONGEST_FAILURE]}
+        else:
+            settings = {
+                "communicator": repr(self.communicator),
+                "index": repr(self.index),
+                "value": repr(self.value),
+                "d": str(bucket.d),
+                **self.settings,
+            }
+            described = {
+                "count": bucket.count,
+                "settings": {what: _short(text) for what, text in settings.items()},
+            }
+        return wire.write_notice(json.dumps(described))
+
+    @staticmethod
+    def _compare(bucket, described, size):
+        """Return the largest number of elements that a rank gives; raise if ranks differ."""
+        ranks = _read(bucket.name, described, size)
+        failures = [
+            f"rank {rank}: {one['failure']}" for rank, one in enumerate(ranks) if "failure" in one
+        ]
+        own = bucket.members[0].failure
+        if own is not None:
+            raise own
+        if failures:
+            raise PeerFailedError(f"{bucket.name}: {'; '.join(failures)}")
+        for what, expected in ranks[0]["settings"].items():
+            for rank, one in enumerate(ranks):
+                got = one["settings"].get(what)
+                if got != expected:
+                    raise InvalidArgumentError(
+                        f"{bucket.name}: expected the same {what} on all ranks, got {expected} on rank 0 and {got} on rank {rank}"
+                    )
+        return max(one["count"] for one in ranks)
+
+
+def _short(text):
+    """Return a text that is not too long but differs where the whole text does."""
+    if len(text) <= _LONGEST_SETTING:
+        return text
+    return f"{text[:_LONGEST_SETTING]}... (CRC-32 {zlib.crc32(text.encode()):08x})"
+
+
+def _read(name, described, size):
+    """Return the descriptions of all ranks; check the bytes, which come from other processes."""
+    texts = [span.notice for span in wire.split(described)]
+    try:
+        ranks = [json.loads(text) for text in texts]
+        good = len(ranks) == size and all(
+            isinstance(one, dict)
+            and (
+                isinstance(one.get("failure"), str)
+                or (type(one.get("count")) is int and isinstance(one.get("settings"), dict))
+            )
+            for one in ranks
+        )
+    except (TypeError, ValueError, RecursionError):
+        good = False
+    if not good:
+        raise CorruptPayloadError(
+            f"{name}: expected a description from each of {size} ranks, got {texts!r:.200}"
+        )
+    return ranks
