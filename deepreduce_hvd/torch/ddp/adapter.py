@@ -1,5 +1,6 @@
 """The adapter of a Compressor for PyTorch's DistributedDataParallel (DDP)."""
 
+import functools
 import warnings
 import weakref
 
@@ -10,6 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch.ddp.buckets import BucketJob, Round, in_layout_of
@@ -23,6 +25,10 @@ from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.validation import expect_loss_scale
 
+#: keeps numbers of compressors in DDP and in Horovod apart; not the rank of a process set
+_DDP = -1
+_unchecked: weakref.WeakSet = weakref.WeakSet()  # adapters whose optimizer is not known yet
+
 
 def register(compressor, model):
     """Implement :meth:`Compressor.register <deepreduce_hvd.Compressor.register>`."""
@@ -30,6 +36,8 @@ def register(compressor, model):
     _check(compressor, old, model)
     adapter = DdpAdapter(compressor, old.slots, model)
     old.agreed = True  # no handshake of Horovod for this compressor
+    # compressors of other groups, which some ranks do not have, do not count
+    compressor.number = take_number((_DDP, *adapter.transport.ranks))
     compressor.adapter = adapter
     try:
         handshake.agree(adapter)
@@ -132,7 +140,7 @@ class DdpAdapter(BaseAdapter):
             )
         self._driver = Driver(self.transport)
         weakref.finalize(self, self._driver.stop)
-        self._watch_for_momentum()
+        _watch_for_momentum(self)
         handshake.register(self)
         watch(self)
 
@@ -222,26 +230,42 @@ class DdpAdapter(BaseAdapter):
                 "optimizer skips such steps, as with loss scaling, give Compressor loss_scale=scaler.get_scale so that residuals keep what a skipped step sent",
             )
 
-    def _watch_for_momentum(self):
-        """Warn when an optimizer steps compressed parameters with momentum.
+    def check_momentum(self, optimizer):
+        """Warn if an optimizer steps compressed parameters with momentum.
 
-        DDP does not know the optimizer, so the first one that steps the parameters is checked.
+        Returns:
+            Whether the optimizer steps any of the parameters.
         """
-        own = weakref.ref(self)
-        handle = None
-
-        def check(optimizer, arguments, keywords):
-            adapter = own()
-            stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if adapter is None or not stepped.isdisjoint((id(slot.parameter) for slot in adapter.slots.values())):
-                handle.remove()
-                message = adapter and momentum_warning(optimizer, adapter.compressor)
-                if message:
-                    adapter._warn_once("momentum", message)
-
-        handle = register_optimizer_step_pre_hook(check)
+        own = {id(slot.parameter) for slot in self.slots.values()}
+        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+            return False
+        message = momentum_warning(optimizer, self.compressor)
+        if message is not None:
+            self._warn_once("momentum", message)
+        return True
 
     def _warn_once(self, topic, message):
         if topic not in self._warned:
             self._warned.add(topic)
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
+
+
+def _watch_for_momentum(adapter):
+    """Check the first optimizer that steps an adapter's parameters; DDP does not know it."""
+    _register_momentum_check()
+    _unchecked.add(adapter)
+
+
+@functools.cache
+def _register_momentum_check():
+    """Register the check with all optimizers of the process, once.
+
+    It stays: an optimizer's step cannot remove a hook that it is running.
+    """
+    register_optimizer_step_pre_hook(_check_momentum)
+
+
+def _check_momentum(optimizer, arguments, keywords):
+    for adapter in list(_unchecked):
+        if adapter.check_momentum(optimizer):
+            _unchecked.discard(adapter)

@@ -74,9 +74,7 @@ def watch(adapter):
     global _watcher
     if _watcher is None:
         board = StoreBoard(dist.distributed_c10d._get_default_store())
-        _watcher = Watcher(
-            sys.modules[__name__], torch, _find_wait, _is_failure, _shut_down, board
-        )
+        _watcher = Watcher(sys.modules[__name__], torch, _find_wait, _is_failure, _shut_down, board)
     _watcher.add(adapter)
 
 
