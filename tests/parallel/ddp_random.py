@@ -6,7 +6,15 @@ import random
 import torch
 import torch.distributed as dist
 from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
-from ddp_tools import Network, Oracle, assert_equal_everywhere, distributed, gradients_of, loss_of
+from ddp_tools import (
+    Network,
+    Oracle,
+    assert_equal_everywhere,
+    distributed,
+    gradients_of,
+    loss_of,
+    sums_densely,
+)
 
 import deepreduce_hvd as dr
 
@@ -28,6 +36,8 @@ def _stages(draw, size):
             value=VALUE[draw.choice(sorted(VALUE))],
         )
         memory = MEMORIES[draw.choice(["residual", "residual", *sorted(MEMORIES)])]
+        if size > 2 and sums_densely(communicator):
+            continue  # the order of additions is not the oracle's
         with contextlib.suppress(dr.InvalidArgumentError):
             dr.Compressor(
                 codec, memory, communicator, [("one", torch.nn.Parameter(torch.zeros(9)))]
