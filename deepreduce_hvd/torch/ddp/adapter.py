@@ -10,12 +10,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepreduce_hvd.base_adapter import BaseAdapter
+from deepreduce_hvd.communicators.driver import Driver
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch.ddp.buckets import BucketJob, Round, in_layout_of
-from deepreduce_hvd.torch.ddp.driver import Driver
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group
 from deepreduce_hvd.torch.host import HostPath

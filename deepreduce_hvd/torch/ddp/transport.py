@@ -2,7 +2,7 @@
 
 torch.distributed matches collectives by their order, not by their names. So a collective is only
 described when it is created, and runs when its result is requested. Whoever requests the results
-must do so in the same order on all ranks: see :mod:`deepreduce_hvd.torch.ddp.driver`.
+must do so in the same order on all ranks: see :mod:`deepreduce_hvd.communicators.driver`.
 
 Before the data of a collective, all ranks gather a head of fixed size: a checksum of the name, the
 sizes of the data, and whether the rank has failed. So ranks that are at different collectives, and

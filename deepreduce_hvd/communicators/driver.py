@@ -1,8 +1,8 @@
-"""The thread that communicates for one compressor in PyTorch's DDP.
+"""A thread that runs the exchanges of one compressor one after another.
 
-torch.distributed matches collectives by their order. DDP calls its hook for the buckets in the same
-order on all ranks, but how far each exchange has come at that moment depends on timing. So one
-thread runs the exchanges, one bucket after another, each to its end.
+A transport may match collectives by their order, as torch.distributed does, and not by their names.
+The exchanges of a step start in the same order on all ranks, but how far each has come at some
+moment depends on timing. So one thread runs each of them to its end.
 """
 
 import queue
@@ -17,15 +17,14 @@ class Driver:
     After a failure, all later jobs fail with the same error.
 
     Args:
-        transport: the :class:`~deepreduce_hvd.torch.ddp.transport.DistributedTransport`, which
-            tells the other ranks about a failure.
+        transport: a transport whose ``announce(error)`` tells the other ranks about a failure.
     """
 
     def __init__(self, transport):
         self._transport = transport
         self._jobs = queue.SimpleQueue()
         self.failure = None
-        thread = threading.Thread(target=self._run, name="deepreduce-ddp", daemon=True)
+        thread = threading.Thread(target=self._run, name="deepreduce-driver", daemon=True)
         thread.start()
 
     def put(self, job):
