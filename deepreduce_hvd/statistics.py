@@ -9,7 +9,7 @@ from deepreduce_hvd.numpy_backend import decode_sum_numpy
 FIELDS = {
     "elements": "elements of the parameter",
     "dense_bytes": "bytes of the gradient uncompressed",
-    "sent_bytes": "bytes that this rank passed to collectives in the last step; includes the probe of four numbers, and for one parameter the roll call",
+    "sent_bytes": "bytes that this rank passed to collectives in the last step; includes the probe of four numbers, and for one parameter the roll call; in DDP instead, for one parameter of each bucket, the heads of collectives",
     "header_bytes": "of these, bytes of the payload header",
     "index_bytes": "of these, bytes of the index section",
     "value_bytes": "of these, bytes of the value section",
@@ -140,7 +140,7 @@ def notes(stats, ranks):
     if len(paths["none"]) == len(stats):
         if ranks == 1:
             return [
-                "Nothing was exchanged: Horovod has one rank here. Start the script with `horovodrun -np 2 python ...`."
+                "Nothing was exchanged: there is one rank here. Start the script with `horovodrun -np 2 python ...`, or with `torchrun` and register(ddp_model)."
             ]
         return ["Nothing has been exchanged yet."]
     found = []

@@ -295,12 +295,14 @@ def scenario_resume_with_fewer_ranks(directory):
     alone = dist.new_group([0])
     if dist.get_rank() == 0:
         other = Network()
-        _, resumed = distributed(other, CODEC, ddp={"process_group": alone})
+        model, resumed = distributed(other, CODEC, ddp={"process_group": alone})
         resumed.load_state_dict(states)
         for name, saved in resumed.state_dict()["parameters"].items():
             for kind, kept in saved["memory"].items():
                 total = sum(one["parameters"][name]["memory"][kind].double() for one in states)
                 torch.testing.assert_close(kept.double(), total, rtol=0, atol=1e-6)
+        loss_of(model, 1, 0).backward()
+        assert resumed.stats()["branch.weight"]["steps"] == 2
 
 
 def scenario_momentum_is_warned_about_and_prepared(directory):
@@ -355,6 +357,52 @@ def scenario_refused(directory):
     embedding = torch.nn.Embedding(100, 8, sparse=True)
     sparse, _ = distributed(embedding)
     _refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
+
+
+def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):
+    model, _ = distributed(Network())
+
+    def train():
+        with model.join(divide_by_initial_world_size=False):
+            loss_of(model, 0, dist.get_rank()).backward()
+
+    _refused("join(divide_by_initial_world_size=True)", train)
+
+
+def scenario_compiled_model(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp={"bucket_cap_mb": 1})
+    oracle = Oracle(compressor, network)
+    compiled = torch.compile(model, backend="eager")
+    for step in range(2):
+        network.zero_grad()
+        expected = [
+            gradients_of(network, lambda other: loss_of(other, step, rank).backward())
+            for rank in range(dist.get_world_size())
+        ]
+        loss_of(compiled, step, dist.get_rank()).backward()
+        oracle.check(compressor, network, expected, "compiled")
+
+
+def scenario_loss_scaler(directory):
+    network = Network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    model, compressor = distributed(network, CODEC, loss_scale=scaler.get_scale)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    skipped, scales = [], []
+    for step in range(6):
+        optimizer.zero_grad()
+        factor = float("inf") if (step, dist.get_rank()) == (3, 1) else 1.0
+        before = [parameter.detach().clone() for parameter in network.parameters()]
+        scaler.scale(loss_of(model, step, dist.get_rank()) * factor).backward()
+        scales.append(compressor.adapter.slots["branch.weight"].loss_scale)
+        scaler.step(optimizer)
+        scaler.update()
+        if all(torch.equal(*pair) for pair in zip(before, network.parameters())):
+            skipped.append(step)
+        assert_equal_everywhere(network.named_parameters(), f"scaler {step}")
+    assert skipped == [3], skipped
+    assert scales == [2.0**10, 2.0**10, 2.0**11, 2.0**11, 2.0**10, 2.0**10], scales
 
 
 def scenario_random_programs(directory):

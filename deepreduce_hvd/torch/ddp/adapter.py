@@ -124,11 +124,13 @@ class DdpAdapter(BaseAdapter):
 
     def __init__(self, compressor, slots, model):
         backend = model.process_group._get_backend(torch.device("cpu"))
-        timeout = backend.options._timeout
+        options = getattr(backend, "options", None)  # not all backends have them
+        timeout = dist.default_pg_timeout if options is None else options._timeout
         group = new_group(dist.get_process_group_ranks(model.process_group), timeout)
         super().__init__(compressor, DistributedTransport(group, timeout))
         self.slots = slots
         self.host_path = HostPath(None)
+        self._model = weakref.ref(model)
         self._parameters = Parameters(slots)
         self._round = None
         self._rounds_closed = 0
@@ -177,6 +179,11 @@ class DdpAdapter(BaseAdapter):
         if bucket.buffer().layout != torch.strided:
             raise InvalidArgumentError(
                 "DDP: expected dense gradients, got sparse ones; create the embedding with sparse=False"
+            )
+        if not getattr(self._model(), "_divide_by_initial_world_size", True):
+            raise InvalidArgumentError(
+                "DDP: expected join(divide_by_initial_world_size=True), got False, which DDP does not "
+                "tell communication hooks; gradients are divided by the number of all ranks"
             )
         parameters = bucket.parameters()
         views = [in_layout_of(*pair) for pair in zip(parameters, bucket.gradients())]
