@@ -97,7 +97,7 @@ def _check_framework(report, name, module, distributions, adapter, switch):
 def _check_horovod(report, frameworks):
     version = _version("horovod")
     if version is None:
-        report.absent("Horovod", "not installed; Codec works without it, Compressor does not")
+        report.absent("Horovod", "not installed; Compressor works without it in PyTorch's DDP only")
         return
     for name, module in frameworks:
         try:

@@ -264,6 +264,27 @@ class Compressor:
         """
         return self.adapter.decompress(tensor, context)
 
+    def register(self, model: Any) -> None:
+        """Compress the gradients of a model in PyTorch's ``DistributedDataParallel`` (DDP).
+
+        Registers DDP's communication hook. Horovod is not needed. All ranks of the model's process
+        group call this together, before the first backward pass. The compressor must have all
+        parameters of ``model.module`` that are trained. DDP's ``bucket_cap_mb`` takes the place of
+        ``bucket_bytes``.
+
+        >>> # model = torch.nn.parallel.DistributedDataParallel(network)
+        >>> # comp = dr.Compressor(parameters=network.named_parameters())
+        >>> # comp.register(model)
+
+        Args:
+            model: a ``torch.nn.parallel.DistributedDataParallel`` whose parameters are on the host.
+
+        Raises:
+            InvalidArgumentError: not such a model, a model or a compressor that cannot be
+                registered, or ranks whose configurations differ.
+        """
+        importlib.import_module("deepreduce_hvd.torch.ddp.adapter").register(self, model)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals and step counters of this rank.
 

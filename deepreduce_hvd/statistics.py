@@ -11,7 +11,8 @@ FIELDS = {
     "dense_bytes": "bytes of the gradient uncompressed",
     "sent_bytes": (
         "bytes that this rank passed to collectives in the last step; includes the probe of "
-        "four numbers, and for one parameter the roll call"
+        "four numbers, and for one parameter the roll call; in DDP instead, for one parameter of "
+        "each bucket, the heads of collectives"
     ),
     "header_bytes": "of these, bytes of the payload header",
     "index_bytes": "of these, bytes of the index section",
@@ -152,10 +153,8 @@ def notes(stats, ranks):
     if len(paths["none"]) == len(stats):
         if ranks == 1:
             return [
-                (
-                    "Nothing was exchanged: Horovod has one rank here. Start the script with "
-                    "`horovodrun -np 2 python ...`."
-                )
+                "Nothing was exchanged: there is one rank here. Start the script with "
+                "`horovodrun -np 2 python ...`, or with `torchrun` and register(ddp_model)."
             ]
         return ["Nothing has been exchanged yet."]
     found = []

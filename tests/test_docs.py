@@ -23,6 +23,7 @@ from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 from datasets import cache_directory  # noqa: E402
 from launch import horovodrun  # noqa: E402
+from launch_torchrun import torchrun  # noqa: E402
 from update_readme import updated  # noqa: E402
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -57,6 +58,7 @@ def test_a_codec_and_a_communicator_of_your_own(document, expected):
     ("document", "expected"),
     [
         ("docs/tutorial-torch.md", r"total .*"),
+        ("docs/tutorial-ddp.md", r"total .*"),
         pytest.param("docs/tutorial-multi-node.md", r"total .*", marks=pytest.mark.slow),
         ("README.md", None),
     ],
@@ -70,7 +72,8 @@ def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
         )
     path = tmp_path / "train.py"
     path.write_text(script)
-    finished = horovodrun(2, path)
+    run = torchrun if document == "docs/tutorial-ddp.md" else horovodrun
+    finished = run(2, path)
     assert finished.returncode == 0, finished.stdout[-3000:]
     if expected is not None:
         losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]

@@ -135,6 +135,8 @@ def _begin_others(adapter):
     """
     own = _process_set(adapter)
     for other in list(_adapters):
+        if not _is_alike(other, adapter):
+            continue
         key = _process_set(other)
         if (
             not other.agreed
@@ -152,6 +154,14 @@ def _process_set(adapter):
     """
     transport = adapter.transport
     return type(transport), tuple(transport.ranks), transport.rank
+
+
+def _is_alike(adapter, other):
+    """Return whether two adapters communicate by the same library.
+
+    Another library may not be initialized.
+    """
+    return type(adapter.transport) is type(other.transport)
 
 
 def _rank(key):
@@ -175,7 +185,7 @@ class _Comparison:
         self._waiting = {
             one.compressor.number: one
             for one in (*_adapters, adapter)
-            if not one.agreed and _process_set(one) == key
+            if not one.agreed and _is_alike(one, adapter) and _process_set(one) == key
         }
         self._described = {
             number: one.describe(with_steps) for number, one in self._waiting.items()

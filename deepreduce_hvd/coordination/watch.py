@@ -99,9 +99,11 @@ class Watcher:
         find_wait: function of a thread's innermost frame that returns a :class:`Wait` or None.
         is_failure: function that returns whether an exception means that Horovod failed.
         shut_down: function that shuts Horovod down, so that every waiting collective fails.
+        board: the :class:`~deepreduce_hvd.coordination.peers.Board` for notes; by default, that of
+            the job that horovodrun started.
     """
 
-    def __init__(self, horovod, framework, find_wait, is_failure, shut_down):
+    def __init__(self, horovod, framework, find_wait, is_failure, shut_down, board=None):
         self._horovod = horovod
         self._hidden = _hidden(horovod, framework)
         self._find_wait = find_wait
@@ -110,7 +112,7 @@ class Watcher:
         self._adapters = weakref.WeakSet()
         self._process = os.getpid()
         self._stop = threading.Event()
-        self._board = Board.of_job()
+        self._board = Board.of_job() if board is None else board
         self._rank = self._size = None
         self._limit, self._end_after = _limits()
         self._key = self._since = None

@@ -1,18 +1,32 @@
-"""Choose the adapter that a new compressor of PyTorch parameters starts with.
-
-It is Horovod's where Horovod can be imported. ``Compressor.register`` replaces it by the one for
-PyTorch's DDP, which needs no Horovod.
-"""
+"""Choose the adapter that a new compressor of PyTorch parameters starts with."""
 
 import importlib
+import sys
 
-try:
-    import horovod.torch  # noqa: F401
-except ImportError:
-    _home = importlib.import_module("deepreduce_hvd.torch.unattached")
-else:
-    _home = importlib.import_module("deepreduce_hvd.torch.adapter")
+import torch.distributed as dist
 
-Adapter = _home.Adapter
+from deepreduce_hvd.torch.unattached import UnattachedAdapter
 
-__all__ = ["Adapter"]
+
+def Adapter(compressor, named):
+    """Return Horovod's adapter, or one for a compressor that will be registered with a DDP model.
+
+    Horovod is imported here, unless the program has initialized torch.distributed and not Horovod.
+    """
+    if not _uses_torch_distributed():
+        try:
+            importlib.import_module("horovod.torch")
+        except ImportError:
+            pass
+        else:
+            return importlib.import_module("deepreduce_hvd.torch.adapter").Adapter(
+                compressor, named
+            )
+    return UnattachedAdapter(compressor, named)
+
+
+def _uses_torch_distributed():
+    """Return whether torch.distributed is initialized and Horovod is not."""
+    horovod = sys.modules.get("horovod.torch")
+    uses_horovod = horovod is not None and horovod.is_initialized()
+    return dist.is_available() and dist.is_initialized() and not uses_horovod

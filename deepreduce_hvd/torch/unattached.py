@@ -1,6 +1,9 @@
-"""The adapter of a compressor that does not communicate yet, where there is no Horovod."""
+"""The adapter of a compressor that does not communicate yet: Horovod is missing or not in use."""
+
+import importlib.util
 
 import torch
+import torch.distributed as dist
 
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.base import Transport
@@ -13,10 +16,13 @@ class _NoTransport(Transport):
 
     process_set = None
     size = local_size = 1
-    rank = 0
+
+    @property
+    def rank(self):
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-class Adapter(BaseAdapter):
+class UnattachedAdapter(BaseAdapter):
     """Keep the slots of the parameters until ``Compressor.register`` finds the other ranks.
 
     Args:
@@ -28,17 +34,13 @@ class Adapter(BaseAdapter):
         super().__init__(compressor, _NoTransport())
         self.slots = make_slots(compressor, named, lambda parameter: torch.device("cpu"))
 
-    def _refuse(self, what):
-        try:
-            import horovod.torch  # noqa: F401
-        except ImportError as error:
-            raise InvalidArgumentError(
-                f"{what}: expected a compressor that knows the other ranks, got one without Horovod "
-                f"({error}); in PyTorch's DDP call register(ddp_model) first, otherwise install Horovod"
-            ) from error
+    @staticmethod
+    def _refuse(what):
         raise InvalidArgumentError(
-            f"{what}: expected Horovod when the compressor was created, got it later; create the "
-            "compressor again"
+            f"{what}: expected a compressor that knows the other ranks, got one that was created "
+            f"{'before' if _has_horovod() else 'without'} Horovod; in PyTorch's DDP call "
+            "register(ddp_model) first; for Horovod "
+            f"{'call hvd.init() before creating the compressor' if _has_horovod() else 'install it'}"
         )
 
     def compress(self, tensor):
@@ -58,3 +60,7 @@ class Adapter(BaseAdapter):
 
     def forget_rounds(self):
         """Do nothing: there are no steps."""
+
+
+def _has_horovod():
+    return importlib.util.find_spec("horovod") is not None

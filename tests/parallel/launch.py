@@ -68,15 +68,15 @@ def scenarios(module):
     ]
 
 
-def report_of(processes, script, directory, scenarios=()):
+def report_of(processes, script, directory, scenarios=(), run=horovodrun):
     """{scenario: {rank: None or traceback}} of a worker that runs these scenarios, or all."""
-    finished = horovodrun(processes, script, directory, *scenarios)
+    finished = run(processes, script, directory, *scenarios)
     reports = {}
     for rank in range(processes):
         path = pathlib.Path(directory) / f"report.{processes}.{rank}.json"
         if not path.exists():
             raise AssertionError(
-                f"rank {rank} of {processes} left no report; horovodrun "
+                f"rank {rank} of {processes} left no report; the launcher "
                 f"said:\n{shown(finished.stdout)}"
             )
         for name, outcome in json.loads(path.read_text()).items():
@@ -90,10 +90,12 @@ class Reports:
 
     Args:
         wanted: {number of ranks: names of the scenarios that its job runs}.
+        run: function that starts the job.
     """
 
-    def __init__(self, script, directory, wanted):
+    def __init__(self, script, directory, wanted, run=horovodrun):
         self._script = script
+        self._run = run
         self._directory = directory
         self._wanted = wanted
         self._known = {}
@@ -102,7 +104,7 @@ class Reports:
         if processes not in self._known:
             try:
                 self._known[processes] = report_of(
-                    processes, self._script, self._directory, self._wanted[processes]
+                    processes, self._script, self._directory, self._wanted[processes], self._run
                 )
             # cached: the next scenario must not run the same job again
             except Exception as error:
@@ -138,7 +140,7 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
-def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=()):
+def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=(), run=horovodrun):
     """A fixture and a test of all scenarios: ``reports, test_scenario = scenario_tests(...)``.
 
     One job for each number of ranks runs those that pytest has selected. The jobs share a
@@ -150,6 +152,7 @@ def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=
         ranks: numbers of ranks of the default run.
         slow_ranks: those of the slow tests.
         slow_scenarios: names of scenarios of the slow tests.
+        run: function that starts the job, with the arguments of :func:`horovodrun`.
     """
     names = [name for module in (script, *others) for name in scenarios(module)]
     if set(slow_scenarios) - set(names):
@@ -162,7 +165,7 @@ def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=
             if getattr(item, "function", None) is test_scenario:
                 values = item.callspec.params
                 wanted.setdefault(values["processes"], []).append(values["scenario"])
-        return Reports(script, tmp_path_factory.mktemp(pathlib.Path(script).stem), wanted)
+        return Reports(script, tmp_path_factory.mktemp(pathlib.Path(script).stem), wanted, run)
 
     @pytest.mark.parametrize(
         "scenario",

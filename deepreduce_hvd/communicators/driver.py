@@ -1,0 +1,54 @@
+"""A thread that runs the exchanges of one compressor one after another.
+
+A transport may match collectives by their order, as torch.distributed does, and not by their names.
+The exchanges of a step start in the same order on all ranks, but how far each has come at some
+moment depends on timing. So one thread runs each of them to its end.
+"""
+
+import queue
+import threading
+
+from deepreduce_hvd.errors import PeerFailedError
+
+
+class Driver:
+    """Run jobs one after another in a thread, until one fails.
+
+    After a failure, all later jobs fail with the same error.
+
+    Args:
+        transport: a transport whose ``announce(error)`` tells the other ranks about a failure.
+    """
+
+    def __init__(self, transport):
+        self._transport = transport
+        self._jobs = queue.SimpleQueue()
+        self.failure = None
+        thread = threading.Thread(target=self._run, name="deepreduce-driver", daemon=True)
+        thread.start()
+
+    def put(self, job):
+        """Run a job after all earlier ones.
+
+        Args:
+            job: an object with ``run()``, which may raise, and ``end(error)``, which is called with
+                the exception or None.
+        """
+        self._jobs.put(job)
+
+    def stop(self):
+        """End the thread after the jobs that it has."""
+        self._jobs.put(None)
+
+    def _run(self):
+        while (job := self._jobs.get()) is not None:
+            if self.failure is None:
+                try:
+                    job.run()
+                # any error: the other ranks must not wait for this one
+                except Exception as error:
+                    self.failure = error
+                    if not isinstance(error, PeerFailedError):
+                        self._transport.announce(error)
+            job.end(self.failure)
+            del job

@@ -1,0 +1,1 @@
+"""The adapter for PyTorch's DistributedDataParallel, which needs no Horovod."""

@@ -1,0 +1,224 @@
+"""One bucket of DDP in one step: its gradients are encoded, exchanged and decoded."""
+
+import threading
+import time
+import zlib
+
+import torch
+
+from deepreduce_hvd import wire
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.exchange import Channel, Exchange
+from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.schedule.dag import FP16
+from deepreduce_hvd.torch import results
+
+
+def in_layout_of(parameter, gradient):
+    """Return a view of a gradient in DDP's bucket, with the strides of its parameter.
+
+    DDP lays gradients out as their parameters, where those fill their memory, and otherwise in
+    row-major order. ``GradBucket.gradients()`` shows all of them in row-major order.
+    """
+    if parameter.is_contiguous() or not _fills_memory(parameter):
+        return gradient.view(parameter.shape)
+    return gradient.as_strided(parameter.shape, parameter.stride())
+
+
+def _fills_memory(tensor):
+    """Return whether the elements of a tensor fill a range of memory without gaps or overlaps."""
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size > 1:
+            if stride != extent:
+                return False
+            extent *= size
+    return True
+
+
+class BucketJob:
+    """The work for one bucket.
+
+    The gradients are encoded when the job is created, in the thread of the backward pass.
+    :meth:`run` exchanges and decodes them in the thread of the driver.
+
+    Args:
+        adapter: the :class:`~deepreduce_hvd.torch.ddp.adapter.DdpAdapter`.
+        round_: the :class:`Round` of the step.
+        buffer: all gradients of DDP's bucket, (n,), which the averages replace.
+
+    Attributes:
+        failure: an error before the exchange, which :meth:`run` raises in its place.
+        error: why there is no result, once ``ended`` is set; None if there is one.
+        ended: event that is set at the end.
+        future: what DDP waits for; its result is the average.
+    """
+
+    def __init__(self, adapter, round_, buffer):
+        self._adapter = adapter
+        self._round = round_
+        self._buffer = buffer
+        self._compressed = {}  # policy -> [(slot, view of the gradient, its bucket member)]
+        self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
+        self._exchanges = []  # one for each policy
+        self._channels = {}  # "dense" or "fp16" -> Channel
+        self.failure = None
+        self.error = None
+        self.ended = threading.Event()
+        self._finished = torch.futures.Future()
+        # DDP would take an exception that is set as the outcome for a tensor; from a callback it
+        # takes it for an error
+        self.future = self._finished.then(self._outcome)
+
+    def encode(self, slots, gradients):
+        """Encode the gradients and describe the first collective.
+
+        Args:
+            slots: slots of the parameters.
+            gradients: views of the buffer.
+        """
+        for slot, gradient in zip(slots, gradients):
+            self._add(slot, gradient)
+        self._start()
+
+    def _add(self, slot, gradient):
+        self._round.slots.append(slot)
+        slot.steps += 1
+        made, slot.made = slot.made, False
+        if slot.dense:
+            self._uncompressed.setdefault(slot.policy.way, []).append((slot, gradient))
+            return
+        # zeros that backward did not make: the parameter was not used in this step, or this rank
+        # has no more batches
+        held = not made and not bool(gradient.any())
+        member = self._member(slot, gradient, held)
+        self._compressed.setdefault(slot.policy, []).append((slot, gradient, member))
+
+    def _member(self, slot, gradient, held):
+        """Return the bucket member of a gradient, or one that failed."""
+        slot.payload = None
+        try:
+            slot.follow_loss_scale(self._round.loss_scale)
+            slot.back_up()
+            return self._adapter.host_path.member(slot, gradient, None, held)
+        # catch all errors: the other ranks must get a notice instead of waiting
+        except Exception as error:
+            return BucketMember.failed(slot.name, gradient.numel(), error)
+
+    def _start(self):
+        """Create the exchanges, which encode, and the channels of the uncompressed sums.
+
+        The names of the collectives tell which gradients of which step they are for.
+        """
+        compressor, transport = self._adapter.compressor, self._adapter.transport
+        parts = [*self._compressed.values(), *self._uncompressed.values()]
+        entries = [[(slot.name, slot.policy.way) for slot, *_ in part] for part in parts]
+        content = repr((entries, str(self._buffer.dtype), parts[0][0][0].steps))
+        mark = zlib.crc32(content.encode(), compressor.fingerprint)
+
+        def name_of(part):
+            first = part[0][0]
+            name = collective_name(compressor.number, first.name)
+            return f"{name}.step {first.steps}.{mark:08x}"
+
+        for policy, part in self._compressed.items():
+            bucket = Bucket(
+                policy.codec, policy.memory, [member for _, _, member in part], compressor.seed,
+                part[0][0].steps - 1, transport.rank,
+            )  # fmt: skip
+            self._exchanges.append(
+                Exchange(compressor.communicator, bucket, transport, name_of(part))
+            )
+        for way, part in self._uncompressed.items():
+            self._channels[way] = Channel(transport, f"{name_of(part)}.{way}")
+
+    def run(self):
+        """Exchange and decode; called by the driver."""
+        if self.failure is not None:
+            raise self.failure
+        for part, exchange in zip(self._compressed.values(), self._exchanges):
+            self._decode(part, exchange, exchange.finish())
+        for way, part in self._uncompressed.items():
+            self._sum_uncompressed(way, part)
+
+    def end(self, error):
+        """Hand the average, or an error, to DDP."""
+        self.error = error
+        self._compressed, self._exchanges = {}, []
+        self.ended.set()
+        self._finished.set_result(None)
+
+    def _outcome(self, _):
+        if self.error is not None:
+            raise self.error
+        return self._buffer
+
+    def _decode(self, part, exchange, total):
+        """Write the averages of compressed gradients into the bucket."""
+        round_ = self._round
+        scale = 1.0 / self._adapter.transport.size
+        heads = exchange.channel.rounds * self._adapter.transport.head_bytes
+        for number, (slot, gradient, _) in enumerate(part):
+            started = time.perf_counter()
+            slot.encode_seconds += exchange.seconds * gradient.numel() / max(exchange.bucket.d, 1)
+            # a slot counts Horovod's probe, which DDP does not need
+            slot.count_sent(gradient, exchange, (0 if number else heads) - wire.PROBE_BYTES)
+            if total.non_finite(number):
+                round_.void = True
+                self._adapter.warn_of_non_finite(slot.name)
+            summed, largest = self._adapter.host_path.decode(gradient, total, number, scale)
+            if results.may_exceed(gradient.dtype, largest):
+                self._look_at(summed.to(gradient.dtype), slot.name)
+            slot.decode_seconds += time.perf_counter() - started
+
+    def _sum_uncompressed(self, way, part):
+        """Average gradients that are not compressed, in one message.
+
+        float16 and bfloat16 are summed in float32, unless the way is "fp16".
+        """
+        dtype = torch.promote_types(self._buffer.dtype, torch.float32)
+        if way == FP16:
+            dtype = torch.float16
+        flat = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
+        call = self._channels[way].allreduce(flat.numpy())
+        summed = torch.from_numpy(self._adapter.transport.wait(call))
+        summed /= self._adapter.transport.size
+        sums = summed.split([gradient.numel() for _, gradient in part])
+        for (slot, gradient), own in zip(part, sums):
+            gradient.copy_(own.view(gradient.shape))
+            slot.count_dense(gradient, own)
+            if way == FP16:  # its largest number is 65504
+                self._look_at(gradient, slot.name)
+            elif self._round.loss_scale is not None:
+                self._look_at(gradient)
+
+    def _look_at(self, result, name=None):
+        """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step."""
+        if not results.is_finite(result):
+            self._round.void = True
+            if name is not None:
+                self._adapter.warn_of_non_finite(name)
+
+
+class Round:
+    """One backward pass that synchronizes.
+
+    Attributes:
+        loss_scale: loss scale of this step, or None.
+        slots: slots whose gradients have come.
+        jobs: the :class:`BucketJob` of each bucket so far.
+        void: whether some result has NaN or Inf.
+    """
+
+    def __init__(self):
+        self.loss_scale = None
+        self.slots = []
+        self.jobs = []
+        self.void = False
+
+    def wait(self):
+        """Wait for all buckets; raise the error of the first one that failed."""
+        for job in self.jobs:
+            job.ended.wait()
+            if job.error is not None:
+                raise job.error

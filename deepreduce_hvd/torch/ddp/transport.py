@@ -1,0 +1,267 @@
+"""The transport over torch.distributed, on the host.
+
+torch.distributed matches collectives by their order, not by their names. So a collective is only
+described when it is created, and runs when its result is requested. Whoever requests the results
+must do so in the same order on all ranks: see :mod:`deepreduce_hvd.communicators.driver`.
+
+Before the data of a collective, all ranks gather a head of fixed size: a checksum of the name, the
+sizes of the data, and whether the rank has failed. So ranks that are at different collectives, and
+ranks that cannot continue, are found before anything can hang.
+"""
+
+import contextlib
+import os
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from deepreduce_hvd.communicators.base import Transport
+from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.torch.ddp.failures import describe_failure
+from deepreduce_hvd.wire import describe
+
+_HEAD_FIELDS = 2  # checksum of the name, length of a failure's text; the sizes follow
+_NAME_BYTES = 256
+_TEXT_BYTES = 2000
+#: maximum time in seconds to tell the other ranks about a failure
+_ANNOUNCE_SECONDS = 5.0
+_PAUSE_SECONDS = 1e-3
+#: a gather is padded unless that makes it more than this number of times as large
+_MOST_PADDING = 2
+
+
+class Collective(NamedTuple):
+    """A collective that runs when its result is requested.
+
+    Attributes:
+        name: its name, equal on all ranks.
+        result: function that runs it and returns its result.
+    """
+
+    name: str
+    result: Callable[[], Any]
+
+
+class DistributedTransport(Transport):
+    """The transport between the ranks of one process group of torch.distributed.
+
+    Args:
+        group: a process group that nothing else uses, with a backend for tensors on the host.
+        timeout: the group's timeout, which is also that of the groups of :meth:`by_host`.
+    """
+
+    process_set = None
+
+    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
+        self.group = group
+        self.size = group.size()
+        self.rank = group.rank()
+        self._timeout = timeout
+        self._ranks = dist.get_process_group_ranks(group)
+        self._by_host: dict[int, tuple[DistributedTransport, DistributedTransport | None]] = {}
+
+    @property
+    def ranks(self):
+        return list(self._ranks)
+
+    @property
+    def local_size(self):
+        count = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if not count.isdecimal():
+            raise InvalidArgumentError(
+                "number of ranks on this host: expected LOCAL_WORLD_SIZE, which torchrun sets, got "
+                f"{count!r}; start the job with torchrun or set ranks_per_host="
+            )
+        return int(count)
+
+    @property
+    def head_bytes(self):
+        """The size in bytes of the head that a rank sends before each collective."""
+        return 8 * (_HEAD_FIELDS + self.size)
+
+    def allgather(self, array, name):
+        return Collective(name, lambda: self._allgather(array, name))
+
+    def alltoall(self, parts, name):
+        return Collective(name, lambda: self._alltoall(parts, name))
+
+    def broadcast(self, array, root, name):
+        return Collective(name, lambda: self._broadcast(array, root, name))
+
+    def allreduce(self, array, name):
+        return Collective(name, lambda: self._allreduce(array, f"{name}.{array.size}"))
+
+    def test(self, handle):
+        return True
+
+    def wait(self, handle):
+        try:
+            return handle.result()
+        except RuntimeError as error:
+            raise PeerFailedError(
+                f"{handle.name}: expected {self.size} ranks to continue, {describe_failure(error)}"
+            ) from error
+
+    def by_host(self, ranks_per_host):
+        count = self.local_size if ranks_per_host is None else ranks_per_host
+        if count not in self._by_host:
+            if self.size % count:
+                raise InvalidArgumentError(
+                    f"Hierarchical: expected hosts with {count} ranks each, got {self.size} ranks"
+                )
+            ranks, first = self.ranks, self.rank // count * count
+            # only members create a group, so ranks outside of this transport need not take part
+            within = self._subgroup(ranks[first : first + count])
+            across = self._subgroup(ranks[::count]) if self.rank == first else None
+            self._by_host[count] = within, across
+        return self._by_host[count]
+
+    def _subgroup(self, ranks):
+        group = new_group(ranks, self._timeout)
+        return DistributedTransport(group, self._timeout)
+
+    def reset(self):
+        """Forget the groups of :meth:`by_host`."""
+        self._by_host.clear()
+
+    def announce(self, error: Exception) -> None:
+        """Tell the other ranks, in place of the next collective, that this rank cannot continue.
+
+        Return after a few seconds if not all ranks start another collective.
+        """
+        text = describe(error).encode(errors="backslashreplace")[:_TEXT_BYTES]
+        deadline = time.monotonic() + _ANNOUNCE_SECONDS
+        with contextlib.suppress(RuntimeError):  # the others are gone
+            heads = self._gather_heads("", [0], text, deadline)
+            if heads is not None:
+                self._gather_bytes(np.frombuffer(text, np.uint8), heads[:, 1], deadline)
+
+    # --- collectives, which run at once ---
+
+    def _heads(self, name, sizes):
+        """Gather the heads of all ranks.
+
+        Args:
+            name: the collective's name.
+            sizes: up to P numbers.
+
+        Returns:
+            The numbers of all ranks, (P, P) int64, zeros where a rank gave fewer.
+        """
+        heads = self._gather_heads(name, sizes)
+        if heads[:, 1].any():
+            gathered = self._gather_bytes(np.zeros(0, np.uint8), heads[:, 1])
+            texts = np.split(gathered, np.cumsum(heads[:, 1])[:-1])
+            failures = [
+                f"rank {rank}: {bytes(text).decode(errors='replace')}"
+                for rank, text in zip(self._ranks, texts)
+                if text.size
+            ]
+            raise PeerFailedError("; ".join(failures))
+        if (heads[:, 0] != heads[0, 0]).any():
+            self._refuse(name)
+        return heads[:, _HEAD_FIELDS:]
+
+    def _gather_heads(self, name, sizes, failure=b"", deadline=None):
+        head = np.zeros(_HEAD_FIELDS + self.size, dtype=np.int64)
+        head[0], head[1] = zlib.crc32(name.encode()), len(failure)
+        head[_HEAD_FIELDS : _HEAD_FIELDS + len(sizes)] = sizes
+        return self._gather_equal(head, deadline)
+
+    def _gather_equal(self, array, deadline=None):
+        """Gather arrays of equal length; (P, n), or None if that takes until the deadline."""
+        gathered = np.empty((self.size, array.size), dtype=array.dtype)
+        work = dist.all_gather(
+            list(torch.from_numpy(gathered)), _tensor(array), group=self.group, async_op=True
+        )
+        while deadline is not None and not work.is_completed():
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(_PAUSE_SECONDS)
+        work.wait()
+        return gathered
+
+    def _refuse(self, name):
+        own = np.zeros(_NAME_BYTES, dtype=np.uint8)
+        text = np.frombuffer(name.encode()[:_NAME_BYTES], dtype=np.uint8)
+        own[: text.size] = text
+        names = [
+            bytes(row).rstrip(b"\0").decode(errors="replace") for row in self._gather_equal(own)
+        ]
+        shown = "; ".join(f"{name} on rank {rank}" for rank, name in zip(self._ranks, names))
+        raise InvalidArgumentError(
+            f"expected the same gradients in the same step on every rank, got {shown}; give every rank "
+            "the same model and settings, and the same number of backward passes that synchronize"
+        )
+
+    def _gather_bytes(self, array, sizes, deadline=None):
+        """Gather (n,) uint8 arrays of ``sizes`` in rank order; None after the deadline."""
+        largest, total = int(sizes.max()), int(sizes.sum())
+        if self.size * largest <= _MOST_PADDING * total or deadline is not None:
+            padded = np.zeros(largest, dtype=np.uint8)
+            padded[: array.size] = array
+            rows = self._gather_equal(padded, deadline)
+            if rows is None:
+                return None
+            return np.concatenate([row[:size] for row, size in zip(rows, sizes)])
+        out = np.empty(total, dtype=np.uint8)
+        parts = np.split(out, np.cumsum(sizes)[:-1])
+        parts[self.rank][:] = array
+        for rank, part in enumerate(parts):
+            if part.size:
+                dist.broadcast(torch.from_numpy(part), group=self.group, group_src=rank)
+        return out
+
+    def _allgather(self, array, name):
+        sizes = self._heads(name, [array.size])[:, 0]
+        return self._gather_bytes(array, sizes)
+
+    def _alltoall(self, parts, name):
+        received = self._heads(name, [part.size for part in parts])[:, self.rank]
+        out = np.empty(int(received.sum()), dtype=np.uint8)
+        dist.all_to_all_single(
+            torch.from_numpy(out),
+            torch.from_numpy(np.concatenate(parts)),
+            received.tolist(),
+            [part.size for part in parts],
+            group=self.group,
+        )
+        return np.split(out, np.cumsum(received)[:-1])
+
+    def _broadcast(self, array, root, name):
+        size = int(self._heads(name, [0 if array is None else array.size])[root, 0])
+        out = np.empty(size, dtype=np.uint8) if array is None else np.array(array)
+        dist.broadcast(torch.from_numpy(out), group=self.group, group_src=root)
+        return out
+
+    def _allreduce(self, array, name):
+        self._heads(name, [array.size])
+        out = np.array(array)
+        dist.all_reduce(torch.from_numpy(out), group=self.group)
+        return out
+
+
+def new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
+    """Create a process group on the host; called by its members, in the same order.
+
+    All ranks of the job together use the groups' usual names, which need no agreement on how many
+    groups each rank has.
+    """
+    everyone = len(ranks) == dist.get_world_size()
+    return dist.new_group(
+        None if everyone else ranks, timeout, "gloo", use_local_synchronization=not everyone
+    )
+
+
+def _tensor(array):
+    """Return the array's memory as a tensor, which collectives only read."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

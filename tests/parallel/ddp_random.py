@@ -1,0 +1,102 @@
+"""Random programs with PyTorch's DDP, each from its seed alone, held to the simulated ranks."""
+
+import contextlib
+import random
+
+import torch
+import torch.distributed as dist
+from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
+from ddp_tools import (
+    Network,
+    Oracle,
+    assert_equal_everywhere,
+    distributed,
+    gradients_of,
+    loss_of,
+    sums_densely,
+)
+
+import deepreduce_hvd as dr
+
+
+def _stages(draw, size):
+    """Return (codec, memory, communicator) that work together."""
+    while True:
+        communicator = draw.choice([
+            dr.Allgather(), dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(),
+            dr.CLTK(), dr.SharedRandomK(), dr.Hierarchical(dr.Allgather(), draw.choice([1, size])),
+        ])  # fmt: skip
+        sparsifier = draw.choice([
+            dr.TopK(0.1), dr.TopK(k=5), dr.TopK(0.02, warmup_steps=2), dr.RandomK(0.2),
+            dr.Threshold(0.01), dr.ChunkTopK(0.1), dr.NoneSparsifier(),
+        ])  # fmt: skip
+        codec = dr.Codec(
+            sparsifier,
+            index=INDEX[draw.choice(sorted(INDEX))],
+            value=VALUE[draw.choice(sorted(VALUE))],
+        )
+        memory = MEMORIES[draw.choice(["residual", "residual", *sorted(MEMORIES)])]
+        if size > 2 and sums_densely(communicator):
+            continue  # the order of additions is not the oracle's
+        with contextlib.suppress(dr.InvalidArgumentError):
+            dr.Compressor(
+                codec, memory, communicator, [("one", torch.nn.Parameter(torch.zeros(9)))]
+            )
+            return codec, memory, communicator
+
+
+def run(seed):
+    """Run the program of a seed; all ranks call this."""
+    draw = random.Random(seed)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    codec, memory, communicator = _stages(draw, size)
+    dtype = draw.choice([torch.float32] * 4 + [torch.float16, torch.bfloat16, torch.float64])
+    unused = draw.random() < 0.4
+    ddp = {
+        "bucket_cap_mb": draw.choice([0.001, 0.01, 25]),
+        "gradient_as_bucket_view": draw.random() < 0.5,
+        "find_unused_parameters": unused,
+        "static_graph": not unused and draw.random() < 0.3,
+    }
+    options = {"dense_below": draw.choice([0, 100, 500]), "seed": draw.randrange(1 << 40)}
+    what = f"seed {seed}: {codec} {memory} {communicator} {dtype} {ddp} {options}"
+    network = Network(dtype, channels_last=draw.random() < 0.3)
+    steps = draw.randint(2, 5)
+    plan = [
+        [
+            [draw.random() < 0.5 if unused else True for _ in range(size)]
+            for _ in range(1 if ddp["static_graph"] else draw.choice([1, 1, 2, 3]))
+        ]
+        for _ in range(steps)
+    ]
+
+    try:
+        model, compressor = distributed(
+            network, codec, memory, ddp, communicator=communicator, **options
+        )
+        oracle = Oracle(compressor, network)
+        for step, batches in enumerate(plan):
+
+            def backward(other, number, one, step=step, batches=batches):
+                loss_of(other, 10 * step + number, one, batches[number][one]).backward()
+
+            expected = [
+                gradients_of(
+                    network, lambda other: [backward(other, n, one) for n in range(len(batches))]
+                )
+                for one in range(size)
+            ]
+            for parameter in network.parameters():
+                parameter.grad = None
+            for number in range(len(batches)):
+                last = number == len(batches) - 1
+                with contextlib.nullcontext() if last else model.no_sync():
+                    backward(model, number, rank)
+            oracle.check(compressor, network, expected, what)
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    if parameter.grad is not None:
+                        parameter -= 0.1 * parameter.grad
+            assert_equal_everywhere(network.named_parameters(), what)
+    except Exception as error:
+        raise AssertionError(f"{what}: {error}") from error

@@ -1,0 +1,420 @@
+"""What must hold on every rank with PyTorch's DDP, without Horovod; started by test_torch_ddp.py
+under torchrun.
+"""
+
+import copy
+import pickle
+import sys
+import warnings
+
+import ddp_random
+import numpy as np
+import torch
+import torch.distributed as dist
+from ddp_tools import (
+    Network,
+    Oracle,
+    assert_equal_everywhere,
+    distributed,
+    gradients_of,
+    loss_of,
+    main,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import deepreduce_hvd as dr
+
+CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.QSGD(bits=4))
+SMALL_BUCKETS = {"bucket_cap_mb": 0.01}
+
+
+def train(steps, *, network=None, codec=CODEC, memory=None, branch=None, ddp=None, **options):
+    """Train and hold each step to the oracle; return (network, model, compressor, oracle).
+
+    Args:
+        branch: function of (step, rank) that returns whether a batch uses the branch.
+    """
+    network = Network() if network is None else network
+    model, compressor = distributed(
+        network, codec, memory, {**SMALL_BUCKETS, **(ddp or {})}, **options
+    )
+    oracle = Oracle(compressor, network)
+    branch = branch or (lambda step, rank: True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        expected = [
+            gradients_of(
+                network, lambda other: loss_of(other, step, rank, branch(step, rank)).backward()
+            )
+            for rank in range(dist.get_world_size())
+        ]
+        loss_of(model, step, dist.get_rank(), branch(step, dist.get_rank())).backward()
+        oracle.check(compressor, network, expected, f"{ddp} {options}")
+        optimizer.step()
+        assert_equal_everywhere(network.named_parameters(), f"step {step}")
+    return network, model, compressor, oracle
+
+
+def scenario_average_and_memory_are_those_of_the_simulated_ranks(directory):
+    _, _, compressor, _ = train(4)
+    for name, row in compressor.stats().items():
+        dense = row["elements"] < 200
+        assert row["path"] == ("dense" if dense else "compressed") and row["steps"] == 4, name
+        if not dense:
+            assert row["sent_bytes"] >= sum(
+                row[f"{part}_bytes"] for part in ("header", "index", "value", "order")
+            )
+            assert 0 < row["relative_error"] < 1 and row["encode_seconds"] > 0
+
+
+def scenario_default_compressor(directory):
+    network = Network()
+    model = DistributedDataParallel(network)
+    compressor = dr.Compressor(parameters=network.named_parameters())
+    compressor.register(model)
+    loss_of(model, 0, dist.get_rank()).backward()
+    assert_equal_everywhere([(n, p.grad) for n, p in network.named_parameters()], "default")
+
+
+def scenario_every_communicator(directory):
+    size = dist.get_world_size()
+    for communicator in (
+        dr.SplitAllgather(), dr.SplitAllgather(dense=2), dr.RecursiveDoubling(), dr.GTopK(),
+        dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(), dr.Hierarchical(dr.Allgather(), size),
+        dr.Hierarchical(dr.RecursiveDoubling(), 1), dr.Hierarchical(dr.Allgather()),
+    ):  # fmt: skip
+        chooses = dr.RandomK(0.1) if communicator == dr.SharedRandomK() else dr.TopK(0.1)
+        if communicator == dr.Hierarchical(dr.Allgather()):
+            # the simulator has no hosts of its own
+            model, _ = distributed(Network(), dr.Codec(chooses), communicator=communicator)
+            loss_of(model, 0, dist.get_rank()).backward()
+            assert_equal_everywhere(
+                [(n, p.grad) for n, p in model.module.named_parameters()], communicator
+            )
+        else:
+            train(3, codec=dr.Codec(chooses), communicator=communicator)
+
+
+def scenario_auto_loses_nothing(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS, communicator="auto")
+    came_in = dict.fromkeys(dict(network.named_parameters()), 0)
+    arrived = dict(came_in)
+    for step in range(3):
+        network.zero_grad()
+        for rank in range(dist.get_world_size()):
+            own = gradients_of(network, lambda other: loss_of(other, step, rank).backward())
+            came_in = {name: came_in[name] + own[name].double() for name in came_in}
+        loss_of(model, step, dist.get_rank()).backward()
+        for name, parameter in network.named_parameters():
+            arrived[name] = arrived[name] + parameter.grad.double() * dist.get_world_size()
+    for name, saved in compressor.state_dict()["parameters"].items():
+        if saved["memory"]:
+            kept = saved["memory"]["residual"].double().reshape(came_in[name].shape)
+            dist.all_reduce(kept)
+            torch.testing.assert_close(arrived[name] + kept, came_in[name], rtol=0, atol=1e-6)
+    assert "predicted" in compressor.stats()["first.weight"]["communicator"]
+
+
+def scenario_dtypes_and_layouts(directory):
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        train(3, network=Network(dtype))
+    for as_view in (False, True):
+        train(3, network=Network(channels_last=True), ddp={"gradient_as_bucket_view": as_view})
+
+
+def scenario_unused_parameters_keep_their_residuals(directory):
+    # no rank, one rank, and all ranks use the branch
+    uses = [(True, True), (False, False), (False, True), (True, True), (False, False)]
+    for ddp in ({}, {"gradient_as_bucket_view": True}):
+        train(
+            5,
+            branch=lambda step, rank: uses[step][rank % 2],
+            ddp={"find_unused_parameters": True, **ddp},
+        )
+
+
+def scenario_static_graph(directory):
+    train(4, ddp={"static_graph": True})
+    train(4, ddp={"static_graph": True}, branch=lambda step, rank: False)
+
+
+def scenario_uneven_inputs(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS)
+    oracle = Oracle(compressor, network)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = 2 + 2 * rank  # rank 0 has the fewest batches
+    with model.join():
+        for step in range(mine):
+            network.zero_grad()
+            expected = [
+                gradients_of(network, lambda other: loss_of(other, step, one).backward())
+                if step < 2 + 2 * one
+                else dict.fromkeys(dict(network.named_parameters()))
+                for one in range(size)
+            ]
+            loss_of(model, step, rank).backward()
+            oracle.check_here(compressor, network, expected, "join")
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter -= 0.1 * parameter.grad
+    steps = {row["steps"] for row in compressor.stats().values()}
+    assert steps == {2 + 2 * (size - 1)}, steps
+    # what a rank without batches had kept before, it still has
+    own = compressor.state_dict()["parameters"]
+    for name, kept in oracle.state[rank].items():
+        if rank == size - 1 and own[name]["memory"]:
+            np.testing.assert_array_equal(own[name]["memory"]["residual"].reshape(-1), kept[0])
+
+
+def scenario_loss_scale_and_a_rank_with_inf(directory):
+    scale = [1024.0]
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS, loss_scale=lambda: scale[0])
+    oracle = Oracle(compressor, network)
+
+    def scaled(other, step, rank, factor=1.0):
+        (loss_of(other, step, rank) * scale[0] * factor).backward()
+
+    def expected(step):
+        return [
+            gradients_of(network, lambda other: scaled(other, step, rank))
+            for rank in range(dist.get_world_size())
+        ]
+
+    scaled(model, 0, dist.get_rank())
+    oracle.check(compressor, network, expected(0), "loss scale")
+    before = compressor.state_dict()["parameters"]
+    network.zero_grad()
+    # rank 1 overflows
+    scaled(model, 1, dist.get_rank(), float("inf") if dist.get_rank() == 1 else 1.0)
+    for name, parameter in network.named_parameters():
+        assert not torch.isfinite(parameter.grad).all(), name
+    after = compressor.state_dict()["parameters"]
+    for name, saved in before.items():
+        for kind, kept in saved["memory"].items():
+            assert torch.equal(kept, after[name]["memory"][kind]), name
+    network.zero_grad()
+    scale[0] = 512.0
+    for state in oracle.state:
+        for parts in state.values():
+            for part in parts:
+                part *= 0.5
+    oracle.step = 2
+    oracle._buckets.clear()
+    scaled(model, 2, dist.get_rank())
+    oracle.check(compressor, network, expected(2), "loss scale")
+
+
+def scenario_non_finite_without_loss_scale(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS)
+    loss_of(model, 0, dist.get_rank()).backward()
+    before = compressor.state_dict()["parameters"]
+    network.zero_grad()
+    factor = float("nan") if dist.get_rank() == 1 else 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (loss_of(model, 1, dist.get_rank()) * factor).backward()
+    assert all(torch.isnan(p.grad).all() for p in network.parameters() if p.numel() >= 200)
+    if dist.get_rank() == 1:
+        after = compressor.state_dict()["parameters"]
+        for name, saved in before.items():
+            for kind, kept in saved["memory"].items():
+                assert torch.equal(kept, after[name]["memory"][kind]), name
+
+
+def scenario_several_models(directory):
+    networks = [Network(), Network()]
+    with torch.no_grad():
+        for parameter in networks[1].parameters():
+            parameter *= 0.5
+    pairs = [distributed(network, CODEC, ddp=SMALL_BUCKETS) for network in networks]
+    oracles = [Oracle(compressor, network) for (_, compressor), network in zip(pairs, networks)]
+    rank = dist.get_rank()
+    for step in range(3):
+        expected = [
+            [
+                gradients_of(network, lambda other: loss_of(other, step, one).backward())
+                for one in range(dist.get_world_size())
+            ]
+            for network in networks
+        ]
+        for network in networks:
+            network.zero_grad()
+        if step == 1:  # one backward pass through both
+            (loss_of(pairs[0][0], step, rank) + loss_of(pairs[1][0], step, rank)).backward()
+        else:
+            for model, _ in pairs[:: 1 if step else -1]:
+                loss_of(model, step, rank).backward()
+        for (_, compressor), oracle, network, own in zip(pairs, oracles, networks, expected):
+            oracle.check(compressor, network, own, "several models")
+
+
+def scenario_resume_is_bit_for_bit(directory):
+    # DDP assigns gradients to buckets after the first step, and, from three ranks on, dense sums
+    # depend on what is in a bucket
+    rank = dist.get_rank()
+
+    def steps(model, network, first, count):
+        for step in range(first, first + count):
+            network.zero_grad()
+            loss_of(model, step, rank).backward()
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter -= 0.1 * parameter.grad
+
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS, dense_below=0)
+    steps(model, network, 0, 3)
+    weights, state = copy.deepcopy(network.state_dict()), compressor.state_dict()
+    steps(model, network, 3, 3)
+    for in_one_list in (False, True):
+        other = Network()
+        other.load_state_dict(weights)
+        again, resumed = distributed(other, CODEC, ddp=SMALL_BUCKETS, dense_below=0)
+        if in_one_list:
+            states = [None] * dist.get_world_size()
+            dist.all_gather_object(states, state)
+            resumed.load_state_dict(states)
+        else:
+            resumed.load_state_dict(state)
+        steps(again, other, 3, 3)
+        for (name, one), (_, two) in zip(network.named_parameters(), other.named_parameters()):
+            assert torch.equal(one, two), name
+
+
+def scenario_resume_with_fewer_ranks(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC)
+    loss_of(model, 0, dist.get_rank()).backward()
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, compressor.state_dict())
+    alone = dist.new_group([0])
+    if dist.get_rank() == 0:
+        other = Network()
+        model, resumed = distributed(other, CODEC, ddp={"process_group": alone})
+        resumed.load_state_dict(states)
+        for name, saved in resumed.state_dict()["parameters"].items():
+            for kind, kept in saved["memory"].items():
+                total = sum(one["parameters"][name]["memory"][kind].double() for one in states)
+                torch.testing.assert_close(kept.double(), total, rtol=0, atol=1e-6)
+        loss_of(model, 1, 0).backward()
+        assert resumed.stats()["branch.weight"]["steps"] == 2
+
+
+def scenario_momentum_is_warned_about_and_prepared(directory):
+    for prepared in (False, True):
+        network = Network()
+        model, compressor = distributed(network, CODEC)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        if prepared:
+            dr.prepare(optimizer, compressor)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in range(2):
+                network.zero_grad()
+                loss_of(model, step, dist.get_rank()).backward()
+                optimizer.step()
+        found = [str(one.message) for one in caught if "momentum" in str(one.message)]
+        assert len(found) == (not prepared), found
+        assert_equal_everywhere(network.named_parameters(), f"momentum {prepared}")
+
+
+def _refused(expected, function):
+    try:
+        function()
+    except dr.InvalidArgumentError as error:
+        assert expected in str(error), error
+    else:
+        raise AssertionError(f"expected an error with {expected!r}")
+
+
+def scenario_refused(directory):
+    network = Network()
+    model = DistributedDataParallel(network)
+
+    def compressor(**options):
+        return dr.Compressor(CODEC, parameters=network.named_parameters(), **options)
+
+    _refused("got Network", lambda: compressor().register(network))
+    _refused("register before torch.compile", lambda: compressor().register(torch.compile(model)))
+    some = list(network.named_parameters())[1:]
+    _refused(
+        "got none for convolution.weight",
+        lambda: dr.Compressor(CODEC, parameters=some).register(model),
+    )
+    _refused("call hvd.init() before creating", lambda: compressor().state_dict())
+    registered = compressor()
+    registered.register(model)
+    _refused("one compressor per model", lambda: registered.register(model))
+    _refused("got one that has a hook", lambda: compressor().register(model))
+    _refused("save model.module.state_dict()", lambda: pickle.dumps(model))
+    _refused("save model.module.state_dict()", lambda: copy.deepcopy(model))
+    # tensors of the embedding's gradients have no place in DDP's buckets
+    embedding = torch.nn.Embedding(100, 8, sparse=True)
+    sparse, _ = distributed(embedding)
+    _refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
+
+
+def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):
+    model, _ = distributed(Network())
+
+    def train():
+        with model.join(divide_by_initial_world_size=False):
+            loss_of(model, 0, dist.get_rank()).backward()
+
+    _refused("join(divide_by_initial_world_size=True)", train)
+
+
+def scenario_compiled_model(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp={"bucket_cap_mb": 1})
+    oracle = Oracle(compressor, network)
+    compiled = torch.compile(model, backend="eager")
+    for step in range(2):
+        network.zero_grad()
+        expected = [
+            gradients_of(network, lambda other: loss_of(other, step, rank).backward())
+            for rank in range(dist.get_world_size())
+        ]
+        loss_of(compiled, step, dist.get_rank()).backward()
+        oracle.check(compressor, network, expected, "compiled")
+
+
+def scenario_loss_scaler(directory):
+    network = Network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    model, compressor = distributed(network, CODEC, loss_scale=scaler.get_scale)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    skipped, scales = [], []
+    for step in range(6):
+        optimizer.zero_grad()
+        factor = float("inf") if (step, dist.get_rank()) == (3, 1) else 1.0
+        before = [parameter.detach().clone() for parameter in network.parameters()]
+        scaler.scale(loss_of(model, step, dist.get_rank()) * factor).backward()
+        scales.append(compressor.adapter.slots["branch.weight"].loss_scale)
+        scaler.step(optimizer)
+        scaler.update()
+        if all(torch.equal(*pair) for pair in zip(before, network.parameters())):
+            skipped.append(step)
+        assert_equal_everywhere(network.named_parameters(), f"scaler {step}")
+    assert skipped == [3], skipped
+    assert scales == [2.0**10, 2.0**10, 2.0**11, 2.0**11, 2.0**10, 2.0**10], scales
+
+
+def scenario_random_programs(directory):
+    for seed in range(40):
+        ddp_random.run(seed)
+
+
+def scenario_many_random_programs(directory):
+    for seed in range(40, 400):
+        ddp_random.run(seed)
+
+
+if __name__ == "__main__":
+    main(globals())
+    sys.exit()

@@ -1,0 +1,239 @@
+"""What the workers for PyTorch's DDP share: models, the oracle, and what all ranks must agree on."""
+
+import copy
+import datetime
+import sys
+import traceback
+import types
+import zlib
+
+import numpy as np
+import scenario_runner
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.simulator import Simulator
+from deepreduce_hvd.torch.ops import DTYPES
+
+
+def run_all(namespace, directory):
+    """Run the scenarios of a module, as under Horovod."""
+    world = types.SimpleNamespace(size=dist.get_world_size, rank=dist.get_rank)
+    scenario_runner.run_all(namespace, directory, world, dist.barrier)
+
+
+class Network(torch.nn.Module):
+    """A small network with a branch that a batch may leave out, and a convolution."""
+
+    def __init__(self, dtype=torch.float32, channels_last=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = torch.nn.Conv2d(3, 8, 3)
+        self.first = torch.nn.Linear(8 * 4, 60)
+        self.branch = torch.nn.Linear(60, 60)
+        self.last = torch.nn.Linear(60, 3)
+        self.to(dtype)
+        if channels_last:
+            self.to(memory_format=torch.channels_last)
+
+    def forward(self, images, branch=True):
+        hidden = self.first(self.convolution(images).tanh().flatten(1)).tanh()
+        return self.last(self.branch(hidden).tanh() if branch else hidden)
+
+
+def batch(step, rank, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(8, 3, 4, 4, generator=generator).to(dtype)
+
+
+def loss_of(network, step, rank, branch=True):
+    dtype = next(network.parameters()).dtype
+    return network(batch(step, rank, dtype), branch).pow(2).mean()
+
+
+def distributed(network, codec=None, memory=None, ddp=None, **options):
+    """Return (DDP model, compressor) for ``network``; ``ddp`` are options of DDP."""
+    model = DistributedDataParallel(network, **(ddp or {}))
+    settings = {"dense_below": 200, **options}
+    compressor = dr.Compressor(
+        codec or dr.Codec(dr.TopK(0.05)), memory, parameters=network.named_parameters(), **settings
+    )
+    compressor.register(model)
+    return model, compressor
+
+
+def assert_equal_everywhere(tensors, what):
+    """Check that (name, tensor) pairs are bit-identical on all ranks."""
+    own = torch.cat([tensor.detach().double().reshape(-1) for _, tensor in tensors])
+    gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, own)
+    for rank, other in enumerate(gathered):
+        assert torch.equal(other, gathered[0]), f"{what}: rank {rank} differs from rank 0"
+
+
+def gradients_of(network, backward):
+    """Return {name: gradient or None} that ``backward(copy)`` makes on a copy of the network."""
+    other = copy.deepcopy(network)
+    for parameter in other.parameters():
+        parameter.grad = None
+    backward(other)
+    return {name: parameter.grad for name, parameter in other.named_parameters()}
+
+
+def sums_densely(communicator):
+    """Return whether a communicator uses torch.distributed's own sums."""
+    return isinstance(communicator, (dr.CLTK, dr.SharedRandomK, dr.Hierarchical))
+
+
+class _RecordingMember(BucketMember):
+    """A bucket member that keeps its payload."""
+
+    payload = None
+
+    def encode(self, bucket):
+        self.payload = super().encode(bucket)
+        return self.payload
+
+
+class Oracle:
+    """What all ranks do with their gradients, simulated in this process with the NumPy codec.
+
+    Args:
+        compressor: this rank's compressor, for its settings.
+        network: the network before the first step.
+    """
+
+    def __init__(self, compressor, network):
+        self.size = dist.get_world_size()
+        self._settings = compressor
+        self._parameters = dict(network.named_parameters())
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self.state = [
+            {
+                name: [
+                    np.zeros(parameter.numel(), dtype=np.float32) for _ in compressor.memory.state
+                ]
+                for name, parameter in self._parameters.items()
+            }
+            for _ in range(self.size)
+        ]
+        self.step = 0
+        self.payloads = {}
+        self._buckets = []
+        average = compressor.adapter.average
+
+        def watched(bucket):
+            self._buckets.append([self._names[id(one)] for one in bucket.parameters()])
+            return average(bucket)
+
+        compressor.adapter.average = watched
+
+    def mean(self, gradients):
+        """Return {name: mean} of the gradients {name: tensor or None} of all ranks.
+
+        The buckets are those that DDP has just used.
+        """
+        result = {}
+        for names in self._buckets:
+            compressed = [
+                name
+                for name in names
+                if self._parameters[name].numel() >= self._settings.dense_below
+            ]
+            if compressed:
+                result.update(self._exchange(compressed, gradients))
+            for name in set(names) - set(compressed):
+                parts = [own[name] for own in gradients]
+                zeros = torch.zeros_like(self._parameters[name])
+                wide = torch.promote_types(zeros.dtype, torch.float32)
+                total = sum((zeros if part is None else part).to(wide) for part in parts)
+                result[name] = (total / self.size).to(zeros.dtype)
+        self._buckets.clear()
+        self.step += 1
+        return result
+
+    def _exchange(self, names, gradients):
+        settings = self._settings
+        buckets = []
+        for rank, own in enumerate(gradients):
+            members = [self._member(name, rank, own[name]) for name in names]
+            if rank == dist.get_rank():
+                recorded = members
+            buckets.append(
+                Bucket(settings.codec, settings.memory, members, settings.seed, self.step, rank)
+            )
+        outcomes = Simulator(self.size).run(settings.communicator, buckets)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        self.payloads.update((member.name, member.payload) for member in recorded)
+        means = {}
+        for number, name in enumerate(names):
+            parameter = self._parameters[name]
+            mean = np.zeros(parameter.numel(), dtype=np.float32)
+            outcomes[0].add_to(number, mean, 1 / self.size)
+            means[name] = torch.from_numpy(mean).view(parameter.shape).to(parameter.dtype)
+        return means
+
+    def _member(self, name, rank, gradient):
+        parameter = self._parameters[name]
+        flat = torch.zeros(parameter.shape, dtype=parameter.dtype) if gradient is None else gradient
+        flat = flat.contiguous().view(-1)
+        bits = flat.view(torch.int16) if flat.dtype == torch.bfloat16 else flat
+        return _RecordingMember(
+            name, bits.numpy(), self.state[rank][name], zlib.crc32(name.encode()),
+            DTYPES[flat.dtype], held=gradient is None,
+        )  # fmt: skip
+
+    def check(self, compressor, network, gradients, what):
+        """Check this rank's averages, memory and payloads after a step, bit for bit.
+
+        Dense sums depend, from three ranks on, on the order of additions. If the check of any rank
+        fails, all ranks raise, so that none waits for the others.
+        """
+        try:
+            self.check_here(compressor, network, gradients, what)
+            found = None
+        except Exception:
+            found = traceback.format_exc()
+        everywhere = [None] * self.size
+        dist.all_gather_object(everywhere, found)
+        if any(everywhere):
+            raise AssertionError(next(filter(None, everywhere)))
+
+    def check_here(self, compressor, network, gradients, what):
+        """Do the same without a collective."""
+        expected = self.mean(gradients)
+        kept = compressor.state_dict()["parameters"]
+        for name, parameter in network.named_parameters():
+            where = f"{what}, step {self.step - 1}, {name}"
+            found = parameter.grad
+            if found is None:
+                assert all(own[name] is None for own in gradients), f"{where}: no gradient"
+                continue
+            dense = parameter.numel() < self._settings.dense_below
+            if self.size > 2 and (dense or sums_densely(compressor.communicator)):
+                torch.testing.assert_close(found, expected[name], msg=where)
+                continue
+            assert torch.equal(found, expected[name]), (
+                f"{where}: {(found - expected[name]).abs().max()} apart"
+            )
+            if dense:
+                continue
+            state = self.state[dist.get_rank()][name]
+            for kind, mine in zip(compressor.memory.state, state):
+                saved = kept[name]["memory"][kind].reshape(-1).numpy()
+                np.testing.assert_array_equal(saved, mine, err_msg=f"{where}, {kind}")
+            payload, slot = self.payloads[name], compressor.adapter.slots[name]
+            if payload is not None:
+                np.testing.assert_array_equal(slot.payload.numpy(), payload, err_msg=where)
+
+
+def main(namespace):
+    """Run the scenarios that the command line names: ``DIRECTORY [NAME ...]``."""
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+    run_all(namespace, sys.argv[1])
+    dist.destroy_process_group()

@@ -1,0 +1,75 @@
+"""PyTorch's DDP on 2 and 3 ranks, with torchrun and without Horovod."""
+
+import re
+
+import pytest
+import torch
+from launch import horovodrun, scenario_tests
+from launch_torchrun import lines_of, torchrun
+
+reports, test_scenario = scenario_tests(
+    "ddp_scenarios.py", run=torchrun, slow_scenarios=("many_random_programs",)
+)
+
+_OTHER_CONFIGURATION = r"expected the same compressor configuration on every rank"
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("other_codec_on_one_rank", _OTHER_CONFIGURATION),
+        ("other_dense_below_on_one_rank", rf"{_OTHER_CONFIGURATION}.*dense_below"),
+        ("other_communicator_on_one_rank", _OTHER_CONFIGURATION),
+        ("other_steps_on_one_rank", r"expected the same gradients in the same step on every rank"),
+        ("encoding_that_fails_on_one_rank", r"rank 1: InvalidArgumentError"),
+        ("loss_scale_that_fails_on_one_rank", r"no scale today"),
+        ("dense_gradients_that_fail_on_one_rank", r"'NoneType' object is not callable"),
+        ("exception_on_one_rank", r"the data has ended"),
+    ],
+)
+def test_every_rank_ends_with_the_cause(failure, message):
+    finished = torchrun(2, "ddp_failures.py", failure, timeout=60)
+    assert finished.returncode != 0
+    assert "went on silently" not in finished.stdout
+    for rank in range(2):
+        said = lines_of(rank, finished.stdout)
+        assert re.search(message, said), f"rank {rank} said:\n{said[-3000:]}"
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        ("rank_that_is_killed", r"from rank 1|[Cc]onnection (closed|reset) by peer"),
+        ("rank_that_stops", r"[Tt]imed out|timeout"),
+        ("rank_that_ends_early", r"rank 1 reached the end of its program after 1 steps"),
+    ],
+)
+def test_the_remaining_rank_ends_with_the_cause(failure, message):
+    finished = torchrun(2, "ddp_failures.py", failure, timeout=60)
+    assert finished.returncode != 0
+    said = lines_of(0, finished.stdout)
+    assert re.search(message, said), f"rank 0 said:\n{said[-3000:]}"
+    assert "went on silently" not in said
+
+
+def test_payloads_and_parameters_are_those_under_horovod(tmp_path):
+    found = {}
+    for kind, run in (("horovod", horovodrun), ("ddp", torchrun)):
+        finished = run(2, "ddp_like_horovod.py", kind, tmp_path / kind, timeout=120)
+        assert finished.returncode == 0, finished.stdout[-5000:]
+        found[kind] = torch.load(tmp_path / kind)
+    steps = list(zip(found["horovod"]["payloads"], found["ddp"]["payloads"]))
+    assert len(steps) == 100
+    for step, (one, other) in enumerate(steps):
+        assert one.keys() == other.keys() and len(one) == 4
+        for name in one:
+            assert torch.equal(one[name], other[name]), f"step {step}, {name}"
+    for name, parameter in found["horovod"]["parameters"].items():
+        assert torch.equal(parameter, found["ddp"]["parameters"][name]), name
+
+
+def test_trains_where_horovod_and_tensorflow_are_not_installed():
+    finished = torchrun(2, "ddp_without_horovod.py", timeout=120)
+    assert finished.returncode == 0, finished.stdout[-5000:]
+    for rank in range(2):
+        assert "trained without Horovod" in lines_of(rank, finished.stdout)
