@@ -7,6 +7,7 @@ import sys
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
+from protocol_tools import SAME, before_last, on_last
 from tensorflow_tools import (
     assert_equal_everywhere,
     batch,
@@ -18,18 +19,6 @@ from tensorflow_tools import (
 )
 
 import deepreduce_hvd as dr
-
-SAME = "expected the same compressor configuration on every rank, at the same step, got "
-
-
-def on_last(other, usual):
-    """Return ``other`` on the last rank, ``usual`` on the other ranks."""
-    return other if hvd.rank() == hvd.size() - 1 else usual
-
-
-def before_last():
-    ranks = list(range(hvd.size() - 1))
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def refusal_of(expected, run):
@@ -57,18 +46,20 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
     ):  # fmt: skip
         for wrap in (tf.function, lambda function: function):
             named = model()
-            step = wrap(make_step(named, compressor_of(named, **{name: on_last(other, usual)})))
+            step = wrap(
+                make_step(named, compressor_of(named, **{name: on_last(hvd, other, usual)}))
+            )
             found += refusal_of(
-                f"{SAME}{name}={usual} on {before_last()} and {other}{last}",
+                f"{SAME}{name}={usual} on {before_last(hvd)} and {other}{last}",
                 lambda step=step: step(batch(0)),
             )
     slices = tf.IndexedSlices(
         tf.ones([1, 16]), tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64)
     )
     table = tf.Variable(tf.ones([1000, 16]))
-    compressor = dr.Compressor(parameters=[("table", table)], dense_below=on_last(0, 1 << 20))
+    compressor = dr.Compressor(parameters=[("table", table)], dense_below=on_last(hvd, 0, 1 << 20))
     reduce = lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)  # noqa: E731
-    found += refusal_of(f"{SAME}dense_below={1 << 20} on {before_last()} and 0{last}", reduce)
+    found += refusal_of(f"{SAME}dense_below={1 << 20} on {before_last(hvd)} and 0{last}", reduce)
     assert not found, "\n".join(found)
 
 
@@ -82,7 +73,7 @@ def scenario_a_state_that_one_rank_has_loaded(directory):
     if hvd.rank() < hvd.size() - 1:
         compressor.load_state_dict(state)
     expected = (
-        f"{SAME}steps, number 0=kernel0 at step 1 on {before_last()} and kernel0 at step 0 on "
+        f"{SAME}steps, number 0=kernel0 at step 1 on {before_last(hvd)} and kernel0 at step 0 on "
         f"rank {hvd.size() - 1}"
     )
     found = refusal_of(expected, lambda: make_step(named, compressor)(batch(0)))

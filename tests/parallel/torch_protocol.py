@@ -8,22 +8,11 @@ import sys
 
 import horovod.torch as hvd
 import torch
+from protocol_tools import SAME, before_last, on_last
 from torch_gradients_tools import expect, named, run_reporting
 from torch_tools import assert_equal_everywhere, backward, distributed, model
 
 import deepreduce_hvd as dr
-
-SAME = "expected the same compressor configuration on every rank, at the same step, got "
-
-
-def on_last(other, usual):
-    """Return ``other`` on the last rank, ``usual`` on the other ranks."""
-    return other if hvd.rank() == hvd.size() - 1 else usual
-
-
-def before_last():
-    ranks = list(range(hvd.size() - 1))
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def expect_refusal(what, expected, run):
@@ -60,13 +49,13 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
 
     def told(name, other, usual, shown_other=None, shown_usual=None, run=None, **options):
         expected = (
-            f"{SAME}{name}={shown_usual or usual} on {before_last()} and "
+            f"{SAME}{name}={shown_usual or usual} on {before_last(hvd)} and "
             f"{shown_other or other}{last}"
         )
         expect_refusal(
             name,
             expected,
-            run or (lambda: one_step(model(), **options, **{name: on_last(other, usual)})),
+            run or (lambda: one_step(model(), **options, **{name: on_last(hvd, other, usual)})),
         )
 
     told("dense_below", 50, 300)
@@ -98,29 +87,29 @@ def scenario_ranks_with_other_parameters_are_told_which(directory):
     last = f"rank {hvd.size() - 1}"
     expect_refusal(
         "number",
-        f"{SAME}number of parameters=2 on {before_last()} and 1 on {last}",
-        parameters(*on_last([a], [a, b])),
+        f"{SAME}number of parameters=2 on {before_last(hvd)} and 1 on {last}",
+        parameters(*on_last(hvd, [a], [a, b])),
     )
     expect_refusal(
         "order",
-        f"{at}0=a (30, 4) on {before_last()} and b (4, 30) on {last}",
-        parameters(*on_last([b, a], [a, b])),
+        f"{at}0=a (30, 4) on {before_last(hvd)} and b (4, 30) on {last}",
+        parameters(*on_last(hvd, [b, a], [a, b])),
     )
     expect_refusal(
         "name",
-        f"{at}1=b (4, 30) on {before_last()} and c (4, 30) on {last}",
-        parameters(a, on_last(("c", b[1]), b)),
+        f"{at}1=b (4, 30) on {before_last(hvd)} and c (4, 30) on {last}",
+        parameters(a, on_last(hvd, ("c", b[1]), b)),
     )
     expect_refusal(
         "shape",
-        f"{at}1=b (4, 30) on {before_last()} and b (4, 31) on {last}",
-        parameters(a, on_last(other, b)),
+        f"{at}1=b (4, 30) on {before_last(hvd)} and b (4, 31) on {last}",
+        parameters(a, on_last(hvd, other, b)),
     )
 
     network = model()
-    network[on_last(2, 0)].weight.requires_grad_(False)
+    network[on_last(hvd, 2, 0)].weight.requires_grad_(False)
     expected = (
-        f"{SAME}frozen parameters, number 0=0.weight frozen on {before_last()} and 0.weight "
+        f"{SAME}frozen parameters, number 0=0.weight frozen on {before_last(hvd)} and 0.weight "
         f"trained on {last}"
     )
     expect_refusal("frozen", expected, lambda: one_step(network))
@@ -132,7 +121,7 @@ def scenario_ranks_with_other_parameters_are_told_which(directory):
         compressor.load_state_dict(state)
     backward_and_step = lambda: (backward(network, 0), optimizer.step())  # noqa: E731
     expected = (
-        f"{SAME}steps, number 0=0.weight at step 1 on {before_last()} and 0.weight at step 0 "
+        f"{SAME}steps, number 0=0.weight at step 1 on {before_last(hvd)} and 0.weight at step 0 "
         f"on {last}"
     )
     expect_refusal("steps", expected, backward_and_step)
