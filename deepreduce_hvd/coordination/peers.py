@@ -211,7 +211,7 @@ def _verdict(size, notes, seconds, ending):
         else:
             found.append(f"rank {rank} reached the end of its program after {note.step} steps")
     if not found:
-        return f"all {size} ranks are alive: a connection was lost or a time limit passed, see the messages of Horovod"
+        return f"all {size} ranks are alive: a connection was lost or a time limit passed, see the messages of the library that communicates"
     return f"expected all {size} ranks to continue, got " + "; ".join(found)
 
 
