@@ -165,9 +165,11 @@ class Compressor:
         self.policies = policies.resolve(
             self.codec, self.memory, recommended_codec(), Residual(), dict(names), dense_below
         )
-        for policy in set(self.policies.values()):
-            if not policy.dense:
-                expect_stages(policy.codec, policy.memory, self.communicator)
+        pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
+        if isinstance(self.codec, Codec) and isinstance(self.memory, Memory):
+            pairs.add((self.codec, self.memory))  # even if all parameters are small
+        for pair in pairs:
+            expect_stages(*pair, self.communicator)
         scheduler.check(schedule, self.policies, self.communicator)
         description = (
             container.VERSION,

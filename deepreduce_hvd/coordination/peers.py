@@ -219,7 +219,7 @@ def _verdict(size, notes, seconds, ending):
     if not found:
         return (
             f"all {size} ranks are alive: a connection was lost or a time limit passed, see "
-            "the messages of Horovod"
+            "the messages of the library that communicates"
         )
     return f"expected all {size} ranks to continue, got " + "; ".join(found)
 
