@@ -135,7 +135,8 @@ def sparse_allreduce(
     >>> import horovod.torch as hvd  # doctest: +SKIP
     >>> hvd.init()  # doctest: +SKIP
     >>> indices, values = np.array([7, 2]), np.array([1.5, -1], dtype=np.float32)
-    >>> dr.sparse_allreduce(indices, values, d=10, op=hvd.Sum)[:2]  # on 2 ranks, doctest: +SKIP
+    >>> # the same vector on two ranks
+    >>> dr.sparse_allreduce(indices, values, d=10, op=hvd.Sum)[:2]  # doctest: +SKIP
     (array([2, 7]), array([-2.,  3.], dtype=float32))
     """
     return sparse_allreduce_async(
