@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias, cast
 
-from deepreduce_hvd import container, policies, scheduler
+from deepreduce_hvd import container, layout, policies
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
@@ -170,7 +170,7 @@ class Compressor:
             pairs.add((self.codec, self.memory))  # even if all parameters are small
         for pair in pairs:
             expect_stages(*pair, self.communicator)
-        scheduler.check(schedule, self.policies, self.communicator)
+        layout.expect_schedule(schedule, self.policies, self.communicator)
         description = (
             container.VERSION,
             *self._stages(),

@@ -118,3 +118,35 @@ def ratio_of(codec: Codec) -> float | None:
     """Return the share of elements that a codec sends, after the first steps; None if not fixed."""
     ratio = getattr(codec.sparsifier, "ratio", None)
     return None if ratio is None or codec.sparsifier.with_ratio(ratio) is None else float(ratio)
+
+
+def expect_schedule(schedule, policies, communicator):
+    """Check the argument ``schedule`` of a compressor.
+
+    Raises:
+        InvalidArgumentError: not a schedule, or the other settings do not allow it.
+    """
+    if schedule is None:
+        return
+    if schedule != "auto" and not isinstance(schedule, Plan):
+        raise InvalidArgumentError(
+            f"Compressor schedule: expected None, 'auto' or a deepreduce_hvd.schedule.Plan, got {schedule!r}"
+        )
+    if type(communicator) is not Allgather:
+        raise InvalidArgumentError(
+            f"Compressor schedule: expected the communicator Allgather, in whose place a plan may use another one, "
+            f"got {communicator!r}"
+        )
+    compressed = {policy for policy in policies.values() if not policy.dense}
+    if schedule == "auto" and compressed:
+        codecs = {policy.codec for policy in compressed}
+        if len(compressed) > 1 or ratio_of(next(iter(codecs))) is None:
+            raise InvalidArgumentError(
+                "Compressor schedule: expected one codec with a ratio, such as TopK(0.01), for all compressed parameters "
+                f"with schedule='auto', got {', '.join(map(repr, codecs))}"
+            )
+        memory = next(iter(compressed)).memory
+        if memory.state and not memory.keeps_everything:
+            raise InvalidArgumentError(
+                f"Compressor schedule: expected Residual or NoMemory with schedule='auto', got {memory!r}"
+            )

@@ -20,15 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from deepreduce_hvd import layout
-from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.dag import CODEC
-from deepreduce_hvd.schedule.links import Network, Table
-from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, optimal_plan
+from deepreduce_hvd.schedule.links import Table
+from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
 from deepreduce_hvd.schedule.profile import Parameter, Profile
-from deepreduce_hvd.schedule.rules import predict
+from deepreduce_hvd.trials import Trial, in_words, kept_share, plans_to_try
 
 #: steps that are not timed because caches and allocators are cold
 _COLD_STEPS = 3
@@ -46,24 +44,6 @@ _WINDOW, _DIFFERENT = 25, 1.25
 #: bytes of the timed collectives; larger ones are left out once one takes so many seconds
 _SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24), 0.2
 _REPEATS = 3
-#: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
-_RULES = ("plan", "codec", "buckets", "fp16", "dense")
-
-
-class Trial(NamedTuple):
-    """A plan that was tried.
-
-    Attributes:
-        rule: the rule that made it.
-        predicted: predicted seconds of a step.
-        measured: measured seconds of a step, the largest of all ranks; None before that.
-        kept: share of the elements that one rank sends.
-    """
-
-    rule: str
-    predicted: float
-    measured: float | None
-    kept: float
 
 
 class _Costs(NamedTuple):
@@ -131,13 +111,18 @@ class Scheduler:
         self._left -= 1
         self._phase(transport, slots)
 
+    @property
+    def is_trying(self):
+        """Whether plans are being tried."""
+        return self._phase == self._trial
+
     def notes(self):
         """Return sentences for the user."""
         if self._schedule is None:
             return []
         if self.layout.plan is None:
             return ["Schedule: no plan yet, buckets."]
-        found = [f"Schedule: {_in_words(self.layout.plan)}."]
+        found = [f"Schedule: {in_words(self.layout.plan)}."]
         if self.trials:
             tried = ", ".join(
                 f"{one.rule} {1e3 * one.measured:.1f} ms ({1e3 * one.predicted:.1f} predicted)"
@@ -180,7 +165,7 @@ class Scheduler:
             merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
             on_device = any(slot.parameter.device.type != "cpu" for slot in slots.values())
             communicators = ("Allgather",) if on_device else COMMUNICATORS
-            plans = json.dumps(_plans(merged, communicators)).encode()
+            plans = json.dumps(plans_to_try(merged, communicators)).encode()
         agreed = transport.broadcast(
             None if plans is None else np.frombuffer(plans, dtype=np.uint8), 0, self._name("plans")
         )
@@ -209,7 +194,7 @@ class Scheduler:
         rule, plan = self._waiting.pop(0)
         self._call_ranks(transport)
         measured = self._slowest(transport, float(np.median(self._seconds[_UNTIMED:])))
-        self.trials.append(Trial(rule, plan.step_seconds, measured, _kept(plan, slots)))
+        self.trials.append(Trial(rule, plan.step_seconds, measured, kept_share(plan, slots)))
         self._tried.append(plan)
         if self._waiting:
             self._next_trial()
@@ -324,76 +309,3 @@ class Scheduler:
 
 def _totals(slots):
     return {name: (slot.encode_seconds, slot.decode_seconds) for name, slot in slots.items()}
-
-
-def _in_words(plan):
-    counts = {}
-    for message in plan.messages:
-        known = counts.setdefault(message.way, [0, 0])
-        known[0] += 1
-        known[1] += len(message.members)
-    return ", ".join(
-        f"{parameters} parameters {way}" + (f" in {messages} message(s)" if way == CODEC else "")
-        for way, (messages, parameters) in counts.items()
-    )
-
-
-def _kept(plan, slots):
-    """Return the share of the elements of all messages that one rank sends."""
-    elements = {name: int(np.prod(slot.shape)) for name, slot in slots.items()}
-    sent = [
-        (1.0 if message.density is None else message.density) * elements[name]
-        for message in plan.messages
-        for name in message.members
-    ]
-    return sum(sent) / sum(elements[name] for one in plan.messages for name in one.members)
-
-
-def _plans(profile, communicators):
-    """Return [(rule, plan as JSON)] for the rules to try, without repetitions.
-
-    Args:
-        profile: the profile of all ranks.
-        communicators: names of those that plans may use.
-    """
-    network = Network(profile.hosts, profile.link())
-    plans = {}
-    for rule in _RULES:
-        if rule == "plan":
-            found = optimal_plan(profile, network, communicators=communicators)
-        else:
-            found = Plan.of(profile, network, predict(rule, profile, network)[1])
-        plans.setdefault(found.messages, (rule, found.to_json()))
-    return list(plans.values())
-
-
-def check(schedule, policies, communicator):
-    """Check the argument ``schedule`` of a compressor.
-
-    Raises:
-        InvalidArgumentError: not a schedule, or the other settings do not allow it.
-    """
-    if schedule is None:
-        return
-    if schedule != "auto" and not isinstance(schedule, Plan):
-        raise InvalidArgumentError(
-            f"Compressor schedule: expected None, 'auto' or a deepreduce_hvd.schedule.Plan, got {schedule!r}"
-        )
-    if type(communicator) is not Allgather:
-        raise InvalidArgumentError(
-            f"Compressor schedule: expected the communicator Allgather, in whose place a plan may use another one, "
-            f"got {communicator!r}"
-        )
-    compressed = {policy for policy in policies.values() if not policy.dense}
-    if schedule == "auto" and compressed:
-        codecs = {policy.codec for policy in compressed}
-        if len(compressed) > 1 or layout.ratio_of(next(iter(codecs))) is None:
-            raise InvalidArgumentError(
-                "Compressor schedule: expected one codec with a ratio, such as TopK(0.01), for all compressed parameters "
-                f"with schedule='auto', got {', '.join(map(repr, codecs))}"
-            )
-        memory = next(iter(compressed)).memory
-        if memory.state and not memory.keeps_everything:
-            raise InvalidArgumentError(
-                f"Compressor schedule: expected Residual or NoMemory with schedule='auto', got {memory!r}"
-            )

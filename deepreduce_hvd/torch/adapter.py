@@ -57,8 +57,8 @@ class Adapter(BaseAdapter):
         self._rounds_closed = 0
         self._times = StepTimes()
         self._exchanges = Exchanges(compressor, self.device_path, self._times)
-        self._scheduler = Scheduler(compressor, self._times)
-        self._follow(self._scheduler.layout)
+        self.scheduler = Scheduler(compressor, self._times)
+        self._follow(self.scheduler.layout)
         # whether a result was returned since the last check for elastic training
         self._delivered = True
         self._warned = set()
@@ -100,7 +100,7 @@ class Adapter(BaseAdapter):
                 self._warn_once("momentum", message)
         if owner is not DIRECT:
             self._times.begin(time.perf_counter())
-            self._follow(self._scheduler.layout)
+            self._follow(self.scheduler.layout)
         return self._rounds.begin(owner, self.device_path.sums(), self._layout)
 
     def _follow(self, layout):
@@ -199,7 +199,7 @@ class Adapter(BaseAdapter):
         if round_.complete:
             round_.device_sums.send()
             if round_.owned:
-                self._scheduler.step_ends(self.transport, self.slots)
+                self.scheduler.step_ends(self.transport, self.slots)
         return result
 
     # --- schedules ---
@@ -207,11 +207,11 @@ class Adapter(BaseAdapter):
     @property
     def plan(self):
         """The plan of the next step, or None."""
-        return self._scheduler.layout.plan
+        return self.scheduler.layout.plan
 
     def profile(self):
         """Return the profile of this rank, as :meth:`Compressor.profile`."""
-        return self._scheduler.profile(self.slots, self.transport.size)
+        return self.scheduler.profile(self.slots, self.transport.size)
 
     def timeline(self, path):
         """Write the last step as a trace, as :meth:`Compressor.timeline`."""
@@ -219,7 +219,7 @@ class Adapter(BaseAdapter):
 
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
-        return self._scheduler.notes()
+        return self.scheduler.notes()
 
     def _pass_on(self, tensor):
         """Return a sparse gradient, which Horovod reduced itself, and count it."""
@@ -353,8 +353,8 @@ class Adapter(BaseAdapter):
         self._rounds.forget()
         self._exchanges.forget()
         self._times.forget()
-        self._scheduler.restart()
-        self._follow(self._scheduler.layout)
+        self.scheduler.restart()
+        self._follow(self.scheduler.layout)
         self._delivered = True
 
     def close_round(self):

@@ -1,0 +1,71 @@
+"""The plans that ``schedule="auto"`` tries, see :mod:`deepreduce_hvd.scheduler`."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from deepreduce_hvd.schedule.dag import CODEC
+from deepreduce_hvd.schedule.links import Network
+from deepreduce_hvd.schedule.plan import Plan, optimal_plan
+from deepreduce_hvd.schedule.rules import predict
+
+#: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
+_RULES = ("plan", "codec", "buckets", "fp16", "dense")
+
+
+class Trial(NamedTuple):
+    """A plan that was tried.
+
+    Attributes:
+        rule: the rule that made it.
+        predicted: predicted seconds of a step.
+        measured: measured seconds of a step, the largest of all ranks; None before that.
+        kept: share of the elements that one rank sends.
+    """
+
+    rule: str
+    predicted: float
+    measured: float | None
+    kept: float
+
+
+def plans_to_try(profile, communicators):
+    """Return [(rule, plan as JSON)] for the rules to try, without repetitions.
+
+    Args:
+        profile: the profile of all ranks.
+        communicators: names of those that plans may use.
+    """
+    network = Network(profile.hosts, profile.link())
+    plans = {}
+    for rule in _RULES:
+        if rule == "plan":
+            found = optimal_plan(profile, network, communicators=communicators)
+        else:
+            found = Plan.of(profile, network, predict(rule, profile, network)[1])
+        plans.setdefault(found.messages, (rule, found.to_json()))
+    return list(plans.values())
+
+
+def in_words(plan):
+    """Return how many parameters travel in which way."""
+    counts = {}
+    for message in plan.messages:
+        known = counts.setdefault(message.way, [0, 0])
+        known[0] += 1
+        known[1] += len(message.members)
+    return ", ".join(
+        f"{parameters} parameters {way}" + (f" in {messages} message(s)" if way == CODEC else "")
+        for way, (messages, parameters) in counts.items()
+    )
+
+
+def kept_share(plan, slots):
+    """Return the share of the elements of all messages that one rank sends."""
+    elements = {name: int(np.prod(slot.shape)) for name, slot in slots.items()}
+    sent = [
+        (1.0 if message.density is None else message.density) * elements[name]
+        for message in plan.messages
+        for name in message.members
+    ]
+    return sum(sent) / sum(elements[name] for one in plan.messages for name in one.members)
