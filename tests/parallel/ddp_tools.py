@@ -18,6 +18,9 @@ from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.torch.ops import DTYPES
 
+CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.QSGD(bits=4))
+SMALL_BUCKETS = {"bucket_cap_mb": 0.01}
+
 
 def run_all(namespace, directory):
     """Run the scenarios of a module, as under Horovod."""
