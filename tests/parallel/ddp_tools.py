@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import faulthandler
 import sys
 import traceback
 import types
@@ -237,6 +238,7 @@ class Oracle:
 
 def main(namespace):
     """Run the scenarios that the command line names: ``DIRECTORY [NAME ...]``."""
+    faulthandler.enable()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     run_all(namespace, sys.argv[1])
     dist.destroy_process_group()
