@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import faulthandler
 import sys
 import traceback
 import types
@@ -17,6 +18,9 @@ import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.torch.ops import DTYPES
+
+CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.QSGD(bits=4))
+SMALL_BUCKETS = {"bucket_cap_mb": 0.01}
 
 
 def run_all(namespace, directory):
@@ -234,6 +238,7 @@ class Oracle:
 
 def main(namespace):
     """Run the scenarios that the command line names: ``DIRECTORY [NAME ...]``."""
+    faulthandler.enable()
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
     run_all(namespace, sys.argv[1])
     dist.destroy_process_group()

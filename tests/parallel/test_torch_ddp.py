@@ -8,7 +8,7 @@ from launch import horovodrun, scenario_tests
 from launch_torchrun import lines_of, torchrun
 
 reports, test_scenario = scenario_tests(
-    "ddp_scenarios.py", run=torchrun, slow_scenarios=("many_random_programs",)
+    "ddp_scenarios.py", "ddp_states.py", run=torchrun, slow_scenarios=("many_random_programs",)
 )
 
 _OTHER_CONFIGURATION = r"expected the same compressor configuration on every rank"

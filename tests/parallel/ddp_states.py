@@ -1,0 +1,109 @@
+"""State of a compressor with PyTorch's DDP, and what is refused; run by ddp_scenarios.py."""
+
+import copy
+import pickle
+
+import torch
+import torch.distributed as dist
+from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, loss_of
+from torch.nn.parallel import DistributedDataParallel
+
+import deepreduce_hvd as dr
+
+
+def scenario_resume_is_bit_for_bit(directory):
+    # DDP assigns gradients to buckets after the first step, and, from three ranks on, dense sums
+    # depend on what is in a bucket
+    rank = dist.get_rank()
+
+    def steps(model, network, first, count):
+        for step in range(first, first + count):
+            network.zero_grad()
+            loss_of(model, step, rank).backward()
+            with torch.no_grad():
+                for parameter in network.parameters():
+                    parameter -= 0.1 * parameter.grad
+
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS, dense_below=0)
+    steps(model, network, 0, 3)
+    weights, state = copy.deepcopy(network.state_dict()), compressor.state_dict()
+    steps(model, network, 3, 3)
+    for in_one_list in (False, True):
+        other = Network()
+        other.load_state_dict(weights)
+        again, resumed = distributed(other, CODEC, ddp=SMALL_BUCKETS, dense_below=0)
+        if in_one_list:
+            states = [None] * dist.get_world_size()
+            dist.all_gather_object(states, state)
+            resumed.load_state_dict(states)
+        else:
+            resumed.load_state_dict(state)
+        steps(again, other, 3, 3)
+        for (name, one), (_, two) in zip(network.named_parameters(), other.named_parameters()):
+            assert torch.equal(one, two), name
+
+
+def scenario_resume_with_fewer_ranks(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC)
+    loss_of(model, 0, dist.get_rank()).backward()
+    states = [None] * dist.get_world_size()
+    dist.all_gather_object(states, compressor.state_dict())
+    alone = dist.new_group([0])
+    if dist.get_rank() == 0:
+        other = Network()
+        model, resumed = distributed(other, CODEC, ddp={"process_group": alone})
+        resumed.load_state_dict(states)
+        for name, saved in resumed.state_dict()["parameters"].items():
+            for kind, kept in saved["memory"].items():
+                total = sum(one["parameters"][name]["memory"][kind].double() for one in states)
+                torch.testing.assert_close(kept.double(), total, rtol=0, atol=1e-6)
+        loss_of(model, 1, 0).backward()
+        assert resumed.stats()["branch.weight"]["steps"] == 2
+
+
+def _refused(expected, function):
+    try:
+        function()
+    except dr.InvalidArgumentError as error:
+        assert expected in str(error), error
+    else:
+        raise AssertionError(f"expected an error with {expected!r}")
+
+
+def scenario_refused(directory):
+    network = Network()
+    model = DistributedDataParallel(network)
+
+    def compressor(**options):
+        return dr.Compressor(CODEC, parameters=network.named_parameters(), **options)
+
+    _refused("got Network", lambda: compressor().register(network))
+    _refused("register before torch.compile", lambda: compressor().register(torch.compile(model)))
+    some = list(network.named_parameters())[1:]
+    _refused(
+        "got none for convolution.weight",
+        lambda: dr.Compressor(CODEC, parameters=some).register(model),
+    )
+    _refused("call hvd.init() before creating", lambda: compressor().state_dict())
+    registered = compressor()
+    registered.register(model)
+    _refused("one compressor per model", lambda: registered.register(model))
+    _refused("got one that has a hook", lambda: compressor().register(model))
+    _refused("save model.module.state_dict()", lambda: pickle.dumps(model))
+    _refused("save model.module.state_dict()", lambda: copy.deepcopy(model))
+    # tensors of the embedding's gradients have no place in DDP's buckets
+    embedding = torch.nn.Embedding(100, 8, sparse=True)
+    sparse, _ = distributed(embedding)
+    _refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
+
+
+def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):
+    model, _ = distributed(Network())
+
+    def train():
+        with model.join(divide_by_initial_world_size=False):
+            loss_of(model, 0, dist.get_rank()).backward()
+
+    _refused("join(divide_by_initial_world_size=True)", train)
