@@ -26,16 +26,13 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.links import Table
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
 from deepreduce_hvd.schedule.profile import Parameter, Profile
-from deepreduce_hvd.trials import Trial, in_words, kept_share, plans_to_try
+from deepreduce_hvd.trials import Trial, in_words, kept_share, next_plan, plans_to_try
 
 #: steps that are not timed because caches and allocators are cold
 _COLD_STEPS = 3
 _PROFILE_STEPS = 6
 #: steps with each plan; the first two are not timed
 _TRIAL_STEPS, _UNTIMED = 10, 2
-#: A plan is tried if its predicted step is at most this many times as long as the shortest. What
-#: needs no codec may be faster than predicted in comparison, because it needs less of the processor.
-_CLOSE, _CLOSE_UNCOMPRESSED = 1.5, 4.0
 #: of the plans within this ratio of the fastest, the one that sends the most elements is used
 _EQUAL = 1.03
 #: steps between two comparisons with the expected seconds; two in a row must differ by more than
@@ -170,20 +167,20 @@ class Scheduler:
             None if plans is None else np.frombuffer(plans, dtype=np.uint8), 0, self._name("plans")
         )
         found = json.loads(np.asarray(transport.wait(agreed)).tobytes().decode())
-        plans = [(rule, Plan.from_json(text)) for rule, text in found]
-        fastest = min(plan.step_seconds for _, plan in plans)
-        self._waiting = [
-            (rule, plan)
-            for rule, plan in plans
-            if plan.step_seconds
-            <= fastest * (_CLOSE_UNCOMPRESSED if rule in ("dense", "fp16") else _CLOSE)
-        ]
+        self._waiting = [(rule, Plan.from_json(text)) for rule, text in found]
         self.trials, self._tried = [], []
         self._next_trial()
 
     def _next_trial(self):
-        self.layout = self._layout_of(self._waiting[0][1])
+        """Begin the next trial; return whether there is one."""
+        found = next_plan(self._waiting, self.trials)
+        if found is None:
+            return False
+        (self._rule, plan), self._waiting = found
+        self._tried.append(plan)
+        self.layout = self._layout_of(plan)
         self._begin(self._trial, _TRIAL_STEPS)
+        return True
 
     def _layout_of(self, plan):
         return layout.of_plan(self._compressor.policies, self._compressor.fingerprint, plan)
@@ -191,13 +188,11 @@ class Scheduler:
     def _trial(self, transport, slots):
         if self._left > 0:
             return
-        rule, plan = self._waiting.pop(0)
+        plan = self._tried[-1]
         self._call_ranks(transport)
         measured = self._slowest(transport, float(np.median(self._seconds[_UNTIMED:])))
-        self.trials.append(Trial(rule, plan.step_seconds, measured, kept_share(plan, slots)))
-        self._tried.append(plan)
-        if self._waiting:
-            self._next_trial()
+        self.trials.append(Trial(self._rule, plan.step_seconds, measured, kept_share(plan, slots)))
+        if self._next_trial():
             return
         limit = _EQUAL * min(trial.measured for trial in self.trials)
         best = max(

@@ -10,7 +10,15 @@ from deepreduce_hvd.schedule.plan import Plan, optimal_plan
 from deepreduce_hvd.schedule.rules import predict
 
 #: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
-_RULES = ("plan", "codec", "buckets", "fp16", "dense")
+_WITHOUT_CODEC = ("fp16", "dense")
+_RULES = ("plan", "codec", "buckets", *_WITHOUT_CODEC)
+
+
+#: A plan is tried if its predicted step is at most this many times as long as the shortest.
+_CLOSE = 1.5
+#: What needs no codec is also tried if its prediction is at most this many times as long as the
+#: shortest measured step. Its prediction is the more reliable one.
+_POSSIBLY_FASTER = 1.25
 
 
 class Trial(NamedTuple):
@@ -45,6 +53,26 @@ def plans_to_try(profile, communicators):
             found = Plan.of(profile, network, predict(rule, profile, network)[1])
         plans.setdefault(found.messages, (rule, found.to_json()))
     return list(plans.values())
+
+
+def next_plan(plans, trials):
+    """Return the next of the (rule, plan) pairs that is worth a trial, and the rest; None if none is.
+
+    Args:
+        plans: pairs that are left; those without a codec come last.
+        trials: the trials so far.
+    """
+    if not trials:
+        return plans[0], plans[1:]
+    shortest = min([plan.step_seconds for _, plan in plans] + [one.predicted for one in trials])
+    measured = min(one.measured for one in trials)
+    for number, (rule, plan) in enumerate(plans):
+        limit = _CLOSE * shortest
+        if rule in _WITHOUT_CODEC:
+            limit = max(limit, _POSSIBLY_FASTER * measured)
+        if plan.step_seconds <= limit:
+            return plans[number], plans[number + 1 :]
+    return None
 
 
 def in_words(plan):

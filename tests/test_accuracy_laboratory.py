@@ -1,6 +1,7 @@
 """The accuracy laboratory: virtual ranks, training, the test of equivalence and its summary."""
 
 import importlib.util
+import itertools
 import json
 import math
 import multiprocessing
@@ -8,6 +9,7 @@ import pathlib
 
 import candidates
 import numpy as np
+import oracles
 import pytest
 import report
 import runs
@@ -81,6 +83,46 @@ def test_nothing_is_lost_over_a_training(size):
     assert 4 * 10 < ranks.sent_bytes / ranks.steps < 4 * 3010 / 20
 
 
+@pytest.mark.parametrize("oracle", [oracles.LargestOfSum, oracles.LargestOfSelections])
+def test_an_oracle_sends_the_largest_elements_of_all_ranks(oracle):
+    """It sends k elements of the sum over all ranks, the right ones, and nothing is lost."""
+    draw = np.random.default_rng(3)
+    shapes, counts = {"second": 3000, "first": 2000}, {"second": 60, "first": 40}
+    ranks = VirtualRanks(4, shapes, dr.Codec(dr.TopK(0.02)), communicator=oracle())
+    for _ in range(5):
+        gradients = [
+            {name: draw.laplace(size=d).astype(np.float32) for name, d in shapes.items()}
+            for _ in range(4)
+        ]
+        whole = [
+            {name: own[name] + state[name][0] for name in shapes}
+            for own, state in zip(gradients, ranks._states)
+        ]
+        sums = {name: np.sum([own[name] for own in whole], axis=0) for name in shapes}
+        selected = sums
+        if oracle is oracles.LargestOfSelections:
+            selected = {name: np.zeros(d, dtype=np.float32) for name, d in shapes.items()}
+            for own, name in itertools.product(whole, shapes):
+                places = np.argsort(-np.abs(own[name]), kind="stable")[: counts[name]]
+                selected[name][places] += own[name][places]
+        means = ranks.mean(gradients)
+        sent = {name: np.flatnonzero(mean) for name, mean in means.items()}
+        magnitudes = {name: np.abs(values) for name, values in selected.items()}
+        if oracle is oracles.LargestOfSum:
+            for name, k in counts.items():
+                assert set(sent[name]) == set(np.argsort(-magnitudes[name], kind="stable")[:k])
+        else:
+            least = np.sort(np.concatenate(list(magnitudes.values())))[-100]
+            for name in shapes:
+                assert set(sent[name]) == set(np.flatnonzero(magnitudes[name] >= least))
+        for name, mean in means.items():
+            np.testing.assert_allclose(
+                mean[sent[name]], sums[name][sent[name]] / 4, rtol=1e-5, atol=1e-6
+            )
+            left = np.sum([state[name][0] for state in ranks._states], axis=0)
+            np.testing.assert_allclose(4 * mean + left, sums[name], atol=1e-4)
+
+
 def test_a_run_is_the_same_again_and_learns():
     task = Small()
     plain = candidates.CANDIDATES["none"]
@@ -95,6 +137,37 @@ def test_a_run_is_the_same_again_and_learns():
 def test_a_run_that_diverges_has_no_metric():
     outcome = training.train(Small(), candidates.CANDIDATES["none"], 2, 0, learning_rate=1e6)
     assert outcome["metric"] is None
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_gradients_are_clipped_before_or_after_compression(monkeypatch, before):
+    """Ranks clip to the norm times the square root of their number; the mean is clipped to the norm."""
+    norms, steps = [], []
+
+    class Recording(VirtualRanks):
+        def mean(self, gradients):
+            norms.extend(math.sqrt(sum(float(g @ g) for g in own.values())) for own in gradients)
+            return super().mean(gradients)
+
+    class Clipped(Small):
+        total_steps, clip = 3, 0.01
+
+        def optimizer(self, model, learning_rate):
+            optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+            optimizer.register_step_pre_hook(lambda *_: steps.append(_norm(model)))
+            return optimizer
+
+    def _norm(model):
+        return float(torch.stack([p.grad.norm() for p in model.parameters()]).norm())
+
+    monkeypatch.setattr(training, "VirtualRanks", Recording)
+    training.train(Clipped(), candidates.Candidate(clips_before=before), 4, 0, 0.1)
+    assert len(norms) == 12 and len(steps) == 3
+    if before:
+        assert norms == pytest.approx([0.02] * 12, rel=1e-3) and max(steps) < 0.02
+        assert steps != pytest.approx([0.01] * 3, rel=1e-3)
+    else:
+        assert min(norms) > 0.1 and steps == pytest.approx([0.01] * 3, rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from oracles import LargestOfSelections, LargestOfSum
+
 import deepreduce_hvd as dr
 
 
@@ -11,11 +13,14 @@ class Candidate:
 
     Attributes:
         codec: codec of the compressed tensors; None averages gradients uncompressed.
-        memory, communicator: as of :class:`~deepreduce_hvd.Compressor`.
+        memory, communicator, dense_below: as of :class:`~deepreduce_hvd.Compressor`.
         prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer; without a
             codec, as for the default codec.
         estimates: None, or the momentum of EF21-SGDM in place of a memory; 1 is EF21.
         clip_factor: factor of the norm to which a task clips the mean gradient.
+        clips_before: whether each rank clips its own gradient before compression, as in Deep
+            Gradient Compression (Lin et al. 2018, section 3.2), instead of the mean after it. The
+            norm is then larger by the square root of the number of ranks.
     """
 
     codec: dr.Codec | None = None
@@ -24,6 +29,8 @@ class Candidate:
     prepared: bool = True
     estimates: float | None = None
     clip_factor: float = 1.0
+    clips_before: bool = False
+    dense_below: int = 1024
 
 
 def _codec(ratio=0.01, value=None, warmup_steps=50, sparsifier=None, index=None):
@@ -55,6 +62,8 @@ CANDIDATES = {
     "0.1 %": Candidate(_codec(0.001)),
     "2 %": Candidate(_codec(0.02)),
     "5 %": Candidate(_codec(0.05)),
+    # tensors of fewer than 1024 elements too
+    "dense below 128": Candidate(dr.recommended_codec(), dense_below=128),
     # index and value codecs of DeepReduce
     "Top-r pairs": Candidate(dr.Codec(dr.TopK(0.01))),
     "Bloom P0": Candidate(_codec(value=dr.RawValue(), index=dr.Bloom(fpr=1e-3, policy="p0"))),
@@ -62,16 +71,30 @@ CANDIDATES = {
     "FitPoly": Candidate(_codec(value=dr.FitPoly())),
     # clipping of gradients that arrive in spikes
     "clip at 4 times the norm": Candidate(dr.recommended_codec(), clip_factor=4.0),
+    "clip before compression": Candidate(dr.recommended_codec(), clips_before=True),
     # other memories
     "momentum correction": Candidate(_codec(), dr.MomentumCorrection(0.9)),
+    "momentum correction, clip before": Candidate(
+        _codec(), dr.MomentumCorrection(0.9), clips_before=True
+    ),
     "EF21-SGDM": Candidate(_codec(), estimates=0.1),
-    # other communicators; those of a chosen index set have no warm-up
+    # other communicators; ChunkTopK has no warm-up
     "GTopK": Candidate(_codec(), communicator=_GTOPK),
     "GTopK, LloydMax 2": Candidate(_codec(value=dr.LloydMax(2)), communicator=_GTOPK),
     "GTopK, raw values": Candidate(_codec(value=dr.RawValue()), communicator=_GTOPK),
+    "GTopK, 16 %": Candidate(_codec(0.16), communicator=_GTOPK),
     "SplitAllgather": Candidate(_codec(), communicator=dr.SplitAllgather()),
+    "SplitAllgather, raw values": Candidate(
+        _codec(value=dr.RawValue()), communicator=dr.SplitAllgather()
+    ),
     "CLTK": Candidate(_codec(value=dr.RawValue(), sparsifier=_CHUNKS), communicator=_CLTK),
+    "CLTK, TopK": Candidate(_codec(value=dr.RawValue()), communicator=_CLTK),
     "CLTK, LowPass": Candidate(
         _codec(value=dr.RawValue(), sparsifier=_CHUNKS), dr.LowPass(0.1), _CLTK
+    ),
+    # k elements in total, as with GTopK and CLTK, but a better choice of them
+    "1 % in total, of the sum": Candidate(_codec(value=dr.RawValue()), communicator=LargestOfSum()),
+    "1 % in total, of all selections": Candidate(
+        _codec(value=dr.RawValue()), communicator=LargestOfSelections()
     ),
 }

@@ -139,7 +139,8 @@ def plot(entries, path):
         return
     candidates = sorted({entry["candidate"] for entry in entries} - {"none"})
     ranks = sorted({entry["ranks"] for entry in entries})
-    palette = pyplot.get_cmap("tab10" if len(candidates) <= 10 else "tab20").colors
+    maps = ["tab10"] if len(candidates) <= 10 else ["tab20", "tab20b"]
+    palette = [color for name in maps for color in pyplot.get_cmap(name).colors]
     colors = {name: palette[number % len(palette)] for number, name in enumerate(candidates)}
     markers = dict(zip(ranks, "os^DvP*X" * len(ranks)))
     lines = dict(zip(ranks, ["-", "--", ":", "-."] * len(ranks)))
@@ -159,7 +160,10 @@ def plot(entries, path):
                 panel.plot([x] * len(values), values, ls="", ms=4, alpha=0.5, mew=0, **style)
                 panel.plot([x], [np.mean(values)], ls="", ms=8, mec="white", mew=0.8, **style)
         panel.set_xscale("log")
-        panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        low, high = panel.get_xlim()
+        panel.xaxis.set_major_locator(
+            ticker.LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,))
+        )
         panel.xaxis.set_major_formatter("{x:,.0f}")
         panel.xaxis.set_minor_formatter("")
         panel.set_xlabel("bytes per rank and step")
@@ -172,6 +176,7 @@ def plot(entries, path):
     handles = [
         Line2D([], [], color="black", ls=lines[size], label=_label("uncompressed", size, ranks))
         for size in ranks
+        if any(entry["candidate"] == "none" and entry["ranks"] == size for entry in entries)
     ]
     handles += [
         Line2D([], [], color=colors[name], marker="o", ms=8, ls="", label=name)
@@ -179,7 +184,7 @@ def plot(entries, path):
     ]
     if len(ranks) > 1:
         handles += [
-            Line2D([], [], color="gray", marker=markers[size], ls="", label=f"{size} ranks")
+            Line2D([], [], color="gray", marker=markers[size], ls="", label=_ranks(size))
             for size in ranks
         ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns - 1, fontsize=9)
@@ -188,7 +193,11 @@ def plot(entries, path):
 
 
 def _label(text, size, ranks):
-    return f"{text}, {size} ranks" if len(ranks) > 1 else text
+    return f"{text}, {_ranks(size)}" if len(ranks) > 1 else text
+
+
+def _ranks(size):
+    return f"{size} ranks" if size > 1 else "1 rank"
 
 
 def _draw_uncompressed(panel, values, line):
@@ -204,7 +213,7 @@ def _draw_uncompressed(panel, values, line):
 def report(rows):
     """Print the table and write the two files."""
     entries = summarize(rows)
-    print(f"{'task':12} {'ranks':>5} {'steps':>6}  {'candidate':28} {'rate':>7} {'mean':>8} {'gain':>8} {'p':>6} {'bytes':>9}  seeds")  # fmt: skip
+    print(f"{'task':12} {'ranks':>5} {'steps':>6}  {'candidate':32} {'rate':>7} {'mean':>8} {'gain':>8} {'p':>6} {'bytes':>9}  seeds")  # fmt: skip
     for entry in entries:
         values = [value for value in entry["by_seed"].values() if value is not None]
         mean = f"{np.mean(values):8.4f}" if values else "diverged"
@@ -212,7 +221,7 @@ def report(rows):
         p = f"{entry['p']:6.3f}" if entry.get("p") is not None else " " * 6
         print(
             f"{entry['task']:12} {entry['ranks']:5} {entry['total_steps']:6}  "
-            f"{entry['candidate']:28} {entry['learning_rate']:7.4f} {mean} {gain} {p} "
+            f"{entry['candidate']:32} {entry['learning_rate']:7.4f} {mean} {gain} {p} "
             f"{entry['bytes_per_step']:9.0f}  {len(values)}"
         )
     (RESULTS / "accuracy-lab.json").write_text(json.dumps(entries, indent=1) + "\n")

@@ -32,10 +32,11 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
     named = dict(model.named_parameters())
     shapes = {name: parameter.numel() for name, parameter in named.items()}
     stages = candidate.codec, candidate.memory, candidate.communicator
+    settings = {"dense_below": candidate.dense_below, "seed": seed}
     if candidate.estimates is None:
-        ranks = VirtualRanks(size, shapes, *stages, seed=seed)
+        ranks = VirtualRanks(size, shapes, *stages, **settings)
     else:
-        ranks = EstimatingRanks(size, shapes, *stages, seed=seed, momentum=candidate.estimates)
+        ranks = EstimatingRanks(size, shapes, *stages, **settings, momentum=candidate.estimates)
     optimizer = task.optimizer(model, learning_rate)
     if candidate.prepared:
         _prepare(optimizer, ranks, named)
@@ -50,6 +51,8 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
             loss = task.loss(model, batch)
             loss.backward()
             mean_loss += float(loss.detach()) / size
+            if task.clip is not None and candidate.clips_before:
+                _clip(model, task.clip * candidate.clip_factor * size**0.5)
             gradients.append(
                 {name: p.grad.detach().reshape(-1).numpy().copy() for name, p in named.items()}
             )
@@ -58,8 +61,8 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
             return {"metric": None, "bytes": ranks.sent_bytes / max(ranks.steps, 1), "steps": step}
         for name, summed in ranks.mean(gradients).items():
             named[name].grad.copy_(torch.from_numpy(summed).view_as(named[name]))
-        if task.clip is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip * candidate.clip_factor)
+        if task.clip is not None and not candidate.clips_before:
+            _clip(model, task.clip * candidate.clip_factor)
         optimizer.step()
         schedule.step()
         if on_progress is not None:
@@ -70,6 +73,10 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
         "steps": total,
         "loss": float(np.mean(losses[-50:])),
     }
+
+
+def _clip(model, norm):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
 
 
 def _prepare(optimizer, ranks, named):

@@ -1,0 +1,71 @@
+"""Which plans ``schedule="auto"`` tries, and in which order."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from deepreduce_hvd.schedule import Message, Parameter, Profile, Table
+from deepreduce_hvd.schedule.plan import Plan
+from deepreduce_hvd.trials import Trial, kept_share, next_plan, plans_to_try
+
+
+def profile_of(draw, latency, seconds_per_byte):
+    """A profile of random layers with a measured network."""
+    count, ready, parts = draw.randint(1, 12), 0.0, []
+    for number in range(count):
+        ready += draw.uniform(1e-4, 1e-2)
+        elements = draw.randint(1_000, 3_000_000)
+        seconds = elements * 1e-9
+        parts.append(Parameter(f"p{number}", elements, ready, seconds, seconds / 5))
+    sizes = (1e3, 1e5, 1e7)
+    table = Table(tuple((size, latency + seconds_per_byte * size) for size in sizes))
+    return Profile(tuple(parts), 0.01, 0.0, 2, 1, "codec", 0.01, table, table)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_plans_are_valid_and_differ(seed):
+    draw = random.Random(seed)
+    latency, per_byte = 10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-10, -6)
+    profile = profile_of(draw, latency, per_byte)
+    names = [part.name for part in profile.parameters]
+    plans = [(rule, Plan.from_json(text)) for rule, text in plans_to_try(profile, ("Allgather",))]
+    assert plans[0][0] == "plan" and len({plan.messages for _, plan in plans}) == len(plans)
+    for _, plan in plans:
+        assert [name for message in plan.messages for name in message.members] == names
+    best = min(plan.step_seconds for _, plan in plans)
+    assert plans[0][1].step_seconds <= best * (1 + 1e-6)
+    ways = {message.way for message in plans[-1][1].messages}
+    assert plans[-1][0] != "dense" or ways == {"dense"}
+
+
+def pair(rule, seconds):
+    return rule, SimpleNamespace(step_seconds=seconds)
+
+
+def tried(plans, measured):
+    """The rules that are tried if steps take ``measured`` seconds, {rule: seconds}."""
+    trials = []
+    while plans and (found := next_plan(plans, trials)) is not None:
+        (rule, plan), plans = found
+        trials.append(Trial(rule, plan.step_seconds, measured[rule], 0.01))
+    return [trial.rule for trial in trials]
+
+
+def test_what_is_predicted_to_be_slow_is_not_tried():
+    plans = [pair("plan", 1.0), pair("buckets", 1.6), pair("fp16", 1.4), pair("dense", 9.0)]
+    measured = {"plan": 1.0, "fp16": 1.4}
+    assert tried(plans, measured) == ["plan", "fp16"]
+
+
+def test_uncompressed_steps_are_tried_if_the_codec_takes_longer_than_predicted():
+    plans = [pair("plan", 1.0), pair("buckets", 1.6), pair("fp16", 4.0), pair("dense", 9.0)]
+    assert tried(plans, {"plan": 8.0, "fp16": 8.0, "dense": 9.0}) == ["plan", "fp16", "dense"]
+    assert tried(plans, {"plan": 8.0, "fp16": 3.0}) == ["plan", "fp16"]
+
+
+def test_the_share_that_is_sent():
+    messages = (Message(("a",), "codec", 0.1, "Allgather"), Message(("b", "c"), "fp16"))
+    shapes = {"a": (10, 10), "b": (50,), "c": (2, 25), "other": (7,)}
+    slots = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
+    assert kept_share(SimpleNamespace(messages=messages), slots) == pytest.approx(110 / 200)
