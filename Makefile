@@ -13,7 +13,7 @@ SLOW := --slow
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-schedule bench-hosts time-to-accuracy accuracy gpu-check asan fuzz clean distclean python
+.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-schedule bench-auto bench-hosts time-to-accuracy accuracy gpu-check asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
@@ -27,6 +27,7 @@ help:
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-schedule  set-up, then the merge program and predicted steps    1 min after set-up'
+	@echo 'make bench-auto     set-up, then training steps on 2 hosts with fixed settings and schedule="auto"    4 min, needs root'
 	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
 	@echo 'make time-to-accuracy  set-up, then training on 2 hosts until a test accuracy    40 min, needs root; goes on where it stopped'
 	@echo 'make accuracy   set-up, then tasks trained to the end on simulated ranks    hours; goes on where it stopped'
@@ -79,6 +80,12 @@ bench: setup
 
 bench-schedule: setup
 	$(WITH_VENV) python benchmarks/schedule.py
+
+# BENCH_AUTO_OPTIONS='--links 1gbit' runs a part
+bench-auto: python
+	@$(PYTHON) scripts/preflight.py --hosts
+	@$(MAKE) --no-print-directory setup
+	$(WITH_VENV) python benchmarks/auto_schedule.py $(BENCH_AUTO_OPTIONS)
 
 # ACCURACY_OPTIONS='--tasks resnet --seeds 0-4 --jobs 2' runs a part, 2 runs at a time
 accuracy: setup

@@ -1,4 +1,4 @@
-"""Copy the tables that the demo and the benchmarks wrote to results/ into README and docs/accuracy.md.
+"""Copy the tables that the demo and the benchmarks wrote to results/ into README and pages of docs/.
 
 Markers in these pages show their places.
 """
@@ -9,6 +9,7 @@ import re
 import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+_PAGES = ("accuracy.md", "schedule.md")
 
 
 def demo_table(rows):
@@ -89,6 +90,22 @@ def candidates_table(rows, ranks):
     return lines
 
 
+def auto_schedule_table(rows):
+    """Compare fixed settings with ``schedule="auto"``, in milliseconds per step by link."""
+    names, links = (list(dict.fromkeys(row[key] for row in rows)) for key in ("row", "link"))
+    found = {(row["row"], row["link"]): row for row in rows}
+    lines = [
+        "| milliseconds per step | " + " | ".join(links) + " |",
+        "|---|" + "---:|" * len(links),
+    ]
+    for name in names:
+        cells = [f"{1e3 * found[name, link]['seconds']:.1f}" for link in links]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    cells = [f"{found['auto', link]['against_best_fixed']:.2f}" for link in links]
+    lines.append("| auto ÷ the fastest other row | " + " | ".join(cells) + " |")
+    return lines
+
+
 def _place(row):
     return row["task"], row["ranks"], row["total_steps"]
 
@@ -111,6 +128,7 @@ def updated(text):
         ("laboratory", "accuracy-lab.json", laboratory_table),
         ("candidates", "accuracy-lab.json", lambda rows: candidates_table(rows, 4)),
         ("16 ranks", "accuracy-lab.json", lambda rows: candidates_table(rows, 16)),
+        ("auto schedule", "auto-schedule.json", auto_schedule_table),
     ):
         content = json.loads((ROOT / "results" / source).read_text())
         lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))
@@ -122,7 +140,7 @@ def updated(text):
 
 
 def main():
-    for page in (ROOT / "README.md", ROOT / "docs" / "accuracy.md"):
+    for page in (ROOT / "README.md", *(ROOT / "docs" / name for name in _PAGES)):
         page.write_text(updated(page.read_text()))
 
 

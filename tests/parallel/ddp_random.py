@@ -50,6 +50,10 @@ def run(seed):
     draw = random.Random(seed)
     rank, size = dist.get_rank(), dist.get_world_size()
     codec, memory, communicator = _stages(draw, size)
+    if draw.random() < 0.4:
+        plain = dr.Codec(codec.sparsifier)
+        ways = {f"{layer}*": draw.choice(["dense", "fp16", plain]) for layer in ("first", "branch")}
+        codec = {**ways, "*": codec}
     dtype = draw.choice([torch.float32] * 4 + [torch.float16, torch.bfloat16, torch.float64])
     unused = draw.random() < 0.4
     ddp = {
