@@ -4,6 +4,7 @@ import importlib
 import itertools
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,12 +51,18 @@ class SparseVectors(NamedTuple):
 class SparseHandle:
     """A sum that :func:`sparse_allreduce_async` has started. Every rank must wait for it."""
 
-    def __init__(self, exchange, name, key, finish):
+    def __init__(
+        self,
+        exchange: Exchange,
+        name: str | None,
+        key: Any,
+        finish: Callable[[Exchange], SparseVectors],
+    ) -> None:
         self._exchange = exchange
         self._name = name
         self._key = key
         self._finish = finish
-        self._outcome = None
+        self._outcome: SparseVectors | None = None
         _in_flight.add(self)
 
     def poll(self) -> bool:
