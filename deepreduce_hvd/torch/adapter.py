@@ -128,10 +128,8 @@ class Adapter(BaseAdapter):
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            if slot.remembers:
-                slot.follow_loss_scale(round_.loss_scale)
-                slot.back_up()
-            reduced = as_reduced(slot.with_memory(tensor), slot.policy.way)
+            summed = slot.with_memory(tensor, made, round_.loss_scale)
+            reduced = as_reduced(summed, slot.policy.way)
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
