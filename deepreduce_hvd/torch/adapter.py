@@ -98,10 +98,11 @@ class Adapter(BaseAdapter):
             message = momentum_warning(owner, self.compressor)
             if message is not None:
                 self._warn_once("momentum", message)
-        if owner is not DIRECT:
+        leads = self._rounds.leads(owner)
+        if leads:
             self._times.begin(time.perf_counter())
             self._follow(self.scheduler.layout)
-        return self._rounds.begin(owner, self.device_path.sums(), self._layout)
+        return self._rounds.begin(owner, self.device_path.sums(), self._layout, leads)
 
     def _follow(self, layout):
         """Send gradients as a layout says, from the next round on."""
@@ -196,7 +197,7 @@ class Adapter(BaseAdapter):
         self._times.result(slot.name, started, time.perf_counter())
         if round_.complete:
             round_.device_sums.send()
-            if round_.owned:
+            if round_.leads:
                 self.scheduler.step_ends(self.transport, self.slots)
         return result
 
