@@ -1,5 +1,6 @@
 """Layout: how the gradients of a step are sent, by the settings of a compressor or by a plan."""
 
+import collections
 import dataclasses
 import zlib
 from collections.abc import Mapping
@@ -56,6 +57,12 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
     """
     planned = dict(policies)
     messages, communicators = [], {}
+    counts = collections.Counter(name for message in plan.messages for name in message.members)
+    repeated = [name for name, count in counts.items() if count > 1]
+    if repeated:
+        raise InvalidArgumentError(
+            f"plan: expected each parameter in one message, got {', '.join(repeated[:_MOST_NAMES])} more than once"
+        )
     for message in plan.messages:
         _expect_members(message, policies)
         for name in message.members:

@@ -14,15 +14,16 @@ the same step. Any plan gives correct sums, so training goes on in all phases.
 """
 
 import json
+import math
 import time
 from typing import NamedTuple
 
 import numpy as np
 
-from deepreduce_hvd import layout
+from deepreduce_hvd import layout, wire
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.roll_call import RollCall
-from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.schedule.links import Table
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
 from deepreduce_hvd.schedule.profile import Parameter, Profile
@@ -117,6 +118,8 @@ class Scheduler:
         """Return sentences for the user."""
         if self._schedule is None:
             return []
+        if self._schedule == "auto" and all(one.dense for one in self._base.policies.values()):
+            return ["Schedule: no plan, because no gradient is compressed."]
         if self.layout.plan is None:
             return ["Schedule: no plan yet, buckets."]
         found = [f"Schedule: {in_words(self.layout.plan)}."]
@@ -136,11 +139,17 @@ class Scheduler:
         if self._left <= 0 and steps >= max(
             (codec.sparsifier.schedule_steps for codec in codecs), default=0
         ):
-            self._totals = _totals(slots)
-            self._begin(self._profile, _PROFILE_STEPS)
+            self._begin_profile(slots)
+
+    def _begin_profile(self, slots):
+        self._totals = _totals(slots)
+        self._begin(self._profile, _PROFILE_STEPS)
 
     def _profile(self, transport, slots):
         if self._left > 0:
+            return
+        if not self._profiled(slots):  # of several optimizers, not all step in every step
+            self._begin_profile(slots)
             return
         self._costs = {
             name: _Costs(
@@ -157,16 +166,21 @@ class Scheduler:
         self._tables = self._measured_tables(transport)
         own = self.profile(slots, transport.size)
         profiles = self._gathered(transport, own.to_json().encode())
-        plans = None
+        plans = failure = None
         if transport.rank == 0:
-            merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
-            on_device = any(slot.parameter.device.type != "cpu" for slot in slots.values())
-            communicators = ("Allgather",) if on_device else COMMUNICATORS
-            plans = json.dumps(plans_to_try(merged, communicators)).encode()
+            try:
+                merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
+                on_device = any(slot.parameter.device.type != "cpu" for slot in slots.values())
+                communicators = ("Allgather",) if on_device else COMMUNICATORS
+                plans = json.dumps(plans_to_try(merged, communicators)).encode()
+            except Exception as error:  # tell the other ranks, or they would wait
+                plans, failure = json.dumps(wire.describe(error)).encode(), error
         agreed = transport.broadcast(
             None if plans is None else np.frombuffer(plans, dtype=np.uint8), 0, self._name("plans")
         )
         found = json.loads(np.asarray(transport.wait(agreed)).tobytes().decode())
+        if isinstance(found, str):
+            raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {found}")
         self._waiting = [(rule, Plan.from_json(text)) for rule, text in found]
         self.trials, self._tried = [], []
         self._next_trial()
@@ -211,7 +225,7 @@ class Scheduler:
         measured = self._slowest(transport, float(np.median(self._seconds)))
         ratio = max(measured / self._expected, self._expected / measured)
         self._differing = self._differing + 1 if ratio > _DIFFERENT else 0
-        if self._differing == 2:
+        if self._differing >= 2 and self._profiled(slots):
             self._measure_and_plan(transport, slots)
         else:
             self._begin(self._watch, _WINDOW)
@@ -232,11 +246,10 @@ class Scheduler:
             )
             for name, slot in slots.items()
         }
-        policies, ready = self._base.policies, self._times.ready
-        names = [name for name in sorted(ready, key=ready.__getitem__) if not policies[name].dense]
+        policies, ready, names = self._base.policies, self._times.ready, self._profiled(slots)
         if not names:
             raise InvalidArgumentError(
-                "profile: expected some steps with compressed gradients, got none"
+                "profile: expected some steps of a hvd.DistributedOptimizer with compressed gradients, got none"
             )
         codec = policies[names[0]].codec
         ratio = layout.ratio_of(codec)
@@ -251,6 +264,18 @@ class Scheduler:
         return Profile(
             tuple(parts), self._times.rest, 0.0, ranks, 1, repr(codec), ratio or 1.0, gather, reduce
         )
+
+    def _profiled(self, slots):
+        """Return the names of the parameters of a profile, as their gradients become ready.
+
+        These are all that the last complete step compressed.
+        """
+        policies, ready = self._base.policies, self._times.ready
+        return [
+            name
+            for name in sorted(ready, key=ready.__getitem__)
+            if not policies[name].dense and math.prod(slots[name].shape)
+        ]
 
     def _measured_tables(self, transport):
         """Return (table of allgather, table of allreduce) of seconds by bytes, of this network."""

@@ -8,10 +8,14 @@ from deepreduce_hvd.schedule.dag import COMPUTE, NETWORK, Event, Timeline
 from deepreduce_hvd.schedule.pictures import write_trace
 
 _KEPT_STEPS = 6
+#: events of a step that are kept; without an optimizer, steps have no end
+_MOST_EVENTS = 50_000
 
 
 class StepTimes:
-    """The times of the steps of one optimizer, in seconds. A step begins with its first gradient.
+    """The times of the steps of a job, in seconds. A step begins with its first gradient.
+
+    With several optimizers, a step has at most one step of each.
 
     Attributes:
         seconds: from the beginning of the last complete step to that of the next one, or None.
@@ -28,7 +32,7 @@ class StepTimes:
         self._begun = self._ended = None
         self._own = 0.0
         self._ready = {}
-        self._events = []
+        self._events = collections.deque(maxlen=_MOST_EVENTS)
 
     @property
     def ready(self):
@@ -60,7 +64,8 @@ class StepTimes:
             self._kept.append((self._ready, max(now - self._ended, 0.0)))
             self._timeline = self._begun, self._ended, self._events, self.seconds
         self._begun = self._ended = now
-        self._own, self._ready, self._events = 0.0, {}, []
+        self._own, self._ready = 0.0, {}
+        self._events = collections.deque(maxlen=_MOST_EVENTS)
 
     def gradient(self, name, started, ended):
         """Note that the compressor took a gradient from ``started`` to ``ended``."""

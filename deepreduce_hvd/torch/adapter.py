@@ -98,10 +98,11 @@ class Adapter(BaseAdapter):
             message = momentum_warning(owner, self.compressor)
             if message is not None:
                 self._warn_once("momentum", message)
-        if owner is not DIRECT:
+        leads = self._rounds.leads(owner)
+        if leads:
             self._times.begin(time.perf_counter())
             self._follow(self.scheduler.layout)
-        return self._rounds.begin(owner, self.device_path.sums(), self._layout)
+        return self._rounds.begin(owner, self.device_path.sums(), self._layout, leads)
 
     def _follow(self, layout):
         """Send gradients as a layout says, from the next round on."""
@@ -128,10 +129,8 @@ class Adapter(BaseAdapter):
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            if slot.remembers:
-                slot.follow_loss_scale(round_.loss_scale)
-                slot.back_up()
-            reduced = as_reduced(slot.with_memory(tensor), slot.policy.way)
+            summed = slot.with_memory(tensor, made, round_.loss_scale)
+            reduced = as_reduced(summed, slot.policy.way)
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
@@ -198,7 +197,7 @@ class Adapter(BaseAdapter):
         self._times.result(slot.name, started, time.perf_counter())
         if round_.complete:
             round_.device_sums.send()
-            if round_.owned:
+            if round_.leads:
                 self.scheduler.step_ends(self.transport, self.slots)
         return result
 

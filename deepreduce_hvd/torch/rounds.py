@@ -148,9 +148,10 @@ class Round:
         delivering: whether a result has been requested; all gradients have come before that.
         void: whether some result has NaN or Inf.
         closed: whether the end of the step has been settled.
+        leads: whether a step of the job begins with this round, see :meth:`Rounds.leads`.
     """
 
-    def __init__(self, plan, loss_scale, device_sums, gradients_made):
+    def __init__(self, plan, loss_scale, device_sums, gradients_made, leads):
         self.plan = plan
         self.loss_scale = loss_scale
         self.device_sums = device_sums
@@ -158,6 +159,7 @@ class Round:
         self.delivering = False
         self.void = False
         self.closed = False
+        self.leads = leads
         self._flights = {}  # number of a bucket -> Flight
         self._roll_calls = {}  # label -> RollCall
         self._left = 0
@@ -190,7 +192,7 @@ class Round:
         """
         number, bucket = self.plan.bucket_of(slot)
         if number not in self._flights:
-            self._flights[number] = Flight(bucket, self.plan.communicator_of(slot))
+            self._flights[number] = Flight(bucket, self.plan.communicator_of(bucket[0]))
         flight = self._flights[number]
         if flight.roll_call is None:
             label = self.plan.called_for(slot)
@@ -237,6 +239,7 @@ class Rounds:
     def forget(self):
         """Forget all rounds."""
         self._last = weakref.WeakKeyDictionary()  # optimizer -> its last Round
+        self._stepping = weakref.WeakSet()  # optimizers with a round in the job's step
         self._apart = Apart(self._compressor.fingerprint)
 
     def last_of(self, owner):
@@ -255,19 +258,35 @@ class Rounds:
             return None
         return last
 
-    def begin(self, owner, device_sums, layout):
+    def leads(self, owner):
+        """Return whether a step of the job begins with the next round of an optimizer.
+
+        It does if the optimizer has a round already in the step in progress: of several optimizers,
+        each has at most one round in a step.
+        """
+        if owner is DIRECT:
+            return False
+        first = not self._stepping or owner in self._stepping
+        if first:
+            self._stepping.clear()
+        self._stepping.add(owner)
+        return first
+
+    def begin(self, owner, device_sums, layout, leads):
         """Begin a round of an optimizer, or of :data:`DIRECT`, and return it.
 
         Args:
             owner: the optimizer, or :data:`DIRECT`.
             device_sums: the sums of this round on devices.
             layout: the :class:`~deepreduce_hvd.layout.Layout` of the round.
+            leads: what :meth:`leads` returned.
         """
         round_ = self._last[owner] = Round(
             self._plan_of(owner, layout),
             self._loss_scale(),
             device_sums,
             self._parameters.gradients_made,
+            leads,
         )
         return round_
 

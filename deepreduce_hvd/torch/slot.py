@@ -30,6 +30,8 @@ class Slot:
         self.loss_scale = None
         #: whether the memory may have anything else than zeros
         self.remembers = False
+        #: whether the step in progress changes the memory, whose backup is then of this step
+        self.changes = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False
         #: last Round with a gradient of this parameter
@@ -68,23 +70,37 @@ class Slot:
         self.loss_scale = scale
 
     def back_up(self):
+        self.changes = True
         for kept, part in zip(self.backup, self.state):
             kept.copy_(part)
 
     def restore(self):
         """Undo the last step."""
         self.payload = None
+        if not self.changes:
+            return
         self.remembers = True
         for kept, part in zip(self.backup, self.state):
             part.copy_(kept)
 
-    def with_memory(self, gradient):
+    def with_memory(self, gradient, made, loss_scale):
         """Return a gradient plus what the memory keeps, which is zero from then on.
 
-        For a parameter that was compressed before and is sent uncompressed now.
+        For a parameter that was compressed before and is sent uncompressed now. The memory waits if
+        the gradient is zero because backward did not make it.
+
+        Args:
+            gradient: the gradient.
+            made: whether backward made it.
+            loss_scale: loss scale of this step, or None.
         """
-        if not self.remembers or not self.state:
+        self.changes = False
+        if not self.state:
             return gradient
+        self.follow_loss_scale(loss_scale)
+        if not self.remembers or not (made or bool(gradient.any())):
+            return gradient
+        self.back_up()
         self.remembers = False
         (residual,) = self.state  # only Residual, see layout.py
         total = gradient.detach().float() + residual.to(gradient.device).view(gradient.shape)

@@ -194,6 +194,120 @@ def scenario_auto_starts_again_when_steps_change(directory):
     assert_equal_everywhere(network.named_parameters(), "again")
 
 
+def scenario_void_steps_lose_nothing_after_parameters_went_dense(directory):
+    """The residual of a parameter that went dense is sent once, whatever steps overflow."""
+    for voids in ((4,), (5,), (6, 7), (4, 5, 8)):
+        network = model()
+        scale = 1024.0
+        optimizer, compressor = distributed(
+            network, CODEC, compressor_options={"dense_below": 50, "loss_scale": lambda: scale}
+        )
+        names = [name for name, policy in compressor.policies.items() if not policy.dense]
+        plan = plan_of([Message(tuple(names[::-1]), "dense")])
+        came, arrived = {}, {}
+        for step in range(10):
+            if step == 4:
+                compressor.adapter.scheduler.layout = layout.of_plan(
+                    compressor.policies, compressor.fingerprint, plan
+                )
+            scale = 2048.0 if step > 6 else 1024.0
+            before = local_gradients(network, step)
+            void = step in voids
+            network.zero_grad()
+            backward(network, step)
+            optimizer.synchronize()
+            if void:  # as if a rank had an overflow
+                compressor.adapter.slots[names[0]].last_round.void = True
+                continue
+            for name, gradient in gradients(network):
+                came[name] = came.get(name, 0) + before[name].double().view(-1) / scale
+                got = gradient.double().view(-1) * hvd.size() / scale
+                arrived[name] = arrived.get(name, 0) + got
+        for name in names:
+            total = hvd.allreduce(came[name], op=hvd.Sum, name=f"came.{name}")
+            kept = residuals(compressor, name).view(-1) / scale
+            difference = float((arrived[name] + kept - total).abs().max())
+            expect(difference <= 1e-5 * float(total.abs().max() + 1e-9), voids, name, difference)
+
+
+def scenario_a_frozen_parameter_that_goes_dense_stays_as_it_is(directory):
+    """Its residual waits until it is trained again."""
+    network = model()
+    optimizer, compressor = distributed(network, CODEC, compressor_options={"dense_below": 50})
+    names = [name for name, policy in compressor.policies.items() if not policy.dense]
+    frozen = dict(network.named_parameters())[names[0]]
+    for step in range(8):
+        if step == 2:
+            frozen.requires_grad_(False)
+            before = frozen.detach().clone()
+        if step == 4:
+            compressor.adapter.scheduler.layout = layout.of_plan(
+                compressor.policies,
+                compressor.fingerprint,
+                plan_of([Message(tuple(names[::-1]), "dense")]),
+            )
+        if step == 6:
+            expect(torch.equal(frozen, before), "a frozen parameter has changed")
+            expect(bool(residuals(compressor, names[0]).any()), "the residual is gone")
+            frozen.requires_grad_(True)
+        network.zero_grad()
+        backward(network, step)
+        optimizer.step()
+        assert_equal_everywhere(network.named_parameters(), f"frozen {step}")
+    expect(not bool(residuals(compressor, names[0]).any()), "the residual was not sent")
+
+
+def scenario_auto_with_nothing_to_measure(directory):
+    """Without compressed gradients there is no plan; a parameter without elements is no layer."""
+    for dense_below in (1 << 20, 0):
+        network = model()
+        network.register_parameter("empty", torch.nn.Parameter(torch.zeros(0, 3)))
+        optimizer, compressor = distributed(
+            network, CODEC, compressor_options={"schedule": "auto", "dense_below": dense_below}
+        )
+        for step in range(20):
+            network.zero_grad()
+            backward(network, step)
+            optimizer.step()
+        expect((compressor.plan is None) == bool(dense_below), "the plan is", compressor.plan)
+        assert_equal_everywhere(network.named_parameters(), f"nothing {dense_below}")
+
+
+def scenario_auto_plans_for_all_optimizers_of_a_compressor(directory):
+    """A step of the job has one step of each optimizer, also if one of them compresses nothing."""
+    parts = torch.nn.ModuleDict(
+        {"one": torch.nn.Linear(40, 30), "small": torch.nn.Linear(30, 1), "two": model()}
+    )
+    compressor = dr.Compressor(
+        CODEC, parameters=parts.named_parameters(), schedule="auto", dense_below=50
+    )
+    optimizers = {
+        name: hvd.DistributedOptimizer(
+            torch.optim.SGD(part.parameters(), lr=1e-3),
+            named_parameters=[(f"{name}.{own}", p) for own, p in part.named_parameters()],
+            compression=compressor,
+        )
+        for name, part in parts.items()
+    }
+    for step in range(60):
+        parts["one"].zero_grad()
+        parts["small"].zero_grad()
+        inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(step + hvd.rank()))
+        hidden = parts["one"](inputs)
+        parts["small"](hidden.detach()).sum().backward()
+        optimizers["small"].step()
+        hidden.square().sum().backward()
+        optimizers["one"].step()
+        parts["two"].zero_grad()
+        backward(parts["two"], step)
+        optimizers["two"].step()
+    expect(compressor.plan is not None, "there is no plan")
+    planned = {name for message in compressor.plan.messages for name in message.members}
+    compressed = {name for name, policy in compressor.policies.items() if not policy.dense}
+    expect(planned == compressed, "planned", planned, "compressed", compressed)
+    assert_equal_everywhere(parts.named_parameters(), "several optimizers")
+
+
 def scenario_ranks_with_other_schedules_are_told(directory):
     network = model()
     schedule = "auto" if hvd.rank() else None
