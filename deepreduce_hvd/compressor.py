@@ -205,7 +205,7 @@ class Compressor:
         return [
             Setting("format version", str(container.VERSION)),
             Setting("codec", codec),
-            Setting("memory", memory),
+            Setting("memory" if isinstance(memory, str) else "codecs and memories", memory),
             Setting("communicator", repr(self.communicator)),
             *(Setting(what, str(found)) for what, found in alike.items()),
             Setting("bucket_bytes", str(self.bucket_bytes)),

@@ -166,10 +166,18 @@ def _expect_patterns(what: str, given: Mapping[Any, Any], shapes: Iterable[str])
                 if earlier
                 else f"one that matches none of {_some(names)}"
             )
+            if not earlier and _is_literal(pattern, names):
+                got += "; write [[] for a [ in a name"
             raise InvalidArgumentError(
                 f"Compressor {what}: expected a pattern that a parameter needs, got {pattern!r}, {got}"
             )
         left = [name for name in left if name not in matched]
+
+
+def _is_literal(pattern: str, names: list[str]) -> bool:
+    """Return whether a pattern would match a name if its [ were no wildcard."""
+    literal = pattern.replace("[", "[[]")
+    return any(fnmatch.fnmatchcase(name, literal) for name in names)
 
 
 def _some(names: list[str]) -> str:

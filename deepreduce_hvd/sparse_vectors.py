@@ -265,7 +265,9 @@ def _expect_codec(what, codec, kind, default):
     if codec is None:
         return default()
     if not isinstance(codec, kind):
-        raise InvalidArgumentError(f"{what}: expected an {kind.__name__}, got {codec!r}")
+        raise InvalidArgumentError(
+            f"{what}: expected a codec of type {kind.__name__}, got {codec!r}"
+        )
     return codec
 
 

@@ -169,3 +169,11 @@ def test_prepare_leaves_what_is_not_compressed(capsys):
     own = 4.0 * (1 - correction.momentum)  # the memory multiplies by the inverse
     expected = {"embed.weight": 2.5, "body.0.weight": 4.0, "body.0.bias": own, "head": 2.5}
     assert moved == pytest.approx(expected)
+
+
+def test_a_bracket_in_a_name_is_explained():
+    shapes = {"layers[0].weight": (9, 9), "layers[1].weight": (9, 9)}
+    with pytest.raises(dr.InvalidArgumentError, match=r"write \[\[\] for a \["):
+        resolved({"layers[0]*": "dense"}, shapes=shapes)
+    found = resolved({"layers[[]0]*": "dense"}, shapes=shapes)
+    assert [policy.way for policy in found.values()] == ["dense", "codec"]
