@@ -6,6 +6,8 @@ from deepreduce_hvd.errors import InvalidArgumentError
 
 _PYTORCH_ONLY = "{}: expected a compressor of PyTorch parameters under Horovod, got another one"
 
+_TENSORFLOW_ONLY = "{}: expected a compressor of TensorFlow variables, got another one"
+
 
 class BaseAdapter:
     """The side of a compressor that works on one framework's tensors.
@@ -64,6 +66,16 @@ class BaseAdapter:
     def timeline(self, path):
         """Write the last step as a trace, as :meth:`Compressor.timeline`."""
         raise InvalidArgumentError(_PYTORCH_ONLY.format("timeline"))
+
+    def bound_to(self, variables):
+        """Return the view for some variables, as :meth:`Compressor.bound_to`."""
+        raise InvalidArgumentError(_TENSORFLOW_ONLY.format("bound_to"))
+
+    def expect_trackable(self):
+        """Return the state for a checkpoint of TensorFlow, as :attr:`Compressor.trackable`."""
+        if not hasattr(self, "trackable"):
+            raise InvalidArgumentError(_TENSORFLOW_ONLY.format("trackable"))
+        return self.trackable
 
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""

@@ -177,3 +177,10 @@ def test_a_bracket_in_a_name_is_explained():
         resolved({"layers[0]*": "dense"}, shapes=shapes)
     found = resolved({"layers[[]0]*": "dense"}, shapes=shapes)
     assert [policy.way for policy in found.values()] == ["dense", "codec"]
+
+
+def test_what_only_tensorflow_has_is_refused_on_pytorch():
+    one = compressor()
+    for call in (lambda: one.bound_to([]), lambda: one.trackable):
+        with pytest.raises(dr.InvalidArgumentError, match="expected a compressor of TensorFlow"):
+            call()

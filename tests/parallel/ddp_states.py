@@ -90,6 +90,7 @@ def scenario_refused(directory):
     registered = compressor()
     registered.register(model)
     _refused("one compressor per model", lambda: registered.register(model))
+    _refused("registered with a DDP model", lambda: registered.compress(torch.zeros(3)))
     _refused("got one that has a hook", lambda: compressor().register(model))
     _refused("save model.module.state_dict()", lambda: pickle.dumps(model))
     _refused("save model.module.state_dict()", lambda: copy.deepcopy(model))

@@ -158,6 +158,19 @@ class DdpAdapter(BaseAdapter):
             "compressor.state_dict()"
         )
 
+    def compress(self, tensor):
+        self._refuse_horovod("compress")
+
+    def decompress(self, tensor, context):
+        self._refuse_horovod("decompress")
+
+    @staticmethod
+    def _refuse_horovod(what):
+        raise InvalidArgumentError(
+            f"{what}: expected a compressor of Horovod, got one that is registered with a DDP model; "
+            "create another one for hvd.DistributedOptimizer"
+        )
+
     def progress(self):
         """Return the number of steps that this compressor has begun."""
         return max((slot.steps for slot in self.slots.values()), default=0)
