@@ -375,7 +375,7 @@ class Compressor:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the next step, on PyTorch; None without one."""
+        """The plan of the next step; None without one."""
         return self.adapter.plan
 
     def timeline(self, path: str | os.PathLike[str]) -> None:

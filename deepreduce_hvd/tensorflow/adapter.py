@@ -18,6 +18,7 @@ from deepreduce_hvd.communicators import Allgather
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.policies import Policy
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.stages.memories import NoMemory, Residual
 from deepreduce_hvd.tensorflow.collectives import Collectives
@@ -64,9 +65,15 @@ class Adapter(BaseAdapter):
             )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
         if compressor.schedule is not None:  # Horovod decides on the messages
-            compressor.policies = layout.of_plan(
+            planned = layout.of_plan(
                 compressor.policies, compressor.fingerprint, compressor.schedule
             ).policies
+            # the plan never changes, so what is sent uncompressed needs no memory
+            compressor.policies = {
+                name: Policy(policy.way) if policy.dense else policy
+                for name, policy in planned.items()
+            }
+            self.plan = compressor.schedule
         self.device_path = DevicePath(compressor)
         self._host_path = HostPath(compressor)
         self._collectives = Collectives(compressor, self.process_set)

@@ -1,0 +1,50 @@
+"""Plans on TensorFlow: the way and the density of each variable."""
+
+import os
+
+import pytest
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.schedule import Message, Plan
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+hvd = pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed")
+
+CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def horovod():
+    hvd.init()
+
+
+def compressor(schedule):
+    named = [(name, tf.Variable(tf.zeros([40, 30]))) for name in "abcd"]
+    return dr.Compressor(CODEC, parameters=named, schedule=schedule)
+
+
+def test_a_plan_sets_ways_and_densities():
+    messages = (
+        Message(("d", "c"), "codec", 0.2, "Allgather"),
+        Message(("b",), "fp16"),
+        Message(("a",)),
+    )
+    plan = Plan(messages, (), 0.0, "none", "none", 2, 1, "none")
+    comp = compressor(plan)
+    denser = dr.Codec(dr.TopK(0.2), index=dr.Rice())
+    expected = {
+        "a": Policy("dense"),
+        "b": Policy("fp16"),
+        "c": Policy("codec", denser, dr.Residual()),
+        "d": Policy("codec", denser, dr.Residual()),
+    }
+    assert comp.policies == expected and comp.plan == plan
+    kept = {name: list(one["memory"]) for name, one in comp.state_dict()["parameters"].items()}
+    assert kept == {"a": [], "b": [], "c": ["residual"], "d": ["residual"]}
+
+
+def test_auto_is_refused():
+    with pytest.raises(dr.InvalidArgumentError, match="expected None or a plan on TensorFlow"):
+        compressor("auto")
