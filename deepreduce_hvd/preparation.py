@@ -137,7 +137,8 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     learning rate divided by 1 - momentum, so that the step size stays the same. Adam and AdamW:
     the first of ``betas`` is 0. Adagrad has no momentum: nothing changes. Without a memory, or with
     :class:`NoneSparsifier`, nothing is delayed and nothing changes either. Parameters that the
-    compressor does not compress are stepped as before. The optimizer's own settings, and what
+    compressor does not compress are stepped as before. On PyTorch it makes no difference whether a
+    plan of ``schedule=`` sends a parameter uncompressed. The optimizer's own settings, and what
     learning rate schedulers do to them, stay visible and count in each step.
 
     >>> # comp = dr.Compressor(parameters=model.named_parameters())

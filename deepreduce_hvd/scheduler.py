@@ -39,6 +39,8 @@ _EQUAL = 1.03
 #: steps between two comparisons with the expected seconds; two in a row must differ by more than
 #: this ratio
 _WINDOW, _DIFFERENT = 25, 1.25
+#: the window is twice as long after each repetition that changed nothing, up to this number of steps
+_LONGEST_WINDOW = 800
 #: bytes of the timed collectives; larger ones are left out once one takes so many seconds
 _SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24), 0.2
 _REPEATS = 3
@@ -85,6 +87,7 @@ class Scheduler:
         self._tables = None
         self._costs = None
         self._calls = 0
+        self._window = _WINDOW
         self._begin(self._warm_up, _COLD_STEPS)
 
     def _begin(self, phase, steps):
@@ -182,6 +185,7 @@ class Scheduler:
         if isinstance(found, str):
             raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {found}")
         self._waiting = [(rule, Plan.from_json(text)) for rule, text in found]
+        self._before = self.layout.plan
         self.trials, self._tried = [], []
         self._next_trial()
 
@@ -215,8 +219,11 @@ class Scheduler:
         )
         self._expected = self.trials[best].measured
         self._differing = 0
-        self.layout = self._layout_of(self._tried[best])
-        self._begin(self._watch, _WINDOW)
+        chosen = self._tried[best]
+        same = self._before is not None and self._before.messages == chosen.messages
+        self._window = min(2 * self._window, _LONGEST_WINDOW) if same else _WINDOW
+        self.layout = self._layout_of(chosen)
+        self._begin(self._watch, self._window)
 
     def _watch(self, transport, slots):
         if self._left > 0:
@@ -228,7 +235,7 @@ class Scheduler:
         if self._differing >= 2 and self._profiled(slots):
             self._measure_and_plan(transport, slots)
         else:
-            self._begin(self._watch, _WINDOW)
+            self._begin(self._watch, self._window)
 
     # --- measurements ---
 

@@ -10,7 +10,7 @@ from deepreduce_hvd.schedule.plan import Plan, optimal_plan
 from deepreduce_hvd.schedule.rules import predict
 
 #: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
-_WITHOUT_CODEC = ("fp16", "dense")
+_WITHOUT_CODEC = ("dense", "fp16")
 _RULES = ("plan", "codec", "buckets", *_WITHOUT_CODEC)
 
 
