@@ -123,7 +123,12 @@ def scenario_every_variable_travels_its_own_way(directory):
                 chosen = [name for name in names if name[:-1] == kind]
                 wanted.update(reduce(given, compression, chosen))
             for name in names:
-                np.testing.assert_array_equal(got[name].numpy(), wanted[name].numpy(), name)
+                # Horovod's own sums of more than two ranks depend on what it merges
+                exact = hvd.size() < 3 or name[:-1] in ("other", "rest")
+                near = 2e-3 if name == "half0" else 1e-6
+                tolerance = {} if exact else {"rtol": near, "atol": near}
+                compare = np.testing.assert_allclose if tolerance else np.testing.assert_array_equal
+                compare(got[name].numpy(), wanted[name].numpy(), **tolerance, err_msg=name)
         paths = [row["path"] for row in mixed.stats().values()]
         half = "dense" if options else "fp16"
         assert paths == ["compressed"] * 2 + [half, "compressed", "dense", "compressed"], paths

@@ -136,7 +136,11 @@ def scenario_every_parameter_travels_its_own_way(directory):
             "rest": hvd.allreduce(own["rest"], compression=compressors[2]),
         }
         for name, one in expected.items():
-            expect(torch.equal(got[name], one), name, f"differs in step {step}")
+            # Horovod's own sums of more than two ranks depend on what it merges
+            exact = hvd.size() < 3 or name in ("other", "rest")
+            tolerance = 0.0 if exact else 2e-3 if name == "short" else 1e-6
+            close = torch.allclose(got[name], one, rtol=tolerance, atol=tolerance)
+            expect(close, name, f"differs in step {step}")
         assert_equal_everywhere(got.items(), f"ways {step}")
         with optimizer.skip_synchronize():
             optimizer.step()
