@@ -83,16 +83,29 @@ def summarize(rows):
     entries = []
     for (name, ranks, steps, candidate), rates in sorted(_by_candidate(rows).items()):
         best = _best_rate(name, rates)
-        by_seed = {seed: row["metric"] for seed, row in sorted(rates[best].items())}
+        rows_of_best = list(rates[best].values())
+        # a run that diverged ended in the density warm-up, or soon after
+        finished = [row for row in rows_of_best if row["metric"] is not None] or rows_of_best
         entries.append({
             "task": name, "metric": TASKS[name].metric, "ranks": ranks, "total_steps": steps,
-            "candidate": candidate, "learning_rate": best, "rates_tried": sorted(rates),
-            "by_seed": by_seed,
-            "bytes_per_step": float(np.mean([row["bytes"] for row in rates[best].values()])),
+            "candidate": candidate, "learning_rate": best, "by_seed": _metrics(rates[best]),
+            "other_rates": {
+                rate: _metrics(rates[rate]) for rate in sorted(rates) if rate != best
+            },
+            "training_loss": _mean([row["loss"] for row in finished if "loss" in row]),
+            "bytes_per_step": _mean([row["bytes"] for row in finished]),
         })  # fmt: skip
     for entry in entries:
         _compare(entry, entries)
     return entries
+
+
+def _metrics(by_seed):
+    return {seed: row["metric"] for seed, row in sorted(by_seed.items())}
+
+
+def _mean(values):
+    return float(np.mean(values)) if values else None
 
 
 def _compare(entry, entries):
@@ -111,12 +124,15 @@ def _compare(entry, entries):
     sign = 1 if task.larger_is_better else -1
     shared = [seed for seed in entry["by_seed"] if seed in plain["by_seed"]]
     pairs = {seed: (entry["by_seed"][seed], plain["by_seed"][seed]) for seed in shared}
-    if not pairs or any(None in pair for pair in pairs.values()):
+    entry["gains"] = {
+        seed: sign * (own - other)
+        for seed, (own, other) in pairs.items()
+        if own is not None and other is not None
+    }
+    if not pairs or len(entry["gains"]) < len(pairs):
         return  # a run that diverged is no gain of the others
-    gains = {seed: sign * (own - other) for seed, (own, other) in pairs.items()}
-    differences = list(gains.values())
+    differences = list(entry["gains"].values())
     entry.update(
-        gains=gains,
         gain=float(np.mean(differences)),
         margin=task.margin,
         p=equivalent(differences, task.margin),
@@ -213,16 +229,18 @@ def _draw_uncompressed(panel, values, line):
 def report(rows):
     """Print the table and write the two files."""
     entries = summarize(rows)
-    print(f"{'task':12} {'ranks':>5} {'steps':>6}  {'candidate':32} {'rate':>7} {'mean':>8} {'gain':>8} {'p':>6} {'bytes':>9}  seeds")  # fmt: skip
+    print(f"{'task':12} {'ranks':>5} {'steps':>6}  {'candidate':32} {'rate':>7} {'mean':>8} {'gain':>8} {'p':>6} {'bytes':>9} {'loss':>6}  seeds")  # fmt: skip
     for entry in entries:
         values = [value for value in entry["by_seed"].values() if value is not None]
         mean = f"{np.mean(values):8.4f}" if values else "diverged"
         gain = f"{entry['gain']:+8.4f}" if "gain" in entry else " " * 8
         p = f"{entry['p']:6.3f}" if entry.get("p") is not None else " " * 6
+        loss = entry["training_loss"]
+        loss = " " * 6 if loss is None else f"{loss:6.4f}"
         print(
             f"{entry['task']:12} {entry['ranks']:5} {entry['total_steps']:6}  "
             f"{entry['candidate']:32} {entry['learning_rate']:7.4f} {mean} {gain} {p} "
-            f"{entry['bytes_per_step']:9.0f}  {len(values)}"
+            f"{entry['bytes_per_step']:9.0f} {loss}  {len(values)}"
         )
     (RESULTS / "accuracy-lab.json").write_text(json.dumps(entries, indent=1) + "\n")
     plot(entries, RESULTS / "accuracy-lab.png")

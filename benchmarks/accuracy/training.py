@@ -12,7 +12,7 @@ from deepreduce_hvd.schedule.dag import CODEC, DENSE
 from deepreduce_hvd.torch import prepare
 
 
-def train(task, candidate, size, seed, learning_rate, on_progress=None):
+def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ranks=VirtualRanks):
     """Train a new model.
 
     Args:
@@ -22,6 +22,8 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
         seed: seed of the weights, the data order and the random choices of codecs.
         learning_rate: maximum of the schedule.
         on_progress: function of (steps done, total steps, loss).
+        make_ranks: :class:`~virtual_ranks.VirtualRanks` or a function that returns such ranks; not
+            used for a candidate with ``estimates``.
 
     Returns:
         {"metric": value on the test data, "bytes": bytes per rank and step, "loss": last losses}.
@@ -34,7 +36,7 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None):
     stages = candidate.codec, candidate.memory, candidate.communicator
     settings = {"dense_below": candidate.dense_below, "seed": seed}
     if candidate.estimates is None:
-        ranks = VirtualRanks(size, shapes, *stages, **settings)
+        ranks = make_ranks(size, shapes, *stages, **settings)
     else:
         ranks = EstimatingRanks(size, shapes, *stages, **settings, momentum=candidate.estimates)
     optimizer = task.optimizer(model, learning_rate)

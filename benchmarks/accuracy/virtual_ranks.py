@@ -72,7 +72,8 @@ class VirtualRanks:
         self.steps += 1
         return result
 
-    def _exchange(self, gradients):
+    def _buckets(self, gradients):
+        """Return the bucket of each rank."""
         buckets = []
         for rank, own in enumerate(gradients):
             members = [
@@ -83,8 +84,11 @@ class VirtualRanks:
                 for name in self.compressed
             ]  # fmt: skip
             buckets.append(Bucket(self.codec, self.memory, members, self.seed, self.steps, rank))
+        return buckets
+
+    def _exchange(self, gradients):
         simulator = Simulator(self.size)
-        outcomes = simulator.run(self.communicator, buckets)
+        outcomes = simulator.run(self.communicator, self._buckets(gradients))
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
