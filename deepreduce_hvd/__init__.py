@@ -14,7 +14,7 @@ from deepreduce_hvd.check_codec import check_codec
 from deepreduce_hvd.codec import Codec, decode, decode_sum, inspect
 from deepreduce_hvd.communicators import *  # noqa: F403
 from deepreduce_hvd.communicators import __all__ as _communicators
-from deepreduce_hvd.compressor import Compressor, recommended_codec
+from deepreduce_hvd.compressor import Compressor
 from deepreduce_hvd.errors import (
     CorruptPayloadError,
     DeepReduceError,
@@ -25,6 +25,7 @@ from deepreduce_hvd.errors import (
 )
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.params import from_params
+from deepreduce_hvd.policies import recommended_codec
 from deepreduce_hvd.preparation import prepare
 from deepreduce_hvd.sparse_vectors import (
     SparseHandle,

@@ -1,19 +1,32 @@
-"""Select the backend for an array: NumPy, PyTorch or TensorFlow.
+"""Select the code for an array or a parameter: NumPy, PyTorch or TensorFlow.
 
-This module never imports a framework by itself. The type of an array names its module, and the
-adapter is imported only when such an array arrives. The ``backend`` object of an adapter has the
-methods encode, decode, decode_sum and to_numpy_bytes, as :class:`_NumPy` has.
+This module never imports a framework by itself. The type of an array names its framework, and that
+framework's module is imported only when such an array arrives. A ``backend`` object has the methods
+encode, decode, decode_sum and to_numpy_bytes, as :class:`_NumPy` has.
 """
 
 import importlib
+from typing import NamedTuple
 
 import numpy as np
 
 from deepreduce_hvd import numpy_backend
 from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 
-#: {top-level module of an array's type: module of this package that has its ``backend``}
-_ADAPTERS = {"torch": "deepreduce_hvd.torch.ops", "tensorflow": "deepreduce_hvd.tensorflow.ops"}
+
+class _Framework(NamedTuple):
+    """Names of modules of this package."""
+
+    operators: str | None  #: has the ``backend`` of the framework's tensors; None: no tensors
+    adapter: str  #: has the ``Adapter`` of the framework's parameters
+
+
+#: {top-level module of a type: its framework}
+_FRAMEWORKS = {
+    "torch": _Framework("deepreduce_hvd.torch.ops", "deepreduce_hvd.torch.home"),
+    "tensorflow": _Framework("deepreduce_hvd.tensorflow.ops", "deepreduce_hvd.tensorflow.adapter"),
+    "keras": _Framework(None, "deepreduce_hvd.tensorflow.adapter"),
+}
 
 
 class _NumPy:
@@ -37,13 +50,37 @@ def of(array):
     """Return the backend for ``array``; raise InvalidArgumentError if there is none."""
     if isinstance(array, np.ndarray):
         return _numpy
-    for kind in type(array).__mro__:
-        adapter = _ADAPTERS.get(kind.__module__.partition(".")[0])
-        if adapter is not None:
-            return importlib.import_module(adapter).backend
-    raise InvalidArgumentError(
-        f"expected a NumPy array or a tensor of {', '.join(_ADAPTERS)}, got {type(array).__name__}"
-    )
+    framework = _framework_of(array)
+    if framework is None or framework.operators is None:
+        known = ", ".join(name for name, one in _FRAMEWORKS.items() if one.operators is not None)
+        raise InvalidArgumentError(
+            f"expected a NumPy array or a tensor of {known}, got {type(array).__name__}"
+        )
+    return importlib.import_module(framework.operators).backend
+
+
+def adapter_module(name, parameter):
+    """Return the name of the module with the ``Adapter`` for a parameter.
+
+    Args:
+        name: the parameter's name, for the error message.
+        parameter: a parameter or variable of any framework.
+
+    Raises:
+        InvalidArgumentError: no framework of this package has such parameters.
+    """
+    framework = _framework_of(parameter)
+    if framework is None:
+        raise InvalidArgumentError(
+            f"Compressor parameters: expected parameters of {', '.join(_FRAMEWORKS)}, "
+            f"got {type(parameter).__name__} for {name!r}"
+        )
+    return framework.adapter
+
+
+def _framework_of(array):
+    names = (kind.__module__.partition(".")[0] for kind in type(array).__mro__)
+    return next((_FRAMEWORKS[name] for name in names if name in _FRAMEWORKS), None)
 
 
 def operator_library(directory, name, framework, version):

@@ -9,10 +9,10 @@ Horovod a probe of four numbers to reduce in place of the gradient. The reduced 
 import importlib
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias, cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
-from deepreduce_hvd import container, layout, policies
+from deepreduce_hvd import backends, container, layout, policies
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
@@ -21,10 +21,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile
 from deepreduce_hvd.stages.base import Memory
-from deepreduce_hvd.stages.index_codecs import Rice
 from deepreduce_hvd.stages.memories import Residual
-from deepreduce_hvd.stages.sparsifiers import TopK
-from deepreduce_hvd.stages.value_codecs import LloydMax
 from deepreduce_hvd.statistics import notes, summary_table
 from deepreduce_hvd.validation import (
     expect_communicator,
@@ -34,33 +31,8 @@ from deepreduce_hvd.validation import (
     of_an_instance,
 )
 
-_Shape: TypeAlias = tuple[int, ...]
-#: what ``Compressor(codec=)`` takes
-CodecChoice: TypeAlias = (
-    Codec | str | Mapping[str, Codec | str] | Callable[[str, _Shape], Codec | str | None] | None
-)
-#: what ``Compressor(memory=)`` takes
-MemoryChoice: TypeAlias = (
-    Memory | Mapping[str, Memory] | Callable[[str, _Shape], Memory | None] | None
-)
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
-#: top-level module of a parameter's type -> the module of this package that has its ``Adapter``
-_ADAPTERS = {
-    "torch": "deepreduce_hvd.torch.home",
-    "tensorflow": "deepreduce_hvd.tensorflow.adapter",
-    "keras": "deepreduce_hvd.tensorflow.adapter",
-}
-
-
-def recommended_codec() -> Codec:
-    """Return the default :class:`Codec`: top 1%, Rice index codec, 1-bit LloydMax value codec.
-
-    In the first 50 steps the ratio falls from 25% to 1%. From then on, an element that is sent takes
-    about 9 bits.
-    docs/accuracy.md gives the measurements behind this choice.
-    """
-    return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
 
 
 class Compressor:
@@ -96,6 +68,10 @@ class Compressor:
             time; sending all gradients uncompressed, or as float16, is among them
             (docs/schedule.md). A :class:`~deepreduce_hvd.schedule.Plan`: that plan from the first
             step on.
+        threads: on PyTorch, number of threads that encode gradients while backward makes others; 0
+            leaves encoding to the thread of backward. Payloads do not depend on it. Default: the
+            cores of this host per local rank, less one, but at least 1 and at most 4. They are used
+            with :class:`Allgather`, on the host, for codecs without custom stages.
         dense_below: tensors with fewer elements are sent uncompressed, even if ``codec`` gives them
             a :class:`Codec`.
         seed: seed of all random choices; equal on all ranks.
@@ -124,13 +100,14 @@ class Compressor:
 
     def __init__(
         self,
-        codec: CodecChoice = None,
-        memory: MemoryChoice = None,
+        codec: policies.CodecChoice = None,
+        memory: policies.MemoryChoice = None,
         communicator: Communicator | str | None = None,
         parameters: Iterable[Any] | None = None,
         *,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         schedule: str | Plan | None = None,
+        threads: int | None = None,
         dense_below: int = 1024,
         seed: int = 0,
         process_set: Any = None,
@@ -138,7 +115,7 @@ class Compressor:
         writer: Any = None,
         writer_interval: int = 100,
     ) -> None:
-        self.codec = recommended_codec() if codec is None else codec
+        self.codec = policies.recommended_codec() if codec is None else codec
         self.memory = Residual() if memory is None else memory
         scheme = Auto() if communicator == "auto" else communicator
         self.communicator = cast(Communicator, Allgather() if scheme is None else scheme)
@@ -146,11 +123,12 @@ class Compressor:
         policies.expect_choice("memory", memory)
         expect_communicator(self.communicator)
         expect_settings(
-            bucket_bytes=bucket_bytes, dense_below=dense_below, seed=seed, process_set=process_set,
-            loss_scale=loss_scale, writer=writer, writer_interval=writer_interval,
+            bucket_bytes=bucket_bytes, threads=threads, dense_below=dense_below, seed=seed,
+            process_set=process_set, loss_scale=loss_scale, writer=writer, writer_interval=writer_interval,
         )  # fmt: skip
         self.bucket_bytes = bucket_bytes
         self.schedule = schedule
+        self.threads = threads
         self.dense_below = dense_below
         self.seed = seed
         self.process_set = process_set
@@ -158,12 +136,17 @@ class Compressor:
         self.writer = writer
         self.writer_interval = writer_interval
         named = named_parameters(parameters)
-        adapter_module = _adapter_module(*named[0])
+        adapter_module = backends.adapter_module(*named[0])
         # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
         #: name of a parameter -> its :class:`~deepreduce_hvd.policies.Policy`
         self.policies = policies.resolve(
-            self.codec, self.memory, recommended_codec(), Residual(), dict(names), dense_below
+            self.codec,
+            self.memory,
+            policies.recommended_codec(),
+            Residual(),
+            dict(names),
+            dense_below,
         )
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
         if isinstance(self.codec, Codec) and isinstance(self.memory, Memory):
@@ -266,26 +249,29 @@ class Compressor:
         """
         return self.adapter.decompress(tensor, context)
 
-    def register(self, model: Any) -> None:
-        """Compress the gradients of a model in PyTorch's ``DistributedDataParallel`` (DDP).
+    def register(self, model: Any, mesh: Any = None) -> None:
+        """Compress the gradients of a model of PyTorch without Horovod.
 
-        Registers DDP's communication hook. Horovod is not needed. All ranks of the model's process
-        group call this together, before the first backward pass. The compressor must have all
-        parameters of ``model.module`` that are trained. DDP's ``bucket_cap_mb`` takes the place of
-        ``bucket_bytes``.
+        All ranks that train the model call this together, before the first backward pass. The
+        compressor must have all parameters that are trained. PyTorch decides which gradients share
+        a message, so ``bucket_bytes`` has no effect.
 
         >>> # model = torch.nn.parallel.DistributedDataParallel(network)
         >>> # comp = dr.Compressor(parameters=network.named_parameters())
         >>> # comp.register(model)
 
         Args:
-            model: a ``torch.nn.parallel.DistributedDataParallel`` whose parameters are on the host.
+            model: a ``DistributedDataParallel`` (DDP), or a module after ``fully_shard`` (FSDP2) in
+                each host, whose average is compressed between the hosts. Its parameters are on the
+                host.
+            mesh: for ``fully_shard``, the one-dimensional ``DeviceMesh`` of the ranks that have the
+                same shard, one per host (docs/tutorial-fsdp.md). None for DDP.
 
         Raises:
             InvalidArgumentError: not such a model, a model or a compressor that cannot be
                 registered, or ranks whose configurations differ.
         """
-        importlib.import_module("deepreduce_hvd.torch.ddp.adapter").register(self, model)
+        importlib.import_module("deepreduce_hvd.torch.registration").register(self, model, mesh)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals and step counters of this rank.
@@ -294,7 +280,7 @@ class Compressor:
 
         Returns:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'
-            shapes or flat. The arrays are tensors on PyTorch, which
+            shapes or flat; with ``fully_shard``, those of this rank's shards. The arrays are tensors on PyTorch, which
             ``torch.load(weights_only=True)`` accepts, and NumPy arrays on TensorFlow.
         """
         return self.adapter.state_dict()
@@ -402,15 +388,3 @@ class Compressor:
         from deepreduce_hvd.layers_plot import draw
 
         draw(self.stats(), path)
-
-
-def _adapter_module(name, parameter):
-    """Return the name of the module with the ``Adapter`` for a parameter's framework."""
-    for kind in type(parameter).__mro__:
-        module = _ADAPTERS.get(kind.__module__.partition(".")[0])
-        if module is not None:
-            return module
-    raise InvalidArgumentError(
-        f"Compressor parameters: expected parameters of {', '.join(_ADAPTERS)}, "
-        f"got {type(parameter).__name__} for {name!r}"
-    )

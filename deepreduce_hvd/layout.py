@@ -6,15 +6,13 @@ import zlib
 from collections.abc import Mapping
 
 from deepreduce_hvd.codec import Codec
-from deepreduce_hvd.communicators import Allgather, Communicator, RecursiveDoubling, SplitAllgather
+from deepreduce_hvd.communicators import Allgather, Communicator
+from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.policies import Policy
 from deepreduce_hvd.schedule.dag import CODEC, Message
 from deepreduce_hvd.schedule.plan import Plan
 
-_COMMUNICATORS: dict[str, Communicator] = {
-    repr(one).partition("(")[0]: one for one in (Allgather(), SplitAllgather(), RecursiveDoubling())
-}
 _MOST_NAMES = 5
 
 
@@ -69,9 +67,7 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
             planned[name] = _planned(name, policies[name], message)
         if message.way == CODEC:
             messages.append(message.members)
-            communicators.update(
-                dict.fromkeys(message.members, _COMMUNICATORS[message.communicator])
-            )
+            communicators.update(dict.fromkeys(message.members, EXACT_SUMS[message.communicator]))
     text = repr((messages, list(planned.values()), list(communicators.values())))
     return Layout(
         planned, tuple(messages), communicators, zlib.crc32(text.encode(), fingerprint), plan
@@ -91,9 +87,9 @@ def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
             f"plan: expected a codec only for parameters that the compressor compresses, got one for "
             f"{', '.join(uncompressed[:_MOST_NAMES])}"
         )
-    if message.way == CODEC and message.communicator not in _COMMUNICATORS:
+    if message.way == CODEC and message.communicator not in EXACT_SUMS:
         raise InvalidArgumentError(
-            f"plan: expected one of {', '.join(_COMMUNICATORS)}, got {message.communicator}"
+            f"plan: expected one of {', '.join(EXACT_SUMS)}, got {message.communicator}"
         )
 
 

@@ -27,8 +27,8 @@ _FRAMEWORKS = {
     "tensorflow": "deepreduce_hvd.tensorflow.vectors",
 }
 _INDEX_DTYPES = ("int32", "int64", "uint32", "uint64")
-#: ranks of a process set -> numbers for calls without a name
-_numbers: dict[tuple[int, ...], Any] = {}
+#: ranks of a process set -> (the initialization of Horovod, numbers for calls without a name)
+_numbers: dict[tuple[int, ...], tuple[Any, "itertools.count[int]"]] = {}
 _in_flight: "weakref.WeakSet[SparseHandle]" = weakref.WeakSet()
 
 
@@ -172,10 +172,11 @@ def sparse_allreduce_async(
     Horovod has no handles: there the call itself makes the exchange.
     """
     framework = _framework_of(indices)
-    transport = _module(framework).transport(process_set)
+    module = _module(framework)
+    transport = module.transport(process_set)
     _expect_member(transport)
     key = process_set_key(process_set)
-    label, collective = _names(name, key)
+    label, collective = _names(name, key, module.initialization())
     try:
         average = _expect_op(op, transport.horovod)
         scheme = Allgather() if communicator is None else communicator
@@ -238,10 +239,18 @@ def _expect_member(transport):
         )
 
 
-def _names(name, key):
-    """Return (label for messages, name of the collectives)."""
+def _names(name, key, initialization):
+    """Return (label for messages, name of the collectives).
+
+    Numbers start again when Horovod is initialized again, as Horovod's own do: in elastic training,
+    ranks that join then count from the same number.
+    """
     if name is None:
-        number = next(_numbers.setdefault(key, itertools.count()))
+        known, numbers = _numbers.get(key, (None, itertools.count()))
+        if initialization is not None and known is not initialization:
+            known, numbers = initialization, itertools.count()
+        _numbers[key] = known, numbers
+        number = next(numbers)
         return f"sparse_allreduce number {number}", f"deepreduce.sparse.noname.{number}"
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"name: expected a text that is not empty, got {name!r}")

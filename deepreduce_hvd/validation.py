@@ -82,7 +82,7 @@ def meant(value, kind):
 
 
 def expect_settings(
-    *, bucket_bytes, dense_below, seed, process_set, loss_scale, writer, writer_interval
+    *, bucket_bytes, threads, dense_below, seed, process_set, loss_scale, writer, writer_interval
 ):
     """Check the other arguments of :class:`Compressor`.
 
@@ -94,6 +94,10 @@ def expect_settings(
             raise InvalidArgumentError(
                 f"Compressor {name}: expected an integer of at least 0, got {value!r}"
             )
+    if threads is not None and (not is_integer(threads) or threads < 0):
+        raise InvalidArgumentError(
+            f"Compressor threads: expected None or an integer of at least 0, got {threads!r}"
+        )
     if not is_integer(seed) or not 0 <= seed < 2**63:
         raise InvalidArgumentError(
             f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}"

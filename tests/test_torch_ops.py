@@ -1,5 +1,7 @@
 """The PyTorch operators: schemas, fake kernels, errors, and the same bytes as NumPy."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from sampling import parametrize_product
 import deepreduce_hvd as dr
 import deepreduce_hvd.torch.ops
 from deepreduce_hvd.numpy_backend import encode_numpy
+from deepreduce_hvd.torch import results
 
 FIELDS = dr.Codec(dr.TopK(0.1)).fields(dr.Residual())
 NO_MEMORY = dr.Codec(dr.TopK(0.1)).fields(dr.NoMemory())
@@ -161,3 +164,17 @@ def test_operators_of_another_pytorch_are_not_loaded(monkeypatch, tmp_path):
         "got operators for 2.12.0+cu130, "
         "2.9.1; install the package again with this PyTorch installed and DEEPREDUCE_WITH_PYTORCH=1"
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_one_number_that_is_not_finite_is_found(dtype):
+    assert results.is_finite(torch.zeros(0, dtype=dtype))
+    for d in (1, 2, 7, 16, 33, 1000):
+        for place in {0, d // 2, d - 1}:
+            for bad in (math.nan, math.inf, -math.inf):
+                whole = torch.randn(d, 3, generator=torch.Generator().manual_seed(d)).to(dtype)
+                for part in (whole.view(-1), whole[:, 1]):
+                    assert results.is_finite(part)
+                whole[place, 1] = bad
+                for part in (whole.view(-1), whole[:, 1]):
+                    assert not results.is_finite(part)

@@ -12,6 +12,7 @@ class Allgather(Communicator):
     """
 
     puts_back = False
+    sends_payloads = True
 
     def exchange(self, bucket, channel):
         gathered = yield channel.allgather(bucket.encode())

@@ -13,6 +13,12 @@ from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
 from deepreduce_hvd.communicators.split_allgather import SplitAllgather
 from deepreduce_hvd.communicators.sums import GatheredPayloads
 
+#: {name: communicator} of those that sum exactly what every rank sends
+EXACT_SUMS: dict[str, Communicator] = {
+    "Allgather": Allgather(),
+    "SplitAllgather": SplitAllgather(),
+    "RecursiveDoubling": RecursiveDoubling(),
+}
 _PROBE_BYTES = 1 << 20
 _REPEATS = 7
 #: Steps between two counts of the union, for a communicator that does not count it anyway.
@@ -109,12 +115,6 @@ class Auto(Communicator):
     does not use them.
     """
 
-    _SCHEMES = {
-        "Allgather": Allgather(),
-        "SplitAllgather": SplitAllgather(),
-        "RecursiveDoubling": RecursiveDoubling(),
-    }
-
     def __init__(self) -> None:
         self._measured_size = None
         self._latency = None
@@ -186,7 +186,7 @@ class Auto(Communicator):
     def exchange(self, bucket, channel):
         best, why = self.choose(bucket, channel.size)
         bucket.scheme = f"{best}: {why}"
-        total = yield from self._SCHEMES[best].exchange(bucket, channel)
+        total = yield from EXACT_SUMS[best].exchange(bucket, channel)
         self._remember(bucket, total, channel.size)
         return total
 

@@ -123,6 +123,16 @@ class Communicator:
     #: Whether the parts of a sum that are dropped or lost go back to memories with ``put_back``.
     puts_back = True
 
+    #: Whether a rank sends the payload of each gradient, made from that gradient alone. Threads may
+    #: then encode gradients before the message begins. A class that overrides ``exchange`` does not
+    #: inherit True.
+    sends_payloads = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "exchange" in vars(cls) and "sends_payloads" not in vars(cls):
+            cls.sends_payloads = False
+
     def check(self, codec: "Codec", memory: Memory) -> None:
         """Raise InvalidArgumentError if this communicator cannot work with these stages."""
 

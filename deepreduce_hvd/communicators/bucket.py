@@ -59,6 +59,8 @@ class BucketMember:
         self.threshold = np.zeros(1, dtype=np.float32) if threshold is None else threshold
         self.held = held
         self.failure = None
+        #: the :class:`~deepreduce_hvd.communicators.encoding_threads.Encoding` of a thread, or None
+        self.encoding = None
 
     def encode(self, bucket):
         """Return the payload, (n,) uint8. The memory keeps the rest."""
@@ -130,7 +132,8 @@ class Bucket:
             try:
                 if member.failure is not None:
                     raise member.failure
-                messages.append(member.encode(self))
+                early = member.encoding
+                messages.append(member.encode(self) if early is None else early.payload())
             # send any error to the other ranks, or they would wait
             except Exception as error:
                 member.failure = error

@@ -10,6 +10,9 @@ import threading
 
 from deepreduce_hvd.errors import PeerFailedError
 
+#: maximum time in seconds to wait for the thread's end
+_JOIN_SECONDS = 2.0
+
 
 class Driver:
     """Run jobs one after another in a thread, until one fails.
@@ -24,8 +27,8 @@ class Driver:
         self._transport = transport
         self._jobs = queue.SimpleQueue()
         self.failure = None
-        thread = threading.Thread(target=self._run, name="deepreduce-driver", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(target=self._run, name="deepreduce-driver", daemon=True)
+        self._thread.start()
 
     def put(self, job):
         """Run a job after all earlier ones.
@@ -37,8 +40,14 @@ class Driver:
         self._jobs.put(job)
 
     def stop(self):
-        """End the thread after the jobs that it has."""
+        """End the thread after the jobs that it has.
+
+        Wait for it, unless it hangs: a thread that is in a collective while the interpreter ends may
+        crash the process.
+        """
         self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_SECONDS)
 
     def _run(self):
         while (job := self._jobs.get()) is not None:

@@ -3,6 +3,7 @@
 A step then has the latency of one exchange instead of the sum over all exchanges.
 """
 
+import threading
 import time
 
 #: How many gradients of an exchange a message names.
@@ -101,6 +102,7 @@ class Exchange:
         self._transport = transport
         self._generator = self._steps(communicator, before)
         self._handle = None
+        self._lock = threading.Lock()  # held by the thread that advances the exchange
         self._send(None)
 
     def _steps(self, communicator, before):
@@ -110,33 +112,62 @@ class Exchange:
 
     def _send(self, value):
         started = time.perf_counter()
+        done = True
         try:
             self._handle = self._generator.send(value)
+            done = False
         except StopIteration as stop:
             self.result = stop.value
-            self.done = True
         # keep the error for finish(); another exchange may be the one that waits here
         except Exception as error:
             self.error = error
-            self.done = True
         now = time.perf_counter()
         self.seconds += now - started
-        if self.done:
+        if done:
             self.ended_at = now
+            self.done = True  # last, because other threads read it
 
     def advance(self):
         """Advance as far as possible without waiting; return whether there was progress."""
         moved = False
-        while not self.done and self._transport.test(self._handle):
-            self._send(self._transport.wait(self._handle))
-            moved = True
+        if not self._lock.acquire(blocking=False):
+            return moved  # another thread advances it
+        try:
+            while not self.done and self._transport.test(self._handle):
+                self._send(self._transport.wait(self._handle))
+                moved = True
+        finally:
+            self._lock.release()
         return moved
+
+    def proceed_from(self, handle):
+        """Advance by one step if the exchange waits for ``handle``, which is done.
+
+        A thread that encodes calls this. It never waits for a collective: the errors of collectives
+        belong to the thread that waits for the result.
+
+        Args:
+            handle: a handle with ``query()`` whose result is None.
+        """
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if not self.done and self._handle is handle and handle.query():
+                self._send(None)
+        finally:
+            self._lock.release()
 
     def wait(self, pending=()):
         """Wait until the exchange is done; advance the exchanges in ``pending`` meanwhile."""
         while not self.done:
             if not any([exchange.advance() for exchange in (self, *pending)]):
                 self._transport.pause()
+
+    def encode_seconds(self, number):
+        """Return the seconds of encoding one member: a thread's, and its share of the message's."""
+        early, offsets = self.bucket.members[number].encoding, self.bucket.offsets
+        share = float(offsets[number + 1] - offsets[number]) / max(self.bucket.d, 1)
+        return self.seconds * share + (0.0 if early is None else early.seconds)
 
     def describe(self):
         """Return a description of what the exchange is waiting for."""

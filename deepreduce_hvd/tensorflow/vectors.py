@@ -15,6 +15,11 @@ def transport(process_set):
     return HorovodTransport(process_set)
 
 
+def initialization():
+    """Return None: Horovod has no object of TensorFlow that ``hvd.init()`` replaces."""
+    return None
+
+
 def to_numpy(name, tensor):
     """Return the tensor as a NumPy array."""
     return tensor.numpy()

@@ -1,14 +1,12 @@
 """The PyTorch adapter of a Compressor: what Horovod calls for each gradient."""
 
 import time
-import warnings
 
 import horovod.torch as hvd
 import torch
 from horovod.common.elastic import notification_manager
 
 from deepreduce_hvd import wire
-from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
@@ -17,17 +15,16 @@ from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.scheduler import Scheduler
-from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.step_times import StepTimes
 from deepreduce_hvd.torch import results
+from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.caller import DIRECT, current_caller
 from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
 from deepreduce_hvd.torch.exchanges import Exchanges
 from deepreduce_hvd.torch.host import HostPath
-from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
-from deepreduce_hvd.torch.pending import Pending, as_reduced
+from deepreduce_hvd.torch.pending import Pending, as_reduced, time_fp16
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
 from deepreduce_hvd.torch.rounds import Rounds
@@ -37,7 +34,7 @@ from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 _HOST = torch.device("cpu")
 
 
-class Adapter(BaseAdapter):
+class Adapter(TorchAdapter):
     """The PyTorch side of one Compressor.
 
     Args:
@@ -54,25 +51,15 @@ class Adapter(BaseAdapter):
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
         self._rounds = Rounds(compressor, self._parameters)
-        self._rounds_closed = 0
         self._times = StepTimes()
         self._exchanges = Exchanges(compressor, self.device_path, self._times)
-        self.scheduler = Scheduler(compressor, self._times)
-        self._follow(self.scheduler.layout)
+        self.scheduler = Scheduler(compressor, self._times, time_fp16)
+        #: layout of the next rounds
+        self._layout = self.scheduler.layout
         # whether a result was returned since the last check for elastic training
         self._delivered = True
-        self._warned = set()
-        if WHY_NO_OPERATORS is not None:
-            self._warn_once(
-                "operators",
-                f"gradients are compressed by NumPy, which is slower: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
-            )
         self.watcher = watch(self)
         handshake.register(self)
-
-    def progress(self):
-        """Return the number of steps that this compressor has begun."""
-        return max((slot.steps for slot in self.slots.values()), default=0)
 
     # --- compress ---
 
@@ -101,14 +88,8 @@ class Adapter(BaseAdapter):
         leads = self._rounds.leads(owner)
         if leads:
             self._times.begin(time.perf_counter())
-            self._follow(self.scheduler.layout)
+            self._layout = self.scheduler.layout
         return self._rounds.begin(owner, self.device_path.sums(), self._layout, leads)
-
-    def _follow(self, layout):
-        """Send gradients as a layout says, from the next round on."""
-        self._layout = layout
-        for name, slot in self.slots.items():
-            slot.policy = layout.policies[name]
 
     @names_who_is_gone
     def compress(self, tensor):
@@ -123,6 +104,7 @@ class Adapter(BaseAdapter):
         wire.expect_process_set(self.process_set, caller.process_set)
         slot = self._parameters.slot_for(tensor, caller.parameter)
         round_ = self._round_of(caller.owner, slot)
+        slot.settle()
         if slot.last_round is not None:
             self._close(slot.last_round)
         round_.add(slot)
@@ -139,7 +121,9 @@ class Adapter(BaseAdapter):
         # A gradient of zeros that backward did not make carries no information: the parameter is
         # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
         held = not made and not bool(tensor.any())
-        flight.members[slot] = self._member(slot, tensor, flight.copies, round_.loss_scale, held)
+        member = self._member(slot, tensor, flight.copies, round_.loss_scale, held)
+        flight.members[slot] = member
+        self._exchanges.encode_early(flight, slot, member)
         if flight.full:
             self._exchanges.start_early(flight, self.transport)
         self._exchanges.advance()
@@ -159,12 +143,12 @@ class Adapter(BaseAdapter):
 
     def _member(self, slot, tensor, copies, loss_scale, held):
         """Return the bucket member of a gradient, or one that failed."""
+        slot.payload = None
         try:
             on_device = self.device_path.takes(tensor)
             slot.move_to(tensor.device if on_device else _HOST)
             slot.follow_loss_scale(loss_scale)
             slot.back_up()
-            slot.remembers = True
             if on_device:
                 return self.device_path.member(slot, tensor, hvd.rank(), held)
             return self.host_path.member(slot, tensor, copies, held)
@@ -268,7 +252,8 @@ class Adapter(BaseAdapter):
         total = exchange.finish()
         started = time.perf_counter()
         number = flight.numbers[slot]
-        slot.encode_seconds += exchange.seconds * slot.parameter.numel() / max(exchange.bucket.d, 1)
+        slot.encode_seconds += exchange.encode_seconds(number)
+        slot.encoding = None  # it refers to the payload
         slot.count_sent(
             pending.gradient,
             exchange,
@@ -276,7 +261,7 @@ class Adapter(BaseAdapter):
         )
         if total.non_finite(number):
             round_.void = True
-            self._warn_of_non_finite(slot.name)
+            self.warn_of_non_finite(slot.name)
         result = self._decode(round_, slot, memory, total, number, scale)
         slot.decode_seconds += time.perf_counter() - started
         return result
@@ -320,15 +305,7 @@ class Adapter(BaseAdapter):
         elif not results.is_finite(result):
             round_.void = True
             if name is not None:
-                self._warn_of_non_finite(name)
-
-    def _warn_of_non_finite(self, name):
-        if self.compressor.loss_scale is None:
-            self._warn_once(
-                "non-finite",
-                f"parameter {name}: every rank gets NaN or Inf, because the gradient of a rank contains it or because the sum is too large; if the "
-                "optimizer skips such steps, as with loss scaling, give Compressor loss_scale=scaler.get_scale so that residuals keep what a skipped step sent",
-            )
+                self.warn_of_non_finite(name)
 
     # --- end of a round, and state ---
 
@@ -347,17 +324,19 @@ class Adapter(BaseAdapter):
 
     def forget_rounds(self):
         """Discard the steps in progress."""
-        for slot in self.slots.values():
+        for name, slot in self.slots.items():
             slot.last_round = None
+            slot.policy = self.compressor.policies[name]
         self._rounds.forget()
         self._exchanges.forget()
         self._times.forget()
         self.scheduler.restart()
-        self._follow(self.scheduler.layout)
+        self._layout = self.scheduler.layout
         self._delivered = True
 
     def close_round(self):
         """End all complete rounds, before anything reads or changes state between two steps."""
+        self._exchanges.settle()
         for round_ in {
             slot.last_round for slot in self.slots.values() if slot.last_round is not None
         }:
@@ -370,18 +349,7 @@ class Adapter(BaseAdapter):
             return
         round_.closed = True
         finite = round_.device_sums.check()
-        if round_.void or not finite:
-            for slot in round_.slots:
-                slot.restore()
-        self._rounds_closed += 1
-        writer = self.compressor.writer
-        if writer is not None and self._rounds_closed % self.compressor.writer_interval == 0:
-            write_scalars(writer, self.stats(), self._rounds_closed)
-
-    def _warn_once(self, topic, message):
-        if topic not in self._warned:
-            self._warned.add(topic)
-            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
+        self._end_round(round_.slots, round_.void or not finite)
 
 
 def _probe_device(caller, gradient):

@@ -2,6 +2,8 @@
 
 import horovod.torch as hvd
 
+from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
+
 
 class Exchanges:
     """The exchanges of one compressor that are in flight.
@@ -16,12 +18,39 @@ class Exchanges:
         self._compressor = compressor
         self._device_path = device_path
         self._times = times
+        self._threads = EncodingThreads(compressor.threads, hvd.local_size())
         self.forget()
 
     def forget(self):
         """Forget all exchanges in flight, and that the communicator is prepared."""
+        self._threads.settle()
         self._in_flight = []
         self._prepared = False
+
+    def settle(self):
+        """Wait for the threads, before anything else reads or writes memories."""
+        self._threads.settle()
+
+    def encode_early(self, flight, slot, member):
+        """Let a thread encode a gradient while backward makes others, if its message allows it.
+
+        The last gradient of a step stays with the thread of backward, which has nothing else to do.
+
+        Args:
+            flight: the flight of the gradient's bucket.
+            slot: slot of the gradient's parameter, whose round has the gradient.
+            member: the gradient's bucket member.
+        """
+        communicator = flight.communicator or self._compressor.communicator
+        if not (slot.last_round.more_to_come and communicator.sends_payloads and flight.on_host):
+            return
+        policy, seed = slot.policy, self._compressor.seed
+        encoding = self._threads.start(
+            member, policy.codec, policy.memory, seed, slot.steps - 1, hvd.rank()
+        )
+        if encoding is not None:
+            slot.encoding = encoding
+            flight.encodings.append(encoding)
 
     def start_early(self, flight, transport):
         """Start the exchange of a full bucket, unless the communicator is not yet prepared."""
@@ -69,5 +98,8 @@ class Exchanges:
     def _drop_done(self):
         for exchange in self._in_flight:
             if exchange.done:
+                for member in exchange.bucket.members:
+                    if member.encoding is not None and member.encoding.times is not None:
+                        self._times.encoded(member.name, *member.encoding.times)
                 self._times.message(exchange.bucket.label, exchange.started_at, exchange.ended_at)
         self._in_flight = [exchange for exchange in self._in_flight if not exchange.done]

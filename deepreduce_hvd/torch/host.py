@@ -36,6 +36,7 @@ class HostMember(BucketMember):
         )
         self._slot = slot
         self._gradient = gradient
+        self._step = slot.steps - 1
 
     def encode(self, bucket):
         """Return the payload, (n,) uint8 NumPy. The slot keeps it for the statistics."""
@@ -47,7 +48,7 @@ class HostMember(BucketMember):
         else:
             slot.payload = encode_flat(
                 codec, bucket.memory, self._gradient, slot.state, slot.threshold,
-                bucket.seed, slot.steps - 1, slot.key, bucket.rank,
+                bucket.seed, self._step, slot.key, bucket.rank,
             )  # fmt: skip
         return slot.payload.numpy()
 

@@ -1,5 +1,7 @@
 """Gradients between compress and decompress."""
 
+import time
+
 import torch
 
 from deepreduce_hvd.schedule.dag import FP16
@@ -48,3 +50,15 @@ def as_reduced(gradient, way):
     elif gradient.dtype == torch.bfloat16:
         gradient = gradient.float()
     return gradient.contiguous()
+
+
+def time_fp16(count, device):
+    """Return the seconds of converting ``count`` elements to float16, and of their result."""
+    gradient = torch.zeros(count, device=device)
+    started = time.perf_counter()
+    reduced = as_reduced(gradient, FP16)
+    between = time.perf_counter()
+    gradient.copy_(reduced)
+    if not reduced.is_cuda:
+        results.is_finite(reduced)
+    return between - started, time.perf_counter() - between

@@ -1,9 +1,11 @@
 """Rounds: one step of one optimizer, from its first gradient to its last result."""
 
+import functools
 import weakref
 import zlib
 
 from deepreduce_hvd.communicators.bucket import Bucket, assign_to_buckets
+from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.torch.caller import DIRECT
@@ -23,17 +25,21 @@ class Plan:
     def __init__(self, slots, bucket_bytes, layout):
         self.slots = slots
         self.training = self.trains(slots)
+        self.trained = sum(self.training)  # number of slots that are trained
         self.layout = layout
         self._bucket_of = {}
+        policies = layout.policies
         compressed = [
-            (slot, trains) for slot, trains in zip(slots, self.training) if not slot.dense
+            (slot, trains)
+            for slot, trains in zip(slots, self.training)
+            if not policies[slot.name].dense
         ][::-1]
         buckets = self._messages({slot.name: slot for slot, trains in compressed if trains})
         grouped = {slot for bucket in buckets for slot in bucket}
         kinds = {}  # (trains, policy) -> slots, in the order in which backward makes gradients
         for slot, trains in compressed:
             if slot not in grouped:
-                kinds.setdefault((trains, slot.policy), []).append(slot)
+                kinds.setdefault((trains, policies[slot.name]), []).append(slot)
         for _, ready in sorted(kinds.items(), key=lambda kind: not kind[0][0]):
             for positions in assign_to_buckets(
                 [slot.parameter.numel() for slot in ready], bucket_bytes
@@ -52,7 +58,7 @@ class Plan:
             kinds = {}
             for name in names:
                 if name in slots:
-                    kinds.setdefault(slots[name].policy, []).append(slots[name])
+                    kinds.setdefault(self.layout.policies[name], []).append(slots[name])
             buckets += kinds.values()
         return buckets
 
@@ -96,6 +102,7 @@ class Flight:
         self.slots = slots  # all slots of the bucket, in the order of their parts in messages
         self.communicator = communicator  # None: the compressor's
         self.members = {}  # slot -> BucketMember
+        self.encodings = []  # of members that threads encode
         self.copies = CopiesToHost()  # of gradients that are encoded on the host
         self.roll_call = None
         # the slot of this bucket whose gradient started the roll call, if any
@@ -108,6 +115,11 @@ class Flight:
     def full(self):
         return len(self.members) == len(self.slots)
 
+    @functools.cached_property
+    def on_host(self):
+        """Whether all parameters are on the host."""
+        return all(slot.parameter.device.type == "cpu" for slot in self.slots)
+
     def start(self, compressor, transport, communicator, rank):
         """Start the exchange of the gradients that have come.
 
@@ -116,21 +128,23 @@ class Flight:
         order = [slot for slot in self.slots if slot in self.members]
         self.numbers = {slot: number for number, slot in enumerate(order)}
         self._left = len(order)
-        for slot in order:
-            slot.payload = None
         members = [self.members[slot] for slot in order]
         policy = order[0].policy  # all have the same
         bucket = Bucket(
             policy.codec, policy.memory, members, compressor.seed, order[0].steps - 1, rank
         )
         name = collective_name(compressor.number, order[0].name)
-        self.exchange = Exchange(communicator, bucket, transport, name, before=self._before())
+        encodings = Encodings(self.encodings)
+        self.exchange = Exchange(communicator, bucket, transport, name, self._before(encodings))
+        encodings.when_done(lambda: self.exchange.proceed_from(encodings))
 
-    def _before(self):
+    def _before(self, encodings):
         """Yield the handles that must be done before the exchange starts."""
         yield from self.roll_call.expect_all()
         if self.copies:
             yield self.copies
+        if encodings:
+            yield encodings
 
     def hand_over(self):
         """Count one result; return whether it was the last."""
@@ -143,6 +157,7 @@ class Round:
 
     Attributes:
         plan: a :class:`Plan`, or :class:`Apart`.
+        layout: the :class:`~deepreduce_hvd.layout.Layout` of the round.
         loss_scale: loss scale of this step, or None.
         slots: slots whose gradients have come.
         delivering: whether a result has been requested; all gradients have come before that.
@@ -151,8 +166,9 @@ class Round:
         leads: whether a step of the job begins with this round, see :meth:`Rounds.leads`.
     """
 
-    def __init__(self, plan, loss_scale, device_sums, gradients_made, leads):
+    def __init__(self, plan, layout, loss_scale, device_sums, gradients_made, leads):
         self.plan = plan
+        self.layout = layout
         self.loss_scale = loss_scale
         self.device_sums = device_sums
         self.slots = []
@@ -177,7 +193,10 @@ class Round:
         return self.delivering and (self.owned or gradients_made != self._gradients_made)
 
     def add(self, slot):
+        """Add a slot whose gradient has come; the round's layout says how it is sent."""
         slot.last_round = self
+        # not earlier: its last gradient may have been in flight when the job's layout changed
+        slot.policy = self.layout.policies[slot.name]
         self.slots.append(slot)
         self._left += 1
 
@@ -206,6 +225,11 @@ class Round:
     def owned(self):
         """Whether the gradients are those of an optimizer."""
         return isinstance(self.plan, Plan)
+
+    @property
+    def more_to_come(self):
+        """Whether backward has more gradients of an optimizer to make."""
+        return self.owned and len(self.slots) < self.plan.trained
 
     @property
     def flights(self):
@@ -283,6 +307,7 @@ class Rounds:
         """
         round_ = self._last[owner] = Round(
             self._plan_of(owner, layout),
+            layout,
             self._loss_scale(),
             device_sums,
             self._parameters.gradients_made,

@@ -10,7 +10,7 @@ class Slot:
     """State and statistics of one named parameter.
 
     Attributes:
-        policy: the :class:`~deepreduce_hvd.policies.Policy` of its gradients.
+        policy: the :class:`~deepreduce_hvd.policies.Policy` of its last gradient.
     """
 
     def __init__(self, name, parameter, key, policy, keep_backup, device="cpu"):
@@ -18,7 +18,7 @@ class Slot:
         self.parameter = parameter
         self.key = key
         self.policy = policy
-        d = parameter.numel()
+        d = self.shape.numel()
         self.state_names = policy.memory.state
         self.state = tuple(_zeros(d, device) for _ in self.state_names)
         #: whether the memory is in units of the scaled loss; a second copy then undoes void steps
@@ -36,12 +36,16 @@ class Slot:
         self.made = False
         #: last Round with a gradient of this parameter
         self.last_round = None
+        #: the last Encoding of a gradient by a thread, or None
+        self.encoding = None
         self.rounds = 0
         self.communicator = None
         self.steps = 0
         self.encode_seconds = 0.0
         self.decode_seconds = 0.0
         self.payload = None
+        #: bytes of the last payload that was exchanged; None if there was none
+        self.payload_bytes = None
         self.dense_bytes = 0
         self.sent_bytes = 0
         #: ``dense``, ``fp16`` or ``sparse`` when Horovod sends its gradients, else None
@@ -51,6 +55,12 @@ class Slot:
     def dense(self):
         """Whether Horovod's own allreduce sends its gradients."""
         return self.policy.dense
+
+    def settle(self):
+        """Wait until no thread reads or writes the memory."""
+        if self.encoding is not None:
+            self.encoding.wait()
+            self.encoding = None
 
     def move_to(self, device):
         """Move the memory to the device of the gradient."""
@@ -70,7 +80,8 @@ class Slot:
         self.loss_scale = scale
 
     def back_up(self):
-        self.changes = True
+        """Note that the step in progress changes the memory, and keep a copy where one is needed."""
+        self.changes = self.remembers = True
         for kept, part in zip(self.backup, self.state):
             kept.copy_(part)
 
@@ -107,11 +118,6 @@ class Slot:
         residual.zero_()
         return total.to(gradient.dtype)
 
-    @property
-    def payload_bytes(self):
-        """Bytes of the last payload; None if there is none."""
-        return None if self.payload is None else self.payload.numel()
-
     def count_dense(self, tensor, reduced):
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.sent_bytes = reduced.numel() * reduced.element_size()
@@ -137,8 +143,9 @@ class Slot:
         self.dense_bytes = tensor.numel() * tensor.element_size()
         self.uncompressed_path = None  # an earlier gradient may have been sparse
         if self.payload is not None:
-            sent = self.payload.numel()
+            sent = self.payload_bytes = self.payload.numel()
         else:
+            self.payload_bytes = None
             sent = round(exchange.channel.sent_bytes * tensor.numel() / max(exchange.bucket.d, 1))
         self.sent_bytes = sent + wire.PROBE_BYTES + roll_call_bytes
         self.rounds = exchange.channel.rounds
@@ -174,7 +181,7 @@ class Slot:
         compressed = self.uncompressed_path is None and self.payload is not None
         path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
         return statistics.row(
-            self.parameter.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
+            self.shape.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
             rounds=self.rounds, communicator=self.communicator, path=path, payload=self.payload.cpu().numpy() if compressed else None,
             kept=self.state[0].cpu().numpy() if compressed and self.policy.memory.keeps_everything else None,
         )  # fmt: skip

@@ -78,6 +78,16 @@ class HorovodTransport(ProcessSetTransport):
             torch.Tensor.numpy,
         )
 
+    def allreduce_in_place(self, array, name):
+        """Start a sum in the memory of ``array``, as Horovod's optimizers sum gradients."""
+        tensor = _tensor(array)
+        return self._start(
+            mpi_ops._allreduce_async,
+            [tensor, tensor],
+            [name, hvd.Sum, 1.0, 1.0],
+            torch.Tensor.numpy,
+        )
+
     def _start(self, function, tensors, arguments, finish):
         kept = Kept(*tensors)
         kept.hold()

@@ -1,6 +1,7 @@
 """PyTorch tensors as the indices and values of sparse vectors."""
 
 import torch
+from horovod.torch import mpi_ops
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.transport import HorovodTransport
@@ -9,6 +10,11 @@ from deepreduce_hvd.torch.transport import HorovodTransport
 def transport(process_set):
     """Return the transport over a process set."""
     return HorovodTransport(process_set)
+
+
+def initialization():
+    """Return an object that the next ``hvd.init()`` replaces."""
+    return mpi_ops._handle_map
 
 
 def to_numpy(name, tensor):

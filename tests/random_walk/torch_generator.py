@@ -93,6 +93,7 @@ def _compressor(draw, size):
         memory,
         communicator,
         bucket_bytes=draw.choice((0, 500, 4000, 1 << 26)),
+        threads=draw.randrange(4),
         dense_below=draw.choice((0, 0, 1, 10, 100, 1024)),
         seed=draw.randrange(1 << 40),
         loss_scale=draw.random() < 0.5,

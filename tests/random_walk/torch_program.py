@@ -54,6 +54,7 @@ class CompressorSettings:
     memory: object
     communicator: object
     bucket_bytes: int
+    threads: int  # on rank 0; each next rank has one more, up to 3, and then 0
     dense_below: int
     seed: int
     loss_scale: bool

@@ -74,6 +74,7 @@ class User:
             settings.communicator,
             [(same.name, self.weights[one.name]) for one in given for same in one.under_all_names],
             bucket_bytes=settings.bucket_bytes,
+            threads=(settings.threads + hvd.rank()) % 4,
             dense_below=settings.dense_below,
             seed=settings.seed,
             process_set=None if settings.ranks is None else self.sets[number],

@@ -26,6 +26,7 @@ import torch_generator
 from torch_trainer import Trainer
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators import encoding_threads
 from deepreduce_hvd.torch.transport import HorovodTransport
 
 
@@ -136,6 +137,7 @@ def main():
     os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     hvd.init()
     torch.set_num_threads(1)
+    encoding_threads.FEWEST_ELEMENTS = 0  # the walk's gradients are small
     warnings.simplefilter("ignore")
     # Horovod lets a set of ranks be added once. Those that Hierarchical needs are added first, so
     # that no seed depends on those before it.

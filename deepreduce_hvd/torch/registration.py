@@ -1,0 +1,37 @@
+"""Register a compressor with a model of PyTorch: DDP or fully_shard."""
+
+import importlib
+
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.ddp import adapter as ddp
+
+
+def register(compressor, model, mesh):
+    """Implement :meth:`Compressor.register <deepreduce_hvd.Compressor.register>`."""
+    if isinstance(model, FSDPModule):
+        # it uses parts of PyTorch that another PyTorch may not have
+        importlib.import_module("deepreduce_hvd.torch.fsdp.adapter").register(
+            compressor, model, mesh
+        )
+        return
+    if isinstance(model, FullyShardedDataParallel):
+        raise InvalidArgumentError(
+            "register: expected a module after torch.distributed.fsdp.fully_shard, got a "
+            "FullyShardedDataParallel (FSDP1), whose hook cannot compress only between hosts; use "
+            "fully_shard, or DistributedDataParallel in place of ShardingStrategy.NO_SHARD"
+        )
+    if not isinstance(model, DistributedDataParallel):
+        raise InvalidArgumentError(
+            "register: expected a torch.nn.parallel.DistributedDataParallel or a module after "
+            f"fully_shard, got {type(model).__name__}; register before torch.compile, and wrap the "
+            "model in DDP first"
+        )
+    if mesh is not None:
+        raise InvalidArgumentError(
+            "register: expected no mesh for a DistributedDataParallel, which has a process group, got "
+            f"{mesh!r}; leave it out"
+        )
+    ddp.register(compressor, model)
