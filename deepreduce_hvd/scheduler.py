@@ -25,9 +25,9 @@ from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.schedule.links import Table
-from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
+from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
 from deepreduce_hvd.schedule.profile import Parameter, Profile
-from deepreduce_hvd.trials import Trial, in_words, kept_share, next_plan, plans_to_try
+from deepreduce_hvd.trials import Trial, in_words, next_plan, plans_to_try
 
 #: steps that are not timed because caches and allocators are cold
 _COLD_STEPS = 3
@@ -41,9 +41,16 @@ _EQUAL = 1.03
 _WINDOW, _DIFFERENT = 25, 1.25
 #: the window is twice as long after each repetition that changed nothing, up to this number of steps
 _LONGEST_WINDOW = 800
-#: bytes of the timed collectives; larger ones are left out once one takes so many seconds
-_SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24), 0.2
+#: bytes of the timed collectives; larger ones are left out once one takes so many seconds, and if
+#: they are larger than all gradients together
+_SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2
 _REPEATS = 3
+#: collectives of up to so many bytes are timed more often: what they take is mostly chance
+_SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
+#: {collective that is timed: dtype}, by the names of a profile's tables
+_COLLECTIVES = {"allgather": np.uint8, "allreduce": np.float32, "allreduce_fp16": np.float16}
+_VALUES = 1 << 16  # random values, which are repeated
+_CONVERTED = 1 << 22  # elements that are converted to float16 to time it
 
 
 class _Costs(NamedTuple):
@@ -65,15 +72,18 @@ class Scheduler:
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         times: its :class:`~deepreduce_hvd.step_times.StepTimes`.
+        time_fp16: function of a number of elements and a device that converts so many elements as
+            the adapter does, and returns the seconds (to float16, back).
 
     Attributes:
         layout: the layout for the next step.
         trials: the plans that were tried last.
     """
 
-    def __init__(self, compressor, times):
+    def __init__(self, compressor, times, time_fp16):
         self._compressor = compressor
         self._times = times
+        self._time_fp16 = time_fp16
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.policies, compressor.fingerprint)
         if isinstance(self._schedule, Plan):
@@ -84,7 +94,7 @@ class Scheduler:
         """Forget all measurements, because the ranks may have changed."""
         self.layout = self._base
         self.trials = []
-        self._tables = None
+        self._network = {}
         self._costs = None
         self._calls = 0
         self._window = _WINDOW
@@ -166,7 +176,10 @@ class Scheduler:
     def _measure_and_plan(self, transport, slots):
         """Measure the network, make plans, and begin the trials."""
         self._call_ranks(transport)
-        self._tables = self._measured_tables(transport)
+        self._network = {
+            **self._measured_tables(transport, slots),
+            **self._measured_conversions(slots),
+        }
         own = self.profile(slots, transport.size)
         profiles = self._gathered(transport, own.to_json().encode())
         plans = failure = None
@@ -209,7 +222,8 @@ class Scheduler:
         plan = self._tried[-1]
         self._call_ranks(transport)
         measured = self._slowest(transport, float(np.median(self._seconds[_UNTIMED:])))
-        self.trials.append(Trial(self._rule, plan.step_seconds, measured, kept_share(plan, slots)))
+        kept = kept_share(plan.messages, _elements(slots))
+        self.trials.append(Trial(self._rule, plan.step_seconds, measured, kept))
         if self._next_trial():
             return
         limit = _EQUAL * min(trial.measured for trial in self.trials)
@@ -254,6 +268,7 @@ class Scheduler:
             for name, slot in slots.items()
         }
         policies, ready, names = self._base.policies, self._times.ready, self._profiled(slots)
+        elements = _elements(slots)
         if not names:
             raise InvalidArgumentError(
                 "profile: expected some steps of a hvd.DistributedOptimizer with compressed gradients, got none"
@@ -262,50 +277,76 @@ class Scheduler:
         ratio = layout.ratio_of(codec)
         parts = [
             Parameter(
-                name, int(np.prod(slots[name].shape)), max(ready[name], 0.0), costs[name].encode,
+                name, elements[name], max(ready[name], 0.0), costs[name].encode,
                 costs[name].decode / ranks, costs[name].points(policies[name].codec),
             )
             for name in names
         ]  # fmt: skip
-        gather, reduce = self._tables or (None, None)
         return Profile(
-            tuple(parts), self._times.rest, 0.0, ranks, 1, repr(codec), ratio or 1.0, gather, reduce
-        )
+            tuple(parts), self._times.rest, 0.0, ranks, 1, repr(codec), ratio or 1.0,
+            **self._network,
+        )  # fmt: skip
 
     def _profiled(self, slots):
         """Return the names of the parameters of a profile, as their gradients become ready.
 
         These are all that the last complete step compressed.
         """
-        policies, ready = self._base.policies, self._times.ready
+        policies, ready, elements = self._base.policies, self._times.ready, _elements(slots)
         return [
             name
             for name in sorted(ready, key=ready.__getitem__)
-            if not policies[name].dense and math.prod(slots[name].shape)
+            if not policies[name].dense and elements[name]
         ]
 
-    def _measured_tables(self, transport):
-        """Return (table of allgather, table of allreduce) of seconds by bytes, of this network."""
-        tables = []
-        for kind in ("allgather", "allreduce"):
+    def _measured_tables(self, transport, slots):
+        """Return {name of a profile's table: table of seconds by bytes} of this network."""
+        largest = 4 * sum(_elements(slots).values())
+        values = 1e-3 * np.random.default_rng(0).standard_normal(_VALUES, np.float32)
+        tables = {}
+        for kind, dtype in _COLLECTIVES.items():
             points = []
             for size in _SIZES:
-                seconds = [self._timed(transport, kind, size) for _ in range(_REPEATS)]
+                if len(points) > 1 and size > largest:
+                    break
+                # float16 sums of zeros take less time than those of gradients
+                array = np.resize(values, size // dtype().itemsize).astype(dtype)
+                repeats = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
+                seconds = [self._timed(transport, kind, array) for _ in range(repeats)]
                 points.append((size, self._slowest(transport, float(np.median(seconds)))))
                 if len(points) > 1 and points[-1][1] > _LONG:
                     break
-            tables.append(Table(tuple(points)))
+            tables[kind] = Table(tuple(points))
         return tables
 
-    def _timed(self, transport, kind, size):
-        array = np.zeros(size // 4, np.float32)
-        if kind == "allgather":
-            array = array.view(np.uint8)
+    def _timed(self, transport, kind, array):
+        """Return the seconds of one collective, which is used as in a step."""
+        name = self._name(f"{kind}.{array.nbytes}")
         # all ranks start together, or the wait for the last one would count
         transport.wait(transport.allreduce(np.zeros(1, np.float32), self._name("start")))
         started = time.perf_counter()
-        transport.wait(getattr(transport, kind)(array, self._name(f"{kind}.{size}")))
+        if kind == "allgather":
+            handle = transport.allgather(array, name)
+            while not transport.test(handle):  # exchanges wait like this, allreduces as below
+                transport.pause()
+            transport.wait(handle)
+        else:
+            # Horovod copies gradients that it merges, but not a single one
+            halves = np.split(array, 2)
+            handles = [
+                transport.allreduce_in_place(half, f"{name}.{number}")
+                for number, half in enumerate(halves)
+            ]
+            for handle in handles:
+                transport.wait(handle)
         return time.perf_counter() - started
+
+    def _measured_conversions(self, slots):
+        """Return {name in a profile: seconds per element} of converting to float16 and back."""
+        device = next(iter(slots.values())).parameter.device
+        pairs = [self._time_fp16(_CONVERTED, device) for _ in range(_REPEATS)]
+        to_fp16, from_fp16 = np.median(pairs, axis=0) / _CONVERTED
+        return {"to_fp16_seconds": float(to_fp16), "from_fp16_seconds": float(from_fp16)}
 
     def _call_ranks(self, transport):
         RollCall(transport, self._name("ranks")).wait()
@@ -336,3 +377,7 @@ class Scheduler:
 
 def _totals(slots):
     return {name: (slot.encode_seconds, slot.decode_seconds) for name, slot in slots.items()}
+
+
+def _elements(slots):
+    return {name: math.prod(slot.shape) for name, slot in slots.items()}

@@ -4,7 +4,7 @@ import collections
 import statistics
 
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.schedule.dag import COMPUTE, NETWORK, Event, Timeline
+from deepreduce_hvd.schedule.dag import COMPUTE, NETWORK, THREADS, Event, Timeline
 from deepreduce_hvd.schedule.pictures import write_trace
 
 _KEPT_STEPS = 6
@@ -74,6 +74,10 @@ class StepTimes:
             self._own += ended - started
             self._events.append((COMPUTE, "encode", name, started, ended))
 
+    def encoded(self, name, started, ended):
+        """Note that a thread encoded a gradient from ``started`` to ``ended``."""
+        self._events.append((THREADS, "encode", name, started, ended))
+
     def result(self, name, started, ended):
         """Note that a result was asked for at ``started`` and returned at ``ended``."""
         if self._begun is not None:
@@ -103,9 +107,9 @@ class StepTimes:
             clock, waiting = max(clock, end), kind == "decode"
         events.append(Event(COMPUTE, "update", "until the next step", ended - begun, seconds))
         events += [
-            Event(NETWORK, kind, name, start - begun, end - begun)
+            Event(track, kind, name, start - begun, end - begun)
             for track, kind, name, start, end in noted
-            if track == NETWORK
+            if track != COMPUTE
         ]
         return Timeline(tuple(events), seconds)
 

@@ -2,18 +2,16 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
-from deepreduce_hvd.schedule.dag import CODEC
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.plan import Plan, optimal_plan
 from deepreduce_hvd.schedule.rules import predict
 
-#: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
 _WITHOUT_CODEC = ("dense", "fp16")
+#: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
 _RULES = ("plan", "codec", "buckets", *_WITHOUT_CODEC)
-
-
+#: how a number of parameters is sent, in words
+_WORDS = {CODEC: "compressed", DENSE: "uncompressed", FP16: "as float16"}
 #: A plan is tried if its predicted step is at most this many times as long as the shortest.
 _CLOSE = 1.5
 #: What needs no codec is also tried if its prediction is at most this many times as long as the
@@ -27,13 +25,13 @@ class Trial(NamedTuple):
     Attributes:
         rule: the rule that made it.
         predicted: predicted seconds of a step.
-        measured: measured seconds of a step, the largest of all ranks; None before that.
+        measured: measured seconds of a step, the largest of all ranks.
         kept: share of the elements that one rank sends.
     """
 
     rule: str
     predicted: float
-    measured: float | None
+    measured: float
     kept: float
 
 
@@ -76,24 +74,15 @@ def next_plan(plans, trials):
 
 
 def in_words(plan):
-    """Return how many parameters travel in which way."""
-    counts = {}
-    for message in plan.messages:
-        known = counts.setdefault(message.way, [0, 0])
-        known[0] += 1
-        known[1] += len(message.members)
-    return ", ".join(
-        f"{parameters} parameters {way}" + (f" in {messages} message(s)" if way == CODEC else "")
-        for way, (messages, parameters) in counts.items()
-    )
-
-
-def kept_share(plan, slots):
-    """Return the share of the elements of all messages that one rank sends."""
-    elements = {name: int(np.prod(slot.shape)) for name, slot in slots.items()}
-    sent = [
-        (1.0 if message.density is None else message.density) * elements[name]
-        for message in plan.messages
-        for name in message.members
-    ]
-    return sum(sent) / sum(elements[name] for one in plan.messages for name in one.members)
+    """Return how many parameters are sent in which way."""
+    parts = []
+    for way, words in _WORDS.items():
+        own = [message for message in plan.messages if message.way == way]
+        if not own:
+            continue
+        parameters = sum(len(message.members) for message in own)
+        noun = "" if parts else " parameter" if parameters == 1 else " parameters"
+        parts.append(f"{parameters}{noun} {words}")
+        if way == CODEC:
+            parts[-1] += f" in {len(own)} message{'' if len(own) == 1 else 's'}"
+    return ", ".join(parts)

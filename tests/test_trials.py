@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from deepreduce_hvd.schedule import Message, Parameter, Profile, Table
-from deepreduce_hvd.schedule.plan import Plan
-from deepreduce_hvd.trials import Trial, kept_share, next_plan, plans_to_try
+from deepreduce_hvd.schedule.plan import Plan, kept_share
+from deepreduce_hvd.trials import Trial, in_words, next_plan, plans_to_try
 
 
 def profile_of(draw, latency, seconds_per_byte):
@@ -67,6 +67,26 @@ def test_uncompressed_steps_are_tried_if_the_codec_takes_longer_than_predicted()
 
 def test_the_share_that_is_sent():
     messages = (Message(("a",), "codec", 0.1, "Allgather"), Message(("b", "c"), "fp16"))
-    shapes = {"a": (10, 10), "b": (50,), "c": (2, 25), "other": (7,)}
-    slots = {name: SimpleNamespace(shape=shape) for name, shape in shapes.items()}
-    assert kept_share(SimpleNamespace(messages=messages), slots) == pytest.approx(110 / 200)
+    elements = {"a": 100, "b": 50, "c": 50, "other": 7}
+    assert kept_share(messages, elements) == pytest.approx(110 / 200)
+
+
+@pytest.mark.parametrize(
+    "groups, words",
+    [
+        (
+            [("codec", 4), ("dense", 3), ("codec", 2), ("fp16", 1), ("dense", 1)],
+            "6 parameters compressed in 2 messages, 4 uncompressed, 1 as float16",
+        ),
+        ([("codec", 1)], "1 parameter compressed in 1 message"),
+        ([("fp16", 1), ("dense", 2)], "2 parameters uncompressed, 1 as float16"),
+        ([("fp16", 1)], "1 parameter as float16"),
+    ],
+)
+def test_plans_in_words(groups, words):
+    messages = []
+    for way, count in groups:
+        members = tuple(f"p{len(messages)}.{number}" for number in range(count))
+        how = (0.1, "Allgather") if way == "codec" else ()
+        messages.append(Message(members, way, *how))
+    assert in_words(SimpleNamespace(messages=messages)) == words

@@ -1,9 +1,9 @@
 """The model of a step: what runs when on the device and on the network.
 
 The device computes forward, backward layer by layer, encodes each gradient after its layer, and
-later decodes. The network sends one message at a time, in the order of the gradients. A message
-starts when its last gradient is encoded and the message before it has ended. Messages are decoded
-after backward, in order. For payloads that need no encoding this is the published model:
+later decodes. Conversion to float16 and back counts as encoding and decoding. The network sends one
+message at a time, in the order of the gradients. A message starts when its last gradient is encoded
+and the message before it has ended. Messages are decoded after backward, in order. For payloads that need no encoding this is the published model:
 
     tau_c(first) = R(first),  tau_c(next) = max(tau_c + t_c, R(next)),
     step = t_f + tau_c(last) + t_c(last) + t_u,
@@ -13,20 +13,24 @@ with R(l) the second at which the gradient of layer l is ready, counted from the
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
+from deepreduce_hvd.schedule.merge import optimal_merge
 from deepreduce_hvd.schedule.profile import Profile
 
 #: How a message travels: uncompressed, as float16, or as payloads of the profile's codec.
 DENSE, FP16, CODEC = "dense", "fp16", "codec"
 WAYS = (DENSE, FP16, CODEC)
 COMPUTE, NETWORK = "compute", "network"
+#: in measured timelines only: what threads encode while backward goes on
+THREADS = "encoding threads"
 #: what the device does in a step, and the wait for the network, in the order of a step
 KINDS = ("forward", "backward", "encode", "network", "decode", "update")
-_BYTES = {DENSE: 4, FP16: 2}
+BYTES = {DENSE: 4, FP16: 2}  # per element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Timeline:
     """The events of a step.
 
     Attributes:
-        events: the events of the tracks "compute" and "network".
+        events: the events of the tracks "compute" and "network", and of "encoding threads" in a
+            measured timeline.
         step_seconds: the end of the step.
     """
 
@@ -125,6 +130,9 @@ class Model:
         self.ready = np.array([part.ready_seconds for part in parts])
         self.elements = np.array([part.elements for part in parts], dtype=np.float64)
         self.encode = np.array([part.encode_seconds for part in parts])
+        none = np.zeros(len(parts))
+        #: (L,) seconds by way before a gradient can be sent
+        self.before = {CODEC: self.encode, FP16: profile.to_fp16_seconds * self.elements, DENSE: none}  # fmt: skip
         self.decode = np.array([part.decode_seconds for part in parts])
         points = [np.array(part.payload_points()) for part in parts]
         # payloads are piecewise linear in the density, so those of a message are too
@@ -160,25 +168,29 @@ class Model:
 
     def size(self, first: int, last: int, way: str) -> float:
         """Return the bytes of a tensor that is sent uncompressed or as float16."""
-        return float(_BYTES[way] * (self._element_sums[last] - self._element_sums[first]))
+        return float(BYTES[way] * (self._element_sums[last] - self._element_sums[first]))
 
     def seconds(
         self, first: int, last: int, way: str, density: float | None, communicator: str
     ) -> float:
         """Return the seconds of the message of parameters ``first`` to ``last`` - 1."""
         if density is None:
-            return float(self.network.allreduce(self.size(first, last, way)))
+            return float(self.network.allreduce(self.size(first, last, way), way == FP16))
         elements = float(self._element_sums[last] - self._element_sums[first])
         payload = self.payload(first, last, density)
         return self.network.exchange(communicator, density * elements, elements, payload)
 
     def decode_seconds(
-        self, first: int, last: int, density: float | None, communicator: str
+        self, first: int, last: int, way: str, density: float | None, communicator: str
     ) -> float:
-        """Return the seconds of decoding a message: they grow with the bytes that a rank decodes.
+        """Return the seconds of decoding a message.
 
-        These are the payload of this rank and all that it receives.
+        For payloads they grow with the bytes that a rank decodes: its own payload and all that it
+        receives. float16 is converted back.
         """
+        if way == FP16:
+            elements = self._element_sums[last] - self._element_sums[first]
+            return float(self.profile.from_fp16_seconds * elements)
         seconds = float(self._decode_sums[last] - self._decode_sums[first])
         if density is None or seconds == 0:
             return 0.0
@@ -187,6 +199,18 @@ class Model:
         elements = float(self._element_sums[last] - self._element_sums[first])
         received = self.network.received(communicator, density * elements, elements, payload)
         return seconds * (payload + received) / base
+
+    def optimal_grouping(self, way: str, density: float) -> list[int]:
+        """Return the lengths of the messages that end first if all travel in the same way."""
+        ready = self.ready + np.cumsum(self.before[way])
+        if way == CODEC:
+            return optimal_merge(ready, self.payloads(density), self.network.allgather)[0]
+        sizes = np.array([self.size(layer, layer + 1, way) for layer in range(self.count)])
+
+        def seconds_of(size: Any) -> Any:
+            return self.network.allreduce(size, way == FP16)
+
+        return optimal_merge(ready, sizes, seconds_of)[0]
 
     def selection_per_step(self) -> float:
         """Return s of OMGS' model s x log2(x) of selection, from the seconds of encoding."""
@@ -251,8 +275,8 @@ def timeline(
             name, at = model.names[layer], float(model.ready[layer])
             clock = bar(COMPUTE, "backward", name, clock, at - computed)
             computed = at
-            if message.way == CODEC and not merged_selection:
-                clock = bar(COMPUTE, "encode", name, clock, float(model.encode[layer]))
+            if message.way != CODEC or not merged_selection:
+                clock = bar(COMPUTE, "encode", name, clock, float(model.before[message.way][layer]))
         if message.way == CODEC and merged_selection:
             total = float(model.elements[first:last].sum())
             seconds = per_step * total * float(np.log2(max(total, 2)))
@@ -260,11 +284,13 @@ def timeline(
         ready.append(clock)
     free, ends = 0.0 if overlap else clock, []
     for message, first, last, at in zip(messages, bounds, bounds[1:], ready):
-        seconds = model.seconds(first, last, message.way, message.density, message.communicator)
+        how = message.way, message.density, message.communicator
+        seconds = model.seconds(first, last, *how)
         free = bar(NETWORK, "exchange", message.label, max(free, at), seconds)
         ends.append(free)
     for message, first, last, end in zip(messages, bounds, bounds[1:], ends):
-        seconds = model.decode_seconds(first, last, message.density, message.communicator)
+        how = message.way, message.density, message.communicator
+        seconds = model.decode_seconds(first, last, *how)
         clock = bar(COMPUTE, "decode", message.label, max(clock, end), seconds)
     step = bar(COMPUTE, "update", "update", clock, profile.update_seconds)
     return Timeline(tuple(events), step)

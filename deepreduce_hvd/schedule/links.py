@@ -111,6 +111,8 @@ class Link:
         reduce_seconds_per_byte: seconds per byte that a rank receives in it.
         gather_table: measured seconds of an allgather, by the bytes of one rank's payload.
         reduce_table: measured seconds of a dense allreduce, by the bytes of the tensor.
+        half_table: measured seconds of an allreduce of float16, by the bytes of the tensor. Without
+            it, and for other numbers of hosts, float16 takes as long per byte as float32.
         measured_hosts: the number of hosts of the tables; 0 if there are none.
         measured_ranks_per_host: their number of ranks per host.
     """
@@ -122,6 +124,7 @@ class Link:
     reduce_seconds_per_byte: float
     gather_table: Table | None = None
     reduce_table: Table | None = None
+    half_table: Table | None = None
     measured_hosts: int = 0
     measured_ranks_per_host: int = 1
 
@@ -140,7 +143,14 @@ class Link:
         return cls(name, gather_latency, per_byte, reduce_latency, per_byte)
 
     @classmethod
-    def of_tables(cls, gather: Table, reduce: Table, hosts: int, ranks_per_host: int) -> "Link":
+    def of_tables(
+        cls,
+        gather: Table,
+        reduce: Table,
+        hosts: int,
+        ranks_per_host: int,
+        half: Table | None = None,
+    ) -> "Link":
         """Return a link from measured tables; its constants are those of their fits."""
         ranks = hosts * ranks_per_host
         of_gather, of_reduce = gather.fit(), reduce.fit()
@@ -152,6 +162,7 @@ class Link:
             of_reduce.beta / (2 * (ranks - 1) / ranks),
             gather,
             reduce,
+            half,
             hosts,
             ranks_per_host,
         )
@@ -251,10 +262,16 @@ class Network:
             return -1.0
         return (seconds - alpha) / beta if beta > 0 else math.inf
 
-    def allreduce(self, size: Any) -> Any:
-        """Return the seconds of a dense allreduce of ``size`` bytes, a number or an (n,) array."""
-        if self._is_measured and self.link.reduce_table is not None:
-            return self.link.reduce_table.seconds(size)
+    def allreduce(self, size: Any, half: bool = False) -> Any:
+        """Return the seconds of a dense allreduce.
+
+        Args:
+            size: bytes, a number or an (n,) array.
+            half: whether they are those of float16. On hosts, its sums take longer per byte.
+        """
+        table = (half and self.link.half_table) or self.link.reduce_table
+        if self._is_measured and table is not None:
+            return table.seconds(size)
         alpha, beta = self.reduce_line
         return alpha + beta * size
 

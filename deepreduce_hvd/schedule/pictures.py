@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 
-from deepreduce_hvd.schedule.dag import COMPUTE, NETWORK, Timeline
+from deepreduce_hvd.schedule.dag import COMPUTE, NETWORK, THREADS, Timeline
 
 _COLORS = {
     "forward": "#a0aec0",
@@ -105,7 +105,9 @@ def write_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str])
     """
     events: list[dict[str, object]] = []
     for number, (name, found) in enumerate(timelines.items()):
-        threads = {COMPUTE: 0, NETWORK: 1}
+        tracks = {event.track for event in found.events} | {COMPUTE, NETWORK}
+        order = [track for track in (COMPUTE, THREADS, NETWORK) if track in tracks]
+        threads = {track: thread for thread, track in enumerate(order)}
         events.append(
             {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}
         )

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.schedule import dag
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Message, Model
 from deepreduce_hvd.schedule.density import lags
@@ -21,12 +22,12 @@ from deepreduce_hvd.schedule.fields import (
     text_of,
 )
 from deepreduce_hvd.schedule.links import Network
-from deepreduce_hvd.schedule.merge import FloatArray, IndexArray, optimal_merge, pareto_paths
+from deepreduce_hvd.schedule.merge import FloatArray, IndexArray, pareto_paths
 from deepreduce_hvd.schedule.profile import Profile, parsed
 
 FORMAT, VERSION = "deepreduce_hvd plan", 1
 #: the communicators that sum exactly what every rank sends
-COMMUNICATORS = ("Allgather", "SplitAllgather", "RecursiveDoubling")
+COMMUNICATORS = tuple(EXACT_SUMS)
 _SIZES = 64  # of messages at which communicators are compared
 _STATES = 32  # pairs of clocks that the program keeps per prefix of the gradients
 _HALVINGS = 40  # of an interval of densities
@@ -79,8 +80,7 @@ class Plan:
 
     def kept(self, profile: Profile) -> float:
         """Return the share of the elements of all parameters that one rank sends."""
-        elements = {part.name: part.elements for part in profile.parameters}
-        return _kept(self.messages, elements)
+        return kept_share(self.messages, {part.name: part.elements for part in profile.parameters})
 
     def to_json(self) -> str:
         """Return the plan as JSON text; equal plans give equal text."""
@@ -188,18 +188,21 @@ def optimal_plan(
     elements = dict(zip(model.names, model.elements.tolist()))
     steps = [_Clocks(model, messages).step_seconds() for messages in candidates]
     fastest = [messages for messages, step in zip(candidates, steps) if step <= min(steps) * _EQUAL]
-    best = max(fastest, key=lambda messages: _kept(messages, elements))
+    best = max(fastest, key=lambda messages: kept_share(messages, elements))
     return Plan.of(profile, network, _filled(model, best, [way for way in WAYS if way in ways]))
 
 
-def _kept(messages: Sequence[Message], elements: dict[str, Any]) -> float:
-    """Return the share of elements that are sent."""
-    sent = sum(
-        (1.0 if message.density is None else message.density)
-        * sum(elements[name] for name in message.members)
-        for message in messages
-    )
-    return float(sent) / float(sum(elements.values()))
+def kept_share(messages: Sequence[Message], elements: Mapping[str, float]) -> float:
+    """Return the share of the elements of all messages that one rank sends.
+
+    Args:
+        messages: the messages.
+        elements: {parameter name: number of its elements}.
+    """
+    counts = [sum(elements[name] for name in message.members) for message in messages]
+    densities = [1.0 if message.density is None else message.density for message in messages]
+    sent = sum(density * count for density, count in zip(densities, counts))
+    return float(sent) / float(sum(counts))
 
 
 class _Choices:
@@ -209,7 +212,10 @@ class _Choices:
         self.model = model
         self.density = density
         self.payloads = model.payloads(density)
-        self.encoded = np.concatenate([[0.0], np.cumsum(model.encode)])
+        self.before = {
+            way: np.concatenate([[0.0], np.cumsum(seconds)])
+            for way, seconds in model.before.items()
+        }
         # Seconds of each communicator by elements of a message, at the average payload per element.
         # An Allgather is computed exactly; with 2 ranks it is always the fastest.
         total = float(model.elements.sum())
@@ -243,13 +249,7 @@ class _Choices:
 
     def grouped(self, way: str) -> list[Message]:
         """Return the optimal grouping if all messages travel in the same way."""
-        model = self.model
-        if way == CODEC:
-            ready, sizes = model.ready + self.encoded[1:], self.payloads
-            grouping, _ = optimal_merge(ready, sizes, model.network.allgather)
-        else:
-            sizes = np.array([model.size(layer, layer + 1, way) for layer in range(model.count)])
-            grouping, _ = optimal_merge(model.ready, sizes, model.network.allreduce)
+        grouping = self.model.optimal_grouping(way, self.density)
         return self.messages([(length, way) for length in grouping])
 
     def mixed(self, ways: Sequence[str]) -> list[list[Message]]:
@@ -264,14 +264,14 @@ class _Choices:
             elements = element_sums[end] - element_sums[:end]
             results = []
             for way in ways:
+                after = encoded + (self.before[way][end] - self.before[way][start])
                 if way == CODEC:
-                    after = encoded + (self.encoded[end] - self.encoded[start])
                     seconds = network.allgather(payload_sums[end] - payload_sums[:end])
                     for curve in self.curves.values():
                         seconds = np.minimum(seconds, np.interp(elements, self.sizes, curve))
                 else:
-                    after = encoded
-                    seconds = network.allreduce(elements * (4 if way == DENSE else 2))
+                    size = elements * dag.BYTES[way]
+                    seconds = network.allreduce(size, way == FP16)
                 seconds = np.broadcast_to(seconds, elements.shape)
                 ends = np.maximum(finish, model.ready[end - 1] + after) + seconds[start]
                 # no later message starts before the next gradient is ready: this makes states equal
@@ -298,9 +298,9 @@ class _Clocks:
     def _row(self, number: int, message: Message) -> tuple[float, float, float]:
         first, last = self.bounds[number : number + 2]
         model = self.model
-        encode = float(model.encode[first:last].sum()) if message.way == CODEC else 0.0
-        how = message.density, message.communicator
-        seconds = model.seconds(first, last, message.way, *how)
+        encode = float(model.before[message.way][first:last].sum())
+        how = message.way, message.density, message.communicator
+        seconds = model.seconds(first, last, *how)
         return encode, seconds, model.decode_seconds(first, last, *how)
 
     def step_seconds(self) -> float:

@@ -27,6 +27,8 @@ from deepreduce_hvd.schedule.fields import (
 from deepreduce_hvd.schedule.links import Fit, Link, Table
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
+_TABLES = ("allgather", "allreduce", "allreduce_fp16")
+_CONVERSIONS = ("to_fp16_seconds", "from_fp16_seconds")
 #: the densities of payloads that are estimated because none were measured
 DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 #: the default codec: top 1 %, 1 bit per value
@@ -99,6 +101,9 @@ class Profile:
         density: the density at which ``encode_seconds`` and ``decode_seconds`` were measured.
         allgather: measured seconds of an allgather, by the bytes of one rank's payload.
         allreduce: measured seconds of a dense allreduce, by the bytes of the tensor.
+        allreduce_fp16: the same for tensors of float16; None if it was not measured.
+        to_fp16_seconds: seconds per element in which one rank converts a gradient to float16.
+        from_fp16_seconds: seconds per element in which it converts the sum back.
     """
 
     parameters: tuple[Parameter, ...]
@@ -110,6 +115,9 @@ class Profile:
     density: float = DEFAULT_DENSITY
     allgather: Table | None = None
     allreduce: Table | None = None
+    allreduce_fp16: Table | None = None
+    to_fp16_seconds: float = 0.0
+    from_fp16_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         expect(bool(self.parameters), "parameters", "at least one", "none")
@@ -143,12 +151,19 @@ class Profile:
         """Return the measured link, or None if the profile has no tables."""
         if self.allgather is None or self.allreduce is None:
             return None
-        return Link.of_tables(self.allgather, self.allreduce, self.hosts, self.ranks_per_host)
+        return Link.of_tables(
+            self.allgather, self.allreduce, self.hosts, self.ranks_per_host, self.allreduce_fp16
+        )
+
+    @property
+    def _tables(self) -> dict[str, Table]:
+        """The tables that were measured, by the name of the field."""
+        tables = {name: getattr(self, name) for name in _TABLES}
+        return {name: table for name, table in tables.items() if table is not None}
 
     def fits(self) -> dict[str, Fit]:
         """Return the lines through the tables, by the name of the collective."""
-        tables = {"allgather": self.allgather, "allreduce": self.allreduce}
-        return {name: table.fit() for name, table in tables.items() if table is not None}
+        return {name: table.fit() for name, table in self._tables.items()}
 
     def digest(self) -> str:
         """Return the SHA-256 of the profile's JSON, as hexadecimal text."""
@@ -159,14 +174,13 @@ class Profile:
         rows = [dataclasses.asdict(parameter) for parameter in self.parameters]
         link = {
             name: {"seconds": table.points, "fit": dataclasses.asdict(table.fit())}
-            for name, table in (("allgather", self.allgather), ("allreduce", self.allreduce))
-            if table is not None
+            for name, table in self._tables.items()
         }
         head = {"format": FORMAT, "version": VERSION}
         plain = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("parameters", "allgather", "allreduce")
+            if field.name not in ("parameters", *_TABLES)
         }
         return json.dumps({**head, **plain, "link": link, "parameters": rows}, indent=1) + "\n"
 
@@ -179,12 +193,15 @@ class Profile:
         """
         data = parsed(text, FORMAT, VERSION, "profile")
         plain = ("forward_seconds", "update_seconds", "hosts", "ranks_per_host", "codec", "density")
-        expect_keys(data, "profile", ("format", "version", "link", "parameters", *plain))
-        tables = {}
-        expect_keys(data["link"], "link", (), ("allgather", "allreduce"))
+        required = ("format", "version", "link", "parameters", *plain)
+        expect_keys(data, "profile", required, _CONVERSIONS)
+        measured: dict[str, Any] = {
+            key: number_of(data, key, "profile") for key in _CONVERSIONS if key in data
+        }
+        expect_keys(data["link"], "link", (), _TABLES)
         for name, table in data["link"].items():
             expect_keys(table, f"link {name}", ("seconds",), ("fit",))  # the fit is computed anew
-            tables[name] = Table(pairs_of(table, "seconds", f"link {name}"))
+            measured[name] = Table(pairs_of(table, "seconds", f"link {name}"))
         return cls(
             tuple(_parameter(row) for row in list_of(data, "parameters", "profile")),
             number_of(data, "forward_seconds", "profile"),
@@ -193,8 +210,7 @@ class Profile:
             integer_of(data, "ranks_per_host", "profile", 1),
             text_of(data, "codec", "profile"),
             number_of(data, "density", "profile"),
-            tables.get("allgather"),
-            tables.get("allreduce"),
+            **measured,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -242,14 +258,19 @@ class Profile:
         parameters = [
             _slowest([names[part.name] for names in by_name]) for part in first.parameters
         ]
+        measured: dict[str, Any] = {
+            name: _slowest_table(name, [getattr(profile, name) for profile in profiles])
+            for name in _TABLES
+        }
+        for key in _CONVERSIONS:
+            measured[key] = max(getattr(profile, key) for profile in profiles)
         parameters.sort(key=lambda part: part.ready_seconds)  # stable: ties in the first's order
         return dataclasses.replace(
             first,
             parameters=tuple(parameters),
             forward_seconds=max(profile.forward_seconds for profile in profiles),
             update_seconds=max(profile.update_seconds for profile in profiles),
-            allgather=_slowest_table("allgather", [profile.allgather for profile in profiles]),
-            allreduce=_slowest_table("allreduce", [profile.allreduce for profile in profiles]),
+            **measured,
         )
 
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from deepreduce_hvd.schedule import dag
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, Message, Model, Timeline
 from deepreduce_hvd.schedule.density import lags
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
-from deepreduce_hvd.schedule.merge import mg_wfbp, omgs, optimal_merge, selection_cost
+from deepreduce_hvd.schedule.merge import mg_wfbp, omgs, selection_cost
 from deepreduce_hvd.schedule.plan import optimal_plan
 from deepreduce_hvd.schedule.profile import Profile
 
@@ -85,16 +83,15 @@ def _mg_wfbp(model: Model, density: float) -> list[int]:
 
 
 def _dense(model: Model, density: float) -> list[int]:
-    return optimal_merge(model.ready, 4 * model.elements, model.network.allreduce)[0]
+    return model.optimal_grouping(DENSE, density)
 
 
 def _fp16(model: Model, density: float) -> list[int]:
-    return optimal_merge(model.ready, 2 * model.elements, model.network.allreduce)[0]
+    return model.optimal_grouping(FP16, density)
 
 
 def _codec(model: Model, density: float) -> list[int]:
-    ready = model.ready + np.cumsum(model.encode)
-    return optimal_merge(ready, model.payloads(density), model.network.allgather)[0]
+    return model.optimal_grouping(CODEC, density)
 
 
 def _buckets(model: Model, density: float) -> list[int]:

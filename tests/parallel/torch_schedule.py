@@ -93,6 +93,59 @@ def scenario_plans_that_change_in_every_step_lose_nothing(directory):
             expect(float(difference) <= limit * float(total.abs().max() + 1), name, difference)
 
 
+def scenario_plans_that_change_while_gradients_of_others_are_in_flight(directory):
+    """Of several optimizers, each may step while another one has its gradients under way."""
+    for seed in range(8):
+        draw, own = random.Random(seed), torch.Generator().manual_seed(seed * 10 + hvd.rank())
+        weights = {
+            f"w{n}": torch.nn.Parameter(torch.zeros(draw.choice((60, 3000)))) for n in range(8)
+        }
+        compressor = dr.Compressor(
+            CODEC,
+            parameters=weights.items(),
+            bucket_bytes=draw.choice((0, 20_000, 1 << 26)),
+            dense_below=0,
+            threads=draw.randrange(3),
+        )
+        parts = [[*weights][:4], [*weights][4:]]
+        optimizers = [
+            hvd.DistributedOptimizer(
+                torch.optim.SGD([weights[name] for name in part], lr=1.0),
+                named_parameters=[(name, weights[name]) for name in part],
+                compression=compressor,
+            )
+            for part in parts
+        ]
+        came = {name: torch.zeros(one.numel()) for name, one in weights.items()}
+        under_way = [None, None]  # the weights whose gradients backward has not made yet
+        for _ in range(40):
+            compressor.adapter.scheduler.layout = layout.of_plan(
+                compressor.policies, compressor.fingerprint, random_plan(draw, [*weights])
+            )
+            chosen = draw.randrange(2)
+            left = under_way[chosen] or draw.sample(parts[chosen], 4)
+            used, left = left[: draw.choice((2, 4))], left[2:]
+            factors = {name: torch.randn(came[name].numel(), generator=own) for name in used}
+            sum((weights[name] * factor).sum() for name, factor in factors.items()).backward()
+            for name, factor in factors.items():
+                came[name] += factor
+            under_way[chosen] = left if len(used) == 2 else []
+            if not under_way[chosen]:
+                optimizers[chosen].step()
+                optimizers[chosen].zero_grad()
+                sizes = [slot.payload_bytes is None for slot in compressor.adapter.slots.values()]
+                everywhere = hvd.allgather_object(sizes)
+                expect(all(one == sizes for one in everywhere), "payloads:", everywhere)
+        for optimizer in optimizers:
+            optimizer.step()
+        for name, weight in weights.items():
+            total = hvd.allreduce(came[name].double(), op=hvd.Sum, name=f"came.{name}")
+            arrived = -weight.detach().double() * hvd.size()
+            difference = (arrived + residuals(compressor, name) - total).abs().max()
+            expect(float(difference) <= 0.05, seed, name, difference)  # float16 rounds
+        assert_equal_everywhere(weights.items(), f"in flight {seed}")
+
+
 def scenario_a_plan_of_policies_equals_the_policies(directory):
     """A fixed plan with one density gives what policies by name give, and trains alike twice."""
 

@@ -72,6 +72,37 @@ def test_an_encoded_step_by_hand():
     assert found.waits()["network"] == pytest.approx(3.5)
 
 
+def test_float16_is_converted_on_the_device():
+    half = dataclasses.replace(PROFILE, to_fp16_seconds=0.5, from_fp16_seconds=0.25)
+    found = timeline(half, TWO, [Message(("last",), FP16), Message(("first",), FP16)])
+    assert rows(found) == [
+        (COMPUTE, "forward", 0.0, 1.0),
+        (COMPUTE, "backward", 1.0, 3.0),
+        (COMPUTE, "encode", 3.0, 3.5),
+        (COMPUTE, "backward", 3.5, 6.5),
+        (COMPUTE, "encode", 6.5, 7.5),
+        (NETWORK, "exchange", 3.5, 5.5),
+        (NETWORK, "exchange", 7.5, 11.5),
+        (COMPUTE, "decode", 7.5, 7.75),
+        (COMPUTE, "decode", 11.5, 12.0),
+        (COMPUTE, "update", 12.0, 12.125),
+    ]
+
+
+def test_float16_has_a_table_of_its_own():
+    table, half = (Table(((1.0, 1.0), (100.0, end))) for end in (100.0, 300.0))
+    measured = dataclasses.replace(
+        PROFILE, hosts=2, allgather=table, allreduce=table, allreduce_fp16=half
+    )
+    messages = [Message(("last", "first"), FP16)]
+    network = Network(2, measured.link())
+    plain = dataclasses.replace(measured, allreduce_fp16=None)
+    slower = timeline(measured, network, messages).step_seconds
+    faster = timeline(plain, Network(2, plain.link()), messages).step_seconds
+    assert slower - faster == pytest.approx(half.seconds(6) - table.seconds(6)) and slower > faster
+    assert network.allreduce(100.0) == 100.0 and network.allreduce(100.0, half=True) == 300.0
+
+
 def test_serial_sends_after_backward():
     messages = [Message(("last",)), Message(("first",))]
     found = timeline(PROFILE, TWO, messages, overlap=False)
@@ -163,10 +194,10 @@ def test_merged_selection_is_after_the_group():
 
 def test_decoding_grows_with_ranks_and_bytes():
     model = Model(PROFILE, Network(8, LINK))
-    assert model.decode_seconds(0, 2, 0.5, "Allgather") == pytest.approx(8 * 0.5)
-    assert model.decode_seconds(0, 2, None, "Allreduce") == 0
+    assert model.decode_seconds(0, 2, "codec", 0.5, "Allgather") == pytest.approx(8 * 0.5)
+    assert model.decode_seconds(0, 2, "dense", None, "Allreduce") == 0
     share = model.payload(0, 2, 1.0) / model.payload(0, 2, 0.5)
-    assert model.decode_seconds(0, 2, 1.0, "Allgather") == pytest.approx(8 * 0.5 * share)
+    assert model.decode_seconds(0, 2, "codec", 1.0, "Allgather") == pytest.approx(8 * 0.5 * share)
 
 
 def test_payloads_and_densities_are_inverse():

@@ -25,6 +25,9 @@ PROFILE = Profile(
     allgather=GATHER,
     allreduce=REDUCE,
 )
+HALF = dataclasses.replace(
+    PROFILE, allreduce_fp16=GATHER, to_fp16_seconds=2e-9, from_fp16_seconds=1e-9
+)
 
 
 def test_json_and_back(tmp_path):
@@ -35,6 +38,19 @@ def test_json_and_back(tmp_path):
     data = json.loads(PROFILE.to_json())
     assert data["version"] == 1 and data["link"]["allgather"]["fit"]["error"] > 0
     assert dataclasses.replace(PROFILE, update_seconds=0.0).digest() != PROFILE.digest()
+
+
+def test_what_was_measured_of_float16_is_kept_and_may_be_missing():
+    assert Profile.from_json(HALF.to_json()) == HALF != PROFILE
+    data = json.loads(PROFILE.to_json())
+    del data["to_fp16_seconds"], data["from_fp16_seconds"]  # as in files of earlier versions
+    assert Profile.from_json(json.dumps(data)) == PROFILE
+    other = dataclasses.replace(HALF, to_fp16_seconds=1e-9, from_fp16_seconds=3e-9)
+    merged = Profile.merged([HALF, dataclasses.replace(other, allreduce_fp16=REDUCE)])
+    assert (merged.to_fp16_seconds, merged.from_fp16_seconds) == (2e-9, 3e-9)
+    assert merged.allreduce_fp16 == REDUCE
+    with pytest.raises(InvalidArgumentError, match="link allreduce_fp16.*all profiles"):
+        Profile.merged([HALF, PROFILE])
 
 
 def changed(*path, value):
@@ -62,6 +78,7 @@ def changed(*path, value):
         (changed("more", value=1), "also more"),
         (changed("forward_seconds", value=-1), "at least 0, got -1"),
         (changed("update_seconds", value=math.nan), "finite number"),
+        (changed("to_fp16_seconds", value=-1), "to_fp16_seconds: expected a finite number"),
         (changed("density", value=0), r"a density in \(0, 1\], got 0"),
         (changed("parameters", value=[]), "at least one"),
         (changed("parameters", value={}), "a list"),

@@ -23,7 +23,14 @@ def random_profile(seed, count, encode=1.0, decode=1.0, density=0.01):
                 tuple(points),
             )
         )
-    return Profile(tuple(parameters), 1e-3, 5e-4, density=density)
+    return Profile(
+        tuple(parameters),
+        1e-3,
+        5e-4,
+        density=density,
+        to_fp16_seconds=encode * 2e-10,
+        from_fp16_seconds=decode * 1e-10,
+    )
 
 
 def random_network(seed, hosts=None):
