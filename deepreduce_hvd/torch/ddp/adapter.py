@@ -1,50 +1,22 @@
 """The adapter of a Compressor for PyTorch's DistributedDataParallel (DDP)."""
 
-import functools
-import warnings
 import weakref
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deepreduce_hvd.base_adapter import BaseAdapter
-from deepreduce_hvd.communicators.driver import Driver
-from deepreduce_hvd.coordination import handshake
-from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.statistics import write_scalars
+from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
 from deepreduce_hvd.torch.ddp.buckets import BucketJob, Round, in_layout_of
-from deepreduce_hvd.torch.ddp.failures import watch
-from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group
-from deepreduce_hvd.torch.host import HostPath
-from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
+from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group, timeout_of
 from deepreduce_hvd.torch.parameters import Parameters
-from deepreduce_hvd.torch.prepare import momentum_warning
-from deepreduce_hvd.torch.slot import Slot
-from deepreduce_hvd.validation import expect_loss_scale
-
-#: keeps numbers of compressors in DDP and in Horovod apart; not the rank of a process set
-_DDP = -1
-_unchecked: weakref.WeakSet = weakref.WeakSet()  # adapters whose optimizer is not known yet
 
 
 def register(compressor, model):
-    """Implement :meth:`Compressor.register <deepreduce_hvd.Compressor.register>`."""
-    old = compressor.adapter
-    _check(compressor, old, model)
-    adapter = DdpAdapter(compressor, old.slots, model)
-    old.agreed = True  # no handshake of Horovod for this compressor
-    # compressors of other groups, which some ranks do not have, do not count
-    compressor.number = take_number((_DDP, *adapter.transport.ranks))
-    compressor.adapter = adapter
-    try:
-        handshake.agree(adapter)
-        compressor.communicator.prepare(adapter.transport)
-    except BaseException:
-        compressor.adapter = old
-        raise
+    """Implement :meth:`Compressor.register <deepreduce_hvd.Compressor.register>` for DDP."""
+    _check(compressor, model)
+    adapter = DdpAdapter(compressor, compressor.adapter.slots, model)
+    adapter.attach()
     model.register_comm_hook(adapter, compress_bucket)
 
 
@@ -55,37 +27,9 @@ def compress_bucket(
     return state.average(bucket)
 
 
-def _check(compressor, adapter, model):
+def _check(compressor, model):
     """Raise InvalidArgumentError for what cannot be registered."""
-    if isinstance(adapter, DdpAdapter):
-        raise InvalidArgumentError(
-            "register: expected a compressor without a model, got one that is registered with a "
-            "model already; create one compressor per model"
-        )
-    if not isinstance(model, DistributedDataParallel):
-        raise InvalidArgumentError(
-            "register: expected a torch.nn.parallel.DistributedDataParallel, got "
-            f"{type(model).__name__}; register before torch.compile, and wrap the model in DDP first"
-        )
-    if compressor.process_set is not None:
-        raise InvalidArgumentError(
-            "register: expected no process_set, which belongs to Horovod; give DDP a process_group"
-        )
-    if compressor.schedule is not None:
-        raise InvalidArgumentError(
-            "register: expected schedule=None, because DDP decides which gradients share a bucket, got "
-            f"{compressor.schedule!r}; set DDP's bucket_cap_mb"
-        )
-    if any(not isinstance(slot, Slot) for slot in adapter.slots.values()):
-        raise InvalidArgumentError(
-            "register: expected a compressor of PyTorch parameters, got one of "
-            f"{type(next(iter(adapter.slots.values()))).__module__}"
-        )
-    if getattr(adapter, "agreed", False):
-        raise InvalidArgumentError(
-            "register: expected a compressor that nothing uses, got one that Horovod has used; create "
-            "another one"
-        )
+    expect_unused(compressor, ("DDP", "set DDP's bucket_cap_mb"))
     if model._use_python_reducer:
         raise InvalidArgumentError(
             "register: expected DDP's own reducer, got the one of "
@@ -97,7 +41,7 @@ def _check(compressor, adapter, model):
             "register: expected a model without a communication hook, got one that has "
             f"{'mixed_precision=' if model.mixed_precision is not None else 'a hook'}; DDP allows one hook"
         )
-    _check_parameters(adapter, model)
+    _check_parameters(compressor.adapter, model)
 
 
 def _check_parameters(adapter, model):
@@ -118,7 +62,7 @@ def _check_parameters(adapter, model):
             )
 
 
-class DdpAdapter(BaseAdapter):
+class DdpAdapter(DistributedAdapter):
     """The side of one Compressor in PyTorch's DDP, and the state of DDP's communication hook.
 
     Args:
@@ -128,28 +72,11 @@ class DdpAdapter(BaseAdapter):
     """
 
     def __init__(self, compressor, slots, model):
-        backend = model.process_group._get_backend(torch.device("cpu"))
-        options = getattr(backend, "options", None)  # not all backends have them
-        timeout = dist.default_pg_timeout if options is None else options._timeout
+        timeout = timeout_of(model.process_group)
         group = new_group(dist.get_process_group_ranks(model.process_group), timeout)
-        super().__init__(compressor, DistributedTransport(group, timeout))
-        self.slots = slots
-        self.host_path = HostPath(None)
+        super().__init__(compressor, DistributedTransport(group, timeout), slots)
         self._model = weakref.ref(model)
         self._parameters = Parameters(slots)
-        self._round = None
-        self._rounds_closed = 0
-        self._warned = set()
-        if WHY_NO_OPERATORS is not None:
-            self._warn_once(
-                "operators",
-                f"gradients are compressed by NumPy, which is slower: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
-            )
-        self._driver = Driver(self.transport)
-        weakref.finalize(self, self._driver.stop)
-        _watch_for_momentum(self)
-        handshake.register(self)
-        watch(self)
 
     def __reduce__(self):
         raise InvalidArgumentError(
@@ -158,38 +85,12 @@ class DdpAdapter(BaseAdapter):
             "compressor.state_dict()"
         )
 
-    def compress(self, tensor):
-        self._refuse_horovod("compress")
-
-    def decompress(self, tensor, context):
-        self._refuse_horovod("decompress")
-
-    @staticmethod
-    def _refuse_horovod(what):
-        raise InvalidArgumentError(
-            f"{what}: expected a compressor of Horovod, got one that is registered with a DDP model; "
-            "create another one for hvd.DistributedOptimizer"
-        )
-
-    def progress(self):
-        """Return the number of steps that this compressor has begun."""
-        return max((slot.steps for slot in self.slots.values()), default=0)
-
-    # --- one bucket ---
-
     def average(self, bucket):
         """Start to average the gradients of DDP's bucket and return the future of its buffer."""
         if bucket.index() == 0 or self._round is None:
             self._begin()
         job = BucketJob(self, self._round, bucket.buffer())
-        self._round.jobs.append(job)
-        # an error of this rank is told to the others in place of the exchange
-        try:
-            self._round.loss_scale = self._loss_scale()
-            job.encode(*self._gradients_in(bucket))
-        except Exception as error:
-            job.failure = error
-        self._driver.put(job)
+        self._start(job, lambda: self._gradients_in(bucket))
         return job.future
 
     def _gradients_in(self, bucket):
@@ -207,13 +108,6 @@ class DdpAdapter(BaseAdapter):
         views = [in_layout_of(*pair) for pair in zip(parameters, bucket.gradients())]
         return [self._parameters.get(parameter) for parameter in parameters], views
 
-    def _loss_scale(self):
-        """Return the loss scale of the step in progress; None without loss scaling."""
-        function = self.compressor.loss_scale
-        if function is None or self._round.loss_scale is not None:
-            return self._round.loss_scale
-        return expect_loss_scale(float(function()))
-
     def _begin(self):
         """Begin the step of a backward pass."""
         self.close_round()
@@ -223,74 +117,3 @@ class DdpAdapter(BaseAdapter):
         if torch._C._current_graph_task_id() != -1:
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._round.wait)
-
-    # --- end of a step, and state ---
-
-    def close_round(self):
-        """End the last step: undo it if it is void, and write scalars."""
-        round_, self._round = self._round, None
-        if round_ is None:
-            return
-        for job in round_.jobs:
-            job.ended.wait()
-        if round_.void and round_.loss_scale is not None:
-            for slot in round_.slots:
-                slot.restore()
-        self._rounds_closed += 1
-        writer = self.compressor.writer
-        if writer is not None and self._rounds_closed % self.compressor.writer_interval == 0:
-            write_scalars(writer, self.stats(), self._rounds_closed)
-
-    def forget_rounds(self):
-        """Discard the step in progress."""
-        self._round = None
-
-    # --- warnings ---
-
-    def warn_of_non_finite(self, name):
-        if self.compressor.loss_scale is None:
-            self._warn_once(
-                "non-finite",
-                f"parameter {name}: every rank gets NaN or Inf, because the gradient of a rank contains it or because the sum is too large; if the "
-                "optimizer skips such steps, as with loss scaling, give Compressor loss_scale=scaler.get_scale so that residuals keep what a skipped step sent",
-            )
-
-    def check_momentum(self, optimizer):
-        """Warn if an optimizer steps compressed parameters with momentum.
-
-        Returns:
-            Whether the optimizer steps any of the parameters.
-        """
-        own = {id(slot.parameter) for slot in self.slots.values()}
-        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
-            return False
-        message = momentum_warning(optimizer, self.compressor)
-        if message is not None:
-            self._warn_once("momentum", message)
-        return True
-
-    def _warn_once(self, topic, message):
-        if topic not in self._warned:
-            self._warned.add(topic)
-            warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
-
-
-def _watch_for_momentum(adapter):
-    """Check the first optimizer that steps an adapter's parameters; DDP does not know it."""
-    _register_momentum_check()
-    _unchecked.add(adapter)
-
-
-@functools.cache
-def _register_momentum_check():
-    """Register the check with all optimizers of the process, once.
-
-    It stays: an optimizer's step cannot remove a hook that it is running.
-    """
-    register_optimizer_step_pre_hook(_check_momentum)
-
-
-def _check_momentum(optimizer, arguments, keywords):
-    for adapter in list(_unchecked):
-        if adapter.check_momentum(optimizer):
-            _unchecked.discard(adapter)

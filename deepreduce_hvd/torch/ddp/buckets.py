@@ -8,8 +8,10 @@ import torch
 
 from deepreduce_hvd import wire
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Channel, Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.errors import DeepReduceError
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.torch import results
 
@@ -39,13 +41,15 @@ def _fills_memory(tensor):
 class BucketJob:
     """The work for one bucket.
 
-    The gradients are encoded when the job is created, in the thread of the backward pass.
-    :meth:`run` exchanges and decodes them in the thread of the driver.
+    Threads encode large gradients, if the communicator allows it. The thread of the backward pass
+    encodes all others when the job is created. :meth:`run` exchanges and decodes them in the thread
+    of the driver.
 
     Args:
-        adapter: the :class:`~deepreduce_hvd.torch.ddp.adapter.DdpAdapter`.
+        adapter: the :class:`~deepreduce_hvd.torch.ddp.base.DistributedAdapter`.
         round_: the :class:`Round` of the step.
-        buffer: all gradients of DDP's bucket, (n,), which the averages replace.
+        buffer: all gradients of the bucket, (n,), which the averages replace.
+        divisor: number by which the sums are divided; None for the number of ranks.
 
     Attributes:
         failure: an error before the exchange, which :meth:`run` raises in its place.
@@ -54,10 +58,11 @@ class BucketJob:
         future: what DDP waits for; its result is the average.
     """
 
-    def __init__(self, adapter, round_, buffer):
+    def __init__(self, adapter, round_, buffer, divisor=None):
         self._adapter = adapter
         self._round = round_
         self._buffer = buffer
+        self._divisor = adapter.transport.size if divisor is None else divisor
         self._compressed = {}  # policy -> [(slot, view of the gradient, its bucket member)]
         self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
         self._exchanges = []  # one for each policy
@@ -80,9 +85,13 @@ class BucketJob:
         for slot, gradient in zip(slots, gradients):
             self._add(slot, gradient)
         self._start()
+        for _, _, member in (one for part in self._compressed.values() for one in part):
+            if member.failure is not None:
+                raise _failure_of(member, member.failure) from member.failure
 
     def _add(self, slot, gradient):
         self._round.slots.append(slot)
+        slot.settle()
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
@@ -112,6 +121,8 @@ class BucketJob:
         """
         compressor, transport = self._adapter.compressor, self._adapter.transport
         parts = [*self._compressed.values(), *self._uncompressed.values()]
+        if not parts:
+            return
         entries = [[(slot.name, slot.policy.way) for slot, *_ in part] for part in parts]
         content = repr((entries, str(self._buffer.dtype), parts[0][0][0].steps))
         mark = zlib.crc32(content.encode(), compressor.fingerprint)
@@ -127,10 +138,37 @@ class BucketJob:
                 part[0][0].steps - 1, transport.rank,
             )  # fmt: skip
             self._exchanges.append(
-                Exchange(compressor.communicator, bucket, transport, name_of(part))
+                Exchange(
+                    compressor.communicator,
+                    bucket,
+                    transport,
+                    name_of(part),
+                    self._encoded(policy, part),
+                )
             )
         for way, part in self._uncompressed.items():
             self._channels[way] = Channel(transport, f"{name_of(part)}.{way}")
+
+    def _encoded(self, policy, part):
+        """Let threads encode gradients; yield the handle that must be done before the exchange."""
+        adapter = self._adapter
+        if not adapter.compressor.communicator.sends_payloads:
+            return
+        encodings = {}
+        for slot, _, member in part:
+            slot.encoding = adapter.threads.start(
+                member, policy.codec, policy.memory, adapter.compressor.seed, slot.steps - 1,
+                adapter.transport.rank,
+            )  # fmt: skip
+            if slot.encoding is not None:
+                encodings[member] = slot.encoding
+        if encodings:
+            yield Encodings(list(encodings.values()))
+        for member, encoding in encodings.items():
+            try:
+                encoding.payload()
+            except Exception as error:
+                raise _failure_of(member, error) from error
 
     def run(self):
         """Exchange and decode; called by the driver."""
@@ -156,11 +194,12 @@ class BucketJob:
     def _decode(self, part, exchange, total):
         """Write the averages of compressed gradients into the bucket."""
         round_ = self._round
-        scale = 1.0 / self._adapter.transport.size
+        scale = 1.0 / self._divisor
         heads = exchange.channel.rounds * self._adapter.transport.head_bytes
         for number, (slot, gradient, _) in enumerate(part):
             started = time.perf_counter()
-            slot.encode_seconds += exchange.seconds * gradient.numel() / max(exchange.bucket.d, 1)
+            slot.encode_seconds += exchange.encode_seconds(number)
+            slot.encoding = None  # it refers to the payload
             # a slot counts Horovod's probe, which DDP does not need
             slot.count_sent(gradient, exchange, (0 if number else heads) - wire.PROBE_BYTES)
             if total.non_finite(number):
@@ -182,7 +221,7 @@ class BucketJob:
         flat = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
         call = self._channels[way].allreduce(flat.numpy())
         summed = torch.from_numpy(self._adapter.transport.wait(call))
-        summed /= self._adapter.transport.size
+        summed /= self._divisor
         sums = summed.split([gradient.numel() for _, gradient in part])
         for (slot, gradient), own in zip(part, sums):
             gradient.copy_(own.view(gradient.shape))
@@ -198,6 +237,15 @@ class BucketJob:
             self._round.void = True
             if name is not None:
                 self._adapter.warn_of_non_finite(name)
+
+
+def _failure_of(member, error):
+    """Return the error of a rank that cannot encode a gradient.
+
+    The driver tells it to the others, in place of the exchange. So they learn the number of this
+    rank in the job, and not its place among the ranks of the exchange.
+    """
+    return DeepReduceError(f"parameter {member.name}: {wire.describe(error)}")
 
 
 class Round:

@@ -5,25 +5,44 @@ which torchrun's own process serves, so that they outlive the ranks.
 """
 
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
 
-from deepreduce_hvd.coordination.peers import Board
+from deepreduce_hvd.coordination.peers import Board, log
 from deepreduce_hvd.coordination.watch import Watcher
 
 #: maximum time in seconds that a rank waits for the notes of others: torchrun ends the remaining
 #: ranks within a tenth of a second
 _GRACE_SECONDS = 0.05
+#: maximum time in seconds of one request to the store, whose own time limit is minutes
+_REQUEST_SECONDS = 2.0
 
 
 class StoreBoard(Board):
-    """The notes of all ranks of a job, in a store of torch.distributed."""
+    """The notes of all ranks of a job, in a store of torch.distributed.
+
+    The store may be on a host that can no longer be reached. While a request has no answer, no
+    other one is made.
+    """
 
     def __init__(self, store):
         self._store = store
+        self._asks = None  # the thread of the last request
 
     def _request(self, method, rank, body=None):
+        if self._asks is not None and self._asks.is_alive():
+            return None
+        answers = []
+        self._asks = threading.Thread(
+            target=lambda: answers.append(self._ask(method, rank, body)), daemon=True
+        )
+        self._asks.start()
+        self._asks.join(_REQUEST_SECONDS)
+        return answers[0] if answers else None
+
+    def _ask(self, method, rank, body):
         key = f"deepreduce/rank.{rank}"
         try:
             if method == "PUT":
@@ -79,7 +98,11 @@ def watch(adapter):
 
 
 def describe_failure(error):
-    """Return what is known about a failure of torch.distributed, as the end of a sentence."""
-    gone = "" if _watcher is None else _watcher.explain(_GRACE_SECONDS)
+    """Return what is known about a failure of torch.distributed, as the end of a sentence.
+
+    Log the failure at once: torchrun may end this rank before its error is printed.
+    """
     first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    log.error("deepreduce_hvd: rank %d: torch.distributed failed: %s", rank(), first_line)
+    gone = "" if _watcher is None else _watcher.explain(_GRACE_SECONDS)
     return f"got a failure of torch.distributed ({first_line}){f': {gone}' if gone else ''}"

@@ -7,12 +7,14 @@ must do so in the same order on all ranks: see :mod:`deepreduce_hvd.communicator
 Before the data of a collective, all ranks gather a head of fixed size: a checksum of the name, the
 sizes of the data, and whether the rank has failed. So ranks that are at different collectives, and
 ranks that cannot continue, are found before anything can hang.
+
+Collectives get memory of PyTorch, not of NumPy: a thread of Gloo may be the last to release it, and
+to release NumPy's it would wait for the interpreter.
 """
 
 import contextlib
 import os
 import time
-import warnings
 import zlib
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +29,7 @@ from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.torch.ddp.failures import describe_failure
 from deepreduce_hvd.wire import describe
 
+_HOST = torch.device("cpu")  # whatever device is the default
 _HEAD_FIELDS = 2  # checksum of the name, length of a failure's text; the sizes follow
 _NAME_BYTES = 256
 _TEXT_BYTES = 2000
@@ -116,11 +119,14 @@ class DistributedTransport(Transport):
                 raise InvalidArgumentError(
                     f"Hierarchical: expected hosts with {count} ranks each, got {self.size} ranks"
                 )
-            ranks, first = self.ranks, self.rank // count * count
-            # only members create a group, so ranks outside of this transport need not take part
+            ranks, place = self.ranks, self.rank % count
+            first = self.rank - place
+            # Only members create a group, so ranks outside of this transport need not take part. But
+            # PyTorch names a group by the number of groups that a rank has: it must stay equal here.
+            # So all ranks create a group across hosts, and only the first of each host uses it.
             within = self._subgroup(ranks[first : first + count])
-            across = self._subgroup(ranks[::count]) if self.rank == first else None
-            self._by_host[count] = within, across
+            across = self._subgroup(ranks[place::count])
+            self._by_host[count] = within, across if place == 0 else None
         return self._by_host[count]
 
     def _subgroup(self, ranks):
@@ -170,28 +176,28 @@ class DistributedTransport(Transport):
         return heads[:, _HEAD_FIELDS:]
 
     def _gather_heads(self, name, sizes, failure=b"", deadline=None):
-        head = np.zeros(_HEAD_FIELDS + self.size, dtype=np.int64)
-        head[0], head[1] = zlib.crc32(name.encode()), len(failure)
-        head[_HEAD_FIELDS : _HEAD_FIELDS + len(sizes)] = sizes
+        missing = self.size - len(sizes)
+        fields = [zlib.crc32(name.encode()), len(failure), *sizes, *[0] * missing]
+        head = torch.tensor(fields, device=_HOST)
         return self._gather_equal(head, deadline)
 
-    def _gather_equal(self, array, deadline=None):
-        """Gather arrays of equal length; (P, n), or None if that takes until the deadline."""
-        gathered = np.empty((self.size, array.size), dtype=array.dtype)
-        work = dist.all_gather(
-            list(torch.from_numpy(gathered)), _tensor(array), group=self.group, async_op=True
-        )
+    def _gather_equal(self, own, deadline=None):
+        """Gather tensors of equal length.
+
+        Returns:
+            (P, n) NumPy, or None if that takes until the deadline.
+        """
+        gathered = torch.empty((self.size, own.numel()), dtype=own.dtype, device=_HOST)
+        work = dist.all_gather(list(gathered), own, group=self.group, async_op=True)
         while deadline is not None and not work.is_completed():
             if time.monotonic() > deadline:
                 return None
             time.sleep(_PAUSE_SECONDS)
         work.wait()
-        return gathered
+        return gathered.numpy()
 
     def _refuse(self, name):
-        own = np.zeros(_NAME_BYTES, dtype=np.uint8)
-        text = np.frombuffer(name.encode()[:_NAME_BYTES], dtype=np.uint8)
-        own[: text.size] = text
+        own = _padded(np.frombuffer(name.encode()[:_NAME_BYTES], dtype=np.uint8), _NAME_BYTES)
         names = [
             bytes(row).rstrip(b"\0").decode(errors="replace") for row in self._gather_equal(own)
         ]
@@ -205,19 +211,17 @@ class DistributedTransport(Transport):
         """Gather (n,) uint8 arrays of ``sizes`` in rank order; None after the deadline."""
         largest, total = int(sizes.max()), int(sizes.sum())
         if self.size * largest <= _MOST_PADDING * total or deadline is not None:
-            padded = np.zeros(largest, dtype=np.uint8)
-            padded[: array.size] = array
-            rows = self._gather_equal(padded, deadline)
+            rows = self._gather_equal(_padded(array, largest), deadline)
             if rows is None:
                 return None
             return np.concatenate([row[:size] for row, size in zip(rows, sizes)])
-        out = np.empty(total, dtype=np.uint8)
-        parts = np.split(out, np.cumsum(sizes)[:-1])
-        parts[self.rank][:] = array
+        out = torch.empty(total, dtype=torch.uint8, device=_HOST)
+        parts = out.split(sizes.tolist())
+        parts[self.rank].numpy()[:] = array
         for rank, part in enumerate(parts):
-            if part.size:
-                dist.broadcast(torch.from_numpy(part), group=self.group, group_src=rank)
-        return out
+            if part.numel():
+                dist.broadcast(part, group=self.group, group_src=rank)
+        return out.numpy()
 
     def _allgather(self, array, name):
         sizes = self._heads(name, [array.size])[:, 0]
@@ -225,27 +229,38 @@ class DistributedTransport(Transport):
 
     def _alltoall(self, parts, name):
         received = self._heads(name, [part.size for part in parts])[:, self.rank]
-        out = np.empty(int(received.sum()), dtype=np.uint8)
+        out = torch.empty(int(received.sum()), dtype=torch.uint8, device=_HOST)
         dist.all_to_all_single(
-            torch.from_numpy(out),
-            torch.from_numpy(np.concatenate(parts)),
+            out,
+            torch.tensor(np.concatenate(parts), device=_HOST),
             received.tolist(),
             [part.size for part in parts],
             group=self.group,
         )
-        return np.split(out, np.cumsum(received)[:-1])
+        return np.split(out.numpy(), np.cumsum(received)[:-1])
 
     def _broadcast(self, array, root, name):
         size = int(self._heads(name, [0 if array is None else array.size])[root, 0])
-        out = np.empty(size, dtype=np.uint8) if array is None else np.array(array)
-        dist.broadcast(torch.from_numpy(out), group=self.group, group_src=root)
-        return out
+        out = (
+            torch.empty(size, dtype=torch.uint8, device=_HOST)
+            if array is None
+            else torch.tensor(array, device=_HOST)
+        )
+        dist.broadcast(out, group=self.group, group_src=root)
+        return out.numpy()
 
     def _allreduce(self, array, name):
         self._heads(name, [array.size])
-        out = np.array(array)
-        dist.all_reduce(torch.from_numpy(out), group=self.group)
-        return out
+        out = torch.tensor(array, device=_HOST)
+        dist.all_reduce(out, group=self.group)
+        return out.numpy()
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """Return the timeout of a process group with a backend for tensors on the host."""
+    # not all backends have options
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    return dist.default_pg_timeout if options is None else options._timeout
 
 
 def new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
@@ -255,13 +270,19 @@ def new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
     groups each rank has.
     """
     everyone = len(ranks) == dist.get_world_size()
-    return dist.new_group(
-        None if everyone else ranks, timeout, "gloo", use_local_synchronization=not everyone
-    )
+    try:
+        return dist.new_group(
+            None if everyone else ranks, timeout, "gloo", use_local_synchronization=not everyone
+        )
+    except RuntimeError as error:
+        raise PeerFailedError(
+            f"new process group: expected all {len(ranks)} ranks of the model to call register, "
+            f"{describe_failure(error)}"
+        ) from error
 
 
-def _tensor(array):
-    """Return the array's memory as a tensor, which collectives only read."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(array)
+def _padded(array, size):
+    """Return a tensor with an array of bytes and zeros behind it."""
+    padded = torch.zeros(size, dtype=torch.uint8, device=_HOST)
+    padded.numpy()[: array.size] = array
+    return padded

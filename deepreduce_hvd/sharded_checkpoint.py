@@ -1,0 +1,154 @@
+"""The state of a compressor with fully_shard: that of a rank has the memories of its shards.
+
+A state is one of :mod:`deepreduce_hvd.checkpoint`, whose rank and size count hosts, with two more
+entries: the number of the shard, and of how many shards.
+"""
+
+import numpy as np
+
+from deepreduce_hvd import checkpoint
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.settings import is_integer
+
+_KEYS = ("shard", "shards")
+
+
+def bounds(size, shard, shards):
+    """Return (start, stop) of a shard of ``size`` rows, as fully_shard divides them."""
+    rows = -(-size // shards)
+    return min(shard * rows, size), min((shard + 1) * rows, size)
+
+
+def dump(slots, fingerprint, hosts, ranks):
+    """Return the state of this rank.
+
+    Args:
+        slots: {name: :class:`~deepreduce_hvd.torch.fsdp.groups.ShardSlot`}.
+        fingerprint: that of the compressor.
+        hosts: transport over the ranks that have the same shard.
+        ranks: transport over the ranks that have the shards of one copy of the model.
+    """
+    state = checkpoint.dump(slots, fingerprint, hosts.rank, hosts.size)
+    return {**state, "shard": ranks.rank, "shards": ranks.size}
+
+
+def load(slots, state, fingerprint, hosts, ranks, keeper_of):
+    """Load the state of this rank, or those of all ranks.
+
+    Arguments as of :func:`dump`; ``state`` and ``keeper_of`` are those of
+    :func:`deepreduce_hvd.checkpoint.load`. All ranks' states may be of another number of hosts and
+    of another number of shards.
+    """
+    if isinstance(state, (list, tuple)):
+        loaded = _by_host(slots, state, ranks)
+    else:
+        _check("compressor state", state)
+        if (state["shard"], state["shards"]) != (ranks.rank, ranks.size):
+            raise InvalidArgumentError(
+                f"compressor state: expected that of shard {ranks.rank} of {ranks.size}, got that of "
+                f"shard {state['shard']} of {state['shards']}; if the number of ranks has changed, pass "
+                "the list of all ranks' states"
+            )
+        loaded = _without_shard(state)
+    checkpoint.load(slots, loaded, fingerprint, hosts.rank, hosts.size, keeper_of)
+
+
+def _check(where, state):
+    if not isinstance(state, dict) or not all(is_integer(state.get(key)) for key in _KEYS):
+        raise InvalidArgumentError(
+            f"{where}: expected a state of fully_shard, with the integers shard and shards, got "
+            f"{sorted(state) if isinstance(state, dict) else type(state).__name__}"
+        )
+
+
+def _without_shard(state):
+    return {key: value for key, value in state.items() if key not in _KEYS}
+
+
+def _by_host(slots, states, ranks):
+    """Return one state for each host of the saved job, with the memories of this rank's shard."""
+    for number, state in enumerate(states):
+        _check(f"compressor state of rank {number}", state)
+    shards = states[0]["shards"] if states else 0
+    by_place = {(state.get("rank"), state["shard"]): state for state in states}
+    hosts = len(states) // max(shards, 1)
+    places = [(host, shard) for host in range(hosts) for shard in range(shards)]
+    sizes = {state["shards"] for state in states}
+    if sorted(by_place, key=repr) != sorted(places, key=repr) or len(sizes) > 1 or not states:
+        raise InvalidArgumentError(
+            "compressor states: expected one state of each shard of each host, got (host, shard) "
+            f"{[(state.get('rank'), state['shard']) for state in states]} of {sorted(sizes)} shards"
+        )
+    return [
+        _joined(slots, [by_place[host, shard] for shard in range(shards)], ranks)
+        for host in range(hosts)
+    ]
+
+
+def _joined(slots, states, ranks):
+    """Return the state of one host, from those of its shards."""
+    first = states[0]
+    for other in states[1:]:
+        for key in ("version", "fingerprint", "size"):
+            if other.get(key) != first.get(key):
+                raise InvalidArgumentError(
+                    f"compressor states of host {first['rank']}: expected the same {key}, got "
+                    f"{first.get(key)!r} and {other.get(key)!r}"
+                )
+    parts = [_parameters_of(state) for state in states]
+    for part in parts[1:]:
+        different = part.keys() ^ parts[0].keys()
+        if different:
+            raise InvalidArgumentError(
+                f"compressor states of host {first['rank']}: expected the same parameters in all "
+                f"shards, got {', '.join(sorted(map(str, different)))} not in all of them"
+            )
+    parameters = {
+        name: _joined_parameter(name, slots[name], [part[name] for part in parts], ranks)
+        if name in slots
+        else saved
+        for name, saved in parts[0].items()
+    }
+    return {**_without_shard(first), "parameters": parameters}
+
+
+def _parameters_of(state):
+    """Return the entries of the parameters of one state, {} if they are none."""
+    found = state.get("parameters")
+    entries = found if isinstance(found, dict) else {}
+    return {name: saved for name, saved in entries.items() if isinstance(saved, dict)}
+
+
+def _joined_parameter(name, slot, parts, ranks):
+    """Return the entry of one parameter for this rank's shard.
+
+    Everything else is left to the checks of :func:`deepreduce_hvd.checkpoint.load`.
+    """
+    for what in ("steps", "loss_scale"):
+        found = {repr(part.get(what)) for part in parts}
+        if len(found) > 1:
+            raise InvalidArgumentError(
+                f"compressor states, parameter {name}: expected the same {what} in all shards, got "
+                f"{', '.join(sorted(found))}"
+            )
+    shape = tuple(slot.parameter.shape)
+    size = shape[slot.dim]
+    memory = {}
+    for kind in slot.state_names:
+        arrays = []
+        for shard, part in enumerate(parts):
+            start, stop = bounds(size, shard, len(parts))
+            own = (*shape[: slot.dim], stop - start, *shape[slot.dim + 1 :])
+            saved = part.get("memory")
+            array = slot.numpy_of(saved.get(kind)) if isinstance(saved, dict) else None
+            if array is None or array.size != np.prod(own, dtype=np.int64):
+                raise InvalidArgumentError(
+                    f"compressor states, parameter {name}, {kind}: expected an array of shape {own} in "
+                    f"shard {shard} of {len(parts)}, got "
+                    f"{type(saved).__name__ if array is None else array.shape}"
+                )
+            arrays.append(array.reshape(own))
+        whole = np.concatenate(arrays, axis=slot.dim)
+        start, stop = bounds(size, ranks.rank, ranks.size)
+        memory[kind] = whole.take(range(start, stop), axis=slot.dim).reshape(-1)
+    return {**parts[0], "memory": memory}

@@ -1,0 +1,193 @@
+"""What the adapters over torch.distributed share: steps whose exchanges a thread runs."""
+
+import functools
+import os
+import weakref
+
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from deepreduce_hvd.communicators.driver import Driver
+from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
+from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.collective_names import take_number
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.base_adapter import TorchAdapter
+from deepreduce_hvd.torch.ddp.failures import watch
+from deepreduce_hvd.torch.host import HostPath
+from deepreduce_hvd.torch.prepare import momentum_warning
+from deepreduce_hvd.torch.slot import Slot
+from deepreduce_hvd.validation import expect_loss_scale
+
+#: keeps numbers of compressors here and under Horovod apart; not the rank of a process set
+_TORCH_DISTRIBUTED = -1
+_unchecked: weakref.WeakSet = weakref.WeakSet()  # adapters whose optimizer is not known yet
+
+
+class DistributedAdapter(TorchAdapter):
+    """The side of one Compressor over torch.distributed.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        transport: transport over the ranks whose gradients are averaged. All these ranks create
+            the adapter together.
+        slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
+    """
+
+    def __init__(self, compressor, transport, slots):
+        super().__init__(compressor, transport)
+        self.slots = slots
+        self.host_path = HostPath(None)
+        self._round = None
+        self._driver = Driver(self.transport)
+        self.threads = EncodingThreads(compressor.threads, _ranks_on_this_host())
+        weakref.finalize(self, self._driver.stop)
+        _watch_for_momentum(self)
+        handshake.register(self)
+        watch(self)
+
+    def attach(self):
+        """Make this the adapter of the compressor; raise an error if ranks differ."""
+        compressor, old = self.compressor, self.compressor.adapter
+        old.agreed = True  # no handshake of Horovod for this compressor
+        # compressors of other groups, which some ranks do not have, do not count
+        compressor.number = take_number((_TORCH_DISTRIBUTED, *self.transport.ranks))
+        compressor.adapter = self
+        try:
+            self.agree()
+            compressor.communicator.prepare(self.transport)
+        except BaseException:
+            compressor.adapter = old
+            raise
+
+    def agree(self):
+        """Compare the settings of all ranks."""
+        handshake.agree(self)
+
+    def compress(self, tensor):
+        self._refuse_horovod("compress")
+
+    def decompress(self, tensor, context):
+        self._refuse_horovod("decompress")
+
+    @staticmethod
+    def _refuse_horovod(what):
+        raise InvalidArgumentError(
+            f"{what}: expected a compressor of Horovod, got one that is registered with a model of "
+            "torch.distributed; create another one for hvd.DistributedOptimizer"
+        )
+
+    def _start(self, job, slots_and_gradients):
+        """Encode the gradients of a job and have the driver run it.
+
+        An error of this rank is told to the others in place of the exchange.
+
+        Args:
+            job: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob`.
+            slots_and_gradients: function that returns the slots and the gradients.
+        """
+        self._round.jobs.append(job)
+        try:
+            self._round.loss_scale = self._loss_scale()
+            job.encode(*slots_and_gradients())
+        except Exception as error:
+            job.failure = error
+        self._driver.put(job)
+
+    def _loss_scale(self):
+        """Return the loss scale of the step in progress; None without loss scaling."""
+        function = self.compressor.loss_scale
+        if function is None or self._round.loss_scale is not None:
+            return self._round.loss_scale
+        return expect_loss_scale(float(function()))
+
+    def close_round(self):
+        """End the last step: undo it if it is void, and write scalars."""
+        self.threads.settle()
+        round_, self._round = self._round, None
+        if round_ is None:
+            return
+        for job in round_.jobs:
+            job.ended.wait()
+        self._end_round(round_.slots, round_.void and round_.loss_scale is not None)
+
+    def forget_rounds(self):
+        """Discard the step in progress."""
+        self.threads.settle()
+        self._round = None
+
+    def check_momentum(self, optimizer):
+        """Warn if an optimizer steps compressed parameters with momentum.
+
+        Returns:
+            Whether the optimizer steps any of the parameters.
+        """
+        own = {id(slot.parameter) for slot in self.slots.values()}
+        if own.isdisjoint(id(p) for group in optimizer.param_groups for p in group["params"]):
+            return False
+        message = momentum_warning(optimizer, self.compressor)
+        if message is not None:
+            self._warn_once("momentum", message)
+        return True
+
+
+def expect_unused(compressor, decides):
+    """Raise InvalidArgumentError unless a compressor can be registered with a model.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        decides: what decides which gradients share a message, and how to change that.
+    """
+    adapter = compressor.adapter
+    if isinstance(adapter, DistributedAdapter):
+        raise InvalidArgumentError(
+            "register: expected a compressor without a model, got one that is registered with a "
+            "model already; create one compressor per model"
+        )
+    if compressor.process_set is not None:
+        raise InvalidArgumentError(
+            "register: expected no process_set, which belongs to Horovod; give the model a process "
+            "group or a mesh"
+        )
+    if compressor.schedule is not None:
+        raise InvalidArgumentError(
+            f"register: expected schedule=None, because {decides[0]} decides which gradients share a "
+            f"message, got {compressor.schedule!r}; {decides[1]}"
+        )
+    if any(not isinstance(slot, Slot) for slot in adapter.slots.values()):
+        raise InvalidArgumentError(
+            "register: expected a compressor of PyTorch parameters, got one of "
+            f"{type(next(iter(adapter.slots.values()))).__module__}"
+        )
+    if getattr(adapter, "agreed", False):
+        raise InvalidArgumentError(
+            "register: expected a compressor that nothing uses, got one that Horovod has used; create "
+            "another one"
+        )
+
+
+def _ranks_on_this_host():
+    """Return the number that torchrun gives; without it, that of all ranks."""
+    count = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(count) if count.isdecimal() else dist.get_world_size()
+
+
+def _watch_for_momentum(adapter):
+    """Check the first optimizer that steps an adapter's parameters; DDP does not know it."""
+    _register_momentum_check()
+    _unchecked.add(adapter)
+
+
+@functools.cache
+def _register_momentum_check():
+    """Register the check with all optimizers of the process, once.
+
+    It stays: an optimizer's step cannot remove a hook that it is running.
+    """
+    register_optimizer_step_pre_hook(_check_momentum)
+
+
+def _check_momentum(optimizer, arguments, keywords):
+    for adapter in list(_unchecked):
+        if adapter.check_momentum(optimizer):
+            _unchecked.discard(adapter)

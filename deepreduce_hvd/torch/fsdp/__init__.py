@@ -1,0 +1,1 @@
+"""The adapter for PyTorch's fully_shard (FSDP2), which compresses between hosts."""

@@ -1,0 +1,292 @@
+"""The adapter of a Compressor for PyTorch's fully_shard (FSDP2).
+
+The parameters are sharded between the ranks of a host, which all have the same number of ranks.
+PyTorch gathers parameters and reduce-scatters gradients there, uncompressed. Its all-reduce hook
+then gets the shards of the host's average, and this adapter averages them between the hosts.
+PyTorch's own hybrid sharding calls the hook after its all-reduce, so it is not used.
+"""
+
+import functools
+import json
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+
+from deepreduce_hvd import sharded_checkpoint, wire
+from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
+from deepreduce_hvd.torch.ddp.buckets import BucketJob, Round
+from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group, timeout_of
+from deepreduce_hvd.torch.fsdp.groups import Group, modules_and_groups, parameters_of_caller
+
+
+def register(compressor, model, mesh):
+    """Implement :meth:`Compressor.register <deepreduce_hvd.Compressor.register>` for fully_shard.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        model: a module after fully_shard.
+        mesh: the ranks of different hosts that have the same shard.
+    """
+    expect_unused(compressor, ("fully_shard", "call fully_shard on other modules"))
+    found = modules_and_groups(model)
+    _check_meshes(mesh, found)
+    _check_parameters(compressor.adapter.slots, [group for _, group in found])
+    ranks = found[0][1].mesh_info.shard_process_group
+    adapter = FsdpAdapter(compressor, [group for _, group in found], mesh.get_group(), ranks)
+    adapter.attach()
+    for (module, _), group in zip(found, adapter.groups):
+        module.set_all_reduce_hook(functools.partial(_average, adapter, group))
+
+
+def _average(adapter, group, buffer):
+    """Average the shards of a group between the hosts; the all-reduce hook of fully_shard."""
+    adapter.average(group, parameters_of_caller(), buffer)
+
+
+def _check_meshes(mesh, found):
+    """Raise InvalidArgumentError for meshes that are not those of this module."""
+    if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
+        got = type(mesh).__name__ if not isinstance(mesh, DeviceMesh) else f"{mesh.ndim} dimensions"
+        raise InvalidArgumentError(
+            "register: expected the one-dimensional DeviceMesh between hosts for a module after "
+            f'fully_shard, such as mesh["hosts"], got {got}'
+        )
+    if not found:
+        raise InvalidArgumentError("register: expected parameters in the module, got none")
+    for _, group in found:
+        if group._all_reduce_hook is not None:
+            raise InvalidArgumentError(
+                "register: expected a module without an all-reduce hook, got one that has a hook; "
+                "fully_shard allows one"
+            )
+        if isinstance(group.mesh_info, DDPMeshInfo):
+            raise InvalidArgumentError(
+                "register: expected fully_shard with the one-dimensional mesh of the ranks in a host, "
+                "got one with a dimension of replicas, which PyTorch sums uncompressed before its hook; "
+                'call fully_shard(module, mesh=mesh["ranks"]) and register(module, mesh["hosts"])'
+            )
+    shards = {
+        tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
+        for _, group in found
+    }
+    hosts = dist.get_process_group_ranks(mesh.get_group())
+    if len(shards) > 1 or set(hosts) & set(*shards) != {dist.get_rank()}:
+        raise InvalidArgumentError(
+            "register: expected two dimensions of one mesh, which share only this rank "
+            f"{dist.get_rank()}, got the ranks {hosts} between hosts and "
+            f"{' and '.join(map(str, map(list, sorted(shards))))} in fully_shard"
+        )
+
+
+def _check_parameters(slots, groups):
+    known = {id(slot.parameter) for slot in slots.values()}
+    for parameter in (one for group in groups for one in group.fsdp_params):
+        name = parameter._module_info.param_name
+        if parameter.sharded_param.requires_grad and id(parameter.sharded_param) not in known:
+            raise InvalidArgumentError(
+                f"register: expected all trained parameters of the model, got none for a {name}; "
+                "create the compressor after fully_shard, with parameters=network.named_parameters()"
+            )
+        if parameter.is_dtensor:
+            raise InvalidArgumentError(
+                f"register: expected parameters that only fully_shard shards, got a {name} that was a "
+                "DTensor before; tensor parallelism is not supported"
+            )
+        if parameter.device.type != "cpu":
+            raise InvalidArgumentError(
+                f"register: expected parameters on the host, got a {name} on {parameter.device}, which "
+                "is not supported yet; use Horovod for GPUs"
+            )
+
+
+class BetweenHosts(DistributedTransport):
+    """The transport between ranks that are on different hosts."""
+
+    local_size = 1
+
+
+class _InHost:
+    """The ranks of one host, for a handshake of their own.
+
+    Args:
+        adapter: the :class:`FsdpAdapter`.
+    """
+
+    def __init__(self, adapter):
+        self._adapter = adapter
+        self.compressor = adapter.compressor
+        self.transport = adapter.ranks
+        self.agreed = False
+
+    def describe(self, with_steps):
+        """Return the settings that do not depend on the shard."""
+        slots, hosts = self._adapter.slots, self._adapter.transport.size
+        lines = [f"{name} {tuple(slot.parameter.shape)}" for name, slot in slots.items()]
+        return [
+            handshake.Setting("number of hosts", str(hosts)),
+            *(one for one in self._adapter.describe(with_steps) if one.name not in _OF_A_SHARD),
+            handshake.Setting("parameters", lines),
+        ]
+
+
+#: settings that differ between the shards of a host
+_OF_A_SHARD = ("shard", "parameters")
+
+
+class FsdpAdapter(DistributedAdapter):
+    """The side of one Compressor with fully_shard.
+
+    Args:
+        compressor: the :class:`~deepreduce_hvd.Compressor`.
+        groups: PyTorch's parameter groups.
+        hosts: process group of the ranks that have the same shard.
+        ranks: process group of the ranks of this host.
+
+    Attributes:
+        groups: the :class:`~deepreduce_hvd.torch.fsdp.groups.Group` of each parameter group.
+        ranks: transport between the ranks of this host.
+    """
+
+    def __init__(self, compressor, groups, hosts, ranks):
+        whole = compressor.adapter.slots
+        by_parameter = {id(slot.parameter): slot for slot in whole.values()}
+        self.groups = [Group(group, by_parameter) for group in groups]
+        sharded = {slot.name: slot for group in self.groups for slot in group.slots}
+        between = BetweenHosts(*_own_group(hosts))
+        slots = {name: sharded[name] for name in whole if name in sharded}
+        super().__init__(compressor, between, slots)
+        self.ranks = DistributedTransport(*_own_group(ranks))
+
+    def agree(self):
+        try:
+            handshake.agree(_InHost(self))
+        except Exception as error:
+            self.transport.announce(error)  # the other hosts wait for this rank
+            raise
+        super().agree()
+
+    def framework_settings(self):
+        """Return how fully_shard was called, which must be equal on all hosts."""
+        return [
+            handshake.Setting("shard", f"{self.ranks.rank} of {self.ranks.size}"),
+            handshake.Setting(
+                "parameter groups",
+                [
+                    ", ".join(f"{slot.name} by dimension {slot.dim}" for slot in group.slots)
+                    for group in self.groups
+                ],
+            ),
+        ]
+
+    # --- one buffer ---
+
+    def average(self, group, parameters, buffer):
+        """Replace the shards in a buffer by their averages over the hosts.
+
+        The results may come after this returns, until the end of the backward pass. Errors are
+        raised there, on all ranks.
+
+        Args:
+            group: the :class:`~deepreduce_hvd.torch.fsdp.groups.Group`.
+            parameters: PyTorch's descriptions of the parameters whose shards are in the buffer.
+            buffer: (n,) tensor.
+        """
+        task = torch._C._current_graph_task_id()
+        if self._round is None or self._round.task != task:
+            self._begin(task)
+        late = group.may_come_late(parameters, buffer)
+        job = BucketJob(self, self._round, buffer, group.divisor)
+        self._start(job, functools.partial(group.shards, parameters, buffer))
+        if not late:
+            job.ended.wait()
+
+    def _begin(self, task):
+        """Begin the step of a backward pass."""
+        self.close_round()
+        self._round = BackwardPass(task)
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(functools.partial(self._end_backward, self._round))
+
+    def _end_backward(self, round_):
+        """Wait for all results; raise the error of any rank of this host."""
+        for job in round_.jobs:
+            job.ended.wait()
+        error = next((job.error for job in round_.jobs if job.error is not None), None)
+        try:
+            self._tell_host(round_, error)
+        except PeerFailedError:
+            if error is None:
+                raise
+        if error is not None:
+            raise error
+
+    def _tell_host(self, round_, error):
+        """Tell the other ranks of this host how the pass ended, and learn it of them.
+
+        They have other shards, whose exchanges know nothing of this one's.
+
+        Args:
+            round_: the :class:`BackwardPass`; it is void if it is void on any rank.
+            error: error of this rank, or None.
+
+        Raises:
+            PeerFailedError: a rank has an error.
+        """
+        if self.ranks.size == 1:
+            return
+        ended = {"void": round_.void, "error": None if error is None else wire.describe(error)}
+        line = np.frombuffer(json.dumps(ended).encode() + b"\n", np.uint8)
+        name = collective_name(self.compressor.number, "end of backward pass")
+        lines = bytes(self.ranks.wait(self.ranks.allgather(line, name))).splitlines()
+        everyone = [json.loads(line) for line in lines]
+        round_.void = any(one["void"] for one in everyone)
+        failures = [
+            f"rank {rank}: {one['error']}"
+            for rank, one in zip(self.ranks.ranks, everyone)
+            if one["error"] is not None
+        ]
+        if failures:
+            raise PeerFailedError("; ".join(failures))
+
+    # --- state ---
+
+    def state_dict(self):
+        self.close_round()
+        return sharded_checkpoint.dump(
+            self.slots, self.compressor.fingerprint, self.transport, self.ranks
+        )
+
+    def load_state_dict(self, state):
+        self.close_round()
+        sharded_checkpoint.load(
+            self.slots,
+            state,
+            self.compressor.fingerprint,
+            self.transport,
+            self.ranks,
+            self.keeper_of,
+        )
+
+
+class BackwardPass(Round):
+    """One backward pass with exchanges.
+
+    Args:
+        task: the autograd engine's number of the pass.
+    """
+
+    def __init__(self, task):
+        super().__init__()
+        self.task = task
+
+
+def _own_group(group):
+    """Return a process group of the same ranks, which nothing else uses, and its timeout."""
+    timeout = timeout_of(group)
+    return new_group(dist.get_process_group_ranks(group), timeout), timeout

@@ -1,0 +1,188 @@
+"""The parameter groups of fully_shard, and where their shards are in a reduced buffer.
+
+PyTorch's all-reduce hook gets only the buffer: the shards of all parameters that have a gradient,
+one after another, each padded to the size of the first rank's shard. The list of these parameters
+is a local variable of the function that calls the hook.
+"""
+
+import inspect
+import sys
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.slot import Slot
+
+#: the local variable of the hook's caller that has the parameters
+_PARAMETERS = "fsdp_params"
+#: PyTorch divides buffers of other dtypes after the hook
+_DIVIDED_BEFORE = (torch.float32, torch.bfloat16)
+
+
+class ShardSlot(Slot):
+    """State of this rank's shard of one parameter.
+
+    Args:
+        slot: slot of the whole parameter, which this one replaces.
+        fsdp_parameter: PyTorch's description of the sharded parameter.
+    """
+
+    def __init__(self, slot, fsdp_parameter):
+        self._shape = fsdp_parameter.sharded_size
+        self.dim = fsdp_parameter.fsdp_placement.dim
+        super().__init__(slot.name, slot.parameter, slot.key, slot.policy, slot.follows_loss_scale)
+
+    @property
+    def shape(self):
+        return self._shape
+
+
+class Group:
+    """One parameter group of fully_shard.
+
+    Args:
+        group: PyTorch's group.
+        slots: {id of a sharded parameter: its slot}, of all parameters of the compressor.
+
+    Attributes:
+        slots: slots of its parameters, :class:`ShardSlot`.
+    """
+
+    def __init__(self, group, slots):
+        self._group = group
+        self._by_parameter = {
+            id(one): ShardSlot(slots[id(one.sharded_param)], one)
+            for one in group.fsdp_params
+            if id(one.sharded_param) in slots
+        }
+        self.slots = list(self._by_parameter.values())
+        self._partial = None  # parameters and sum of buffers that were not exchanged
+
+    @property
+    def unused_have_gradients(self):
+        """Whether parameters that backward did not use get gradients of zeros."""
+        return self._group.reduce_scatter_unused_params
+
+    @property
+    def exchanges(self):
+        """Whether this backward pass exchanges gradients, or keeps them for a later one."""
+        return self._group.all_reduce_grads
+
+    @property
+    def divisor(self):
+        """The number by which the sums between hosts are divided; None for that of the hosts.
+
+        A divisor of the user is that of the sum of all ranks, and PyTorch has applied it.
+        """
+        return None if self._group.gradient_divide_factor is None else 1
+
+    def shards(self, parameters, buffer):
+        """Return the slots of the shards to exchange, and views of their gradients in the buffer.
+
+        Shards without elements are left out; their steps are counted here.
+
+        Args:
+            parameters: PyTorch's descriptions of the parameters whose shards are in the buffer.
+            buffer: (n,) tensor.
+        """
+        if self._is_postponed(parameters, buffer):
+            return [], []
+        sizes = [one.padded_sharded_param_size.numel() for one in parameters]
+        if sum(sizes) != buffer.numel():
+            raise InvalidArgumentError(
+                f"fully_shard: expected {sum(sizes)} elements of {len(sizes)} shards, got "
+                f"{buffer.numel()}; this PyTorch {torch.__version__} lays them out in another way"
+            )
+        slots, gradients = [], []
+        for one, part in zip(parameters, buffer.split(sizes)):
+            slot = self._by_parameter.get(id(one))
+            if slot is None:
+                raise InvalidArgumentError(
+                    f"fully_shard: expected gradients of named parameters, got one of {one._param_fqn}; "
+                    "create the compressor with parameters=network.named_parameters()"
+                )
+            if not slot.shape.numel():
+                slot.steps += 1
+                continue
+            slots.append(slot)
+            gradients.append(part[: slot.shape.numel()].view(slot.shape))
+            slot.made = not self.unused_have_gradients
+        return slots, gradients
+
+    def _is_postponed(self, parameters, buffer):
+        """Return whether a buffer is kept for a later backward pass, or add earlier ones to it.
+
+        As in PyTorch's own hybrid sharding, ``set_requires_all_reduce(False)`` postpones the
+        exchange.
+        """
+        earlier, self._partial = self._partial, None
+        if earlier is not None:
+            if earlier[0] != parameters:
+                raise InvalidArgumentError(
+                    "set_requires_all_reduce(False): expected gradients of the same parameters in each "
+                    "backward pass, got others; use set_requires_gradient_sync(False)"
+                )
+            buffer += earlier[1]
+        if self.exchanges:
+            return False
+        self._partial = parameters, buffer.clone()
+        buffer.zero_()
+        return True
+
+    def may_come_late(self, parameters, buffer):
+        """Return whether the result may come after the hook, until the end of the backward pass.
+
+        This is so if PyTorch makes the gradients views of the buffer and does nothing else with it.
+        """
+        group = self._group
+        return (
+            buffer.dtype == group._orig_dtype
+            and buffer.dtype in _DIVIDED_BEFORE
+            and not group.force_sum_reduction_for_comms
+            and not any(
+                one.sharded_param.grad is not None or one.sharded_param._post_accumulate_grad_hooks
+                for one in parameters
+            )
+        )
+
+
+def parameters_of_caller():
+    """Return the parameters whose shards PyTorch gives to the all-reduce hook, which calls this."""
+    return list(sys._getframe(2).f_locals[_PARAMETERS])
+
+
+def modules_and_groups(model):
+    """Return (module, PyTorch's parameter group) for each group of a model.
+
+    Raises:
+        InvalidArgumentError: fully_shard cannot be used in this way, or not in this PyTorch.
+    """
+    _check_pytorch()
+    found = {}
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        groups = module._get_fsdp_state()._fsdp_param_groups
+        if len(groups) > 1:
+            raise InvalidArgumentError(
+                "register: expected one mesh for all parameters of a module, got several from "
+                f"shard_placement_fn in {type(module).__name__}"
+            )
+        for group in groups:
+            found.setdefault(id(group), (module, group))
+    return list(found.values())
+
+
+def _check_pytorch():
+    try:
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+        known = inspect.signature(_fsdp_collectives.foreach_reduce).parameters
+    except (ImportError, AttributeError):
+        known = {}
+    if _PARAMETERS not in known or "all_reduce_hook" not in known:
+        raise InvalidArgumentError(
+            "register: expected a PyTorch whose fully_shard has an all-reduce hook, such as 2.13, got "
+            f"{torch.__version__}"
+        )

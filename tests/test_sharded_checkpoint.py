@@ -1,0 +1,155 @@
+"""States of a compressor with fully_shard: joined, divided in another way, and checked."""
+
+import copy
+import random
+import types
+import zlib
+
+import pytest
+import torch
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import sharded_checkpoint
+from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.torch.fsdp.groups import ShardSlot
+from deepreduce_hvd.torch.slot import Slot
+
+#: name -> (shape, dimension that is divided)
+SHAPES = {
+    "matrix": ((7, 3), 0),
+    "vector": ((2,), 0),
+    "columns": ((3, 12), 1),
+    "cube": ((5, 2, 4), 0),
+}
+POLICY = Policy("codec", dr.Codec(dr.TopK(0.1)), dr.Residual())
+
+
+def place(rank, size):
+    return types.SimpleNamespace(rank=rank, size=size)
+
+
+def slots_of(shard, shards):
+    """Return the slots of one rank, with memories of zeros."""
+    slots = {}
+    for name, (shape, dim) in SHAPES.items():
+        start, stop = sharded_checkpoint.bounds(shape[dim], shard, shards)
+        own = (*shape[:dim], stop - start, *shape[dim + 1 :])
+        whole = Slot(
+            name, torch.nn.Parameter(torch.zeros(shape)), zlib.crc32(name.encode()), POLICY, False
+        )
+        slots[name] = ShardSlot(
+            whole,
+            types.SimpleNamespace(
+                sharded_size=torch.Size(own), fsdp_placement=types.SimpleNamespace(dim=dim)
+            ),
+        )
+    return slots
+
+
+def job(hosts, shards):
+    """Return {(host, shard): slots} of all ranks."""
+    return {
+        (host, shard): slots_of(shard, shards) for host in range(hosts) for shard in range(shards)
+    }
+
+
+def saved(ranks, hosts, shards, steps=4):
+    for slots in ranks.values():
+        for slot in slots.values():
+            slot.steps = steps
+    return [
+        sharded_checkpoint.dump(slots, 77, place(host, hosts), place(shard, shards))
+        for (host, shard), slots in ranks.items()
+    ]
+
+
+def load(ranks, hosts, shards, state):
+    for (host, shard), slots in ranks.items():
+        sharded_checkpoint.load(
+            slots, state, 77, place(host, hosts), place(shard, shards), lambda rank: rank
+        )
+
+
+def whole_residuals(ranks, shards):
+    """Return {(host, name): the residual of a whole parameter}."""
+    hosts = {host for host, _ in ranks}
+    return {
+        (host, name): torch.cat(
+            [ranks[host, shard][name].state[0].view(ranks[host, shard][name].shape) for shard in range(shards)],
+            dim=dim,
+        )
+        for host in hosts
+        for name, (_, dim) in SHAPES.items()
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_other_numbers_of_hosts_and_shards_keep_the_sum(seed):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    # columns are divided evenly
+    hosts, shards, new_hosts, new_shards = (draw.choice([1, 2, 3, 4]) for _ in range(4))
+    old = job(hosts, shards)
+    for slots in old.values():
+        for slot in slots.values():
+            slot.state[0].copy_(torch.randint(-8, 8, slot.state[0].shape).float())
+    all_states = saved(old, hosts, shards)
+    draw.shuffle(all_states)
+    new = job(new_hosts, new_shards)
+    load(new, new_hosts, new_shards, all_states)
+    before, after = whole_residuals(old, shards), whole_residuals(new, new_shards)
+    for name, (shape, _) in SHAPES.items():
+        expected = torch.zeros(new_hosts, *shape)
+        for host in range(hosts):
+            expected[host % new_hosts] += before[host, name]
+        for host in range(new_hosts):
+            assert torch.equal(after[host, name], expected[host]), (name, host)
+    assert {slot.steps for slots in new.values() for slot in slots.values()} == {4}
+
+
+def _changed(change):
+    all_states = copy.deepcopy(saved(job(2, 2), 2, 2))
+    change(all_states)
+    return all_states
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda all_states: all_states.pop(), "one state of each shard of each host"),
+        (lambda all_states: all_states.clear(), "one state of each shard of each host"),
+        (lambda all_states: all_states[1].pop("shard"), "a state of fully_shard"),
+        (lambda all_states: all_states[1].update(shards=3), "one state of each shard"),
+        (lambda all_states: all_states[1].update(fingerprint=8), "same fingerprint"),
+        (lambda all_states: all_states[0].pop("parameters"), "expected"),
+        (lambda all_states: all_states[1].update(parameters=3), "expected"),
+        (
+            lambda all_states: all_states[1]["parameters"]["cube"].update(steps=5),
+            "the same steps in all shards",
+        ),
+        (
+            lambda all_states: all_states[3]["parameters"]["cube"].update(memory=None),
+            "shard 1 of 2",
+        ),
+        (
+            lambda all_states: all_states[3]["parameters"]["cube"]["memory"].update(
+                residual=torch.zeros(3)
+            ),
+            r"array of shape \(2, 2, 4\)",
+        ),
+        (lambda all_states: all_states[2]["parameters"].pop("cube"), "same parameters"),
+        (lambda all_states: all_states[1]["parameters"].pop("cube"), "same parameters"),
+        (lambda all_states: all_states[1]["parameters"].update(other={}), "same parameters"),
+    ],
+)
+def test_states_that_do_not_fit_change_nothing(change, message):
+    all_states = _changed(change)
+    ranks = job(2, 2)
+    for slots in ranks.values():
+        for slot in slots.values():
+            slot.state[0].fill_(3.0)
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        load(ranks, 2, 2, all_states)
+    for slots in ranks.values():
+        for slot in slots.values():
+            assert bool((slot.state[0] == 3.0).all()) and not slot.steps
