@@ -83,11 +83,16 @@ def work(steps):
         return
     for row in ROWS:
         compression = trained[row][2]
-        chosen = compression.adapter.schedule_notes() if row == "auto" else []
+        chosen = compression.adapter.schedule_notes()[:1] if row == "auto" else []
+        trials = compression.adapter.scheduler.trials if row == "auto" else []
         print("ROW " + json.dumps({
             "row": row, "seconds": statistics.median(seconds[row]), "fastest": min(seconds[row]),
             "slowest": max(seconds[row]), "steps": steps, "steps_to_decide": before if chosen else None,
             "chosen": " ".join(chosen),
+            "trials": [
+                {"rule": trial.rule, "predicted": trial.predicted, "measured": trial.measured}
+                for trial in trials
+            ],
         }), flush=True)  # fmt: skip
 
 

@@ -4,8 +4,8 @@
 
 Writes results/bench-hosts.json and .png, and prints a table. Needs root (network namespaces),
 iproute2 and openssh-server. Every combination of a number of hosts and a link is one job under
-horovodrun over ssh. A partial run changes only its own lines of results/bench-hosts.json. Targets
-compare results of one job.
+horovodrun over ssh, and one under torchrun for the rows of PyTorch's DDP. A partial run changes only its own lines of results/bench-hosts.json. Targets
+compare results of one job, or of two that run one after the other.
 """
 
 import argparse
@@ -19,12 +19,21 @@ from measure import split_choices, write
 from network import Network, NetworkError, problems
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
-WORKER = pathlib.Path(__file__).with_name("hosts_worker.py")
+HERE = pathlib.Path(__file__).resolve().parent
+#: launcher -> the script that it starts
+WORKERS = {"horovodrun": HERE / "hosts_worker.py", "torchrun": HERE / "hosts_ddp_worker.py"}
 LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshaped": "unshaped"}
 #: (hosts, link) -> target: how many times faster the best compressed row must be than Horovod
 #: without compression
 TARGETS = {(2, "100mbit"): 40, (2, "1gbit"): 8, (2, "10gbit"): 2, (4, "1gbit"): 8}
 DENSE = ("no exchange", "none", "fp16")
+DDP = "DDP: "  # names of its rows begin with it
+#: (row, other row, link or None for all) -> how many times as long the other row may, or must, take
+#: at most or at least
+RATIOS = {
+    ("Allgather", f"{DDP}Allgather", None): ("at most", 1.1),
+    (f"{DDP}Allgather", f"{DDP}PowerSGD rank 4", "100mbit"): ("at least", 5),
+}
 _LONGEST = 900  # maximum seconds of one job
 
 
@@ -54,7 +63,9 @@ def verdicts(measured):
         rows = {
             row["name"]: row for row in measured if (row["hosts"], row["link"]) == (hosts, link)
         }
-        compressed = [row for name, row in rows.items() if name not in DENSE]
+        compressed = [
+            row for name, row in rows.items() if name not in DENSE and not name.startswith(DDP)
+        ]
         if "none" not in rows or not compressed:
             continue
         best = min(compressed, key=lambda row: row["seconds"])
@@ -64,6 +75,24 @@ def verdicts(measured):
             "hosts": hosts, "link": link, "best": best["name"], "faster_than_none": value, "faster_than_fp16": against_fp16, "target": factor,
             "met": value >= factor,
         })  # fmt: skip
+    return found
+
+
+def ratios(measured):
+    """Return how the rows of DDP compare with others, and whether their targets were met."""
+    rows = {(row["hosts"], row["link"], row["name"]): row for row in measured}
+    found = []
+    for hosts, link in dict.fromkeys(key[:2] for key in rows):
+        for (name, other, only), (sense, target) in RATIOS.items():
+            pair = rows.get((hosts, link, name)), rows.get((hosts, link, other))
+            if None in pair:
+                continue
+            value = pair[1]["seconds"] / pair[0]["seconds"]
+            entry = {"hosts": hosts, "link": link, "row": name, "other": other, "ratio": value}
+            if only in (None, link):
+                met = value <= target if sense == "at most" else value >= target
+                entry |= {"target": f"{sense} {target}", "met": met}
+            found.append(entry)
     return found
 
 
@@ -97,6 +126,8 @@ def draw(measured, path):
                     "linestyle": {"none": "-", "fp16": "--", "no exchange": ":"}[name],
                 }
                 if name in DENSE
+                else {"marker": "s", "linestyle": "--"}
+                if name.startswith(DDP)
                 else {"marker": "o"}
             )
             axis.errorbar(
@@ -130,7 +161,7 @@ def save(measured, path):
     rows = [row for row in kept if (row["hosts"], row["link"], row["name"]) not in new] + measured
     rows.sort(key=lambda row: (row["hosts"], list(LINKS).index(row["link"])))
     path.parent.mkdir(exist_ok=True)
-    write(path, {"targets": verdicts(rows), "rows": rows})
+    write(path, {"targets": verdicts(rows), "ratios": ratios(rows), "rows": rows})
     draw(rows, path.with_suffix(".png"))
 
 
@@ -168,9 +199,14 @@ def main():
     found = problems()
     if found:
         sys.exit("\n".join(found))
-    from hosts_worker import ROWS  # late, because it imports the frameworks
+    import hosts_ddp_worker  # late, because they import the frameworks
+    import hosts_worker
 
-    arguments = arguments_of(list(ROWS))
+    arguments = arguments_of([*hosts_worker.ROWS, *hosts_ddp_worker.ROWS])
+    rows = {
+        "horovodrun": [name for name in arguments.rows if not name.startswith(DDP)],
+        "torchrun": [name for name in arguments.rows if name.startswith(DDP)],
+    }
     started, measured = time.perf_counter(), []
     for hosts in arguments.hosts:
         with Network(hosts) as network:
@@ -184,15 +220,18 @@ def main():
                     show(row, dense[0] if dense else None)
                     measured.append({"hosts": hosts, "link": link, **row})
 
-                words = [WORKER, ";".join(arguments.rows), arguments.seconds]
-                before = len(measured)
-                run_job(network, words, _LONGEST, report)
-                if len(measured) - before != len(arguments.rows):
-                    raise NetworkError(
-                        f"job: expected {len(arguments.rows)} rows, got {len(measured) - before}"
-                    )
-                # after every job, so that a failing job does not lose the results of others
-                save(measured, arguments.output)
+                for launcher, names in rows.items():
+                    if not names:
+                        continue
+                    words = [WORKERS[launcher], ";".join(names), arguments.seconds]
+                    before = len(measured)
+                    run_job(network, words, _LONGEST, report, launcher)
+                    if len(measured) - before != len(names):
+                        raise NetworkError(
+                            f"job: expected {len(names)} rows, got {len(measured) - before}"
+                        )
+                    # after every job, so that a failing job does not lose the results of others
+                    save(measured, arguments.output)
     targets = verdicts(measured)
     print()
     for target in targets:
@@ -204,6 +243,14 @@ def main():
             f"{target['faster_than_none']:.1f} times as fast as none{fp16}; "
             f"target {target['target']} {'met' if target['met'] else 'MISSED'}"
         )
+    for entry in ratios(measured):
+        text = (
+            f"{entry['hosts']} hosts, {LINKS[entry['link']]}: {entry['other']} takes "
+            f"{entry['ratio']:.2f} times as long as {entry['row']}"
+        )
+        if "met" in entry:
+            text += f"; target {entry['target']} {'met' if entry['met'] else 'MISSED'}"
+        print(text)
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")
 
 

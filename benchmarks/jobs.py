@@ -10,14 +10,26 @@ from links import NetworkError
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def run_job(network, command, seconds, report):
-    """Run one job under horovodrun, one rank per host.
+def _start(network, launcher, command, environment):
+    """Start a job; return its processes and the stream of their output."""
+    if launcher == "horovodrun":
+        job = network.horovodrun(command, environment)
+        return [job], job.stdout
+    reader, writer = os.pipe()
+    jobs = network.torchrun(command, writer, environment)
+    os.close(writer)
+    return jobs, os.fdopen(reader)
+
+
+def run_job(network, command, seconds, report, launcher="horovodrun"):
+    """Run one job, one rank per host.
 
     Args:
         network: a :class:`network.Network`.
         command: words after the Python interpreter.
         seconds: the longest that the job may take.
         report: called with each dictionary that a rank prints after the word ROW.
+        launcher: "horovodrun" or "torchrun".
 
     Raises:
         NetworkError: the job failed or took too long; the message has the end of its output.
@@ -34,23 +46,24 @@ def run_job(network, command, seconds, report):
     def too_long(*_):
         raise NetworkError(f"job: expected it to end within {seconds:.0f} s")
 
-    job = network.horovodrun(command, environment)
+    jobs, output = _start(network, launcher, command, environment)
     handler = signal.signal(signal.SIGALRM, too_long)
     signal.alarm(round(seconds))
     said = []
     try:
-        for line in job.stdout:
-            _, mark, row = line.partition("<stdout>:")
-            row = row.removeprefix(" ")
-            if mark and row.startswith("ROW "):
-                report(json.loads(row[4:]))
+        for line in output:
+            rank, _, text = line.rpartition("<stdout>:")  # horovodrun's mark of a rank
+            text = text.removeprefix(" ") if rank else line
+            if text.startswith("ROW "):
+                report(json.loads(text[4:]))
             else:
                 said.append(line)
-        status = job.wait()
+        statuses = [job.wait() for job in jobs]
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, handler)
-    if status != 0:
+    failed = [status for status in statuses if status != 0]
+    if failed:
         raise NetworkError(
-            f"horovodrun: expected exit status 0, got {status}:\n{''.join(said[-60:])}"
+            f"{launcher}: expected exit status 0, got {failed[0]}:\n{''.join(said[-60:])}"
         )

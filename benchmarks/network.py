@@ -327,7 +327,7 @@ class Network:
             **options,
         )
 
-    def horovodrun(self, command, environment=None, **options):
+    def horovodrun(self, command, environment=None):
         """Start ``horovodrun`` on the first host, with one rank per host.
 
         Args:
@@ -351,17 +351,34 @@ class Network:
             sys.executable,
             *command,
         ]
+        return self._launch(self.names[0], words, environment, subprocess.PIPE)
+
+    def torchrun(self, command, stdout, environment=None):
+        """Start ``torchrun`` on every host, with one rank per host.
+
+        Args:
+            command: words after the Python interpreter, such as ``["train.py", "--epochs", "3"]``.
+            stdout: file for the output of all hosts.
+            environment: variables in addition to those of this process.
+
+        Returns:
+            A ``subprocess.Popen`` for each host.
+        """
+        words = [
+            pathlib.Path(sys.executable).with_name("torchrun"), "--nnodes", len(self.names), "--nproc-per-node", 1,
+            "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names[0]}:29500", *command,
+        ]  # fmt: skip
+        variables = {"GLOO_SOCKET_IFNAME": INTERFACE, **(environment or {})}
+        return [self._launch(host, words, variables, stdout) for host in self.names]
+
+    def _launch(self, host, words, environment, stdout):
         variables = dict(
             os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1", **(environment or {})
         )
-        options = {
-            "stdin": subprocess.DEVNULL,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-            **options,
-        }
-        return self.start(self.names[0], words, env=variables, **options)
+        return self.start(
+            host, words, env=variables, text=True, stdin=subprocess.DEVNULL, stdout=stdout,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
 
 
 def _leave(number, _):

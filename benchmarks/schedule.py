@@ -13,8 +13,8 @@ import argparse
 import math
 import pathlib
 
+import architectures
 import numpy as np
-import resnet50
 from measure import seconds, write
 
 from deepreduce_hvd import schedule
@@ -26,20 +26,13 @@ INSTANCES = 3_000
 BACKWARD_SECONDS = 0.1
 #: nanoseconds per element of encoding and of decoding one payload, for the predictions
 ENCODE, DECODE = 1.0, 0.1
-#: height and width of the output of each part
-SIDES = {"stem": 112, "stage1": 56, "stage2": 28, "stage3": 14, "stage4": 7, "classifier": 1}
 
 
 def layers():
     """Return [(name, elements, backward seconds)] of ResNet-50 in the order of the model."""
-    rows = []
-    for name, shape in resnet50.shapes():
-        # a normalization reads and writes its input a few times, a convolution multiplies it
-        per_element = 1 if len(shape) > 1 else 10
-        area = SIDES[name.split(".")[0]] ** 2
-        rows.append((name, math.prod(shape), per_element * math.prod(shape) * area))
+    rows = architectures.resnet50()
     total = sum(work for _, _, work in rows)
-    return [(name, size, BACKWARD_SECONDS * work / total) for name, size, work in rows]
+    return [(name, math.prod(shape), BACKWARD_SECONDS * work / total) for name, shape, work in rows]
 
 
 def csv_of(rows):

@@ -112,7 +112,7 @@ def rice(report):
         section = dr.Rice().encode(support, RESNET50, 0)[0]
         report(
             row(
-                f"Rice bits an index / information bound, density {density:.1%}",
+                f"Rice bits per index / information bound, density {density:.1%}",
                 8 * len(section) / k / bound(RESNET50, k),
                 1.02,
                 bits=8 * len(section) / k,

@@ -9,7 +9,7 @@ import re
 import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-_PAGES = ("accuracy.md", "schedule.md")
+_PAGES = ("accuracy.md", "schedule.md", "tutorial-ddp.md")
 
 
 def demo_table(rows):
@@ -67,6 +67,33 @@ def laboratory_table(rows):
     return lines
 
 
+def small_tensors_table(rows):
+    """Compare the default with ``dense_below=128``, over the seeds that both have."""
+    lines = [
+        (
+            "| task, ranks | default | `dense_below=128` | difference | to uncompressed | "
+            "not worse: p | bytes, default | bytes | seeds |"
+        ),
+        "|---|" + "---:|" * 8,
+    ]
+    default = {_place(row): row for row in rows if row["candidate"] == "default"}
+    for row in (row for row in rows if row["candidate"] == "dense below 128"):
+        other, values = default[_place(row)], list(row["by_seed"].values())
+        seeds = [seed for seed in row["by_seed"] if seed in other["by_seed"]]
+        what = f"{row['task']}, {row['ranks']} | {_mean(other, seeds)}"
+        sizes = f"{other['bytes_per_step']:,.0f} | {row['bytes_per_step']:,.0f}"
+        if None in values:
+            cells = f"diverged with {values.count(None)} of {len(values)} seeds | – | – | –"
+        else:
+            gained = statistics.mean(row["gains"][seed] - other["gains"][seed] for seed in seeds)
+            cells = (
+                f"{_mean(row, seeds)} | {gained:+.4f} | {row['gain']:+.4f} | "
+                f"{_p(row['p_not_worse'])}"
+            )
+        lines.append(f"| {what} | {cells} | {sizes} | {len(seeds)} |")
+    return lines
+
+
 def candidates_table(rows, ranks):
     """Compare all candidates with uncompressed training, with seed 0, one column per task."""
     rows = [row for row in rows if row["ranks"] == ranks and row["candidate"] != "none"]
@@ -90,6 +117,23 @@ def candidates_table(rows, ranks):
     return lines
 
 
+def agreement_table(rows):
+    """Show what 16 ranks have in common, and how much of their sum a communicator sends."""
+    lines = [
+        (
+            "| 16 ranks, after the warm-up | elements in the sum | energy of the sum that is "
+            "sent | residual / gradient | steps in the residual | cosine | ranks that select |"
+        ),
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        sent = f"{100 * row['share_sent']:.1f} % | {100 * row['energy_sent']:.1f} %"
+        residual = f"{row['residual_to_gradient']:.1f} | {row['steps_in_residual']:.0f}"
+        common = f"{row['cosine']:.3f} | {row['ranks_that_select']:.2f}"
+        lines.append(f"| *{row['task']}*, {row['candidate']} | {sent} | {residual} | {common} |")
+    return lines
+
+
 def auto_schedule_table(rows):
     """Compare fixed settings with ``schedule="auto"``, in milliseconds per step by link."""
     names, links = (list(dict.fromkeys(row[key] for row in rows)) for key in ("row", "link"))
@@ -103,6 +147,85 @@ def auto_schedule_table(rows):
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     cells = [f"{found['auto', link]['against_best_fixed']:.2f}" for link in links]
     lines.append("| auto ÷ the fastest other row | " + " | ".join(cells) + " |")
+    return lines
+
+
+def auto_predictions_table(rows):
+    """Compare the predicted and the measured steps of all plans that ``schedule="auto"`` tried."""
+    links = list(dict.fromkeys(row["link"] for row in rows))
+    found = {
+        (trial["rule"], row["link"]): trial["predicted"] / trial["measured"]
+        for row in rows
+        for trial in row["trials"]
+    }
+    lines = ["| predicted ÷ measured | " + " | ".join(links) + " |", "|---|" + "---:|" * len(links)]
+    for rule in dict.fromkeys(rule for rule, _ in found):
+        cells = [f"{found[rule, link]:.2f}" if (rule, link) in found else "–" for link in links]
+        lines.append(f"| {rule} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def replay_table(rows):
+    """Compare the steps of all rows, in milliseconds, by network and link."""
+    places = list(dict.fromkeys((row["network"], row["link"]) for row in rows))
+    found = {(row["row"], row["network"], row["link"]): row for row in rows}
+    lines = [
+        "| milliseconds per step | "
+        + " | ".join(f"{network}, {link}" for network, link in places)
+        + " |",
+        "|---|" + "---:|" * len(places),
+    ]
+
+    def line(what, name, shown):
+        cells = [shown(found[(name, *place)]) for place in places]
+        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+
+    for name in dict.fromkeys(row["row"] for row in rows):
+        line(name, name, lambda row: f"{1e3 * row['seconds']:.0f}")
+    for what, key in (
+        ("auto ÷ the fastest other row", "against_best_fixed"),
+        ("auto ÷ none", "against_none"),
+        ("exposed ÷ the model's optimum", "exposed_against_optimum"),
+    ):
+        line(what, "auto", lambda row: f"{row[key]:.2f}")
+    return lines
+
+
+def replay_predictions_table(rows):
+    """Compare predicted and measured steps of all rules, over all networks and links."""
+    lines = [
+        "| predicted ÷ measured | median | smallest | largest | median without what is measured of float16 |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    known = [row for row in rows if row["predicted"]]
+    ratios = {}
+    for row in known:
+        ratio = row["predicted_against_measured"]
+        pair = ratio, row["predicted_without_fp16"] / row["seconds"]
+        for name in (row["row"], "all"):
+            ratios.setdefault(name, []).append(pair)
+    ratios["all"] = ratios.pop("all")  # last
+    for name, pairs in ratios.items():
+        own, without = zip(*pairs)
+        lines.append(
+            f"| {name} | {statistics.median(own):.2f} | {min(own):.2f} | {max(own):.2f} | "
+            f"{statistics.median(without):.2f} |"
+        )
+    return lines
+
+
+def hosts_table(rows):
+    """Show seconds and bytes per step by link."""
+    names, links = (list(dict.fromkeys(row[key] for row in rows)) for key in ("name", "link"))
+    found = {(row["name"], row["link"]): row for row in rows}
+    lines = [
+        "| seconds per step | " + " | ".join(links) + " | bytes per step |",
+        "|---|" + "---:|" * (len(links) + 1),
+    ]
+    for name in names:
+        cells = [f"{found[name, link]['seconds']:.3f}" for link in links if (name, link) in found]
+        claimed = statistics.mean(found[name, links[0]]["claimed_bytes"])
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {claimed:,.0f} |")
     return lines
 
 
@@ -124,11 +247,18 @@ def updated(text):
     """Return a page's text with the tables of results/."""
     for name, source, table in (
         ("demo", "demo.json", demo_table),
+        ("ddp demo", "demo-ddp.json", demo_table),
         ("bench", "bench.json", bench_table),
         ("laboratory", "accuracy-lab.json", laboratory_table),
+        ("small tensors", "accuracy-lab.json", small_tensors_table),
         ("candidates", "accuracy-lab.json", lambda rows: candidates_table(rows, 4)),
         ("16 ranks", "accuracy-lab.json", lambda rows: candidates_table(rows, 16)),
+        ("ddp hosts", "bench-hosts-ddp.json", hosts_table),
+        ("agreement", "accuracy-agreement.json", agreement_table),
         ("auto schedule", "auto-schedule.json", auto_schedule_table),
+        ("auto predictions", "auto-schedule.json", auto_predictions_table),
+        ("replay", "replay.json", replay_table),
+        ("replay predictions", "replay.json", replay_predictions_table),
     ):
         content = json.loads((ROOT / "results" / source).read_text())
         lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))

@@ -15,6 +15,9 @@ import network  # noqa: E402
 _MISSING = network.problems()
 needs_hosts = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 
+#: of Ethernet, IP and TCP with time stamps, on a packet as the interface counts them
+_HEADER_BYTES = 14 + 20 + 32
+
 _MAKER = """
 import sys, time
 sys.path.insert(0, "benchmarks")
@@ -63,8 +66,10 @@ def test_hosts_and_links():
         sent = hosts.start("h1", ["sh", "-c", "head -c 10000000 /dev/zero | ssh h2 cat >/dev/null"])
         assert sent.wait() == 0
         spent, after = time.monotonic() - started, hosts.counters("h2")
-        # 5 % for ssh and the headers: tbf divides what is larger than its burst into packets
-        assert 10e6 < after["received_bytes"] - before["received_bytes"] < 10.6e6
+        # a busy machine sends smaller packets, with more headers
+        received = after["received_bytes"] - before["received_bytes"]
+        received -= _HEADER_BYTES * (after["received_packets"] - before["received_packets"])
+        assert 10e6 < received < 10.1e6, "10 MB and what ssh adds"
         assert spent > 0.9, "10 MB at 80 Mb/s take a second"
         hosts.set_link("h2", False)
         assert (

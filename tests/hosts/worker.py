@@ -32,19 +32,24 @@ CODECS = {
 HEADER_BYTES = 14 + 20 + 32
 
 
-def training(codec):
-    """Return (step function, compressor, network) of a model with 4 million parameters.
-
-    The gradients differ between ranks.
-    """
+def network():
+    """Return a network with 4 million parameters."""
     torch.manual_seed(0)
-    layers = torch.nn.Sequential(
+    return torch.nn.Sequential(
         torch.nn.Linear(500, 2000),
         torch.nn.Tanh(),
         torch.nn.Linear(2000, 1500),
         torch.nn.Tanh(),
         torch.nn.Linear(1500, 10),
     )
+
+
+def training(codec):
+    """Return (step function, compressor, network).
+
+    The gradients differ between ranks.
+    """
+    layers = network()
     named = list(layers.named_parameters())
     compressor = dr.Compressor(codec, parameters=named)
     optimizer = hvd.DistributedOptimizer(
@@ -70,12 +75,12 @@ def assert_bit_identical(layers):
         assert torch.equal(other, own), f"replicas: rank {rank} differs from rank {hvd.rank()}"
 
 
-def bytes_of(step):
+def bytes_of(step, barrier):
     """Return the bytes that the interface of this host sent in a step, without headers."""
-    hvd.barrier()
+    barrier()
     before = links.interface_counters()
     step()
-    hvd.barrier()  # now all messages have arrived on all hosts
+    barrier()  # now all messages have arrived on all hosts
     after = links.interface_counters()
     return (
         after["sent_bytes"]
@@ -107,7 +112,7 @@ def train(directory):
         step()
         sent, expected = [], []
         for _ in range(STEPS):
-            sent.append(bytes_of(step))
+            sent.append(bytes_of(step, hvd.barrier))
             expected.append(expected_on_the_wire(compressor.stats()))
         assert_bit_identical(layers)
         assert torch.equal(start, layers[0].weight) == (name == "nothing"), (
