@@ -6,23 +6,17 @@
 import os
 import sys
 
-from rows import compare, main
+from rows import Demo
 
 
-def worker(options):
+def worker(demo):
     """Run the demo on one rank."""
-    import fashion
-    import horovod.torch as hvd
     import torch
+    from fashion_horovod import HorovodTraining
 
-    hvd.init()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
-    def mean(number):
-        return float(hvd.allreduce(torch.tensor([number], dtype=torch.float64), name="mean"))
-
-    compare(options, hvd, fashion, lambda network: network.named_parameters(), mean)
+    demo.compare(HorovodTraining())
 
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, __file__, worker, "demo.json", seconds_per_row=45))
+    sys.exit(Demo(__doc__, __file__, "demo.json", seconds_per_row=45).main(worker))

@@ -7,28 +7,22 @@ writes results/demo-tf.json and results/demo-tf.png.
 import os
 import sys
 
-from rows import compare, main
+from rows import Demo
 
 
-def worker(options):
+def worker(demo):
     """Run the demo on one rank."""
     # Horovod's DistributedOptimizer wraps the optimizers of tf-keras
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
-    import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 
     tf.get_logger().setLevel("ERROR")
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ["OMP_NUM_THREADS"]))
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    import fashion_tensorflow
+    from fashion_tensorflow import KerasTraining
 
-    hvd.init()
-
-    def mean(number):
-        return float(hvd.allreduce(tf.constant(number, tf.float64), name="mean", op=hvd.Average))
-
-    compare(options, hvd, fashion_tensorflow, lambda network: network.trainable_variables, mean)
+    demo.compare(KerasTraining())
 
 
 if __name__ == "__main__":
-    sys.exit(main(__doc__, __file__, worker, "demo-tf.json", seconds_per_row=60))
+    sys.exit(Demo(__doc__, __file__, "demo-tf.json", seconds_per_row=60).main(worker))

@@ -1,8 +1,7 @@
-"""The convolutional network and the training loop of the demo and the benchmarks."""
+"""The convolutional network and the training loop of the demos and the benchmarks."""
 
 import time
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from datasets import fashion_mnist
@@ -45,74 +44,100 @@ def load():
     return scaled(train_images), labels(train_labels), scaled(test_images), labels(test_labels)
 
 
-def accuracy(network, images, labels):
-    """Return the accuracy on the test images; each rank evaluates a part of them."""
-    network.eval()
-    own = slice(hvd.rank(), None, hvd.size())
-    right = 0
-    with torch.no_grad():
-        for part, truth in zip(images[own].split(500), labels[own].split(500)):
-            right += int((network(part).argmax(1) == truth).sum())
-    network.train()
-    return float(hvd.allreduce(torch.tensor(float(right)), op=hvd.Sum, name="right")) / len(images)
+class Training:
+    """Training on the ranks of a job; subclasses say how these communicate.
 
-
-def dense_bytes(network):
-    """Return the bytes that a rank hands to allreduce per step without compression."""
-    return 4 * sum(parameter.numel() for parameter in network.parameters())
-
-
-def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
-    """Train a new network; calls with the same seed use the same images in the same order.
-
-    Args:
-        data: what :func:`load` returns.
-        compression: None, or a function of the network that returns the ``compression`` argument of
-            DistributedOptimizer.
-        epochs: number of epochs.
-        seed: seed of the network's weights and of the order of images.
-        on_progress: function of (steps done, total steps, loss), called every 50 steps.
-        learning_rate: maximum of the one-cycle schedule.
-
-    Returns:
-        The network, the median seconds per step, the test accuracy.
+    Attributes:
+        rank: number of this rank.
+        size: number of ranks.
     """
-    train_images, train_labels, test_images, test_labels = data
-    torch.manual_seed(seed)
-    network = Network()
-    chosen = hvd.Compression.none if compression is None else compression(network)
-    optimizer = torch.optim.SGD(
-        network.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4
-    )
-    if isinstance(chosen, dr.Compressor):
-        optimizer = dr.prepare(optimizer, chosen)
-    optimizer = hvd.DistributedOptimizer(
-        optimizer, named_parameters=network.named_parameters(), compression=chosen
-    )
-    hvd.broadcast_parameters(network.state_dict(), root_rank=0)
-    order = np.random.default_rng(seed)
-    steps = len(train_images) // (BATCH * hvd.size())
-    total = epochs * steps
-    decay = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, learning_rate, total_steps=total, pct_start=0.1
-    )
-    seconds = []
-    done = 0
-    for epoch in range(epochs):
-        shuffled = torch.from_numpy(order.permutation(len(train_images)))
-        for step in range(steps):
-            first = (step * hvd.size() + hvd.rank()) * BATCH
-            batch = shuffled[first : first + BATCH]
-            started = time.perf_counter()
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(
-                network(train_images[batch]), train_labels[batch]
-            )
-            loss.backward()
-            optimizer.step()
-            seconds.append(time.perf_counter() - started)
-            decay.step()
-            done += 1
-            if done % 50 == 0 or done == total:
-                on_progress(done, total, loss.item())
-    return network, float(np.median(seconds)), accuracy(network, test_images, test_labels)
+
+    def __init__(self, rank, size):
+        self.rank = rank
+        self.size = size
+
+    load = staticmethod(load)
+
+    def baseline(self, name):
+        """Return the compression of a row without DeepReduce."""
+        raise NotImplementedError
+
+    def distribute(self, network, optimizer, compression):
+        """Return the model and the optimizer that average gradients over all ranks."""
+        raise NotImplementedError
+
+    def mean(self, number):
+        """Return the mean of a number over all ranks."""
+        raise NotImplementedError
+
+    @staticmethod
+    def parameters(network):
+        """Return the ``parameters`` of a compressor."""
+        return network.named_parameters()
+
+    @staticmethod
+    def dense_bytes(network):
+        """Return the bytes that a rank hands to allreduce per step without compression."""
+        return 4 * sum(parameter.numel() for parameter in network.parameters())
+
+    def accuracy(self, network, images, labels):
+        """Return the accuracy on the test images; each rank evaluates a part of them."""
+        network.eval()
+        own = slice(self.rank, None, self.size)
+        right = 0
+        with torch.no_grad():
+            for part, truth in zip(images[own].split(500), labels[own].split(500)):
+                right += int((network(part).argmax(1) == truth).sum())
+        network.train()
+        return self.mean(right) * self.size / len(images)
+
+    def train(self, data, compression, epochs, seed, on_progress, learning_rate=0.05):
+        """Train a new network; calls with the same seed use the same images in the same order.
+
+        Args:
+            data: what :func:`load` returns.
+            compression: function of the network that returns what :meth:`distribute` takes.
+            epochs: number of epochs.
+            seed: seed of the network's weights and of the order of images.
+            on_progress: function of (steps done, total steps, loss), called every 50 steps.
+            learning_rate: maximum of the one-cycle schedule.
+
+        Returns:
+            The network, the median seconds per step, the test accuracy.
+        """
+        train_images, train_labels, test_images, test_labels = data
+        torch.manual_seed(seed)
+        network = Network()
+        chosen = compression(network)
+        optimizer = torch.optim.SGD(
+            network.parameters(), lr=learning_rate, momentum=0.9, weight_decay=1e-4
+        )
+        if isinstance(chosen, dr.Compressor):
+            optimizer = dr.prepare(optimizer, chosen)
+        model, optimizer = self.distribute(network, optimizer, chosen)
+        order = np.random.default_rng(seed)
+        steps = len(train_images) // (BATCH * self.size)
+        total = epochs * steps
+        decay = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, learning_rate, total_steps=total, pct_start=0.1
+        )
+        seconds = []
+        done = 0
+        for epoch in range(epochs):
+            shuffled = torch.from_numpy(order.permutation(len(train_images)))
+            for step in range(steps):
+                first = (step * self.size + self.rank) * BATCH
+                batch = shuffled[first : first + BATCH]
+                started = time.perf_counter()
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(
+                    model(train_images[batch]), train_labels[batch]
+                )
+                loss.backward()
+                optimizer.step()
+                seconds.append(time.perf_counter() - started)
+                decay.step()
+                done += 1
+                if done % 50 == 0 or done == total:
+                    on_progress(done, total, loss.item())
+        return network, float(np.median(seconds)), self.accuracy(network, test_images, test_labels)

@@ -172,3 +172,29 @@ def accuracy(network, images, labels):
 def dense_bytes(network):
     """Return the bytes that a rank hands to allreduce per step without compression."""
     return 4 * network.count_params()
+
+
+class KerasTraining:
+    """Training with Horovod's DistributedOptimizer of Keras, as fashion.Training."""
+
+    load = staticmethod(load)
+    train = staticmethod(train)
+    dense_bytes = staticmethod(dense_bytes)
+
+    def __init__(self):
+        hvd.init()
+        self.rank = hvd.rank()
+        self.size = hvd.size()
+
+    def baseline(self, name):
+        """Return the compression of a row without DeepReduce."""
+        return getattr(hvd.Compression, name)
+
+    def mean(self, number):
+        """Return the mean of a number over all ranks."""
+        return float(hvd.allreduce(tf.constant(number, tf.float64), name="mean", op=hvd.Average))
+
+    @staticmethod
+    def parameters(network):
+        """Return the ``parameters`` of a compressor."""
+        return network.trainable_variables

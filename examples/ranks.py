@@ -1,4 +1,4 @@
-"""Start a script on several ranks with horovodrun; the command line options of such scripts."""
+"""Start a script on several ranks with horovodrun or torchrun; the command line options of such scripts."""
 
 import argparse
 import os
@@ -37,21 +37,21 @@ def command_line(description, passes_over, epochs, output):
     return parser
 
 
-def launch(script, processes, arguments):
+def launch(script, processes, arguments, launcher="horovodrun"):
     """Run ``script --worker *arguments`` on ``processes`` ranks; return the exit status.
 
-    Only the output of rank 0 is shown.
+    Under horovodrun, only the standard output of rank 0 is shown.
+
+    Args:
+        launcher: "horovodrun" or "torchrun".
     """
-    launcher = pathlib.Path(sys.executable).with_name("horovodrun")
-    command = [
-        str(launcher),
-        "-np",
-        str(processes),
-        sys.executable,
-        str(pathlib.Path(script).resolve()),
-        "--worker",
-        *arguments,
-    ]
+    path = str(pathlib.Path(script).resolve())
+    words = {
+        "horovodrun": ["-np", str(processes), sys.executable, path],
+        "torchrun": ["--standalone", "--nproc-per-node", str(processes), path],
+    }[launcher]
+    program = str(pathlib.Path(sys.executable).with_name(launcher))
+    command = [program, *words, "--worker", *arguments]
     environment = dict(os.environ, TF_CPP_MIN_LOG_LEVEL="3", PYTHONUNBUFFERED="1")
     # keep freed memory: allocating new pages for the activations of every step takes as long as the
     # computation on them
@@ -64,14 +64,21 @@ def launch(script, processes, arguments):
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as job:
         for line in job.stdout:
-            rank, mark, text = line.partition("<stdout>:")
-            if mark and rank.endswith("]"):
-                sys.stdout.write(text.removeprefix(" "))
-            elif not _FRAMEWORK_NOISE.match(line):
-                sys.stderr.write(line)
-            sys.stdout.flush()
+            _show(line, launcher)
     if job.returncode != 0:
         print(
             f"the job failed with status {job.returncode}; its messages are above", file=sys.stderr
         )
     return job.returncode
+
+
+def _show(line, launcher):
+    """Print a line of a job's output, without the mark of its rank."""
+    rank, mark, text = line.partition("<stdout>:")
+    if launcher == "torchrun":
+        sys.stdout.write(line)
+    elif mark and rank.endswith("]"):
+        sys.stdout.write(text.removeprefix(" "))
+    elif not _FRAMEWORK_NOISE.match(line):
+        sys.stderr.write(line)
+    sys.stdout.flush()

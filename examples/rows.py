@@ -53,18 +53,20 @@ def parse(description, output):
 
 
 class Watch:
-    """Print the progress of a training, and record what its compressor sends."""
+    """Print the progress of a training, and record the bytes that it sends."""
 
     def __init__(self, label, shown):
         self.label = label
         self.shown = shown
-        self.compressor = None
+        self.compression = None
         self.sent = []
         self.started = time.perf_counter()
 
     def __call__(self, step, steps, loss):
-        if self.compressor is not None:
-            self.sent.append(totals(self.compressor.stats())["sent_bytes"])
+        if isinstance(self.compression, dr.Compressor):
+            self.sent.append(totals(self.compression.stats())["sent_bytes"])
+        elif hasattr(self.compression, "bytes_per_step"):
+            self.sent.append(self.compression.bytes_per_step())
         if self.shown and (step % 200 == 0 or step == steps):
             print(
                 (
@@ -73,86 +75,6 @@ class Watch:
                 ),
                 flush=True,
             )
-
-
-def chosen_rows(options):
-    """Return {name: codec or None} of the rows to train; an unknown name ends the program."""
-    rows = {"none": None, "fp16": None, **instances(options.warmup_steps)}
-    if options.only:
-        wanted = [name.strip() for name in options.only.split(",")]
-        unknown = [name for name in wanted if name not in rows]
-        if unknown:
-            raise SystemExit(
-                f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}"
-            )
-        rows = {name: rows[name] for name in wanted}
-    return rows
-
-
-def compare(options, hvd, job, parameters, mean):
-    """Train each row with each seed, on every rank; rank 0 prints and writes ``options.output``.
-
-    Args:
-        options: the parsed command line.
-        hvd: the framework's Horovod module, initialized.
-        job: module of the network, with the ``load``, ``train`` and ``dense_bytes`` of fashion.py
-            or fashion_tensorflow.py.
-        parameters: function of the network that returns the compressor's ``parameters``.
-        mean: function of a number that returns its mean over all ranks.
-    """
-    rows = chosen_rows(options)
-    data = job.load()
-    results = []
-    for number, (name, codec) in enumerate(rows.items(), 1):
-        label = f"[{number}/{len(rows)}] {name:<16}"
-        accuracies, seconds, sent, sent_on_the_way = [], [], 0.0, 0.0
-        for seed in range(options.seeds):
-            watch = Watch(label, shown=hvd.rank() == 0)
-
-            def compression(network, name=name, codec=codec, watch=watch):
-                if codec is None:
-                    return getattr(hvd.Compression, name)
-                watch.compressor = dr.Compressor(codec, parameters=parameters(network))
-                return watch.compressor
-
-            network, seconds_per_step, accuracy = job.train(
-                data, compression, options.epochs, seed, watch, options.learning_rate
-            )
-            accuracies.append(accuracy)
-            seconds.append(seconds_per_step)
-            dense_bytes = job.dense_bytes(network)
-            every = watch.sent or [dense_bytes / (2 if name == "fp16" else 1)]
-            sent += mean(float(every[-1])) / options.seeds
-            sent_on_the_way += mean(sum(every) / len(every)) / options.seeds
-        row = {
-            "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_per_step": sent,
-            "bytes_per_step_over_training": sent_on_the_way,
-            "share_of_dense": sent / dense_bytes, "seconds_per_step": sorted(seconds)[len(seconds) // 2],
-        }  # fmt: skip
-        if codec is not None:
-            figures = totals(watch.compressor.stats())
-            row["sections"] = {
-                field: figures[field]
-                for field in ("header_bytes", "index_bytes", "value_bytes", "order_bytes")
-            }
-        results.append(row)
-        if hvd.rank() == 0:
-            print(
-                f"{label} accuracy {row['accuracy']:.4f}, {sent:,.0f} bytes per step\n", flush=True
-            )
-    if hvd.rank() == 0:
-        pairs = next(
-            (row["bytes_per_step"] for row in results if row["name"] == "Top-r pairs"), None
-        )
-        for row in results:
-            row["share_of_top_r_pairs"] = None if pairs is None else row["bytes_per_step"] / pairs
-        options.output.parent.mkdir(exist_ok=True)
-        figures = {
-            "data": "Fashion-MNIST", "ranks": hvd.size(), "epochs": options.epochs, "seeds": options.seeds,
-            "learning_rate": options.learning_rate, "warmup_steps": options.warmup_steps,
-            "bytes": "passed to collectives by each rank in the last step (over training: in every 50th step), mean over ranks and seeds", "rows": results,
-        }  # fmt: skip
-        options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def table(rows):
@@ -182,7 +104,7 @@ def draw(figures, path):
     figure, axes = pyplot.subplots(figsize=(8, 5))
     names = []
     for row in figures["rows"]:
-        ours = row["name"] not in ("none", "fp16", "Top-r pairs")
+        ours = "sections" in row and row["name"] != "Top-r pairs"
         shape, color = ("o", "tab:blue") if ours else ("s", "tab:gray")
         axes.plot(row["bytes_per_step"], 100 * row["accuracy"], shape, color=color, markersize=8)
         if len(row["accuracies"]) > 1:
@@ -220,35 +142,138 @@ def draw(figures, path):
     figure.savefig(path, dpi=120)
 
 
-def _present(options, script, seconds_per_row):
-    """Run ``script`` on all ranks, print the table and draw the plot; return the exit status."""
-    started = time.perf_counter()
-    print(
-        f"training with {options.processes} ranks; about {seconds_per_row} s a row on 2 cores\n",
-        flush=True,
-    )
-    status = launch(script, options.processes, sys.argv[1:])
-    if status != 0:
-        return status
-    figures = json.loads(options.output.read_text())
-    picture = options.output.with_suffix(".png")
-    draw(figures, picture)
-    print(table(figures["rows"]))
-    print(
-        f"\nfigures: {options.output}  picture: {picture}  ({time.perf_counter() - started:.0f} s)"
-    )
-    return 0
+class Demo:
+    """A demo: its command line, and a training for each row of its table.
 
-
-def main(description, script, worker, output, seconds_per_row):
-    """Run a demo: ``worker(options)`` on every rank, the table and plot on the launching process.
-
-    Returns:
-        The exit status.
+    Args:
+        description: text for ``--help``.
+        script: file that runs on every rank.
+        output: name of the results file.
+        seconds_per_row: what a row takes on two cores, to be printed.
+        launcher: "horovodrun" or "torchrun".
+        baselines: names of the rows without DeepReduce, which the training knows.
+        shown: names of the instances to compare; None for all.
     """
-    options = parse(description, output)
-    if options.worker:
-        worker(options)
+
+    def __init__(
+        self, description, script, output, seconds_per_row, launcher="horovodrun",
+        baselines=("none", "fp16"), shown=None,
+    ):  # fmt: skip
+        self._script = script
+        self._seconds_per_row = seconds_per_row
+        self._launcher = launcher
+        self.options = parse(description, output)
+        codecs = instances(self.options.warmup_steps)
+        rows = {**dict.fromkeys(baselines), **{name: codecs[name] for name in shown or codecs}}
+        #: {name: codec, or None for a baseline} of the rows to train
+        self.rows = self._chosen(rows)
+
+    def _chosen(self, rows):
+        """Return the rows of ``--only``; an unknown name ends the program."""
+        if not self.options.only:
+            return rows
+        wanted = [name.strip() for name in self.options.only.split(",")]
+        unknown = [name for name in wanted if name not in rows]
+        if unknown:
+            raise SystemExit(
+                f"--only: expected some of {', '.join(rows)}, got {', '.join(unknown)}"
+            )
+        return {name: rows[name] for name in wanted}
+
+    def compare(self, job):
+        """Train each row with each seed, on every rank; rank 0 prints and writes the results.
+
+        Args:
+            job: the training, see :class:`fashion.Training`.
+        """
+        data = job.load()
+        results = []
+        for number, (name, codec) in enumerate(self.rows.items(), 1):
+            label = f"[{number}/{len(self.rows)}] {name:<16}"
+            row = self._row(job, data, label, name, codec)
+            results.append(row)
+            if job.rank == 0:
+                print(
+                    f"{label} accuracy {row['accuracy']:.4f}, {row['bytes_per_step']:,.0f} bytes per step\n",
+                    flush=True,
+                )
+        if job.rank == 0:
+            self._write(results, job.size)
+
+    def _row(self, job, data, label, name, codec):
+        """Train one row with each seed; return its figures."""
+        options = self.options
+        accuracies, seconds, sent, sent_on_the_way = [], [], 0.0, 0.0
+        for seed in range(options.seeds):
+            watch = Watch(label, shown=job.rank == 0)
+
+            def compression(network, watch=watch):
+                watch.compression = (
+                    job.baseline(name)
+                    if codec is None
+                    else dr.Compressor(codec, parameters=job.parameters(network))
+                )
+                return watch.compression
+
+            network, seconds_per_step, accuracy = job.train(
+                data, compression, options.epochs, seed, watch, options.learning_rate
+            )
+            accuracies.append(accuracy)
+            seconds.append(seconds_per_step)
+            dense_bytes = job.dense_bytes(network)
+            every = watch.sent or [dense_bytes / (2 if name == "fp16" else 1)]
+            sent += job.mean(float(every[-1])) / options.seeds
+            sent_on_the_way += job.mean(sum(every) / len(every)) / options.seeds
+        row = {
+            "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_per_step": sent,
+            "bytes_per_step_over_training": sent_on_the_way,
+            "share_of_dense": sent / dense_bytes, "seconds_per_step": sorted(seconds)[len(seconds) // 2],
+        }  # fmt: skip
+        if codec is not None:
+            figures = totals(watch.compression.stats())
+            row["sections"] = {
+                field: figures[field]
+                for field in ("header_bytes", "index_bytes", "value_bytes", "order_bytes")
+            }
+        return row
+
+    def _write(self, rows, size):
+        options = self.options
+        pairs = next((row["bytes_per_step"] for row in rows if row["name"] == "Top-r pairs"), None)
+        for row in rows:
+            row["share_of_top_r_pairs"] = None if pairs is None else row["bytes_per_step"] / pairs
+        options.output.parent.mkdir(exist_ok=True)
+        figures = {
+            "data": "Fashion-MNIST", "ranks": size, "epochs": options.epochs, "seeds": options.seeds,
+            "learning_rate": options.learning_rate, "warmup_steps": options.warmup_steps,
+            "bytes": "passed to collectives by each rank in the last step (over training: in every 50th step), mean over ranks and seeds", "rows": rows,
+        }  # fmt: skip
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+
+    def _present(self):
+        """Run the script on all ranks, print the table and draw the plot; return the exit status."""
+        started, output = time.perf_counter(), self.options.output
+        print(
+            f"training with {self.options.processes} ranks; about {self._seconds_per_row} s a row on 2 cores\n",
+            flush=True,
+        )
+        status = launch(self._script, self.options.processes, sys.argv[1:], self._launcher)
+        if status != 0:
+            return status
+        figures = json.loads(output.read_text())
+        picture = output.with_suffix(".png")
+        draw(figures, picture)
+        print(table(figures["rows"]))
+        print(f"\nfigures: {output}  picture: {picture}  ({time.perf_counter() - started:.0f} s)")
         return 0
-    chosen_rows(options)  # an unknown name ends the program before any rank starts
-    return _present(options, script, seconds_per_row)
+
+    def main(self, worker):
+        """Run ``worker(demo)`` on every rank, the table and plot on the launching process.
+
+        Returns:
+            The exit status.
+        """
+        if self.options.worker:
+            worker(self)
+            return 0
+        return self._present()

@@ -17,9 +17,12 @@ from ddp_tools import (
 )
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators import encoding_threads
+
+encoding_threads.FEWEST_ELEMENTS = 0  # the gradients of these programs are small
 
 
-def _stages(draw, size):
+def stages(draw, size):
     """Return (codec, memory, communicator) that work together."""
     while True:
         communicator = draw.choice([
@@ -49,7 +52,7 @@ def run(seed):
     """Run the program of a seed; all ranks call this."""
     draw = random.Random(seed)
     rank, size = dist.get_rank(), dist.get_world_size()
-    codec, memory, communicator = _stages(draw, size)
+    codec, memory, communicator = stages(draw, size)
     if draw.random() < 0.4:
         plain = dr.Codec(codec.sparsifier)
         ways = {f"{layer}*": draw.choice(["dense", "fp16", plain]) for layer in ("first", "branch")}
@@ -62,7 +65,11 @@ def run(seed):
         "find_unused_parameters": unused,
         "static_graph": not unused and draw.random() < 0.3,
     }
-    options = {"dense_below": draw.choice([0, 100, 500]), "seed": draw.randrange(1 << 40)}
+    options = {
+        "dense_below": draw.choice([0, 100, 500]),
+        "seed": draw.randrange(1 << 40),
+        "threads": draw.choice([None, 0, 1, 3]),
+    }
     what = f"seed {seed}: {codec} {memory} {communicator} {dtype} {ddp} {options}"
     network = Network(dtype, channels_last=draw.random() < 0.3)
     steps = draw.randint(2, 5)

@@ -311,7 +311,7 @@ def scenario_random_programs(directory):
 
 
 def scenario_many_random_programs(directory):
-    for seed in range(40, 400):
+    for seed in range(40, 200):
         ddp_random.run(seed)
 
 

@@ -5,7 +5,7 @@ import pickle
 
 import torch
 import torch.distributed as dist
-from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, loss_of
+from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, loss_of, refused
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
@@ -63,15 +63,6 @@ def scenario_resume_with_fewer_ranks(directory):
         assert resumed.stats()["branch.weight"]["steps"] == 2
 
 
-def _refused(expected, function):
-    try:
-        function()
-    except dr.InvalidArgumentError as error:
-        assert expected in str(error), error
-    else:
-        raise AssertionError(f"expected an error with {expected!r}")
-
-
 def scenario_refused(directory):
     network = Network()
     model = DistributedDataParallel(network)
@@ -79,25 +70,27 @@ def scenario_refused(directory):
     def compressor(**options):
         return dr.Compressor(CODEC, parameters=network.named_parameters(), **options)
 
-    _refused("got Network", lambda: compressor().register(network))
-    _refused("register before torch.compile", lambda: compressor().register(torch.compile(model)))
+    refused("got Network", lambda: compressor().register(network))
+    refused("register before torch.compile", lambda: compressor().register(torch.compile(model)))
     some = list(network.named_parameters())[1:]
-    _refused(
+    refused(
         "got none for convolution.weight",
         lambda: dr.Compressor(CODEC, parameters=some).register(model),
     )
-    _refused("call hvd.init() before creating", lambda: compressor().state_dict())
+    refused("call hvd.init() before creating", lambda: compressor().state_dict())
     registered = compressor()
     registered.register(model)
-    _refused("one compressor per model", lambda: registered.register(model))
-    _refused("registered with a DDP model", lambda: registered.compress(torch.zeros(3)))
-    _refused("got one that has a hook", lambda: compressor().register(model))
-    _refused("save model.module.state_dict()", lambda: pickle.dumps(model))
-    _refused("save model.module.state_dict()", lambda: copy.deepcopy(model))
+    refused("one compressor per model", lambda: registered.register(model))
+    refused(
+        "registered with a model of torch.distributed", lambda: registered.compress(torch.zeros(3))
+    )
+    refused("got one that has a hook", lambda: compressor().register(model))
+    refused("save model.module.state_dict()", lambda: pickle.dumps(model))
+    refused("save model.module.state_dict()", lambda: copy.deepcopy(model))
     # tensors of the embedding's gradients have no place in DDP's buckets
     embedding = torch.nn.Embedding(100, 8, sparse=True)
     sparse, _ = distributed(embedding)
-    _refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
+    refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
 
 
 def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):
@@ -107,4 +100,4 @@ def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):
         with model.join(divide_by_initial_world_size=False):
             loss_of(model, 0, dist.get_rank()).backward()
 
-    _refused("join(divide_by_initial_world_size=True)", train)
+    refused("join(divide_by_initial_world_size=True)", train)

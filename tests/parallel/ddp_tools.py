@@ -111,9 +111,9 @@ class Oracle:
     """
 
     def __init__(self, compressor, network):
-        self.size = dist.get_world_size()
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
         self._settings = compressor
-        self._parameters = dict(network.named_parameters())
+        self._parameters = self._parameters_of(network)
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self.state = [
             {
@@ -128,6 +128,14 @@ class Oracle:
         self.step = 0
         self.payloads = {}
         self._buckets = []
+        self._watch(compressor)
+
+    def _parameters_of(self, network):
+        """Return {name: tensor of the shape and dtype of what this rank sends}."""
+        return dict(network.named_parameters())
+
+    def _watch(self, compressor):
+        """Note the names of the parameters of each bucket."""
         average = compressor.adapter.average
 
         def watched(bucket):
@@ -167,7 +175,7 @@ class Oracle:
         buckets = []
         for rank, own in enumerate(gradients):
             members = [self._member(name, rank, own[name]) for name in names]
-            if rank == dist.get_rank():
+            if rank == self.rank:
                 recorded = members
             buckets.append(
                 Bucket(policy.codec, policy.memory, members, settings.seed, self.step, rank)
@@ -234,13 +242,23 @@ class Oracle:
             )
             if dense:
                 continue
-            state = self.state[dist.get_rank()][name]
+            state = self.state[self.rank][name]
             for kind, mine in zip(policy.memory.state, state):
                 saved = kept[name]["memory"][kind].reshape(-1).numpy()
                 np.testing.assert_array_equal(saved, mine, err_msg=f"{where}, {kind}")
             payload, slot = self.payloads[name], compressor.adapter.slots[name]
             if payload is not None:
                 np.testing.assert_array_equal(slot.payload.numpy(), payload, err_msg=where)
+
+
+def refused(expected, function):
+    """Check that a function raises InvalidArgumentError with a text."""
+    try:
+        function()
+    except dr.InvalidArgumentError as error:
+        assert expected in str(error), error
+    else:
+        raise AssertionError(f"expected an error with {expected!r}")
 
 
 def main(namespace):
