@@ -1,7 +1,9 @@
 """Mark tests by the resources that they use, and report failures immediately."""
 
+import gc
 import os
 import pathlib
+import re
 
 import pytest
 import sampling
@@ -13,7 +15,7 @@ os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
 #: folders and files whose tests start horovodrun or other jobs that use all cores
 SEVERAL_PROCESSES = (
     "parallel", "hosts", "random_walk", "test_docs.py", "test_examples.py", "test_install.py",
-    "cuda/test_pretend.py", "cuda/test_nvcc.py", "cuda/test_tensorflow_link.py",
+    "cuda/test_pretend.py", "cuda/test_tensorflow_link.py",
     "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py",
 )  # fmt: skip
 #: of these, the files that take minutes: they begin first, so that two workers end together
@@ -24,7 +26,7 @@ LONGEST_FIRST = (
     "parallel/test_tensorflow_overflow.py", "parallel/test_tensorflow_communicators.py",
     "parallel/test_torch_elastic.py", "random_walk/test_tensorflow_walk.py",
     "random_walk/test_torch_walk.py", "parallel/test_torch_communicators.py",
-    "cuda/test_pretend.py", "cuda/test_nvcc.py", "hosts/test_time_to_accuracy.py",
+    "cuda/test_pretend.py", "hosts/test_time_to_accuracy.py",
     "hosts/test_hosts.py", "parallel/test_tensorflow_protocol.py",
     "parallel/test_torch_gradients.py", "parallel/test_misfortunes.py",
 )  # fmt: skip
@@ -36,8 +38,25 @@ SUBPROCESSES = (
 
 
 def pytest_configure(config):
+    # tens of thousands of tests stay until the end: collections need not look through them
+    gc.disable()
     # before the modules of tests are imported
     sampling.with_slow_cases = "not slow" not in config.option.markexpr
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave out files whose tests ``-m`` would all deselect: collecting them takes seconds."""
+    place = collection_path.relative_to(HERE).as_posix()
+    part = re.match(r"(not )?several_processes\b", config.option.markexpr)
+    if not place.endswith(".py") or part is None or " or " in config.option.markexpr:
+        return None
+    return place.startswith(SEVERAL_PROCESSES) == bool(part[1]) or None
+
+
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

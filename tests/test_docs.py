@@ -22,7 +22,7 @@ from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 from datasets import cache_directory  # noqa: E402
-from launch import horovodrun  # noqa: E402
+from launch import horovodrun, run_ranks  # noqa: E402
 from launch_torchrun import torchrun  # noqa: E402
 from update_readme import updated  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_a_codec_and_a_communicator_of_your_own(document, expected):
     ],
 )
 def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
-    (script,) = python_blocks(document)
+    script, *_ = python_blocks(document)
     if expected is None:
         script += (
             "\nloss = model(torch.randn(8, 784)).pow(2).mean()\nloss.backward()\nopt.step()\n"
@@ -79,6 +79,51 @@ def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
         losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]
         assert losses[-1] < losses[0]
         assert re.search(expected, finished.stdout)
+
+
+def test_the_script_for_sharded_models_runs_on_two_hosts_of_two_ranks(tmp_path):
+    (script,) = python_blocks("docs/tutorial-fsdp.md")
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    finished = run_ranks(
+        "torchrun", "--standalone", "--nproc-per-node=4", path, timeout=120, RANKS_PER_HOST="2"
+    )
+    assert finished.returncode == 0, finished.stdout[-3000:]
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]
+    assert losses[-1] < losses[0]
+    assert re.search(r"0\.weight +15,000 .*compressed", finished.stdout), finished.stdout[-3000:]
+
+
+def _run_page(document, path, *arguments):
+    """Run the script of a page on two ranks; return what it printed."""
+    (script,) = python_blocks(document)
+    path.write_text(script)
+    finished = run_ranks(
+        "torchrun", "--standalone", "--nproc-per-node=2", path, *arguments, timeout=200
+    )
+    assert finished.returncode == 0, finished.stdout[-5000:]
+    assert re.search(r"\.weight +30,000 .*compressed", finished.stdout), finished.stdout[-3000:]
+    return finished.stdout
+
+
+def test_the_script_for_lightning_runs_and_resumes(tmp_path):
+    pytest.importorskip("lightning", reason="Lightning is not installed")
+    path = tmp_path / "lightning_train.py"
+    runs = tmp_path / "runs"
+    output = _run_page("docs/lightning.md", path, 1, runs)
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", output)]
+    assert losses[-1] < losses[0]
+    (saved,) = runs.rglob("*.ckpt")
+    output = _run_page("docs/lightning.md", path, 2, runs, saved)
+    resumed = re.findall(r"step (\d+): loss ([0-9.]+)", output)
+    assert resumed[0][0] == "100" and float(resumed[-1][1]) < losses[0], resumed
+
+
+def test_the_script_for_accelerate_runs(tmp_path):
+    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    output = _run_page("docs/accelerate.md", tmp_path / "accelerate_train.py", tmp_path)
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", output)]
+    assert losses[-1] < losses[0]
 
 
 #: appended to a script of the TensorFlow tutorial

@@ -38,18 +38,25 @@ def test_without_a_gpu_it_fails_and_says_why():
 
 @pytest.mark.slow
 def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
-    done = check("--dry-run")
+    """Every kernel for every architecture, and the operators against the frameworks' headers."""
+    path = nvcc.find()
+    known = nvcc.known_architectures(path) if path else ()
+    architectures = [architecture for architecture in nvcc.ARCHITECTURES if architecture in known]
+    done = check("--dry-run", *(["--architectures", *architectures] if path else []))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    if nvcc.find() is None:
+    if path is None:
         assert "NOT RUN: compiling the CUDA sources: nvcc is missing" in done.stdout
     else:
-        assert f"{len(build_cuda.sources())} objects for 9.0 in build/cuda_check" in done.stdout
-        assert "torch_ops/cuda/ops.cc: compiles" in done.stdout
-        assert (
-            "tf_ops/cuda/encode.cc: compiles"
-            if importlib.util.find_spec("tensorflow")
-            else "tensorflow is not installed"
-        ) in done.stdout
+        kernels = f"{len(build_cuda.sources())} objects for {' '.join(architectures)} in build/"
+        assert f"{kernels}cuda_check" in done.stdout
+        for name, sources in (
+            ("torch", ["torch_ops/cuda/ops.cc"]),
+            ("tensorflow", ["tf_ops/cuda/decode.cc", "tf_ops/cuda/encode.cc", "tf_ops/scale.cc"]),
+        ):
+            if importlib.util.find_spec(name) is None:
+                assert f"{name} is not installed" in done.stdout
+            else:
+                assert all(f"{source}: compiles\n" in done.stdout for source in sources)
     assert " 0 differ" in done.stdout and "decode-and-sum of 8 payloads" in done.stdout
     if list((ROOT / "deepreduce_hvd").glob("_tf_ops-*.so")):
         assert "comparisons of TensorFlow on CPU:0, 0 differ" in done.stdout
@@ -59,6 +66,15 @@ def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
         "every measurement on a GPU",
     ):
         assert f"NOT RUN: {words}" in done.stdout
+
+
+def test_a_dry_run_is_for_one_architecture_unless_others_are_named(monkeypatch):
+    asked = []
+    monkeypatch.setattr(gpu_check, "dry_run", lambda named: asked.append(named) or [])
+    for options in ([], ["--architectures", "7.5", "8.0"]):
+        monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--dry-run", *options])
+        assert gpu_check.main() == 0
+    assert asked == [["9.0"], ["7.5", "8.0"]]
 
 
 def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):

@@ -149,3 +149,42 @@ def test_the_answer_to_termination_is_the_callers_again(board):
     thread.start()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_store_that_does_not_answer_is_asked_once(monkeypatch):
+    """Its own time limit would be a minute per request."""
+    pytest.importorskip("torch")
+    from deepreduce_hvd.torch.ddp import failures
+
+    monkeypatch.setattr(failures, "_REQUEST_SECONDS", 0.2)
+    answers, asked = threading.Event(), []
+
+    class Store:
+        def check(self, keys):
+            asked.append(keys)
+            assert answers.wait(30)
+            return False
+
+        def set(self, key, value):
+            asked.append(key)
+
+    board = failures.StoreBoard(Store())
+    started = time.monotonic()
+    try:
+        assert board.get(1) is None
+        assert board.get(0) is None and not board.put(0, Note("failed", 1))
+        board.remove(0)
+        assert asked == [["deepreduce/rank.1"]] and time.monotonic() - started < 5
+    finally:
+        answers.set()
+
+
+def test_a_store_that_answers_has_the_notes_of_all_ranks():
+    dist = pytest.importorskip("torch.distributed")
+    from deepreduce_hvd.torch.ddp.failures import StoreBoard
+
+    board = StoreBoard(dist.HashStore())
+    assert board.get(1) is None
+    assert board.put(1, Note("failed", 1)) and board.get(1) == Note("failed", 1)
+    board.remove(1)
+    assert board.get(1) is None

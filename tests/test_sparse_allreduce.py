@@ -1,5 +1,7 @@
 """Sums of given sparse vectors on simulated ranks, against dense sums; arguments and errors."""
 
+import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -262,6 +264,26 @@ def test_indices_in_any_order_and_dtype():
 def test_communicators_that_select_cannot_sum_given_vectors(communicator):
     with pytest.raises(dr.InvalidArgumentError, match="communicator: expected one that sums given"):
         GivenVectorSum.expect_communicator(communicator)
+
+
+def test_numbers_start_again_when_horovod_does():
+    """In elastic training, ranks that join had other names of collectives: all waited for ever."""
+    pytest.importorskip("horovod.torch")
+    program = """
+import horovod.torch as hvd
+import numpy as np
+import deepreduce_hvd as dr
+
+one = np.array([1]), np.ones(1, np.float32), 10
+for _ in range(2):
+    hvd.init()
+    handles = [dr.sparse_allreduce_async(*one) for _ in range(2)]
+    print(*[handle._exchange.channel.name.split(".")[-2] for handle in handles])
+    [handle.wait() for handle in handles]
+    hvd.shutdown()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["0", "1", "0", "1"], done.stdout + done.stderr
 
 
 def test_before_init(monkeypatch):

@@ -53,14 +53,15 @@ def both(codec, memory, values, state, dtype="float32", step=2, misalignment=0):
     return data, new_state
 
 
-def expect_sum(codec, memory, payloads, d, scale=0.5, misalignment=0):
+def expect_sum(codec, memory, payloads, d, scale=0.5, misalignments=(0,)):
     """Check that the sum of the payloads on the device equals that of the native core."""
     start = gradient(d, key=31)
     expected = decode_sum_numpy(payloads, start.copy(), scale)
-    got = emulation.decode_sum(
-        codec, memory, payloads, start.copy(), scale, misalignment=misalignment
-    )
-    np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
+    for misalignment in misalignments:
+        got = emulation.decode_sum(
+            codec, memory, payloads, start.copy(), scale, misalignment=misalignment
+        )
+        np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
 
 
 def fresh_state(memory, d):
@@ -90,8 +91,7 @@ def test_codecs(index, value, case):
         INPUTS[case],
     )
     data, _ = both(codec, memory, values, fresh_state(memory, values.size))
-    for misalignment in emulation.MISALIGNMENTS:
-        expect_sum(codec, memory, [data], values.size, misalignment=misalignment)
+    expect_sum(codec, memory, [data], values.size, misalignments=emulation.MISALIGNMENTS)
 
 
 @parametrize_product(sparsifier=SPARSIFIERS, memory=MEMORIES, case=INPUTS)

@@ -2,9 +2,11 @@
 must show.
 """
 
+import contextlib
 import gc
 import json
 import pathlib
+import re
 import sys
 import time
 import traceback
@@ -20,6 +22,17 @@ def sample(size, cases, every=3):
     """
     cases = list(cases)
     return cases if size == WHOLE else cases[::every]
+
+
+@contextlib.contextmanager
+def refused(message):
+    """What is inside must end with an error on every rank that says ``message``, a regex."""
+    try:
+        yield
+    except Exception as error:  # AutoGraph makes types of its own, with the text of ours
+        assert re.search(message, str(error)), f"expected an error with {message!r}, got {error!r}"
+    else:
+        raise AssertionError(f"expected an error with {message!r}; went on silently")
 
 
 def run_all(namespace, directory, hvd, barrier):

@@ -13,6 +13,7 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
+from scenario_runner import sample
 
 import deepreduce_hvd as dr
 
@@ -24,7 +25,8 @@ def scenario_two_compressors_in_one_function(directory):
     does not depend on each other at once.
     """
     names = ("layer/a", "layer_a", "layer.a")
-    for communicators in ((dr.GTopK(), dr.GTopK()), (dr.SplitAllgather(), dr.Allgather())):
+    pairs = ((dr.GTopK(), dr.GTopK()), (dr.SplitAllgather(), dr.Allgather()))
+    for communicators in sample(hvd.size(), pairs):
 
         def compressors(communicators=communicators):
             made = []
@@ -202,10 +204,11 @@ def scenario_prepared_optimizers(directory):
         return network.get_weights(), [text for text in texts if "optimizer = dr.prepare" in text]
 
     optimizers = tf.keras.optimizers
-    for with_momentum, without in (
+    pairs = (
         (lambda: optimizers.SGD(0.001, momentum=0.9), lambda: optimizers.SGD(0.01)),
         (lambda: optimizers.Adam(0.001), lambda: optimizers.Adam(0.001, beta_1=0.0)),
-    ):
+    )
+    for with_momentum, without in sample(hvd.size(), pairs):
         weights, said = trained(True, with_momentum())
         assert not said, said
         expected, said = trained(False, without())

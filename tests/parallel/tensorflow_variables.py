@@ -9,6 +9,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from own_stages import OwnResidual
+from scenario_runner import sample
 from tensorflow_tools import assert_equal_everywhere, sum_over_ranks
 
 import deepreduce_hvd as dr
@@ -121,7 +122,7 @@ def scenario_sources_in_any_order_and_number(directory):
         ((0, 1, 2, 3), (), {}), ((3, 2, 1, 0), (), {}), ((1, 3), (), {}), ((0, 1, 2), (1,), {}), ((2, 0, 3), (2,), {"groups": 1}), ((1, 0, 3, 2), (), {"groups": 2}),
         ((0, 1, 2), (), {"groups": [[named[2][1], named[1][1]], [named[3][1], named[0][1]]]}),
     ]  # fmt: skip
-    for number, (order, nothing, options) in enumerate(cases):
+    for number, (order, nothing, options) in enumerate(sample(hvd.size(), cases)):
         names = [f"layer{index}" for index in order]
 
         def reduce(*gradients, names=names, options=options, nothing=nothing, order=order):

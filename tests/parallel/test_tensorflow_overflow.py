@@ -6,5 +6,8 @@ pytestmark = needs_tensorflow
 reports, test_scenario = scenario_tests(
     "tensorflow_overflow.py",
     "tensorflow_loss_scale.py",
-    slow_scenarios=("a_sum_that_overflows_with_the_other_type", "memories_follow_the_loss_scale"),
+    slow_scenarios=(
+        "a_sum_that_overflows_with_every_communicator",
+        "memories_follow_the_loss_scale",
+    ),
 )

@@ -9,6 +9,7 @@ import warnings
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch_refusals
 import torch_states
 from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from scenario_runner import sample
@@ -391,4 +392,4 @@ def scenario_prepared_optimizers(directory):
 if __name__ == "__main__":
     hvd.init()
     torch.set_num_threads(1)
-    run_all({**globals(), **vars(torch_states)}, sys.argv[1])
+    run_all({**globals(), **vars(torch_states), **vars(torch_refusals)}, sys.argv[1])

@@ -1,0 +1,84 @@
+"""What one rank alone does, or what no rank may do, on TensorFlow: every rank must be told, and goes
+on to the next scenario; run by tensorflow_scenarios.py.
+"""
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from scenario_runner import refused
+from tensorflow_tools import (
+    batch,
+    compressor_of,
+    local_gradients,
+    loss_of,
+    make_step,
+    model,
+    variables,
+)
+
+import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
+
+
+def scenario_xla(directory):
+    with refused(r"expected a function without XLA, got one with jit_compile=True"):
+        named = model()
+        tf.function(make_step(named, compressor_of(named)), jit_compile=True)(batch(0))
+
+
+def scenario_slices_out_of_range_on_one_rank(directory):
+    with refused(r"parameter table: rank 1: slices: expected indices of 0 to 999, got 1000"):
+        table = tf.Variable(tf.ones([1000, 16]))
+        compressor = dr.Compressor(parameters=[("table", table)])
+        rows = tf.constant([1000 if hvd.rank() == 1 else 3])
+        slices = tf.IndexedSlices(tf.ones([1, 16]), rows, dense_shape=tf.constant([1000, 16]))
+        reduce = tf.function(
+            lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
+        )
+        reduce()
+
+
+def scenario_other_process_set(directory):
+    alone = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    with refused(r"expected Horovod to sum or average over the"):
+        named = model()
+        make_step(named, compressor_of(named, process_set=alone[hvd.rank()]))(batch(0))
+    for one in alone:
+        hvd.remove_process_set(one)
+
+
+def scenario_min_as_the_operation(directory):
+    with refused(r"expected Horovod to sum or average"):
+        named = model()
+        compressor = compressor_of(named)
+        with tf.GradientTape() as tape:
+            loss = loss_of(named, batch(0))
+        for gradient in tape.gradient(loss, variables(named)):
+            hvd.allreduce(gradient, op=hvd.Min, compression=compressor)
+
+
+def scenario_adasum(directory):
+    with refused(r"[Aa]dasum|expected Horovod to sum or average"):
+        named = model()
+        compressor = compressor_of(named)
+        # the optimizer of tf.compat.v1 for Adasum never calls its compression
+        for gradient in local_gradients(named, batch(0)):
+            hvd.allreduce(gradient, compression=compressor, op=hvd.Adasum)
+
+
+def scenario_unnamed_gradient(directory):
+    with refused(
+        r"one of the 2 named parameters, got the gradient of kernel1:0, of shape \(64, 3\)"
+    ):
+        named = model()
+        make_step(named, compressor_of(named[:2]))(batch(0))
+
+
+def scenario_unknown_shape(directory):
+    with refused(r"one of shape \(None, 16\), which could be that of a, b; name the variable"):
+        a, b = tf.Variable(tf.ones([100, 16])), tf.Variable(tf.ones([50, 16]))
+        compressor = dr.Compressor(parameters=[("a", a), ("b", b)])
+        reduce = tf.function(
+            lambda gradient: hvd.allreduce(gradient, compression=compressor),
+            input_signature=[tf.TensorSpec([None, 16])],
+        )
+        reduce(tf.ones([100, 16]))
