@@ -13,22 +13,24 @@ SLOW := --slow
 endif
 PYTEST_OPTIONS ?=
 
-.PHONY: help setup data demo demo-tf recommender test test-fast lint docs bench bench-schedule bench-auto bench-hosts time-to-accuracy accuracy gpu-check asan fuzz clean distclean python
+.PHONY: help setup data demo demo-ddp demo-tf recommender test test-fast lint docs bench bench-schedule bench-auto bench-replay bench-hosts time-to-accuracy accuracy gpu-check asan fuzz clean distclean python
 
 help:
 	@echo 'make setup      .venv, pinned packages, Horovod, this package, data    6 min the first time, 5 s after'
 	@echo 'make data       the two public data sets into the cache, checked      10 s'
 	@echo 'make demo       set-up, then the main job under horovodrun -np 2      8 min after set-up'
+	@echo 'make demo-ddp   the same job in PyTorch DDP under torchrun            5 min after set-up'
 	@echo 'make demo-tf    the same job in Keras on TensorFlow                   7 min after set-up'
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
-	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   8 min after set-up, 35 with the slow ones'
+	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   8 min after set-up, 38 with the slow ones'
 	@echo 'make test-fast  set-up, then the tests without jobs of several ranks   1 min after set-up'
 	@echo 'make lint       set-up, then ruff, clang-format and mypy                20 s after set-up'
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
 	@echo 'make bench-schedule  set-up, then the merge program and predicted steps    1 min after set-up'
 	@echo 'make bench-auto     set-up, then training steps on 2 hosts with fixed settings and schedule="auto"    4 min, needs root'
-	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    25 min, needs root'
+	@echo 'make bench-replay   set-up, then steps of four networks on 2 hosts, with a backward pass that sleeps    20 min, needs root'
+	@echo 'make bench-hosts  set-up, then steps between 2 and 4 hosts over shaped links    35 min, needs root'
 	@echo 'make time-to-accuracy  set-up, then training on 2 hosts until a test accuracy    40 min, needs root; goes on where it stopped'
 	@echo 'make accuracy   set-up, then tasks trained to the end on simulated ranks    hours; goes on where it stopped'
 	@echo 'make gpu-check  CUDA operators: build, byte-equality, sanitizer, speed   5 min, needs a GPU, nvcc and a PyTorch with CUDA (PYTHON=)'
@@ -48,6 +50,9 @@ data: python
 
 demo: setup
 	$(WITH_VENV) python examples/demo.py
+
+demo-ddp: setup
+	$(WITH_VENV) python examples/demo_ddp.py
 
 demo-tf: setup
 	$(WITH_VENV) python examples/demo_tensorflow.py
@@ -86,6 +91,12 @@ bench-auto: python
 	@$(PYTHON) scripts/preflight.py --hosts
 	@$(MAKE) --no-print-directory setup
 	$(WITH_VENV) python benchmarks/auto_schedule.py $(BENCH_AUTO_OPTIONS)
+
+# BENCH_REPLAY_OPTIONS='--networks resnet50 --links 1gbit' runs a part
+bench-replay: python
+	@$(PYTHON) scripts/preflight.py --hosts
+	@$(MAKE) --no-print-directory setup
+	$(WITH_VENV) python benchmarks/replay.py $(BENCH_REPLAY_OPTIONS)
 
 # ACCURACY_OPTIONS='--tasks resnet --seeds 0-4 --jobs 2' runs a part, 2 runs at a time
 accuracy: setup
