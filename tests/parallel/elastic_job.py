@@ -21,9 +21,20 @@ _GLOO_SECONDS = "15"
 
 
 class Job:
-    """An elastic job on this machine, under names of its own as if they were different hosts."""
+    """An elastic job on this machine, under names of its own as if they were different hosts.
 
-    def __init__(self, directory, script, *arguments):
+    Args:
+        directory: folder for the files through which the test and the workers talk.
+        script: the workers' program, beside this file.
+        arguments: the program's arguments after the directory.
+        process_sets: whether ranks may make process sets during training. A job in which a test
+            kills a rank must not: Horovod 0.28.1 then holds the lock of its table of process sets
+            while it waits for other ranks. When a rank dies, the survivors' programs and Horovod's
+            threads go on at the same moment. If the thread ends first, a collective that starts
+            then is never answered, and its name stays taken after the reset.
+    """
+
+    def __init__(self, directory, script, *arguments, process_sets=False):
         self.directory = directory
         self.set_hosts("localhost:1", "127.0.0.1:1")
         discovery = directory / "discovery.sh"
@@ -32,7 +43,7 @@ class Job:
         root = HERE.parent.parent
         environment = dict(
             os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent / "support")]), OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3",
-            HOROVOD_GLOO_TIMEOUT_SECONDS=_GLOO_SECONDS, HOROVOD_DYNAMIC_PROCESS_SETS="1",
+            HOROVOD_GLOO_TIMEOUT_SECONDS=_GLOO_SECONDS, HOROVOD_DYNAMIC_PROCESS_SETS=str(int(process_sets)),
         )  # fmt: skip
         launcher = pathlib.Path(sys.executable).with_name("horovodrun")
         command = [

@@ -23,4 +23,5 @@ def test_ranks_come_and_go(tmp_path, communicator, removal):
 @pytest.mark.slow
 def test_hierarchical_ranks_join_and_leave(tmp_path):
     """Horovod itself aborts ranks that share a process set with a killed one."""
-    come_and_go(Job(tmp_path, "torch_elastic.py", "hierarchical"), "after a commit", killed=False)
+    job = Job(tmp_path, "torch_elastic.py", "hierarchical", process_sets=True)
+    come_and_go(job, "after a commit", killed=False)
