@@ -15,12 +15,12 @@ from horovod.common.elastic import notification_manager
 from deepreduce_hvd import layout, wire
 from deepreduce_hvd.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators import Allgather
-from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.policies import Policy
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.tensorflow.agreement import Agreement
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
@@ -98,19 +98,15 @@ class Adapter(BaseAdapter):
         self._groups = {}  # messages to which gradients are added: policy, or None -> Group
         self._momentum_warned = False
         self._met = set()  # slots that had a gradient
+        self._agreement = Agreement(self)
         self.watcher = watch(self)
-        if tf.compat.v1.executing_eagerly_outside_functions():
-            handshake.register(self)
-        else:
-            # a tf.compat.v1 graph runs nothing while it is built, so there is no handshake
-            self.agreed = True
 
     def progress(self):
         """Return the number of steps that this compressor has begun.
 
         Return 0 in a tf.compat.v1 graph, where the counters cannot be read.
         """
-        if not tf.compat.v1.executing_eagerly_outside_functions():
+        if not self._agreement.eager:
             return 0
         compressed = [slot for slot in self.slots.values() if not slot.dense]
         return max((slot.steps for slot in compressed[:_STEPS_READ]), default=0)
@@ -165,11 +161,17 @@ class Adapter(BaseAdapter):
             )
         refuse_xla()
         self._expect_keeper()
-        self._agree()
+        agreed = self._agree()
         slot, variable = self.variables.find(
             tensor, tuple(self.slots.values()) if slots is None else slots
         )
         slot.dtype = tensor.dtype
+        with tf.control_dependencies(agreed):
+            # an identity waits; the cast of an uncompressed gradient may have nothing to do
+            return self._begin(slot, tf.identity(tensor) if agreed else tensor, variable)
+
+    def _begin(self, slot, tensor, variable):
+        """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
         begun = self.rounds.begin(slot)
         if slot.dense:
             if slot.policy.way == FP16 and reduces_groups():
@@ -304,11 +306,11 @@ class Adapter(BaseAdapter):
                 f"{memory!r}; with sparse_as_dense=True all codecs and memories work"
             )
         refuse_xla()
-        self._agree()
+        agreed = self._agree()
         if slot.home is not None:
             slot.move_to_host()
         slot.dtype = slices.dtype
-        with tf.device("CPU:0"):
+        with tf.device("CPU:0"), tf.control_dependencies(agreed):
             step = slot.steps_taken.read_value()  # before the encoder increments it
             position = position_of(self.compressor, slot, 0)  # the records have the step
             with tf.control_dependencies([step, *self.rounds.begin(slot)]):
@@ -356,17 +358,18 @@ class Adapter(BaseAdapter):
 
     # --- the handshake ---
 
-    def _agree(self):
-        """Compare configurations with the other ranks, once, when the first graph is traced.
+    def describe(self, with_steps):
+        """Return the settings that must be equal on all ranks.
 
-        All ranks trace it. There is no handshake here in elastic training, where ``sync`` makes it
-        on all ranks at once, nor in a tf.compat.v1 graph, which runs nothing while it is built.
+        The step counters of a tf.compat.v1 graph cannot be read here. The probes compare them.
+        """
+        return super().describe(with_steps and self._agreement.eager)
+
+    def _agree(self):
+        """Compare process sets with Horovod, and configurations with the other ranks.
+
+        Returns:
+            List of tensors that must be computed before all else.
         """
         wire.expect_process_set(self.process_set, reducing_process_set())
-        if (
-            not self.agreed
-            and not is_elastic()
-            and tf.compat.v1.executing_eagerly_outside_functions()
-        ):
-            with tf.init_scope(), tf.device("CPU:0"):
-                handshake.agree(self)
+        return self._agreement.require()

@@ -6,9 +6,11 @@ Started by test_tensorflow_protocol.py under horovodrun.
 import sys
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 from protocol_tools import SAME, before_last, on_last
 from tensorflow_tools import (
+    Version1,
     assert_equal_everywhere,
     batch,
     compressor_of,
@@ -61,6 +63,79 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
     reduce = lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)  # noqa: E731
     found += refusal_of(f"{SAME}dense_below={1 << 20} on {before_last(hvd)} and 0{last}", reduce)
     assert not found, "\n".join(found)
+
+
+def _two_compressors_in_a_graph_of_version_1(**options):
+    """The graph, two models, and a training step of each; ``options`` are of the second's
+    compressor.
+    """
+    version_1 = Version1()
+    with version_1.graph.as_default():
+        models = model(), model()
+        steps = [
+            version_1.training(named, compressor_of(named, **some))
+            for named, some in zip(models, ({}, options))
+        ]
+    return version_1, models, steps
+
+
+def scenario_ranks_that_differ_in_a_graph_of_version_1(directory):
+    """The second of two compressors differs: no step begins, neither of one nor of both."""
+    found = []
+    last = f" on rank {hvd.size() - 1}"
+    for name, other, usual in (
+        ("dense_below", 50, 300), ("dense_below", 1 << 20, 0), ("seed", 1, 0),
+        ("codec", dr.Codec(dr.TopK(0.02)), dr.Codec(dr.TopK(0.05))),
+    ):  # fmt: skip
+        version_1, models, steps = _two_compressors_in_a_graph_of_version_1(
+            **{name: on_last(hvd, other, usual)}
+        )
+        expected = f"{SAME}{name}={usual} on {before_last(hvd)} and {other}{last}"
+        feeds = {version_1.images: batch(0).numpy()}
+        with version_1.session() as session:
+            weights = [variables(named) for named in models]
+            before = tf.nest.flatten(session.run(weights))
+            for fetched in (steps, *steps):
+                found += refusal_of(expected, lambda: session.run(fetched, feeds))
+            for was, now in zip(before, tf.nest.flatten(session.run(weights))):
+                np.testing.assert_array_equal(was, now)
+    assert not found, "\n".join(found)
+
+
+def scenario_two_compressors_in_a_graph_of_version_1(directory):
+    version_1, models, steps = _two_compressors_in_a_graph_of_version_1(seed=1)
+    batches = [batch(number).numpy() for number in range(2)]
+    with version_1.session() as session:
+        before = session.run([variables(named) for named in models])
+        for one in batches:
+            session.run(steps, {version_1.images: one})
+        after = session.run([variables(named) for named in models])
+    for was, now in zip(before, after):
+        assert all((one != other).any() for one, other in zip(was, now))
+        assert_equal_everywhere(now, "weights")
+
+
+def scenario_slices_that_only_some_ranks_compress_in_a_graph_of_version_1(directory):
+    with tf.Graph().as_default():
+        table = tf.compat.v1.get_variable("table", [1000, 16], use_resource=True)
+        compressor = dr.Compressor(
+            parameters=[("table", table)], dense_below=on_last(hvd, 0, 1 << 20)
+        )
+        # no constant: TensorFlow would run Horovod's allreduce of it before the graph
+        rows = tf.compat.v1.placeholder(tf.float32, [1, 16])
+        slices = tf.IndexedSlices(
+            rows, tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64)
+        )
+        reduced = dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
+        fetched = tf.convert_to_tensor(reduced[0])
+        start = tf.compat.v1.local_variables_initializer()
+        with tf.compat.v1.Session() as session:
+            session.run(start)
+            last = f" and 0 on rank {hvd.size() - 1}"
+            expected = f"{SAME}dense_below={1 << 20} on {before_last(hvd)}{last}"
+            run = lambda: session.run(fetched, {rows: np.ones((1, 16))})  # noqa: E731
+            found = refusal_of(expected, run)
+    assert not found, found
 
 
 def scenario_a_state_that_one_rank_has_loaded(directory):

@@ -22,6 +22,7 @@ from tensorflow_tools import (
     ALL_COMPRESSED,
     RATE,
     SIZES,
+    Version1,
     assert_close,
     assert_equal_everywhere,
     batch,
@@ -208,25 +209,16 @@ def scenario_backward_passes_per_step(directory):
 def scenario_version_1_optimizer(directory):
     codec = dr.Codec(dr.TopK(0.05, warmup_steps=2))
     expected, _ = train(3, codec)
-    graph = tf.Graph()
-    with graph.as_default():
+    version_1 = Version1()
+    with version_1.graph.as_default():
         named = model()
         compressor = compressor_of(named, codec)
-        images = tf.compat.v1.placeholder(tf.float32, [16, 48])
-        optimizer = hvd.DistributedOptimizer(
-            tf.compat.v1.train.GradientDescentOptimizer(RATE), compression=compressor
-        )
-        training = optimizer.minimize(loss_of(named, images), var_list=variables(named))
-        start = [
-            tf.compat.v1.global_variables_initializer(),
-            tf.compat.v1.local_variables_initializer(),
-        ]
+        training = version_1.training(named, compressor)
         broadcast = hvd.broadcast_global_variables(0)
     batches = [batch(step).numpy() for step in range(3)]
-    with tf.compat.v1.Session(graph=graph) as session:
-        session.run(start)
+    with version_1.session() as session:
         for one in batches:
-            session.run(training, {images: one})
+            session.run(training, {version_1.images: one})
             session.run(broadcast)  # must leave each rank its own residuals
         values = session.run(variables(named))
         steps = compressor.stats()["kernel0"]["steps"]

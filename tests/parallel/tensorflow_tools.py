@@ -87,6 +87,33 @@ def make_step(named, compressor, **options):
     return step
 
 
+class Version1:
+    """A graph of tf.compat.v1, whose optimizers and session are those of Horovod's examples."""
+
+    def __init__(self):
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            self.images = tf.compat.v1.placeholder(tf.float32, [16, 48])
+
+    def training(self, named, compressor):
+        """Return the operation of a step of a model that was made in this graph."""
+        optimizer = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(RATE), compression=compressor
+        )
+        return optimizer.minimize(loss_of(named, self.images), var_list=variables(named))
+
+    def session(self):
+        """Return a session in which all variables of the graph are initialized."""
+        with self.graph.as_default():
+            start = [
+                tf.compat.v1.global_variables_initializer(),
+                tf.compat.v1.local_variables_initializer(),
+            ]
+        session = tf.compat.v1.Session(graph=self.graph)
+        session.run(start)
+        return session
+
+
 def train(
     steps, codec=None, memory=None, eager=False, compressor=None, named=None, start=0, **options
 ):

@@ -3,17 +3,23 @@
 from pathlib import Path
 
 import pytest
+import torch_generator
 from launch import horovodrun, shown
 
 WALK = Path(__file__).with_name("torch_walk.py")
+
+
+def test_memories_are_looked_at_after_the_last_step():
+    programs = [torch_generator.make(seed, 2, steps) for seed in range(20) for steps in (None, 3)]
+    assert all(program.steps[-1].look for program in programs)
 
 
 @pytest.mark.parametrize(
     ("processes", "seeds"),
     [
         (2, "0-7"),
-        pytest.param(2, "8-67", marks=pytest.mark.slow),
-        pytest.param(3, "1000-1039", marks=pytest.mark.slow),
+        pytest.param(2, "8-119", marks=pytest.mark.slow),
+        pytest.param(3, "1000-1079", marks=pytest.mark.slow),
     ],
 )
 def test_random_programs_come_to_what_the_oracle_says(processes, seeds):

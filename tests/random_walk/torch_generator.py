@@ -48,6 +48,7 @@ def make(seed, size, steps=None):
             scale *= draw.choice((0.5, 2.0))
         program.steps.append(_step(draw, program, number, scale if follows else 1.0))
     program.steps = program.steps[:steps]
+    program.steps[-1].look = True  # no error of a step is left unseen
     return program
 
 

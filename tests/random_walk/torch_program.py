@@ -118,7 +118,7 @@ class Step:
         poison: (name, ranks, value), or None: one element of their gradients becomes that value.
         direct: names of parameters whose gradients, as they are after the step, hvd.allreduce
             reduces once more.
-        look: whether memories are compared after the step.
+        look: whether memories are compared after the step; after the last step they always are.
         checkpoint: None, save, load, load_now, load_list, load_other_size or restart.
     """
 
