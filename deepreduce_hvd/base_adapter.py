@@ -52,6 +52,18 @@ class BaseAdapter:
         self.transport.reset()
         self.compressor.communicator.reset()
 
+    def expect_open(self):
+        """Do nothing; raise InvalidArgumentError in place of this after ``close``."""
+
+    def close(self):
+        """Free the memories and refuse every further use, as :meth:`Compressor.close`."""
+        self.forget_rounds()
+        for slot in self.slots.values():
+            slot.release()
+        self.slots = {}
+        self.agreed = True  # it takes part in no handshake
+        self.compressor.adapter = ClosedAdapter()
+
     def framework_settings(self):
         """Return the settings that only ranks of this framework compare in the handshake."""
         return []
@@ -118,4 +130,17 @@ class BaseAdapter:
             self.transport.rank,
             self.transport.size,
             self.keeper_of,
+        )
+
+
+class ClosedAdapter:
+    """The adapter of a compressor after ``close``: refuses every use."""
+
+    def close(self):
+        """Do nothing: it is closed."""
+
+    def __getattr__(self, name):
+        raise InvalidArgumentError(
+            "Compressor: expected one that is not closed, got one after close(); create another one "
+            "and give it to the optimizer, tape or model"
         )

@@ -213,7 +213,7 @@ class Compressor:
         return (
             f"Compressor({policies.text_of(self.codec)}, memory={policies.text_of(self.memory)}, communicator={self.communicator!r}, "
             f"bucket_bytes={self.bucket_bytes}, schedule={self._schedule_text()}, dense_below={self.dense_below}, seed={self.seed}, "
-            f"parameters={len(self.adapter.slots)} named)"
+            f"parameters={len(self.policies)} named)"
         )
 
     @of_an_instance
@@ -331,6 +331,15 @@ class Compressor:
             InvalidArgumentError: a variable that the compressor was not given, or no variable.
         """
         return self.adapter.bound_to(variables)
+
+    def close(self) -> None:
+        """Free the memories (residuals) of all parameters; later uses raise InvalidArgumentError.
+
+        Call it on all ranks, between two steps, before another compressor for the same parameters
+        is created. On TensorFlow nothing else frees them while the variables exist, because Horovod
+        keeps every compressor forever. A second call does nothing.
+        """
+        self.adapter.close()
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """Return statistics of the last step as {parameter name: {field: value}}.

@@ -176,6 +176,17 @@ def test_memories_take_no_pages_before_they_are_used():
     assert compressor.adapter.slots["frozen"].state[0].numel() == 10**8
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_loss_scale_that_is_none(scale):
+    parameter = torch.nn.Parameter(torch.zeros(40, 50))
+    compressor = dr.Compressor(parameters=[("weight", parameter)], loss_scale=lambda: scale)
+    parameter.grad = torch.ones(40, 50)
+    with pytest.raises(
+        dr.InvalidArgumentError, match=f"a finite number above 0, got {str(scale).rstrip('0')}"
+    ):
+        compressor.compress(parameter.grad)
+
+
 def test_parameters_do_not_keep_a_dropped_compressor():
     import gc
     import weakref

@@ -176,6 +176,17 @@ def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_jobs_end_when_a_rank_hangs(document):
+    if document.name == "CONTRIBUTING.md":
+        return
+    for block in re.split(r"\n(?! {4})", document.read_text()):
+        if re.search(r"^ {4}horovodrun -np ", block, re.MULTILINE):
+            assert re.search(
+                r"--stall-check-shutdown-time-seconds|HOROVOD_STALL_SHUTDOWN_TIME", block
+            ), block
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
         if "://" not in target:

@@ -43,12 +43,16 @@ class MemoryKeeper:
                 "elastic training: expected a compressor of all ranks, got one of a process set"
             )
         self._fingerprint = compressor.fingerprint
-        self._adapter = compressor.adapter
+        self._compressor = compressor
         self._adapter.elastic = self
         self._failure = failure
         self._commits = []  # the last one or two, oldest first
         self._steps_since_commit = 0
         self._restored = False
+
+    @property
+    def _adapter(self):
+        return self._compressor.adapter  # another one after ``close``
 
     @property
     def _transport(self):

@@ -135,7 +135,7 @@ class Adapter(BaseAdapter):
         slots = tuple(self._slot_of(variable, "bound_to") for variable in variables)
         if not slots:
             raise InvalidArgumentError("bound_to: expected at least one variable, got none")
-        return self._views.setdefault(slots, View(self, slots))
+        return self._views.setdefault(slots, View(self.compressor, slots))
 
     def _slot_of(self, variable, caller):
         slot = self.variables.slot_of(variable)

@@ -156,6 +156,7 @@ class GroupExchange:
     def _exchange(self, number, scale, step, *arrays):
         """Run the exchange: take gradients and memories, return sums and memories."""
         compressor, transport = self._adapter.compressor, self._adapter.transport
+        compressor.adapter.expect_open()
         started = time.perf_counter()
         state = iter([part.copy() for part in arrays[len(self._slots) :]])
         members = []

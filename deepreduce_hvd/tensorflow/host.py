@@ -45,6 +45,7 @@ class HostPath:
         compressor, dtype = self._compressor, DTYPES[gradient.dtype]
 
         def encode(gradient, steps, rank, *state):
+            compressor.adapter.expect_open()
             state = [part.copy() for part in state]
             try:
                 payload, _ = neutral.encode_numpy(

@@ -136,11 +136,12 @@ class Slot(tf.Module):
         self.home, self.payload_home = None, "CPU:0"
 
     def release(self):
-        """Free the memory of a variable that no longer exists.
+        """Free the memory of a variable that no longer exists, or of a compressor that is closed.
 
-        Horovod keeps every compressor alive forever, and graphs that hold these variables.
+        Horovod keeps every compressor alive forever, and graphs that hold these variables. The
+        operators refuse the empty arrays, also where there is only a threshold.
         """
-        parts = [*self.state, *self.copies, self.payload.variable]
+        parts = [*self.state, *self.copies, self.threshold.variable, self.payload.variable]
         # a tf.compat.v1 graph owns its variables
         if not isinstance(parts[-1].handle, EagerTensor):
             return
@@ -258,10 +259,15 @@ class Identity(tf.train.experimental.PythonState):
     """
 
     def __init__(self, adapter):
-        self._adapter = weakref.ref(adapter)  # the adapter owns this object
+        # the compressor owns the adapter, which owns this object
+        self._compressor = weakref.ref(adapter.compressor)
+
+    @property
+    def _adapter(self):
+        return self._compressor().adapter
 
     def _own(self):
-        adapter = self._adapter()
+        adapter = self._adapter
         rank = adapter.transport.rank
         return {
             "fingerprint": adapter.compressor.fingerprint,
@@ -271,13 +277,13 @@ class Identity(tf.train.experimental.PythonState):
         }
 
     def serialize(self):
-        adapter = self._adapter()
+        adapter = self._adapter
         adapter.close_round()  # the variables are read after this
         scaled = {"loss_scale": True} if adapter.rounds.active else {}
         return json.dumps({**checkpoint.identity(**self._own()), **scaled})
 
     def deserialize(self, string_value):
-        adapter, found = self._adapter(), json.loads(string_value)
+        adapter, found = self._adapter, json.loads(string_value)
         follows, expected = found.pop("loss_scale", False), adapter.rounds.active
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:

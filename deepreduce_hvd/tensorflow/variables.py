@@ -243,9 +243,14 @@ def expect_variable(tensor, slot, variable):
 class View:
     """A view of a compressor for gradients of some of its variables; returned by ``bound_to``."""
 
-    def __init__(self, adapter, slots):
-        self.adapter = adapter
+    def __init__(self, compressor, slots):
+        self._compressor = compressor
         self._slots = slots
+
+    @property
+    def adapter(self):
+        """The compressor's, which is another one after ``close``."""
+        return self._compressor.adapter
 
     def compress(self, tensor):
         return self.adapter.compress(tensor, self._slots)

@@ -49,6 +49,9 @@ class Parameters:
 
     def __init__(self, slots):
         self._by_id = {id(slot.parameter): slot for slot in slots.values()}
+        # id of a gradient -> the slot of its parameter; out of date after a backward pass that
+        # makes other gradients
+        self._by_gradient = {}
         self._hooked = set()
         self.gradients_made = 0
         self.register_hooks()
@@ -90,7 +93,7 @@ class Parameters:
             InvalidArgumentError: the gradient belongs to no slot, or cannot be compressed.
         """
         if parameter is None:
-            slot = next((slot for slot in self if slot.parameter.grad is tensor), None)
+            slot = self._owner_of(tensor)
         else:
             slot = self.get(parameter)
         if slot is None or slot.parameter.shape != tensor.shape:
@@ -109,4 +112,16 @@ class Parameters:
                 f"parameter {slot.name}: expected a dense gradient, got a sparse one; "
                 "use sparse_as_dense=True and no groups="
             )
+        return slot
+
+    def _owner_of(self, gradient):
+        """Return the slot whose parameter has this gradient, or None.
+
+        All parameters are looked through only when the gradients are others than in the last
+        search, so mostly once per step.
+        """
+        slot = self._by_gradient.get(id(gradient))
+        if slot is None or slot.parameter.grad is not gradient:
+            self._by_gradient = {id(slot.parameter.grad): slot for slot in self}
+            slot = self._by_gradient.get(id(gradient))
         return slot

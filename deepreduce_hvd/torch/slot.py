@@ -94,6 +94,12 @@ class Slot:
         for kept, part in zip(self.backup, self.state):
             part.copy_(kept)
 
+    def release(self):
+        """Free the memory of a compressor that is closed."""
+        self.settle()
+        self.state = self.backup = ()
+        self.payload = None
+
     def with_memory(self, gradient, made, loss_scale):
         """Return a gradient plus what the memory keeps, which is zero from then on.
 

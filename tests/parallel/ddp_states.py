@@ -93,6 +93,19 @@ def scenario_refused(directory):
     refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
 
 
+def scenario_closed(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC)
+    loss_of(model, 0, dist.get_rank()).backward()
+    slots = compressor.adapter.slots
+    compressor.close()
+    assert not any(slot.state for slot in slots.values())
+    refused(
+        "expected one that is not closed, got one after close()",
+        lambda: loss_of(model, 1, dist.get_rank()).backward(),
+    )
+
+
 def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):
     model, _ = distributed(Network())
 

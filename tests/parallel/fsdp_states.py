@@ -296,6 +296,8 @@ def scenario_refused(directory):
     other = {**state, "shard": 1 - state["shard"]}
     refused("of shard", lambda: compressor.load_state_dict(other))
     refused("one state of each shard", lambda: compressor.load_state_dict([state, state]))
+    compressor.close()
+    refused("got one after close()", lambda: loss_of(network, 0, dist.get_rank()).backward())
 
 
 def scenario_compiled_layers(directory):

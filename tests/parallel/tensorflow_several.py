@@ -16,6 +16,7 @@ import tensorflow as tf
 from scenario_runner import sample
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.tensorflow.elastic import KerasState
 
 SHAPES = ((24, 20), (20, 24), (30, 16))
 
@@ -139,7 +140,7 @@ def scenario_every_variable_travels_its_own_way(directory):
 
 def scenario_memory_of_variables_that_are_gone(directory):
     """Horovod keeps what it was given as compression for ever; what is large goes with the
-    variables.
+    variables, or with ``close`` while they live.
     """
 
     def eager():
@@ -161,22 +162,61 @@ def scenario_memory_of_variables_that_are_gone(directory):
         network.fit(np.ones([4, 300]), np.ones([4, 200]), verbose=0)
         return compressor, network.trainable_variables
 
-    for make in (eager, keras):
+    for make, closes in ((eager, False), (keras, False), (eager, True), (keras, True)):
         compressor, variables = make()
         gone = [weakref.ref(variable) for variable in variables]
         (slot,) = compressor.adapter.slots.values()
         held = [*slot.state, slot.payload.variable]
         assert slot.state[0].numpy().any()
-        tf.keras.backend.clear_session()
-        with tf.Graph().as_default():  # whatever happens when the last reference is dropped
-            del variables
-            gc.collect()
-        assert all(reference() is None for reference in gone), (
+        if closes:
+            compressor.close()
+        else:
+            tf.keras.backend.clear_session()
+            with tf.Graph().as_default():  # whatever happens when the last reference is dropped
+                del variables
+                gc.collect()
+        assert closes or all(reference() is None for reference in gone), (
             f"{make.__name__}: the compressor keeps its variables"
         )
         for part in held:
             kept = tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=part.dtype)
             assert kept.shape == [0], f"{make.__name__}: {part.name} is still of shape {kept.shape}"
+
+
+def scenario_keras_state_with_the_callbacks_of_horovod(directory):
+    """Memories and weights go back to the last commit of a callback."""
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(3)
+    network = tf.keras.Sequential([tf.keras.layers.Dense(50)])
+    network.build([None, 60])
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=network.trainable_variables)
+    optimizer = tf.keras.optimizers.Adam(0.01)
+    network.compile(hvd_keras.DistributedOptimizer(optimizer, compression=compressor), loss="mse")
+    random = np.random.default_rng(hvd.rank())
+
+    def fit(*callbacks):
+        inputs, outputs = random.normal(size=[8, 60]), random.normal(size=[8, 50])
+        network.fit(inputs, outputs, batch_size=4, verbose=0, callbacks=list(callbacks))
+
+    def kept():
+        saved = compressor.state_dict()["parameters"].values()
+        return [*network.get_weights(), *(part for one in saved for part in one["memory"].values())]
+
+    fit()  # makes the variables of the optimizer
+    state = KerasState(network, compressor=compressor, batch=0, epoch=0)
+    state.sync()
+    fit(
+        hvd_keras.elastic.CommitStateCallback(state),
+        hvd_keras.elastic.UpdateBatchStateCallback(state),
+        hvd_keras.elastic.UpdateEpochStateCallback(state),
+    )
+    assert state.epoch == 1, state.epoch
+    committed = kept()
+    fit()
+    assert not any(map(np.array_equal, kept(), committed)), "expected steps that change everything"
+    state.restore()
+    state.sync()
+    assert all(map(np.array_equal, kept(), committed)), "expected what the last commit has"
 
 
 def scenario_prepared_optimizers(directory):

@@ -334,15 +334,20 @@ def scenario_gradients_are_released_with_the_last_result(directory):
         expect(released > 0.9, dtype, f"released {used} of {elements * dtype.itemsize} bytes")
 
 
-class NoLookingThrough(dict):
-    """Slots by name that must not be iterated over."""
+class Looks(dict):
+    """A dictionary that counts how often it is looked through."""
+
+    count = 0
 
     def values(self):
-        raise AssertionError("looked through all parameters for one gradient")
+        self.count += 1
+        return super().values()
 
 
 def scenario_a_step_asks_once(directory):
-    """A step reads the loss scale once, and finds parameters without a search."""
+    """A step reads the loss scale once, and looks through the parameters at most once, with an
+    optimizer and with hvd.allreduce.
+    """
     asked = []
     network = torch.nn.ModuleDict(
         {f"layer{number}": torch.nn.Linear(30, 30) for number in range(20)}
@@ -354,16 +359,33 @@ def scenario_a_step_asks_once(directory):
         compressor_options={"loss_scale": lambda: asked.append(1) or 2.0},
         sparse_as_dense=True,
     )
-    for step in range(3):
-        optimizer.zero_grad()
+    layers = [network[f"layer{number}"] for number in range(20)]
+
+    def optimizer_steps(step):
         rows = network["table"](torch.arange(4)) + network["twin"](torch.arange(4))
-        slots = compressor.adapter.slots
-        if step:  # ranks compare all parameters before the first one
-            compressor.adapter.slots = NoLookingThrough(slots)
-        sum(network[f"layer{number}"](rows).sum() for number in range(step, 20)).backward()
+        sum(layer(rows).sum() for layer in layers[step:]).backward()
         optimizer.step()
-        compressor.adapter.slots = slots
+
+    # with gradients of its own: the optimizer's hooks reduce those that backward makes
+    def allreduce_alone(step):
+        parameters = [parameter for layer in layers for parameter in layer.parameters()]
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, step)
+        one, *rest = (parameter.grad for parameter in reversed(parameters))
+        hvd.allreduce(one, compression=compressor, name=f"one.{step}")
+        hvd.grouped_allreduce(rest, compression=compressor, name=f"rest.{step}")
+
+    for step in range(4):
+        optimizer.zero_grad()
+        adapter = compressor.adapter
+        looked = [Looks(adapter.slots), Looks(adapter._parameters._by_id)]
+        if step:  # ranks compare all parameters before the first one
+            adapter.slots, adapter._parameters._by_id = looked
+        (allreduce_alone if step == 3 else optimizer_steps)(step)
         expect(len(asked) == step + 1, step, f"asked {len(asked)} times")
+        # the thread that watches waits may look once too
+        counts = [one.count for one in looked]
+        expect(max(counts) <= 1, step, f"looked through all parameters {counts} times")
 
 
 if __name__ == "__main__":

@@ -116,6 +116,10 @@ class DistributedAdapter(TorchAdapter):
         self.threads.settle()
         self._round = None
 
+    def close(self):
+        super().close()
+        self._driver.stop()
+
     def check_momentum(self, optimizer):
         """Warn if an optimizer steps compressed parameters with momentum.
 

@@ -46,7 +46,8 @@ def register(compressor, model, mesh):
 
 def _average(adapter, group, buffer):
     """Average the shards of a group between the hosts; the all-reduce hook of fully_shard."""
-    adapter.average(group, parameters_of_caller(), buffer)
+    # a closed compressor has another adapter
+    adapter.compressor.adapter.average(group, parameters_of_caller(), buffer)
 
 
 def _check_meshes(mesh, found):

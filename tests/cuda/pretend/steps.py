@@ -5,6 +5,7 @@ Frozen and unused parameters, layouts, types, and skipped steps.
 
 import horovod.torch as hvd
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import deepreduce_hvd as dr
 
@@ -36,7 +37,15 @@ def train(device, codec, dtype):
     )
     seen, kept = [], None
     for step in range(STEPS):
+        made = [
+            StorageWeakRef(one.grad.untyped_storage())
+            for one in parameters.values()
+            if one.grad is not None
+        ]
         optimizer.zero_grad()
+        assert all(storage.expired() for storage in made), (
+            "expected gradients that nothing keeps after the last result"
+        )
         parameters["frozen"].requires_grad_(step not in (2, 3))
         random = torch.Generator().manual_seed(1000 * step + hvd.rank())
         loss = 0
