@@ -165,7 +165,15 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
-def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=(), run=horovodrun):
+def scenario_tests(
+    script,
+    *others,
+    ranks=(2,),
+    slow_ranks=(3,),
+    slow_scenarios=(),
+    fewest_ranks_only=(),
+    run=horovodrun,
+):
     """A fixture and a test of all scenarios: ``reports, test_scenario = scenario_tests(...)``.
 
     One job for each number of ranks runs those that pytest has selected. The jobs share a
@@ -177,11 +185,21 @@ def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=
         ranks: numbers of ranks of the default run.
         slow_ranks: those of the slow tests.
         slow_scenarios: names of scenarios of the slow tests.
+        fewest_ranks_only: names of scenarios that run only on the smallest number of ranks. They
+            take long, and their results do not depend on the number of ranks.
         run: function that starts the job, with the arguments of :func:`horovodrun`.
     """
     names = [name for module in (script, *others) for name in scenarios(module)]
-    if set(slow_scenarios) - set(names):
-        raise ValueError(f"slow_scenarios: expected some of {names}, got {slow_scenarios}")
+    for listed in (slow_scenarios, fewest_ranks_only):
+        if set(listed) - set(names):
+            raise ValueError(f"expected names of scenarios, some of {names}, got {listed}")
+    numbers = sorted((*ranks, *slow_ranks))
+    cases = [
+        (number, name)
+        for number in numbers
+        for name in names
+        if number == numbers[0] or name not in fewest_ranks_only
+    ]
 
     @pytest.fixture(scope="session")
     def reports(request, tmp_path_factory):
@@ -193,15 +211,16 @@ def scenario_tests(script, *others, ranks=(2,), slow_ranks=(3,), slow_scenarios=
         return Reports(script, tmp_path_factory.mktemp(pathlib.Path(script).stem), wanted, run)
 
     @pytest.mark.parametrize(
-        "scenario",
+        ("processes", "scenario"),
         [
-            pytest.param(name, marks=pytest.mark.slow if name in slow_scenarios else ())
-            for name in names
+            pytest.param(
+                number,
+                name,
+                id=f"{number}-{name}",
+                marks=pytest.mark.slow if number in slow_ranks or name in slow_scenarios else (),
+            )
+            for number, name in cases
         ],
-    )
-    @pytest.mark.parametrize(
-        "processes",
-        [*ranks, *(pytest.param(number, marks=pytest.mark.slow) for number in slow_ranks)],
     )
     def test_scenario(reports, processes, scenario):
         reports.expect_success(processes, scenario)

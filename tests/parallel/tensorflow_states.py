@@ -65,7 +65,7 @@ class _Trained:
     def __init__(self, codec, memory, seed=0):
         self.named = model(seed)
         self.compressor = compressor_of(self.named, codec, memory, **ALL_COMPRESSED)
-        self._step = tf.function(make_step(self.named, self.compressor))
+        self._step = tf.function(make_step(self.named, self.compressor), autograph=False)
 
     def go_on(self, start):
         for number in range(start, start + 3):

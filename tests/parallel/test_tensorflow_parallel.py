@@ -17,6 +17,17 @@ reports, test_scenario = scenario_tests(
         "a_schedule_stays_out_of_graphs",
         *scenarios("tensorflow_refusals.py"),
     ),
+    fewest_ranks_only=(
+        "a_schedule_stays_out_of_graphs",
+        "every_variable_travels_its_own_way",
+        "keras_layers_of_equal_shape",
+        "keras_optimizer_and_fit",
+        "keras_state_with_the_callbacks_of_horovod",
+        "memory_of_variables_that_are_gone",
+        "prepared_optimizers",
+        "retracing_keeps_the_residuals",
+        "sources_in_any_order_and_number",
+    ),
 )
 
 test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
