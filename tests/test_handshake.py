@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from threaded_ranks import Group, ThreadedTransport, on_all
 
-from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination import handshake, handshake_messages
 from deepreduce_hvd.coordination.handshake import Setting
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
@@ -21,6 +21,8 @@ def no_others(monkeypatch):
 
 class Adapter:
     """The adapter of a compressor with these settings on one rank."""
+
+    elastic = None
 
     def __init__(self, transport, number, **settings):
         self.transport = transport
@@ -213,7 +215,7 @@ def test_again_when_ranks_have_changed():
 
 def framed(text):
     body = text if isinstance(text, bytes) else text.encode()
-    return handshake._FRAME.pack(b"DRHS", len(body)) + body
+    return handshake_messages._FRAME.pack(b"DRHS", len(body)) + body
 
 
 @pytest.mark.parametrize(
@@ -253,4 +255,30 @@ def test_what_travels_is_small():
         == [None] * 2
     )
     assert len(sent) == 2 and max(sent) < 400
-    json.loads(handshake._pack(0, {0: [Setting("seed", "3")]}))
+    json.loads(handshake_messages.pack(0, {0: [Setting("seed", "3")]}))
+
+
+class Pending(ThreadedTransport):
+    """Counts gathers, which do not end."""
+
+    started = 0
+
+    def allgather(self, array, name):
+        self.started += 1
+
+    def test(self, handle):
+        return False
+
+
+def test_a_rank_takes_part_only_in_handshakes_that_others_wait_in():
+    adapter = Adapter(Pending(Group(2), 0), 0, seed="3")
+    transport = adapter.transport
+    handshake.take_part(Pending, lambda name: name != handshake.name_of(adapter))
+    handshake.take_part(ThreadedTransport, lambda name: True)
+    adapter.elastic = object()
+    handshake.take_part(Pending, lambda name: True)
+    adapter.elastic = None
+    assert transport.started == 0
+    for _ in range(2):  # once, also if it is still awaited
+        handshake.take_part(Pending, lambda name: name == handshake.name_of(adapter))
+        assert transport.started == 1

@@ -76,7 +76,7 @@ def test_texts_are_bounded_and_printable():
 
 
 def test_a_long_answer_is_not_read(board):
-    board._request("PUT", 1, b" " * 10_000 + Note("waits", 1).pack())
+    board._request("PUT", "rank.1", b" " * 10_000 + Note("waits", 1).pack())
     assert board.get(1) is None
 
 

@@ -17,7 +17,7 @@ from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.coordination.peers import Board, Note
-from deepreduce_hvd.coordination.watch import Watcher, _limits, exchange_in
+from deepreduce_hvd.coordination.watch import Wait, Watcher, _limits, exchange_in
 
 http_server = pytest.importorskip("horovod.runner.http.http_server")
 
@@ -96,9 +96,9 @@ def exchange():
     assert not thread.is_alive()
 
 
-def start(session, is_failure=lambda error: False):
+def start(session, is_failure=lambda error: False, find_wait=lambda frame: None, take_part=None):
     horovod = Horovod()
-    watcher = Watcher(horovod, np, lambda frame: None, is_failure, horovod.shutdown)
+    watcher = Watcher(horovod, np, find_wait, is_failure, horovod.shutdown, take_part=take_part)
     atexit.unregister(watcher._at_exit)
     watcher.add(session)
     return watcher
@@ -153,6 +153,49 @@ def test_a_program_that_stays_elsewhere_leaves_a_note_and_says_nothing(board, ca
     until(lambda: getattr(board.get(0), "step", 8) == 8)
     watcher._stop.set()
     watcher._thread.join(30)
+
+
+def test_a_rank_that_waits_in_a_handshake_asks_for_it_until_it_is_over(board, monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
+    waits = [Wait(1, lambda: "the handshake", handshake="handshake.0")]
+    watcher = start(
+        Adapter(), find_wait=lambda frame: waits[0], take_part=lambda is_asked_for: None
+    )
+    until(lambda: board.is_asked_for("handshake.0"))
+    assert not board.is_asked_for("handshake.1")
+    waits[0] = Wait(2, lambda: "the handshake", handshake="handshake.1")
+    until(lambda: board.is_asked_for("handshake.1"))
+    assert not board.is_asked_for("handshake.0")
+    waits[0] = None
+    until(lambda: not board.is_asked_for("handshake.1"))
+    watcher._stop.set()
+    watcher._thread.join(30)
+
+
+@pytest.mark.parametrize(
+    ("wait", "expected"),
+    [
+        (Wait(1, lambda: "a gradient"), True),
+        (Wait(1, lambda: "hvd.join", joined=True), False),
+        (Wait(1, lambda: "the handshake", handshake="handshake.1"), False),
+        (None, False),
+    ],
+)
+def test_a_rank_that_waits_elsewhere_takes_part_in_a_handshake(board, monkeypatch, wait, expected):
+    """But not a rank that computes or has joined, or that waits in a handshake itself."""
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
+    asked_for = []
+    watcher = start(
+        Adapter(),
+        find_wait=lambda frame: wait,
+        take_part=lambda is_asked_for: asked_for.append(is_asked_for("handshake.0")),
+    )
+    until(lambda: board.get(0) is not None)
+    board.ask_for("handshake.0")
+    time.sleep(0.5)
+    watcher._stop.set()
+    watcher._thread.join(30)
+    assert (True in asked_for) == expected
 
 
 def test_after_a_failure_the_note_says_so(board, monkeypatch):

@@ -7,30 +7,26 @@ ranks see the same bytes, so either all raise or none.
 
 Ranks may use several compressors for the first time in different orders, when a backward pass takes
 different paths on them. So one handshake describes all compressors of the process set that have not
-had theirs. And a rank that has waited for some seconds also takes part in the handshakes of its
-other process sets, because another rank may wait there for this one.
-
-Descriptions from other ranks are text of limited length. They are only compared and shown.
+had theirs. And a rank that has waited here for some seconds also takes part in the handshakes of
+its other process sets, because another rank may wait there for this one. A rank that waits
+elsewhere takes part only in a handshake in which another rank is known to wait
+(:func:`take_part`).
 """
 
 import hashlib
-import json
 import struct
+import threading
 import time
 import weakref
 import zlib
 from typing import NamedTuple
 
-import numpy as np
-
+from deepreduce_hvd.coordination.handshake_messages import Gather, pack, short, unpack
 from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.roll_call import RollCall
-from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+from deepreduce_hvd.errors import InvalidArgumentError
 
-_FRAME = struct.Struct("<4sI")  # magic, length of the part that follows
-_MAGIC = b"DRHS"
 _CRC_BYTES = 4
-_LONGEST_TEXT = 300
 _MOST_SHOWN = 3
 _PAUSE_SECONDS = 1e-3
 #: seconds that a rank waits for one process set before it takes part in handshakes of others
@@ -39,7 +35,10 @@ _PATIENCE_SECONDS = 5.0
 _JOINED = "not supported with Join"
 
 _adapters: weakref.WeakSet = weakref.WeakSet()
-_under_way: dict = {}  # key of a process set -> its comparison in progress
+#: key of a process set -> its comparison in progress, or None while it is started
+_under_way: dict = {}
+#: for ``_under_way``, which the thread of the watch on waits uses too
+_lock = threading.Lock()
 
 
 class Setting(NamedTuple):
@@ -61,7 +60,7 @@ class Setting(NamedTuple):
 
     @property
     def shown(self):
-        return _short(self.value) if isinstance(self.value, str) else f"{len(self.value)} of them"
+        return short(self.value) if isinstance(self.value, str) else f"{len(self.value)} of them"
 
 
 def register(adapter):
@@ -100,32 +99,78 @@ def agree(adapter, with_steps=True):
     since = time.monotonic()
     try:
         while not adapter.agreed:
-            if key not in _under_way:
-                _under_way[key] = _Comparison(adapter, adapter.compressor.number, with_steps)
+            _begin(adapter, adapter.compressor.number, with_steps)
             if _take_results(adapter):
                 continue
             if with_steps and time.monotonic() - since > _PATIENCE_SECONDS:
                 _begin_others(adapter)
             time.sleep(_PAUSE_SECONDS)
-    except Exception as error:
+    except BaseException as error:
+        with _lock:
+            _under_way.pop(key, None)
         if _JOINED in str(error):
             RollCall(transport, "deepreduce.handshake").wait()
         raise
-    finally:
-        _under_way.pop(key, None)
+
+
+def name_of(adapter):
+    """Return a name of the handshake of a compressor, which is equal on its ranks."""
+    ranks = hashlib.sha256(repr(list(adapter.transport.ranks)).encode()).hexdigest()[:16]
+    return f"handshake.{ranks}.{adapter.compressor.number}"
+
+
+def take_part(transport_class, is_awaited):
+    """Start the comparisons that other ranks wait for, while this rank waits elsewhere.
+
+    The program takes their results in :func:`agree`. A comparison that no rank waits for is not
+    started: the others may join it so late that Horovod considers it stalled.
+
+    Args:
+        transport_class: class of the compressors' transports. Its gathers must be asynchronous, may
+            start in any thread, and must be matched by name.
+        is_awaited: function of a :func:`name_of` that returns whether a rank waits there.
+    """
+    for other in list(_adapters):
+        # in elastic training, all ranks call ``sync`` at once
+        if type(other.transport) is not transport_class or other.elastic is not None:
+            continue
+        if not other.agreed and _has_others(other) and is_awaited(name_of(other)):
+            _begin(other, None, True)
+
+
+def _begin(adapter, number, with_steps):
+    """Start a comparison, unless one of its process set is in progress or it is not needed.
+
+    Arguments are those of :class:`_Comparison`.
+    """
+    key = _process_set(adapter)
+    with _lock:
+        if adapter.agreed or key in _under_way:
+            return
+        _under_way[key] = None  # so that no other thread starts it too
+    try:
+        _under_way[key] = _Comparison(adapter, number, with_steps)
+    except BaseException:
+        with _lock:
+            _under_way.pop(key, None)
+        raise
 
 
 def _take_results(adapter):
     """Finish the comparisons that are done; return whether there were any."""
-    done = [
-        (key, one)
-        for key, one in list(_under_way.items())
-        if _rank(key) == _rank(_process_set(adapter)) and one.done()
-    ]
-    for key, one in done:
-        del _under_way[key]
-        one.finish()
-    return bool(done)
+    rank, found = _rank(_process_set(adapter)), False
+    with _lock:
+        under_way = list(_under_way.items())
+    for key, one in under_way:
+        if one is None or _rank(key) != rank or not one.done():
+            continue
+        found = True
+        try:
+            one.finish()
+        finally:  # only now, so that no other thread starts the same comparison meanwhile
+            with _lock:
+                _under_way.pop(key, None)
+    return found
 
 
 def _begin_others(adapter):
@@ -135,16 +180,10 @@ def _begin_others(adapter):
     """
     own = _process_set(adapter)
     for other in list(_adapters):
-        if not _is_alike(other, adapter):
+        if not _is_alike(other, adapter) or not _has_others(other):
             continue
-        key = _process_set(other)
-        if (
-            not other.agreed
-            and _rank(key) == _rank(own)
-            and key not in _under_way
-            and other.transport.size > 1
-        ):
-            _under_way[key] = _Comparison(other, None, True)
+        if _rank(_process_set(other)) == _rank(own):
+            _begin(other, None, True)
 
 
 def _process_set(adapter):
@@ -162,6 +201,11 @@ def _is_alike(adapter, other):
     Another library may not be initialized.
     """
     return type(adapter.transport) is type(other.transport)
+
+
+def _has_others(adapter):
+    """Return whether an adapter's process set has other ranks, and was not removed."""
+    return (adapter.transport.size or 0) > 1
 
 
 def _rank(key):
@@ -190,8 +234,8 @@ class _Comparison:
         self._described = {
             number: one.describe(with_steps) for number, one in self._waiting.items()
         }
-        self._gather = _Gather(self._transport)
-        self._handle = self._gather.start(_pack(number, self._described))
+        self._gather = Gather(self._transport)
+        self._handle = self._gather.start(pack(number, self._described))
 
     def done(self):
         return self._transport.test(self._handle)
@@ -200,7 +244,7 @@ class _Comparison:
         """Mark the compressors that agree as ``agreed``; raise what :func:`agree` raises."""
         ranks = self._transport.ranks
         tables = [
-            _unpack(rank, part) for rank, part in zip(ranks, self._gather.result(self._handle))
+            unpack(rank, part) for rank, part in zip(ranks, self._gather.result(self._handle))
         ]
         used = sorted({number for number, _ in tables} - {None})
         for number in used:
@@ -222,85 +266,6 @@ class _Comparison:
                 one.agreed = True
             elif number in used and None not in rows:
                 _refuse(self._gather, ranks, rows, self._described[number])
-
-
-# --- messages ---
-
-
-class _Gather:
-    """Gather one byte string from each rank.
-
-    The collectives have the same names in every handshake, so a rank that has missed one handshake
-    can take part in the next.
-    """
-
-    def __init__(self, transport):
-        self._transport = transport
-        self._calls = 0
-
-    def __call__(self, own):
-        return self.result(self.start(own))
-
-    def start(self, own):
-        """Start a gather of ``own`` and return its handle."""
-        message = np.frombuffer(_FRAME.pack(_MAGIC, len(own)) + own, dtype=np.uint8)
-        name = f"deepreduce.handshake.{self._calls}"
-        self._calls += 1
-        return self._transport.allgather(message, name)
-
-    def result(self, handle):
-        """Return the parts of all ranks, in rank order."""
-        gathered = bytes(self._transport.wait(handle))
-        parts, start = [], 0
-        for rank in self._transport.ranks:
-            if len(gathered) - start < _FRAME.size:
-                raise CorruptPayloadError(
-                    f"handshake: expected a message from rank {rank}, got "
-                    f"{len(gathered) - start} bytes"
-                )
-            magic, length = _FRAME.unpack_from(gathered, start)
-            start += _FRAME.size
-            if magic != _MAGIC or length > len(gathered) - start:
-                raise CorruptPayloadError(
-                    f"handshake: expected a message from rank {rank}, got {magic!r} and a "
-                    f"length of {length}"
-                )
-            parts.append(gathered[start : start + length])
-            start += length
-        if start != len(gathered):
-            raise CorruptPayloadError(f"handshake: expected {start} bytes, got {len(gathered)}")
-        return parts
-
-
-def _pack(number, described):
-    table = {
-        key: [[one.name, one.digest, one.shown] for one in settings]
-        for key, settings in described.items()
-    }
-    return json.dumps([number, table]).encode()
-
-
-def _unpack(rank, part):
-    """Read the description of one rank.
-
-    Returns:
-        The number of the compressor in use or None, and {number: [[name, digest, shown], ...]}.
-    """
-    try:
-        number, table = json.loads(part)
-        table = {
-            int(key): [[str(text) for text in row] for row in rows] for key, rows in table.items()
-        }
-        if (number is not None and type(number) is not int) or any(
-            len(row) != 3 for rows in table.values() for row in rows
-        ):
-            raise ValueError("expected a number and rows of three texts")
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptPayloadError(
-            f"handshake: expected a description from rank {rank}, got "
-            f"{_short(repr(part))} ({_short(str(error))})"
-        ) from None
-    return number, table
 
 
 # --- error messages ---
@@ -350,7 +315,7 @@ def _first_difference(gather, name, lines):
     )
     line = lines[place] if place < len(lines) else "nothing"
     return f"{name}, number {place}", [
-        part.decode(errors="replace") for part in gather(_short(line).encode())
+        part.decode(errors="replace") for part in gather(short(line).encode())
     ]
 
 
@@ -358,15 +323,9 @@ def _by_rank(ranks, texts):
     """Join texts with the ranks that have them, as in ``1024 on ranks 0, 2 and 512 on rank 1``."""
     having = {}
     for rank, text in zip(ranks, texts):
-        having.setdefault(_short(text), []).append(rank)
+        having.setdefault(short(text), []).append(rank)
     return " and ".join(f"{text} on {ranks_text(some)}" for text, some in having.items())
 
 
 def _ordinal(number):
     return f"{number + 1}{'th' if number % 100 in (10, 11, 12) else {0: 'st', 1: 'nd', 2: 'rd'}.get(number % 10, 'th')}"
-
-
-def _short(text):
-    """Return text on one line, in printable ASCII characters, shortened if it is long."""
-    text = " ".join(text.encode("ascii", "backslashreplace").decode().split())
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"

@@ -1,7 +1,7 @@
 """Notes between ranks, outside of Horovod's collectives, for long waits and failures of Horovod.
 
 Each rank has one note at the rendezvous server of horovodrun. Every job that horovodrun starts has
-such a server. Normal steps write nothing there. The notes of other ranks are untrusted text: their
+such a server. A rank can also ask the others there to take part in a handshake that it waits in. Normal steps write nothing there. The notes of other ranks are untrusted text: their
 length is limited, they are parsed as JSON, and every field is checked.
 """
 
@@ -110,7 +110,7 @@ class Board:
 
     def put(self, rank, note):
         """Replace a rank's note; return whether this succeeded."""
-        return self._request("PUT", rank, note.pack()) is not None
+        return self._request("PUT", _key(rank), note.pack()) is not None
 
     def get(self, rank, step=0):
         """Return a rank's :class:`Note`, or None if there is no valid and current one.
@@ -121,18 +121,31 @@ class Board:
                 but the last, so a note ``waits`` or ``elsewhere`` of an earlier step is outdated
                 and ignored.
         """
-        data = self._request("GET", rank)
+        data = self._request("GET", _key(rank))
         note = Note.unpack(data) if data else None
         past = note is not None and note.state in ("waits", "elsewhere") and note.step < step - 1
         return None if past else note
 
     def remove(self, rank):
-        self._request("DELETE", rank)
+        self._request("DELETE", _key(rank))
 
-    def _request(self, method, rank, body=None):
+    # One request per handshake, not per rank, so that waiting ranks of a large job ask little.
+
+    def ask_for(self, name):
+        """Ask all ranks to take part in a handshake; ``name`` must be valid in a URL."""
+        self._request("PUT", name, b"waits")
+
+    def is_asked_for(self, name):
+        """Return whether a rank has asked for this handshake."""
+        return self._request("GET", name) is not None
+
+    def stop_asking_for(self, name):
+        self._request("DELETE", name)
+
+    def _request(self, method, key, body=None):
         connection = http.client.HTTPConnection(self._address, self._port, timeout=_TIMEOUT_SECONDS)
         try:
-            connection.request(method, f"/deepreduce/rank.{rank}", body)
+            connection.request(method, f"/deepreduce/{key}", body)
             answer = connection.getresponse()
             data = answer.read(_NOTE_BYTES + 1)
             return data if answer.status == 200 and len(data) <= _NOTE_BYTES else None
@@ -140,6 +153,10 @@ class Board:
             return None
         finally:
             connection.close()
+
+
+def _key(rank):
+    return f"rank.{rank}"
 
 
 def reads(rank, size):

@@ -4,6 +4,9 @@ Steps cost nothing: every few seconds the thread looks at the stack frames of th
 debugger would. When they have not changed for a while, it leaves a note for the other ranks
 (:mod:`deepreduce_hvd.coordination.peers`). So a rank that waits learns which other ranks wait too,
 which are elsewhere in their program, and which do not report at all.
+
+A rank that waits in a handshake asks the others to take part in it, and the thread of a rank that
+waits elsewhere does so (:func:`deepreduce_hvd.coordination.handshake.take_part`).
 """
 
 import atexit
@@ -37,10 +40,14 @@ class Wait(NamedTuple):
     Attributes:
         key: value that differs from that of the next wait.
         describe: function without arguments that returns a text: what the thread waits for.
+        handshake: name of the handshake that the thread waits in, or an empty text.
+        joined: whether this rank has joined, and so must not start a collective.
     """
 
     key: object
     describe: object
+    handshake: str = ""
+    joined: bool = False
 
 
 def frames_of(frame):
@@ -101,14 +108,20 @@ class Watcher:
         shut_down: function that shuts Horovod down, so that every waiting collective fails.
         board: the :class:`~deepreduce_hvd.coordination.peers.Board` for notes; by default, that of
             the job that horovodrun started.
+        take_part: function that takes part in handshakes that other ranks wait in. Its argument is
+            a function of a handshake's name that returns whether a rank waits there. None if this
+            is not possible.
     """
 
-    def __init__(self, horovod, framework, find_wait, is_failure, shut_down, board=None):
+    def __init__(
+        self, horovod, framework, find_wait, is_failure, shut_down, board=None, take_part=None
+    ):
         self._horovod = horovod
         self._hidden = _hidden(horovod, framework)
         self._find_wait = find_wait
         self._is_failure = is_failure
         self._shut_down = shut_down
+        self._take_part = take_part
         self._adapters = weakref.WeakSet()
         self._process = os.getpid()
         self._stop = threading.Event()
@@ -118,6 +131,7 @@ class Watcher:
         self._key = self._since = None
         self._next_note = self._next_message = 0.0
         self._noted = False
+        self._asked_for = ""  # handshake that this rank has asked the others for
         self._failed_at = None  # step in which Horovod failed and the missing ranks were reported
         self._writes = threading.Lock()  # for notes
         self._thread = None
@@ -165,6 +179,8 @@ class Watcher:
             self._begin(key, now)
             return
         seconds = now - self._since
+        if wait is not None and self._take_part is not None and self._board is not None:
+            self._help_handshakes(wait)
         if seconds < self._next_note:
             return
         place = next(filter(None, (place_of(frame, self._hidden) for frame in frames)), "")
@@ -187,6 +203,15 @@ class Watcher:
                 self._next_note = math.inf
                 self._end(note)
 
+    def _help_handshakes(self, wait):
+        """Ask for the handshake that this rank waits in, or take part in those of others."""
+        if not wait.handshake:
+            if not wait.joined:
+                self._take_part(self._board.is_asked_for)
+        elif not self._asked_for:
+            self._asked_for = wait.handshake
+            self._board.ask_for(wait.handshake)
+
     def _end(self, note):
         """Shut Horovod down to end a wait.
 
@@ -203,6 +228,9 @@ class Watcher:
         if self._noted:
             self._board.remove(self._rank)
             self._noted = False
+        if self._asked_for:
+            self._board.stop_asking_for(self._asked_for)
+            self._asked_for = ""
         self._key, self._since = key, now
         self._next_note, self._next_message = self._limit * _NOTE_PART, self._limit
 

@@ -1,15 +1,21 @@
 """Waits of PyTorch programs for other ranks, found in their frames; error texts after failures."""
 
 import functools
+import os
 
 import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops, optimizer as horovod_optimizer
 
+from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.peers import ranks_text
 from deepreduce_hvd.coordination.watch import Wait, frames_of, watcher
+from deepreduce_hvd.torch.transport import HorovodTransport
 
 _SYNCHRONIZE = mpi_ops.synchronize.__code__
+_JOIN = mpi_ops.join.__code__
+_AGREE = handshake.agree.__code__
 _OPTIMIZER = horovod_optimizer._DistributedOptimizer.synchronize.__code__
 
 
@@ -17,8 +23,20 @@ def find_wait(frame):
     """Return the :class:`Wait` that a thread is in, or None."""
     for one in frames_of(frame):
         if one.f_code is _SYNCHRONIZE:
-            return Wait(("handle", one.f_locals.get("handle")), functools.partial(_describe, one))
+            return Wait(
+                ("handle", one.f_locals.get("handle")),
+                functools.partial(_describe, one),
+                joined=one.f_back is not None and one.f_back.f_code is _JOIN,
+            )
+        if one.f_code is _AGREE:
+            adapter = one.f_locals["adapter"]
+            name = handshake.name_of(adapter)
+            return Wait(name, functools.partial(_describe_handshake, adapter), handshake=name)
     return None
+
+
+def _describe_handshake(adapter):
+    return f"the handshake of a compressor of {ranks_text(adapter.transport.ranks)}"
 
 
 def _describe(synchronize):
@@ -49,8 +67,16 @@ def is_failure(error):
 
 def watch(adapter):
     """Start to watch an adapter's waits; return the process's :class:`Watcher`."""
+    # in elastic training, ``sync`` makes the handshake on all ranks at once
+    take_part = (
+        None
+        if os.environ.get("HOROVOD_ELASTIC") == "1"
+        else functools.partial(handshake.take_part, HorovodTransport)
+    )
     # hvd.shutdown() would also drop the handles that the program waits for
-    process_watcher = watcher(hvd, torch, find_wait, is_failure, mpi_ops._basics.shutdown)
+    process_watcher = watcher(
+        hvd, torch, find_wait, is_failure, mpi_ops._basics.shutdown, None, take_part
+    )
     process_watcher.add(adapter)
     return process_watcher
 

@@ -4,13 +4,14 @@ part.
 Started by test_torch_protocol.py under horovodrun.
 """
 
+import faulthandler
 import sys
 
 import horovod.torch as hvd
 import torch
 from protocol_tools import SAME, before_last, on_last
 from torch_gradients_tools import expect, named, run_reporting
-from torch_tools import assert_equal_everywhere, backward, distributed, model
+from torch_tools import assert_equal_everywhere, backward, distributed, model, parts_on
 
 import deepreduce_hvd as dr
 
@@ -234,25 +235,37 @@ def scenario_compressors_of_overlapping_process_sets_in_any_order(directory):
     if hvd.size() < 3:  # two sets of the same ranks have one handshake
         return
     some = hvd.add_process_set([0, 1])
-    parts = []
-    for number, process_set in enumerate((hvd.global_process_set, some)):
-        if process_set.included():
-            network = model()
-            names = [
-                (f"part{number}.{name}", parameter)
-                for name, parameter in network.named_parameters()
-            ]
-            compressor = dr.Compressor(parameters=names, dense_below=50, process_set=process_set)
-            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-            optimizer = hvd.DistributedOptimizer(
-                optimizer, names, compression=compressor, process_set=process_set
-            )
-            parts.append((network, optimizer))
+    parts = parts_on(hvd.global_process_set, some)
     for network, _ in reversed(parts) if hvd.rank() == 1 else parts:
         backward(network, 0)
     for _, optimizer in parts:
         optimizer.step()
     assert_equal_everywhere(parts[0][0].named_parameters(), "overlapping process sets")
+    hvd.remove_process_set(some)
+
+
+def scenario_a_rank_waits_elsewhere_for_one_that_waits_in_a_handshake(directory):
+    """Rank 1 waits in the handshake of ranks 1 and 2. Rank 2 has no gradient for it yet, and waits
+    for what rank 1 does next.
+    """
+    if hvd.size() < 3:
+        return
+    some = hvd.add_process_set([1, 2])
+    parts = parts_on(hvd.global_process_set, some)
+    for step in range(2):
+        if hvd.rank() == 1 and step == 1:
+            backward(parts[1][0], 0)
+        backward(parts[0][0], step)
+        # a job that hangs must end
+        faulthandler.dump_traceback_later(60, exit=True)
+        parts[0][1].step()
+        parts[0][1].zero_grad()
+        faulthandler.cancel_dump_traceback_later()
+    if hvd.rank() == 2:
+        backward(parts[1][0], 0)
+    for _, optimizer in parts[1:]:
+        optimizer.step()
+    assert_equal_everywhere(parts[0][0].named_parameters(), "elsewhere")
     hvd.remove_process_set(some)
 
 

@@ -95,3 +95,19 @@ def sum_over_ranks(tensor, name):
 
 def run_all(namespace, directory):
     scenario_runner.run_all(namespace, directory, hvd, hvd.barrier)
+
+
+def parts_on(*process_sets):
+    """A network and its optimizer for each of these process sets that has this rank."""
+    parts = []
+    for number, process_set in enumerate(process_sets):
+        if process_set.included():
+            network = model()
+            names = [(f"part{number}.{name}", one) for name, one in network.named_parameters()]
+            compressor = dr.Compressor(parameters=names, dense_below=50, process_set=process_set)
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(
+                optimizer, names, compression=compressor, process_set=process_set
+            )
+            parts.append((network, optimizer))
+    return parts

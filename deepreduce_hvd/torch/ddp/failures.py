@@ -31,19 +31,19 @@ class StoreBoard(Board):
         self._store = store
         self._asks = None  # the thread of the last request
 
-    def _request(self, method, rank, body=None):
+    def _request(self, method, key, body=None):
         if self._asks is not None and self._asks.is_alive():
             return None
         answers = []
         self._asks = threading.Thread(
-            target=lambda: answers.append(self._ask(method, rank, body)), daemon=True
+            target=lambda: answers.append(self._ask(method, key, body)), daemon=True
         )
         self._asks.start()
         self._asks.join(_REQUEST_SECONDS)
         return answers[0] if answers else None
 
-    def _ask(self, method, rank, body):
-        key = f"deepreduce/rank.{rank}"
+    def _ask(self, method, key, body):
+        key = f"deepreduce/{key}"
         try:
             if method == "PUT":
                 self._store.set(key, body)
