@@ -1,8 +1,9 @@
 """Notes between ranks, outside of Horovod's collectives, for long waits and failures of Horovod.
 
 Each rank has one note at the rendezvous server of horovodrun. Every job that horovodrun starts has
-such a server. A rank can also ask the others there to take part in a handshake that it waits in. Normal steps write nothing there. The notes of other ranks are untrusted text: their
-length is limited, they are parsed as JSON, and every field is checked.
+such a server. A rank can also ask the others there to take part in a handshake that it waits in.
+Normal steps write nothing there. The notes of other ranks are untrusted text: their length is
+limited, they are parsed as JSON, and every field is checked.
 """
 
 import contextlib
