@@ -38,10 +38,14 @@ def test_without_a_gpu_it_fails_and_says_why():
 
 @pytest.mark.slow
 def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
-    """Every kernel for every architecture, and the operators against the frameworks' headers."""
+    """Every kernel for the oldest and the newest architecture, and the operators against the
+    frameworks' headers.
+    """
     path = nvcc.find()
     known = nvcc.known_architectures(path) if path else ()
-    architectures = [architecture for architecture in nvcc.ARCHITECTURES if architecture in known]
+    # those between are compiled from the same code; all of them take minutes
+    architectures = [name for name in nvcc.ARCHITECTURES if name in known]
+    architectures = architectures[:1] + architectures[-1:]
     done = check("--dry-run", *(["--architectures", *architectures] if path else []))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     if path is None:
