@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -151,6 +152,35 @@ def test_a_program_that_stays_elsewhere_leaves_a_note_and_says_nothing(board, ca
     assert not caplog.records
     session.progress = lambda: 8
     until(lambda: getattr(board.get(0), "step", 8) == 8)
+    watcher._stop.set()
+    watcher._thread.join(30)
+
+
+class Call:
+    """What a frame is to the watcher: an object that lives as long as something holds it."""
+
+
+def test_calls_of_equal_key_are_told_apart_and_only_a_long_one_is_held(board, caplog, monkeypatch):
+    """Python gives the frame of the next call the address of the last one."""
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
+    calls, held = [], []  # weak references; how many of them live when the next one begins
+    the_long_one = Call()
+
+    def find_wait(frame):
+        if len(calls) == 12:
+            return Wait("address", lambda: "the call", call=the_long_one)
+        held.append(sum(one() is not None for one in calls))
+        call = Call()
+        calls.append(weakref.ref(call))
+        return Wait("address", lambda: "the call", call=call)
+
+    watcher = start(Adapter(), find_wait=find_wait)
+    until(lambda: len(calls) == 12)
+    assert held[:2] == [0, 0], "expected the first call of a step not to be held"
+    assert max(held) <= 1
+    assert not caplog.records, "expected no message about calls that are over"
+    until(lambda: caplog.records)
+    assert "has waited 0 s for the call" in caplog.records[0].getMessage()
     watcher._stop.set()
     watcher._thread.join(30)
 

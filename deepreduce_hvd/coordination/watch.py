@@ -38,16 +38,20 @@ class Wait(NamedTuple):
     """A wait for other ranks, found in the frames of a thread.
 
     Attributes:
-        key: value that differs from that of the next wait.
+        key: value that differs from that of the next wait, or that may be the same if ``call`` is
+            given.
         describe: function without arguments that returns a text: what the thread waits for.
         handshake: name of the handshake that the thread waits in, or an empty text.
         joined: whether this rank has joined, and so must not start a collective.
+        call: object that tells two waits of equal key apart. The watcher holds it only while a wait
+            seems to last, because a frame holds the user's tensors.
     """
 
     key: object
     describe: object
     handshake: str = ""
     joined: bool = False
+    call: object = None
 
 
 def frames_of(frame):
@@ -128,7 +132,7 @@ class Watcher:
         self._board = Board.of_job() if board is None else board
         self._rank = self._size = None
         self._limit, self._end_after = _limits()
-        self._key = self._since = None
+        self._key = self._call = self._since = None
         self._next_note = self._next_message = 0.0
         self._noted = False
         self._asked_for = ""  # handshake that this rank has asked the others for
@@ -178,6 +182,10 @@ class Watcher:
         if self._key is None or key != self._key:
             self._begin(key, now)
             return
+        call = None if wait is None else wait.call
+        if call is not self._call:
+            self._begin(key, now, call)
+            return
         seconds = now - self._since
         if wait is not None and self._take_part is not None and self._board is not None:
             self._help_handshakes(wait)
@@ -224,14 +232,14 @@ class Watcher:
         )
         self._shut_down()
 
-    def _begin(self, key, now):
+    def _begin(self, key, now, call=None):
         if self._noted:
             self._board.remove(self._rank)
             self._noted = False
         if self._asked_for:
             self._board.stop_asking_for(self._asked_for)
             self._asked_for = ""
-        self._key, self._since = key, now
+        self._key, self._call, self._since = key, call, now
         self._next_note, self._next_message = self._limit * _NOTE_PART, self._limit
 
     def _find(self):

@@ -89,10 +89,13 @@ def momentum_warning(compressor):
     """Return a warning if a Keras optimizer that reduces now has momentum, else None.
 
     Horovod passes only a tensor to ``compress``, so the optimizer is looked for among the callers.
+    Only frames of Horovod are read: Python keeps what is read of a frame until its function ends,
+    and the user's loop ends with the training.
     """
     frame = sys._getframe(1)
     while frame is not None:
-        optimizer = frame.f_locals.get("self")
+        of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
+        optimizer = frame.f_locals.get("self") if of_horovod else None
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
             momentum = momentum_of(optimizer)
             delayed = [policy for policy in compressor.policies.values() if policy.delays]

@@ -22,13 +22,13 @@ _DECORATION = re.compile(r"^(__inference_|__forward_)+|(_\d+)+$")
 def find_wait(frame):
     """Return the :class:`Wait` that a thread is in, or None.
 
-    Its key is the frame, because the next call has another frame.
+    Its call is the frame, because the next call has another frame.
     """
     if frame.f_code in _RUNS_GRAPH:
-        return Wait(frame, functools.partial(_describe, frame))
+        return Wait(id(frame), functools.partial(_describe, frame), call=frame)
     for one in frames_of(frame):
         if one.f_globals.get("__name__", "").startswith("horovod.tensorflow"):
-            return Wait(frame, lambda: "a collective of Horovod")
+            return Wait(id(frame), lambda: "a collective of Horovod", call=frame)
     return None
 
 

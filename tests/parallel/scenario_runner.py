@@ -56,6 +56,8 @@ def run_all(namespace, directory, hvd, barrier):
             outcomes[name[len("scenario_") :]] = None
         except Exception:
             outcomes[name[len("scenario_") :]] = traceback.format_exc()
+            # shown when the other ranks wait for this one in the scenario, and no report is written
+            traceback.print_exc()
         # the next scenario starts together on all ranks, whatever happened in this one
         barrier()
     path = pathlib.Path(directory) / f"report.{hvd.size()}.{hvd.rank()}.json"
