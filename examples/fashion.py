@@ -97,7 +97,7 @@ class Training:
         Args:
             data: what :func:`load` returns.
             compression: function of the network that returns what :meth:`distribute` takes.
-            epochs: number of epochs.
+            epochs: number of epochs, also a fraction.
             seed: seed of the network's weights and of the order of images.
             on_progress: function of (steps done, total steps, loss), called every 50 steps.
             learning_rate: maximum of the one-cycle schedule.
@@ -117,27 +117,25 @@ class Training:
         model, optimizer = self.distribute(network, optimizer, chosen)
         order = np.random.default_rng(seed)
         steps = len(train_images) // (BATCH * self.size)
-        total = epochs * steps
+        total = max(round(epochs * steps), 1)
         decay = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, learning_rate, total_steps=total, pct_start=0.1
         )
         seconds = []
-        done = 0
-        for epoch in range(epochs):
-            shuffled = torch.from_numpy(order.permutation(len(train_images)))
-            for step in range(steps):
-                first = (step * self.size + self.rank) * BATCH
-                batch = shuffled[first : first + BATCH]
-                started = time.perf_counter()
-                optimizer.zero_grad()
-                loss = torch.nn.functional.cross_entropy(
-                    model(train_images[batch]), train_labels[batch]
-                )
-                loss.backward()
-                optimizer.step()
-                seconds.append(time.perf_counter() - started)
-                decay.step()
-                done += 1
-                if done % 50 == 0 or done == total:
-                    on_progress(done, total, loss.item())
+        for done in range(total):
+            if done % steps == 0:
+                shuffled = torch.from_numpy(order.permutation(len(train_images)))
+            first = (done % steps * self.size + self.rank) * BATCH
+            batch = shuffled[first : first + BATCH]
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(
+                model(train_images[batch]), train_labels[batch]
+            )
+            loss.backward()
+            optimizer.step()
+            seconds.append(time.perf_counter() - started)
+            decay.step()
+            if (done + 1) % 50 == 0 or done + 1 == total:
+                on_progress(done + 1, total, loss.item())
         return network, float(np.median(seconds)), self.accuracy(network, test_images, test_labels)

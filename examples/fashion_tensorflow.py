@@ -122,7 +122,7 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
         data: what :func:`load` returns.
         compression: function of the network that returns the ``compression`` argument of
             DistributedOptimizer.
-        epochs: number of epochs.
+        epochs: number of epochs, also a fraction.
         seed: seed of the network's weights and of the order of images.
         on_progress: function of (steps done, total steps, loss), called every 50 steps.
         learning_rate: maximum of the one-cycle schedule.
@@ -137,10 +137,13 @@ def train(data, compression, epochs, seed, on_progress, learning_rate=0.05):
     step_images = BATCH * hvd.size()
     steps = len(train_images) // step_images
     random = np.random.default_rng(seed)
+    total = max(round(epochs * steps), 1)
     order = np.concatenate(
-        [random.permutation(len(train_images))[: steps * step_images] for _ in range(epochs)]
-    )
-    total = epochs * steps
+        [
+            random.permutation(len(train_images))[: steps * step_images]
+            for _ in range(math.ceil(total / steps))
+        ]
+    )[: total * step_images]
     # Keras does not apply momentum to weight decay, and with momentum PyTorch's 1e-4 is ten times
     # as strong
     optimizer = tf.keras.optimizers.SGD(

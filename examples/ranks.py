@@ -15,6 +15,14 @@ _FRAMEWORK_NOISE = re.compile(
 )
 
 
+def _passes(text):
+    """Return a number of passes; a whole one as an int."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected more than 0 passes, got {text}")
+    return int(number) if number.is_integer() else number
+
+
 def command_line(description, passes_over, epochs, output):
     """Return the parser of the options that every example has.
 
@@ -25,7 +33,10 @@ def command_line(description, passes_over, epochs, output):
         "--processes", type=int, default=2, help="ranks on this machine (default 2)"
     )
     parser.add_argument(
-        "--epochs", type=int, default=epochs, help=f"passes over {passes_over} (default {epochs})"
+        "--epochs",
+        type=_passes,
+        default=epochs,
+        help=f"passes over {passes_over}, also a fraction (default {epochs})",
     )
     parser.add_argument(
         "--output",

@@ -6,6 +6,7 @@ results/recommender.json.
 """
 
 import json
+import math
 import os
 import sys
 import time
@@ -126,10 +127,12 @@ def worker(options):
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         random = np.random.default_rng(0)
         seconds = []
-        for epoch in range(options.epochs):
+        steps = len(train) // (hvd.size() * BATCH)  # the same number on every rank
+        total = max(round(options.epochs * steps), 1)
+        for epoch in range(math.ceil(total / steps)):
             order = random.permutation(len(train))
             wrong = random.integers(0, item_count, (len(train), NEGATIVES))
-            for step in range(len(train) // (hvd.size() * BATCH)):  # the same number on every rank
+            for step in range(min(steps, total - epoch * steps)):
                 first = (step * hvd.size() + hvd.rank()) * BATCH
                 batch = train[order[first : first + BATCH]]
                 pair_users = torch.from_numpy(np.repeat(batch[:, 0], 1 + NEGATIVES))
@@ -152,7 +155,7 @@ def worker(options):
                 print(
                     (
                         f"[{number}/{len(rows)}] {name:<18} epoch "
-                        f"{epoch + 1}/{options.epochs}  loss {loss.item():.3f}  "
+                        f"{epoch + 1}/{options.epochs:g}  loss {loss.item():.3f}  "
                         f"{time.perf_counter() - started:5.1f} s"
                     ),
                     flush=True,

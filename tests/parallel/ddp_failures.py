@@ -3,14 +3,12 @@ test_torch_ddp.py. Every rank must end with the cause.
 """
 
 import contextlib
-import datetime
 import os
 import signal
-import sys
 import time
 
+import forked_failures
 import torch
-import torch.distributed as dist
 from ddp_tools import Network, distributed, loss_of
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -212,6 +210,4 @@ def rank_that_ends_early():
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
-    globals()[sys.argv[1]]()
-    print("went on silently", flush=True)
+    forked_failures.main(globals())

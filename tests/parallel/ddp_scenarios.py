@@ -306,13 +306,13 @@ def scenario_loss_scaler(directory):
 
 
 def scenario_random_programs(directory):
-    for seed in range(40):
+    for seed in range(25):
         ddp_random.run(seed)
 
 
 def scenario_many_random_programs(directory):
-    first = 40 + 80 * (dist.get_world_size() - 2)  # others on each number of ranks
-    for seed in range(first, first + 80):
+    first = 25 + 40 * (dist.get_world_size() - 2)  # others on each number of ranks
+    for seed in range(first, first + 40):
         ddp_random.run(seed)
 
 

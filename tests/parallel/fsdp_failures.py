@@ -2,13 +2,11 @@
 test_torch_fsdp.py on two hosts of two ranks. Every rank must end with the cause.
 """
 
-import datetime
 import os
 import signal
-import sys
 
+import forked_failures
 import torch
-import torch.distributed as dist
 from ddp_tools import Network
 from fsdp_tools import WHOLE, loss_of, meshes, shard, sharded
 
@@ -98,6 +96,4 @@ def rank_that_is_killed():
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=8))
-    globals()[sys.argv[1]]()
-    print("went on silently", flush=True)
+    forked_failures.main(globals())

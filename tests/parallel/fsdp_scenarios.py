@@ -10,12 +10,12 @@ from ddp_tools import main
 
 
 def scenario_random_programs(directory):
-    for seed in range(40):
+    for seed in range(25):
         fsdp_random.run(seed)
 
 
 def scenario_many_random_programs(directory):
-    for seed in range(40, 100):
+    for seed in range(25, 60):
         fsdp_random.run(seed)
 
 

@@ -171,7 +171,7 @@ def scenario_tests(
     ranks=(2,),
     slow_ranks=(3,),
     slow_scenarios=(),
-    fewest_ranks_only=(),
+    on_more_ranks=None,
     run=horovodrun,
 ):
     """A fixture and a test of all scenarios: ``reports, test_scenario = scenario_tests(...)``.
@@ -185,12 +185,12 @@ def scenario_tests(
         ranks: numbers of ranks of the default run.
         slow_ranks: those of the slow tests.
         slow_scenarios: names of scenarios of the slow tests.
-        fewest_ranks_only: names of scenarios that run only on the smallest number of ranks. They
-            take long, and their results do not depend on the number of ranks.
+        on_more_ranks: names of scenarios that run on every number of ranks; the others run only on
+            the smallest, because nothing in them depends on it. By default all run on every number.
         run: function that starts the job, with the arguments of :func:`horovodrun`.
     """
     names = [name for module in (script, *others) for name in scenarios(module)]
-    for listed in (slow_scenarios, fewest_ranks_only):
+    for listed in (slow_scenarios, on_more_ranks or ()):
         if set(listed) - set(names):
             raise ValueError(f"expected names of scenarios, some of {names}, got {listed}")
     numbers = sorted((*ranks, *slow_ranks))
@@ -198,7 +198,7 @@ def scenario_tests(
         (number, name)
         for number in numbers
         for name in names
-        if number == numbers[0] or name not in fewest_ranks_only
+        if number == numbers[0] or on_more_ranks is None or name in on_more_ranks
     ]
 
     @pytest.fixture(scope="session")

@@ -1,8 +1,11 @@
 """Start a worker script with torchrun."""
 
+import json
+import pathlib
 import re
 
-from launch import HERE, run_ranks
+import pytest
+from launch import HERE, run_ranks, shown
 
 
 def torchrun(processes, script, *arguments, timeout=300):
@@ -20,3 +23,44 @@ def torchrun(processes, script, *arguments, timeout=300):
 def lines_of(rank, output):
     """Return what one rank has printed."""
     return "\n".join(re.findall(rf"^\[default{rank}\]:(.*)$", output, re.MULTILINE))
+
+
+def failure_tests(script, processes, quick, slow):
+    """A fixture and a test of failures: ``said, test_failure = failure_tests(...)``.
+
+    One job runs those that pytest has selected, each in processes of its own.
+
+    Args:
+        script: the worker, which ends with ``forked_failures.main``.
+        processes: the number of ranks.
+        quick: {failure: regular expression of the message on every rank} of the default run.
+        slow: those of the slow tests.
+    """
+
+    @pytest.fixture(scope="session")
+    def said(request, tmp_path_factory):
+        wanted = [
+            item.callspec.params["failure"]
+            for item in request.session.items
+            if getattr(item, "function", None) is test_failure
+        ]
+        directory = tmp_path_factory.mktemp(pathlib.Path(script).stem)
+        finished = torchrun(processes, script, directory, *wanted)
+        assert finished.returncode == 0, shown(finished.stdout)
+        return directory
+
+    @pytest.mark.parametrize(
+        ("failure", "message"),
+        [
+            *(pytest.param(*case, id=case[0]) for case in quick.items()),
+            *(pytest.param(*case, id=case[0], marks=pytest.mark.slow) for case in slow.items()),
+        ],
+    )
+    def test_failure(said, failure, message):
+        for rank in range(processes):
+            text = (said / f"{failure}.{rank}").read_text()
+            assert re.search(message, text), f"rank {rank} said:\n{text[-3000:]}"
+            assert "went on silently" not in text
+            assert json.loads((said / f"statuses.{rank}").read_text())[failure] != 0
+
+    return said, test_failure

@@ -41,7 +41,7 @@ def main(directory, communicator, kind):
     directory = pathlib.Path(directory)
     elastic_worker.announce(directory)
     hvd.init()
-    named = model()
+    named = model(sizes=((48, 64), (64, elastic_worker.FEWEST_ELEMENTS)))
     # whose choices depend on the step counter: a joining rank must learn it
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
     compressor = compressor_of(named, codec, communicator=communicator)
@@ -64,7 +64,7 @@ def main(directory, communicator, kind):
         return np.concatenate(flat), sum_over_ranks(np.concatenate(kept))
 
     def as_rank_0(number):
-        return hvd.broadcast(tf.constant(number), 0, name="commits")
+        return hvd.broadcast(tf.constant(number, tf.int64), 0, name="commits")
 
     worker = elastic_worker.Worker(directory, hvd, step, moment, as_rank_0)
 

@@ -14,11 +14,11 @@ SIZES = ((48, 64), (64, 3))
 RATE = 0.1
 
 
-def model(seed=0, dtype=tf.float32):
+def model(seed=0, dtype=tf.float32, sizes=SIZES):
     """[(name, variable)]: two linear layers."""
     random = np.random.default_rng(seed)
     named = []
-    for number, (rows, columns) in enumerate(SIZES):
+    for number, (rows, columns) in enumerate(sizes):
         named.append(
             (
                 f"kernel{number}",

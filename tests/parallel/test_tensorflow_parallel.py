@@ -17,16 +17,18 @@ reports, test_scenario = scenario_tests(
         "a_schedule_stays_out_of_graphs",
         *scenarios("tensorflow_refusals.py"),
     ),
-    fewest_ranks_only=(
-        "a_schedule_stays_out_of_graphs",
-        "every_variable_travels_its_own_way",
-        "keras_layers_of_equal_shape",
-        "keras_optimizer_and_fit",
-        "keras_state_with_the_callbacks_of_horovod",
-        "memory_of_variables_that_are_gone",
-        "prepared_optimizers",
-        "retracing_keeps_the_residuals",
-        "sources_in_any_order_and_number",
+    on_more_ranks=(
+        "a_non_finite_gradient_reaches_every_rank",
+        "allreduce_alone",
+        "average_is_the_mean_of_what_payloads_decode_to",
+        "embeddings",
+        "every_codec_and_memory",
+        "groups_change_nothing_but_the_messages",
+        "process_set",
+        "slices_out_of_range_on_one_rank",
+        "states_of_another_world_size",
+        "sum_and_predivide",
+        "two_functions_of_equal_shapes",
     ),
 )
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from launch import horovodrun, scenario_tests
-from launch_torchrun import lines_of, torchrun
+from launch_torchrun import failure_tests, lines_of, torchrun
 
 reports, test_scenario = scenario_tests(
     "ddp_scenarios.py", "ddp_states.py", run=torchrun, slow_scenarios=("many_random_programs",)
@@ -14,56 +14,37 @@ reports, test_scenario = scenario_tests(
 _OTHER_CONFIGURATION = r"expected the same compressor configuration on every rank"
 
 
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        ("other_codec_on_one_rank", _OTHER_CONFIGURATION),
-        ("other_dense_below_on_one_rank", rf"{_OTHER_CONFIGURATION}.*dense_below"),
-        ("other_communicator_on_one_rank", _OTHER_CONFIGURATION),
-        ("other_steps_on_one_rank", r"expected the same gradients in the same step on every rank"),
-        (
-            "encoding_that_fails_on_one_rank",
-            r"DeepReduceError: parameter branch.weight: InvalidArgumentError",
+said, test_every_rank_ends_with_the_cause = failure_tests(
+    "ddp_failures.py",
+    2,
+    quick={
+        "other_codec_on_one_rank": _OTHER_CONFIGURATION,
+        "other_dense_below_on_one_rank": rf"{_OTHER_CONFIGURATION}.*dense_below",
+        "other_communicator_on_one_rank": _OTHER_CONFIGURATION,
+        "other_steps_on_one_rank": r"expected the same gradients in the same step on every rank",
+        "encoding_that_fails_on_one_rank": (
+            r"DeepReduceError: parameter branch.weight: InvalidArgumentError"
         ),
-        ("loss_scale_that_fails_on_one_rank", r"no scale today"),
-        ("dense_gradients_that_fail_on_one_rank", r"'NoneType' object is not callable"),
-        ("exception_on_one_rank", r"the data has ended"),
-        ("exception_in_backward_on_one_rank", r"LookupError: a bad batch"),
-        ("payload_that_is_corrupt", r"CorruptPayloadError"),
-        pytest.param(
-            "other_order_on_one_rank",
-            rf"{_OTHER_CONFIGURATION}.*number 0=convolution\.weight .* on rank 0 and last\.bias",
-            marks=pytest.mark.slow,
+        "loss_scale_that_fails_on_one_rank": r"no scale today",
+        "dense_gradients_that_fail_on_one_rank": r"'NoneType' object is not callable",
+        "exception_on_one_rank": r"the data has ended",
+        "exception_in_backward_on_one_rank": r"LookupError: a bad batch",
+        "payload_that_is_corrupt": r"CorruptPayloadError",
+    },
+    slow={
+        "other_order_on_one_rank": (
+            rf"{_OTHER_CONFIGURATION}.*number 0=convolution\.weight .* on rank 0 and last\.bias"
         ),
-        pytest.param(
-            "other_buckets_on_one_rank",
-            r"expected the same gradients in the same step on every rank",
-            marks=pytest.mark.slow,
+        "other_buckets_on_one_rank": r"expected the same gradients in the same step on every rank",
+        "other_layers_frozen_on_one_rank": r"DDP expects same model across all ranks",
+        "compressor_on_one_rank_only": (
+            r"expected all 2 ranks of the model to call register|Timed out waiting"
         ),
-        pytest.param(
-            "other_layers_frozen_on_one_rank",
-            r"DDP expects same model across all ranks",
-            marks=pytest.mark.slow,
+        "hook_of_pytorch_on_one_rank": (
+            r"expected all 2 ranks of the model to call register|Timed out waiting"
         ),
-        pytest.param(
-            "compressor_on_one_rank_only",
-            r"expected all 2 ranks of the model to call register|Timed out waiting",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "hook_of_pytorch_on_one_rank",
-            r"expected all 2 ranks of the model to call register|Timed out waiting",
-            marks=pytest.mark.slow,
-        ),
-    ],
+    },
 )
-def test_every_rank_ends_with_the_cause(failure, message):
-    finished = torchrun(2, "ddp_failures.py", failure, timeout=60)
-    assert finished.returncode != 0
-    assert "went on silently" not in finished.stdout
-    for rank in range(2):
-        said = lines_of(rank, finished.stdout)
-        assert re.search(message, said), f"rank {rank} said:\n{said[-3000:]}"
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,14 @@ import torch
 import deepreduce_hvd as dr
 
 
-def model(seed=0, dtype=torch.float32):
+def model(seed=0, dtype=torch.float32, outputs=3):
     torch.manual_seed(seed)
     layers = torch.nn.Sequential(
         torch.nn.Linear(48, 64),
         torch.nn.Tanh(),
         torch.nn.Linear(64, 40),
         torch.nn.Tanh(),
-        torch.nn.Linear(40, 3),
+        torch.nn.Linear(40, outputs),
     )
     return layers.to(dtype)
 

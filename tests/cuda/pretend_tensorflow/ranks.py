@@ -32,9 +32,8 @@ def scenario_compressed_on_the_gpu(directory):
 
 
 def run_all(namespace, *arguments, **options):
+    scenario_runner.WHOLE = None  # products of settings run whole in tests/parallel
     if nccl:
-        # products of settings run whole without NCCL
-        scenario_runner.WHOLE = None
         # each gather of messages has a gather of their lengths
         scenarios = namespace["scenario_groups_change_nothing_but_the_messages"].__globals__
         count = scenarios["_count"]
