@@ -8,7 +8,7 @@ import pytest
 from launch import HERE, run_ranks, shown
 
 
-def torchrun(processes, script, *arguments, timeout=300):
+def torchrun(processes, script, *arguments, timeout=600):
     """Run ``script`` on ``processes`` ranks of this machine.
 
     Returns:
