@@ -200,7 +200,8 @@ class BuildBindings(build_ext):
         torch = self.distribution.deepreduce_frameworks[extension.name]
         include, libraries = f"{torch['root']}/include", f"{torch['root']}/lib"
         flags = [*COMMON_FLAGS, "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={torch['cxx11_abi']}",
-                 f"-I{CORE}", "-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]  # fmt: skip
+                 f"-I{CORE}", "-isystem", include, "-isystem",
+                 f"{include}/torch/csrc/api/include"]  # fmt: skip
         # no run path: torch and its CUDA runtime are loaded in the process before this library
         links = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
         objects, sources = [], list(map(Path, extension.sources))

@@ -87,7 +87,8 @@ def work(steps):
         trials = compression.adapter.scheduler.trials if row == "auto" else []
         print("ROW " + json.dumps({
             "row": row, "seconds": statistics.median(seconds[row]), "fastest": min(seconds[row]),
-            "slowest": max(seconds[row]), "steps": steps, "steps_to_decide": before if chosen else None,
+            "slowest": max(seconds[row]), "steps": steps,
+            "steps_to_decide": before if chosen else None,
             "chosen": " ".join(chosen),
             "trials": [
                 {"rule": trial.rule, "predicted": trial.predicted, "measured": trial.measured}

@@ -11,13 +11,18 @@ import deepreduce_hvd as dr
 
 RATIO = 0.01
 INDEX = {
-    "RawIndex": dr.RawIndex(), "Bitmap": dr.Bitmap(), "RLE": dr.RLE(), "Huffman": dr.Huffman(), "Huffman delta": dr.Huffman(delta=True),
-    "Rice": dr.Rice(), "EliasFano": dr.EliasFano(), "Bloom P0": dr.Bloom(fpr="auto", policy="p0"), "Bloom P1": dr.Bloom(fpr=1e-3, policy="p1"),
-    "Bloom leftmost": dr.Bloom(fpr=1e-3, policy="leftmost"), "Bloom P2": dr.Bloom(fpr=1e-3, policy="p2"),
+    "RawIndex": dr.RawIndex(), "Bitmap": dr.Bitmap(), "RLE": dr.RLE(), "Huffman": dr.Huffman(),
+    "Huffman delta": dr.Huffman(delta=True),
+    "Rice": dr.Rice(), "EliasFano": dr.EliasFano(), "Bloom P0": dr.Bloom(fpr="auto", policy="p0"),
+    "Bloom P1": dr.Bloom(fpr=1e-3, policy="p1"),
+    "Bloom leftmost": dr.Bloom(fpr=1e-3, policy="leftmost"),
+    "Bloom P2": dr.Bloom(fpr=1e-3, policy="p2"),
 }  # fmt: skip
 VALUE = {
-    "RawValue": dr.RawValue(), "Float16": dr.Float16(), "BFloat16": dr.BFloat16(), "Deflate": dr.Deflate(), "QSGD 4": dr.QSGD(bits=4),
-    "QSGD 8": dr.QSGD(bits=8), "FitPoly": dr.FitPoly(), "FitDExp": dr.FitDExp(), "Quantile": dr.Quantile(),
+    "RawValue": dr.RawValue(), "Float16": dr.Float16(), "BFloat16": dr.BFloat16(),
+    "Deflate": dr.Deflate(), "QSGD 4": dr.QSGD(bits=4),
+    "QSGD 8": dr.QSGD(bits=8), "FitPoly": dr.FitPoly(), "FitDExp": dr.FitDExp(),
+    "Quantile": dr.Quantile(),
 }  # fmt: skip
 
 #: DeepReduce, Figure 8: volume in % of dense for a convolution of 36,864 weights at 1 %, as read

@@ -160,7 +160,8 @@ def measure(ranks, steps):
 def show(entry):
     parts = "  ".join(f"{part} {ms:.1f}" for part, ms in entry["parts"].items())
     print(
-        f"{entry['what']:<52}{entry['value']:>6.2f}{entry['milliseconds']:>8.1f} ms  {parts}{verdict(entry)}",
+        f"{entry['what']:<52}{entry['value']:>6.2f}{entry['milliseconds']:>8.1f} ms "
+        f" {parts}{verdict(entry)}",
         flush=True,
     )
 

@@ -80,8 +80,10 @@ def rows(elements):
             decode = seconds(lambda: decode_sum_numpy([payload], out, 1.0), 15)
             info = dr.inspect(payload)
             yield row(
-                f"{name} encode / oracle, codec, {sample}, k = {values.size}", (native - around) / oracle, 0.02 if name == "FitPoly" else None,
-                native_ms=1e3 * (native - around), oracle_ms=1e3 * oracle, decode_sum_ms=1e3 * decode, value_bytes=info["value_bytes"],
+                f"{name} encode / oracle, codec, {sample}, k = {values.size}",
+                (native - around) / oracle, 0.02 if name == "FitPoly" else None,
+                native_ms=1e3 * (native - around), oracle_ms=1e3 * oracle,
+                decode_sum_ms=1e3 * decode, value_bytes=info["value_bytes"],
             )  # fmt: skip
             yield row(
                 f"{name} encode / oracle, payload, {sample}, k = {values.size}",

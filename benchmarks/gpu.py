@@ -258,8 +258,10 @@ def draw(rows, path):
 
 def measure(bench, elements, large, values):
     parts = [
-        ("compress", lambda: compress(bench, elements, True)), ("compress", lambda: compress(bench, large, False)), ("Bloom", lambda: bloom(bench, large)),
-        ("FitPoly", lambda: fit_poly(bench, values)), ("decode-and-sum", lambda: decode_sum(bench, large)),
+        ("compress", lambda: compress(bench, elements, True)),
+        ("compress", lambda: compress(bench, large, False)), ("Bloom", lambda: bloom(bench, large)),
+        ("FitPoly", lambda: fit_poly(bench, values)),
+        ("decode-and-sum", lambda: decode_sum(bench, large)),
     ]  # fmt: skip
     missing = []
     for name, part in parts:

@@ -72,7 +72,8 @@ def verdicts(measured):
         value = rows["none"]["seconds"] / best["seconds"]
         against_fp16 = rows["fp16"]["seconds"] / best["seconds"] if "fp16" in rows else None
         found.append({
-            "hosts": hosts, "link": link, "best": best["name"], "faster_than_none": value, "faster_than_fp16": against_fp16, "target": factor,
+            "hosts": hosts, "link": link, "best": best["name"], "faster_than_none": value,
+            "faster_than_fp16": against_fp16, "target": factor,
             "met": value >= factor,
         })  # fmt: skip
     return found

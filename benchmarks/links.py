@@ -1,4 +1,6 @@
-"""Network interfaces: limit their rate with the queueing discipline tbf, and read their counters."""
+"""Network interfaces: limit their rate with the queueing discipline tbf, and read their
+counters.
+"""
 
 import os
 import pathlib

@@ -254,7 +254,8 @@ class Network:
             ]
             with open(self._log(host), "w") as log:
                 self._processes[host] = subprocess.Popen(
-                    [*command, shutil.which("sshd", path=SBIN)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    [*command, shutil.which("sshd", path=SBIN)], stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=log, start_new_session=True,
                     env=dict(os.environ, PATH=SBIN),
                 )  # fmt: skip
         self._wait_for_sshd()
@@ -305,7 +306,8 @@ class Network:
             run("ip", "-n", self._namespace(host), "-s", "-j", "link", "show", INTERFACE)
         )
         return {
-            f"{way}_{unit}": link["stats64"][short][unit] for way, short in (("received", "rx"), ("sent", "tx")) for unit in ("bytes", "packets")
+            f"{way}_{unit}": link["stats64"][short][unit]
+            for way, short in (("received", "rx"), ("sent", "tx")) for unit in ("bytes", "packets")
         }  # fmt: skip
 
     def start(self, host, command, cwd=None, **options):
@@ -365,7 +367,8 @@ class Network:
             A ``subprocess.Popen`` for each host.
         """
         words = [
-            pathlib.Path(sys.executable).with_name("torchrun"), "--nnodes", len(self.names), "--nproc-per-node", 1,
+            pathlib.Path(sys.executable).with_name("torchrun"), "--nnodes", len(self.names),
+            "--nproc-per-node", 1,
             "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names[0]}:29500", *command,
         ]  # fmt: skip
         variables = {"GLOO_SOCKET_IFNAME": INTERFACE, **(environment or {})}

@@ -109,12 +109,15 @@ def main():
                     row.update(network=name, link=link)
                     rows[name, link, row["row"]] = row
                     print(
-                        f"{row['row']:<18}{1e3 * row['seconds']:>9.1f} ms{1e3 * row['exposed']:>9.1f} exposed"
-                        f"{row['against_best_fixed']:>8.2f}{row['predicted_against_measured'] or math.nan:>8.2f}{row['messages']:>5}  {row['chosen']}",
+                        f"{row['row']:<18}{1e3 * row['seconds']:>9.1f}"
+                        f" ms{1e3 * row['exposed']:>9.1f}"
+                        f" exposed{row['against_best_fixed']:>8.2f}{row['predicted_against_measured'] or math.nan:>8.2f}{row['messages']:>5}"
+                        f"  {row['chosen']}",
                         flush=True,
                     )
                 ordered = sorted(
-                    rows.values(), key=lambda row: (_place(row["network"], NETWORKS), _place(row["link"], LINKS))
+                    rows.values(),
+                    key=lambda row: (_place(row["network"], NETWORKS), _place(row["link"], LINKS))
                 )  # fmt: skip
                 write(arguments.output, {"rows": ordered})
     draw(ordered, arguments.output.with_suffix(".png"))

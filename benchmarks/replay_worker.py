@@ -330,10 +330,12 @@ def main(network, seconds):
     for name, taken in found.items():
         plan = predicted.get(name)
         print("ROW " + json.dumps({
-            "row": name, "seconds": statistics.median(taken), "fastest": min(taken), "slowest": max(taken),
+            "row": name, "seconds": statistics.median(taken), "fastest": min(taken),
+            "slowest": max(taken),
             "steps": len(taken), "messages": len(messages.get(name, ())),
             "predicted": plan.step_seconds if plan else None,
-            "predicted_without_fp16": plain.get(name), "optimum": optimum, "steps_to_decide": before if name == "auto" else None,
+            "predicted_without_fp16": plain.get(name), "optimum": optimum,
+            "steps_to_decide": before if name == "auto" else None,
             "encode": sum(part.encode_seconds for part in profile.parameters),
             "decode": 2 * sum(part.decode_seconds for part in profile.parameters),
             "tables": {

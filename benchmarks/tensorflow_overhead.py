@@ -145,11 +145,13 @@ def measure(options):
             spent = exchange[name + suffix]
             if options.ranks == 1:
                 rows.append(row(f"TensorFlow step / bare core, {name}{suffix}", spent / seconds[f"core: {name}"], 1.3,
-                                milliseconds=1e3 * spent, core_milliseconds=1e3 * seconds[f"core: {name}"]))  # fmt: skip
+                                milliseconds=1e3 * spent,
+                                core_milliseconds=1e3 * seconds[f"core: {name}"]))  # fmt: skip
             else:
                 for plain in ("Horovod none", "Horovod fp16"):
                     rows.append(row(f"TensorFlow step / {plain}, {options.ranks} ranks of one machine, {name}{suffix}", spent / exchange[plain],
-                                    milliseconds=1e3 * spent, plain_milliseconds=1e3 * exchange[plain]))  # fmt: skip
+                                    milliseconds=1e3 * spent,
+                                    plain_milliseconds=1e3 * exchange[plain]))  # fmt: skip
     if hvd.rank() == 0:
         kept = json.loads(RESULT.read_text()) if RESULT.exists() else []
         measured = {entry["what"] for entry in rows}

@@ -4,9 +4,9 @@
 
 Trains a VGG-like network of 8.6 M parameters on Fashion-MNIST, one rank per host and one thread per
 rank. Writes results/time-to-accuracy.json and .png. Needs root (network namespaces), iproute2,
-openssh-server and the data of ``make data``. Every row on every link is one job. A row that the file
-has is not trained again; ``--again`` trains it anew. ``--report`` only draws. ``--tune`` trains
-uncompressed in one process with some learning rates.
+openssh-server and the data of ``make data``. Every row on every link is one job. A row that the
+file has is not trained again; ``--again`` trains it anew. ``--report`` only draws. ``--tune``
+trains uncompressed in one process with some learning rates.
 """
 
 import argparse

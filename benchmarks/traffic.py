@@ -108,10 +108,12 @@ def measure(scheme, k, d, size):
     indices, values = outcomes[0].sparse(0, 1.0)
     return {
         "scheme": scheme, "density": k / d, "elements": d, "k": k, "ranks": size,
-        "received_bytes": int(simulator.received_bytes.max()), "formula_bytes": formula(scheme, k, d, size),
+        "received_bytes": int(simulator.received_bytes.max()),
+        "formula_bytes": formula(scheme, k, d, size),
         "mean_received_bytes": float(simulator.received_bytes.mean()),
         "rounds": simulator.rounds, "messages": int(simulator.messages.max()),
-        "sum_elements": int(np.count_nonzero(values)), "union_formula": union(k, d, size), "dense_allreduce_bytes": 2 * (size - 1) / size * 4 * d,
+        "sum_elements": int(np.count_nonzero(values)), "union_formula": union(k, d, size),
+        "dense_allreduce_bytes": 2 * (size - 1) / size * 4 * d,
     }  # fmt: skip
 
 

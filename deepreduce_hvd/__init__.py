@@ -49,7 +49,8 @@ __all__ = [
     "Codec", "check_codec", "decode", "decode_sum", "decode_sum_sparse", "inspect",
     "Compressor", "from_params", "prepare", "recommended_codec", "schedule",
     "SparseHandle", "SparseVectors", "sparse_allreduce", "sparse_allreduce_async",
-    "CorruptPayloadError", "DeepReduceError", "InvalidArgumentError", "NativeMissingError", "PeerFailedError", "UnknownCodecError",
+    "CorruptPayloadError", "DeepReduceError", "InvalidArgumentError", "NativeMissingError",
+    "PeerFailedError", "UnknownCodecError",
     "IndexCodec", "Memory", "Sparsifier", "ValueCodec", "register",
     *_communicators, *_index, *_memory, *_sparsifiers, *_value,
 ]  # fmt: skip

@@ -141,6 +141,6 @@ class ClosedAdapter:
 
     def __getattr__(self, name):
         raise InvalidArgumentError(
-            "Compressor: expected one that is not closed, got one after close(); create another one "
-            "and give it to the optimizer, tape or model"
+            "Compressor: expected one that is not closed, got one after close(); create another one"
+            " and give it to the optimizer, tape or model"
         )

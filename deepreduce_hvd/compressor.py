@@ -76,8 +76,8 @@ class Compressor:
             a :class:`Codec`.
         seed: seed of all random choices; equal on all ranks.
         process_set: the Horovod process set; give the same one to DistributedOptimizer. Default:
-            all ranks. On TensorFlow, compressors whose process sets share ranks must be used for the
-            first time in the same order on every rank.
+            all ranks. On TensorFlow, compressors whose process sets share ranks must be used for
+            the first time in the same order on every rank.
         loss_scale: for loss scaling, a function that returns the current scale:
             ``scaler.get_scale`` on PyTorch, or one that returns a variable or tensor on TensorFlow
             (``lambda: optimizer.dynamic_scale``). Residuals are then rescaled when the scale
@@ -124,7 +124,8 @@ class Compressor:
         expect_communicator(self.communicator)
         expect_settings(
             bucket_bytes=bucket_bytes, threads=threads, dense_below=dense_below, seed=seed,
-            process_set=process_set, loss_scale=loss_scale, writer=writer, writer_interval=writer_interval,
+            process_set=process_set, loss_scale=loss_scale, writer=writer,
+            writer_interval=writer_interval,
         )  # fmt: skip
         self.bucket_bytes = bucket_bytes
         self.schedule = schedule
@@ -205,15 +206,17 @@ class Compressor:
 
     def __reduce__(self):
         raise InvalidArgumentError(
-            "Compressor: expected state_dict() to be pickled, got the compressor itself, which belongs to this process; for elastic training "
-            "give it to hvd.elastic.TorchState or to a state of deepreduce_hvd.tensorflow.elastic"
+            "Compressor: expected state_dict() to be pickled, got the compressor itself, which"
+            " belongs to this process; for elastic training give it to hvd.elastic.TorchState or to"
+            " a state of deepreduce_hvd.tensorflow.elastic"
         )
 
     def __repr__(self) -> str:
         return (
-            f"Compressor({policies.text_of(self.codec)}, memory={policies.text_of(self.memory)}, communicator={self.communicator!r}, "
-            f"bucket_bytes={self.bucket_bytes}, schedule={self._schedule_text()}, dense_below={self.dense_below}, seed={self.seed}, "
-            f"parameters={len(self.policies)} named)"
+            f"Compressor({policies.text_of(self.codec)}, memory={policies.text_of(self.memory)},"
+            f" communicator={self.communicator!r}, bucket_bytes={self.bucket_bytes},"
+            f" schedule={self._schedule_text()}, dense_below={self.dense_below}, seed={self.seed},"
+            f" parameters={len(self.policies)} named)"
         )
 
     @of_an_instance
@@ -280,8 +283,9 @@ class Compressor:
 
         Returns:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'
-            shapes or flat; with ``fully_shard``, those of this rank's shards. The arrays are tensors on PyTorch, which
-            ``torch.load(weights_only=True)`` accepts, and NumPy arrays on TensorFlow.
+            shapes or flat; with ``fully_shard``, those of this rank's shards. The arrays are
+            tensors on PyTorch, which ``torch.load(weights_only=True)`` accepts, and NumPy arrays on
+            TensorFlow.
         """
         return self.adapter.state_dict()
 

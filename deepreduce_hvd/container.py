@@ -75,8 +75,10 @@ def write(payload):
 
     def header(check):
         return HEADER.pack(
-            MAGIC, VERSION, payload.flags, payload.index_id, payload.value_id, payload.dtype, payload.order, 0,
-            payload.d, payload.count, len(payload.index), len(payload.values), len(payload.order_map), check,
+            MAGIC, VERSION, payload.flags, payload.index_id, payload.value_id, payload.dtype,
+            payload.order, 0,
+            payload.d, payload.count, len(payload.index), len(payload.values),
+            len(payload.order_map), check,
         )  # fmt: skip
 
     body = b"".join(sections.values())

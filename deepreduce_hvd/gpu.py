@@ -8,8 +8,10 @@ def why_on_host(compressor, without_operators, cuda_supports):
 
     Args:
         compressor: a :class:`~deepreduce_hvd.Compressor`.
-        without_operators: the reason when the framework's operators are built without CUDA, or None.
-        cuda_supports: a function of a codec's 20 numbers that returns whether the kernels support it.
+        without_operators: the reason when the framework's operators are built without CUDA, or
+            None.
+        cuda_supports: a function of a codec's 20 numbers that returns whether the kernels support
+            it.
 
     Returns:
         The reason as text, or None if gradients are compressed on the GPU.
@@ -25,7 +27,10 @@ def why_on_host(compressor, without_operators, cuda_supports):
         if not codec.is_native(memory):
             return f"{codec!r} with {memory!r} has a custom stage"
         if not cuda_supports(codec.fields(memory)):
-            return f"{codec!r} has a stage without CUDA kernels (docs/gpu.md lists these stages, with the reason)"
+            return (
+                f"{codec!r} has a stage without CUDA kernels (docs/gpu.md lists these stages, with"
+                " the reason)"
+            )
     return None
 
 

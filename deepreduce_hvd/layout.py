@@ -59,7 +59,8 @@ def of_plan(policies: Mapping[str, Policy], fingerprint: int, plan: Plan) -> Lay
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
         raise InvalidArgumentError(
-            f"plan: expected each parameter in one message, got {', '.join(repeated[:_MOST_NAMES])} more than once"
+            f"plan: expected each parameter in one message, got {', '.join(repeated[:_MOST_NAMES])}"
+            " more than once"
         )
     for message in plan.messages:
         _expect_members(message, policies)
@@ -84,8 +85,8 @@ def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
     uncompressed = [name for name in message.members if policies[name].dense]
     if uncompressed and message.way == CODEC:
         raise InvalidArgumentError(
-            f"plan: expected a codec only for parameters that the compressor compresses, got one for "
-            f"{', '.join(uncompressed[:_MOST_NAMES])}"
+            "plan: expected a codec only for parameters that the compressor compresses, got one"
+            f" for {', '.join(uncompressed[:_MOST_NAMES])}"
         )
     if message.way == CODEC and message.communicator not in EXACT_SUMS:
         raise InvalidArgumentError(
@@ -100,8 +101,8 @@ def _planned(name: str, policy: Policy, message: Message) -> Policy:
     if message.way != CODEC:
         if policy.memory.state and not policy.memory.keeps_everything:
             raise InvalidArgumentError(
-                f"plan: expected Residual or NoMemory for parameters that are sent uncompressed, got {policy.memory!r} "
-                f"for {name}"
+                "plan: expected Residual or NoMemory for parameters that are sent uncompressed,"
+                f" got {policy.memory!r} for {name}"
             )
         return Policy(message.way, None, policy.memory)
     codec, density = policy.codec, message.density
@@ -111,8 +112,8 @@ def _planned(name: str, policy: Policy, message: Message) -> Policy:
     sparsifier = codec.sparsifier.with_ratio(density)
     if sparsifier is None:
         raise InvalidArgumentError(
-            f"plan: expected a sparsifier with a ratio, such as TopK(0.01), for a density of {density:g}, got "
-            f"{codec.sparsifier!r} for {name}"
+            "plan: expected a sparsifier with a ratio, such as TopK(0.01), for a density of"
+            f" {density:g}, got {codec.sparsifier!r} for {name}"
         )
     return Policy(CODEC, Codec(sparsifier, codec.index, codec.value), policy.memory)
 
@@ -133,23 +134,25 @@ def expect_schedule(schedule, policies, communicator):
         return
     if schedule != "auto" and not isinstance(schedule, Plan):
         raise InvalidArgumentError(
-            f"Compressor schedule: expected None, 'auto' or a deepreduce_hvd.schedule.Plan, got {schedule!r}"
+            "Compressor schedule: expected None, 'auto' or a deepreduce_hvd.schedule.Plan, got"
+            f" {schedule!r}"
         )
     if type(communicator) is not Allgather:
         raise InvalidArgumentError(
-            f"Compressor schedule: expected the communicator Allgather, in whose place a plan may use another one, "
-            f"got {communicator!r}"
+            "Compressor schedule: expected the communicator Allgather, in whose place a plan may"
+            f" use another one, got {communicator!r}"
         )
     compressed = {policy for policy in policies.values() if not policy.dense}
     if schedule == "auto" and compressed:
         codecs = {policy.codec for policy in compressed}
         if len(compressed) > 1 or ratio_of(next(iter(codecs))) is None:
             raise InvalidArgumentError(
-                "Compressor schedule: expected one codec with a ratio, such as TopK(0.01), for all compressed parameters "
-                f"with schedule='auto', got {', '.join(map(repr, codecs))}"
+                "Compressor schedule: expected one codec with a ratio, such as TopK(0.01), for all"
+                f" compressed parameters with schedule='auto', got {', '.join(map(repr, codecs))}"
             )
         memory = next(iter(compressed)).memory
         if memory.state and not memory.keeps_everything:
             raise InvalidArgumentError(
-                f"Compressor schedule: expected Residual or NoMemory with schedule='auto', got {memory!r}"
+                "Compressor schedule: expected Residual or NoMemory with schedule='auto', got"
+                f" {memory!r}"
             )

@@ -206,7 +206,8 @@ def encode_numpy(
     _expect_state(memory, state, gradient)
     if native and codec.is_native(memory):
         payload, threshold, _ = _native.encode(
-            codec.fields(memory, step), _as_coded(gradient, dtype), dtype, *state, *[None] * (2 - len(state)),
+            codec.fields(memory, step), _as_coded(gradient, dtype), dtype, *state,
+            *[None] * (2 - len(state)),
             threshold=threshold, seed=seed, step=step, tensor=tensor, rank=rank, simd=simd,
         )  # fmt: skip
         return payload, threshold

@@ -59,7 +59,8 @@ class _Settings:
         choice = choices[name]
         if choice.make is None:
             raise InvalidArgumentError(
-                f"{setting}: expected one of {accepted}, got {name!r}, which has no equivalent here: {choice.instead}"
+                f"{setting}: expected one of {accepted}, got {name!r}, which has no equivalent"
+                f" here: {choice.instead}"
             )
         if choice.differs:
             self.differ(f"{setting} {name}: {choice.differs}")
@@ -92,8 +93,9 @@ class _Settings:
                 f"; for {name} write {OTHER_NAMES[name]}" for name in unused if name in OTHER_NAMES
             )
             raise InvalidArgumentError(
-                f"params: expected settings that apply to this choice ({', '.join(sorted(self._used))}), got also "
-                f"{', '.join(sorted(map(str, unused)))}{advice}"
+                "params: expected settings that apply to this choice"
+                f" ({', '.join(sorted(self._used))}), got also"
+                f" {', '.join(sorted(map(str, unused)))}{advice}"
             )
 
 
@@ -153,7 +155,8 @@ def _layers(settings, params):
         return {}
     if not isinstance(given, Mapping):
         raise InvalidArgumentError(
-            f"layers: expected a dictionary of name patterns, such as {{'embed*': 'dense'}}, got {given!r}"
+            "layers: expected a dictionary of name patterns, such as {'embed*': 'dense'}, got"
+            f" {given!r}"
         )
     shared = {name: value for name, value in params.items() if name not in _FOR_ALL}
     layers = {}
@@ -164,7 +167,8 @@ def _layers(settings, params):
         for name in _FOR_ALL:
             if name in own:
                 raise InvalidArgumentError(
-                    f"layers {pattern!r}: expected settings of a codec, got {name}, which is for all layers"
+                    f"layers {pattern!r}: expected settings of a codec, got {name}, which is for"
+                    " all layers"
                 )
         layer = _Settings({**shared, **own})
         layers[pattern] = _codec(layer)
@@ -182,13 +186,15 @@ def _codec(settings):
         raise InvalidArgumentError(f"deepreduce: expected index, value, both or None, got {part!r}")
     if part is not None and not settings.has("compressor"):
         raise InvalidArgumentError(
-            "compressor: expected one that selects elements, such as 'topk', with 'deepreduce', got no compressor; the default is 'none'"
+            "compressor: expected one that selects elements, such as 'topk', with 'deepreduce', got"
+            " no compressor; the default is 'none'"
         )
     name, choice = settings.choice("compressor")
     stages = choice.make(settings)
     if part is not None and len(stages) > 1:
         raise InvalidArgumentError(
-            f"deepreduce: expected None with the compressor {name}, which has its own value codec, got {part!r}; remove the setting"
+            f"deepreduce: expected None with the compressor {name}, which has its own value codec,"
+            f" got {part!r}; remove the setting"
         )
     for stage in ("index", "value") if part == "both" else () if part is None else (part,):
         stages[stage] = settings.make(stage)
@@ -199,7 +205,8 @@ def _codec(settings):
         and codec.index.policy in ("leftmost", "p1")
     ):
         settings.differ(
-            "deepreduce both: sends the values at the indices that the policy chooses, as in the paper; DeepReduce's code sends the values of the sparsifier"
+            "deepreduce both: sends the values at the indices that the policy chooses, as in the"
+            " paper; DeepReduce's code sends the values of the sparsifier"
         )
     return codec
 
@@ -209,13 +216,14 @@ def _communicator(settings, codec):
     if name == "allreduce" and not isinstance(codec.sparsifier, (NoneSparsifier, RandomK)):
         said = "" if settings.has("communicator") else ", the default"
         raise InvalidArgumentError(
-            f"communicator: expected allgather with {codec.sparsifier!r}, got allreduce{said}, which needs the same indices on all ranks and "
-            "works only with the compressors none and randomk; write 'communicator': 'allgather'"
+            f"communicator: expected allgather with {codec.sparsifier!r}, got allreduce{said},"
+            " which needs the same indices on all ranks and works only with the compressors none"
+            " and randomk; write 'communicator': 'allgather'"
         )
     for stage in choice.unused_stages:
         if getattr(codec, stage) != _RAW[stage]:
             raise InvalidArgumentError(
-                f"communicator: expected one that encodes with {getattr(codec, stage)!r}, got {name}, which does not use it; "
-                "write 'communicator': 'allgather'"
+                f"communicator: expected one that encodes with {getattr(codec, stage)!r}, got"
+                f" {name}, which does not use it; write 'communicator': 'allgather'"
             )
     return choice.make(settings)

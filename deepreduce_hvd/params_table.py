@@ -45,7 +45,9 @@ WITHOUT_EFFECT = {
     "kernel": "",
     "hash_table": "",
     "micro-benchmark": "nothing is printed; Compressor.stats() has bytes and seconds",
-    "buckets_num": "neither project reads it; bucket_size is the number of values that share a norm",
+    "buckets_num": (
+        "neither project reads it; bucket_size is the number of values that share a norm"
+    ),
 }
 
 #: {setting of DeepReduce's TensorFlow code that no published script uses: what to write}
@@ -53,7 +55,10 @@ OTHER_NAMES = {
     "bloom_fpr": "'fpr'",
     "bloom_on": "'compressor'",
     "bloom_policy": "'policy'",
-    "polynomial_degree": "'poly_degree' with a value one lower, because polynomial_degree is the number of coefficients",
+    "polynomial_degree": (
+        "'poly_degree' with a value one lower, because polynomial_degree is the number of"
+        " coefficients"
+    ),
     "threshold_val": "'threshold'",
     "use_memory": "'memory': 'residual' or 'none'",
 }
@@ -106,12 +111,14 @@ def _qsgd(settings, bucket_size):
     levels = settings("quantum_num")
     if not is_integer(levels) or not 1 <= levels <= 127:
         raise InvalidArgumentError(
-            f"quantum_num: expected an integer of 1 to 127, the range of 8 bits per value, got {levels!r}; write 127, or 'value': 'none' for exact values"
+            "quantum_num: expected an integer of 1 to 127, the range of 8 bits per value, got"
+            f" {levels!r}; write 127, or 'value': 'none' for exact values"
         )
     bits = int(levels).bit_length() + 1
     if levels != 2 ** (bits - 1) - 1:
         settings.differ(
-            f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, the number that {bits} bits per value can hold"
+            f"quantum_num: {levels} levels become {2 ** (bits - 1) - 1}, the number that {bits}"
+            " bits per value can hold"
         )
     return value.QSGD(bits=bits, bucket=bucket, norm="l2")
 
@@ -119,7 +126,8 @@ def _qsgd(settings, bucket_size):
 def _momentum(settings):
     if settings("gradient_clipping"):
         raise InvalidArgumentError(
-            "gradient_clipping: expected False, got True; clip gradients in the training loop, before the optimizer's step"
+            "gradient_clipping: expected False, got True; clip gradients in the training loop,"
+            " before the optimizer's step"
         )
     return memory.MomentumCorrection(settings("momentum"))
 
@@ -154,14 +162,29 @@ SPARSIFIERS = {
     "none": lambda settings: sparsifiers.NoneSparsifier(),
 }
 
-_TOPK = "write 'compressor': 'topk', 'compress_ratio': 0.01, 'memory': 'residual', 'communicator': 'allgather'"
-_ONE_BIT = f"it sends one bit per element, and no codec here does this without a larger error; for fewer bytes {_TOPK}"
-_POWERS = "there is no codec that rounds to powers of two; write 'compressor': 'qsgd' for 8 bits per element, or 'fp16'"
+_TOPK = (
+    "write 'compressor': 'topk', 'compress_ratio': 0.01, 'memory': 'residual', 'communicator':"
+    " 'allgather'"
+)
+_ONE_BIT = (
+    "it sends one bit per element, and no codec here does this without a larger error; for fewer"
+    f" bytes {_TOPK}"
+)
+_POWERS = (
+    "there is no codec that rounds to powers of two; write 'compressor': 'qsgd' for 8 bits per"
+    " element, or 'fp16'"
+)
 _MANY_LEVELS = (
     "there is no such 8-bit codec; write 'compressor': 'qsgd', which also has 8 bits per element"
 )
-_QSGD_DIFFERS = "one L2 norm for each bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod use one norm for the whole tensor, which is coarser"
-_POLYNOMIALS_DIFFER = "the values determine where segments begin, as in the paper; DeepReduce's code uses segments with fixed shares of the values"
+_QSGD_DIFFERS = (
+    "one L2 norm for each bucket_size values, as in grace_dl.dist; GRACE's packages for Horovod use"
+    " one norm for the whole tensor, which is coarser"
+)
+_POLYNOMIALS_DIFFER = (
+    "the values determine where segments begin, as in the paper; DeepReduce's code uses segments"
+    " with fixed shares of the values"
+)
 _SKETCH_DIFFERS = (
     "has the quantile buckets, delta keys and Huffman codes of SKCompress, but not its MinMaxSketch"
 )
@@ -175,7 +198,10 @@ CHOICES = {
         },
         "dgc": Choice(
             lambda settings: {"sparsifier": sparsifiers.TopK(_ratio(settings))},
-            differs="sends exactly the largest compress_ratio of the elements; GRACE estimates a threshold from a random sample and sends 0.7 to 1.3 times as many",
+            differs=(
+                "sends exactly the largest compress_ratio of the elements; GRACE estimates a"
+                " threshold from a random sample and sends 0.7 to 1.3 times as many"
+            ),
         ),
         "fp16": Choice(
             lambda settings: {"sparsifier": sparsifiers.NoneSparsifier(), "value": value.Float16()}
@@ -201,7 +227,8 @@ CHOICES = {
             ("SKCompressCPU", "SKCompressGPU"), Choice(_sketch, differs=_SKETCH_DIFFERS)
         ),
         "adaq": refused(
-            "it sends the mean of the largest elements of each sign; the nearest setting is 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2"
+            "it sends the mean of the largest elements of each sign; the nearest setting is"
+            " 'compressor': 'topk' with 'deepreduce': 'value', 'value': 'quantile', 'buckets': 2"
         ),
         "efsignsgd": refused(_ONE_BIT),
         "inceptionn": refused(_MANY_LEVELS),
@@ -212,7 +239,8 @@ CHOICES = {
         "signsgd": refused(_ONE_BIT),
         "signum": refused(_ONE_BIT),
         "terngrad": refused(
-            "it has three levels, one maximum per tensor, and clipping; the nearest setting is 'compressor': 'none' with 'deepreduce': 'value', 'value': 'qsgd', 'quantum_bits': 2"
+            "it has three levels, one maximum per tensor, and clipping; the nearest setting is"
+            " 'compressor': 'none' with 'deepreduce': 'value', 'value': 'qsgd', 'quantum_bits': 2"
         ),
         "u8bit": refused(_MANY_LEVELS),
     },
@@ -222,7 +250,8 @@ CHOICES = {
         "low_pass": Choice(lambda settings: memory.LowPass(settings("beta"))),
         "dgc": Choice(_momentum),
         "efsignsgd": refused(
-            "it is error feedback for efsignsgd, on the gradient times the learning rate; write 'memory': 'residual'"
+            "it is error feedback for efsignsgd, on the gradient times the learning rate; write"
+            " 'memory': 'residual'"
         ),
         "powersgd": refused("it stores the factors of PowerSGD; write 'memory': 'residual'"),
     },
@@ -233,7 +262,8 @@ CHOICES = {
             lambda settings: communicators.SharedRandomK(), unused_stages=("index", "value")
         ),
         "alltoall": refused(
-            "it would compress the sum again without error feedback; write 'communicator': 'allgather' or 'split_allgather'"
+            "it would compress the sum again without error feedback; write 'communicator':"
+            " 'allgather' or 'split_allgather'"
         ),
         "split_allgather": Choice(lambda settings: communicators.SplitAllgather(settings("dense"))),
         "recursive_doubling": Choice(lambda settings: communicators.RecursiveDoubling()),

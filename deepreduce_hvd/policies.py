@@ -36,8 +36,8 @@ _MOST_NAMES = 5
 def recommended_codec() -> Codec:
     """Return the default :class:`Codec`: top 1%, Rice index codec, 1-bit LloydMax value codec.
 
-    In the first 50 steps the ratio falls from 25% to 1%. From then on, an element that is sent takes
-    about 9 bits.
+    In the first 50 steps the ratio falls from 25% to 1%. From then on, an element that is sent
+    takes about 9 bits.
     docs/accuracy.md gives the measurements behind this choice.
     """
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
@@ -177,20 +177,23 @@ def _expect_patterns(what: str, given: Mapping[Any, Any], shapes: Iterable[str])
     for pattern in given:
         if not isinstance(pattern, str):
             raise InvalidArgumentError(
-                f"Compressor {what}: expected patterns of parameter names, such as 'embed*', got {pattern!r}"
+                f"Compressor {what}: expected patterns of parameter names, such as 'embed*', got"
+                f" {pattern!r}"
             )
         matched = {name for name in left if fnmatch.fnmatchcase(name, pattern)}
         if not matched and pattern != "*":
             earlier = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
             got = (
-                f"one that earlier patterns leave nothing: the first match counts, and they match {_some(earlier)}"
+                "one that earlier patterns leave nothing: the first match counts, and they match"
+                f" {_some(earlier)}"
                 if earlier
                 else f"one that matches none of {_some(names)}"
             )
             if not earlier and _is_literal(pattern, names):
                 got += "; write [[] for a [ in a name"
             raise InvalidArgumentError(
-                f"Compressor {what}: expected a pattern that a parameter needs, got {pattern!r}, {got}"
+                f"Compressor {what}: expected a pattern that a parameter needs, got {pattern!r},"
+                f" {got}"
             )
         left = [name for name in left if name not in matched]
 

@@ -46,8 +46,9 @@ def warning(optimizer, name, momentum, memory):
         memory: the memory of a parameter that it steps.
     """
     return (
-        f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy together with "
-        f"{memory!r}; write optimizer = dr.prepare(optimizer, compressor) before hvd.DistributedOptimizer"
+        f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy"
+        f" together with {memory!r}; write optimizer = dr.prepare(optimizer, compressor) before"
+        " hvd.DistributedOptimizer"
     )
 
 
@@ -126,7 +127,10 @@ class Preparation:
                 and sparsifier.ratio is not None
                 and sparsifier.ratio < sparsifier.warmup_ratio
             ):
-                return f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g}, warmup_steps=50)"
+                return (
+                    f"; its first steps need a higher density: dr.TopK({sparsifier.ratio:g},"
+                    " warmup_steps=50)"
+                )
         return ""
 
 

@@ -1,7 +1,8 @@
 """The complete encoder and decoder in NumPy.
 
-The tests compare the native core with it (tests/conformance/test_conformance.py). Both write the same bytes,
-but the native core is about a hundred times faster. Codecs with a custom stage run here.
+The tests compare the native core with it (tests/conformance/test_conformance.py). Both write the
+same bytes, but the native core is about a hundred times faster. Codecs with a custom stage run
+here.
 """
 
 import numpy as np

@@ -9,8 +9,8 @@ The steps of a job go through these phases, the same on all ranks:
 4. *watch*: the plan with the shortest measured step is used. If steps later take much more or less
    time, everything is measured again.
 
-All decisions are made from numbers that all ranks have exchanged, so all ranks make the same ones at
-the same step. Any plan gives correct sums, so training goes on in all phases.
+All decisions are made from numbers that all ranks have exchanged, so all ranks make the same ones
+at the same step. Any plan gives correct sums, so training goes on in all phases.
 """
 
 import json
@@ -39,7 +39,8 @@ _EQUAL = 1.03
 #: steps between two comparisons with the expected seconds; two in a row must differ by more than
 #: this ratio
 _WINDOW, _DIFFERENT = 25, 1.25
-#: the window is twice as long after each repetition that changed nothing, up to this number of steps
+#: the window is twice as long after each repetition that changed nothing, up to this number of
+#: steps
 _LONGEST_WINDOW = 800
 #: bytes of the timed collectives; larger ones are left out once one takes so many seconds, and if
 #: they are larger than all gradients together
@@ -271,7 +272,8 @@ class Scheduler:
         elements = _elements(slots)
         if not names:
             raise InvalidArgumentError(
-                "profile: expected some steps of a hvd.DistributedOptimizer with compressed gradients, got none"
+                "profile: expected some steps of a hvd.DistributedOptimizer with compressed"
+                " gradients, got none"
             )
         codec = policies[names[0]].codec
         ratio = layout.ratio_of(codec)

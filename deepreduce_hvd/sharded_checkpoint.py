@@ -45,9 +45,9 @@ def load(slots, state, fingerprint, hosts, ranks, keeper_of):
         _check("compressor state", state)
         if (state["shard"], state["shards"]) != (ranks.rank, ranks.size):
             raise InvalidArgumentError(
-                f"compressor state: expected that of shard {ranks.rank} of {ranks.size}, got that of "
-                f"shard {state['shard']} of {state['shards']}; if the number of ranks has changed, pass "
-                "the list of all ranks' states"
+                f"compressor state: expected that of shard {ranks.rank} of {ranks.size}, got that"
+                f" of shard {state['shard']} of {state['shards']}; if the number of ranks has"
+                " changed, pass the list of all ranks' states"
             )
         loaded = _without_shard(state)
     checkpoint.load(slots, loaded, fingerprint, hosts.rank, hosts.size, keeper_of)
@@ -143,9 +143,9 @@ def _joined_parameter(name, slot, parts, ranks):
             array = slot.numpy_of(saved.get(kind)) if isinstance(saved, dict) else None
             if array is None or array.size != np.prod(own, dtype=np.int64):
                 raise InvalidArgumentError(
-                    f"compressor states, parameter {name}, {kind}: expected an array of shape {own} in "
-                    f"shard {shard} of {len(parts)}, got "
-                    f"{type(saved).__name__ if array is None else array.shape}"
+                    f"compressor states, parameter {name}, {kind}: expected an array of shape {own}"
+                    f" in shard {shard} of {len(parts)}, got"
+                    f" {type(saved).__name__ if array is None else array.shape}"
                 )
             arrays.append(array.reshape(own))
         whole = np.concatenate(arrays, axis=slot.dim)

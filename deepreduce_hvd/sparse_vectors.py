@@ -104,9 +104,9 @@ def sparse_allreduce(
     :class:`Compressor` is needed, only ``hvd.init()``. With the default codecs the result is exact
     but for float32 rounding.
 
-    **What is left out is returned.** Lossy codecs and :class:`GTopK` leave out parts of the sum. The
-    rest of a rank is the part for which this rank is responsible. The sum over all ranks, plus the
-    rests of all ranks, is the sum of all given vectors. Add the rest to the vector of the next
+    **What is left out is returned.** Lossy codecs and :class:`GTopK` leave out parts of the sum.
+    The rest of a rank is the part for which this rank is responsible. The sum over all ranks, plus
+    the rests of all ranks, is the sum of all given vectors. Add the rest to the vector of the next
     call, or drop it. It is not divided by the number of ranks.
 
     Time and memory do not depend on ``d``, with these exceptions: the codecs :class:`Bitmap` and
@@ -222,12 +222,14 @@ def _module(framework):
                 break
         else:
             raise InvalidArgumentError(
-                "sparse_allreduce: expected hvd.init() of horovod.torch or horovod.tensorflow before the first call, got none"
+                "sparse_allreduce: expected hvd.init() of horovod.torch or horovod.tensorflow"
+                " before the first call, got none"
             )
     module = importlib.import_module(_FRAMEWORKS[framework])
     if not module.HorovodTransport.horovod.is_initialized():
         raise InvalidArgumentError(
-            f"sparse_allreduce: expected hvd.init() of horovod.{framework} before the first call, got none"
+            f"sparse_allreduce: expected hvd.init() of horovod.{framework} before the first call,"
+            " got none"
         )
     return module
 
@@ -235,7 +237,8 @@ def _module(framework):
 def _expect_member(transport):
     if transport.horovod.rank() not in transport.ranks:
         raise InvalidArgumentError(
-            f"process_set: expected one with this rank, {transport.horovod.rank()}, got one with the ranks {transport.ranks}"
+            f"process_set: expected one with this rank, {transport.horovod.rank()}, got one with"
+            f" the ranks {transport.ranks}"
         )
 
 
@@ -256,7 +259,8 @@ def _names(name, key, initialization):
         raise InvalidArgumentError(f"name: expected a text that is not empty, got {name!r}")
     if any(one._name == name and one._key == key for one in list(_in_flight)):
         raise InvalidArgumentError(
-            f"name: expected one without another sum in flight, got {name!r} again; wait for its handle first"
+            f"name: expected one without another sum in flight, got {name!r} again; wait for its"
+            " handle first"
         )
     return f"sparse_allreduce {name}", collective_name("sparse", name)
 
@@ -297,7 +301,8 @@ def _expect_vector(framework, indices, values, d):
     ):
         if _framework_of(array) != framework:
             raise InvalidArgumentError(
-                f"{what}: expected the same kind of array as indices, {type(indices).__name__}, got {type(array).__name__}"
+                f"{what}: expected the same kind of array as indices, {type(indices).__name__}, got"
+                f" {type(array).__name__}"
             )
         if framework != "numpy":
             if _dtype_name(array) not in dtypes:
@@ -330,7 +335,8 @@ def _sorted_vector(indices, values, d):
         indices, values = indices[order], values[order]
         for wrong in indices[1:][indices[1:] == indices[:-1]][:1]:
             raise InvalidArgumentError(
-                f"indices: expected distinct ones, got {wrong} more than once; add the values of equal indices first"
+                f"indices: expected distinct ones, got {wrong} more than once; add the values of"
+                " equal indices first"
             )
     return indices, values
 

@@ -70,14 +70,16 @@ def row(
         "elements": elements, "dense_bytes": dense_bytes, "sent_bytes": sent_bytes,
         "header_bytes": 0, "index_bytes": 0, "value_bytes": 0, "order_bytes": 0, "sent_values": 0,
         "relative_error": 0.0 if path in ("dense", "sparse") else None,
-        "encode_seconds": encode_seconds / max(steps, 1), "decode_seconds": decode_seconds / max(steps, 1),
+        "encode_seconds": encode_seconds / max(steps, 1),
+        "decode_seconds": decode_seconds / max(steps, 1),
         "steps": steps, "rounds": rounds, "communicator": communicator, "path": path,
     }  # fmt: skip
     if payload is None:
         return figures
     parts = container.read(payload)
     figures.update(
-        header_bytes=container.HEADER.size, index_bytes=len(parts.index), value_bytes=len(parts.values),
+        header_bytes=container.HEADER.size, index_bytes=len(parts.index),
+        value_bytes=len(parts.values),
         order_bytes=len(parts.order_map), sent_values=parts.count,
     )  # fmt: skip
     if kept is not None and not parts.flags & container.NON_FINITE:
@@ -119,7 +121,8 @@ def summary_table(stats):
         return (
             name, f"{row['elements']:,}", f"{row['dense_bytes']:,}", f"{row['sent_bytes']:,}",
             f"{row['sent_bytes'] / row['dense_bytes']:.4f}" if row["dense_bytes"] else "-",
-            f"{row['header_bytes']:,}", f"{row['index_bytes']:,}", f"{row['value_bytes']:,}", f"{row['order_bytes']:,}",
+            f"{row['header_bytes']:,}", f"{row['index_bytes']:,}", f"{row['value_bytes']:,}",
+            f"{row['order_bytes']:,}",
             "-" if error is None else f"{error:.4f}",
             f"{1e3 * row['encode_seconds']:.3f}", f"{1e3 * row['decode_seconds']:.3f}", path,
         )  # fmt: skip

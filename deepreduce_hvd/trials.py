@@ -54,7 +54,8 @@ def plans_to_try(profile, communicators):
 
 
 def next_plan(plans, trials):
-    """Return the next of the (rule, plan) pairs that is worth a trial, and the rest; None if none is.
+    """Return the next of the (rule, plan) pairs that is worth a trial, and the rest; None if none
+    is.
 
     Args:
         plans: pairs that are left; those without a codec come last.

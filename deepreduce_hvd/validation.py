@@ -187,7 +187,9 @@ def expect_size(name, elements, kind):
 
 
 def expect_loss_scale(scale):
-    """Return what ``loss_scale`` returned, a float; raise InvalidArgumentError if it is no scale."""
+    """Return what ``loss_scale`` returned, a float; raise InvalidArgumentError if it is no
+    scale.
+    """
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgumentError(
             "Compressor loss_scale: expected a function that returns a finite number "

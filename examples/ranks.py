@@ -1,4 +1,6 @@
-"""Start a script on several ranks with horovodrun or torchrun; the command line options of such scripts."""
+"""Start a script on several ranks with horovodrun or torchrun; the command line options of such
+scripts.
+"""
 
 import argparse
 import os

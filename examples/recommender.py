@@ -50,7 +50,8 @@ def make_model(user_count, item_count):
             self.user_product, self.item_product = table(user_count), table(item_count)
             self.user_network, self.item_network = table(user_count), table(item_count)
             self.network = torch.nn.Sequential(
-                torch.nn.Linear(2 * DIMENSION, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16), torch.nn.ReLU(),
+                torch.nn.Linear(2 * DIMENSION, 32), torch.nn.ReLU(), torch.nn.Linear(32, 16),
+                torch.nn.ReLU(),
             )  # fmt: skip
             self.output = torch.nn.Linear(DIMENSION + 16, 1)
 
@@ -164,7 +165,8 @@ def worker(options):
         sent = dense if codec is None else totals(chosen.stats())["sent_bytes"]
         sent = hvd.allreduce(torch.tensor([float(sent)], dtype=torch.float64), name="sent").item()
         results.append({
-            "name": name, "hit_rate_at_10": hit_rate(model, test, seen, item_count), "bytes_per_step": sent, "share_of_dense": sent / dense,
+            "name": name, "hit_rate_at_10": hit_rate(model, test, seen, item_count),
+            "bytes_per_step": sent, "share_of_dense": sent / dense,
             "seconds_per_step": float(np.median(seconds)),
         })  # fmt: skip
     if hvd.rank() == 0:

@@ -194,7 +194,8 @@ class Demo:
             results.append(row)
             if job.rank == 0:
                 print(
-                    f"{label} accuracy {row['accuracy']:.4f}, {row['bytes_per_step']:,.0f} bytes per step\n",
+                    f"{label} accuracy {row['accuracy']:.4f}, {row['bytes_per_step']:,.0f} bytes"
+                    " per step\n",
                     flush=True,
                 )
         if job.rank == 0:
@@ -225,9 +226,11 @@ class Demo:
             sent += job.mean(float(every[-1])) / options.seeds
             sent_on_the_way += job.mean(sum(every) / len(every)) / options.seeds
         row = {
-            "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies, "bytes_per_step": sent,
+            "name": name, "accuracy": sum(accuracies) / len(accuracies), "accuracies": accuracies,
+            "bytes_per_step": sent,
             "bytes_per_step_over_training": sent_on_the_way,
-            "share_of_dense": sent / dense_bytes, "seconds_per_step": sorted(seconds)[len(seconds) // 2],
+            "share_of_dense": sent / dense_bytes,
+            "seconds_per_step": sorted(seconds)[len(seconds) // 2],
         }  # fmt: skip
         if codec is not None:
             figures = totals(watch.compression.stats())
@@ -244,17 +247,21 @@ class Demo:
             row["share_of_top_r_pairs"] = None if pairs is None else row["bytes_per_step"] / pairs
         options.output.parent.mkdir(exist_ok=True)
         figures = {
-            "data": "Fashion-MNIST", "ranks": size, "epochs": options.epochs, "seeds": options.seeds,
+            "data": "Fashion-MNIST", "ranks": size, "epochs": options.epochs,
+            "seeds": options.seeds,
             "learning_rate": options.learning_rate, "warmup_steps": options.warmup_steps,
             "bytes": "passed to collectives by each rank in the last step (over training: in every 50th step), mean over ranks and seeds", "rows": rows,
         }  # fmt: skip
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
     def _present(self):
-        """Run the script on all ranks, print the table and draw the plot; return the exit status."""
+        """Run the script on all ranks, print the table and draw the plot; return the exit
+        status.
+        """
         started, output = time.perf_counter(), self.options.output
         print(
-            f"training with {self.options.processes} ranks; about {self._seconds_per_row} s a row on 2 cores\n",
+            f"training with {self.options.processes} ranks; about {self._seconds_per_row} s a row"
+            " on 2 cores\n",
             flush=True,
         )
         status = launch(self._script, self.options.processes, sys.argv[1:], self._launcher)

@@ -68,15 +68,18 @@ def build(python, folder):
         wrapper.write_text(f'#!/bin/sh\nexec {compiler()} "$@" -std=c++17\n')
         wrapper.chmod(0o755)
         environment = clean_environment(
-            CXX=str(wrapper), MAKEFLAGS=f"-j{processes}", PATH=f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
-            HOROVOD_WITH_GLOO="1", HOROVOD_WITHOUT_MPI="1", HOROVOD_WITH_PYTORCH="1", HOROVOD_WITH_TENSORFLOW="1",
+            CXX=str(wrapper), MAKEFLAGS=f"-j{processes}",
+            PATH=f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}",
+            HOROVOD_WITH_GLOO="1", HOROVOD_WITHOUT_MPI="1", HOROVOD_WITH_PYTORCH="1",
+            HOROVOD_WITH_TENSORFLOW="1",
             HOROVOD_WITHOUT_MXNET="1",
         )  # fmt: skip
         # pip's own cache does not know for which frameworks a wheel was built, so it is not used
         command = [python, "-m", "pip", "wheel", "-v", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--no-binary", "horovod",
                    "--progress-bar", "off", "-w", scratch, f"horovod=={VERSION}"]  # fmt: skip
         run(command, f"Horovod {VERSION}: building with {processes} compiler processes", "4 min on 2 cores",
-            percent_pattern=r"\[ *(\d+)%\]", environment=environment, log_name="horovod")  # fmt: skip
+            percent_pattern=r"\[ *(\d+)%\]", environment=environment,
+            log_name="horovod")  # fmt: skip
         wheels = list(scratch.glob("horovod-*.whl"))
         if len(wheels) != 1:
             raise SetUpError(f"Horovod: expected one wheel from pip, got {len(wheels)}")

@@ -74,7 +74,8 @@ def run(command, what, usually, percent_pattern=None, environment=None, cwd=None
         output.write((" ".join(map(str, command)) + "\n").encode())
         output.flush()
         child = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT,
             env=environment or clean_environment(), cwd=cwd or ROOT,
         )  # fmt: skip
         try:

@@ -173,8 +173,10 @@ def build(architecture, with_tensorflow=False):
     expect_success(
         "build",
         run(
-            sys.executable, "setup.py", "-q", "build_ext", "--inplace", DEEPREDUCE_WITH_CUDA="1", DEEPREDUCE_WITH_PYTORCH="1",
-            DEEPREDUCE_CUDA_ARCHITECTURES=architecture, **{f"DEEPREDUCE_WITH{'' if with_tensorflow else 'OUT'}_TENSORFLOW": "1"},
+            sys.executable, "setup.py", "-q", "build_ext", "--inplace", DEEPREDUCE_WITH_CUDA="1",
+            DEEPREDUCE_WITH_PYTORCH="1",
+            DEEPREDUCE_CUDA_ARCHITECTURES=architecture,
+            **{f"DEEPREDUCE_WITH{'' if with_tensorflow else 'OUT'}_TENSORFLOW": "1"},
         ),
     )  # fmt: skip
 
@@ -355,8 +357,10 @@ def dry_run(architectures):
                 run(sys.executable, "scripts/gpu_tensorflow.py", "--small", "--device", "CPU:0"),
             )
     not_run += [
-        "linking and loading the CUDA operators", "byte-equality of the GPU with the host", "compute-sanitizer memcheck and racecheck",
-        "two ranks on one GPU", "TensorFlow's kernels on a GPU", "every measurement on a GPU; results/gpu.json and gpu.png are unchanged",
+        "linking and loading the CUDA operators", "byte-equality of the GPU with the host",
+        "compute-sanitizer memcheck and racecheck",
+        "two ranks on one GPU", "TensorFlow's kernels on a GPU",
+        "every measurement on a GPU; results/gpu.json and gpu.png are unchanged",
     ]  # fmt: skip
     return not_run
 

@@ -122,7 +122,8 @@ def install_package():
     wanted = digest(ROOT / "setup.py", ROOT / "pyproject.toml")
     if stamp("package") != wanted:
         run([PYTHON, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--progress-bar", "off", "-e", "."],
-            "this package: installing, editable", "10 s", environment=environment, log_name="package")  # fmt: skip
+            "this package: installing, editable", "10 s", environment=environment,
+            log_name="package")  # fmt: skip
         stamp("package", wanted)
 
 

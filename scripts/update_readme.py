@@ -1,4 +1,5 @@
-"""Copy the tables that the demo and the benchmarks wrote to results/ into README and pages of docs/.
+"""Copy the tables that the demo and the benchmarks wrote to results/ into README and pages of
+docs/.
 
 Markers in these pages show their places.
 """
@@ -194,7 +195,10 @@ def replay_table(rows):
 def replay_predictions_table(rows):
     """Compare predicted and measured steps of all rules, over all networks and links."""
     lines = [
-        "| predicted ÷ measured | median | smallest | largest | median without what is measured of float16 |",
+        (
+            "| predicted ÷ measured | median | smallest | largest | median without what is measured"
+            " of float16 |"
+        ),
         "|---|---:|---:|---:|---:|",
     ]
     known = [row for row in rows if row["predicted"]]

@@ -9,8 +9,8 @@ import pytest
 import sampling
 
 HERE = pathlib.Path(__file__).parent
-# Gloo ends a job when a rank waits for 30 s. A virtual machine can pause for longer than that, which
-# looks like a hang of all ranks at once.
+# Gloo ends a job when a rank waits for 30 s. A virtual machine can pause for longer than that,
+# which looks like a hang of all ranks at once.
 os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
 #: folders and files whose tests start horovodrun or other jobs that use all cores
 SEVERAL_PROCESSES = (

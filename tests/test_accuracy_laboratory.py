@@ -99,7 +99,9 @@ def test_a_run_that_diverges_has_no_metric():
 
 @pytest.mark.parametrize("before", [False, True])
 def test_gradients_are_clipped_before_or_after_compression(before):
-    """Ranks clip to the norm times the square root of their number; the mean is clipped to the norm."""
+    """Ranks clip to the norm times the square root of their number; the mean is clipped to the
+    norm.
+    """
     norms, steps = [], []
 
     class Recording(VirtualRanks):

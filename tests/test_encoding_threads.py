@@ -1,4 +1,6 @@
-"""Threads that encode bucket members: the same payloads, the same memories, and errors as notices."""
+"""Threads that encode bucket members: the same payloads, the same memories, and errors as
+notices.
+"""
 
 import gc
 import random

@@ -74,7 +74,8 @@ def test_recommender_sends_only_what_is_not_zero(tmp_path):
 @pytest.mark.parametrize("demo", ["demo.py", "demo_ddp.py", "demo_tensorflow.py"])
 def test_unknown_rows_are_named(demo):
     finished = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / demo), "--only", "nonesuch"], cwd=ROOT, capture_output=True, text=True,
+        [sys.executable, str(ROOT / "examples" / demo), "--only", "nonesuch"], cwd=ROOT,
+        capture_output=True, text=True,
         env=dict(os.environ, PYTHONPATH=str(ROOT)), timeout=120,
     )  # fmt: skip
     assert finished.returncode != 0

@@ -221,9 +221,12 @@ def framed(text):
 @pytest.mark.parametrize(
     "message",
     [
-        b"", b"DR", b"DRHS\xff\xff\xff\xff", b"DRHX\0\0\0\0", framed("{}") + b"x", framed(""), framed("{}"), framed("[1]"), framed("[true, {}]"),
-        framed('["0", {}]'), framed('[0, {"a": []}]'), framed('[0, {"0": 7}]'), framed('[0, {"0": [["seed", "x"]]}]'), framed('[0, {"0": [7]}]'),
-        framed(b"\xff\xfe"), framed("[" * 100_000), framed("[0, " + "9" * 5000 + "]"), framed("null"),
+        b"", b"DR", b"DRHS\xff\xff\xff\xff", b"DRHX\0\0\0\0", framed("{}") + b"x", framed(""),
+        framed("{}"), framed("[1]"), framed("[true, {}]"),
+        framed('["0", {}]'), framed('[0, {"a": []}]'), framed('[0, {"0": 7}]'),
+        framed('[0, {"0": [["seed", "x"]]}]'), framed('[0, {"0": [7]}]'),
+        framed(b"\xff\xfe"), framed("[" * 100_000), framed("[0, " + "9" * 5000 + "]"),
+        framed("null"),
     ],
 )  # fmt: skip
 def test_bytes_that_no_rank_sends(message):

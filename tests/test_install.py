@@ -99,7 +99,9 @@ def wheel(tmp_path_factory):
 
 
 def environment_with(folder, wheel, *others):
-    """A fresh environment with the wheel and NumPy; ``others`` are folders that it may import from."""
+    """A fresh environment with the wheel and NumPy; ``others`` are folders that it may import
+    from.
+    """
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin/python"
     subprocess.run(

@@ -129,7 +129,8 @@ def test_momentum_correction_sends_what_momentum_sgd_sums():
 
 
 @pytest.mark.parametrize("memory, parameter", [
-    (dr.LowPass(0.5), 0), (dr.LowPass(0.5), 1.5), (dr.LowPass(0.5), np.nan), (dr.MomentumCorrection(), 1), (dr.MomentumCorrection(), -0.5),
+    (dr.LowPass(0.5), 0), (dr.LowPass(0.5), 1.5), (dr.LowPass(0.5), np.nan),
+    (dr.MomentumCorrection(), 1), (dr.MomentumCorrection(), -0.5),
 ])  # fmt: skip
 def test_the_native_core_refuses_bad_memories(memory, parameter):
     fields = dr.Codec(dr.TopK(0.1)).fields(memory)

@@ -1,4 +1,6 @@
-"""Keep the largest, put back, add and merge: the native core equals the NumPy oracle bit for bit."""
+"""Keep the largest, put back, add and merge: the native core equals the NumPy oracle bit for
+bit.
+"""
 
 import numpy as np
 import pytest

@@ -59,8 +59,10 @@ def test_no_server():
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"\xff", b"{}", b"[]", b"7", b"[" * 100_000, b'["waits", 1, "", "", NaN]', b'["waits", 1, "", "", 1e999]', b'["waits", "1", "", "", 0]',
-        b'["waits", true, "", "", 0]', b'["dances", 1, "", "", 0]', b'["waits", 1, 2, "", 0]', b'[["waits"], 1, "", "", 0]', b'["waits", 1, "", ""]',
+        b"", b"\xff", b"{}", b"[]", b"7", b"[" * 100_000, b'["waits", 1, "", "", NaN]',
+        b'["waits", 1, "", "", 1e999]', b'["waits", "1", "", "", 0]',
+        b'["waits", true, "", "", 0]', b'["dances", 1, "", "", 0]', b'["waits", 1, 2, "", 0]',
+        b'[["waits"], 1, "", "", 0]', b'["waits", 1, "", ""]',
     ],
 )  # fmt: skip
 def test_what_is_no_note_is_none(data):

@@ -75,8 +75,10 @@ def misleading():
     few = np.zeros(d, dtype=np.float32)
     few[::3001] = -7
     return {
-        "all equal": np.full(d, -0.5, dtype=np.float32), "ascending": ascending, "descending": ascending[::-1].copy(),
-        "large ones at the end": last_block, "fewer non-zeros than k": few, "zeros": np.zeros(d, dtype=np.float32),
+        "all equal": np.full(d, -0.5, dtype=np.float32), "ascending": ascending,
+        "descending": ascending[::-1].copy(),
+        "large ones at the end": last_block, "fewer non-zeros than k": few,
+        "zeros": np.zeros(d, dtype=np.float32),
         "two values": np.where(np.arange(d) % 2, np.float32(1), np.float32(2)),
         "denormals": (np.arange(d) % 977).astype(np.uint32).view(np.float32),
         "one huge": np.concatenate([gradient(d - 1) * np.float32(1e-20), [np.float32(3e38)]]).astype(np.float32),
@@ -107,7 +109,8 @@ def test_a_large_tensor():
 @settings(max_examples=150, deadline=None)
 @given(
     arrays(np.float32, strategies.integers(1, 300), elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False)),
-    strategies.integers(1, 40), strategies.floats(width=32), strategies.sampled_from(list(SIMD_LEVELS)),
+    strategies.integers(1, 40), strategies.floats(width=32),
+    strategies.sampled_from(list(SIMD_LEVELS)),
 )  # fmt: skip
 def test_top_k_of_anything(values, k, hint, simd):
     assert_top_k(values, k, threshold=hint, simd=simd)
@@ -284,16 +287,25 @@ def test_warm_up_falls_exponentially():
 
 
 @pytest.mark.parametrize("make, says", [
-    (lambda: dr.TopK(), "one of ratio and k"), (lambda: dr.TopK(0.1, k=3), "one of ratio and k"), (lambda: dr.TopK(0), "ratio"),
-    (lambda: dr.TopK(1), "float in"), (lambda: dr.RandomK(20), "float in"), (lambda: dr.TopK(1.5), "ratio"), (lambda: dr.TopK(np.nan), "ratio"), (lambda: dr.TopK(k=0), "k"), (lambda: dr.TopK(k=1.5), "k"),
+    (lambda: dr.TopK(), "one of ratio and k"), (lambda: dr.TopK(0.1, k=3), "one of ratio and k"),
+    (lambda: dr.TopK(0), "ratio"),
+    (lambda: dr.TopK(1), "float in"), (lambda: dr.RandomK(20), "float in"),
+    (lambda: dr.TopK(1.5), "ratio"), (lambda: dr.TopK(np.nan), "ratio"),
+    (lambda: dr.TopK(k=0), "k"), (lambda: dr.TopK(k=1.5), "k"),
     (lambda: dr.TopK(k=2**31), "k"), (lambda: dr.TopK(k=3, warmup_steps=2), "warmup_steps"),
-    (lambda: dr.TopK(0.1, warmup_steps=-1), "warmup_steps"), (lambda: dr.TopK(0.1, warmup_steps=1.5), "warmup_steps"),
+    (lambda: dr.TopK(0.1, warmup_steps=-1), "warmup_steps"),
+    (lambda: dr.TopK(0.1, warmup_steps=1.5), "warmup_steps"),
     (lambda: dr.TopK(0.1, warmup_steps=2, warmup_ratio=0), "warmup_ratio"),
-    (lambda: dr.RandomK(), "one of ratio and k"), (lambda: dr.RandomK(-0.1), "ratio"), (lambda: dr.RandomK(k=np.inf), "k"),
-    (lambda: dr.Threshold(-1), "at least 0"), (lambda: dr.Threshold(np.nan), "at least 0"), (lambda: dr.Threshold(np.inf), "at least 0"),
-    (lambda: dr.ChunkTopK(), "one of ratio and chunk"), (lambda: dr.ChunkTopK(0), "ratio"), (lambda: dr.ChunkTopK(chunk=0), "chunk"),
-    (lambda: dr.ChunkTopK(chunk=2.5), "chunk"), (lambda: dr.LowPass(0), "beta"), (lambda: dr.LowPass(1.1), "beta"),
-    (lambda: dr.LowPass(np.nan), "beta"), (lambda: dr.MomentumCorrection(1), "momentum"), (lambda: dr.MomentumCorrection(-0.1), "momentum"),
+    (lambda: dr.RandomK(), "one of ratio and k"), (lambda: dr.RandomK(-0.1), "ratio"),
+    (lambda: dr.RandomK(k=np.inf), "k"),
+    (lambda: dr.Threshold(-1), "at least 0"), (lambda: dr.Threshold(np.nan), "at least 0"),
+    (lambda: dr.Threshold(np.inf), "at least 0"),
+    (lambda: dr.ChunkTopK(), "one of ratio and chunk"), (lambda: dr.ChunkTopK(0), "ratio"),
+    (lambda: dr.ChunkTopK(chunk=0), "chunk"),
+    (lambda: dr.ChunkTopK(chunk=2.5), "chunk"), (lambda: dr.LowPass(0), "beta"),
+    (lambda: dr.LowPass(1.1), "beta"),
+    (lambda: dr.LowPass(np.nan), "beta"), (lambda: dr.MomentumCorrection(1), "momentum"),
+    (lambda: dr.MomentumCorrection(-0.1), "momentum"),
 ])  # fmt: skip
 def test_bad_parameters(make, says):
     with pytest.raises(dr.InvalidArgumentError, match=rf"{says}.*got"):
@@ -301,8 +313,10 @@ def test_bad_parameters(make, says):
 
 
 @pytest.mark.parametrize("sparsifier", [
-    (1, 0, 0), (1, 0.1, 3), (1, 1.5, 0), (1, -0.5, 0), (1, np.nan, 0), (1, 0, np.nan), (1, 0, -3), (1, 0, 0.5), (2, 0, 0), (2, 2, 0),
-    (3, -1, 0), (3, np.nan, 0), (3, 1e39, 0), (4, 0, 0), (4, 0.5, 0), (4, np.nan, 0), (4, 2.0**31, 0),
+    (1, 0, 0), (1, 0.1, 3), (1, 1.5, 0), (1, -0.5, 0), (1, np.nan, 0), (1, 0, np.nan), (1, 0, -3),
+    (1, 0, 0.5), (2, 0, 0), (2, 2, 0),
+    (3, -1, 0), (3, np.nan, 0), (3, 1e39, 0), (4, 0, 0), (4, 0.5, 0), (4, np.nan, 0),
+    (4, 2.0**31, 0),
 ])  # fmt: skip
 def test_the_native_core_refuses_bad_sparsifiers(sparsifier):
     fields = dr.Codec(dr.TopK(0.1)).fields(dr.Residual())

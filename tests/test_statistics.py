@@ -57,7 +57,8 @@ def test_summary_is_a_table(capsys):
 
 def _row(path, dense_bytes, sent_bytes, error):
     return statistics.row(
-        dense_bytes // 4, dense_bytes, sent_bytes, int(path != "none"), 0, 0, path=path, payload=None, kept=None
+        dense_bytes // 4, dense_bytes, sent_bytes, int(path != "none"), 0, 0, path=path,
+        payload=None, kept=None
     ) | {"relative_error": error}  # fmt: skip
 
 

@@ -308,7 +308,8 @@ def test_the_number_of_messages_must_be_that_of_the_ranks(messages, ranks):
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        (b"plain", "plain"), ("vier Stück, 四 🙂".encode(), "vier Stück, 四 🙂"), (b"half \xed\xa0\x80 pair", "half ??? pair"),
+        (b"plain", "plain"), ("vier Stück, 四 🙂".encode(), "vier Stück, 四 🙂"),
+        (b"half \xed\xa0\x80 pair", "half ??? pair"),
         (b"\xff\xfe\xc0\xaf\xf5\x80\x80\x80", "????????"), (b"cut \xe5\x9b", "cut ??"), (b"", ""),
     ],
 )  # fmt: skip

@@ -12,7 +12,8 @@ import deepreduce_hvd as dr
 ROOT = Path(__file__).resolve().parent.parent
 #: classes whose methods users call or override; of the others they call the constructor
 WITH_METHODS = (
-    dr.Codec, dr.Compressor, dr.Communicator, dr.Sparsifier, dr.IndexCodec, dr.ValueCodec, dr.Memory, dr.Transport
+    dr.Codec, dr.Compressor, dr.Communicator, dr.Sparsifier, dr.IndexCodec, dr.ValueCodec,
+    dr.Memory, dr.Transport
 )  # fmt: skip
 
 

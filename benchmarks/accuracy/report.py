@@ -1,9 +1,10 @@
 """Summarize the accuracy laboratory's runs: a table, results/accuracy-lab.json and a plot.
 
 For each task and candidate, the learning rate counts that is best with the seeds that all its rates
-have. The margin is the task's own. t-tests, paired by seed, give two p-values: that the candidate is worse than
-uncompressed training by more than the margin, and that it differs by more than the margin in either
-direction (two one-sided tests, TOST; Schuirmann 1987). Below 0.05 it is not worse, or equivalent.
+have. The margin is the task's own. t-tests, paired by seed, give two p-values: that the candidate
+is worse than uncompressed training by more than the margin, and that it differs by more than the
+margin in either direction (two one-sided tests, TOST; Schuirmann 1987). Below 0.05 it is not worse,
+or equivalent.
 """
 
 import json

@@ -111,7 +111,8 @@ def run_all(path, keys, jobs, verbose=False):
                 line += f"; {_duration(remaining(waiting, rows, jobs))} left"
             print(line, flush=True)
     except BaseException:
-        # an interrupt: the pool would wait for the runs in progress, and for those next in its queue
+        # an interrupt: the pool would wait for the runs in progress, and for those next in its
+        # queue
         for process in multiprocessing.active_children():
             process.terminate()
         raise

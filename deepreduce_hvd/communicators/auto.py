@@ -26,7 +26,9 @@ _COUNT_UNION_EVERY = 100
 
 
 def index_bits(count, d):
-    """Return the bits per index of ``count`` random elements of ``d``, near the information bound."""
+    """Return the bits per index of ``count`` random elements of ``d``, near the information
+    bound.
+    """
     return math.log2(d / count) + 1 / math.log(2) if count < d else 0.0
 
 
@@ -178,9 +180,13 @@ class Auto(Communicator):
         best = min(predicted, key=predicted.get)
         union = self._unions.get(key)
         times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
-        return best, (
-            f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size}, {1e3 * self._latency:.3f} ms per collective, "
-            f"{1e9 * self._seconds_per_byte:.3f} ns per byte, union {'not known yet' if union is None else union}"
+        return (
+            best,
+            (
+                f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size},"
+                f" {1e3 * self._latency:.3f} ms per collective, {1e9 * self._seconds_per_byte:.3f}"
+                f" ns per byte, union {'not known yet' if union is None else union}"
+            ),
         )
 
     def exchange(self, bucket, channel):

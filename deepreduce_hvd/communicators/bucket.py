@@ -185,7 +185,8 @@ class Bucket:
 
     def _select(self, member, taken):
         return select_numpy(
-            self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]), self.seed, self.step, member.key,
+            self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]),
+            self.seed, self.step, member.key,
             taken, dtype=member.dtype,
         )  # fmt: skip
 

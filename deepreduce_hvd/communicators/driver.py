@@ -42,8 +42,8 @@ class Driver:
     def stop(self):
         """End the thread after the jobs that it has.
 
-        Wait for it, unless it hangs: a thread that is in a collective while the interpreter ends may
-        crash the process.
+        Wait for it, unless it hangs: a thread that is in a collective while the interpreter ends
+        may crash the process.
         """
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:

@@ -107,7 +107,8 @@ class GivenVectorSum(Communicator):
         if not isinstance(communicator, Communicator) or isinstance(communicator, _NOT_FOR_VECTORS):
             others = ", ".join(kind.__name__ for kind in _NOT_FOR_VECTORS)
             raise InvalidArgumentError(
-                f"communicator: expected one that sums given elements, so none of {others}, got {communicator!r}"
+                f"communicator: expected one that sums given elements, so none of {others}, got"
+                f" {communicator!r}"
             )
 
     def exchange(self, bucket, channel):
@@ -155,7 +156,8 @@ class GivenVectorSum(Communicator):
                 got = one["settings"].get(what)
                 if got != expected:
                     raise InvalidArgumentError(
-                        f"{bucket.name}: expected the same {what} on all ranks, got {expected} on rank 0 and {got} on rank {rank}"
+                        f"{bucket.name}: expected the same {what} on all ranks, got {expected} on"
+                        f" rank 0 and {got} on rank {rank}"
                     )
         return max(one["count"] for one in ranks)
 

@@ -43,7 +43,8 @@ class GTopK(Communicator):
     def check(self, codec, memory):
         if codec.sparsifier.most_selected(1) is None:
             raise InvalidArgumentError(
-                f"GTopK: expected a sparsifier with a fixed k such as TopK, ChunkTopK or RandomK, got {codec.sparsifier!r}"
+                "GTopK: expected a sparsifier with a fixed k such as TopK, ChunkTopK or RandomK,"
+                f" got {codec.sparsifier!r}"
             )
 
     def exchange(self, bucket, channel):

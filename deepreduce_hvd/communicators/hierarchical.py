@@ -36,11 +36,13 @@ class Hierarchical(Communicator):
     def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
         if not isinstance(across, Communicator) or isinstance(across, Hierarchical):
             raise InvalidArgumentError(
-                f"Hierarchical across: expected a communicator other than Hierarchical, got {across!r}"
+                "Hierarchical across: expected a communicator other than Hierarchical, got"
+                f" {across!r}"
             )
         if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):
             raise InvalidArgumentError(
-                f"Hierarchical ranks_per_host: expected an integer of at least 1, got {ranks_per_host!r}"
+                "Hierarchical ranks_per_host: expected an integer of at least 1, got"
+                f" {ranks_per_host!r}"
             )
         self.across = across
         self.ranks_per_host = ranks_per_host

@@ -23,8 +23,9 @@ class ProcessSetTransport(Transport):
         self.process_set = self.horovod.global_process_set if process_set is None else process_set
         if self.process_set.process_set_id is None:
             raise InvalidArgumentError(
-                "process set: expected one that Horovod has registered, as hvd.add_process_set(ranks) or "
-                f"hvd.init(process_sets=...) does, got {self.process_set}"
+                "process set: expected one that Horovod has registered, as"
+                " hvd.add_process_set(ranks) or hvd.init(process_sets=...) does, got"
+                f" {self.process_set}"
             )
         self._by_host = {}
 
@@ -66,7 +67,8 @@ class ProcessSetTransport(Transport):
         count = self.horovod.local_size() if ranks_per_host is None else ranks_per_host
         if self.size != size or size % count:
             raise InvalidArgumentError(
-                f"Hierarchical: expected a compressor for all ranks and hosts with {count} ranks each, got a compressor for {self.size} of {size} ranks"
+                f"Hierarchical: expected a compressor for all ranks and hosts with {count} ranks"
+                f" each, got a compressor for {self.size} of {size} ranks"
             )
         groups = [list(range(first, first + count)) for first in range(0, size, count)]
         groups.append(list(range(0, size, count)))

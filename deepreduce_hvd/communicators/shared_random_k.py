@@ -20,7 +20,8 @@ class SharedRandomK(Communicator):
     def check(self, codec, memory):
         if not isinstance(codec.sparsifier, (RandomK, NoneSparsifier)):
             raise InvalidArgumentError(
-                f"SharedRandomK: expected the sparsifier RandomK or NoneSparsifier, got {codec.sparsifier!r}"
+                "SharedRandomK: expected the sparsifier RandomK or NoneSparsifier, got"
+                f" {codec.sparsifier!r}"
             )
 
     def exchange(self, bucket, channel):

@@ -115,7 +115,8 @@ class Simulator:
             if calls and not results:
                 for rank, call in calls.items():
                     outcomes[rank] = PeerGone(
-                        f"rank {rank} waits in {call.name} for ranks that have ended or wait elsewhere"
+                        f"rank {rank} waits in {call.name} for ranks that have ended or wait"
+                        " elsewhere"
                     )
                 break
             for rank in results:
@@ -126,7 +127,8 @@ class Simulator:
     def _perform(self, group, calls):
         if len({call.signature() for call in calls}) > 1:
             raise AssertionError(
-                f"ranks call different collectives: {sorted({str(call.signature()) for call in calls})}"
+                "ranks call different collectives:"
+                f" {sorted({str(call.signature()) for call in calls})}"
             )
         self.rounds += 1
         return getattr(self, f"_{calls[0].kind}")(list(group), calls)

@@ -72,7 +72,8 @@ class GatheredPayloads(BucketSum):
         count = len(bucket.members)
         if len(spans) != size * count:
             raise CorruptPayloadError(
-                f"parameter {bucket.name}: expected {count} payloads from each of {size} ranks, got {len(spans)} in all"
+                f"parameter {bucket.name}: expected {count} payloads from each of {size} ranks, got"
+                f" {len(spans)} in all"
             )
         self._names = [member.name for member in bucket.members]
         self._offsets = bucket.offsets

@@ -1,8 +1,8 @@
 """The counter-based random number generator in NumPy.
 
 Every random choice is a pure function of (seed, step, tensor, rank, purpose, counter). It needs no
-state and is the same on every rank, machine and device. The tests compare csrc/support/random.h with this
-file, bit for bit.
+state and is the same on every rank, machine and device. The tests compare csrc/support/random.h
+with this file, bit for bit.
 """
 
 import enum

@@ -9,7 +9,8 @@ from deepreduce_hvd.errors import InvalidArgumentError
 
 #: The communicators that :func:`traffic` knows.
 COMMUNICATORS = (
-    "Allreduce", "Allgather", "SplitAllgather", "RecursiveDoubling", "GTopK", "GTopK tree", "CLTK", "SharedRandomK"
+    "Allreduce", "Allgather", "SplitAllgather", "RecursiveDoubling", "GTopK", "GTopK tree", "CLTK",
+    "SharedRandomK"
 )  # fmt: skip
 _PROBE_VALUES = 2  # that CLTK and SharedRandomK send with their values
 

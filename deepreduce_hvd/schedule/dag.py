@@ -3,7 +3,8 @@
 The device computes forward, backward layer by layer, encodes each gradient after its layer, and
 later decodes. Conversion to float16 and back counts as encoding and decoding. The network sends one
 message at a time, in the order of the gradients. A message starts when its last gradient is encoded
-and the message before it has ended. Messages are decoded after backward, in order. For payloads that need no encoding this is the published model:
+and the message before it has ended. Messages are decoded after backward, in order. For payloads
+that need no encoding this is the published model:
 
     tau_c(first) = R(first),  tau_c(next) = max(tau_c + t_c, R(next)),
     step = t_f + tau_c(last) + t_c(last) + t_u,

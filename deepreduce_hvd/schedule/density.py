@@ -102,7 +102,9 @@ def lags(
 
 
 def _latest_ends(model: Model, least: float) -> list[float]:
-    """Return when each message must end, so that those of ``least`` density after it end in time."""
+    """Return when each message must end, so that those of ``least`` density after it end in
+    time.
+    """
     seconds = [
         model.seconds(layer, layer + 1, CODEC, least, "Allgather") for layer in range(model.count)
     ]

@@ -1,4 +1,6 @@
-"""Checks of values that come from files; errors say where, what was expected, and what was found."""
+"""Checks of values that come from files; errors say where, what was expected, and what was
+found.
+"""
 
 import reprlib
 import sys

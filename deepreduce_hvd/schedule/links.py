@@ -1,4 +1,6 @@
-"""Links between hosts: seconds of an exchange from measured tables, or from a latency and a rate."""
+"""Links between hosts: seconds of an exchange from measured tables, or from a latency and a
+rate.
+"""
 
 import dataclasses
 import functools

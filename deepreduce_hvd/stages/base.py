@@ -159,8 +159,8 @@ class ValueCodec(Stage):
     def relative_error(self) -> float:
         """Return the norm of the error divided by the norm of the values.
 
-        It is an estimate for many values. Their magnitudes have an exponential distribution, which is
-        close to that of gradients, or are all equal, which is close to that of the largest few,
+        It is an estimate for many values. Their magnitudes have an exponential distribution, which
+        is close to that of gradients, or are all equal, which is close to that of the largest few,
         whichever is worse. Error feedback adds the error to the next gradient. From 1
         on, what is kept grows without limit, so :class:`~deepreduce_hvd.Compressor` refuses the
         codec together with a memory.

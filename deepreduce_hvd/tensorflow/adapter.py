@@ -57,11 +57,13 @@ class Adapter(BaseAdapter):
     def __init__(self, compressor, named):
         if compressor.writer is not None:
             raise InvalidArgumentError(
-                "Compressor writer: expected None on TensorFlow, got a writer; write scalars of stats() with tf.summary"
+                "Compressor writer: expected None on TensorFlow, got a writer; write scalars of"
+                " stats() with tf.summary"
             )
         if compressor.schedule == "auto":
             raise InvalidArgumentError(
-                "Compressor schedule: expected None or a plan on TensorFlow, whose graphs are traced once, got 'auto'"
+                "Compressor schedule: expected None or a plan on TensorFlow, whose graphs are"
+                " traced once, got 'auto'"
             )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
         if compressor.schedule is not None:  # Horovod decides on the messages
@@ -115,7 +117,8 @@ class Adapter(BaseAdapter):
         shape = tf.TensorShape(getattr(parameter, "shape", None))
         if not shape.is_fully_defined() or not hasattr(parameter, "dtype"):
             raise InvalidArgumentError(
-                f"Compressor parameter {name}: expected a variable of known shape, got {type(parameter).__name__} of shape {shape}"
+                f"Compressor parameter {name}: expected a variable of known shape, got"
+                f" {type(parameter).__name__} of shape {shape}"
             )
         expect_size(name, shape.num_elements(), "variable")
         home = self.device_path.home(parameter)
@@ -141,7 +144,8 @@ class Adapter(BaseAdapter):
         slot = self.variables.slot_of(variable)
         if slot is None:
             raise InvalidArgumentError(
-                f"{caller}: expected variables that the compressor was given, got {getattr(variable, 'name', variable)}"
+                f"{caller}: expected variables that the compressor was given, got"
+                f" {getattr(variable, 'name', variable)}"
             )
         return slot
 
@@ -157,7 +161,8 @@ class Adapter(BaseAdapter):
         """
         if tensor.dtype not in DTYPES:
             raise InvalidArgumentError(
-                f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got {tensor.dtype.name}"
+                f"compress: expected a gradient of {', '.join(dtype.name for dtype in DTYPES)}, got"
+                f" {tensor.dtype.name}"
             )
         refuse_xla()
         self._expect_keeper()
@@ -176,8 +181,9 @@ class Adapter(BaseAdapter):
         if slot.dense:
             if slot.policy.way == FP16 and reduces_groups():
                 raise InvalidArgumentError(
-                    f"parameter {slot.label}: expected no groups= together with 'fp16', because Horovod's grouped "
-                    "allreduce takes tensors of one dtype on TensorFlow, got groups; use 'dense' for it"
+                    f"parameter {slot.label}: expected no groups= together with 'fp16', because"
+                    " Horovod's grouped allreduce takes tensors of one dtype on TensorFlow, got"
+                    " groups; use 'dense' for it"
                 )
             with tf.control_dependencies(begun):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
@@ -297,13 +303,16 @@ class Adapter(BaseAdapter):
             )
         if not isinstance(self.compressor.communicator, Allgather):
             raise InvalidArgumentError(
-                f"parameter {slot.label}: expected Allgather for slices, got {self.compressor.communicator!r}; with sparse_as_dense=True all communicators work"
+                f"parameter {slot.label}: expected Allgather for slices, got"
+                f" {self.compressor.communicator!r}; with sparse_as_dense=True all communicators"
+                " work"
             )
         codec, memory = slot.policy.codec, slot.policy.memory
         if not codec.is_native(memory) or type(memory) not in (NoMemory, Residual):
             raise InvalidArgumentError(
-                f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for slices, got {codec!r} and "
-                f"{memory!r}; with sparse_as_dense=True all codecs and memories work"
+                f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for"
+                f" slices, got {codec!r} and {memory!r}; with sparse_as_dense=True all codecs and"
+                " memories work"
             )
         refuse_xla()
         agreed = self._agree()
@@ -315,8 +324,10 @@ class Adapter(BaseAdapter):
             position = position_of(self.compressor, slot, 0)  # the records have the step
             with tf.control_dependencies([step, *self.rounds.begin(slot)]):
                 payload = checked(
-                    operators.deepreduce_encode_slices, slices.values, tf.cast(slices.indices, tf.int64), self._numbers[slot.policy].at(step),
-                    position, [part.handle for part in slot.state], slot.records, rows=slot.shape[0],
+                    operators.deepreduce_encode_slices, slices.values,
+                    tf.cast(slices.indices, tf.int64), self._numbers[slot.policy].at(step),
+                    position, [part.handle for part in slot.state], slot.records,
+                    rows=slot.shape[0],
                 )  # fmt: skip
             name = self._collectives.name_for(slot)
             probe = self._collectives.probe(step, reduced_dtype(slices.dtype))
@@ -325,7 +336,8 @@ class Adapter(BaseAdapter):
             with tf.control_dependencies([scale]):  # then all ranks take part
                 gathered = self._collectives.allgather(payload, name)
             values, indices = checked(
-                operators.deepreduce_decode_slices, gathered, scale, self._collectives.size, slot.seconds.variable.handle,
+                operators.deepreduce_decode_slices, gathered, scale, self._collectives.size,
+                slot.seconds.variable.handle,
                 T=slices.dtype, shape=slot.shape, variable=slot.label,
             )  # fmt: skip
             dense_shape = tf.constant(slot.shape.as_list(), tf.int64)

@@ -44,7 +44,8 @@ class Collectives:
         The operator fails if the ranks are at different steps or have different configurations.
         """
         return checked(
-            operators.deepreduce_scale, reduced_probe, self.size, step, ranks=ranks_of(self._process_set),
+            operators.deepreduce_scale, reduced_probe, self.size, step,
+            ranks=ranks_of(self._process_set),
             fingerprint=self._compressor.fingerprint, variable=slot.label,
         )  # fmt: skip
 

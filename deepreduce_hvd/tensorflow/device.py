@@ -68,7 +68,8 @@ class DevicePath(BaseDevicePath):
             table = tf.convert_to_tensor(numbers.at(step))
         with tf.device(slot.home), tf.control_dependencies([started]):
             message = checked(
-                operators.deepreduce_encode, gradient, table, position, [part.handle for part in slot.state], [], notices=True
+                operators.deepreduce_encode, gradient, table, position,
+                [part.handle for part in slot.state], [], notices=True
             )  # fmt: skip
         with tf.device(slot.payload_home):
             updates.append(slot.payload.variable.assign(message))
@@ -105,7 +106,8 @@ class DevicePath(BaseDevicePath):
             shape, table = tf.cast(shape, tf.int64), tf.constant(numbers.last)
         with tf.device(slot.home), tf.control_dependencies([started]):
             total = checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, shape, ranks, [], [gradient], [], [group.lengths, table],
+                operators.deepreduce_decode_sum, group.gathered, scale, shape, ranks, [],
+                [gradient], [], [group.lengths, table],
                 member=member, members=len(group.payloads), variable=slot.label, T=tf.float32,
             )  # fmt: skip
         with tf.device(HOST):

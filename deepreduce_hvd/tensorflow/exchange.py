@@ -114,8 +114,9 @@ class GroupExchange:
         """Add a gradient and the value of its step counter; return its number in the group."""
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise InvalidArgumentError(
-                f"compress: expected eager execution or a tf.function, which run exchanges in order, got a graph of tf.compat.v1; use "
-                f"Allgather instead of {self._adapter.compressor.communicator!r}"
+                "compress: expected eager execution or a tf.function, which run exchanges in"
+                " order, got a graph of tf.compat.v1; use Allgather instead of"
+                f" {self._adapter.compressor.communicator!r}"
             )
         self._slots.append(slot)
         self._steps.append(step)

@@ -52,5 +52,6 @@ def refuse_xla():
         tf.compat.v1.get_default_graph()
     ):
         raise InvalidArgumentError(
-            "compress: expected a function without XLA, got one with jit_compile=True; payload sizes are not known when XLA compiles"
+            "compress: expected a function without XLA, got one with jit_compile=True; payload"
+            " sizes are not known when XLA compiles"
         )

@@ -49,7 +49,8 @@ class HostPath:
             state = [part.copy() for part in state]
             try:
                 payload, _ = neutral.encode_numpy(
-                    slot.policy.codec, slot.policy.memory, gradient, state, 0.0, compressor.seed, int(steps), slot.key, int(rank),
+                    slot.policy.codec, slot.policy.memory, gradient, state, 0.0, compressor.seed,
+                    int(steps), slot.key, int(rank),
                     dtype=dtype,
                 )  # fmt: skip
             # catch all errors: the other ranks must get a notice instead of waiting
@@ -74,7 +75,8 @@ class HostPath:
         """Return the sum of one gradient over ``ranks`` ranks."""
         if slot.policy.codec.is_native(NoMemory()):
             return checked(
-                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64), ranks, [], [gradient], [slot.seconds.variable.handle], [],
+                operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64),
+                ranks, [], [gradient], [slot.seconds.variable.handle], [],
                 member=member, members=len(group.payloads), variable=slot.label, T=gradient.dtype,
             )  # fmt: skip
         return self._decode_in_numpy(slot, group, gradient.dtype, member, shape, scale, ranks)
@@ -88,7 +90,8 @@ class HostPath:
             wire.raise_notices(slot.label, messages)
             if len(messages) != ranks * members:
                 raise CorruptPayloadError(
-                    f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks, got {len(messages)} in all"
+                    f"parameter {slot.label}: expected {members} messages of each of {ranks} ranks,"
+                    f" got {len(messages)} in all"
                 )
             payloads = [gathered[one.start : one.end] for one in messages[member::members]]
             return neutral.decode_sum_numpy(

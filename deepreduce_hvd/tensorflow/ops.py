@@ -122,8 +122,8 @@ def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
             )
     if not hasattr(gradient, "numpy"):
         raise errors.InvalidArgumentError(
-            f"gradient: expected an eager tensor for {codec!r} with {memory!r}, which runs in NumPy, got a "
-            "symbolic tensor; encode outside of tf.function"
+            f"gradient: expected an eager tensor for {codec!r} with {memory!r}, which runs in"
+            " NumPy, got a symbolic tensor; encode outside of tf.function"
         )
     array = gradient.numpy()
     bfloat16 = gradient.dtype == tf.bfloat16
@@ -154,7 +154,8 @@ class _TensorFlow:
         if not tf.is_tensor(gradient) or gradient.shape.rank != 1 or gradient.dtype not in DTYPES:
             names = ", ".join(dtype.name for dtype in DTYPES)
             raise errors.InvalidArgumentError(
-                f"gradient: expected a dense 1-D TensorFlow tensor of {names}, got {_describe(gradient)}"
+                f"gradient: expected a dense 1-D TensorFlow tensor of {names}, got"
+                f" {_describe(gradient)}"
             )
         for name, part in zip(memory.state, state):
             if (
@@ -163,7 +164,8 @@ class _TensorFlow:
                 or part.shape != gradient.shape
             ):
                 raise errors.InvalidArgumentError(
-                    f"{name}: expected a float32 tf.Variable of shape {gradient.shape}, got {_describe(part)}"
+                    f"{name}: expected a float32 tf.Variable of shape {gradient.shape}, got"
+                    f" {_describe(part)}"
                 )
         return encode_flat(codec, memory, gradient, state, seed, step, tensor, rank), 0.0
 
@@ -219,7 +221,8 @@ class _TensorFlow:
             )
         if not hasattr(payload, "numpy"):
             raise errors.InvalidArgumentError(
-                "payload: expected an eager tensor, got a symbolic tensor; decode outside of tf.function"
+                "payload: expected an eager tensor, got a symbolic tensor; decode outside of"
+                " tf.function"
             )
         return np.ascontiguousarray(payload.numpy())
 

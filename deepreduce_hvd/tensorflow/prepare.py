@@ -115,9 +115,9 @@ def prepare(optimizer, compressor):
     kind = _kind(optimizer)
     if kind is None or not hasattr(optimizer, "update_step"):
         raise InvalidArgumentError(
-            f"prepare: expected one of {', '.join(_KNOWN)} of tf.keras.optimizers, got "
-            f"{type(optimizer).__module__}.{type(optimizer).__name__}; prepare the optimizer inside "
-            "of a LossScaleOptimizer, and use no legacy optimizers"
+            f"prepare: expected one of {', '.join(_KNOWN)} of tf.keras.optimizers, got"
+            f" {type(optimizer).__module__}.{type(optimizer).__name__}; prepare the optimizer"
+            " inside of a LossScaleOptimizer, and use no legacy optimizers"
         )
     original, name = type(optimizer), _KNOWN[kind]
     known = compressor.adapter.variables

@@ -52,8 +52,9 @@ class _Tracing:
         gradients = [gradient for gradient in frame.f_locals["grads"] if gradient is not None]
         if any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
             raise InvalidArgumentError(
-                "compress: expected dense gradients with loss_scale=, got tf.IndexedSlices, which Horovod reduces without the compressor; use "
-                "sparse_as_dense=True or deepreduce_hvd.tensorflow.allreduce_gradients"
+                "compress: expected dense gradients with loss_scale=, got tf.IndexedSlices, which"
+                " Horovod reduces without the compressor; use sparse_as_dense=True or"
+                " deepreduce_hvd.tensorflow.allreduce_gradients"
             )
         self.frame = frame
         self.reduction = Reduction()
@@ -111,7 +112,8 @@ class Rounds:
             return []
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise InvalidArgumentError(
-                "compress: expected eager execution or a tf.function with loss_scale=, got a graph of tf.compat.v1"
+                "compress: expected eager execution or a tf.function with loss_scale=, got a graph"
+                " of tf.compat.v1"
             )
         reduction = self.reduction()
 
@@ -190,9 +192,10 @@ def _expect_no_scaling(slot):
     optimizer = _scaling_optimizer() if slot.state else None
     if optimizer is not None and optimizer.dynamic:
         raise InvalidArgumentError(
-            f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__}, got None; the optimizer scales "
-            f"the gradient of {slot.label}, and without its scale the residual would be in units of earlier scales; give "
-            "Compressor loss_scale=lambda: model.optimizer.loss_scale"
+            f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__}, got"
+            f" None; the optimizer scales the gradient of {slot.label}, and without its scale the"
+            " residual would be in units of earlier scales; give Compressor loss_scale=lambda:"
+            " model.optimizer.loss_scale"
         )
 
 

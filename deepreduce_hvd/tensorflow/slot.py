@@ -20,7 +20,8 @@ def _adapter():
     session = tf.compat.v1.get_default_session()
     if session is None:
         raise InvalidArgumentError(
-            "compressor state: expected eager execution or a default session (`with session.as_default()`), got neither"
+            "compressor state: expected eager execution or a default session (`with"
+            " session.as_default()`), got neither"
         )
     return session
 
@@ -248,7 +249,8 @@ class Slot(tf.Module):
             self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
             float(seconds[0]) + last.encode_seconds, float(seconds[1]) + last.decode_seconds,
             path=path, payload=None if self.dense or payload.size == 0 else payload,
-            kept=read(self.state[0]) if self.policy.memory.keeps_everything else None, rounds=rounds, communicator=communicator,
+            kept=read(self.state[0]) if self.policy.memory.keeps_everything else None,
+            rounds=rounds, communicator=communicator,
         )  # fmt: skip
 
 
@@ -289,7 +291,8 @@ class Identity(tf.train.experimental.PythonState):
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
             raise InvalidArgumentError(
-                f"compressor checkpoint: expected one saved {expected} loss_scale=, like this Compressor, got one saved {got}"
+                f"compressor checkpoint: expected one saved {expected} loss_scale=, like this"
+                f" Compressor, got one saved {got}"
             )
         adapter.rounds.forget(adapter.slots.values())
 

@@ -78,7 +78,8 @@ class Variables:
             slot = self.slot_of(variable)
             if slot not in slots:
                 raise InvalidArgumentError(
-                    f"{_expected(slots)}, got the gradient of {_label(variable, slot)}, of shape {tensor.shape}; {_GIVE_ALL}"
+                    f"{_expected(slots)}, got the gradient of {_label(variable, slot)}, of shape"
+                    f" {tensor.shape}; {_GIVE_ALL}"
                 )
             return slot, variable
         alike = [slot for slot in slots if slot.shape == tensor.shape] or [
@@ -90,9 +91,11 @@ class Variables:
             )
         if len(alike) > 1:
             raise InvalidArgumentError(
-                f"compress: expected a gradient whose shape only one variable has, got one of shape {tensor.shape}, which could be that of "
-                f"{', '.join(slot.label for slot in alike)}; name the variable: deepreduce_hvd.tensorflow.allreduce_gradients(gradients, "
-                "variables, compressor), or compression=compressor.bound_to([variable])"
+                "compress: expected a gradient whose shape only one variable has, got one of shape"
+                f" {tensor.shape}, which could be that of"
+                f" {', '.join(slot.label for slot in alike)}; name the variable:"
+                " deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compressor),"
+                " or compression=compressor.bound_to([variable])"
             )
         return alike[0], None
 

@@ -10,7 +10,8 @@ def transport(process_set):
     """Return the transport over a process set, which needs eager execution."""
     if not tf.executing_eagerly():
         raise InvalidArgumentError(
-            "sparse_allreduce: expected eager execution, got a graph; call it outside of tf.function or in tf.py_function"
+            "sparse_allreduce: expected eager execution, got a graph; call it outside of"
+            " tf.function or in tf.py_function"
         )
     return HorovodTransport(process_set)
 

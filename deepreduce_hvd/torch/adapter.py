@@ -208,7 +208,8 @@ class Adapter(TorchAdapter):
         """Return a sparse gradient, which Horovod reduced itself, and count it."""
         self._warn_once(
             "sparse",
-            "a sparse gradient was not compressed; give DistributedOptimizer sparse_as_dense=True to compress it",
+            "a sparse gradient was not compressed; give DistributedOptimizer sparse_as_dense=True"
+            " to compress it",
         )
         caller = current_caller()
         slot = self._parameters.get(caller.parameter)

@@ -22,7 +22,8 @@ class TorchAdapter(BaseAdapter):
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
                 "operators",
-                f"gradients are compressed by NumPy, which is slower: {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
+                "gradients are compressed by NumPy, which is slower:"
+                f" {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
             )
 
     def progress(self):
@@ -49,8 +50,10 @@ class TorchAdapter(BaseAdapter):
         if self.compressor.loss_scale is None:
             self._warn_once(
                 "non-finite",
-                f"parameter {name}: every rank gets NaN or Inf, because the gradient of a rank contains it or because the sum is too large; if the "
-                "optimizer skips such steps, as with loss scaling, give Compressor loss_scale=scaler.get_scale so that residuals keep what a skipped step sent",
+                f"parameter {name}: every rank gets NaN or Inf, because the gradient of a rank"
+                " contains it or because the sum is too large; if the optimizer skips such steps,"
+                " as with loss scaling, give Compressor loss_scale=scaler.get_scale so that"
+                " residuals keep what a skipped step sent",
             )
 
     def _warn_once(self, topic, message):

@@ -87,8 +87,8 @@ class HostPath:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"deepreduce_hvd: gradients on {tensor.device} are compressed on the host, through pinned "
-                f"memory: {self._device_path.why_not or 'there are no operators for it'}",
+                f"deepreduce_hvd: gradients on {tensor.device} are compressed on the host, through"
+                f" pinned memory: {self._device_path.why_not or 'there are no operators for it'}",
                 stacklevel=3,
             )
         if tensor.device.type == "cuda":

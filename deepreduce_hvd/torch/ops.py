@@ -155,11 +155,13 @@ class _Torch:
                 )
             if part.is_neg() or part.is_conj():
                 raise errors.InvalidArgumentError(
-                    f"{name}: expected a tensor without the negative or conjugate bit, got a view with one; use resolve_neg()"
+                    f"{name}: expected a tensor without the negative or conjugate bit, got a view"
+                    " with one; use resolve_neg()"
                 )
         if any(part.device != gradient.device for part in state):
             raise errors.InvalidArgumentError(
-                f"residual: expected device {gradient.device}, the device of the gradient, got {state[0].device}"
+                f"residual: expected device {gradient.device}, the device of the gradient, got"
+                f" {state[0].device}"
             )
         _expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
         if on_device(gradient) and codec.is_native(memory):

@@ -98,9 +98,9 @@ class Parameters:
             slot = self.get(parameter)
         if slot is None or slot.parameter.shape != tensor.shape:
             raise InvalidArgumentError(
-                f"compress: expected the gradient of one of the {len(self._by_id)} named parameters, "
-                f"got another tensor of shape {tuple(tensor.shape)}; give Compressor the same "
-                "named_parameters as DistributedOptimizer"
+                f"compress: expected the gradient of one of the {len(self._by_id)} named"
+                f" parameters, got another tensor of shape {tuple(tensor.shape)}; give Compressor"
+                " the same named_parameters as DistributedOptimizer"
             )
         if slot.parameter is tensor:
             raise InvalidArgumentError(

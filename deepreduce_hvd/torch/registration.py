@@ -31,7 +31,7 @@ def register(compressor, model, mesh):
         )
     if mesh is not None:
         raise InvalidArgumentError(
-            "register: expected no mesh for a DistributedDataParallel, which has a process group, got "
-            f"{mesh!r}; leave it out"
+            "register: expected no mesh for a DistributedDataParallel, which has a process group,"
+            f" got {mesh!r}; leave it out"
         )
     ddp.register(compressor, model)

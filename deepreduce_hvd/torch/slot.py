@@ -80,7 +80,9 @@ class Slot:
         self.loss_scale = scale
 
     def back_up(self):
-        """Note that the step in progress changes the memory, and keep a copy where one is needed."""
+        """Note that the step in progress changes the memory, and keep a copy where one is
+        needed.
+        """
         self.changes = self.remembers = True
         for kept, part in zip(self.backup, self.state):
             kept.copy_(part)
@@ -187,8 +189,10 @@ class Slot:
         compressed = self.uncompressed_path is None and self.payload is not None
         path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
         return statistics.row(
-            self.shape.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds, self.decode_seconds,
-            rounds=self.rounds, communicator=self.communicator, path=path, payload=self.payload.cpu().numpy() if compressed else None,
+            self.shape.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds,
+            self.decode_seconds,
+            rounds=self.rounds, communicator=self.communicator, path=path,
+            payload=self.payload.cpu().numpy() if compressed else None,
             kept=self.state[0].cpu().numpy() if compressed and self.policy.memory.keeps_everything else None,
         )  # fmt: skip
 

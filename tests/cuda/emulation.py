@@ -34,8 +34,10 @@ class Result(ctypes.Structure):
     """The struct dr_cuda_result."""
 
     _fields_ = [
-        ("status", ctypes.c_int32), ("code", ctypes.c_int32), ("expected", ctypes.c_uint64), ("got", ctypes.c_uint64),
-        ("payload", ctypes.c_uint64), ("payload_bytes", ctypes.c_uint64), ("count", ctypes.c_uint32), ("non_finite", ctypes.c_int32),
+        ("status", ctypes.c_int32), ("code", ctypes.c_int32), ("expected", ctypes.c_uint64),
+        ("got", ctypes.c_uint64),
+        ("payload", ctypes.c_uint64), ("payload_bytes", ctypes.c_uint64),
+        ("count", ctypes.c_uint32), ("non_finite", ctypes.c_int32),
     ]  # fmt: skip
 
 
@@ -92,8 +94,10 @@ def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
         Result(),
     )
     call(
-        "dr_test_index_encode", stage.stage_id, ctypes.c_uint32(d), ctypes.c_uint32(indices.size), ctypes.c_uint32(capacity), _pointer(indices),
-        _pointer(parameters), ctypes.c_double(value_bits), ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded),
+        "dr_test_index_encode", stage.stage_id, ctypes.c_uint32(d), ctypes.c_uint32(indices.size),
+        ctypes.c_uint32(capacity), _pointer(indices),
+        _pointer(parameters), ctypes.c_double(value_bits), ctypes.c_uint64(key), _pointer(section),
+        ctypes.byref(section_bytes), _pointer(decoded),
         ctypes.byref(decoded_count), ctypes.byref(stay), ctypes.byref(result), result=result,
     )  # fmt: skip
     return (
@@ -112,8 +116,10 @@ def _decode(name, stage, section, d, count, dtype, misalignment, spare, active):
         Result(),
     )
     call(
-        name, stage.stage_id, _pointer(section_array), ctypes.c_uint64(len(section)), ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
-        ctypes.c_uint32(count + spare), ctypes.c_int(active), *expected, _pointer(out), ctypes.byref(result), result=result,
+        name, stage.stage_id, _pointer(section_array), ctypes.c_uint64(len(section)),
+        ctypes.c_int(misalignment), ctypes.c_uint32(d), ctypes.c_uint32(count),
+        ctypes.c_uint32(count + spare), ctypes.c_int(active), *expected, _pointer(out),
+        ctypes.byref(result), result=result,
     )  # fmt: skip
     return out[:count]
 
@@ -144,8 +150,10 @@ def encode_value(stage, values, key, spare=0):
     )
     section_bytes, result = ctypes.c_uint64(), Result()
     call(
-        "dr_test_value_encode", stage.stage_id, ctypes.c_uint32(count), ctypes.c_uint32(count + spare), _pointer(values), _pointer(parameters),
-        ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded), _pointer(order), ctypes.byref(result), result=result,
+        "dr_test_value_encode", stage.stage_id, ctypes.c_uint32(count),
+        ctypes.c_uint32(count + spare), _pointer(values), _pointer(parameters),
+        ctypes.c_uint64(key), _pointer(section), ctypes.byref(section_bytes), _pointer(decoded),
+        _pointer(order), ctypes.byref(result), result=result,
     )  # fmt: skip
     return (
         section[: section_bytes.value].tobytes(),
@@ -198,7 +206,8 @@ class _Context(ctypes.Structure):
     """The struct dr_context."""
 
     _fields_ = [
-        ("allocate", ctypes.c_void_p), ("output", ctypes.c_void_p), ("user", ctypes.c_void_p), ("simd", ctypes.c_int32),
+        ("allocate", ctypes.c_void_p), ("output", ctypes.c_void_p), ("user", ctypes.c_void_p),
+        ("simd", ctypes.c_int32),
         ("message", ctypes.c_char * 512),
     ]  # fmt: skip
 
@@ -215,9 +224,12 @@ class _Encoding(ctypes.Structure):
     """The struct dr_cuda_encoding."""
 
     _fields_ = [
-        ("gradient", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("d", ctypes.c_uint64), ("residual", ctypes.c_void_p), ("velocity", ctypes.c_void_p),
-        ("seed", ctypes.c_uint64), ("step", ctypes.c_uint64), ("tensor", ctypes.c_uint64), ("rank", ctypes.c_uint64),
-        ("payload", ctypes.c_void_p), ("payload_capacity", ctypes.c_uint64), ("result", ctypes.c_void_p),
+        ("gradient", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("d", ctypes.c_uint64),
+        ("residual", ctypes.c_void_p), ("velocity", ctypes.c_void_p),
+        ("seed", ctypes.c_uint64), ("step", ctypes.c_uint64), ("tensor", ctypes.c_uint64),
+        ("rank", ctypes.c_uint64),
+        ("payload", ctypes.c_void_p), ("payload_capacity", ctypes.c_uint64),
+        ("result", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -336,7 +348,8 @@ def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
     sizes = (ctypes.c_uint64 * len(payloads))(*[payload.size for payload in payloads])
     context, check = _in_workspace(
         lambda context, workspace, size: library().dr_cuda_decode_sum(
-            context, ctypes.byref(fields), pointers, sizes, ctypes.c_uint64(len(payloads)), _pointer(out), ctypes.c_uint64(out.size), ctypes.c_float(scale),
+            context, ctypes.byref(fields), pointers, sizes, ctypes.c_uint64(len(payloads)),
+            _pointer(out), ctypes.c_uint64(out.size), ctypes.c_float(scale),
             ctypes.byref(result), workspace, size, None,
         )
     )  # fmt: skip

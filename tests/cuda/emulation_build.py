@@ -26,7 +26,9 @@ SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
 
 
 def sources():
-    """What the library is made of besides the scheduler; of the CPU core only what raises errors."""
+    """What the library is made of besides the scheduler; of the CPU core only what raises
+    errors.
+    """
     return [
         *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "api" / "arguments.cc",
         *sorted(HERE.glob("*.cc")),

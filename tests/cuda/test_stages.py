@@ -21,7 +21,9 @@ DEVICE_INDEX = [
     *(name for name in INDEX if name.startswith("bloom")),
 ]
 DEVICE_VALUE = [
-    "raw_value", "float16", "bfloat16", "qsgd_1", "qsgd_2", "qsgd_4", "qsgd_5_l2", "qsgd_8", "lloyd_max_1", "lloyd_max_2", "lloyd_max_3", "lloyd_max_4", "fit_poly", "fit_poly_degree1", "fit_poly_degree7",
+    "raw_value", "float16", "bfloat16", "qsgd_1", "qsgd_2", "qsgd_4", "qsgd_5_l2", "qsgd_8",
+    "lloyd_max_1", "lloyd_max_2", "lloyd_max_3", "lloyd_max_4", "fit_poly", "fit_poly_degree1",
+    "fit_poly_degree7",
     "fit_poly_segments4", "fit_dexp",
 ]  # fmt: skip
 

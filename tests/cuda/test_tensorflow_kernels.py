@@ -200,7 +200,9 @@ _WITH_NCCL = (
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 @pytest.mark.parametrize(("collectives", "scenarios"), [("host", ()), ("nccl", _WITH_NCCL)])
 def test_two_ranks_train_as_on_the_host(collectives, scenarios, tmp_path):
-    """TensorFlow's scenarios on stock Horovod, with variables on a simulated GPU; () stands for all."""
+    """TensorFlow's scenarios on stock Horovod, with variables on a simulated GPU; () stands for
+    all.
+    """
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "parallel"))
     from launch import report_of
 

@@ -50,7 +50,9 @@ def wait_for(what, seconds):
 
 
 def alive(directory, rank):
-    """Return whether a rank's process runs; one that its launcher has not yet waited for does not."""
+    """Return whether a rank's process runs; one that its launcher has not yet waited for does
+    not.
+    """
     status = pathlib.Path("/proc", (directory / f"process.{rank}").read_text(), "stat")
     try:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"

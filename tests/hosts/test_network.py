@@ -38,7 +38,8 @@ def made_by(pid):
     folders = pathlib.Path("/etc/netns").glob(f"deepreduce{pid}-*")
     return [
         *(line for line in namespaces.splitlines() if f"deepreduce{pid}-" in line),
-        *(line for line in links.splitlines() if f" dr{pid}b:" in line or f" dr{pid}h" in line), *map(str, folders),
+        *(line for line in links.splitlines() if f" dr{pid}b:" in line or f" dr{pid}h" in line),
+        *map(str, folders),
     ]  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""What the workers for PyTorch's DDP share: models, the oracle, and what all ranks must agree on."""
+"""What the workers for PyTorch's DDP share: models, the oracle, and what all ranks must agree
+on.
+"""
 
 import copy
 import datetime

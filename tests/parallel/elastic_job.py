@@ -42,8 +42,10 @@ class Job:
         discovery.chmod(0o755)
         root = HERE.parent.parent
         environment = dict(
-            os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent / "support")]), OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3",
-            HOROVOD_GLOO_TIMEOUT_SECONDS=_GLOO_SECONDS, HOROVOD_DYNAMIC_PROCESS_SETS=str(int(process_sets)),
+            os.environ, PYTHONPATH=os.pathsep.join([str(root), str(HERE.parent / "support")]),
+            OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3",
+            HOROVOD_GLOO_TIMEOUT_SECONDS=_GLOO_SECONDS,
+            HOROVOD_DYNAMIC_PROCESS_SETS=str(int(process_sets)),
         )  # fmt: skip
         launcher = pathlib.Path(sys.executable).with_name("horovodrun")
         command = [
@@ -60,7 +62,8 @@ class Job:
         self.said = open(directory / "said", "w+")
         self.process = subprocess.Popen(
             [*map(str, command), sys.executable, str(HERE / script), str(directory), *arguments],
-            cwd=root, env=environment, stdout=self.said, stderr=subprocess.STDOUT, start_new_session=True,
+            cwd=root, env=environment, stdout=self.said, stderr=subprocess.STDOUT,
+            start_new_session=True,
         )  # fmt: skip
 
     def set_hosts(self, *hosts):

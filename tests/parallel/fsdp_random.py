@@ -50,7 +50,10 @@ def run(seed):
     frozen = draw.random() < 0.3
     calls = draw.choice([WHOLE, LAYERS, LAYERS, TOGETHER])
     options = {"dense_below": draw.choice([0, 100, 500]), "seed": draw.randrange(1 << 40)}
-    what = f"seed {seed}: {hosts} hosts {codec} {memory} {communicator} {policy} {dtype} {how} {calls} {options}"
+    what = (
+        f"seed {seed}: {hosts} hosts {codec} {memory} {communicator} {policy} {dtype} {how} {calls}"
+        f" {options}"
+    )
 
     network = Network(dtype)
     network.convolution.bias.requires_grad_(not frozen)

@@ -38,7 +38,8 @@ from deepreduce_hvd.communicators.simulator import Simulator
 
 hvd.init()  # the schemes below depend on the number of ranks
 COMMUNICATORS = [
-    dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(), dr.Auto(),
+    dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(),
+    dr.SharedRandomK(), dr.Auto(),
     dr.Hierarchical(dr.GTopK(), hvd.size()),
 ]  # fmt: skip
 
@@ -102,7 +103,9 @@ def scenario_equal_parameters_and_nothing_lost(directory):
 
 
 def scenario_horovod_does_what_the_simulator_does(directory):
-    """One message of all gradients; the simulator equals the oracles (tests/test_communicators.py)."""
+    """One message of all gradients; the simulator equals the oracles
+    (tests/test_communicators.py).
+    """
     for communicator in COMMUNICATORS:
         if isinstance(communicator, dr.Auto):  # it measures, and is one of the others
             continue

@@ -35,7 +35,8 @@ HIGH = {tf.float16: 6e4, tf.float32: 3e38, tf.bfloat16: 3e38}
 def communicators():
     per_host = 2 if hvd.size() % 2 == 0 else hvd.size()
     return [
-        dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.CLTK(), dr.SharedRandomK(),
+        dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.CLTK(),
+        dr.SharedRandomK(),
         dr.Hierarchical(dr.Allgather(), per_host),
     ]  # fmt: skip
 

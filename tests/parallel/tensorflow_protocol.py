@@ -42,8 +42,10 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
     found = []
     last = f" on rank {hvd.size() - 1}"
     for name, other, usual in (
-        ("dense_below", 50, 300), ("dense_below", 1 << 20, 0), ("seed", 1, 0), ("codec", dr.Codec(dr.TopK(0.02)), dr.Codec(dr.TopK(0.05))),
-        ("communicator", dr.Auto(), dr.Allgather()), ("communicator", dr.Allgather(), dr.Hierarchical(dr.Allgather(), 1)),
+        ("dense_below", 50, 300), ("dense_below", 1 << 20, 0), ("seed", 1, 0),
+        ("codec", dr.Codec(dr.TopK(0.02)), dr.Codec(dr.TopK(0.05))),
+        ("communicator", dr.Auto(), dr.Allgather()),
+        ("communicator", dr.Allgather(), dr.Hierarchical(dr.Allgather(), 1)),
         ("communicator", dr.Auto(), dr.Hierarchical(dr.Allgather(), 1)),
     ):  # fmt: skip
         for wrap in (tf.function, lambda function: function):
@@ -206,7 +208,8 @@ def scenario_data_that_ends_earlier_on_some_ranks(directory):
     steps = []
     for eager in (False, True):
         for count, codec, communicator in (
-            (3, constant, dr.Allgather()), (3, dr.Codec(dr.TopK(0.05)), dr.Allgather()), (3, constant, dr.GTopK()), (0, constant, dr.Allgather()),
+            (3, constant, dr.Allgather()), (3, dr.Codec(dr.TopK(0.05)), dr.Allgather()),
+            (3, constant, dr.GTopK()), (0, constant, dr.Allgather()),
         ):  # fmt: skip
             named = model()
             step = make_step(named, compressor_of(named, codec, communicator=communicator))

@@ -232,7 +232,9 @@ def scenario_keras_state_with_the_callbacks_of_horovod(directory):
 
 
 def scenario_prepared_optimizers(directory):
-    """A prepared optimizer trains as one that was made without momentum; another is warned of once."""
+    """A prepared optimizer trains as one that was made without momentum; another is warned of
+    once.
+    """
 
     def trained(prepare, optimizer):
         tf.keras.backend.clear_session()

@@ -9,7 +9,8 @@ import tensorflow as tf
 
 import deepreduce_hvd as dr
 
-#: of each kind, above and below ``dense_below``, a weight and a bias: tracing takes the time of tests
+#: of each kind, above and below ``dense_below``, a weight and a bias: tracing takes the time of
+#: tests
 SIZES = ((48, 64), (64, 3))
 RATE = 0.1
 
@@ -120,7 +121,8 @@ def train(
     named = named or model()
     compressor = compressor or compressor_of(named, codec, memory)
     step = make_step(named, compressor, **options)
-    # without AutoGraph, whose conversion takes a third of the time: nothing here branches on tensors
+    # without AutoGraph, whose conversion takes a third of the time: nothing here branches on
+    # tensors
     step = step if eager else tf.function(step, autograph=False)
     for number in range(start, start + steps):
         step(batch(number))

@@ -119,7 +119,8 @@ def scenario_sources_in_any_order_and_number(directory):
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named)
     balance = Balance(compressor)
     cases = [
-        ((0, 1, 2, 3), (), {}), ((3, 2, 1, 0), (), {}), ((1, 3), (), {}), ((0, 1, 2), (1,), {}), ((2, 0, 3), (2,), {"groups": 1}), ((1, 0, 3, 2), (), {"groups": 2}),
+        ((0, 1, 2, 3), (), {}), ((3, 2, 1, 0), (), {}), ((1, 3), (), {}), ((0, 1, 2), (1,), {}),
+        ((2, 0, 3), (2,), {"groups": 1}), ((1, 0, 3, 2), (), {"groups": 2}),
         ((0, 1, 2), (), {"groups": [[named[2][1], named[1][1]], [named[3][1], named[0][1]]]}),
     ]  # fmt: skip
     for number, (order, nothing, options) in enumerate(sample(hvd.size(), cases)):

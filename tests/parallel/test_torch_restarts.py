@@ -70,7 +70,8 @@ def expect_to_have_resumed(output, ranks):
 def test_a_killed_rank_is_started_again(tmp_path):
     path = script(tmp_path, lose_host=False)
     finished = run_ranks(
-        "torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=2", path, tmp_path / "saved",
+        "torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=2", path,
+        tmp_path / "saved",
         timeout=120, **OWN_STORE,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-5000:]

@@ -26,7 +26,8 @@ from deepreduce_hvd.communicators.simulator import Simulator
 
 hvd.init()  # the schemes below depend on the number of ranks
 COMMUNICATORS = [
-    dr.Allgather(), dr.SplitAllgather(), dr.SplitAllgather(dense=None), dr.SplitAllgather(dense=2), dr.RecursiveDoubling(),
+    dr.Allgather(), dr.SplitAllgather(), dr.SplitAllgather(dense=None), dr.SplitAllgather(dense=2),
+    dr.RecursiveDoubling(),
     dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(), dr.Auto(),
 ]  # fmt: skip
 #: hosts of two ranks; three ranks are one host

@@ -13,7 +13,8 @@ def communicators():
     """Return one communicator per kind: whole payloads, partial sums, values at common indices."""
     per_host = 2 if hvd.size() % 2 == 0 else hvd.size()
     return [
-        dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(),
+        dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(),
+        dr.GTopK(form="tree"), dr.CLTK(), dr.SharedRandomK(),
         dr.Hierarchical(dr.Allgather(), per_host), dr.Hierarchical(dr.GTopK(), 1),
     ]  # fmt: skip
 

@@ -73,7 +73,9 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
 
 
 def scenario_ranks_with_other_parameters_are_told_which(directory):
-    """Number, order, names and shapes; which are frozen; steps of a state that one rank has loaded."""
+    """Number, order, names and shapes; which are frozen; steps of a state that one rank has
+    loaded.
+    """
 
     def parameters(*entries):
         return lambda: dr.Compressor(parameters=entries, dense_below=0).compress(entries[0][1].grad)
@@ -297,7 +299,8 @@ def scenario_data_that_ends_earlier_on_some_ranks(directory):
     """
     constant = dr.Codec(dr.TopK(0.05), dr.RawIndex(), dr.RawValue())
     for communicator in (
-        dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.CLTK(), dr.SharedRandomK(), dr.Hierarchical(dr.Allgather(), 1), dr.Auto(),
+        dr.Allgather(), dr.SplitAllgather(), dr.RecursiveDoubling(), dr.GTopK(), dr.CLTK(),
+        dr.SharedRandomK(), dr.Hierarchical(dr.Allgather(), 1), dr.Auto(),
     ):  # fmt: skip
         for count, codec in ((3, constant), (4, constant), (3, dr.Codec(dr.TopK(0.05), dr.Rice()))):
             if communicator == dr.SharedRandomK():

@@ -1,5 +1,5 @@
-"""What one rank alone does, or what no rank may do, on PyTorch: every rank must be told, and goes on
-to the next scenario; run by torch_scenarios.py.
+"""What one rank alone does, or what no rank may do, on PyTorch: every rank must be told, and goes
+on to the next scenario; run by torch_scenarios.py.
 """
 
 import horovod.torch as hvd

@@ -352,7 +352,9 @@ def scenario_virtual_ranks_come_to_the_same(directory):
 
 
 def scenario_prepared_optimizers(directory):
-    """A prepared optimizer trains as one that was made without momentum; another is warned of once."""
+    """A prepared optimizer trains as one that was made without momentum; another is warned of
+    once.
+    """
 
     def trained(prepare, make):
         network = model()

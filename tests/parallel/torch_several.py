@@ -1,5 +1,5 @@
-"""Several optimizers on one compressor, hvd.allreduce without an optimizer, sparse gradients, and what
-a step costs, on stock Horovod with PyTorch.
+"""Several optimizers on one compressor, hvd.allreduce without an optimizer, sparse gradients, and
+what a step costs, on stock Horovod with PyTorch.
 
 Started by test_torch_several.py under horovodrun.
 """
@@ -284,7 +284,8 @@ def scenario_equal_embeddings_with_nan(directory):
             {name: torch.nn.Embedding(200, 8, sparse=True) for name in ("one", "two")}
         )
         optimizer, compressor = distributed(
-            network, dr.Codec(dr.TopK(0.02)), compressor_options={"loss_scale": lambda: 1.0}, sparse_as_dense=True,
+            network, dr.Codec(dr.TopK(0.02)), compressor_options={"loss_scale": lambda: 1.0},
+            sparse_as_dense=True,
             backward_passes_per_step=passes,
         )  # fmt: skip
         for step in range(3):

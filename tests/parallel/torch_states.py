@@ -150,8 +150,10 @@ def scenario_a_memory_of_the_users_own(directory):
     lossy = {"index": dr.Rice(), "value": dr.QSGD(bits=4)}
     topk, random = dr.Codec(dr.TopK(0.1), **lossy), dr.Codec(dr.RandomK(0.1), **lossy)
     cases = [
-        (topk, dr.Allgather()), (topk, dr.SplitAllgather()), (topk, dr.RecursiveDoubling()), (topk, dr.GTopK()), (topk, dr.CLTK()),
-        (random, dr.SharedRandomK()), (topk, dr.Hierarchical(dr.Allgather(), ranks_per_host=hvd.size())),
+        (topk, dr.Allgather()), (topk, dr.SplitAllgather()), (topk, dr.RecursiveDoubling()),
+        (topk, dr.GTopK()), (topk, dr.CLTK()),
+        (random, dr.SharedRandomK()),
+        (topk, dr.Hierarchical(dr.Allgather(), ranks_per_host=hvd.size())),
     ]  # fmt: skip
     for codec, communicator in cases:
         trained = []

@@ -53,7 +53,9 @@ def make(seed, size, steps=None):
 
 
 def _refused_alone(program):
-    """The part of a program that is refused: on ranks that have no other part it is not, and they would wait."""
+    """The part of a program that is refused: on ranks that have no other part it is not, and they
+    would wait.
+    """
     for number, settings in enumerate(program.compressors):
         parts = [
             dataclasses.replace(part, compressor=0)
@@ -104,7 +106,9 @@ def _compressor(draw, size):
 
 
 def _others(draw, codec, other):
-    """What is sent otherwise than ``codec`` says; names end in the numbers of a part's parameters."""
+    """What is sent otherwise than ``codec`` says; names end in the numbers of a part's
+    parameters.
+    """
     ways = draw.choice(((), (), ("dense", "fp16"), (codec, other, other, "fp16")))
     return {digit: draw.choice(ways) for digit in "0123" if ways and draw.random() < 0.5}
 

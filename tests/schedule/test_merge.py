@@ -275,7 +275,8 @@ def test_omgs_is_between_the_optimum_and_twice_it():
 
 def test_omgs_subtracts_the_selection_of_the_next_gradient_once():
     # Merging delays the message by backward and the larger selection: 1 + 8 - 4 = 5 > 4, the start
-    # that one message saves. With a second subtraction of 4 the delay would be 1, and it would merge.
+    # that one message saves. With a second subtraction of 4 the delay would be 1, and it would
+    # merge.
     selection, cost = (lambda x: 4 * x), (lambda x: 4 + 0 * x)
     assert schedule.omgs([0, 1], [1, 1], selection, cost)[0] == [1, 1]
     # the first two gradients may be apart, and are merged where the delay is small

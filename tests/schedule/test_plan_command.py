@@ -74,7 +74,8 @@ def test_profiles_of_several_ranks_and_a_measured_link(tmp_path, capsys):
 
 def test_picture_trace_and_plan(layers, tmp_path, capsys):
     run(
-        capsys, layers, "--hosts", "4,2", "--link", "1gbit,100mbit", "--plot", tmp_path / "plan.png",
+        capsys, layers, "--hosts", "4,2", "--link", "1gbit,100mbit", "--plot",
+        tmp_path / "plan.png",
         "--trace", tmp_path / "trace.json", "--save", tmp_path / "plan.json", "--forward", 0,
     )  # fmt: skip
     assert (tmp_path / "plan.png").read_bytes()[:4] == b"\x89PNG"

@@ -80,29 +80,34 @@ PUBLISHED = [
     Published(
         "DeepReduce run_deepreduce.sh, ResNet-20",
         {
-            "compressor": "topk", "memory": "residual", "communicator": "allgather", "compress_ratio": 0.01, "deepreduce": "index", "index": "bloom",
+            "compressor": "topk", "memory": "residual", "communicator": "allgather",
+            "compress_ratio": 0.01, "deepreduce": "index", "index": "bloom",
             "micro-benchmark": True, "world_size": WORLD_SIZE,
         },
-        dr.Codec(dr.TopK(0.01), index=LEFTMOST), dr.Residual(), dr.Allgather(), ("micro-benchmark: nothing is printed",),
+        dr.Codec(dr.TopK(0.01), index=LEFTMOST), dr.Residual(), dr.Allgather(),
+        ("micro-benchmark: nothing is printed",),
     ),
     Published("DeepReduce run_deepreduce.sh", {"compressor": "none", "memory": "none", "communicator": "allreduce"}, *DENSE),
     _of_non_zero({}),
     _of_non_zero({"deepreduce": "index", "index": "bloom"}, index=LEFTMOST),
     _of_non_zero({"deepreduce": "value", "value": "polyfit"}, value=dr.FitPoly(degree=5), warnings=(SEGMENTS,)),
     _of_non_zero(
-        {"deepreduce": "value", "value": "qsgd", "buckets_num": 128, "quantum_num": 32}, value=dr.QSGD(bits=7, bucket=512, norm="l2"),
+        {"deepreduce": "value", "value": "qsgd", "buckets_num": 128, "quantum_num": 32},
+        value=dr.QSGD(bits=7, bucket=512, norm="l2"),
         warnings=("quantum_num: 32 levels become 63", "buckets_num: neither project reads it"),
     ),
     _of_non_zero({"deepreduce": "both"}, index=LEFTMOST, value=dr.FitPoly(degree=5), warnings=(BOTH, SEGMENTS)),
     _of_non_zero({"deepreduce": "index", "index": "bloom", "policy": "p0", "fpr": 0.01}, index=dr.Bloom(fpr=0.01, policy="p0")),
     _of_non_zero(
-        {"deepreduce": "both", "index": "bloom", "policy": "random", "fpr": 0.01, "value": "qsgd"}, index=dr.Bloom(fpr=0.01, policy="p1"), value=QSGD,
+        {"deepreduce": "both", "index": "bloom", "policy": "random", "fpr": 0.01, "value": "qsgd"},
+        index=dr.Bloom(fpr=0.01, policy="p1"), value=QSGD,
         warnings=(BOTH,),
     ),
     Published(
         "DeepReduce run_deepreduce.sh, SKCompress",
         {"compressor": "SKCompressCPU", "num_quantiles": 128, "sparsifier": "threshold", "threshold": 0.0, "memory": "none", "communicator": "allgather"},
-        dr.Codec(dr.Threshold(0.0), index=dr.Huffman(delta=True), value=dr.Quantile(buckets=128)), dr.NoMemory(), dr.Allgather(),
+        dr.Codec(dr.Threshold(0.0), index=dr.Huffman(delta=True), value=dr.Quantile(buckets=128)),
+        dr.NoMemory(), dr.Allgather(),
         ("SKCompress",),
     ),
     Published(
@@ -116,8 +121,10 @@ PUBLISHED = [
 #: compares with, and DeepReduce's
 NAMES = {
     "compressor": {
-        "adaq", "dgc", "efsignsgd", "fp16", "inceptionn", "natural", "natural_cuda", "none", "onebit", "powersgd", "qsgd", "qsgd_cuda", "randomk",
-        "signsgd", "signum", "sketch", "terngrad", "threshold", "topk", "u8bit", "SKCompressCPU", "SKCompressGPU",
+        "adaq", "dgc", "efsignsgd", "fp16", "inceptionn", "natural", "natural_cuda", "none",
+        "onebit", "powersgd", "qsgd", "qsgd_cuda", "randomk",
+        "signsgd", "signum", "sketch", "terngrad", "threshold", "topk", "u8bit", "SKCompressCPU",
+        "SKCompressGPU",
     },
     "memory": {"dgc", "efsignsgd", "none", "powersgd", "residual"},
     "communicator": {"allgather", "allreduce", "alltoall", "broadcast"},
@@ -127,7 +134,9 @@ NAMES = {
 
 #: the defaults in the code of both projects
 DEFAULTS = {
-    "compressor": "none", "memory": "none", "communicator": "allreduce", "compress_ratio": 0.3, "threshold": 0.01, "quantum_num": 127,
-    "quantiles": 64, "momentum": 0.9, "gradient_clipping": False, "deepreduce": None, "index": "bloom", "value": "polyfit", "policy": "leftmost",
+    "compressor": "none", "memory": "none", "communicator": "allreduce", "compress_ratio": 0.3,
+    "threshold": 0.01, "quantum_num": 127,
+    "quantiles": 64, "momentum": 0.9, "gradient_clipping": False, "deepreduce": None,
+    "index": "bloom", "value": "polyfit", "policy": "leftmost",
     "poly_degree": 5, "sort": False, "bucket_size": 512,
 }  # fmt: skip

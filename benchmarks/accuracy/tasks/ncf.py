@@ -12,7 +12,9 @@ from .base import Task
 
 @functools.cache
 def _movielens():
-    """Return train pairs, test pairs and the (users, items) array of whether a user rated an item."""
+    """Return train pairs, test pairs and the (users, items) array of whether a user rated an
+    item.
+    """
     users, items, _, timestamps = movielens_100k()
     train, test, item_count = recommender.split(users, items, timestamps)
     rated = np.zeros((int(users.max()), item_count), dtype=bool)

@@ -152,7 +152,8 @@ class DevicePath(BaseDevicePath):
         def start():
             state = (*slot.state, *[None] * (2 - len(slot.state)))
             return operators.checked(
-                torch.ops.deepreduce.start_encode_, flat, *state, codec.fields(memory, slot.steps - 1),
+                torch.ops.deepreduce.start_encode_, flat, *state,
+                codec.fields(memory, slot.steps - 1),
                 self.compressor.seed, slot.steps - 1, slot.key, rank,
             )  # fmt: skip
 

@@ -210,7 +210,8 @@ class DeviceSum(GatheredPayloads):
             at = first + (_LENGTH.unpack_from(headers, at)[0] if first <= headers.size else 0)
             if not first < at <= headers.size:
                 raise CorruptPayloadError(
-                    f"parameter {bucket.name}: expected headers with {headers.size} bytes in total, got one that ends at byte {at}"
+                    f"parameter {bucket.name}: expected headers with {headers.size} bytes in total,"
+                    f" got one that ends at byte {at}"
                 )
             span = _span(headers[first:at], start)
             spans.append(span)
@@ -218,7 +219,8 @@ class DeviceSum(GatheredPayloads):
         count = len(bucket.members)
         if len(spans) != size * count:
             raise CorruptPayloadError(
-                f"parameter {bucket.name}: expected {count} headers from each of {size} ranks, got {len(spans)} in total"
+                f"parameter {bucket.name}: expected {count} headers from each of {size} ranks, got"
+                f" {len(spans)} in total"
             )
         self.messages = [spans[number::count] for number in range(count)]
         for member, messages in zip(bucket.members, self.messages):
@@ -228,7 +230,8 @@ class DeviceSum(GatheredPayloads):
                 raise error from member.failure
         if start != gathered.numel():
             raise CorruptPayloadError(
-                f"parameter {bucket.name}: expected payloads with {start} bytes in total, got {gathered.numel()}"
+                f"parameter {bucket.name}: expected payloads with {start} bytes in total, got"
+                f" {gathered.numel()}"
             )
 
     def _on_host(self, member):

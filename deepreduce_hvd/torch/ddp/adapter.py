@@ -38,8 +38,9 @@ def _check(compressor, model):
         )
     if model._comm_hooks or model.mixed_precision is not None:
         raise InvalidArgumentError(
-            "register: expected a model without a communication hook, got one that has "
-            f"{'mixed_precision=' if model.mixed_precision is not None else 'a hook'}; DDP allows one hook"
+            "register: expected a model without a communication hook, got one that has"
+            f" {'mixed_precision=' if model.mixed_precision is not None else 'a hook'}; DDP allows"
+            " one hook"
         )
     _check_parameters(compressor.adapter, model)
 
@@ -97,12 +98,13 @@ class DdpAdapter(DistributedAdapter):
         """Return the slots and the gradients of a bucket."""
         if bucket.buffer().layout != torch.strided:
             raise InvalidArgumentError(
-                "DDP: expected dense gradients, got sparse ones; create the embedding with sparse=False"
+                "DDP: expected dense gradients, got sparse ones; create the embedding with"
+                " sparse=False"
             )
         if not getattr(self._model(), "_divide_by_initial_world_size", True):
             raise InvalidArgumentError(
-                "DDP: expected join(divide_by_initial_world_size=True), got False, which DDP does not "
-                "tell communication hooks; gradients are divided by the number of all ranks"
+                "DDP: expected join(divide_by_initial_world_size=True), got False, which DDP does"
+                " not tell communication hooks; gradients are divided by the number of all ranks"
             )
         parameters = bucket.parameters()
         views = [in_layout_of(*pair) for pair in zip(parameters, bucket.gradients())]

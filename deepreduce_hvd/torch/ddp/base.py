@@ -155,8 +155,8 @@ def expect_unused(compressor, decides):
         )
     if compressor.schedule is not None:
         raise InvalidArgumentError(
-            f"register: expected schedule=None, because {decides[0]} decides which gradients share a "
-            f"message, got {compressor.schedule!r}; {decides[1]}"
+            f"register: expected schedule=None, because {decides[0]} decides which gradients share"
+            f" a message, got {compressor.schedule!r}; {decides[1]}"
         )
     if any(not isinstance(slot, Slot) for slot in adapter.slots.values()):
         raise InvalidArgumentError(
@@ -165,8 +165,8 @@ def expect_unused(compressor, decides):
         )
     if getattr(adapter, "agreed", False):
         raise InvalidArgumentError(
-            "register: expected a compressor that nothing uses, got one that Horovod has used; create "
-            "another one"
+            "register: expected a compressor that nothing uses, got one that Horovod has used;"
+            " create another one"
         )
 
 

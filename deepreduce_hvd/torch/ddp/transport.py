@@ -121,9 +121,10 @@ class DistributedTransport(Transport):
                 )
             ranks, place = self.ranks, self.rank % count
             first = self.rank - place
-            # Only members create a group, so ranks outside of this transport need not take part. But
-            # PyTorch names a group by the number of groups that a rank has: it must stay equal here.
-            # So all ranks create a group across hosts, and only the first of each host uses it.
+            # Only members create a group, so ranks outside of this transport need not take part.
+            # But PyTorch names a group by the number of groups that a rank has: it must stay equal
+            # here. So all ranks create a group across hosts, and only the first of each host uses
+            # it.
             within = self._subgroup(ranks[first : first + count])
             across = self._subgroup(ranks[place::count])
             self._by_host[count] = within, across if place == 0 else None
@@ -203,8 +204,9 @@ class DistributedTransport(Transport):
         ]
         shown = "; ".join(f"{name} on rank {rank}" for rank, name in zip(self._ranks, names))
         raise InvalidArgumentError(
-            f"expected the same gradients in the same step on every rank, got {shown}; give every rank "
-            "the same model and settings, and the same number of backward passes that synchronize"
+            f"expected the same gradients in the same step on every rank, got {shown}; give every"
+            " rank the same model and settings, and the same number of backward passes that"
+            " synchronize"
         )
 
     def _gather_bytes(self, array, sizes, deadline=None):

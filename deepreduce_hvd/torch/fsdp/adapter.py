@@ -68,9 +68,10 @@ def _check_meshes(mesh, found):
             )
         if isinstance(group.mesh_info, DDPMeshInfo):
             raise InvalidArgumentError(
-                "register: expected fully_shard with the one-dimensional mesh of the ranks in a host, "
-                "got one with a dimension of replicas, which PyTorch sums uncompressed before its hook; "
-                'call fully_shard(module, mesh=mesh["ranks"]) and register(module, mesh["hosts"])'
+                "register: expected fully_shard with the one-dimensional mesh of the ranks in a"
+                " host, got one with a dimension of replicas, which PyTorch sums uncompressed"
+                ' before its hook; call fully_shard(module, mesh=mesh["ranks"]) and'
+                ' register(module, mesh["hosts"])'
             )
     shards = {
         tuple(dist.get_process_group_ranks(group.mesh_info.shard_process_group))
@@ -91,18 +92,19 @@ def _check_parameters(slots, groups):
         name = parameter._module_info.param_name
         if parameter.sharded_param.requires_grad and id(parameter.sharded_param) not in known:
             raise InvalidArgumentError(
-                f"register: expected all trained parameters of the model, got none for a {name}; "
-                "create the compressor after fully_shard, with parameters=network.named_parameters()"
+                f"register: expected all trained parameters of the model, got none for a {name};"
+                " create the compressor after fully_shard, with"
+                " parameters=network.named_parameters()"
             )
         if parameter.is_dtensor:
             raise InvalidArgumentError(
-                f"register: expected parameters that only fully_shard shards, got a {name} that was a "
-                "DTensor before; tensor parallelism is not supported"
+                f"register: expected parameters that only fully_shard shards, got a {name} that was"
+                " a DTensor before; tensor parallelism is not supported"
             )
         if parameter.device.type != "cpu":
             raise InvalidArgumentError(
-                f"register: expected parameters on the host, got a {name} on {parameter.device}, which "
-                "is not supported yet; use Horovod for GPUs"
+                f"register: expected parameters on the host, got a {name} on {parameter.device},"
+                " which is not supported yet; use Horovod for GPUs"
             )
 
 

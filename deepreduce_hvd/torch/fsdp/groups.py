@@ -99,8 +99,9 @@ class Group:
             slot = self._by_parameter.get(id(one))
             if slot is None:
                 raise InvalidArgumentError(
-                    f"fully_shard: expected gradients of named parameters, got one of {one._param_fqn}; "
-                    "create the compressor with parameters=network.named_parameters()"
+                    "fully_shard: expected gradients of named parameters, got one of"
+                    f" {one._param_fqn}; create the compressor with"
+                    " parameters=network.named_parameters()"
                 )
             if not slot.shape.numel():
                 slot.steps += 1
@@ -120,8 +121,8 @@ class Group:
         if earlier is not None:
             if earlier[0] != parameters:
                 raise InvalidArgumentError(
-                    "set_requires_all_reduce(False): expected gradients of the same parameters in each "
-                    "backward pass, got others; use set_requires_gradient_sync(False)"
+                    "set_requires_all_reduce(False): expected gradients of the same parameters in"
+                    " each backward pass, got others; use set_requires_gradient_sync(False)"
                 )
             buffer += earlier[1]
         if self.exchanges:
@@ -183,6 +184,6 @@ def _check_pytorch():
         known = {}
     if _PARAMETERS not in known or "all_reduce_hook" not in known:
         raise InvalidArgumentError(
-            "register: expected a PyTorch whose fully_shard has an all-reduce hook, such as 2.13, got "
-            f"{torch.__version__}"
+            "register: expected a PyTorch whose fully_shard has an all-reduce hook, such as 2.13,"
+            f" got {torch.__version__}"
         )
