@@ -67,7 +67,7 @@ class Compressor:
             and its network, tries the fastest plans, and uses the one whose steps take the least
             time; sending all gradients uncompressed, or as float16, is among them
             (docs/schedule.md). A :class:`~deepreduce_hvd.schedule.Plan`: that plan from the first
-            step on.
+            step on. With :meth:`register`, PyTorch decides which gradients share a message.
         threads: on PyTorch, number of threads that encode gradients while backward makes others; 0
             leaves encoding to the thread of backward. Payloads do not depend on it. Default: the
             cores of this host per local rank, less one, but at least 1 and at most 4. They are used

@@ -15,6 +15,7 @@ from ddp_tools import (
     loss_of,
     sums_densely,
 )
+from random_plans import random_plan, takes_any_plan
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators import encoding_threads
@@ -48,6 +49,17 @@ def stages(draw, size):
             return codec, memory, communicator
 
 
+def planned(draw, network, codec, memory, communicator, options, hosts):
+    """Return a random plan for half of the compressors that allow any, else None."""
+    compressor = dr.Compressor(
+        codec, memory, communicator, network.named_parameters(), dense_below=options["dense_below"]
+    )
+    if not takes_any_plan(compressor) or draw.random() < 0.5:
+        return None
+    names = [name for name, policy in compressor.policies.items() if not policy.dense]
+    return random_plan(draw, names, hosts)
+
+
 def run(seed):
     """Run the program of a seed; all ranks call this."""
     draw = random.Random(seed)
@@ -70,8 +82,9 @@ def run(seed):
         "seed": draw.randrange(1 << 40),
         "threads": draw.choice([None, 0, 1, 3]),
     }
-    what = f"seed {seed}: {codec} {memory} {communicator} {dtype} {ddp} {options}"
     network = Network(dtype, channels_last=draw.random() < 0.3)
+    options["schedule"] = planned(draw, network, codec, memory, communicator, options, size)
+    what = f"seed {seed}: {codec} {memory} {communicator} {dtype} {ddp} {options}"
     steps = draw.randint(2, 5)
     plan = [
         [

@@ -3,12 +3,14 @@
 import copy
 import pickle
 
+import random_plans
 import torch
 import torch.distributed as dist
-from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, loss_of, refused
+from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, gradients_of, loss_of, refused
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.schedule import Message
 
 
 def scenario_resume_is_bit_for_bit(directory):
@@ -44,6 +46,51 @@ def scenario_resume_is_bit_for_bit(directory):
             assert torch.equal(one, two), name
 
 
+def scenario_a_plan_that_sends_a_parameter_uncompressed_adds_its_residual_once(directory):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    network = Network()
+    model, compressor = distributed(network, CODEC)
+    loss_of(model, 0, rank).backward()
+    state = compressor.state_dict()
+    names = [name for name, policy in compressor.policies.items() if not policy.dense]
+    dense, fp16, *others = names
+    plan = random_plans.plan_of(
+        [
+            Message((dense,), "dense"),
+            Message((fp16,), "fp16"),
+            Message(tuple(others), "codec", 0.3, "SplitAllgather"),
+        ],
+        size,
+    )
+    other = Network()
+    model, planned = distributed(other, CODEC, schedule=plan)
+    planned.load_state_dict(state)
+    assert planned.plan == plan
+    for step in (1, 2):
+        other.zero_grad()
+        expected = [
+            gradients_of(
+                other, lambda copy, one=one, step=step: loss_of(copy, step, one).backward()
+            )
+            for one in range(size)
+        ]
+        loss_of(model, step, rank).backward()
+        for name, near in ((dense, 1e-5), (fp16, 2e-2)):
+            total = sum(own[name] for own in expected)
+            if step == 1:
+                kept = state["parameters"][name]["memory"]["residual"].clone()
+                dist.all_reduce(kept)
+                assert kept.any(), name
+                total = total + kept.view_as(total)
+            mean = total / size
+            found = dict(other.named_parameters())[name].grad
+            torch.testing.assert_close(found, mean, rtol=near, atol=near * float(mean.abs().max()))
+            assert not planned.state_dict()["parameters"][name]["memory"]["residual"].any()
+    rows = planned.stats()
+    assert (rows[dense]["path"], rows[fp16]["path"]) == ("dense", "fp16")
+    assert rows[fp16]["sent_bytes"] == 2 * rows[fp16]["elements"]
+
+
 def scenario_resume_with_fewer_ranks(directory):
     network = Network()
     model, compressor = distributed(network, CODEC)
@@ -77,6 +124,7 @@ def scenario_refused(directory):
         "got none for convolution.weight",
         lambda: dr.Compressor(CODEC, parameters=some).register(model),
     )
+    refused("expected schedule=None or a Plan", lambda: compressor(schedule="auto").register(model))
     refused("call hvd.init() before creating", lambda: compressor().state_dict())
     registered = compressor()
     registered.register(model)

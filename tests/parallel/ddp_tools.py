@@ -114,14 +114,14 @@ class Oracle:
 
     def __init__(self, compressor, network):
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        self._settings = compressor
+        self._settings, self._layout = compressor, compressor.adapter.layout
         self._parameters = self._parameters_of(network)
         self._names = {id(parameter): name for name, parameter in self._parameters.items()}
         self.state = [
             {
                 name: [
                     np.zeros(parameter.numel(), dtype=np.float32)
-                    for _ in compressor.policies[name].memory.state
+                    for _ in self._layout.policies[name].memory.state
                 ]
                 for name, parameter in self._parameters.items()
             }
@@ -153,11 +153,11 @@ class Oracle:
         """
         result = {}
         for names in self._buckets:
-            policies = self._settings.policies
-            for policy in dict.fromkeys(policies[name] for name in names):
-                alike = [name for name in names if policies[name] == policy]
+            ways = {name: (self._layout.policies[name], self._communicator(name)) for name in names}
+            for policy, communicator in dict.fromkeys(ways.values()):
+                alike = [name for name in names if ways[name] == (policy, communicator)]
                 if not policy.dense:
-                    result.update(self._exchange(policy, alike, gradients))
+                    result.update(self._exchange(policy, communicator, alike, gradients))
                     continue
                 for name in alike:
                     result[name] = self._summed(policy.way, name, [own[name] for own in gradients])
@@ -172,7 +172,10 @@ class Oracle:
         total = sum((zeros if part is None else part).to(dtype) for part in parts)
         return (total / self.size).to(zeros.dtype)
 
-    def _exchange(self, policy, names, gradients):
+    def _communicator(self, name):
+        return self._layout.communicators.get(name, self._settings.communicator)
+
+    def _exchange(self, policy, communicator, names, gradients):
         settings = self._settings
         buckets = []
         for rank, own in enumerate(gradients):
@@ -182,7 +185,7 @@ class Oracle:
             buckets.append(
                 Bucket(policy.codec, policy.memory, members, settings.seed, self.step, rank)
             )
-        outcomes = Simulator(self.size).run(settings.communicator, buckets)
+        outcomes = Simulator(self.size).run(communicator, buckets)
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -231,9 +234,9 @@ class Oracle:
             if found is None:
                 assert all(own[name] is None for own in gradients), f"{where}: no gradient"
                 continue
-            policy = compressor.policies[name]
+            policy = self._layout.policies[name]
             dense = policy.dense
-            if self.size > 2 and (dense or sums_densely(compressor.communicator)):
+            if self.size > 2 and (dense or sums_densely(self._communicator(name))):
                 rounded = {}
                 if policy.way == "fp16":  # sums are rounded to float16, and results to their dtype
                     rounded = {"rtol": max(2e-3, 2 * torch.finfo(found.dtype).eps), "atol": 1e-5}

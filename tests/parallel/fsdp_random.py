@@ -4,7 +4,7 @@ import random
 
 import torch
 import torch.distributed as dist
-from ddp_random import stages
+from ddp_random import planned, stages
 from ddp_tools import Network
 from fsdp_tools import (
     LAYERS,
@@ -50,13 +50,14 @@ def run(seed):
     frozen = draw.random() < 0.3
     calls = draw.choice([WHOLE, LAYERS, LAYERS, TOGETHER])
     options = {"dense_below": draw.choice([0, 100, 500]), "seed": draw.randrange(1 << 40)}
+    network = Network(dtype)
+    network.convolution.bias.requires_grad_(not frozen)
+    options["schedule"] = planned(draw, network, codec, memory, communicator, options, hosts)
     what = (
         f"seed {seed}: {hosts} hosts {codec} {memory} {communicator} {policy} {dtype} {how} {calls}"
         f" {options}"
     )
 
-    network = Network(dtype)
-    network.convolution.bias.requires_grad_(not frozen)
     reference = Reference(network, policy)
     mesh = meshes(hosts)
     try:

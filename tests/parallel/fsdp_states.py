@@ -283,7 +283,7 @@ def scenario_refused(directory):
     refused("got 2 dimensions", lambda: made(network).register(network, mesh))
     refused("share only this rank", lambda: made(network).register(network, mesh["ranks"]))
     refused(
-        "expected schedule=None",
+        "expected schedule=None or a Plan",
         lambda: made(network, schedule="auto").register(network, mesh["hosts"]),
     )
     compressor = made(network)

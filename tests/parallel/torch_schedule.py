@@ -9,6 +9,7 @@ import sys
 
 import horovod.torch as hvd
 import numpy as np
+import random_plans
 import torch
 from torch_gradients_tools import expect, run_reporting
 from torch_tools import (
@@ -25,29 +26,11 @@ from deepreduce_hvd import layout
 from deepreduce_hvd.schedule import Message, Plan
 
 CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.LloydMax(bits=1))
-_SUMS = ("Allgather", "SplitAllgather", "RecursiveDoubling")
 
 
 def plan_of(messages):
-    """A plan with these messages and no predictions."""
-    return Plan(tuple(messages), (), 0.0, "none", repr(CODEC), hvd.size(), 1, "none")
-
-
-def random_plan(draw, names):
-    """The names in random groups that are sent in random ways, in the order of backward."""
-    left, messages = [*names][::-1], []
-    while left:
-        length = draw.randint(1, len(left))
-        members, left = tuple(left[:length]), left[length:]
-        way = draw.choice(("codec", "codec", "dense", "fp16"))
-        if draw.random() < 0.15:
-            continue  # parameters without a message go into buckets
-        if way == "codec":
-            density = draw.choice((0.05, 0.01, 0.3, 1.0))
-            messages.append(Message(members, way, density, draw.choice(_SUMS)))
-        else:
-            messages.append(Message(members, way))
-    return plan_of(messages)
+    """Return a plan with these messages and no predictions."""
+    return random_plans.plan_of(messages, hvd.size(), repr(CODEC))
 
 
 def residuals(compressor, name):
@@ -65,7 +48,7 @@ def scenario_plans_that_change_in_every_step_lose_nothing(directory):
         names = [name for name, policy in compressor.policies.items() if not policy.dense]
         came, arrived, halved = {}, {}, {}
         for step in range(8):
-            plan = random_plan(draw, names)
+            plan = random_plans.random_plan(draw, names, hvd.size(), repr(CODEC))
             compressor.adapter.scheduler.layout = layout.of_plan(
                 compressor.policies, compressor.fingerprint, plan
             )
@@ -120,7 +103,9 @@ def scenario_plans_that_change_while_gradients_of_others_are_in_flight(directory
         under_way = [None, None]  # the weights whose gradients backward has not made yet
         for _ in range(40):
             compressor.adapter.scheduler.layout = layout.of_plan(
-                compressor.policies, compressor.fingerprint, random_plan(draw, [*weights])
+                compressor.policies,
+                compressor.fingerprint,
+                random_plans.random_plan(draw, [*weights], hvd.size(), repr(CODEC)),
             )
             chosen = draw.randrange(2)
             left = under_way[chosen] or draw.sample(parts[chosen], 4)

@@ -29,7 +29,7 @@ def compress_bucket(
 
 def _check(compressor, model):
     """Raise InvalidArgumentError for what cannot be registered."""
-    expect_unused(compressor, ("DDP", "set DDP's bucket_cap_mb"))
+    expect_unused(compressor)
     if model._use_python_reducer:
         raise InvalidArgumentError(
             "register: expected DDP's own reducer, got the one of "

@@ -7,6 +7,7 @@ import weakref
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from deepreduce_hvd import layout
 from deepreduce_hvd.communicators.driver import Driver
 from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 from deepreduce_hvd.coordination import handshake
@@ -32,11 +33,21 @@ class DistributedAdapter(TorchAdapter):
         transport: transport over the ranks whose gradients are averaged. All these ranks create
             the adapter together.
         slots: name of a parameter -> its :class:`~deepreduce_hvd.torch.slot.Slot`.
+
+    Attributes:
+        layout: how each gradient is sent. PyTorch decides which gradients share a message.
     """
 
     def __init__(self, compressor, transport, slots):
         super().__init__(compressor, transport)
         self.slots = slots
+        self.layout = (
+            layout.of_settings(compressor.policies, compressor.fingerprint)
+            if compressor.schedule is None
+            else layout.of_plan(compressor.policies, compressor.fingerprint, compressor.schedule)
+        )
+        for name, slot in slots.items():
+            slot.policy = self.layout.policies[name]
         self.host_path = HostPath(None)
         self._round = None
         self._driver = Driver(self.transport)
@@ -55,7 +66,8 @@ class DistributedAdapter(TorchAdapter):
         compressor.adapter = self
         try:
             self.agree()
-            compressor.communicator.prepare(self.transport)
+            for communicator in {compressor.communicator, *self.layout.communicators.values()}:
+                communicator.prepare(self.transport)
         except BaseException:
             compressor.adapter = old
             raise
@@ -63,6 +75,14 @@ class DistributedAdapter(TorchAdapter):
     def agree(self):
         """Compare the settings of all ranks."""
         handshake.agree(self)
+
+    @property
+    def plan(self):
+        return self.layout.plan
+
+    def communicator_of(self, slot):
+        """Return the communicator of a parameter's compressed gradients."""
+        return self.layout.communicators.get(slot.name, self.compressor.communicator)
 
     def compress(self, tensor):
         self._refuse_horovod("compress")
@@ -135,13 +155,8 @@ class DistributedAdapter(TorchAdapter):
         return True
 
 
-def expect_unused(compressor, decides):
-    """Raise InvalidArgumentError unless a compressor can be registered with a model.
-
-    Args:
-        compressor: the :class:`~deepreduce_hvd.Compressor`.
-        decides: what decides which gradients share a message, and how to change that.
-    """
+def expect_unused(compressor):
+    """Raise InvalidArgumentError unless a compressor can be registered with a model."""
     adapter = compressor.adapter
     if isinstance(adapter, DistributedAdapter):
         raise InvalidArgumentError(
@@ -153,10 +168,10 @@ def expect_unused(compressor, decides):
             "register: expected no process_set, which belongs to Horovod; give the model a process "
             "group or a mesh"
         )
-    if compressor.schedule is not None:
+    if compressor.schedule == "auto":
         raise InvalidArgumentError(
-            f"register: expected schedule=None, because {decides[0]} decides which gradients share"
-            f" a message, got {compressor.schedule!r}; {decides[1]}"
+            "register: expected schedule=None or a Plan, because PyTorch decides which gradients"
+            " share a message, got 'auto'"
         )
     if any(not isinstance(slot, Slot) for slot in adapter.slots.values()):
         raise InvalidArgumentError(

@@ -63,9 +63,10 @@ class BucketJob:
         self._round = round_
         self._buffer = buffer
         self._divisor = adapter.transport.size if divisor is None else divisor
-        self._compressed = {}  # policy -> [(slot, view of the gradient, its bucket member)]
+        # (policy, communicator) -> [(slot, view of the gradient, its bucket member)]
+        self._compressed = {}
         self._uncompressed = {}  # "dense" or "fp16" -> [(slot, view of the gradient)]
-        self._exchanges = []  # one for each policy
+        self._exchanges = []  # one for each policy and communicator
         self._channels = {}  # "dense" or "fp16" -> Channel
         self.failure = None
         self.error = None
@@ -95,13 +96,17 @@ class BucketJob:
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
+            total = slot.with_memory(gradient, made, self._round.loss_scale)
+            if total is not gradient:
+                gradient.copy_(total)
             self._uncompressed.setdefault(slot.policy.way, []).append((slot, gradient))
             return
         # zeros that backward did not make: the parameter was not used in this step, or this rank
         # has no more batches
         held = not made and not bool(gradient.any())
         member = self._member(slot, gradient, held)
-        self._compressed.setdefault(slot.policy, []).append((slot, gradient, member))
+        way = slot.policy, self._adapter.communicator_of(slot)
+        self._compressed.setdefault(way, []).append((slot, gradient, member))
 
     def _member(self, slot, gradient, held):
         """Return the bucket member of a gradient, or one that failed."""
@@ -125,34 +130,34 @@ class BucketJob:
             return
         entries = [[(slot.name, slot.policy.way) for slot, *_ in part] for part in parts]
         content = repr((entries, str(self._buffer.dtype), parts[0][0][0].steps))
-        mark = zlib.crc32(content.encode(), compressor.fingerprint)
+        mark = zlib.crc32(content.encode(), self._adapter.layout.fingerprint)
 
         def name_of(part):
             first = part[0][0]
             name = collective_name(compressor.number, first.name)
             return f"{name}.step {first.steps}.{mark:08x}"
 
-        for policy, part in self._compressed.items():
+        for (policy, communicator), part in self._compressed.items():
             bucket = Bucket(
                 policy.codec, policy.memory, [member for _, _, member in part], compressor.seed,
                 part[0][0].steps - 1, transport.rank,
             )  # fmt: skip
             self._exchanges.append(
                 Exchange(
-                    compressor.communicator,
+                    communicator,
                     bucket,
                     transport,
                     name_of(part),
-                    self._encoded(policy, part),
+                    self._encoded(policy, communicator, part),
                 )
             )
         for way, part in self._uncompressed.items():
             self._channels[way] = Channel(transport, f"{name_of(part)}.{way}")
 
-    def _encoded(self, policy, part):
+    def _encoded(self, policy, communicator, part):
         """Let threads encode gradients; yield the handle that must be done before the exchange."""
         adapter = self._adapter
-        if not adapter.compressor.communicator.sends_payloads:
+        if not communicator.sends_payloads:
             return
         encodings = {}
         for slot, _, member in part:

@@ -33,7 +33,7 @@ def register(compressor, model, mesh):
         model: a module after fully_shard.
         mesh: the ranks of different hosts that have the same shard.
     """
-    expect_unused(compressor, ("fully_shard", "call fully_shard on other modules"))
+    expect_unused(compressor)
     found = modules_and_groups(model)
     _check_meshes(mesh, found)
     _check_parameters(compressor.adapter.slots, [group for _, group in found])

@@ -1,0 +1,39 @@
+"""Random plans: groups of parameters that are sent in random ways."""
+
+from deepreduce_hvd import layout
+from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.schedule import Message, Plan
+
+_SUMS = ("Allgather", "SplitAllgather", "RecursiveDoubling")
+_DENSITIES = (0.05, 0.01, 0.3, 1.0)
+
+
+def plan_of(messages, hosts, codec=""):
+    """Return a plan with these messages and no predictions."""
+    return Plan(tuple(messages), (), 0.0, "none", codec, hosts, 1, "none")
+
+
+def random_plan(draw, names, hosts, codec=""):
+    """Return the names in random groups, in the order of backward; some are in none."""
+    left, messages = [*names][::-1], []
+    while left:
+        length = draw.randint(1, len(left))
+        members, left = tuple(left[:length]), left[length:]
+        way = draw.choice(("codec", "codec", "dense", "fp16"))
+        if draw.random() < 0.15:
+            continue  # parameters without a message go into buckets
+        if way == "codec":
+            messages.append(Message(members, way, draw.choice(_DENSITIES), draw.choice(_SUMS)))
+        else:
+            messages.append(Message(members, way))
+    return plan_of(messages, hosts, codec)
+
+
+def takes_any_plan(compressor):
+    """Return whether a compressor's codecs, memories and communicator allow every random plan."""
+    compressed = [policy for policy in compressor.policies.values() if not policy.dense]
+    return compressor.communicator == Allgather() and all(
+        layout.ratio_of(policy.codec) is not None
+        and (policy.memory.keeps_everything or not policy.memory.state)
+        for policy in compressed
+    )
