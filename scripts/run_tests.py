@@ -13,6 +13,9 @@ import time
 
 #: pytest's exit status when it finds no test to run
 _NO_TESTS = 5
+#: of the slow cases of products of settings, such as index codec x value codec x input, one in so
+#: many is run with --slow; ``pytest -m "not several_processes"`` runs all
+_ONE_IN = 3
 #: every run shows where its time goes
 _DURATIONS = ("--durations=25", "--durations-min=2")
 
@@ -35,6 +38,7 @@ def main():
     )
     arguments, others = parser.parse_known_args()
     left_out = "" if arguments.slow else " and not slow"
+    others = [f"--one-in={_ONE_IN}", *others]
     if arguments.fast:
         left_out += " and not device and not subprocesses"
     processes = str(os.cpu_count())

@@ -37,11 +37,22 @@ SUBPROCESSES = (
 )  # fmt: skip
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--one-in",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one in N of the slow cases of products of settings (default: all)",
+    )
+
+
 def pytest_configure(config):
     # tens of thousands of tests stay until the end: collections need not look through them
     gc.disable()
     # before the modules of tests are imported
     sampling.with_slow_cases = "not slow" not in config.option.markexpr
+    sampling.one_in = config.option.one_in
 
 
 def pytest_ignore_collect(collection_path, config):

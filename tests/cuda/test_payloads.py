@@ -70,20 +70,7 @@ def fresh_state(memory, d):
     )
 
 
-def _pair(index, value):
-    """Return a pair of codecs, marked slow unless one of them is raw.
-
-    With a raw codec, the work of the other one is visible. The other pairs take as long again.
-    """
-    return pytest.param(
-        index, value, marks=() if index == "raw_index" or value == "raw_value" else pytest.mark.slow
-    )
-
-
-@pytest.mark.parametrize("case", INPUTS)
-@pytest.mark.parametrize(
-    ("index", "value"), [_pair(index, value) for index in DEVICE_INDEX for value in DEVICE_VALUE]
-)
+@parametrize_product(index=DEVICE_INDEX, value=DEVICE_VALUE, case=INPUTS)
 def test_codecs(index, value, case):
     codec, memory, values = (
         dr.Codec(dr.TopK(0.05), index=INDEX[index], value=VALUE[value]),
