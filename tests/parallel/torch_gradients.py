@@ -10,6 +10,7 @@ import time
 
 import horovod.torch as hvd
 import torch
+from scenario_runner import sample
 from torch_gradients_tools import (
     EVERYTHING,
     codec_for,
@@ -32,7 +33,8 @@ def scenario_a_sum_has_the_strides_of_its_gradient(directory):
     """Memory formats, views into one buffer, expanded gradients, every type; above and below
     dense_below; elements are where they belong.
     """
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    for dtype in sample(hvd.size(), dtypes):
         network = named(
             conv=(8, 4, 3, 3),
             small=(2, 4, 3, 3),

@@ -11,6 +11,7 @@ import horovod.torch as hvd
 import numpy as np
 import random_plans
 import torch
+from scenario_runner import sample
 from torch_gradients_tools import expect, run_reporting
 from torch_tools import (
     assert_equal_everywhere,
@@ -41,7 +42,7 @@ def residuals(compressor, name):
 
 def scenario_plans_that_change_in_every_step_lose_nothing(directory):
     """Sent + kept = what came in, while each step has another random plan."""
-    for seed in range(6):
+    for seed in sample(hvd.size(), range(6)):
         draw = random.Random(seed)
         network = model()
         optimizer, compressor = distributed(network, CODEC, compressor_options={"dense_below": 50})
