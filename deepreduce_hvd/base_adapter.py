@@ -83,11 +83,10 @@ class BaseAdapter:
         """Return the view for some variables, as :meth:`Compressor.bound_to`."""
         raise InvalidArgumentError(_TENSORFLOW_ONLY.format("bound_to"))
 
-    def expect_trackable(self):
-        """Return the state for a checkpoint of TensorFlow, as :attr:`Compressor.trackable`."""
-        if not hasattr(self, "trackable"):
-            raise InvalidArgumentError(_TENSORFLOW_ONLY.format("trackable"))
-        return self.trackable
+    @property
+    def trackable(self):
+        """The state for a checkpoint of TensorFlow, as :attr:`Compressor.trackable`."""
+        raise InvalidArgumentError(_TENSORFLOW_ONLY.format("trackable"))
 
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""

@@ -316,7 +316,7 @@ class Compressor:
         Save one checkpoint per rank. Restoring a checkpoint of another rank, number of ranks,
         configuration or model raises InvalidArgumentError and leaves the compressor unchanged.
         """
-        return self.adapter.expect_trackable()
+        return self.adapter.trackable
 
     def bound_to(self, variables: Iterable[Any]) -> Any:
         """Return a view of this compressor for the gradients of ``variables`` only, on TensorFlow.

@@ -1,5 +1,8 @@
 """``Compressor.trackable`` in checkpoints of TensorFlow: all of a state is taken, or nothing."""
 
+import gc
+
+import numpy as np
 import pytest
 from compressors_with_state import OnTensorFlow, assert_equal, snapshot
 
@@ -25,6 +28,25 @@ class TestCheckpoint:
         path = self.saved(tf, tmp_path, source)
         tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
         assert_equal(snapshot(target.compressor), snapshot(source.compressor))
+
+    def test_a_compressor_that_only_the_checkpoint_holds(self, tf, tmp_path):
+        source, target = OnTensorFlow(), OnTensorFlow()
+        source.step(0)
+        expected = snapshot(source.compressor)
+        models = [source.named, target.named]  # a memory is freed with its variable
+        saved, restored = (
+            tf.train.Checkpoint(compressor=owner.compressor.trackable) for owner in (source, target)
+        )
+        source = target = None
+        gc.collect()
+        path = saved.write(str(tmp_path / "checkpoint"))
+        restored.read(path).assert_consumed()
+        for named, checkpoint in zip(models, (saved, restored)):
+            for name, _ in named:
+                slot = checkpoint.compressor.slots[name]
+                assert slot.steps == expected[name][0]
+                for kind, part in zip(slot.state_names, slot.state):
+                    np.testing.assert_array_equal(part.numpy(), expected[name][2][kind])
 
     @pytest.mark.parametrize("deferred", [False, True])
     def test_of_another_configuration(self, tf, tmp_path, deferred):

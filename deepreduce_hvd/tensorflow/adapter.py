@@ -91,10 +91,6 @@ class Adapter(BaseAdapter):
             self.variables = Variables()
             for name, parameter in named:
                 self.variables.add(parameter, self.slots[name])
-        #: the object that tf.train.Checkpoint saves
-        self.trackable = tf.Module()
-        self.trackable.slots = self.slots
-        self.trackable.identity = Identity(self)
         self._views = {}  # slots -> their View
         self._expecting = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> Group
@@ -126,6 +122,16 @@ class Adapter(BaseAdapter):
             name, parameter, zlib.crc32(name.encode()), self.compressor.policies[name], home,
             self.device_path.nccl, self.rounds.active,
         )  # fmt: skip
+
+    # --- checkpoints ---
+
+    @property
+    def trackable(self):
+        """A new view of the state for a checkpoint, as :attr:`Compressor.trackable`."""
+        trackable = tf.Module()
+        trackable.slots = self.slots
+        trackable.identity = Identity(self.compressor)
+        return trackable
 
     # --- views ---
 

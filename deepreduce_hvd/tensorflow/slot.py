@@ -4,7 +4,6 @@ It is in tf.Variables that are created once, so retracing a function keeps it.
 """
 
 import json
-import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -260,13 +259,12 @@ class Identity(tf.train.experimental.PythonState):
     TensorFlow restores it before any variable, so a refused checkpoint changes no variable.
     """
 
-    def __init__(self, adapter):
-        # the compressor owns the adapter, which owns this object
-        self._compressor = weakref.ref(adapter.compressor)
+    def __init__(self, compressor):
+        self._compressor = compressor  # a checkpoint may be all that holds it
 
     @property
     def _adapter(self):
-        return self._compressor().adapter
+        return self._compressor.adapter
 
     def _own(self):
         adapter = self._adapter
