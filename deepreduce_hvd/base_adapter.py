@@ -4,7 +4,7 @@ from deepreduce_hvd import checkpoint
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.errors import InvalidArgumentError
 
-_PYTORCH_ONLY = "{}: expected a compressor of PyTorch parameters under Horovod, got another one"
+_PYTORCH_ONLY = "{}: expected a compressor of PyTorch parameters, got one of TensorFlow's"
 
 _TENSORFLOW_ONLY = "{}: expected a compressor of TensorFlow variables, got another one"
 

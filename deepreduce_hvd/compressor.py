@@ -365,10 +365,11 @@ class Compressor:
 
         It has the times of gradients, the seconds of encoding and decoding, and the sizes of
         payloads. With ``schedule="auto"`` it has the network too. ``profile().save(path)`` writes a
-        file for ``deepreduce-plan``.
+        file for ``deepreduce-plan``. With DDP and ``fully_shard`` a gradient is ready when PyTorch
+        hands over its bucket.
 
         Raises:
-            InvalidArgumentError: no compressed gradient has been exchanged yet.
+            InvalidArgumentError: no step with a compressed gradient is complete yet.
         """
         return self.adapter.profile()
 

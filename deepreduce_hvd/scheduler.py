@@ -14,19 +14,24 @@ at the same step. Any plan gives correct sums, so training goes on in all phases
 """
 
 import json
-import math
 import time
-from typing import NamedTuple
 
 import numpy as np
 
 from deepreduce_hvd import layout, wire
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.roll_call import RollCall
-from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.errors import PeerFailedError
+from deepreduce_hvd.measured_profile import (
+    Costs,
+    elements_of,
+    measured_profile,
+    profiled,
+    total_seconds,
+)
 from deepreduce_hvd.schedule.links import Table
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
-from deepreduce_hvd.schedule.profile import Parameter, Profile
+from deepreduce_hvd.schedule.profile import Profile
 from deepreduce_hvd.trials import Trial, in_words, next_plan, plans_to_try
 
 #: steps that are not timed because caches and allocators are cold
@@ -52,19 +57,6 @@ _SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
 _COLLECTIVES = {"allgather": np.uint8, "allreduce": np.float32, "allreduce_fp16": np.float16}
 _VALUES = 1 << 16  # random values, which are repeated
 _CONVERTED = 1 << 22  # elements that are converted to float16 to time it
-
-
-class _Costs(NamedTuple):
-    """Measured costs of one parameter: seconds per step, and bytes of its last payload or None."""
-
-    encode: float
-    decode: float
-    payload: int | None
-
-    def points(self, codec):
-        """Return the (density, bytes) pairs that are known of payloads of ``codec``."""
-        ratio = layout.ratio_of(codec)
-        return () if ratio is None or self.payload is None else ((ratio, float(self.payload)),)
 
 
 class Scheduler:
@@ -156,7 +148,7 @@ class Scheduler:
             self._begin_profile(slots)
 
     def _begin_profile(self, slots):
-        self._totals = _totals(slots)
+        self._totals = total_seconds(slots)
         self._begin(self._profile, _PROFILE_STEPS)
 
     def _profile(self, transport, slots):
@@ -166,11 +158,11 @@ class Scheduler:
             self._begin_profile(slots)
             return
         self._costs = {
-            name: _Costs(
+            name: Costs(
                 *((now - before) / _PROFILE_STEPS for now, before in zip(ends, self._totals[name])),
                 slots[name].payload_bytes,
             )
-            for name, ends in _totals(slots).items()
+            for name, ends in total_seconds(slots).items()
         }
         self._measure_and_plan(transport, slots)
 
@@ -223,7 +215,7 @@ class Scheduler:
         plan = self._tried[-1]
         self._call_ranks(transport)
         measured = self._slowest(transport, float(np.median(self._seconds[_UNTIMED:])))
-        kept = kept_share(plan.messages, _elements(slots))
+        kept = kept_share(plan.messages, elements_of(slots))
         self.trials.append(Trial(self._rule, plan.step_seconds, measured, kept))
         if self._next_trial():
             return
@@ -262,48 +254,17 @@ class Scheduler:
             ranks: number of ranks; each counts as a host of its own, because the tables are
                 measured between all of them.
         """
-        costs = self._costs or {
-            name: _Costs(
-                *(total / max(slot.steps, 1) for total in _totals(slots)[name]), slot.payload_bytes
-            )
-            for name, slot in slots.items()
-        }
-        policies, ready, names = self._base.policies, self._times.ready, self._profiled(slots)
-        elements = _elements(slots)
-        if not names:
-            raise InvalidArgumentError(
-                "profile: expected some steps of a hvd.DistributedOptimizer with compressed"
-                " gradients, got none"
-            )
-        codec = policies[names[0]].codec
-        ratio = layout.ratio_of(codec)
-        parts = [
-            Parameter(
-                name, elements[name], max(ready[name], 0.0), costs[name].encode,
-                costs[name].decode / ranks, costs[name].points(policies[name].codec),
-            )
-            for name in names
-        ]  # fmt: skip
-        return Profile(
-            tuple(parts), self._times.rest, 0.0, ranks, 1, repr(codec), ratio or 1.0,
-            **self._network,
-        )  # fmt: skip
+        return measured_profile(
+            self._base.policies, self._times, slots, ranks, self._costs, **self._network
+        )
 
     def _profiled(self, slots):
-        """Return the names of the parameters of a profile, as their gradients become ready.
-
-        These are all that the last complete step compressed.
-        """
-        policies, ready, elements = self._base.policies, self._times.ready, _elements(slots)
-        return [
-            name
-            for name in sorted(ready, key=ready.__getitem__)
-            if not policies[name].dense and elements[name]
-        ]
+        """Return the names of the parameters that the last complete step compressed."""
+        return profiled(self._base.policies, self._times, slots)
 
     def _measured_tables(self, transport, slots):
         """Return {name of a profile's table: table of seconds by bytes} of this network."""
-        largest = 4 * sum(_elements(slots).values())
+        largest = 4 * sum(elements_of(slots).values())
         values = 1e-3 * np.random.default_rng(0).standard_normal(_VALUES, np.float32)
         tables = {}
         for kind, dtype in _COLLECTIVES.items():
@@ -375,11 +336,3 @@ class Scheduler:
     def _name(self, label):
         self._calls += 1
         return collective_name(self._compressor.number, f"schedule.{label}.{self._calls}")
-
-
-def _totals(slots):
-    return {name: (slot.encode_seconds, slot.decode_seconds) for name, slot in slots.items()}
-
-
-def _elements(slots):
-    return {name: math.prod(slot.shape) for name, slot in slots.items()}

@@ -67,22 +67,28 @@ class StepTimes:
         self._own, self._ready = 0.0, {}
         self._events = collections.deque(maxlen=_MOST_EVENTS)
 
-    def gradient(self, name, started, ended):
-        """Note that the compressor took a gradient from ``started`` to ``ended``."""
+    def gradients(self, names, label, started, ended):
+        """Note that the compressor took gradients, which came together, until ``ended``."""
         if self._begun is not None:
-            self._ready[name] = started - self._begun - self._own
+            self._ready.update(dict.fromkeys(names, started - self._begun - self._own))
             self._own += ended - started
-            self._events.append((COMPUTE, "encode", name, started, ended))
+            self._events.append((COMPUTE, "encode", label, started, ended))
 
     def encoded(self, name, started, ended):
         """Note that a thread encoded a gradient from ``started`` to ``ended``."""
         self._events.append((THREADS, "encode", name, started, ended))
 
-    def result(self, name, started, ended):
-        """Note that a result was asked for at ``started`` and returned at ``ended``."""
+    def result(self, name, started, ended, track=COMPUTE):
+        """Note that a result was asked for at ``started`` and returned at ``ended``.
+
+        Args:
+            name: name of the parameter.
+            started, ended: times of ``time.perf_counter``.
+            track: the track of the timeline, by the thread that decodes.
+        """
         if self._begun is not None:
             self._ended = ended
-            self._events.append((COMPUTE, "decode", name, started, ended))
+            self._events.append((track, "decode", name, started, ended))
 
     def message(self, label, started, ended):
         """Note that a message was under way from ``started`` to ``ended``."""

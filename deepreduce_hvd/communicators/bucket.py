@@ -35,6 +35,11 @@ def payload_of_nothing(codec, d, dtype=0):
     )[0]
 
 
+def label_of(names):
+    """Return a short text for gradients: the first and the last name, and how many there are."""
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
+
+
 class BucketMember:
     """One gradient of a bucket.
 
@@ -118,9 +123,8 @@ class Bucket:
 
     @property
     def label(self):
-        """A short text: the first and the last member, and how many there are."""
-        first, last, count = self.members[0].name, self.members[-1].name, len(self.members)
-        return first if count == 1 else f"{first} … {last} ({count})"
+        """A short text that names the members."""
+        return label_of([member.name for member in self.members])
 
     def encode(self):
         """Encode all members and return their payloads one after another, (n,) uint8.

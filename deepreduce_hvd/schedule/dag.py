@@ -29,6 +29,8 @@ WAYS = (DENSE, FP16, CODEC)
 COMPUTE, NETWORK = "compute", "network"
 #: in measured timelines only: what threads encode while backward goes on
 THREADS = "encoding threads"
+#: in measured timelines only: the thread that decodes under torch.distributed
+EXCHANGES = "exchange thread"
 #: what the device does in a step, and the wait for the network, in the order of a step
 KINDS = ("forward", "backward", "encode", "network", "decode", "update")
 BYTES = {DENSE: 4, FP16: 2}  # per element

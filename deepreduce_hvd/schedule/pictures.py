@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Mapping
 
-from deepreduce_hvd.schedule.dag import COMPUTE, NETWORK, THREADS, Timeline
+from deepreduce_hvd.schedule.dag import COMPUTE, EXCHANGES, NETWORK, THREADS, Timeline
 
 _COLORS = {
     "forward": "#a0aec0",
@@ -106,7 +106,7 @@ def write_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str])
     events: list[dict[str, object]] = []
     for number, (name, found) in enumerate(timelines.items()):
         tracks = {event.track for event in found.events} | {COMPUTE, NETWORK}
-        order = [track for track in (COMPUTE, THREADS, NETWORK) if track in tracks]
+        order = [track for track in (COMPUTE, THREADS, EXCHANGES, NETWORK) if track in tracks]
         threads = {track: thread for thread, track in enumerate(order)}
         events.append(
             {"name": "process_name", "ph": "M", "pid": number, "tid": 0, "args": {"name": name}}

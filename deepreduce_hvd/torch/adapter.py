@@ -96,7 +96,8 @@ class Adapter(TorchAdapter):
         """Start the exchange of one gradient, as :meth:`Compressor.compress`."""
         started = time.perf_counter()
         reduced, pending = self._compress(tensor)
-        self._times.gradient(pending.slot.name, started, time.perf_counter())
+        name = pending.slot.name
+        self._times.gradients((name,), name, started, time.perf_counter())
         return reduced, pending
 
     def _compress(self, tensor):

@@ -55,6 +55,12 @@ class UnattachedAdapter(BaseAdapter):
     def load_state_dict(self, state):
         self._refuse("load_state_dict")
 
+    def profile(self):
+        self._refuse("profile")
+
+    def timeline(self, path):
+        self._refuse("timeline")
+
     def close_round(self):
         """Do nothing: there are no steps."""
 

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import measured_steps
 import random_plans
 import torch
 import torch.distributed as dist
@@ -89,6 +90,22 @@ def scenario_a_plan_that_sends_a_parameter_uncompressed_adds_its_residual_once(d
     rows = planned.stats()
     assert (rows[dense]["path"], rows[fp16]["path"]) == ("dense", "fp16")
     assert rows[fp16]["sent_bytes"] == 2 * rows[fp16]["elements"]
+
+
+def scenario_profile_and_timeline(directory):
+    for with_plan in (False, True):
+        network = Network()
+        names = [name for name, one in network.named_parameters() if one.numel() >= 200]
+        plan = random_plans.plan_of([Message(tuple(names), "codec", 0.3, "Allgather")], 2)
+        model, compressor = distributed(
+            network, CODEC, ddp=SMALL_BUCKETS, schedule=plan if with_plan else None
+        )
+
+        def step(number, model=model):
+            model.zero_grad()
+            loss_of(model, number, dist.get_rank()).backward()
+
+        measured_steps.check(compressor, network, step, directory)
 
 
 def scenario_resume_with_fewer_ranks(directory):

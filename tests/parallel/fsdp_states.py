@@ -4,6 +4,7 @@ refused; run by fsdp_scenarios.py.
 
 import warnings
 
+import measured_steps
 import torch
 import torch.distributed as dist
 from ddp_tools import CODEC, Network, refused
@@ -106,6 +107,12 @@ def scenario_statistics_and_equal_parameters(directory):
             assert row["path"] == ("dense" if slot.dense else "compressed"), (name, row)
             assert 0 < row["sent_bytes"] < row["dense_bytes"] or slot.dense, (name, row)
     _expect_equal_everywhere(network)
+
+
+def scenario_profile_and_timeline(directory):
+    network = Network()
+    compressor = sharded(network, meshes(2), CODEC)
+    measured_steps.check(compressor, network, lambda number: _train(network, number, 1), directory)
 
 
 def _expect_equal_everywhere(network):

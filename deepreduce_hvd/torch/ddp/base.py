@@ -2,17 +2,21 @@
 
 import functools
 import os
+import time
 import weakref
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from deepreduce_hvd import layout
+from deepreduce_hvd.communicators.bucket import label_of
 from deepreduce_hvd.communicators.driver import Driver
 from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.measured_profile import measured_profile
+from deepreduce_hvd.step_times import StepTimes
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.host import HostPath
@@ -36,6 +40,8 @@ class DistributedAdapter(TorchAdapter):
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
+        times: the :class:`~deepreduce_hvd.step_times.StepTimes`. A gradient is ready when PyTorch
+            hands over its buffer.
     """
 
     def __init__(self, compressor, transport, slots):
@@ -49,6 +55,7 @@ class DistributedAdapter(TorchAdapter):
         for name, slot in slots.items():
             slot.policy = self.layout.policies[name]
         self.host_path = HostPath(None)
+        self.times = StepTimes()
         self._round = None
         self._driver = Driver(self.transport)
         self.threads = EncodingThreads(compressor.threads, _ranks_on_this_host())
@@ -80,6 +87,14 @@ class DistributedAdapter(TorchAdapter):
     def plan(self):
         return self.layout.plan
 
+    def profile(self):
+        """Return the profile of this rank, as :meth:`Compressor.profile`."""
+        return measured_profile(self.layout.policies, self.times, self.slots, self.transport.size)
+
+    def timeline(self, path):
+        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
+        self.times.write(path, self.layout.plan)
+
     def communicator_of(self, slot):
         """Return the communicator of a parameter's compressed gradients."""
         return self.layout.communicators.get(slot.name, self.compressor.communicator)
@@ -106,10 +121,17 @@ class DistributedAdapter(TorchAdapter):
             job: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob`.
             slots_and_gradients: function that returns the slots and the gradients.
         """
+        started = time.perf_counter()
         self._round.jobs.append(job)
         try:
             self._round.loss_scale = self._loss_scale()
-            job.encode(*slots_and_gradients())
+            slots, gradients = slots_and_gradients()
+            if slots and not self._round.slots:
+                self.times.begin(started)
+            job.encode(slots, gradients)
+            if slots:
+                names = [slot.name for slot in slots]
+                self.times.gradients(names, label_of(names), started, time.perf_counter())
         except Exception as error:
             job.failure = error
         self._driver.put(job)
@@ -135,6 +157,7 @@ class DistributedAdapter(TorchAdapter):
         """Discard the step in progress."""
         self.threads.settle()
         self._round = None
+        self.times.forget()
 
     def close(self):
         super().close()

@@ -7,12 +7,12 @@ import zlib
 import torch
 
 from deepreduce_hvd import wire
-from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember, label_of
 from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Channel, Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import DeepReduceError
-from deepreduce_hvd.schedule.dag import FP16
+from deepreduce_hvd.schedule.dag import EXCHANGES, FP16
 from deepreduce_hvd.torch import results
 
 
@@ -180,7 +180,10 @@ class BucketJob:
         if self.failure is not None:
             raise self.failure
         for part, exchange in zip(self._compressed.values(), self._exchanges):
-            self._decode(part, exchange, exchange.finish())
+            started = time.perf_counter()
+            total = exchange.finish()
+            self._adapter.times.message(exchange.bucket.label, started, time.perf_counter())
+            self._decode(part, exchange, total)
         for way, part in self._uncompressed.items():
             self._sum_uncompressed(way, part)
 
@@ -213,7 +216,9 @@ class BucketJob:
             summed, largest = self._adapter.host_path.decode(gradient, total, number, scale)
             if results.may_exceed(gradient.dtype, largest):
                 self._look_at(summed.to(gradient.dtype), slot.name)
-            slot.decode_seconds += time.perf_counter() - started
+            ended = time.perf_counter()
+            slot.decode_seconds += ended - started
+            self._adapter.times.result(slot.name, started, ended, EXCHANGES)
 
     def _sum_uncompressed(self, way, part):
         """Average gradients that are not compressed, in one message.
@@ -225,7 +230,11 @@ class BucketJob:
             dtype = torch.float16
         flat = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
         call = self._channels[way].allreduce(flat.numpy())
+        times, started = self._adapter.times, time.perf_counter()
         summed = torch.from_numpy(self._adapter.transport.wait(call))
+        received = time.perf_counter()
+        label = label_of([slot.name for slot, _ in part])
+        times.message(f"{label}, {way}", started, received)
         summed /= self._divisor
         sums = summed.split([gradient.numel() for _, gradient in part])
         for (slot, gradient), own in zip(part, sums):
@@ -235,6 +244,7 @@ class BucketJob:
                 self._look_at(gradient, slot.name)
             elif self._round.loss_scale is not None:
                 self._look_at(gradient)
+        times.result(label, received, time.perf_counter(), EXCHANGES)
 
     def _look_at(self, result, name=None):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step."""

@@ -1,0 +1,84 @@
+"""The profile of a job's last steps, from what the slots and the step times have measured."""
+
+import math
+from typing import NamedTuple
+
+from deepreduce_hvd import layout
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.profile import Parameter, Profile
+
+
+class Costs(NamedTuple):
+    """Measured costs of one parameter: seconds per step, and bytes of its last payload or None."""
+
+    encode: float
+    decode: float
+    payload: int | None
+
+    def points(self, codec):
+        """Return the (density, bytes) pairs that are known of payloads of ``codec``."""
+        ratio = layout.ratio_of(codec)
+        return () if ratio is None or self.payload is None else ((ratio, float(self.payload)),)
+
+
+def measured_profile(policies, times, slots, ranks, costs=None, **network):
+    """Return the :class:`~deepreduce_hvd.schedule.Profile` of this rank.
+
+    Args:
+        policies: {parameter name: :class:`~deepreduce_hvd.policies.Policy`}.
+        times: the :class:`~deepreduce_hvd.step_times.StepTimes`.
+        slots: slots of the parameters, by name.
+        ranks: number of ranks. Each counts as a host of its own, because all of them exchange
+            payloads.
+        costs: {parameter name: :class:`Costs`}; None for the averages over all steps.
+        network: what was measured of the network, as arguments of ``Profile``.
+
+    Raises:
+        InvalidArgumentError: no step with a compressed gradient is complete yet.
+    """
+    costs = costs or {
+        name: Costs(
+            *(total / max(slots[name].steps, 1) for total in seconds), slots[name].payload_bytes
+        )
+        for name, seconds in total_seconds(slots).items()
+    }
+    names, elements = profiled(policies, times, slots), elements_of(slots)
+    if not names:
+        raise InvalidArgumentError(
+            "profile: expected some complete steps with compressed gradients, got none"
+        )
+    codec = policies[names[0]].codec
+    parts = [
+        Parameter(
+            name, elements[name], max(times.ready[name], 0.0), costs[name].encode,
+            costs[name].decode / ranks, costs[name].points(policies[name].codec),
+        )
+        for name in names
+    ]  # fmt: skip
+    return Profile(
+        tuple(parts), times.rest, 0.0, ranks, 1, repr(codec), layout.ratio_of(codec) or 1.0,
+        **network,
+    )  # fmt: skip
+
+
+def profiled(policies, times, slots):
+    """Return the names of the parameters of a profile, as their gradients become ready.
+
+    These are all that the last complete step compressed.
+    """
+    ready, elements = times.ready, elements_of(slots)
+    return [
+        name
+        for name in sorted(ready, key=ready.__getitem__)
+        if not policies[name].dense and elements[name]
+    ]
+
+
+def total_seconds(slots):
+    """Return {parameter name: (seconds of encoding, seconds of decoding)} of all steps."""
+    return {name: (slot.encode_seconds, slot.decode_seconds) for name, slot in slots.items()}
+
+
+def elements_of(slots):
+    """Return {parameter name: number of elements that this rank sends or compresses}."""
+    return {name: math.prod(slot.shape) for name, slot in slots.items()}
