@@ -124,10 +124,15 @@ class Adapter(TorchAdapter):
         held = not made and not bool(tensor.any())
         member = self._member(slot, tensor, flight.copies, round_.loss_scale, held)
         flight.members[slot] = member
-        self._exchanges.encode_early(flight, slot, member)
-        if flight.full:
-            self._exchanges.start_early(flight, self.transport)
-        self._exchanges.advance()
+        # Horovod names a collective without a name by the number of those before it, which must be
+        # equal on all ranks. The program may use such collectives after backward, and without an
+        # optimizer the probe is one. So from the last gradient on, no exchange starts or advances
+        # until a result is requested.
+        if round_.more_to_come:
+            self._exchanges.encode_early(flight, slot, member)
+            if flight.full:
+                self._exchanges.start_early(flight, self.transport)
+            self._exchanges.advance()
         kept = self._probes.take(self._probe_of(slot, round_), _probe_device(caller, tensor))
         return kept.tensors[0], Pending(slot, tensor, made, round_, kept, flight)
 

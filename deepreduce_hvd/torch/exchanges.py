@@ -34,15 +34,13 @@ class Exchanges:
     def encode_early(self, flight, slot, member):
         """Let a thread encode a gradient while backward makes others, if its message allows it.
 
-        The last gradient of a step stays with the thread of backward, which has nothing else to do.
-
         Args:
             flight: the flight of the gradient's bucket.
             slot: slot of the gradient's parameter, whose round has the gradient.
             member: the gradient's bucket member.
         """
         communicator = flight.communicator or self._compressor.communicator
-        if not (slot.last_round.more_to_come and communicator.sends_payloads and flight.on_host):
+        if not (communicator.sends_payloads and flight.on_host):
             return
         policy, seed = slot.policy, self._compressor.seed
         encoding = self._threads.start(

@@ -25,7 +25,6 @@ class Plan:
     def __init__(self, slots, bucket_bytes, layout):
         self.slots = slots
         self.training = self.trains(slots)
-        self.trained = sum(self.training)  # number of slots that are trained
         self.layout = layout
         self._bucket_of = {}
         policies = layout.policies
@@ -34,6 +33,8 @@ class Plan:
             for slot, trains in zip(slots, self.training)
             if not policies[slot.name].dense
         ][::-1]
+        #: number of slots that are trained and compressed
+        self.gradients = sum(trains for _, trains in compressed)
         buckets = self._messages({slot.name: slot for slot, trains in compressed if trains})
         grouped = {slot for bucket in buckets for slot in bucket}
         kinds = {}  # (trains, policy) -> slots, in the order in which backward makes gradients
@@ -179,6 +180,7 @@ class Round:
         self._flights = {}  # number of a bucket -> Flight
         self._roll_calls = {}  # label -> RollCall
         self._left = 0
+        self._compressed = 0  # number of compressed gradients that have come
         self._gradients_made = gradients_made
 
     def ends_before(self, slot, gradients_made):
@@ -198,6 +200,7 @@ class Round:
         # not earlier: its last gradient may have been in flight when the job's layout changed
         slot.policy = self.layout.policies[slot.name]
         self.slots.append(slot)
+        self._compressed += not slot.dense
         self._left += 1
 
     def flight_for(self, slot, call):
@@ -228,8 +231,8 @@ class Round:
 
     @property
     def more_to_come(self):
-        """Whether backward has more gradients of an optimizer to make."""
-        return self.owned and len(self.slots) < self.plan.trained
+        """Whether backward has more gradients of an optimizer to make that are compressed."""
+        return self.owned and self._compressed < self.plan.gradients
 
     @property
     def flights(self):

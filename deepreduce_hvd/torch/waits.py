@@ -16,6 +16,7 @@ from deepreduce_hvd.torch.transport import HorovodTransport
 _SYNCHRONIZE = mpi_ops.synchronize.__code__
 _JOIN = mpi_ops.join.__code__
 _AGREE = handshake.agree.__code__
+_AUTOGRAD = torch.autograd.function.__name__
 _OPTIMIZER = horovod_optimizer._DistributedOptimizer.synchronize.__code__
 
 
@@ -47,17 +48,26 @@ def _describe(synchronize):
             first, *others = waited if isinstance(waited, tuple) else (waited,)
             more = f" and {len(others)} more" if others else ""
             return f"the gradient of {names.get(first)}{more}"
-    return f"hvd.{_outermost(synchronize)}"
+    called = _outermost(synchronize)
+    text, handle = f"hvd.{called.f_code.co_name}", synchronize.f_locals.get("handle")
+    if called.f_locals.get("name", "") is None:
+        text += (
+            f" number {handle} (without a name, it only matches those with the same number; give"
+            " it a name)"
+        )
+    return text
 
 
 def _outermost(frame):
-    """Return the name of the function of Horovod that was called first."""
-    name = frame.f_code.co_name
+    """Return the frame of the function of Horovod that was called first."""
+    called = frame
     for one in frames_of(frame):
-        if not one.f_globals.get("__name__", "").startswith("horovod."):
+        module = one.f_globals.get("__name__", "")
+        if module.startswith("horovod."):
+            called = one
+        elif module != _AUTOGRAD:  # Horovod's differentiable functions are called by it
             break
-        name = one.f_code.co_name
-    return name
+    return called
 
 
 def is_failure(error):

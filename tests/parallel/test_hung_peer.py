@@ -53,3 +53,15 @@ def test_a_program_that_does_not_go_on(worker, ranks):
         HOROVOD_STALL_CHECK_TIME_SECONDS="3",
         HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8",
     )
+
+
+def test_collectives_without_a_name_that_never_match():
+    """Horovod matches them by number, so an extra collective on one rank keeps them apart."""
+    expect_to_say(
+        TORCH, 2, "counts other collectives",
+        r"has waited \d+ s for hvd\.allreduce number \d+ \(without a name, .* give it a name\), at "
+        r".*torch_misfortunes\.py:\d+ in main, in step 6",
+        r"Rank \d is waiting for hvd\.allreduce number \d+ \(without a name",
+        r"all 2 ranks are alive",
+        HOROVOD_STALL_CHECK_TIME_SECONDS="3", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8",
+    )  # fmt: skip

@@ -28,6 +28,10 @@ def main(misfortune):
     while True:
         if last and step == STEP:
             meet(misfortune)
+        if step == STEP and misfortune == "counts other collectives":
+            if last:
+                hvd.allreduce_async(torch.ones(1), name="own")
+            hvd.allreduce(torch.ones(1))  # without a name
         optimizer.zero_grad()
         backward(network, step)
         optimizer.step()

@@ -4,8 +4,10 @@ what a step costs, on stock Horovod with PyTorch.
 Started by test_torch_several.py under horovodrun.
 """
 
+import random
 import resource
 import sys
+import time
 
 import horovod.torch as hvd
 import torch
@@ -184,6 +186,58 @@ def scenario_allreduce_leaves_its_input(directory):
                 / hvd.size()
             )
             torch.testing.assert_close(reduced, mean, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def scenario_names_do_not_depend_on_timing(directory):
+    """Without a name, Horovod takes the number of collectives so far, equal on all ranks."""
+    network = named(a=(40, 30), b=(7, 200), small=(5,))
+    compressor = dr.Compressor(EVERYTHING, parameters=network.named_parameters(), dense_below=50)
+    draw = random.Random(hvd.rank())
+    call = compressor.adapter._call_ranks
+
+    def call_and_pause(label):  # now the roll call may have ended before anything else begins
+        started = call(label)
+        time.sleep(draw.choice((0.0, 0.0, 0.05)))
+        return started
+
+    compressor.adapter._call_ranks = call_and_pause
+    for step in range(9):
+        network.zero_grad()
+        loss_of(network, step).backward()
+        gradients = [parameter.grad for parameter in network.values()]
+        if step % 3:
+            got = [hvd.allreduce(gradient, compression=compressor) for gradient in gradients]
+        else:
+            got = hvd.grouped_allreduce(gradients, compression=compressor)
+        for (name, parameter), reduced in zip(network.items(), got):
+            mean = (
+                sum(coefficients(parameter.shape, step, rank) for rank in range(hvd.size()))
+                / hvd.size()
+            )
+            torch.testing.assert_close(reduced, mean, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def scenario_collectives_of_the_program_after_backward(directory):
+    """A program with one bucket may use collectives without a name anywhere."""
+    for dense_first in (False, True):  # backward ends with a gradient that is not compressed
+        network = named(first=(5,) if dense_first else (30, 40), middle=(7, 200), last=(40, 30))
+        optimizer, compressor = distributed(network, dr.Codec(dr.TopK(0.1)))
+        draw = random.Random(hvd.rank())
+        call = compressor.adapter._call_ranks
+
+        def call_and_pause(label, call=call, draw=draw):
+            started = call(label)
+            time.sleep(draw.choice((0.0, 0.0, 0.05)))
+            return started
+
+        compressor.adapter._call_ranks = call_and_pause
+        for step in range(9):
+            optimizer.zero_grad()
+            loss_of(network, step).backward()
+            total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum)
+            optimizer.step()
+            expect(int(total) == sum(range(hvd.size())), step, "the sum is", total)
+        assert_equal_everywhere(network.named_parameters(), f"first dense: {dense_first}")
 
 
 def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
