@@ -277,8 +277,8 @@ class CountingTransport:
 
 
 def scenario_no_bucket_waits_for_what_is_frozen(directory):
-    """Each bucket's message starts in backward: with layers frozen from the start, frozen later,
-    and trained again.
+    """The messages of all buckets but the last start in backward: with layers frozen from the
+    start, frozen later, and trained again.
     """
     torch.manual_seed(0)
     network = torch.nn.Sequential(*(torch.nn.Linear(40, 40, bias=False) for _ in range(6)))
@@ -289,10 +289,10 @@ def scenario_no_bucket_waits_for_what_is_frozen(directory):
     # before the first results are asked for the communicator is not ready
     for frozen, in_backward, in_all in (
         ({3}, 0, 3),
-        ({3}, 3, 3),
-        ({3, 0}, 2, 3),
-        ({3, 0, 1}, 2, 4),
-        ({3}, 3, 3),
+        ({3}, 2, 3),
+        ({3, 0}, 1, 3),
+        ({3, 0, 1}, 1, 4),
+        ({3}, 2, 3),
     ):
         for number in {0, 1}:
             network[number].weight.requires_grad_(number not in frozen)
