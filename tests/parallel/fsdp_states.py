@@ -231,7 +231,7 @@ def scenario_resume_is_bit_for_bit(directory):
             assert torch.equal(one.to_local(), two.to_local()), name
 
 
-def _sum_of_residuals(compressor, mesh):
+def sum_of_residuals(compressor, mesh):
     """Return {name: sum of the residuals of all hosts, for the whole parameter}."""
     total = {}
     for name, slot in compressor.adapter.slots.items():
@@ -252,7 +252,7 @@ def scenario_resume_with_other_hosts_and_shards(directory):
     network = Network()
     compressor = sharded(network, mesh, CODEC)
     _train(network, 0, 2)
-    expected = _sum_of_residuals(compressor, mesh)
+    expected = sum_of_residuals(compressor, mesh)
     assert any(one.abs().max() > 0 for one in expected.values())
     states = [None] * dist.get_world_size()
     dist.all_gather_object(states, compressor.state_dict())
@@ -261,7 +261,7 @@ def scenario_resume_with_other_hosts_and_shards(directory):
         other = Network()
         resumed = sharded(other, mesh, CODEC)
         resumed.load_state_dict(states)
-        for name, found in _sum_of_residuals(resumed, mesh).items():
+        for name, found in sum_of_residuals(resumed, mesh).items():
             torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-6)
         _train(other, 2, 1)
         assert resumed.stats()["branch.weight"]["steps"] == 3

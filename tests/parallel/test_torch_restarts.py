@@ -1,4 +1,4 @@
-"""The script of docs/tutorial-ddp.md for restarts: torchrun starts the ranks again after a loss."""
+"""torchrun starts the ranks again after a loss: the script of docs/tutorial-ddp.md, and fully_shard."""
 
 import pathlib
 import re
@@ -6,7 +6,7 @@ import socket
 import threading
 
 import pytest
-from launch import ROOT, run_ranks
+from launch import HERE, ROOT, run_ranks
 
 #: as in the tutorial; otherwise a rank may connect to addresses of the ranks before a restart
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -109,3 +109,16 @@ def test_the_rest_goes_on_without_a_lost_host(tmp_path):
     codes = {name: one.returncode for name, one in finished.items()}
     assert codes == {"stays": 0, "leaves": -9}, f"{codes}\n{output[-5000:]}"
     expect_to_have_resumed(output, 1)
+
+
+@pytest.mark.slow
+def test_fully_shard_goes_on_with_other_shards(tmp_path):
+    """Two hosts of two ranks become four hosts of one rank; no residual is lost."""
+    finished = run_ranks(
+        "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=1",
+        HERE / "fsdp_restarts.py", tmp_path, 8, 12,
+        folders=[HERE], timeout=240, **OWN_STORE,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout[-5000:]
+    assert finished.stdout.count("resumed at 8") == 4, finished.stdout[-5000:]
+    assert finished.stdout.count("done on 4 ranks") == 4, finished.stdout[-5000:]
