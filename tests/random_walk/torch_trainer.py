@@ -1,6 +1,7 @@
 """Runs a random program on one rank, and compares all that can be seen with the oracle."""
 
 import math
+import random
 import traceback
 import zlib
 
@@ -14,6 +15,9 @@ from torch_oracle import Oracle
 from torch_user import User, make_optimizer
 
 import deepreduce_hvd as dr
+
+#: share of the events of a step after which the program uses a collective of its own
+_OWN_COLLECTIVES = 0.25
 
 
 class Trainer:
@@ -100,11 +104,15 @@ class Trainer:
             # to zeros -0.0 may be added
             start = None if weight.grad is None else torch.zeros(one.shape, dtype=one.dtype)
             self.sums[name] = [start] * len(self.ranks[name])
-        for kind, what in step.events:
+        # not of the program's generator: the programs of seeds stay as they are
+        draw = random.Random(f"{self.program.seed} {number}")
+        for place, (kind, what) in enumerate(step.events):
             if kind == "backward":
                 self._backward([turn for turn in what if turn[0] in user.parts])
             elif what in user.parts:
                 self._finish(user.parts[what])
+            if draw.random() < _OWN_COLLECTIVES:
+                self._use_own_collective(place)
         for number in self.oracles:
             names = [name for name in step.direct if self._part_of[name].compressor == number]
             self._reduce_directly(number, names)
@@ -113,6 +121,12 @@ class Trainer:
                 self._balances[number].look()
             if step.checkpoint is not None:
                 self._checkpoints.take(number, step.checkpoint)
+
+    def _use_own_collective(self, place):
+        """The program sums something of its own, while gradients may be under way."""
+        own = torch.tensor([hvd.rank() + 1.0])
+        total = hvd.allreduce(own, op=hvd.Sum, name=f"{self.label}.own.{place}")
+        self.expect(int(total) == sum(range(hvd.size() + 1)), "a sum of the program is", total)
 
     def forget(self, number):
         """A compressor's memories were replaced by others."""
