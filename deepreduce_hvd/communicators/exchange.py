@@ -140,6 +140,12 @@ class Exchange:
             self._lock.release()
         return moved
 
+    @property
+    def has_sent(self):
+        """Whether its first message is under way, or it has ended."""
+        with self._lock:  # another thread may be sending it
+            return self.done or self.channel.rounds > 0
+
     def proceed_from(self, handle):
         """Advance by one step if the exchange waits for ``handle``, which is done.
 

@@ -126,13 +126,15 @@ class Adapter(TorchAdapter):
         flight.members[slot] = member
         # Horovod names a collective without a name by the number of those before it, which must be
         # equal on all ranks. The program may use such collectives after backward, and without an
-        # optimizer the probe is one. So from the last gradient on, no exchange starts or advances
-        # until a result is requested.
+        # optimizer the probe is one. So at the last gradient all messages in flight are sent, and
+        # then no exchange starts or advances until a result is requested.
         if round_.more_to_come:
             self._exchanges.encode_early(flight, slot, member)
             if flight.full:
                 self._exchanges.start_early(flight, self.transport)
             self._exchanges.advance()
+        elif round_.owned:
+            self._exchanges.wait_until_sent(round_.flights, self.transport)
         kept = self._probes.take(self._probe_of(slot, round_), _probe_device(caller, tensor))
         return kept.tensors[0], Pending(slot, tensor, made, round_, kept, flight)
 

@@ -1,8 +1,13 @@
 """The exchanges that a compressor has in flight: start them, advance them, wait for them."""
 
+import time
+
 import horovod.torch as hvd
 
 from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
+
+#: maximum time in seconds to wait for the other ranks' backward passes
+_MOST_SECONDS = 5.0
 
 
 class Exchanges:
@@ -59,6 +64,22 @@ class Exchanges:
         """Advance all exchanges as far as possible without waiting."""
         for exchange in self._in_flight:
             exchange.advance()
+        self._drop_done()
+
+    def wait_until_sent(self, flights, transport):
+        """Wait until all exchanges that have started have sent their first messages.
+
+        They wait for the roll call, so this ends when all ranks have begun their backward pass. A
+        rank without any gradient of this step may use a collective of the program before it joins
+        the roll call, so the time is limited.
+        """
+        started = [flight.exchange for flight in flights if flight.exchange is not None]
+        deadline = time.monotonic() + _MOST_SECONDS
+        while not all(exchange.has_sent for exchange in started):
+            if not any([exchange.advance() for exchange in started]):
+                if time.monotonic() > deadline:
+                    return
+                transport.pause()
         self._drop_done()
 
     def run(self, flights, transport):

@@ -23,6 +23,7 @@ from torch_gradients_tools import (
 from torch_tools import assert_equal_everywhere, distributed
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators import encoding_threads
 
 # --- who hands gradients over ---
 
@@ -218,10 +219,17 @@ def scenario_names_do_not_depend_on_timing(directory):
 
 
 def scenario_collectives_of_the_program_after_backward(directory):
-    """A program with one bucket may use collectives without a name anywhere."""
-    for dense_first in (False, True):  # backward ends with a gradient that is not compressed
-        network = named(first=(5,) if dense_first else (30, 40), middle=(7, 200), last=(40, 30))
-        optimizer, compressor = distributed(network, dr.Codec(dr.TopK(0.1)))
+    """A program may use collectives without a name between backward and the step."""
+    large = encoding_threads.FEWEST_ELEMENTS  # which threads encode
+    for dense_first, bucket_bytes in ((False, 1 << 26), (True, 1 << 26), (False, 0), (True, 6000)):
+        # backward may end with a gradient that is not compressed
+        network = named(
+            first=(5,) if dense_first else (30, 40), middle=(7, 200), last=(40, 30), more=(large,)
+        )
+        options = {"bucket_bytes": bucket_bytes, "threads": 1}
+        optimizer, compressor = distributed(
+            network, dr.Codec(dr.TopK(0.1)), compressor_options=options
+        )
         draw = random.Random(hvd.rank())
         call = compressor.adapter._call_ranks
 
@@ -233,11 +241,12 @@ def scenario_collectives_of_the_program_after_backward(directory):
         compressor.adapter._call_ranks = call_and_pause
         for step in range(9):
             optimizer.zero_grad()
+            time.sleep(draw.choice((0.0, 0.0, 0.05)))
             loss_of(network, step).backward()
             total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum)
             optimizer.step()
             expect(int(total) == sum(range(hvd.size())), step, "the sum is", total)
-        assert_equal_everywhere(network.named_parameters(), f"first dense: {dense_first}")
+        assert_equal_everywhere(network.named_parameters(), f"{dense_first} {bucket_bytes}")
 
 
 def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
