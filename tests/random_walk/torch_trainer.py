@@ -111,7 +111,8 @@ class Trainer:
                 self._backward([turn for turn in what if turn[0] in user.parts])
             elif what in user.parts:
                 self._finish(user.parts[what])
-            if draw.random() < _OWN_COLLECTIVES:
+            # a program that is refused ends on some ranks only
+            if self.program.refused is None and draw.random() < _OWN_COLLECTIVES:
                 self._use_own_collective(place)
         for number in self.oracles:
             names = [name for name in step.direct if self._part_of[name].compressor == number]
