@@ -156,14 +156,9 @@ class Compressor:
             expect_stages(*pair, self.communicator)
         layout.expect_schedule(schedule, self.policies, self.communicator)
         description = (
-            container.VERSION,
-            *self._stages(),
-            repr(self.communicator),
-            bucket_bytes,
-            dense_below,
-            seed,
-            names,
-        )
+            container.VERSION, *self._stages(), repr(self.communicator), bucket_bytes, dense_below,
+            seed, names,
+        )  # fmt: skip
         #: CRC-32 of the configuration; ranks compare it in every step
         self.fingerprint = zlib.crc32(repr(description).encode())
         #: number of this compressor in its process and process set; part of its collectives' names

@@ -42,7 +42,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
         )
         for name, seconds in total_seconds(slots).items()
     }
-    names, elements = profiled(policies, times, slots), elements_of(slots)
+    names, elements, ready = profiled(policies, times, slots), elements_of(slots), times.ready
     if not names:
         raise InvalidArgumentError(
             "profile: expected some complete steps with compressed gradients, got none"
@@ -50,7 +50,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
     codec = policies[names[0]].codec
     parts = [
         Parameter(
-            name, elements[name], max(times.ready[name], 0.0), costs[name].encode,
+            name, elements[name], max(ready[name], 0.0), costs[name].encode,
             costs[name].decode / ranks, costs[name].points(policies[name].codec),
         )
         for name in names

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.communicators.bucket import label_of
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.merge import optimal_merge
@@ -114,9 +115,7 @@ class Message:
     @property
     def label(self) -> str:
         """A short text: the first and the last member, and the way."""
-        names = self.members[0]
-        if len(self.members) > 1:
-            names = f"{names} … {self.members[-1]} ({len(self.members)})"
+        names = label_of(self.members)
         if self.density is None:
             return f"{names}, {self.way}"
         return f"{names}, {100 * self.density:.3g} % {self.communicator}"

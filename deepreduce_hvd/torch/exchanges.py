@@ -80,7 +80,6 @@ class Exchanges:
                 if time.monotonic() > deadline:
                     return
                 transport.pause()
-        self._drop_done()
 
     def run(self, flights, transport):
         """Start the exchanges of ``flights`` that have not started, and wait for all of them.

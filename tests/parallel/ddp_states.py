@@ -96,7 +96,9 @@ def scenario_profile_and_timeline(directory):
     for with_plan in (False, True):
         network = Network()
         names = [name for name, one in network.named_parameters() if one.numel() >= 200]
-        plan = random_plans.plan_of([Message(tuple(names), "codec", 0.3, "Allgather")], 2)
+        plan = random_plans.plan_of(
+            [Message(tuple(names), "codec", 0.3, "Allgather")], dist.get_world_size()
+        )
         model, compressor = distributed(
             network, CODEC, ddp=SMALL_BUCKETS, schedule=plan if with_plan else None
         )

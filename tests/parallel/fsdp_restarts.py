@@ -1,4 +1,4 @@
-"""Training with fully_shard whose last rank is killed; torchrun starts all ranks again, with another
+"""Train with fully_shard and lose the last rank; torchrun starts all ranks again, with another
 number of ranks per host. Started by test_torch_restarts.py.
 
 Arguments: a folder for checkpoints, and the steps after which the state is saved and lost.
@@ -12,23 +12,20 @@ import sys
 import torch
 import torch.distributed as dist
 from ddp_tools import CODEC, Network
-from fsdp_states import sum_of_residuals
-from fsdp_tools import loss_of, meshes, sharded
-
-RATE = 0.1
+from fsdp_states import expect_equal_everywhere, sum_of_residuals, train
+from fsdp_tools import meshes, sharded
 
 
 def main(folder, saved_after, lost_after):
     dist.init_process_group("gloo")
     rank, restarts = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    network, mesh = Network(), meshes(2 if restarts == 0 else 4)
-    states = []
+    network, mesh = Network(), meshes(4 if restarts else 2)
+    first = 0
     if restarts:
         training = torch.load(folder / "training.pt")
         network.load_state_dict(training["network"])
         states = [torch.load(folder / f"compressor.{one}.pt") for one in range(training["ranks"])]
     compressor = sharded(network, mesh, CODEC)
-    first = 0
     if restarts:
         compressor.load_state_dict(states)
         for name, found in sum_of_residuals(compressor, mesh).items():
@@ -37,12 +34,7 @@ def main(folder, saved_after, lost_after):
         first = training["step"]
         print(f"resumed at {first}", flush=True)
     for step in range(first, 20):
-        network.zero_grad()
-        loss = loss_of(network, step, rank)
-        loss.backward()
-        with torch.no_grad():
-            for parameter in network.parameters():
-                parameter -= RATE * parameter.grad
+        train(network, step, 1)
         if restarts == 0 and step + 1 == saved_after:
             torch.save(compressor.state_dict(), folder / f"compressor.{rank}.pt")
             training = {
@@ -58,10 +50,7 @@ def main(folder, saved_after, lost_after):
             os.kill(os.getpid(), signal.SIGKILL)
     steps = {row["steps"] for row in compressor.stats().values() if row["elements"]}
     assert steps == {20}, steps
-    own = torch.cat([one.full_tensor().reshape(-1) for one in network.parameters()]).detach()
-    everywhere = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(everywhere, own)
-    assert all(torch.equal(one, own) for one in everywhere)
+    expect_equal_everywhere(network)
     print(f"done on {dist.get_world_size()} ranks", flush=True)
     dist.destroy_process_group()
 

@@ -34,7 +34,7 @@ def _whole(network):
     }
 
 
-def _train(network, first, count, factor=1.0):
+def train(network, first, count, factor=1.0):
     for step in range(first, first + count):
         network.zero_grad()
         (loss_of(network, step, dist.get_rank()) * factor).backward()
@@ -99,23 +99,23 @@ def scenario_dense_is_pytorchs_hybrid_sharding(directory):
 def scenario_statistics_and_equal_parameters(directory):
     network = Network()
     compressor = sharded(network, meshes(2), CODEC)
-    _train(network, 0, 3)
+    train(network, 0, 3)
     for name, row in compressor.stats().items():
         slot = compressor.adapter.slots[name]
         assert row["elements"] == slot.shape.numel() and row["steps"] == 3, (name, row)
         if row["elements"] and compressor.policies[name].codec is not None:
             assert row["path"] == ("dense" if slot.dense else "compressed"), (name, row)
             assert 0 < row["sent_bytes"] < row["dense_bytes"] or slot.dense, (name, row)
-    _expect_equal_everywhere(network)
+    expect_equal_everywhere(network)
 
 
 def scenario_profile_and_timeline(directory):
     network = Network()
     compressor = sharded(network, meshes(2), CODEC)
-    measured_steps.check(compressor, network, lambda number: _train(network, number, 1), directory)
+    measured_steps.check(compressor, network, lambda number: train(network, number, 1), directory)
 
 
-def _expect_equal_everywhere(network):
+def expect_equal_everywhere(network):
     own = torch.cat([one.full_tensor().reshape(-1) for one in network.parameters()]).detach()
     everywhere = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(everywhere, own)
@@ -126,9 +126,9 @@ def _expect_equal_everywhere(network):
 def scenario_auto_chooses_between_hosts(directory):
     network = Network()
     compressor = sharded(network, meshes(2), CODEC, communicator="auto")
-    _train(network, 0, 2)
+    train(network, 0, 2)
     assert "predicted" in compressor.stats()["first.weight"]["communicator"]
-    _expect_equal_everywhere(network)
+    expect_equal_everywhere(network)
 
 
 def scenario_threads_that_encode_change_nothing(directory):
@@ -210,10 +210,10 @@ def scenario_inf_in_one_shard_voids_the_step_of_all(directory):
 def scenario_resume_is_bit_for_bit(directory):
     mesh, network = meshes(2), Network()
     compressor = sharded(network, mesh, CODEC)
-    _train(network, 0, 3)
+    train(network, 0, 3)
     weights = {name: one.full_tensor() for name, one in network.named_parameters()}
     state = compressor.state_dict()
-    _train(network, 3, 3)
+    train(network, 3, 3)
     for in_one_list in (False, True):
         other = Network()
         other.load_state_dict(weights)
@@ -226,7 +226,7 @@ def scenario_resume_is_bit_for_bit(directory):
             path = directory / f"fsdp.{dist.get_rank()}.pt"
             torch.save(state, path)
             resumed.load_state_dict(torch.load(path, weights_only=True))
-        _train(other, 3, 3)
+        train(other, 3, 3)
         for (name, one), (_, two) in zip(network.named_parameters(), other.named_parameters()):
             assert torch.equal(one.to_local(), two.to_local()), name
 
@@ -251,7 +251,7 @@ def scenario_resume_with_other_hosts_and_shards(directory):
     mesh = meshes(2)
     network = Network()
     compressor = sharded(network, mesh, CODEC)
-    _train(network, 0, 2)
+    train(network, 0, 2)
     expected = sum_of_residuals(compressor, mesh)
     assert any(one.abs().max() > 0 for one in expected.values())
     states = [None] * dist.get_world_size()
@@ -263,7 +263,7 @@ def scenario_resume_with_other_hosts_and_shards(directory):
         resumed.load_state_dict(states)
         for name, found in sum_of_residuals(resumed, mesh).items():
             torch.testing.assert_close(found, expected[name], rtol=0, atol=1e-6)
-        _train(other, 2, 1)
+        train(other, 2, 1)
         assert resumed.stats()["branch.weight"]["steps"] == 3
 
 

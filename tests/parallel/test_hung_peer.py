@@ -55,6 +55,7 @@ def test_a_program_that_does_not_go_on(worker, ranks):
     )
 
 
+@pytest.mark.slow
 def test_collectives_without_a_name_that_never_match():
     """Horovod matches them by number, so an extra collective on one rank keeps them apart."""
     expect_to_say(

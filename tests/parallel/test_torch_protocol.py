@@ -2,4 +2,4 @@
 
 from launch import scenario_tests
 
-reports, test_scenario = scenario_tests("torch_protocol.py")
+reports, test_scenario = scenario_tests("torch_protocol.py", "torch_joins.py")

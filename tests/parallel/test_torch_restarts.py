@@ -1,4 +1,4 @@
-"""torchrun starts the ranks again after a loss: the script of docs/tutorial-ddp.md, and fully_shard."""
+"""torchrun starts the ranks again after a loss: the tutorial's script for DDP, and fully_shard."""
 
 import pathlib
 import re

@@ -1,0 +1,165 @@
+"""hvd.allreduce without an optimizer, and collectives of the program's own, on stock Horovod with
+PyTorch; run by torch_several.py.
+"""
+
+import random
+import time
+
+import horovod.torch as hvd
+import torch
+from torch_gradients_tools import EVERYTHING, coefficients, expect, loss_of, named, residual
+from torch_tools import assert_equal_everywhere, distributed
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.communicators import encoding_threads
+from deepreduce_hvd.torch import exchanges
+
+
+def expect_means(network, step, got):
+    """Check the results ``got`` for the gradients of ``loss_of(network, step)``."""
+    for (name, parameter), reduced in zip(network.items(), got):
+        mean = (
+            sum(coefficients(parameter.shape, step, rank) for rank in range(hvd.size()))
+            / hvd.size()
+        )
+        torch.testing.assert_close(reduced, mean, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def scenario_allreduce_leaves_its_input(directory):
+    """As without a compressor, hvd.allreduce and hvd.grouped_allreduce return new tensors."""
+    network = named(large=(40, 30), last=(4, 30, 2, 2), small=(7,)).to(torch.float32)
+    network["last"].data = network["last"].data.to(memory_format=torch.channels_last)
+    compressor = dr.Compressor(EVERYTHING, parameters=network.named_parameters(), dense_below=50)
+    for step in range(2):
+        network.zero_grad()
+        loss_of(network, step).backward()
+        before = {name: parameter.grad.clone() for name, parameter in network.items()}
+        if step:
+            got = hvd.grouped_allreduce(
+                [parameter.grad for parameter in network.values()],
+                compression=compressor,
+                name="grouped",
+            )
+        else:
+            got = [
+                hvd.allreduce(parameter.grad, compression=compressor, name=f"one.{name}")
+                for name, parameter in network.items()
+            ]
+        for (name, parameter), reduced in zip(network.items(), got):
+            expect(torch.equal(parameter.grad, before[name]), name, "was overwritten")
+            expect(
+                reduced.data_ptr() != parameter.grad.data_ptr()
+                and reduced.stride() == parameter.grad.stride(),
+                name,
+                "shares memory",
+            )
+        expect_means(network, step, got)
+
+
+# --- collectives without a name, which Horovod names by how many came before ---
+
+
+def pause_in_roll_calls(compressor):
+    """Sleep after some roll calls have begun, others on each rank.
+
+    When the next lines run, a roll call has then ended on some ranks and not on others.
+
+    Returns:
+        The function that sleeps or not.
+    """
+    draw, call = random.Random(hvd.rank()), compressor.adapter._call_ranks
+
+    def pause():
+        time.sleep(draw.choice((0.0, 0.0, 0.05)))
+
+    def call_and_pause(label):
+        started = call(label)
+        pause()
+        return started
+
+    compressor.adapter._call_ranks = call_and_pause
+    return pause
+
+
+def scenario_names_do_not_depend_on_timing(directory):
+    network = named(a=(40, 30), b=(7, 200), small=(5,))
+    compressor = dr.Compressor(EVERYTHING, parameters=network.named_parameters(), dense_below=50)
+    pause_in_roll_calls(compressor)
+    for step in range(9):
+        network.zero_grad()
+        loss_of(network, step).backward()
+        gradients = [parameter.grad for parameter in network.values()]
+        if step % 3:
+            got = [hvd.allreduce(gradient, compression=compressor) for gradient in gradients]
+        else:
+            got = hvd.grouped_allreduce(gradients, compression=compressor)
+        expect_means(network, step, got)
+
+
+def scenario_collectives_of_the_program_after_backward(directory):
+    large = encoding_threads.FEWEST_ELEMENTS  # which threads encode
+    for dense_first, bucket_bytes in ((False, 1 << 26), (True, 1 << 26), (False, 0), (True, 6000)):
+        # backward may end with a gradient that is not compressed
+        network = named(
+            first=(5,) if dense_first else (30, 40), middle=(7, 200), last=(40, 30), more=(large,)
+        )
+        options = {"bucket_bytes": bucket_bytes, "threads": 1}
+        optimizer, compressor = distributed(
+            network, dr.Codec(dr.TopK(0.1)), compressor_options=options
+        )
+        pause = pause_in_roll_calls(compressor)
+        for step in range(9):
+            optimizer.zero_grad()
+            pause()
+            loss_of(network, step).backward()
+            total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum)
+            optimizer.step()
+            expect(int(total) == sum(range(hvd.size())), step, "the sum is", total)
+        assert_equal_everywhere(network.named_parameters(), f"{dense_first} {bucket_bytes}")
+
+
+def scenario_a_collective_of_the_program_on_a_rank_without_gradients(directory):
+    """The others do not wait for it forever at the end of backward."""
+    network = named(first=(30, 40), middle=(7, 200), last=(40, 30))
+    optimizer, _ = distributed(
+        network, dr.Codec(dr.TopK(0.1)), compressor_options={"bucket_bytes": 0}
+    )
+    usual, exchanges._MOST_SECONDS = exchanges._MOST_SECONDS, 0.3
+    for step in range(4):
+        optimizer.zero_grad()
+        if step == 0 or hvd.rank() != step % hvd.size():
+            loss_of(network, step).backward()
+        total = hvd.allreduce(torch.ones(1), op=hvd.Sum, name=f"own.{step}")
+        optimizer.step()
+        expect(int(total) == hvd.size(), step, "the sum is", total)
+    exchanges._MOST_SECONDS = usual
+    assert_equal_everywhere(network.named_parameters(), "without gradients")
+
+
+def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
+    """A step may leave a parameter out. The next step has its own void flag and loss scale."""
+    network = named(a=(40, 30), b=(40, 30))
+    scale = [1.0]
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.1)),
+        parameters=network.named_parameters(),
+        dense_below=0,
+        loss_scale=lambda: scale[0],
+    )
+    kept = {name: torch.zeros(1200) for name in network}
+    for step, (names, scale[0], void) in enumerate(
+        [("ab", 4.0, False), ("b", 4.0, True), ("ab", 2.0, False)]
+    ):
+        network.zero_grad()
+        (
+            loss_of(network, step, list(names))
+            * (float("inf") if void and hvd.rank() == 0 else scale[0])
+        ).backward()
+        for name in names:
+            gradient = network[name].grad
+            came_in = gradient.view(-1) + kept[name] * (0.5 if step == 2 else 1.0)
+            hvd.allreduce(gradient, compression=compressor, name=f"{name}.{step}", op=hvd.Sum)
+            if not void:
+                kept[name] = came_in - dr.decode(compressor.codec.encode(came_in))
+    for name in network:
+        expect(torch.equal(residual(compressor, name), kept[name]), name, "keeps something else")
