@@ -67,16 +67,19 @@ class Scheduler:
         times: its :class:`~deepreduce_hvd.step_times.StepTimes`.
         time_fp16: function of a number of elements and a device that converts so many elements as
             the adapter does, and returns the seconds (to float16, back).
+        buckets: function that returns the names of the parameters that share a message, for each
+            message, if PyTorch decides that. Default: plans decide.
 
     Attributes:
         layout: the layout for the next step.
         trials: the plans that were tried last.
     """
 
-    def __init__(self, compressor, times, time_fp16):
+    def __init__(self, compressor, times, time_fp16, buckets=lambda: None):
         self._compressor = compressor
         self._times = times
         self._time_fp16 = time_fp16
+        self._buckets = buckets
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.policies, compressor.fingerprint)
         if isinstance(self._schedule, Plan):
@@ -181,7 +184,8 @@ class Scheduler:
                 merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
                 on_device = any(slot.parameter.device.type != "cpu" for slot in slots.values())
                 communicators = ("Allgather",) if on_device else COMMUNICATORS
-                plans = json.dumps(plans_to_try(merged, communicators)).encode()
+                found = plans_to_try(merged, communicators, self._buckets())
+                plans = json.dumps(found).encode()
             except Exception as error:  # tell the other ranks, or they would wait
                 plans, failure = json.dumps(wire.describe(error)).encode(), error
         agreed = transport.broadcast(
@@ -295,10 +299,10 @@ class Scheduler:
             transport.wait(handle)
         else:
             # Horovod copies gradients that it merges, but not a single one
-            halves = np.split(array, 2)
+            parts = np.split(array, 2) if transport.merges_sums else [array]
             handles = [
-                transport.allreduce_in_place(half, f"{name}.{number}")
-                for number, half in enumerate(halves)
+                transport.allreduce_in_place(part, f"{name}.{number}")
+                for number, part in enumerate(parts)
             ]
             for handle in handles:
                 transport.wait(handle)

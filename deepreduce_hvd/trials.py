@@ -1,10 +1,12 @@
 """The plans that ``schedule="auto"`` tries, see :mod:`deepreduce_hvd.scheduler`."""
 
+import dataclasses
 from typing import NamedTuple
 
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.schedule.links import Network
-from deepreduce_hvd.schedule.plan import Plan, optimal_plan
+from deepreduce_hvd.schedule.optimum import optimal_plan
+from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.rules import predict
 
 _WITHOUT_CODEC = ("dense", "fp16")
@@ -35,22 +37,44 @@ class Trial(NamedTuple):
     kept: float
 
 
-def plans_to_try(profile, communicators):
+def plans_to_try(profile, communicators, buckets=None):
     """Return [(rule, plan as JSON)] for the rules to try, without repetitions.
 
     Args:
         profile: the profile of all ranks.
         communicators: names of those that plans may use.
+        buckets: names of the parameters that share a message, for each message, if something else
+            decides that, as PyTorch's DDP does. None if plans decide.
     """
     network = Network(profile.hosts, profile.link())
+    groups = None
+    if buckets is not None:
+        profile, groups = _by_bucket(profile, buckets)
     plans = {}
     for rule in _RULES:
         if rule == "plan":
-            found = optimal_plan(profile, network, communicators=communicators)
+            found = optimal_plan(profile, network, communicators=communicators, groups=groups)
         else:
-            found = Plan.of(profile, network, predict(rule, profile, network)[1])
+            messages = predict(rule, profile, network, groups=groups)[1]
+            found = Plan.of(profile, network, messages)
         plans.setdefault(found.messages, (rule, found.to_json()))
     return list(plans.values())
+
+
+def _by_bucket(profile, buckets):
+    """Return the profile in the order of buckets, and the number of its parameters in each.
+
+    The parameters of a bucket become ready together. Buckets without any are left out.
+    """
+    known = {part.name: part for part in profile.parameters}
+    parameters, groups, ready = [], [], 0.0
+    for names in buckets:
+        parts = [known[name] for name in names if name in known]
+        if parts:
+            ready = max(ready, *(part.ready_seconds for part in parts))
+            parameters += [dataclasses.replace(part, ready_seconds=ready) for part in parts]
+            groups.append(len(parts))
+    return dataclasses.replace(profile, parameters=tuple(parameters)), groups
 
 
 def next_plan(plans, trials):

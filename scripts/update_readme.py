@@ -146,8 +146,9 @@ def auto_schedule_table(rows):
     for name in names:
         cells = [f"{1e3 * found[name, link]['seconds']:.1f}" for link in links]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    cells = [f"{found['auto', link]['against_best_fixed']:.2f}" for link in links]
-    lines.append("| auto ÷ the fastest other row | " + " | ".join(cells) + " |")
+    for auto in (name for name in names if name.endswith("auto")):
+        cells = [f"{found[auto, link]['against_best_fixed']:.2f}" for link in links]
+        lines.append(f"| {auto} ÷ its fastest other row | " + " | ".join(cells) + " |")
     return lines
 
 
@@ -155,7 +156,8 @@ def auto_predictions_table(rows):
     """Compare the predicted and the measured steps of all plans that ``schedule="auto"`` tried."""
     links = list(dict.fromkeys(row["link"] for row in rows))
     found = {
-        (trial["rule"], row["link"]): trial["predicted"] / trial["measured"]
+        (row["row"].replace("auto", trial["rule"]), row["link"]): trial["predicted"]
+        / trial["measured"]
         for row in rows
         for trial in row["trials"]
     }

@@ -40,6 +40,30 @@ def test_plans_are_valid_and_differ(seed):
         assert all(message.way == rule for plan in found for message in plan.messages)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_plans_for_given_buckets(seed):
+    """Buckets may have uncompressed parameters too, and none of the profile's."""
+    draw = random.Random(seed)
+    profile = profile_of(draw, 10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-10, -6))
+    names = [part.name for part in profile.parameters]
+    draw.shuffle(names)  # the gradients of a bucket come together, in another order
+    buckets, left = [["small"]], list(names)
+    while left:
+        length = draw.randint(1, len(left))
+        buckets.append([*left[:length], "bias"])
+        left = left[length:]
+    plans = plans_to_try(profile, ("Allgather",), buckets)
+    found = {rule: Plan.from_json(text) for rule, text in plans}
+    assert "plan" in found and len({plan.messages for plan in found.values()}) == len(plans)
+    assert {"dense", "fp16"} <= found.keys() | {
+        plan.messages[0].way for plan in found.values() if len({m.way for m in plan.messages}) == 1
+    }
+    for plan in found.values():
+        members = [[*message.members, "bias"] for message in plan.messages]
+        assert members == buckets[1:]
+        assert plan.step_seconds >= found["plan"].step_seconds * (1 - 1e-6)
+
+
 def pair(rule, seconds):
     return rule, SimpleNamespace(step_seconds=seconds)
 

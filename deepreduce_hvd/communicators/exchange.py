@@ -66,6 +66,9 @@ class Channel:
     def allreduce(self, array):
         return self.transport.allreduce(array, self._next(array.nbytes))
 
+    def allreduce_in_place(self, array):
+        return self.transport.allreduce_in_place(array, self._next(array.nbytes))
+
 
 class Exchange:
     """A running exchange of one bucket.

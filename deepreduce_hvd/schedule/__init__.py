@@ -19,7 +19,8 @@ from deepreduce_hvd.schedule.merge import (
     single_message,
     wfbp,
 )
-from deepreduce_hvd.schedule.plan import Plan, optimal_plan
+from deepreduce_hvd.schedule.optimum import optimal_plan
+from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Parameter, Profile, layer_times
 
 __all__ = [

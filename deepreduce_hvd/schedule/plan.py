@@ -7,12 +7,9 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.schedule import dag
-from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Message, Model
-from deepreduce_hvd.schedule.density import lags
+from deepreduce_hvd.schedule.dag import Message
 from deepreduce_hvd.schedule.fields import (
     expect,
     expect_keys,
@@ -22,16 +19,11 @@ from deepreduce_hvd.schedule.fields import (
     text_of,
 )
 from deepreduce_hvd.schedule.links import Network
-from deepreduce_hvd.schedule.merge import FloatArray, IndexArray, pareto_paths
 from deepreduce_hvd.schedule.profile import Profile, parsed
 
 FORMAT, VERSION = "deepreduce_hvd plan", 1
 #: the communicators that sum exactly what every rank sends
 COMMUNICATORS = tuple(EXACT_SUMS)
-_SIZES = 64  # of messages at which communicators are compared
-_STATES = 32  # pairs of clocks that the program keeps per prefix of the gradients
-_HALVINGS = 40  # of an interval of densities
-_EQUAL = 1 + 1e-9  # steps within this ratio count as equal, and the denser plan is taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,58 +132,6 @@ def _event(row: Any) -> dag.Event:
     )
 
 
-def optimal_plan(
-    profile: Profile,
-    network: Network,
-    *,
-    density: float | None = None,
-    ways: Sequence[str] = WAYS,
-    communicators: Sequence[str] = COMMUNICATORS,
-) -> Plan:
-    """Return the plan with the shortest predicted step, and of equal ones the densest.
-
-    Grouping and way of each message are chosen together by a program over pairs of clocks
-    (:func:`~deepreduce_hvd.schedule.merge.pareto_paths`). Its results compete with everything
-    uncompressed, everything as float16, everything encoded (each in its optimal grouping) and LAGS.
-    Then densities are raised in time that is free.
-
-    The plan is never slower in the model than any of these. No single message could be denser
-    without a longer step. The program keeps at most 32 pairs of clocks per gradient. As long as
-    there are no more, nothing needs decoding and only Allgather is used, no other grouping and
-    choice of ways at this density is faster.
-
-    Args:
-        profile: the profile.
-        network: the network.
-        density: the smallest density of the codec. Default: that of the profile.
-        ways: the ways that may be used. Without "codec", nothing is sparsified.
-        communicators: the communicators that may be used for payloads.
-    """
-    for way in ways:
-        expect(way in WAYS, "optimal_plan ways", f"some of {', '.join(WAYS)}", repr(way))
-    expect(bool(ways), "optimal_plan ways", "at least one", "none")
-    least = profile.density if density is None else density
-    expect(0 < least <= 1, "optimal_plan density", "a number in (0, 1]", least)
-    for name in communicators:
-        good = name in COMMUNICATORS
-        expect(good, "optimal_plan communicators", f"some of {', '.join(COMMUNICATORS)}", name)
-    expect("Allgather" in communicators, "optimal_plan communicators", "Allgather among them", communicators)  # fmt: skip
-    model = Model(profile, network)
-    choices = _Choices(model, least, tuple(communicators))
-    candidates = [choices.grouped(way) for way in WAYS if way in ways]
-    candidates += choices.mixed([way for way in WAYS if way in ways])
-    if set(ways) >= {DENSE, CODEC}:
-        for hide_behind in ("next", "rest"):
-            candidates.append(
-                lags(profile, network, max_compression=1 / least, hide_behind=hide_behind)
-            )
-    elements = dict(zip(model.names, model.elements.tolist()))
-    steps = [_Clocks(model, messages).step_seconds() for messages in candidates]
-    fastest = [messages for messages, step in zip(candidates, steps) if step <= min(steps) * _EQUAL]
-    best = max(fastest, key=lambda messages: kept_share(messages, elements))
-    return Plan.of(profile, network, _filled(model, best, [way for way in WAYS if way in ways]))
-
-
 def kept_share(messages: Sequence[Message], elements: Mapping[str, float]) -> float:
     """Return the share of the elements of all messages that one rank sends.
 
@@ -203,191 +143,3 @@ def kept_share(messages: Sequence[Message], elements: Mapping[str, float]) -> fl
     densities = [1.0 if message.density is None else message.density for message in messages]
     sent = sum(density * count for density, count in zip(densities, counts))
     return float(sent) / float(sum(counts))
-
-
-class _Choices:
-    """Groupings and ways of a model's parameters at one density."""
-
-    def __init__(self, model: Model, density: float, communicators: tuple[str, ...]) -> None:
-        self.model = model
-        self.density = density
-        self.payloads = model.payloads(density)
-        self.before = {
-            way: np.concatenate([[0.0], np.cumsum(seconds)])
-            for way, seconds in model.before.items()
-        }
-        # Seconds of each communicator by elements of a message, at the average payload per element.
-        # An Allgather is computed exactly; with 2 ranks it is always the fastest.
-        total = float(model.elements.sum())
-        self.sizes = np.geomspace(1, total, _SIZES)
-        share = float(self.payloads.sum()) / total
-        others = [name for name in communicators if name != "Allgather"]
-        self.curves = {
-            name: np.array(
-                [model.network.exchange(name, density * n, n, share * n) for n in self.sizes]
-            )
-            for name in (others if model.network.ranks > 2 else [])
-        }
-
-    def messages(self, path: Sequence[tuple[int, str]]) -> list[Message]:
-        """Return the messages of (length, way) pairs, each with the fastest communicator."""
-        made, first = [], 0
-        for length, way in path:
-            last = first + length
-            members = self.model.names[first:last]
-            if way == CODEC:
-                names = ("Allgather", *self.curves)
-                seconds = [
-                    self.model.seconds(first, last, way, self.density, name) for name in names
-                ]
-                communicator = names[int(np.argmin(seconds))]
-                made.append(Message(members, way, self.density, communicator))
-            else:
-                made.append(Message(members, way))
-            first = last
-        return made
-
-    def grouped(self, way: str) -> list[Message]:
-        """Return the optimal grouping if all messages travel in the same way."""
-        grouping = self.model.optimal_grouping(way, self.density)
-        return self.messages([(length, way) for length in grouping])
-
-    def mixed(self, ways: Sequence[str]) -> list[list[Message]]:
-        """Return the groupings, with a way for each message, that may give the shortest step."""
-        model, network = self.model, self.model.network
-        payload_sums = np.concatenate([[0.0], np.cumsum(self.payloads)])
-        element_sums = np.concatenate([[0.0], np.cumsum(model.elements)])
-
-        def advance(
-            start: IndexArray, encoded: FloatArray, finish: FloatArray, end: int
-        ) -> list[tuple[FloatArray, FloatArray]]:
-            elements = element_sums[end] - element_sums[:end]
-            results = []
-            for way in ways:
-                after = encoded + (self.before[way][end] - self.before[way][start])
-                if way == CODEC:
-                    seconds = network.allgather(payload_sums[end] - payload_sums[:end])
-                    for curve in self.curves.values():
-                        seconds = np.minimum(seconds, np.interp(elements, self.sizes, curve))
-                else:
-                    size = elements * dag.BYTES[way]
-                    seconds = network.allreduce(size, way == FP16)
-                seconds = np.broadcast_to(seconds, elements.shape)
-                ends = np.maximum(finish, model.ready[end - 1] + after) + seconds[start]
-                # no later message starts before the next gradient is ready: this makes states equal
-                following = model.ready[min(end, model.count - 1)] + after
-                results.append((after, np.maximum(ends, following)))
-            return results
-
-        return [
-            self.messages([(length, ways[way]) for length, way in path])
-            for path, _, _ in pareto_paths(model.count, advance, _STATES)
-        ]
-
-
-class _Clocks:
-    """The clocks of :func:`dag.timeline` without its events, for many changes of messages."""
-
-    def __init__(self, model: Model, messages: Sequence[Message]) -> None:
-        self.model = model
-        self.messages = list(messages)
-        self.bounds = dag.positions(model.profile, messages)
-        rows = [self._row(number, message) for number, message in enumerate(messages)]
-        self.encode, self.seconds, self.decode = (list(column) for column in zip(*rows))
-
-    def _row(self, number: int, message: Message) -> tuple[float, float, float]:
-        first, last = self.bounds[number : number + 2]
-        model = self.model
-        encode = float(model.before[message.way][first:last].sum())
-        how = message.way, message.density, message.communicator
-        seconds = model.seconds(first, last, *how)
-        return encode, seconds, model.decode_seconds(first, last, *how)
-
-    def step_seconds(self) -> float:
-        """Return the seconds of a step."""
-        model = self.model
-        encoded, free, ends = 0.0, 0.0, []
-        for last, encode, seconds in zip(self.bounds[1:], self.encode, self.seconds):
-            encoded += encode
-            free = max(free, float(model.ready[last - 1]) + encoded) + seconds
-            ends.append(free)
-        clock = float(model.ready[-1]) + encoded
-        for end, decode in zip(ends, self.decode):
-            clock = max(clock, end) + decode
-        return model.profile.forward_seconds + clock + model.profile.update_seconds
-
-    def fits(self, number: int, message: Message, limit: float) -> bool:
-        """Put a message in place of another; keep it if the step is at most ``limit`` seconds."""
-        before = self.messages[number], *(row[number] for row in (self.encode, self.seconds, self.decode))  # fmt: skip
-        self._put(number, message, *self._row(number, message))
-        if self.step_seconds() <= limit:
-            return True
-        self._put(number, *before)
-        return False
-
-    def _put(
-        self, number: int, message: Message, encode: float, seconds: float, decode: float
-    ) -> None:
-        self.messages[number] = message
-        self.encode[number], self.seconds[number], self.decode[number] = encode, seconds, decode
-
-
-def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> list[Message]:
-    """Return the messages, as dense as they can be without a longer step.
-
-    First, messages that hide entirely are sent uncompressed or as float16. Then all others get the
-    largest common density, then each the largest one for itself, in order.
-    """
-    clocks = _Clocks(model, messages)
-    limit = clocks.step_seconds() * (1 + 1e-12)  # rounding
-    for better in (DENSE, FP16):
-        for number, message in enumerate(clocks.messages):
-            worse = message.way != better and message.way != DENSE
-            if better in ways and worse:
-                clocks.fits(number, Message(message.members, better), limit)
-    encoded = [number for number, one in enumerate(clocks.messages) if one.way == CODEC]
-    if encoded:
-        least = min(clocks.messages[number].density or 0.0 for number in encoded)
-
-        def all_fit(density: float) -> bool:
-            raised = [
-                max(message, _denser(message, density), key=lambda one: one.density or 0.0)
-                if message.way == CODEC
-                else message
-                for message in clocks.messages
-            ]
-            return _Clocks(model, raised).step_seconds() <= limit
-
-        common = _largest(least, all_fit)
-        for number in encoded:
-            message = clocks.messages[number]
-            if common > (message.density or 0.0):
-                clocks.fits(number, _denser(message, common), limit)
-    for number in encoded:
-        message = clocks.messages[number]
-
-        def fits(density: float, number: int = number, message: Message = message) -> bool:
-            return clocks.fits(number, _denser(message, density), limit)
-
-        _largest(message.density or 0.0, fits)
-    return clocks.messages
-
-
-def _denser(message: Message, density: float) -> Message:
-    return dataclasses.replace(message, density=density)
-
-
-def _largest(least: float, good: Any) -> float:
-    """Return the largest density between ``least`` and 1 that is good, by halving."""
-    if good(1.0):
-        return 1.0
-    low, high = least, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if good(middle):
-            low = middle
-        else:
-            high = middle
-        if high - low <= 1e-6 * low:
-            break
-    return low

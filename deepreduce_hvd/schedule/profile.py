@@ -47,7 +47,7 @@ class Parameter:
         encode_seconds: seconds in which one rank selects and encodes its gradient.
         decode_seconds: seconds in which one rank decodes the payload of one rank.
         payload_bytes: (density, bytes) pairs with ascending densities. If it is empty, payloads are
-            estimated, with 4 bits per value and indices close to the information bound.
+            estimated, with 1 bit per value and indices close to the information bound.
     """
 
     name: str

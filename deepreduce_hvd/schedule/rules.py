@@ -8,7 +8,7 @@ from deepreduce_hvd.schedule.density import lags
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.merge import mg_wfbp, omgs, selection_cost
-from deepreduce_hvd.schedule.plan import optimal_plan
+from deepreduce_hvd.schedule.optimum import optimal_plan
 from deepreduce_hvd.schedule.profile import Profile
 
 #: dense bytes of the buckets of ``Compressor(bucket_bytes=)``, by default
@@ -31,7 +31,11 @@ RULES = {
 
 
 def predict(
-    rule: str, profile: Profile, network: Network, density: float | None = None
+    rule: str,
+    profile: Profile,
+    network: Network,
+    density: float | None = None,
+    groups: Sequence[int] | None = None,
 ) -> tuple[Timeline, tuple[Message, ...]]:
     """Return the timeline of a step under a rule, and its messages.
 
@@ -40,17 +44,21 @@ def predict(
         profile: the profile.
         network: the network.
         density: the smallest density of the codec. Default: that of the profile.
+        groups: lengths of the groups of consecutive parameters that share a message, in place of
+            the rule's own grouping. Not for LAGS.
     """
     expect(rule in RULES, "rule", f"one of {', '.join(RULES)}", repr(rule))
     least = profile.density if density is None else density
     if rule == "plan":
-        chosen = optimal_plan(profile, network, density=least)
+        chosen = optimal_plan(profile, network, density=least, groups=groups)
         return chosen.timeline, chosen.messages
     if rule == "LAGS":
+        expect(groups is None, "predict groups", "None for LAGS", groups)
         messages = lags(profile, network, max_compression=1 / least)
     else:
         way, group = _GROUPS[rule]
-        messages = _messages(profile, group(Model(profile, network), least), way, least)
+        grouping = group(Model(profile, network), least) if groups is None else groups
+        messages = _messages(profile, grouping, way, least)
     predicted = dag.timeline(
         profile, network, messages, overlap=rule != "serial", merged_selection=rule == "OMGS"
     )

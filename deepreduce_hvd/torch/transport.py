@@ -52,6 +52,8 @@ class HorovodTransport(ProcessSetTransport):
     """
 
     horovod = hvd
+    #: whether uncompressed gradients that are ready share one sum
+    merges_sums = True
 
     # These call the private functions behind Horovod's public ones, which accept the output tensor:
     # another reference to it must exist before the collective starts.

@@ -6,6 +6,7 @@ import sys
 import warnings
 
 import ddp_random
+import ddp_schedule
 import ddp_states
 import numpy as np
 import torch
@@ -317,5 +318,5 @@ def scenario_many_random_programs(directory):
 
 
 if __name__ == "__main__":
-    main({**globals(), **vars(ddp_states)})
+    main({**globals(), **vars(ddp_states), **vars(ddp_schedule)})
     sys.exit()

@@ -8,7 +8,11 @@ from launch import horovodrun, scenario_tests
 from launch_torchrun import failure_tests, lines_of, torchrun
 
 reports, test_scenario = scenario_tests(
-    "ddp_scenarios.py", "ddp_states.py", run=torchrun, slow_scenarios=("many_random_programs",)
+    "ddp_scenarios.py",
+    "ddp_states.py",
+    "ddp_schedule.py",
+    run=torchrun,
+    slow_scenarios=("many_random_programs",),
 )
 
 _OTHER_CONFIGURATION = r"expected the same compressor configuration on every rank"

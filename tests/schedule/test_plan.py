@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import random
 
 import pytest
 from schedule_profiles import random_network, random_profile
@@ -10,7 +11,7 @@ from schedule_profiles import random_network, random_profile
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule import Link, Message, Network, Plan, optimal_plan, timeline
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Model
-from deepreduce_hvd.schedule.plan import _Clocks
+from deepreduce_hvd.schedule.optimum import _Clocks
 from deepreduce_hvd.schedule.rules import RULES, predict
 
 
@@ -42,6 +43,37 @@ def test_grouping_and_ways_equal_exhaustive_search(seed):
         timeline(profile, network, messages).step_seconds for messages in all_schedules(names, 0.01)
     )
     assert plan.step_seconds == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_ways_of_given_groups_equal_exhaustive_search(seed):
+    profile = random_profile(seed, 2 + seed % 5, encode=30.0, decode=0.0)
+    network, draw = random_network(seed), random.Random(seed)
+    names = [part.name for part in profile.parameters]
+    groups = []
+    while sum(groups) < len(names):
+        groups.append(draw.randint(1, len(names) - sum(groups)))
+    plan = optimal_plan(profile, network, communicators=["Allgather"], groups=groups)
+    assert [len(message.members) for message in plan.messages] == groups
+    best = min(
+        timeline(profile, network, messages).step_seconds
+        for messages in all_schedules(names, 0.01)
+        if [len(message.members) for message in messages] == groups
+    )
+    assert plan.step_seconds == pytest.approx(best, rel=1e-9)
+    for rule in ("plan", "codec", "dense", "fp16"):
+        predicted, messages = predict(rule, profile, network, groups=groups)
+        assert [len(message.members) for message in messages] == groups
+        assert plan.step_seconds <= predicted.step_seconds * (1 + 1e-8), rule
+
+
+def test_groups_that_are_not_those_of_the_parameters():
+    profile, network = random_profile(0, 3), random_network(0)
+    for groups in ([1, 1], [0, 3], [4]):
+        with pytest.raises(InvalidArgumentError, match="lengths that add up to 3"):
+            optimal_plan(profile, network, groups=groups)
+    with pytest.raises(InvalidArgumentError, match="None for LAGS"):
+        predict("LAGS", profile, network, groups=[3])
 
 
 @pytest.mark.parametrize("seed", range(25))

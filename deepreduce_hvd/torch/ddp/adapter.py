@@ -1,5 +1,6 @@
 """The adapter of a Compressor for PyTorch's DistributedDataParallel (DDP)."""
 
+import functools
 import weakref
 
 import torch
@@ -92,6 +93,8 @@ class DdpAdapter(DistributedAdapter):
             self._begin()
         job = BucketJob(self, self._round, bucket.buffer())
         self._start(job, lambda: self._gradients_in(bucket))
+        if bucket.is_last() and not _in_backward():
+            self._end_backward(self._round)
         return job.future
 
     def _gradients_in(self, bucket):
@@ -113,9 +116,21 @@ class DdpAdapter(DistributedAdapter):
     def _begin(self):
         """Begin the step of a backward pass."""
         self.close_round()
+        if self.layout is not self.scheduler.layout:
+            self._follow(self.scheduler.layout)
         self._round = Round()
         # From a callback of the backward pass, an error keeps its type; DDP's own wait, which comes
-        # later, turns every error into a RuntimeError. A rank in join() runs no backward pass.
-        if torch._C._current_graph_task_id() != -1:
+        # later, turns every error into a RuntimeError.
+        if _in_backward():
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._round.wait)
+            engine.queue_callback(functools.partial(self._end_backward, self._round))
+
+    def _end_backward(self, round_):
+        """Wait for all results; raise the error of the first bucket that failed."""
+        round_.wait()
+        self.scheduler.step_ends(self.transport, self.slots)
+
+
+def _in_backward():
+    """Return whether this thread runs a backward pass; a rank in DDP's join() does not."""
+    return torch._C._current_graph_task_id() != -1

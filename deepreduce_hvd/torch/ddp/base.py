@@ -8,18 +8,18 @@ import weakref
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from deepreduce_hvd import layout
 from deepreduce_hvd.communicators.bucket import label_of
 from deepreduce_hvd.communicators.driver import Driver
 from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.measured_profile import measured_profile
+from deepreduce_hvd.scheduler import Scheduler
 from deepreduce_hvd.step_times import StepTimes
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.host import HostPath
+from deepreduce_hvd.torch.pending import time_fp16
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.validation import expect_loss_scale
@@ -47,15 +47,10 @@ class DistributedAdapter(TorchAdapter):
     def __init__(self, compressor, transport, slots):
         super().__init__(compressor, transport)
         self.slots = slots
-        self.layout = (
-            layout.of_settings(compressor.policies, compressor.fingerprint)
-            if compressor.schedule is None
-            else layout.of_plan(compressor.policies, compressor.fingerprint, compressor.schedule)
-        )
-        for name, slot in slots.items():
-            slot.policy = self.layout.policies[name]
         self.host_path = HostPath(None)
         self.times = StepTimes()
+        self.scheduler = Scheduler(compressor, self.times, time_fp16, lambda: self._round.buckets)
+        self._follow(self.scheduler.layout)
         self._round = None
         self._driver = Driver(self.transport)
         self.threads = EncodingThreads(compressor.threads, _ranks_on_this_host())
@@ -73,8 +68,7 @@ class DistributedAdapter(TorchAdapter):
         compressor.adapter = self
         try:
             self.agree()
-            for communicator in {compressor.communicator, *self.layout.communicators.values()}:
-                communicator.prepare(self.transport)
+            compressor.communicator.prepare(self.transport)
         except BaseException:
             compressor.adapter = old
             raise
@@ -83,13 +77,23 @@ class DistributedAdapter(TorchAdapter):
         """Compare the settings of all ranks."""
         handshake.agree(self)
 
+    def _follow(self, layout):
+        """Send the gradients of the steps from now on as ``layout`` says."""
+        self.layout = layout
+        for name, slot in self.slots.items():
+            slot.policy = layout.policies[name]
+
     @property
     def plan(self):
-        return self.layout.plan
+        return self.scheduler.layout.plan
 
     def profile(self):
         """Return the profile of this rank, as :meth:`Compressor.profile`."""
-        return measured_profile(self.layout.policies, self.times, self.slots, self.transport.size)
+        return self.scheduler.profile(self.slots, self.transport.size)
+
+    def schedule_notes(self):
+        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
+        return self.scheduler.notes()
 
     def timeline(self, path):
         """Write the last step as a trace, as :meth:`Compressor.timeline`."""
@@ -131,6 +135,7 @@ class DistributedAdapter(TorchAdapter):
             job.encode(slots, gradients)
             if slots:
                 names = [slot.name for slot in slots]
+                self._round.buckets.append(names)
                 self.times.gradients(names, label_of(names), started, time.perf_counter())
         except Exception as error:
             job.failure = error
@@ -190,11 +195,6 @@ def expect_unused(compressor):
         raise InvalidArgumentError(
             "register: expected no process_set, which belongs to Horovod; give the model a process "
             "group or a mesh"
-        )
-    if compressor.schedule == "auto":
-        raise InvalidArgumentError(
-            "register: expected schedule=None or a Plan, because PyTorch decides which gradients"
-            " share a message, got 'auto'"
         )
     if any(not isinstance(slot, Slot) for slot in adapter.slots.values()):
         raise InvalidArgumentError(

@@ -228,17 +228,20 @@ class BucketJob:
         dtype = torch.promote_types(self._buffer.dtype, torch.float32)
         if way == FP16:
             dtype = torch.float16
-        flat = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
-        call = self._channels[way].allreduce(flat.numpy())
         times, started = self._adapter.times, time.perf_counter()
-        summed = torch.from_numpy(self._adapter.transport.wait(call))
+        sizes = [gradient.numel() for _, gradient in part]
+        in_place = dtype == self._buffer.dtype and sum(sizes) == self._buffer.numel()
+        summed = self._buffer
+        if not in_place:
+            summed = torch.cat([gradient.reshape(-1) for _, gradient in part]).to(dtype)
+        self._adapter.transport.wait(self._channels[way].allreduce_in_place(summed))
         received = time.perf_counter()
         label = label_of([slot.name for slot, _ in part])
         times.message(f"{label}, {way}", started, received)
         summed /= self._divisor
-        sums = summed.split([gradient.numel() for _, gradient in part])
-        for (slot, gradient), own in zip(part, sums):
-            gradient.copy_(own.view(gradient.shape))
+        for (slot, gradient), own in zip(part, summed.split(sizes)):
+            if not in_place:
+                gradient.copy_(own.view(gradient.shape))
             slot.count_dense(gradient, own)
             if way == FP16:  # its largest number is 65504
                 self._look_at(gradient, slot.name)
@@ -270,6 +273,7 @@ class Round:
         loss_scale: loss scale of this step, or None.
         slots: slots whose gradients have come.
         jobs: the :class:`BucketJob` of each bucket so far.
+        buckets: names of the parameters in each of them.
         void: whether some result has NaN or Inf.
     """
 
@@ -277,6 +281,7 @@ class Round:
         self.loss_scale = None
         self.slots = []
         self.jobs = []
+        self.buckets = []
         self.void = False
 
     def wait(self):

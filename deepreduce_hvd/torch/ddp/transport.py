@@ -13,6 +13,7 @@ to release NumPy's it would wait for the interpreter.
 """
 
 import contextlib
+import math
 import os
 import time
 import zlib
@@ -61,6 +62,7 @@ class DistributedTransport(Transport):
     """
 
     process_set = None
+    merges_sums = False
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
         self.group = group
@@ -100,6 +102,10 @@ class DistributedTransport(Transport):
 
     def allreduce(self, array, name):
         return Collective(name, lambda: self._allreduce(array, f"{name}.{array.size}"))
+
+    def allreduce_in_place(self, array, name):
+        """Describe a sum in the memory of a tensor. Of a NumPy array, a copy is summed."""
+        return Collective(name, lambda: self._sum(array, f"{name}.{math.prod(array.shape)}"))
 
     def test(self, handle):
         return True
@@ -252,8 +258,11 @@ class DistributedTransport(Transport):
         return out.numpy()
 
     def _allreduce(self, array, name):
-        self._heads(name, [array.size])
-        out = torch.tensor(array, device=_HOST)
+        return self._sum(torch.tensor(array, device=_HOST), name)
+
+    def _sum(self, array, name):
+        out = array if isinstance(array, torch.Tensor) else torch.tensor(array, device=_HOST)
+        self._heads(name, [out.numel()])
         dist.all_reduce(out, group=self.group)
         return out.numpy()
 

@@ -34,6 +34,11 @@ def register(compressor, model, mesh):
         mesh: the ranks of different hosts that have the same shard.
     """
     expect_unused(compressor)
+    if compressor.schedule == "auto":
+        raise InvalidArgumentError(
+            "register: expected schedule=None or a Plan for a module after fully_shard, whose shards"
+            " would get different plans, got 'auto'"
+        )
     found = modules_and_groups(model)
     _check_meshes(mesh, found)
     _check_parameters(compressor.adapter.slots, [group for _, group in found])
