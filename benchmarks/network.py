@@ -343,6 +343,7 @@ class Network:
         places = ",".join(f"{host}:1" for host in self.names)
         words = [
             launcher,
+            "--gloo",
             "--disable-cache",
             "-np",
             len(self.names),

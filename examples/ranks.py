@@ -60,7 +60,8 @@ def launch(script, processes, arguments, launcher="horovodrun"):
     """
     path = str(pathlib.Path(script).resolve())
     words = {
-        "horovodrun": ["-np", str(processes), sys.executable, path],
+        # without --gloo it imports TensorFlow once more, to find out whether there is MPI
+        "horovodrun": ["--gloo", "-np", str(processes), sys.executable, path],
         "torchrun": ["--standalone", "--nproc-per-node", str(processes), path],
     }[launcher]
     program = str(pathlib.Path(sys.executable).with_name(launcher))

@@ -15,7 +15,7 @@ import time
 _NO_TESTS = 5
 #: of the slow cases of products of settings, such as index codec x value codec x input, one in so
 #: many is run with --slow; ``pytest -m "not several_processes"`` runs all
-_ONE_IN = 3
+_ONE_IN = 6
 #: every run shows where its time goes
 _DURATIONS = ("--durations=25", "--durations-min=2")
 

@@ -1,4 +1,4 @@
-"""Installing as users do: PyTorch before or after the package, another version, or no PyTorch."""
+"""Test installations with PyTorch before or after the package, another version, or no PyTorch."""
 
 import json
 import os
@@ -19,6 +19,7 @@ def train(package, output, python=sys.executable):
     launcher = Path(sys.executable).with_name("horovodrun")
     command = [
         str(launcher),
+        "--gloo",
         "-np",
         "2",
         str(python),
@@ -99,8 +100,9 @@ def wheel(tmp_path_factory):
 
 
 def environment_with(folder, wheel, *others):
-    """A fresh environment with the wheel and NumPy; ``others`` are folders that it may import
-    from.
+    """Return the Python of a new environment with the wheel and NumPy.
+
+    ``others`` are folders from which it may also import.
     """
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin/python"

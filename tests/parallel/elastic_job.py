@@ -1,5 +1,6 @@
-"""An elastic job under the real horovodrun --min-np, in which a test lets workers join, kills them
-and takes them out.
+"""An elastic job under the real horovodrun --min-np.
+
+A test lets workers join, kills them and removes them.
 """
 
 import json
@@ -11,26 +12,27 @@ import sys
 import time
 
 import pytest
+from launch import LAUNCHERS
 
 HERE = pathlib.Path(__file__).resolve().parent
-_SECONDS = 240  # time limit of a wait, on a busy machine
+_SECONDS = 240  # time limit of a wait, for a busy machine
 #: A survivor that notices first that a rank was killed may keep its connections open. The others
 #: then wait for it until Gloo's time-out, in about one job of four. With 15 s, workers that start
-#: on an overloaded machine come too late for the others.
+#: on an overloaded machine join too late for the others.
 _GLOO_SECONDS = "30"
 
 
 class Job:
-    """An elastic job on this machine, under names of its own as if they were different hosts.
+    """An elastic job on this machine, whose names are used as if they were different hosts.
 
     Args:
-        directory: folder for the files through which the test and the workers talk.
-        script: the workers' program, beside this file.
+        directory: folder for the files that the test and the workers exchange.
+        script: the workers' program, in the folder of this file.
         arguments: the program's arguments after the directory.
-        process_sets: whether ranks may make process sets during training. A job in which a test
-            kills a rank must not: Horovod 0.28.1 then holds the lock of its table of process sets
-            while it waits for other ranks. When a rank dies, the survivors' programs and Horovod's
-            threads go on at the same moment. If the thread ends first, a collective that starts
+        process_sets: whether ranks may create process sets during training. It must be False if a
+            test kills a rank: Horovod 0.28.1 then holds the lock of its table of process sets while
+            it waits for other ranks. When a rank dies, the survivors' programs and Horovod's
+            threads continue at the same moment. If the thread ends first, a collective that starts
             then is never answered, and its name stays taken after the reset.
     """
 
@@ -47,9 +49,8 @@ class Job:
             HOROVOD_GLOO_TIMEOUT_SECONDS=_GLOO_SECONDS,
             HOROVOD_DYNAMIC_PROCESS_SETS=str(int(process_sets)),
         )  # fmt: skip
-        launcher = pathlib.Path(sys.executable).with_name("horovodrun")
         command = [
-            launcher,
+            *LAUNCHERS["horovodrun"],
             "-np",
             "2",
             "--min-np",
@@ -111,8 +112,9 @@ class Job:
 
 
 def come_and_go(job, removal, killed=True):
-    """One rank joins, one is killed or taken out, another is taken out; returns the last moment at
-    which training started again.
+    """Let one rank join, kill or remove one, and remove another one.
+
+    Return the record of the last start of training.
     """
     try:
         steps = [job.wait_for(2)]
@@ -140,8 +142,8 @@ def come_and_go(job, removal, killed=True):
     assert steps == sorted(steps), "expected training to go on from the last commit"
     starts = [json.loads(line) for line in (job.directory / "starts").read_text().splitlines()]
     assert list(dict.fromkeys(start["size"] for start in starts)) == [3, 2, 1]
-    # ranks that have only left are not made up for before the first step; if no commit has seen the
-    # last steps, all go back to it, and start again
+    # If ranks have only left, their memories are taken over in the first step, not before it. If no
+    # commit has the last steps, all ranks go back to the last commit and start again.
     for start in {start["size"]: start for start in starts}.values():
         assert start["kept"] > 0
         assert start["error"] <= 1e-6 * start["kept"], start

@@ -12,7 +12,12 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
-#: seconds that a launcher gets to end its ranks; torchrun kills those that are left after 30
+#: {name of a launcher: its command}
+LAUNCHERS = {
+    "horovodrun": [sys.executable, HERE / "horovodrun.py"],
+    "torchrun": [pathlib.Path(sys.executable).with_name("torchrun")],
+}
+#: seconds that a launcher has to end its ranks; torchrun kills the remaining ones after 30
 _END_SECONDS = 45
 
 
@@ -20,11 +25,11 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
     """Run a program that starts ranks, with a time limit.
 
     Args:
-        launcher: its name; it is installed beside this Python.
+        launcher: name of the program, one of :data:`LAUNCHERS`.
         words: the rest of the command.
         folders: folders of modules that the ranks import, in addition to the common ones.
-        timeout: maximum time in seconds. Then the launcher is asked to end its ranks.
-        variables: of the environment, in addition to those of this process.
+        timeout: maximum time in seconds. After it, the launcher is asked to end its ranks.
+        variables: environment variables, in addition to those of this process.
 
     Returns:
         The finished process, output as text.
@@ -33,7 +38,7 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
     environment = dict(
         os.environ, PYTHONPATH=os.pathsep.join(map(str, paths)), OMP_NUM_THREADS="1", **variables
     )
-    command = [pathlib.Path(sys.executable).with_name(launcher), *words]
+    command = [*LAUNCHERS[launcher], *words]
     job = subprocess.Popen(
         list(map(str, command)),
         env=environment,
@@ -60,8 +65,10 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
 
 
 def horovodrun(processes, script, *arguments, timeout=600):
-    """Runs ``script`` on ``processes`` ranks of this machine; returns the finished process, output
-    as text.
+    """Run ``script`` on ``processes`` ranks of this machine.
+
+    Returns:
+        The finished process, output as text.
     """
     return run_ranks(
         "horovodrun", "-np", processes, sys.executable, HERE / script, *arguments,
@@ -69,21 +76,22 @@ def horovodrun(processes, script, *arguments, timeout=600):
     )  # fmt: skip
 
 
-#: lines of a job's output that tell the cause
+#: lines of a job's output that show the cause
 _CAUSES = re.compile(
     r"ERROR|FATAL|terminate called|what\(\)|uncaught|deepreduce_hvd: |exit status|rank \d+, seed"
 )
 
 
 def shown(output, most=8000):
-    """Return the lines of a job's output that tell why it failed, then its end."""
+    """Return the lines of a job's output that show why it failed, then its end."""
     causes = [line[:400] for line in output.splitlines() if _CAUSES.search(line)]
     return "\n".join([*causes[:30], "...", output[-most:]])
 
 
 def scenarios(module):
-    """The names of a worker's scenarios without importing its frameworks: top-level functions
-    called scenario_*.
+    """Return the names of a worker's scenarios without importing its frameworks.
+
+    Scenarios are top-level functions called scenario_*.
     """
     source = (HERE / module).read_text()
     return [
@@ -94,7 +102,10 @@ def scenarios(module):
 
 
 def report_of(processes, script, directory, scenarios=(), run=horovodrun):
-    """{scenario: {rank: None or traceback}} of a worker that runs these scenarios, or all."""
+    """Run a worker and return {scenario: {rank: None or traceback}}.
+
+    Without ``scenarios``, the worker runs all of them.
+    """
     finished = run(processes, script, directory, *scenarios)
     reports = {}
     for rank in range(processes):
@@ -110,8 +121,10 @@ def report_of(processes, script, directory, scenarios=(), run=horovodrun):
 
 
 class Reports:
-    """What a worker's scenarios came to, {scenario: {rank: None or traceback}}, by number of ranks;
-    a job runs when it is first asked for.
+    """The results of a worker's scenarios, by number of ranks.
+
+    Each result is {scenario: {rank: None or traceback}}. A job runs when its result is first
+    requested.
 
     Args:
         wanted: {number of ranks: names of the scenarios that its job runs}.
@@ -149,7 +162,7 @@ class Reports:
 
 
 def expect_failure_with_a_message_on_every_rank(script, failure, message):
-    """Check that ``script failure`` on two ranks ends with ``message``, a regex, from each rank."""
+    """Check that ``script failure`` on two ranks ends with ``message``, a regex, on each rank."""
     finished = horovodrun(2, script, failure, timeout=120)
     assert finished.returncode != 0, finished.stdout[-3000:]
     assert "went on silently" not in finished.stdout
@@ -174,19 +187,19 @@ def scenario_tests(
     on_more_ranks=None,
     run=horovodrun,
 ):
-    """A fixture and a test of all scenarios: ``reports, test_scenario = scenario_tests(...)``.
+    """Return a fixture and a test: ``reports, test_scenario = scenario_tests(...)``.
 
-    One job for each number of ranks runs those that pytest has selected. The jobs share a
-    directory, so that each finds the states that another saved.
+    The test runs all scenarios of a worker. One job per number of ranks runs those that pytest has
+    selected. The jobs share a directory, so that each finds the states that another one saved.
 
     Args:
         script: the worker that is started.
-        others: modules whose scenarios it runs too.
+        others: modules with more scenarios that the worker runs.
         ranks: numbers of ranks of the default run.
-        slow_ranks: those of the slow tests.
-        slow_scenarios: names of scenarios of the slow tests.
-        on_more_ranks: names of scenarios that run on every number of ranks; the others run only on
-            the smallest, because nothing in them depends on it. By default all run on every number.
+        slow_ranks: numbers of ranks of the slow tests.
+        slow_scenarios: names of scenarios that only the slow tests run.
+        on_more_ranks: names of scenarios that run on every number of ranks. The others run only on
+            the smallest one, because they do not depend on it. By default all run on every number.
         run: function that starts the job, with the arguments of :func:`horovodrun`.
     """
     names = [name for module in (script, *others) for name in scenarios(module)]
@@ -229,13 +242,14 @@ def scenario_tests(
 
 
 def failure_test(script, quick, slow=None):
-    """A test that ``script FAILURE`` on two ranks ends with a message from each.
+    """Return a test that ``script FAILURE`` on two ranks ends with a message on each.
 
-    A job for each: what leaves Horovod sound is a scenario instead, with :func:`refused`.
+    Each failure is a separate job. A failure after which Horovod still works is a scenario instead,
+    with :func:`refused`.
 
     Args:
         quick: {failure: regular expression of the message} of the default run.
-        slow: those of the slow tests.
+        slow: the same for the slow tests.
     """
 
     @pytest.mark.parametrize(
