@@ -6,7 +6,10 @@ from deepreduce_hvd.codec import Codec, decode
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, UnknownCodecError
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find
 from deepreduce_hvd.stages.index_codecs import RawIndex
+from deepreduce_hvd.stages.sections import expect_encoded
 from deepreduce_hvd.stages.sparsifiers import TopK
+from deepreduce_hvd.stages.suggestions import makes, written
+from deepreduce_hvd.stages.usable import expect_usable
 from deepreduce_hvd.stages.value_codecs import RawValue
 
 _COUNTS = (0, 1, 2, 7, 64, 1000)
@@ -34,11 +37,13 @@ def check_codec(codec: IndexCodec | ValueCodec) -> None:
     for kind, check in ((IndexCodec, _check_index), (ValueCodec, _check_value)):
         if isinstance(codec, kind):
             _check_registration(codec, kind)
+            expect_usable(codec)
             check(codec)
             _check_in_a_payload(codec, kind)
             return
+    hint = f"; write dr.{written(codec)}" if makes(codec, (IndexCodec, ValueCodec)) else ""
     raise InvalidArgumentError(
-        f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}"
+        f"check_codec: expected an IndexCodec or a ValueCodec, got {codec!r}{hint}"
     )
 
 
@@ -73,14 +78,21 @@ def _inputs(count):
     }
 
 
-def _three(codec, case, result):
-    """Return the result of ``encode`` after checking that it is a tuple of three, section first."""
-    good = isinstance(result, tuple) and len(result) == 3
-    _expect(good, codec, "encode", case, "a tuple of three items", type(result).__name__)
-    section = result[0]
-    good = isinstance(section, (bytes, bytearray, memoryview))
-    _expect(good, codec, "encode", case, "bytes as the first item", type(section).__name__)
-    return (bytes(section), *result[1:])
+def _call(codec, method, case, function, *arguments):
+    """Return what a function returns that calls a method of the codec."""
+    try:
+        return function(*arguments)
+    except Exception as error:  # any error is a failure of the codec
+        got = f"{type(error).__name__}: {error}"
+        raise InvalidArgumentError(
+            f"{type(codec).__name__}.{method} of {case}: expected no error, got {got}"
+        ) from error
+
+
+def _encode(codec, case, *arguments):
+    """Return (section, ...) as ``encode`` of the codec returns it."""
+    result = _call(codec, "encode", case, codec.encode, *arguments)
+    return expect_encoded(f"{type(codec).__name__}.encode of {case}", result)
 
 
 def _array(codec, method, case, array, dtype, count):
@@ -94,7 +106,7 @@ def _check_value(codec):
     for count in _COUNTS:
         for case, values in _inputs(count).items():
             before = values.copy()
-            section, decoded, order = _three(codec, case, codec.encode(values, _KEY))
+            section, decoded, order = _encode(codec, case, values, _KEY)
             unchanged = np.array_equal(values, before)
             _expect(unchanged, codec, "encode", case, "an unchanged input", "a changed one")
             _array(codec, "encode", case, decoded, np.float32, count)
@@ -117,7 +129,7 @@ def _check_value(codec):
                 )
                 sent = decoded[order]
             _check_decoder(codec, case, section, (count,), sent, np.float32)
-            again = _three(codec, case, codec.encode(values, _KEY))[0]
+            again = _encode(codec, case, values, _KEY)[0]
             _expect(
                 again == section,
                 codec,
@@ -134,7 +146,7 @@ def _check_index(codec):
             case = f"{count} of {d} indices"
             random = np.random.default_rng(count + d)
             indices = np.sort(random.permutation(d)[:count]).astype(np.uint32)
-            section, decoded, stay = _three(codec, case, codec.encode(indices, d, _KEY))
+            section, decoded, stay = _encode(codec, case, indices, d, _KEY)
             size = decoded.size if isinstance(decoded, np.ndarray) else count
             _array(codec, "encode", case, decoded, np.uint32, size)
             good = size == 0 or (bool((decoded[1:] > decoded[:-1]).all()) and int(decoded[-1]) < d)
@@ -146,14 +158,15 @@ def _check_index(codec):
 
 def _check_decoder(codec, case, section, arguments, expected, dtype):
     """Check that ``decode`` returns what ``encode`` promised, and refuses damaged sections."""
-    read = _array(codec, "decode", case, codec.decode(section, *arguments), dtype, expected.size)
+    read = _call(codec, "decode", case, type(codec).decode, section, *arguments)
+    _array(codec, "decode", case, read, dtype, expected.size)
     same = np.array_equal(read, expected)
     _expect(same, codec, "decode", case, "the decoded array that encode returned", "other numbers")
     for damaged, what in ((section[:-1], "cut short"), (section + b"\0", "with one byte too many")):
         if damaged == section:
             continue
         try:
-            codec.decode(damaged, *arguments)
+            type(codec).decode(damaged, *arguments)
             got = "no error"
         except CorruptPayloadError:
             continue
@@ -167,13 +180,15 @@ def _check_in_a_payload(codec, kind):
     index, value = (codec, RawValue()) if kind is IndexCodec else (RawIndex(), codec)
     gradient = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     residual = np.zeros_like(gradient)
-    payload = Codec(TopK(0.05), index=index, value=value).encode(gradient, residual)
-    error = float(np.abs(decode(payload) + residual - gradient).max())
+    whole, case = Codec(TopK(0.05), index=index, value=value), "a gradient"
+    payload = _call(codec, "encode", case, whole.encode, gradient, residual)
+    decoded = _call(codec, "decode", case, decode, payload)
+    error = float(np.abs(decoded + residual - gradient).max())
     _expect(
         error < 1e-5,
         codec,
         "encode",
-        "a gradient",
+        case,
         "decoded values and residual that add up to the gradient",
         f"a difference of {error:g}",
     )

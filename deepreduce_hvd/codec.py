@@ -9,24 +9,40 @@ from deepreduce_hvd import backends, container
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numpy_backend import encode_sparse_numpy, expect_elements, expect_scale
 from deepreduce_hvd.settings import expect_keys
-from deepreduce_hvd.stages.base import (
-    IndexCodec,
-    Memory,
-    Sparsifier,
-    ValueCodec,
-    expect_usable,
-    find,
-    is_built_in,
-)
+from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, find, is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.stages.suggestions import article, called, makes, written
+from deepreduce_hvd.stages.usable import expect_usable
 from deepreduce_hvd.stages.value_codecs import RawValue
 
 
 def _expect(value, kind, what):
     if not isinstance(value, kind):
-        raise InvalidArgumentError(f"{what}: expected a {kind.__name__}, got {value!r}")
+        raise InvalidArgumentError(
+            f"{what}: expected {article(kind)}, got {value!r}{_meant(value, kind)}"
+        )
     return value
+
+
+def _meant(value, kind):
+    """Return a suggestion to append to the message for a value of the wrong type, or ""."""
+    if isinstance(value, str):
+        text = called(value, kind)
+        return f"; write {text}" if text else ""
+    if isinstance(value, type) and makes(value, kind):
+        return f"; write {written(value)} to pass an instance"
+    if makes(value, Sparsifier):
+        return f"; write Codec({written(value)}, ...), with the sparsifier first"
+    for other, name in ((IndexCodec, "index"), (ValueCodec, "value"), (Memory, "memory")):
+        if makes(value, other):
+            call = "Compressor" if other is Memory else "Codec"
+            return f"; write {call}(..., {name}={written(value)})"
+    return ""
+
+
+class _InvalidAttributeError(InvalidArgumentError, AttributeError):
+    """Horovod got a Codec for a Compressor; an AttributeError, so that ``hasattr`` works."""
 
 
 class Codec:
@@ -77,23 +93,36 @@ class Codec:
 
     def __getattr__(self, name):
         if name in ("compress", "decompress"):  # the user passed the codec to Horovod
-            raise AttributeError(
+            raise _InvalidAttributeError(
                 "compression: expected a dr.Compressor, got a Codec; "
                 "write dr.Compressor(codec, parameters=model.named_parameters())"
             )
         raise AttributeError(f"'Codec' object has no attribute {name!r}")
 
     def is_native(self, memory: Memory) -> bool:
-        """Return whether the native core can run this codec with ``memory``.
+        """Return whether the native core can run this codec with a memory.
 
         Codecs with a custom stage run in NumPy instead.
+
+        Args:
+            memory: the memory.
+
+        Returns:
+            True if all four stages are built-in ones.
         """
         return all(map(is_built_in, (self.sparsifier, self.index, self.value, memory)))
 
     def fields(self, memory: Memory, step: int = 0) -> list[float]:
-        """Return the 20 numbers that describe this codec with ``memory`` to the native core.
+        """Return the numbers that describe this codec with a memory to the native core.
 
-        These are five numbers for each of the four stages.
+        Args:
+            memory: a built-in memory.
+            step: the training step. It matters only for sparsifiers with a schedule.
+
+        Returns:
+            A list of 20 numbers. It has the stage id and four parameters of the sparsifier, the
+            index codec, the value codec and the memory, in this order. All stages must be built-in
+            ones (:meth:`is_native`).
         """
         return [
             *self.sparsifier.fields(step),

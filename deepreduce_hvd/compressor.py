@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from deepreduce_hvd import backends, container, layout, policies
+from deepreduce_hvd import backends, container, layers_plot, layout, policies
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
@@ -20,9 +20,10 @@ from deepreduce_hvd.coordination.handshake import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile
+from deepreduce_hvd.settings import changed
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.memories import Residual
-from deepreduce_hvd.statistics import notes, summary_table
+from deepreduce_hvd.statistics import summary_lines
 from deepreduce_hvd.validation import (
     expect_communicator,
     expect_settings,
@@ -33,6 +34,7 @@ from deepreduce_hvd.validation import (
 
 #: default of ``Compressor(bucket_bytes=)``: 64 MiB
 DEFAULT_BUCKET_BYTES = 64 << 20
+_SHOWN_IF_CHANGED = ("threads", "process_set", "loss_scale", "writer", "writer_interval")
 
 
 class Compressor:
@@ -137,7 +139,7 @@ class Compressor:
         self.writer = writer
         self.writer_interval = writer_interval
         named = named_parameters(parameters)
-        adapter_module = backends.adapter_module(*named[0])
+        adapter_module = backends.adapter_module(named)
         # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
         #: name of a parameter -> its :class:`~deepreduce_hvd.policies.Policy`
@@ -210,8 +212,8 @@ class Compressor:
         return (
             f"Compressor({policies.text_of(self.codec)}, memory={policies.text_of(self.memory)},"
             f" communicator={self.communicator!r}, bucket_bytes={self.bucket_bytes},"
-            f" schedule={self._schedule_text()}, dense_below={self.dense_below}, seed={self.seed},"
-            f" parameters={len(self.policies)} named)"
+            f" schedule={self._schedule_text()}, dense_below={self.dense_below}, seed={self.seed}"
+            f"{changed(Compressor, self, _SHOWN_IF_CHANGED)}, parameters={len(self.policies)} named)"
         )
 
     @of_an_instance
@@ -280,7 +282,7 @@ class Compressor:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'
             shapes or flat; with ``fully_shard``, those of this rank's shards. The arrays are
             tensors on PyTorch, which ``torch.load(weights_only=True)`` accepts, and NumPy arrays on
-            TensorFlow.
+            TensorFlow. A tensor of zeros is a view of one number: a file of it is small.
         """
         return self.adapter.state_dict()
 
@@ -351,9 +353,9 @@ class Compressor:
 
     def summary(self) -> None:
         """Print :meth:`stats` as a table, and which parameters were not compressed and why."""
-        stats = self.stats()
-        lines = [summary_table(stats), *notes(stats, self.adapter.transport.size)]
-        print("\n".join([*lines, *self.adapter.schedule_notes()]))
+        adapter = self.adapter
+        lines = summary_lines(self.stats(), adapter.transport.size, adapter.frozen())
+        print("\n".join([*lines, *adapter.schedule_notes()]))
 
     def profile(self) -> Profile:
         """Return what was measured of this rank's last steps, on PyTorch.
@@ -387,13 +389,12 @@ class Compressor:
         self.adapter.timeline(path)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw each layer's dense bytes, sent bytes and relative error.
-
-        Needs matplotlib.
+        """Draw each layer's dense bytes, sent bytes and relative error, with matplotlib.
 
         Args:
             path: path of the image file. Its extension selects the format, as in ``layers.png``.
-        """
-        from deepreduce_hvd.layers_plot import draw
 
-        draw(self.stats(), path)
+        Raises:
+            InvalidArgumentError: no gradient was exchanged yet, or not a path of an image file.
+        """
+        layers_plot.draw(self.stats(), path, self.adapter.transport.size)

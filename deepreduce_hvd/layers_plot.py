@@ -1,19 +1,45 @@
 """A plot of all layers of a model: dense bytes, sent bytes and the relative error of one step."""
 
+import os
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.statistics import why_nothing
+
 #: The height of one row and of the margins, in inches.
 _ROW, _MARGIN = 0.22, 1.6
 
 
-def draw(stats, path):
+def draw(stats, path, ranks):
     """Draw one row per parameter and write the plot to a file.
 
     Args:
         stats: the result of :meth:`Compressor.stats`.
         path: the path of the file; its extension selects the format.
+        ranks: the number of ranks that the compressor exchanges with, including this one.
 
     Raises:
         ImportError: matplotlib is not installed.
+        InvalidArgumentError: nothing was exchanged, or matplotlib does not write such files.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InvalidArgumentError(f"plot path: expected one such as 'layers.png', got {path!r}")
+    why = why_nothing(stats, ranks)
+    if why is not None:
+        raise InvalidArgumentError(
+            f"plot: expected a step with exchanged gradients, got none. {why}"
+        )
+    figure = figure_of(stats)
+    extension = os.path.splitext(os.fsdecode(path))[1].removeprefix(".")
+    formats = figure.canvas.get_supported_filetypes()
+    if extension and extension.lower() not in formats:
+        raise InvalidArgumentError(
+            f"plot path: expected an extension of {', '.join(sorted(formats))}, got {str(path)!r}"
+        )
+    figure.savefig(path, dpi=120)
+
+
+def figure_of(stats):
+    """Return the plot as a figure of matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -43,4 +69,4 @@ def draw(stats, path):
     of_errors.set_xlabel("relative error of one step;\n0.8 to 0.99 is normal at 1 %", fontsize=8)
     for axes in (of_bytes, of_errors):
         axes.grid(axis="x", alpha=0.3)
-    figure.savefig(path, dpi=120)
+    return figure

@@ -14,6 +14,7 @@ from deepreduce_hvd.numerics import bits
 from deepreduce_hvd.numerics.random import Purpose, random_key
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find, is_built_in
 from deepreduce_hvd.stages.memories.saturated import saturated_difference
+from deepreduce_hvd.stages.sections import expect_encoded
 
 
 def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
@@ -83,15 +84,18 @@ def choose(sparsifier, accumulated, key, step):
     if is_built_in(sparsifier):
         return sparsifier.select(accumulated, key, step)
     indices = sparsifier.select(_read_only(accumulated), key, step)
+    _expect_ascending(f"{type(sparsifier).__name__}.select", indices, accumulated.size)
+    return indices
+
+
+def _expect_ascending(what, indices, d):
     good = isinstance(indices, np.ndarray) and indices.dtype == np.uint32 and indices.ndim == 1
     if good and indices.size:
-        good = (indices[1:] > indices[:-1]).all() and indices[-1] < accumulated.size
+        good = (indices[1:] > indices[:-1]).all() and indices[-1] < d
     if not good:
         raise InvalidArgumentError(
-            f"{type(sparsifier).__name__}.select: expected ascending distinct uint32 indices below "
-            f"{accumulated.size}, got {indices!r}"
+            f"{what}: expected ascending distinct uint32 indices below {d}, got {indices!r}"
         )
-    return indices
 
 
 def _read_only(array):
@@ -148,16 +152,16 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
     if not everything:
         result.index_id = index_codec.stage_id
         if not reorder_indices:
-            result.index, sent, values_stay = index_codec.encode(
-                selected, d, policy_key, value_codec.bits_per_value()
+            result.index, sent, values_stay = _encoded_indices(
+                index_codec, selected, d, policy_key, value_codec.bits_per_value()
             )
             if not values_stay:
                 values = elements(sent)
             result.count = sent.size
-    result.values, decoded, order = value_codec.encode(values, rounding_key)
+    result.values, decoded, order = _encoded_values(value_codec, values, rounding_key)
     if reorder_indices:
-        result.index, _, _ = index_codec.encode(
-            selected[order], d, policy_key, value_codec.bits_per_value()
+        result.index, _, _ = _encoded(
+            index_codec, selected[order], d, policy_key, value_codec.bits_per_value()
         )
         result.order = container.INDICES_IN_VALUE_ORDER
     elif value_codec.sorts:
@@ -170,6 +174,37 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
         sent = np.arange(d, dtype=np.uint32)
         result.values, decoded, _ = dense_codec.encode(elements(sent), rounding_key)
     return result, sent, decoded
+
+
+def _encoded(codec, *arguments):
+    """Return what ``encode`` of a codec returns; check that of a custom codec."""
+    result = codec.encode(*arguments)
+    if is_built_in(codec):
+        return result
+    return expect_encoded(f"{type(codec).__name__}.encode", result)
+
+
+def _encoded_indices(codec, indices, d, *arguments):
+    """Return (section, decoded indices, values_stay); check the result of a custom codec."""
+    section, decoded, values_stay = _encoded(codec, indices, d, *arguments)
+    if not is_built_in(codec):
+        _expect_ascending(f"{type(codec).__name__}.encode", decoded, d)
+    return section, decoded, values_stay
+
+
+def _encoded_values(codec, values, key):
+    """Return (section, decoded values, order); check the result of a custom codec."""
+    section, decoded, order = _encoded(codec, values, key)
+    if not is_built_in(codec):
+        expected = [(decoded, np.float32)] + [(order, np.uint32)] * bool(codec.sorts)
+        for array, dtype in expected:
+            good = isinstance(array, np.ndarray) and array.dtype == dtype
+            if not good or array.shape != values.shape:
+                raise InvalidArgumentError(
+                    f"{type(codec).__name__}.encode: expected a {dtype.__name__} array of shape "
+                    f"{values.shape}, got {describe(array)}"
+                )
+    return section, decoded, order
 
 
 def select(stages, gradient, state, given=None, seed=0, step=0, tensor=0):

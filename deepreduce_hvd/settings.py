@@ -1,5 +1,6 @@
-"""Common checks of arguments."""
+"""Common checks of arguments, and how to show them."""
 
+import inspect
 import numbers
 from typing import TypeGuard
 
@@ -21,3 +22,26 @@ def expect_keys(**keys):
     for name, value in keys.items():
         if not is_integer(value) or not 0 <= value < 2**63:
             raise InvalidArgumentError(f"{name}: expected an integer in [0, 2^63), got {value!r}")
+
+
+def changed(kind, instance, names):
+    """Return those attributes that are not the constructor's defaults, as ", name=value" each.
+
+    Args:
+        kind: the class whose constructor has the defaults.
+        instance: the object that has the attributes.
+        names: their names, which are those of the constructor's arguments.
+    """
+    defaults = inspect.signature(kind).parameters
+    values = {name: getattr(instance, name) for name in names}
+    return "".join(
+        f", {name}={_text_of(value)}"
+        for name, value in values.items()
+        if value is not defaults[name].default and value != defaults[name].default
+    )
+
+
+def _text_of(value):
+    """Return a value as text without an address in memory."""
+    texts = (text for text in (repr(value), str(value)) if " at 0x" not in text)
+    return next(texts, f"<{type(value).__name__}>")

@@ -1,5 +1,8 @@
 """The statistics of a compressor, for each parameter: bytes sent, error and time."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd import container
@@ -89,17 +92,32 @@ def row(
     return figures
 
 
-def totals(stats):
-    """Return the sums over all parameters of those fields that can be added."""
+def totals(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Add up statistics over all parameters.
+
+    Args:
+        stats: the result of :meth:`Compressor.stats`.
+
+    Returns:
+        A dictionary with the sums over all parameters. Its keys are the fields "elements",
+        "dense_bytes", "sent_bytes", "header_bytes", "index_bytes", "value_bytes", "order_bytes",
+        "sent_values", "encode_seconds" and "decode_seconds".
+    """
     additive = ("elements", "dense_bytes", "sent_bytes", "header_bytes", "index_bytes", "value_bytes", "order_bytes",
                 "sent_values", "encode_seconds", "decode_seconds")  # fmt: skip
     return {field: sum(row[field] for row in stats.values()) for field in additive}
 
 
-def summary_table(stats):
-    """Return the result of :meth:`Compressor.stats` as text.
+def summary_table(stats: Mapping[str, Mapping[str, Any]]) -> str:
+    """Format statistics as a table.
 
-    The text has one line per parameter and a line of totals.
+    Args:
+        stats: the result of :meth:`Compressor.stats`.
+
+    Returns:
+        A text with a line of column heads, one line per parameter and a line of totals. Sizes are
+        in bytes, "enc ms" and "dec ms" in milliseconds. "share" is the bytes sent divided by the
+        bytes of the dense gradient.
     """
     heads = (
         "parameter",
@@ -142,34 +160,56 @@ def summary_table(stats):
     )
 
 
-def notes(stats, ranks):
-    """Return notes for the user on gradients that were not compressed, as a list of sentences.
+def summary_lines(stats, ranks, frozen):
+    """Return the lines of :meth:`Compressor.summary`: the table, and notes for the user.
 
     Args:
         stats: the result of :meth:`Compressor.stats`.
         ranks: the number of ranks that the compressor exchanges with, including this one.
+        frozen: names of the parameters that are not trained.
     """
-    paths = {
-        path: [name for name, row in stats.items() if row["path"] == path]
-        for path in ("none", "sparse")
-    }
-    if len(paths["none"]) == len(stats):
-        if ranks == 1:
-            return [
-                "Nothing was exchanged: there is one rank here. Start the script with "
-                "`horovodrun -np 2 python ...`, or with `torchrun` and register(ddp_model)."
-            ]
-        return ["Nothing has been exchanged yet."]
+    why = why_nothing(stats, ranks)
+    if why is None:
+        return [summary_table(stats), *notes(stats, frozen)]
+    return [why] if ranks == 1 else [summary_table(stats), why]
+
+
+def why_nothing(stats, ranks):
+    """Return a sentence for the user if no gradient was exchanged, else None.
+
+    Arguments as of :func:`summary_lines`.
+    """
+    if any(row["path"] != "none" for row in stats.values()):
+        return None
+    if ranks == 1:
+        return (
+            "Nothing was exchanged: there is one rank here. Start the script with "
+            "`horovodrun -np 2 python ...`, or with `torchrun` and register(ddp_model)."
+        )
+    return "Nothing has been exchanged yet."
+
+
+def notes(stats, frozen=()):
+    """Return notes for the user on gradients that were not compressed, as a list of sentences.
+
+    Arguments as of :func:`summary_lines`.
+    """
+    without = [name for name, row in stats.items() if row["path"] == "none"]
+    unused = [name for name in without if name not in frozen]
+    sparse = [name for name, row in stats.items() if row["path"] == "sparse"]
     found = []
-    if paths["none"]:
+    if len(unused) < len(without):
+        names = _listed([name for name in without if name in frozen])
+        found.append(f"No gradient is exchanged for frozen parameters: {names}.")
+    if unused:
         found.append(
-            f"No gradient has been exchanged yet for {_listed(paths['none'])}. Is it "
+            f"No gradient has been exchanged yet for {_listed(unused)}. Is it "
             "used? Did Horovod get the same parameters? Sparse gradients need "
             "sparse_as_dense=True."
         )
-    if paths["sparse"]:
+    if sparse:
         found.append(
-            f"Sparse gradients were not compressed for {_listed(paths['sparse'])}. Give "
+            f"Sparse gradients were not compressed for {_listed(sparse)}. Give "
             "DistributedOptimizer sparse_as_dense=True to compress them."
         )
     return found

@@ -4,29 +4,32 @@ import collections
 import functools
 import math
 import reprlib
+from collections.abc import Mapping, Sequence
 
 from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Communicator
+from deepreduce_hvd.communicators.base import expect_exchange
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer
-from deepreduce_hvd.stages.base import (
-    IndexCodec,
-    Memory,
-    Sparsifier,
-    ValueCodec,
-    expect_usable,
-    overrides,
-)
+from deepreduce_hvd.stages.base import IndexCodec, Memory, Sparsifier, ValueCodec, overrides
+from deepreduce_hvd.stages.suggestions import called, makes, written
+from deepreduce_hvd.stages.usable import expect_usable
+
+_STAGES = (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec)
 
 
 def expect_communicator(communicator):
     """Raise InvalidArgumentError unless ``communicator`` is a Communicator."""
     if not isinstance(communicator, Communicator):
+        hint = meant(communicator, Communicator)
+        if isinstance(communicator, str):
+            hint = f"; write communicator=dr.{called(communicator, Communicator) or 'Allgather()'}"
         raise InvalidArgumentError(
-            f"Compressor communicator: expected a Communicator, got {shown(communicator)}"
-            f"{meant(communicator, Communicator)}"
+            "Compressor communicator: expected a Communicator or 'auto', got "
+            f"{shown(communicator)}{hint}"
         )
+    expect_exchange("Compressor communicator", communicator)
 
 
 def expect_stages(codec, memory, communicator):
@@ -56,29 +59,30 @@ def expect_stages(codec, memory, communicator):
 
 def shown(value):
     """Return the repr of a value, shortened unless the value is a stage or a class."""
-    own = isinstance(value, (Codec, Memory, Communicator, Sparsifier, IndexCodec, ValueCodec, type))
-    return repr(value) if own else reprlib.repr(value)
+    return repr(value) if isinstance(value, (*_STAGES, type)) else reprlib.repr(value)
 
 
 def meant(value, kind):
     """Return a suggestion to append to the message for a value of the wrong type, or ""."""
-    if isinstance(value, type):
-        return f"; write {value.__name__}() to pass an instance"
-    if isinstance(value, Sparsifier):
-        return f"; write Compressor(Codec({value!r}), parameters=...)"
-    if isinstance(value, IndexCodec):
-        return f"; write Compressor(Codec(TopK(0.01), index={value!r}), parameters=...)"
-    if isinstance(value, ValueCodec):
-        return f"; write Compressor(Codec(TopK(0.01), value={value!r}), parameters=...)"
-    if isinstance(value, Codec):
-        return "; write Compressor(codec, ...), with the codec first"
-    if isinstance(value, Memory):
-        return f"; write Compressor(memory={value!r}, parameters=...)"
-    if isinstance(value, Communicator):
-        return f"; write Compressor(communicator={value!r}, parameters=...)"
-    if kind is Codec and not isinstance(value, str) and hasattr(value, "__iter__"):
+    if isinstance(value, str) and (text := called(value, kind)):
+        return f"; write {text}"
+    if kind is Codec and (is_model(value) or (_is_iterable(value) and not isinstance(value, str))):
         return "; for parameters write Compressor(parameters=model.named_parameters())"
-    return ""
+    if not makes(value, _STAGES):
+        return ""
+    text = written(value)
+    if isinstance(value, type) and makes(value, kind):
+        return f"; write {text} to pass an instance"
+    if makes(value, Sparsifier):
+        return f"; write Compressor(Codec({text}), parameters=...)"
+    if makes(value, IndexCodec):
+        return f"; write Compressor(Codec(TopK(0.01), index={text}), parameters=...)"
+    if makes(value, ValueCodec):
+        return f"; write Compressor(Codec(TopK(0.01), value={text}), parameters=...)"
+    if makes(value, Codec):
+        return "; write Compressor(codec, ...), with the codec first"
+    name = "memory" if makes(value, Memory) else "communicator"
+    return f"; write Compressor({name}={text}, parameters=...)"
 
 
 def expect_settings(
@@ -139,17 +143,17 @@ def named_parameters(parameters):
             "stored by "
             "parameter name (on TensorFlow: model.trainable_variables)"
         )
-    if not hasattr(parameters, "__iter__"):
+    if isinstance(parameters, Mapping) or is_model(parameters) or not _is_iterable(parameters):
         raise InvalidArgumentError(
-            "Compressor parameters: expected what model.named_parameters() returns, "
-            f"got {parameters!r}{'; call it' if callable(parameters) else ''}"
+            "Compressor parameters: expected what model.named_parameters() returns, got "
+            f"{type(parameters).__name__}{_line_for(parameters)}"
         )
     named = [entry if isinstance(entry, tuple) else _with_name(entry) for entry in parameters]
     for entry in named:
         if not isinstance(entry, tuple) or len(entry) != 2 or not isinstance(entry[0], str):
             raise InvalidArgumentError(
                 "Compressor parameters: expected (name, parameter) pairs, got "
-                f"{type(entry).__name__}"
+                f"{type(entry).__name__}{_line_for(parameters)}"
             )
     if not named:
         raise InvalidArgumentError(
@@ -163,6 +167,31 @@ def named_parameters(parameters):
             "more than once"
         )
     return named
+
+
+def is_model(value):
+    """Return whether a value is a model of PyTorch or Keras, or another module with variables.
+
+    Lists that a module of TensorFlow tracks have such attributes too.
+    """
+    has_parameters = hasattr(value, "named_parameters") or hasattr(value, "trainable_variables")
+    return has_parameters and not isinstance(value, Sequence)
+
+
+def _is_iterable(value):
+    return hasattr(value, "__iter__")
+
+
+def _line_for(given):
+    """Return what to write in place of a model or of values without names."""
+    if hasattr(given, "named_parameters"):
+        return "; write parameters=model.named_parameters()"
+    if hasattr(given, "trainable_variables"):
+        return "; write parameters=model.trainable_variables"
+    return (
+        "; write parameters=model.named_parameters(), or on TensorFlow"
+        " parameters=model.trainable_variables"
+    )
 
 
 def _with_name(parameter):

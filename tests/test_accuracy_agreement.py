@@ -1,4 +1,4 @@
-"""The accuracy laboratory's figures of what ranks have in common."""
+"""Test the accuracy laboratory's figures of how much ranks agree."""
 
 import json
 import math
@@ -14,7 +14,7 @@ import deepreduce_hvd as dr
 
 
 def slow_figures(gradients, residuals, selected, sent):
-    """The figures of one step, one element after another."""
+    """Compute the figures of one step element by element."""
     size, d = len(gradients), len(sent)
 
     def mean(rows):
@@ -79,7 +79,7 @@ def test_figures_of_equal_and_of_opposite_ranks():
     "communicator", [dr.Allgather(), dr.GTopK(), dr.CLTK()], ids=lambda one: type(one).__name__
 )
 def test_watching_does_not_change_a_training(communicator, monkeypatch):
-    """The figures are of the steps asked for, and the ranks train as ranks that are not watched."""
+    """The figures are those of the requested steps, and watching does not change the training."""
     monkeypatch.setattr(agreement, "_FIRST", 10)
     monkeypatch.setattr(agreement, "_EVERY", 5)
     codec = dr.Codec(dr.TopK(0.02, warmup_steps=8), index=dr.Rice(), value=dr.LloydMax(1))

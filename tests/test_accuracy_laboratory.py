@@ -1,4 +1,4 @@
-"""The accuracy laboratory: virtual ranks, training, the test of equivalence and its summary."""
+"""Test the accuracy laboratory: virtual ranks, training, the equivalence test and its summary."""
 
 import importlib.util
 import json
@@ -19,7 +19,7 @@ from virtual_ranks import VirtualRanks
 
 import deepreduce_hvd as dr
 
-# benchmarks/ has a run.py too
+# benchmarks/ has another run.py
 _location = pathlib.Path(report.__file__).with_name("run.py")
 _specification = importlib.util.spec_from_file_location("accuracy_run", _location)
 command = importlib.util.module_from_spec(_specification)
@@ -27,7 +27,7 @@ _specification.loader.exec_module(command)
 
 
 class Small(tasks.Task):
-    """Linear regression, which ends within a second."""
+    """Linear regression, which trains within a second."""
 
     name = "small"
     metric = "negative loss"
@@ -59,7 +59,7 @@ class Small(tasks.Task):
 
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_nothing_is_lost_over_a_training(size):
-    """Mean of what was sent, plus the mean residual, is the mean of all gradients."""
+    """The mean of what was sent plus the mean residual is the mean of all gradients."""
     draw = np.random.default_rng(size)
     shapes = {"large": 3000, "small": 10}
     codec = dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=dr.QSGD(4))
@@ -99,8 +99,9 @@ def test_a_run_that_diverges_has_no_metric():
 
 @pytest.mark.parametrize("before", [False, True])
 def test_gradients_are_clipped_before_or_after_compression(before):
-    """Ranks clip to the norm times the square root of their number; the mean is clipped to the
-    norm.
+    """Gradients are clipped on each rank, or after compression.
+
+    Ranks clip to the norm times the square root of their number. The mean is clipped to the norm.
     """
     norms, steps = [], []
 
@@ -272,7 +273,7 @@ def test_several_jobs_write_a_row_per_run_and_none_twice(tmp_path, monkeypatch, 
     task = tasks.TASKS["ncf"]()
     outcome = training.train(task, candidates.CANDIDATES["none"], 4, 2, 0.002)
     assert rows[keys[2]].items() >= outcome.items()
-    # the command repeats none of them
+    # the command does not repeat any of them
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     arguments = ["--tasks=ncf", "--candidates=none", "--seeds=0-2", "--rates=0.002", "--jobs=2"]
     assert command.main(arguments, path) == 0

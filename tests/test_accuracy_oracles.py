@@ -1,4 +1,4 @@
-"""The accuracy laboratory's communicators that know more than a rank."""
+"""Test the accuracy laboratory's oracle communicators, which know the gradients of all ranks."""
 
 import itertools
 
@@ -12,7 +12,7 @@ import deepreduce_hvd as dr
 
 @pytest.mark.parametrize("oracle", [oracles.LargestOfSum, oracles.LargestOfSelections])
 def test_an_oracle_sends_the_largest_elements_of_all_ranks(oracle):
-    """It sends k elements of the sum over all ranks, the right ones, and nothing is lost."""
+    """An oracle sends the k largest elements of the sum over all ranks, and nothing is lost."""
     draw = np.random.default_rng(3)
     shapes, counts = {"second": 3000, "first": 2000}, {"second": 60, "first": 40}
     ranks = VirtualRanks(4, shapes, dr.Codec(dr.TopK(0.02)), communicator=oracle())

@@ -1,4 +1,4 @@
-"""Every public function reads its arrays correctly or refuses them by name, unchanged."""
+"""Test that every public function reads its arrays correctly, or refuses them by name."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ D = 40
 
 
 class Own(Memory):
-    """Residual, but run in NumPy."""
+    """Residual as a custom memory, run by NumPy."""
 
     state = dr.Residual.state
     accumulate = dr.Residual.accumulate
@@ -38,7 +38,7 @@ def read_only(array):
 
 
 STRUCTURED = np.dtype([("real", np.float32)])
-#: an invalid argument in place of an array of `dtype` -> its description in the message
+#: invalid argument in place of an array of `dtype` -> its description in the message
 BAD = {
     "other_byte_order": (
         lambda array: array.astype(array.dtype.newbyteorder()),
@@ -302,7 +302,7 @@ class TestTorch:
         ):
             CODEC.encode(both[:D], both[5 : D + 5])
         CODEC.encode(both[:D], both[D:])
-        CODEC.encode(both[::2], both[D:])  # is copied
+        CODEC.encode(both[::2], both[D:])  # a strided gradient is copied
 
     def test_views_that_negate(self, torch):
         negated = torch.complex(torch.zeros(D), torch.from_numpy(values())).conj().imag

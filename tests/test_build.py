@@ -1,4 +1,4 @@
-"""setup.py of a small test package: the framework switches, and incremental compilation."""
+"""Test setup.py of a small package: the framework switches, and incremental compilation."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""CUDA decisions of setup.py, with stand-ins for nvcc, PyTorch and TensorFlow."""
+"""Test the CUDA decisions of setup.py, with stand-ins for nvcc, PyTorch and TensorFlow."""
 
 import os
 import stat
@@ -40,7 +40,7 @@ class sysconfig:
     get_build_info = staticmethod(lambda: {info!r})
 class test: is_built_with_cuda = staticmethod(lambda: {info!r} != {{}})
 """
-#: of TensorFlow's GPU kernels: what they must be compiled with
+#: a GPU kernel of TensorFlow that checks the options it is compiled with
 KERNELS = """
 #include <runtime.h>
 #include <where_they_run.h>
@@ -55,7 +55,7 @@ int cuda_kernels() { return RUNTIME; }
 def machine(package, tmp_path_factory):  # noqa: F811
     """The small package with kernels and operators.
 
-    Also functions that install stand-ins for PyTorch and nvcc of given versions.
+    Also returns functions that install stand-ins for given versions of PyTorch and nvcc.
     """
     for name, text in {
         # nothing here loads the module, and pybind11's headers take two seconds to compile

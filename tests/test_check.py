@@ -1,4 +1,4 @@
-"""``python -m deepreduce_hvd --check`` prints what is installed and what is missing."""
+"""Test that ``python -m deepreduce_hvd --check`` prints what is installed and what is missing."""
 
 import subprocess
 import sys

@@ -8,7 +8,7 @@ from codecs_table import INDEX, VALUE
 
 import deepreduce_hvd as dr
 
-numbers = itertools.count(230)
+numbers = itertools.count(130)
 
 
 @pytest.mark.parametrize("name", [*INDEX, *VALUE])
@@ -55,6 +55,18 @@ BROKEN = {
             )
         )
     },
+    "of 0 normal values: expected no error, got ZeroDivisionError": {
+        "encode": lambda self, values, key: (bytes(1 // values.size), values.copy(), None)
+    },
+    r"decode of 0 normal values: expected no error, got IndexError": {
+        "decode": classmethod(lambda cls, section, count: section[0])
+    },
+    "of a gradient: expected no error, got ZeroDivisionError": {
+        "bits_per_value": lambda self: 1 // 0
+    },
+    r"decode: expected a class method, got an ordinary one; write @classmethod above": {
+        "decode": lambda self, section, count: np.frombuffer(section, np.float32).copy()
+    },
     "CorruptPayloadError, got ValueError": {
         "decode": classmethod(lambda cls, section, count: np.frombuffer(section, np.float32).copy())
     },
@@ -80,3 +92,78 @@ def test_something_else():
         dr.InvalidArgumentError, match="expected an IndexCodec or a ValueCodec, got 3"
     ):
         dr.check_codec(3)
+
+
+VALUES = np.arange(12, dtype=np.float32)
+
+
+def encode_with(stage):
+    """Return the payload of the values, encoded with an index or value codec."""
+    name = "value" if isinstance(stage, dr.ValueCodec) else "index"
+    return dr.Codec(dr.TopK(k=5), **{name: stage}).encode(VALUES)
+
+
+def encodes(*result):
+    """Return a value codec whose ``encode`` returns what functions of the values return."""
+    return value_codec(encode=lambda self, values, key: tuple(one(values) for one in result))
+
+
+def nothing(values):
+    return None
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (encodes(str, np.copy, nothing), "bytes as the first item, got str"),
+        (encodes(np.float64, np.copy, nothing), "bytes as the first item, got ndarray"),
+        (encodes(np.copy, np.copy, nothing), "bytes as the first item, got ndarray"),
+        (encodes(bytes, np.copy), "a tuple of three items, got 2 items"),
+        (
+            value_codec(encode=lambda self, values, key: values.tobytes()),
+            "a tuple of three items, got bytes",
+        ),
+        (encodes(bytes, np.float64, nothing), r"a float32 array of shape \(5,\), got float64"),
+        (encodes(bytes, list, nothing), r"a float32 array of shape \(5,\), got list"),
+        (encodes(bytes, lambda values: values[1:], nothing), r"got float32 of shape \(4,\)"),
+        (value_codec(sorts=True), r"a uint32 array of shape \(5,\), got NoneType"),
+    ],
+)
+def test_a_value_codec_that_breaks_the_contract_makes_no_payload(stage, message):
+    with pytest.raises(dr.InvalidArgumentError, match=rf"^Own\d+\.encode: expected .*{message}"):
+        encode_with(stage)
+
+
+@pytest.mark.parametrize(
+    "decoded", [lambda indices: indices[::-1], lambda indices: indices + np.uint32(9), np.int64, list]
+)  # fmt: skip
+def test_an_index_codec_that_breaks_the_contract_makes_no_payload(decoded):
+    number = next(numbers)
+    body = {
+        "stage_id": number,
+        "encode": lambda self, indices, *_: (indices.tobytes(), decoded(indices), False),
+        "decode": classmethod(lambda cls, section, d, count: np.frombuffer(section, np.uint32)),
+    }
+    stage = dr.register(type(f"Own{number}", (dr.IndexCodec,), body))()
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match=rf"^Own{number}\.encode: expected ascending distinct uint32 indices below 12, got",
+    ):
+        encode_with(stage)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_section_in_any_type_of_bytes(kind):
+    payload = encode_with(encodes(kind, np.copy, nothing))
+    assert dr.inspect(payload)["value_bytes"] == 5 * 4
+    np.testing.assert_array_equal(dr.decode(payload), VALUES * (VALUES >= 7))
+
+
+def test_decode_is_a_class_method():
+    def decode(section, count):
+        return np.frombuffer(section, np.float32)
+
+    with pytest.raises(dr.InvalidArgumentError, match="decode: expected a class method"):
+        encode_with(value_codec(decode=decode))
+    payload = encode_with(value_codec(decode=staticmethod(decode)))
+    np.testing.assert_array_equal(dr.decode(payload), VALUES * (VALUES >= 7))

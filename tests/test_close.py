@@ -1,4 +1,4 @@
-"""``Compressor.close``: memories are freed, and every further use is refused."""
+"""Test ``Compressor.close``: memories are freed, and every further use is refused."""
 
 import gc
 
@@ -30,7 +30,7 @@ def used(hvd, **options):
 
 
 def uses(parameter, path):
-    """Return {what: function of a compressor}."""
+    """Return {what: function that uses a compressor}."""
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     return {
         "compress": lambda compressor: compressor.compress(parameter.grad),
@@ -51,7 +51,7 @@ def uses(parameter, path):
 
 
 def _ddp_model():
-    """Return what passes for a DDP model; its process group is not used before the refusal."""
+    """Return a stand-in for a DDP model; its process group is not used before the refusal."""
     return object.__new__(torch.nn.parallel.DistributedDataParallel)
 
 
@@ -73,7 +73,7 @@ def test_memories_are_freed_whatever_else_lives(horovod, communicator):
     compressor.close()
     assert slot.state == slot.backup == ()
     assert slot.payload is None
-    _, other = used(horovod)  # the closed one is not in the way
+    _, other = used(horovod)  # the closed compressor does not interfere
     assert parameter.grad is not None
     assert other.stats()["weight"]["steps"] == 1
 
@@ -89,7 +89,7 @@ def test_a_commit_is_refused(horovod):
 
 
 class TestTensorFlow:
-    """The same for variables that live on, with functions that were traced before."""
+    """The same with TensorFlow, for variables that live on and functions traced before."""
 
     CODECS = {
         "native": {},

@@ -1,4 +1,4 @@
-"""The communicator "auto": its cost model, its measurements, and equal choices on all ranks."""
+"""Test the communicator "auto": its costs, measurements, and equal choices on all ranks."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def test_costs_follow_the_formulas():
     few, many = (costs(1000, 100_000, size, 1e-3, 1e-9, 32) for size in (2, 1024))
     assert min(few, key=few.get) == "Allgather"
     assert many["Allgather"] > many["SplitAllgather"]
-    # bytes count: slices are received once, not by everyone
+    # bytes dominate: one rank receives a slice, not every rank
     slow = costs(100_000, 10_000_000, 64, 1e-3, 1e-7, 32)
     assert min(slow, key=slow.get) == "SplitAllgather"
     # all ranks send the same elements: no fill-in

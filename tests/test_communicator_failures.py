@@ -1,4 +1,4 @@
-"""Failures of simulated ranks, and values that are not finite, reach all ranks."""
+"""Test that failures of simulated ranks, and values that are not finite, reach all ranks."""
 
 import numpy as np
 import pytest
@@ -139,7 +139,7 @@ def test_what_one_rank_breaks_is_an_error_on_all(scheme, size, who):
     codec = dr.Codec(sparsifier_of(scheme), dr.Rice(), dr.RawValue())
     broken = 0
     for broken_round in range(10):
-        # which makes it CLTK's leader
+        # the step makes rank ``who`` CLTK's leader
         buckets = jobs_of(codec, dr.Residual(), gradients_of(size, 200), step=who)
         simulator = Breaking(broken_round)
         outcomes = simulator.run(SCHEMES[scheme], buckets)

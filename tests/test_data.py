@@ -1,4 +1,4 @@
-"""Fetching and reading the data sets: errors name damaged or missing files."""
+"""Test fetching and reading the data sets: errors name damaged or missing files."""
 
 import gzip
 import os
@@ -35,7 +35,7 @@ def test_fashion_mnist():
         np.bincount(train_labels).tolist() == [6000] * 10
         and np.bincount(test_labels).tolist() == [1000] * 10
     )
-    assert abs(train.mean() / 255 - 0.2860) < 1e-4  # the mean that is known for this set
+    assert abs(train.mean() / 255 - 0.2860) < 1e-4  # the known mean of this data set
 
 
 def test_movielens_100k():

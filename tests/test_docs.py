@@ -4,6 +4,7 @@ import ast
 import fnmatch
 import importlib.util
 import pathlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -208,6 +209,16 @@ def test_links_within_documents_lead_to_headings(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_names_of_the_package_are_there(document):
+    """Every name such as `dr.TopK` or `deepreduce_hvd.tensorflow.cuda_supports` exists."""
+    for name in re.findall(r"`(?:deepreduce_hvd|dr)\.([\w.]*\w)", document.read_text()):
+        if name.startswith("tensorflow"):
+            pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+            pytest.importorskip("horovod.tensorflow", reason="Horovod is not installed")
+        pkgutil.resolve_name(f"deepreduce_hvd.{name}")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_no_unresolved_merge(document):
     found = re.findall(r"^(?:<{7} |={7}$|>{7} ).*$", document.read_text(), re.MULTILINE)
     assert not found, f"{document.name}: {found}"
@@ -341,6 +352,14 @@ def test_every_public_name_is_in_the_reference():
         r":: deepreduce_hvd\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE
     )
     assert set(dr.__all__) <= set(listed), sorted(set(dr.__all__) - set(listed))
+
+
+def test_the_reference_has_the_options_of_the_command():
+    from deepreduce_hvd.plan import _parser
+
+    section = (ROOT / "docs" / "api.md").read_text().split("\n| option |")[1].split("\n\n")[0]
+    options = {one for action in _parser()._actions for one in action.option_strings}
+    assert set(re.findall(r"`(--[\w-]+)`", section)) == options - {"-h", "--help"}
 
 
 def test_the_pages_code_runs():

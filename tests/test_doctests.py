@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the package are correct."""
+"""Test the examples in the docstrings of the package."""
 
 import doctest
 import importlib

@@ -1,4 +1,4 @@
-"""The thread that runs the exchanges of a compressor one after another."""
+"""Test the thread that runs the exchanges of a compressor one after another."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from deepreduce_hvd.errors import PeerFailedError
 
 
 class Transport:
-    """Records what the other ranks would be told."""
+    """Records the errors that the other ranks would get."""
 
     def __init__(self):
         self.announced = []

@@ -1,6 +1,6 @@
-"""Memories in elastic training, when ranks join and leave.
+"""Test memories in elastic training, when ranks join and leave.
 
-On every path, their sum over all ranks belongs to the point from which training continues.
+In all cases, their sum over all ranks belongs to the point from which training continues.
 """
 
 import warnings
@@ -43,9 +43,9 @@ class Slot:
 
 
 class Worker:
-    """A process with its adapter. ``model`` stands for the elastic state of a framework.
+    """A process with its adapter.
 
-    It contains the number of steps.
+    ``model`` stands for the elastic state of a framework. It is the number of steps.
     """
 
     process_set = None
@@ -127,7 +127,7 @@ class Job:
             worker.transport = ThreadedTransport(self.group, rank)
 
     def call(self, action, names=None):
-        """Call an action of each worker or its keeper; ``names``: one action per worker."""
+        """Call an action of each worker or its keeper; ``names`` has one action per worker."""
         actions = names or [action] * len(self.workers)
         functions = [
             worker.keeper.sync if name == "sync" else getattr(worker, name)
@@ -194,7 +194,7 @@ def test_ranks_that_leave_right_after_a_commit():
     job = trained(3, steps_since=0)
     job.lose(1)
     job.form()
-    job.step()  # which restores the memories: Horovod calls nothing
+    job.step()  # this restores the memories: Horovod calls nothing
     assert [worker.model for worker in job.workers] == [4, 4]
     job.lose(0)
     job.fail()

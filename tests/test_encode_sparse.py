@@ -1,4 +1,4 @@
-"""encode_sparse and select: the native core equals the NumPy oracle, and invariants hold."""
+"""Test encode_sparse and select: the native core equals the NumPy oracle, and invariants hold."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SIMD_LEVELS = range(_native.simd_level() + 1)
 
 
 def given(count, d, key=5):
-    """Return (indices, values): ``count`` of d elements, a few of them 0."""
+    """Return (indices, values) of ``count`` of d elements, a few of which are 0."""
     indices = (
         dr.RandomK(k=count).select(np.zeros(d, dtype=np.float32), key).astype(np.uint32)
         if count

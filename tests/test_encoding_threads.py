@@ -1,5 +1,6 @@
-"""Threads that encode bucket members: the same payloads, the same memories, and errors as
-notices.
+"""Test threads that encode bucket members.
+
+Payloads and memories are the same as without threads, and errors become notices.
 """
 
 import gc
@@ -40,7 +41,7 @@ class OwnTopK(dr.TopK):
 
 
 def members(seed, held=0.1):
-    """Random bucket members and their memories."""
+    """Return random bucket members with memories."""
     draw, numbers = random.Random(seed), np.random.default_rng(seed)
     found = []
     for number in range(draw.randint(1, 12)):
@@ -54,7 +55,7 @@ def members(seed, held=0.1):
 
 
 def started(threads, bucket, member):
-    """Start to encode one member of a bucket."""
+    """Start to encode one member of a bucket; return its encoding."""
     return threads.start(member, bucket.codec, bucket.memory, bucket.seed, bucket.step, bucket.rank)
 
 
@@ -77,7 +78,7 @@ def test_an_error_in_a_thread_becomes_a_notice_in_place_of_the_payload():
         BucketMember(name, np.ones(2000, np.float32), (np.zeros(2000, np.float32),))
         for name in ("first", "bad", "last")
     )
-    bad.state = (np.zeros(3, np.float32),)  # not the gradient's length
+    bad.state = (np.zeros(3, np.float32),)  # not the length of the gradient
     bucket = Bucket(CODEC, dr.Residual(), [first, bad, last])
     threads = EncodingThreads(2, 1)
     for member in bucket.members:
@@ -151,7 +152,7 @@ def flight_of(bucket, transport, threads):
 
 
 class Alone:
-    """The transport of one rank. Its collectives are noted and done at once."""
+    """A transport of one rank. Its collectives are recorded and complete at once."""
 
     size, rank = 1, 0
 
@@ -173,7 +174,10 @@ class Alone:
 
 
 def test_a_step_is_freed_without_the_garbage_collector():
-    """The memory of many gradients waited for a full collection, in steps of 10 MB and more."""
+    """The memory of a step is freed without a garbage collection.
+
+    Otherwise many gradients would stay in memory until a full collection.
+    """
     torch = pytest.importorskip("torch")
     from deepreduce_hvd.torch.host import HostMember
 
@@ -200,7 +204,10 @@ def test_a_step_is_freed_without_the_garbage_collector():
 
 
 def test_settle_waits_for_what_follows_an_encoding():
-    """An exchange that a thread begins after ``settle`` would go into the next step, or run."""
+    """``settle`` waits for an exchange that an encoding thread begins.
+
+    An exchange that begins later would belong to the next step, or would still run.
+    """
     transport, threads, begun = Alone(), EncodingThreads(1, 1), threading.Event()
     allgather = transport.allgather
 
@@ -218,7 +225,7 @@ def test_settle_waits_for_what_follows_an_encoding():
 
 
 def test_gradients_after_the_end_of_the_main_thread_are_encoded_without_threads():
-    """Python lets no thread start then, but other threads of the program go on."""
+    """After the end of the main thread, Python starts no threads, but other threads continue."""
     program = """
 import threading, time
 import numpy as np
@@ -245,7 +252,7 @@ first.wait()
 
 
 def test_a_communicator_that_overrides_exchange_does_not_inherit_sends_payloads():
-    """It may select elements itself, and would take them out of the memory once more."""
+    """A custom exchange may select elements itself, and would remove them from the memory twice."""
 
     class Selects(dr.Allgather):
         def exchange(self, bucket, channel):

@@ -1,4 +1,4 @@
-"""The examples run as a user starts them, but for a part of an epoch."""
+"""Test the examples as a user starts them, but only for a part of an epoch."""
 
 import json
 import os
@@ -52,10 +52,10 @@ def test_hooks_of_pytorch_send_what_their_formulas_say(tmp_path):
     assert all(row["accuracy"] > 0.8 for row in rows.values()), rows
     assert rows["fp16"]["bytes_per_step"] == 818_068
     for rank in (1, 4):
-        elements = 16 + 32 + 256 + 10  # biases
+        elements = 16 + 32 + 256 + 10  # the biases
         for height, width in [(16, 9), (32, 144), (256, 1568), (10, 256)]:
             factors = rank * (height + width)
-            # PowerSGD leaves a matrix as it is that it would not make half as large
+            # PowerSGD does not compress a matrix that would not become half as large
             elements += factors if 2 * factors < height * width else height * width
         assert rows[f"PowerSGD rank {rank}"]["bytes_per_step"] == 4 * elements
 

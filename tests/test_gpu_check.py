@@ -1,4 +1,4 @@
-"""make gpu-check on a machine without a GPU: its errors, and its dry run."""
+"""Test make gpu-check on a machine without a GPU: its errors, and its dry run."""
 
 import importlib.util
 import os
@@ -38,12 +38,13 @@ def test_without_a_gpu_it_fails_and_says_why():
 
 @pytest.mark.slow
 def test_a_dry_run_compiles_everything_and_says_what_was_not_run():
-    """Every kernel for the oldest and the newest architecture, and the operators against the
-    frameworks' headers.
+    """A dry run compiles every kernel for the oldest and the newest architecture.
+
+    It also compiles the operators against the headers of the frameworks.
     """
     path = nvcc.find()
     known = nvcc.known_architectures(path) if path else ()
-    # those between are compiled from the same code; all of them take minutes
+    # the architectures in between are compiled from the same code, and all of them take minutes
     architectures = [name for name in nvcc.ARCHITECTURES if name in known]
     architectures = architectures[:1] + architectures[-1:]
     done = check("--dry-run", *(["--architectures", *architectures] if path else []))
@@ -104,7 +105,7 @@ def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):
 
 
 def expect_a_difference(script, device, code):
-    """The script, rehearsed on the host by this code, must find one."""
+    """Check that the script finds a difference, when this code rehearses it on the host."""
     arguments = [f"{script}.py", "--small", "--device", device, "--seed", "1"]
     begin = f"import sys; sys.argv = {arguments}; sys.path.insert(0, 'scripts')\n"
     command = [sys.executable, "-c", begin + code]
@@ -176,7 +177,7 @@ def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
 def test_a_difference_of_tensorflow_is_found():
-    """The comparison detects one wrong bit in a payload."""
+    """The comparison detects one wrong bit in a payload of TensorFlow."""
     expect_a_difference(
         "gpu_tensorflow",
         "CPU:0",

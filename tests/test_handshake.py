@@ -1,4 +1,4 @@
-"""The handshake of compressors: whatever ranks receive, all of them raise an error or none."""
+"""Test the handshake of compressors: whatever ranks receive, all raise an error or none does."""
 
 import json
 import weakref
@@ -38,7 +38,7 @@ class Adapter:
 
 
 def outcomes(*ranks, transport=ThreadedTransport, **options):
-    """Return the result of agree on each rank, with one compressor with the given settings."""
+    """Return the result of agree on each rank, each with one compressor with the given settings."""
     group = Group(len(ranks))
     adapters = [
         Adapter(transport(group, rank), 0, **settings) for rank, settings in enumerate(ranks)
@@ -148,7 +148,7 @@ def test_steps_are_left_out_where_they_are_made_equal_afterwards():
 
 
 def several(*tables):
-    """Return the adapters of each rank, from {number: settings} of all that wait."""
+    """Return the adapters of each rank, from {number: settings} of all adapters that wait."""
     group = Group(len(tables))
     return group, [
         {
@@ -262,7 +262,7 @@ def test_what_travels_is_small():
 
 
 class Pending(ThreadedTransport):
-    """Counts gathers, which do not end."""
+    """Counts gathers, which never end."""
 
     started = 0
 
@@ -282,6 +282,6 @@ def test_a_rank_takes_part_only_in_handshakes_that_others_wait_in():
     handshake.take_part(Pending, lambda name: True)
     adapter.elastic = None
     assert transport.started == 0
-    for _ in range(2):  # once, also if it is still awaited
+    for _ in range(2):  # the gather starts once, even if it has not ended
         handshake.take_part(Pending, lambda name: name == handshake.name_of(adapter))
         assert transport.started == 1

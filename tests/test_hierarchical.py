@@ -1,4 +1,4 @@
-"""Hierarchical: sums within hosts, then another communicator between their first ranks."""
+"""Test Hierarchical: sums within hosts, then another communicator between their first ranks."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_hierarchical_is_the_scheme_on_the_sums_of_hosts(scheme, per_host, hosts
         sums.append(np.add.accumulate(gradients[host * per_host : (host + 1) * per_host])[-1])
     expected_jobs = jobs_of(codec, dr.Residual(), sums, step=1)
     for host, bucket in enumerate(expected_jobs):
-        bucket.rank = host * per_host  # determines the key of the rounding
+        bucket.rank = host * per_host  # the rank determines the key of the rounding
     expected = Simulator(hosts).run(SCHEMES[scheme], expected_jobs)
     buckets = jobs_of(codec, dr.Residual(), gradients, step=1)
     outcomes = Simulator(len(buckets)).run(dr.Hierarchical(SCHEMES[scheme], per_host), buckets)

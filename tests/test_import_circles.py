@@ -1,4 +1,4 @@
-"""No files of the package import each other, directly or through others."""
+"""Test that no files of the package import each other, directly or through others."""
 
 import ast
 import graphlib
@@ -12,7 +12,7 @@ NAMES = {
 
 
 def imported(path):
-    """Return the modules of the package that a file imports, also in functions.
+    """Return the modules of the package that a file imports, including imports in functions.
 
     Imports for type checkers do not count.
     """

@@ -1,4 +1,4 @@
-"""Everything below the adapters works on NumPy arrays where no framework can be imported."""
+"""Test that everything below the adapters works on NumPy arrays without any framework."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def test_neutral_modules_import_and_work():
 def test_adapters_do_import_a_framework():
     """No adapter can be imported while frameworks are blocked.
 
-    An adapter that can belongs among the neutral modules.
+    An adapter that can be imported belongs among the neutral modules.
     """
     names = list(modules(adapters=True))
     assert len(names) > 20

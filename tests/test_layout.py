@@ -1,4 +1,4 @@
-"""Layouts of plans, and the times of steps."""
+"""Test layouts of plans, and the times of steps."""
 
 import pytest
 

@@ -1,4 +1,7 @@
-"""Memories: at every SIMD level what the NumPy classes keep, by their formulas, and finite."""
+"""Test that memories equal the NumPy classes at every SIMD level.
+
+They also follow their formulas, and they stay finite.
+"""
 
 import numpy as np
 import pytest
@@ -75,7 +78,7 @@ def test_what_a_lossy_codec_leaves_saturates(codec, memory, simd):
             np.testing.assert_array_equal(array.view(np.uint32), other.view(np.uint32))
             assert np.isfinite(array).all()
         reached |= bool((np.abs(state[0]) == np.finfo(np.float32).max).any())
-    assert reached or isinstance(memory, dr.LowPass)  # which damps its residual
+    assert reached or isinstance(memory, dr.LowPass)  # LowPass damps its residual
 
 
 def test_low_pass_by_its_formula():
@@ -113,7 +116,7 @@ def test_momentum_correction_by_its_formula():
 
 
 def test_momentum_correction_sends_what_momentum_sgd_sums():
-    """If everything is sent in every step, the sum is that of momentum, restarted where masked."""
+    """Once all is sent, the sum is that of momentum SGD, restarted where elements were sent."""
     state = (np.zeros(50, dtype=np.float32), np.zeros(50, dtype=np.float32))
     total, velocity, expected = np.zeros(50), np.zeros(50), np.zeros(50)
     for step in range(6):

@@ -1,4 +1,7 @@
-"""A custom memory works wherever a built-in one does. Invalid memories are refused by name."""
+"""Test that a custom memory works wherever a built-in one does.
+
+Invalid memories are refused by name.
+"""
 
 import importlib.util
 
@@ -108,7 +111,7 @@ def test_hierarchical_too():
 
 @pytest.mark.parametrize("kind", [np.uint16, np.int16])
 def test_bfloat16_numbers_come_as_their_bits(kind):
-    """As the adapters pass them, for communicators that work on the host."""
+    """The adapters pass bfloat16 as bits to communicators that work on the host."""
     values = gradient(500)
     bits = (values.view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(kind)
     rounded = (bits.view(np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -136,6 +136,8 @@ def test_indices(more, expected):
         ({"value": "qsgd", "quantum_num": 1, "memory": "none"}, dr.QSGD(bits=2, norm="l2")),
         ({"value": "qsgd", "quantum_bits": 2, "memory": "none"}, dr.QSGD(bits=2)),
         ({"value": "quantile", "buckets": 2}, dr.Quantile(buckets=2)),
+        ({"value": "lloyd_max"}, dr.LloydMax(bits=2)),
+        ({"value": "lloyd_max", "bits": 1}, dr.LloydMax(bits=1)),
         ({"value": "doubleexp"}, dr.FitDExp()),
     ],
 )
@@ -176,6 +178,12 @@ def test_values(more, expected):
             "negative values and other values",
         ),
         ({"compressor": "topk", "compress_ratio": 1}, dr.TopK(1.0), dr.RawValue(), None),
+        (
+            {"compressor": "topk", "compress_ratio": 0.1, "warmup_steps": 9},
+            dr.TopK(0.1, warmup_steps=9),
+            dr.RawValue(),
+            None,
+        ),
     ],
 )
 def test_compressors(settings, sparsifier, value, words):
@@ -244,6 +252,13 @@ def test_auto_by_name():
             "deepreduce: expected None with the compressor fp16",
         ),
         ({**TOPK, "compress_ratio": 30}, r"compress_ratio: expected a number in \(0, 1\], got 30"),
+        ({**TOPK, "warmup_steps": -1}, "TopK warmup_steps: expected an integer of at least 0"),
+        ({**TOPK, "compressor": "randomk", "warmup_steps": 50}, "got also warmup_steps"),
+        (
+            {**TOPK, "deepreduce": "value", "value": "lloyd_max", "bits": 5},
+            "LloydMax bits: expected an integer of 1 to 4, got 5",
+        ),
+        ({**TOPK, "deepreduce": "value", "value": "qsgd", "bits": 4}, "got also bits"),
         (
             {**TOPK, "deepreduce": "value", "value": "qsgd", "quantum_num": 256},
             "quantum_num: expected an integer of 1 to 127, .*got 256; write 127",
@@ -360,5 +375,14 @@ def test_the_page_has_the_settings_without_effect():
 
 
 def test_the_pages_dictionaries_are_accepted():
-    for text in re.findall(r"dr\.from_params\(\s*(\{.*?\})", PAGE.read_text(), re.DOTALL):
-        quiet(ast.literal_eval(text))
+    """The last one has the defaults of Compressor."""
+    text = PAGE.read_text()
+    found = re.findall(r"dr\.from_params\(\s*(\{.*?\})", text, re.DOTALL)
+    *others, last = map(ast.literal_eval, found)
+    for params in others:
+        quiet(params)
+    (dense_below,) = re.findall(r"dense_below=(\d+),\n\)", text)
+    compressor = quiet(last, dense_below=int(dense_below))
+    default = dr.Compressor(parameters=named())
+    assert compressor.communicator == default.communicator
+    assert compressor.policies == default.policies

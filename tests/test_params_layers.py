@@ -1,4 +1,4 @@
-"""The setting "layers" of from_params: parameters with settings of their own."""
+"""Test the setting "layers" of from_params: parameters with their own settings."""
 
 import pytest
 import torch

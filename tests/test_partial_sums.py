@@ -1,5 +1,6 @@
-"""Keep the largest, put back, add and merge: the native core equals the NumPy oracle bit for
-bit.
+"""Test keep-the-largest, put-back, add and merge.
+
+The native core equals the NumPy oracle bit for bit.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ from deepreduce_hvd.numpy_backend import (
 
 LARGEST = np.finfo(np.float32).max
 SIMD_LEVELS = range(_native.simd_level() + 1)
-#: few distinct magnitudes make ties; the others are all kinds of finite numbers
+#: few distinct magnitudes, which cause ties, and all kinds of finite numbers
 POOLS = (
     np.array([1, -1, 2, -2, 0.5], dtype=np.float32),
     np.array([0, -0.0, 1e-45, -1e-45, 1, LARGEST, -LARGEST], dtype=np.float32),
@@ -96,7 +97,7 @@ def test_merging_adds_in_the_order_of_the_messages(index):
             payloads.append(codec.encode_sparse(indices, values.copy(), d)[0])
             if dense is None:
                 dense, support = np.zeros(d, np.float32), np.zeros(d, bool)
-            # the first value of an element is taken as it is, so -0.0 stays
+            # the first value of an element is copied, so -0.0 stays
             dense[indices] = np.where(support[indices], dense[indices] + values, values)
             support[indices] = True
             if dr.inspect(payloads[-1])["k"] == d:  # all elements were sent

@@ -1,4 +1,4 @@
-"""The notes that ranks write to Horovod's rendezvous server."""
+"""Test the notes that ranks write to Horovod's rendezvous server."""
 
 import json
 import signal
@@ -154,7 +154,7 @@ def test_the_answer_to_termination_is_the_callers_again(board):
 
 
 def test_a_store_that_does_not_answer_is_asked_once(monkeypatch):
-    """Its own time limit would be a minute per request."""
+    """The store's own time limit is a minute per request."""
     pytest.importorskip("torch")
     from deepreduce_hvd.torch.ddp import failures
 

@@ -1,4 +1,4 @@
-"""Codecs and memories by parameter: which parameter gets which, and what is refused."""
+"""Test codecs and memories by parameter: which parameter gets which, and what is refused."""
 
 import fnmatch
 import random
@@ -62,7 +62,7 @@ def test_small_tensors_are_dense_unless_another_way_is_given():
 
 @pytest.mark.parametrize("seed", range(200))
 def test_random_patterns(seed):
-    """Of random names and patterns, each name gets the value of the first pattern that matches."""
+    """Each random name gets the value of the first random pattern that matches."""
     draw = random.Random(seed)
     names = sorted({"".join(draw.choices("ab.", k=draw.randint(1, 4))) for _ in range(8)})
     patterns = ["".join(draw.choices("ab.*?", k=draw.randint(1, 3))) for _ in range(4)]
@@ -164,7 +164,7 @@ def test_prepare_leaves_what_is_not_compressed(capsys):
         for weight in weights.values():
             weight.grad = torch.ones_like(weight)
         optimizer.step()
-    # with momentum 0.5 two steps move by 1 + 1.5; without it and at twice the rate by 2 + 2
+    # with momentum 0.5, two steps move by 1 + 1.5; without it, at twice the rate, by 2 + 2
     moved = {name: -weight.detach().flatten()[0].item() for name, weight in weights.items()}
     own = 4.0 * (1 - correction.momentum)  # the memory multiplies by the inverse
     expected = {"embed.weight": 2.5, "body.0.weight": 4.0, "body.0.bias": own, "head": 2.5}

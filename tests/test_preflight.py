@@ -1,4 +1,4 @@
-"""The preflight, run as on a user's machine, with tools and headers hidden."""
+"""Test the preflight as on a user's machine, with tools and headers hidden."""
 
 import os
 import shutil

@@ -1,4 +1,7 @@
-"""prepare: compressed parameters are stepped without momentum, whatever else changes the groups."""
+"""Test prepare: compressed parameters are stepped without momentum.
+
+This holds whatever else changes the parameter groups.
+"""
 
 import copy
 import random
@@ -27,7 +30,7 @@ def horovod():
 
 
 def drawn(draw, names):
-    """Random settings of an optimizer."""
+    """Return random settings of an optimizer."""
     values = {
         "momentum": draw.choice((0.5, 0.9, 0.99)),
         "dampening": draw.choice((0.0, 0.25)),
@@ -53,7 +56,7 @@ def compressor_of(model, **settings):
 
 
 def parted(model):
-    """The parameters that a compressor compresses, and the others."""
+    """Return the parameters that a compressor compresses, and the others."""
     parts = [], []
     for parameter in model.parameters():
         parts[parameter.numel() < 1024].append(parameter)
@@ -61,7 +64,7 @@ def parted(model):
 
 
 def without_momentum(group, scale=1.0):
-    """The settings of a group whose parameters are compressed, as prepare promises them."""
+    """Return the settings that prepare promises for a group of compressed parameters."""
     changed = dict(group)
     if "betas" in group:
         changed["betas"] = (0.0, group["betas"][1])
@@ -118,7 +121,10 @@ def test_compressed_parameters_are_stepped_without_momentum(seed, capsys):
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_schedule_of_the_momentum_counts(kind):
-    """OneCycleLR sets the momentum in each step; the step size follows, the momentum stays 0."""
+    """OneCycleLR sets the momentum in each step.
+
+    The step size follows it, and the momentum stays 0.
+    """
     model, twin = network(), network()
     settings = {"momentum": 0.9} if kind is torch.optim.SGD else {}
     optimizer = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model))
@@ -156,7 +162,7 @@ def test_none_undoes_it():
 
 
 def test_a_state_is_that_of_the_plain_optimizer():
-    """A run that was saved without prepare goes on with it, and the other way round."""
+    """A run that was saved without prepare continues with it, and vice versa."""
     model = network()
     compressor = compressor_of(model)
     plain = torch.optim.AdamW(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""prepare on Keras 2 (tf-keras) and Keras 3 optimizers."""
+"""Test prepare on Keras 2 (tf-keras) and Keras 3 optimizers."""
 
 import random
 
@@ -65,7 +65,7 @@ def test_compressed_variables_are_updated_without_momentum(library, seed, capsys
     optimizer = make(rate, **settings)
     assert dr.prepare(optimizer, compressor) is optimizer
     assert f"prepared {kind}: " in capsys.readouterr().out
-    # what hvd.DistributedOptimizer does: a subclass from the configuration
+    # hvd.DistributedOptimizer does the same: a subclass from the configuration
     wrapped = type(kind, (type(optimizer),), {}).from_config(optimizer.get_config())
     plain_settings, factor = dict(settings), 1.0
     if "momentum" in settings:
@@ -92,7 +92,10 @@ def test_compressed_variables_are_updated_without_momentum(library, seed, capsys
 
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
 def test_a_learning_rate_that_a_callback_sets_counts(library):
-    """In a tf.function, as model.fit does it; the rate reads as it was set."""
+    """A changed learning rate takes effect in a tf.function, as in model.fit.
+
+    The optimizer reports the rate that was set.
+    """
     own, expected = variables(), variables()
     compressor = dr.Compressor(parameters=own)
     optimizer = dr.prepare(library.optimizers.SGD(0.1, momentum=0.9), compressor)

@@ -1,4 +1,4 @@
-"""Value codecs whose error is larger than the values are refused together with a memory."""
+"""Test that value codecs whose error exceeds the values are refused together with a memory."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def compressor(value, memory):
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_residuals_stay_bounded_or_the_codec_is_refused(codec):
-    """What Residual keeps after 60 steps of the same gradient, if the codec is accepted."""
+    """Residual stays bounded over 60 steps of the same gradient, if the codec is accepted."""
     compressor(codec, dr.NoMemory())
     try:
         accepted = compressor(codec, dr.Residual())

@@ -1,4 +1,4 @@
-"""Selection with error feedback is exact for every input, hint and SIMD level.
+"""Test that selection with error feedback is exact for every input, hint and SIMD level.
 
 These cases are not in the conformance suite.
 """
@@ -25,7 +25,7 @@ def assert_top_k(values, k, threshold=0.0, simd=-1):
     payload, _, after = sent(dr.Codec(dr.TopK(k=k)), values, threshold=threshold, simd=simd)
     expected = largest(values, k)
     indices, kept = selected(payload)
-    if indices.size == values.size:  # sent as a whole, with zeros
+    if indices.size == values.size:  # sent uncompressed, with zeros
         np.testing.assert_array_equal(kept, values)
     else:
         np.testing.assert_array_equal(indices, expected)
@@ -239,7 +239,7 @@ def test_random_k_is_the_same_on_all_ranks_and_new_at_every_step():
     np.testing.assert_array_equal(ranks[0], ranks[1])
     np.testing.assert_array_equal(ranks[0], ranks[2])
     other = dr.decode_sum_sparse([codec.encode(gradient(10_000), step=4)], 10_000)[0]
-    assert np.intersect1d(ranks[0], other).size < 20  # 1 on average
+    assert np.intersect1d(ranks[0], other).size < 20  # 1 is expected
     tensor = dr.decode_sum_sparse([codec.encode(gradient(10_000), step=3, tensor=1)], 10_000)[0]
     assert np.intersect1d(ranks[0], tensor).size < 20
 

@@ -1,4 +1,4 @@
-"""Logs, locks and stamps of the set-up; a failed Horovod build leaves nothing behind."""
+"""Test logs, locks and stamps of the set-up. A failed Horovod build leaves nothing behind."""
 
 import subprocess
 import sys

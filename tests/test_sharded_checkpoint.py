@@ -1,4 +1,4 @@
-"""States of a compressor with fully_shard: joined, divided in another way, and checked."""
+"""Test states of a compressor with fully_shard: joined, divided in another way, and checked."""
 
 import copy
 import random
@@ -14,7 +14,7 @@ from deepreduce_hvd.policies import Policy
 from deepreduce_hvd.torch.fsdp.groups import ShardSlot
 from deepreduce_hvd.torch.slot import Slot
 
-#: name -> (shape, dimension that is divided)
+#: name -> (shape, dimension that is sharded)
 SHAPES = {
     "matrix": ((7, 3), 0),
     "vector": ((2,), 0),
@@ -92,7 +92,8 @@ def test_other_numbers_of_hosts_and_shards_keep_the_sum(seed):
     old = job(hosts, shards)
     for slots in old.values():
         for slot in slots.values():
-            slot.state[0].copy_(torch.randint(-8, 8, slot.state[0].shape).float())
+            if draw.random() < 0.7:  # the others stay zeros, which are saved as one number
+                slot.state[0].copy_(torch.randint(-8, 8, slot.state[0].shape).float())
     all_states = saved(old, hosts, shards)
     draw.shuffle(all_states)
     new = job(new_hosts, new_shards)

@@ -1,4 +1,4 @@
-"""Sums of given sparse vectors on simulated ranks, against dense sums; arguments and errors."""
+"""Test sums of sparse vectors on simulated ranks against dense sums; arguments and errors."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ CODECS = {
 
 
 def vectors_of(size, d, counts, seed):
-    """Return (indices, values) of every rank; about half of the indices are common to ranks."""
+    """Return (indices, values) of every rank; ranks have about half of the indices in common."""
     random = np.random.default_rng(seed)
     found = []
     for rank in range(size):
@@ -46,7 +46,7 @@ def vectors_of(size, d, counts, seed):
 
 
 def run(scheme, codecs, given, d, ds=None):
-    """Return (sums, or exceptions, of the ranks, their vectors)."""
+    """Return ([sum or exception of each rank], [vector of each rank])."""
     vectors = [
         one
         if isinstance(one, GivenVector)
@@ -77,7 +77,7 @@ def test_sum_and_rests_are_what_was_given(scheme, codecs):
             np.testing.assert_array_equal(indices, sums[0][0])
             same_bits(values, sums[0][1])
             assert (np.diff(indices.astype(np.int64)) > 0).all() and values.all()
-        for (indices, values), original in zip(given, originals):  # nothing is written to
+        for (indices, values), original in zip(given, originals):  # the arguments are not changed
             np.testing.assert_array_equal(indices, original[0])
             np.testing.assert_array_equal(values, original[1])
         expected = dense_of(d, *given)
@@ -267,7 +267,11 @@ def test_communicators_that_select_cannot_sum_given_vectors(communicator):
 
 
 def test_numbers_start_again_when_horovod_does():
-    """In elastic training, ranks that join had other names of collectives: all waited for ever."""
+    """Names of collectives start again after Horovod restarts.
+
+    Otherwise, in elastic training, ranks that join would use other names, and all would wait
+    forever.
+    """
     pytest.importorskip("horovod.torch")
     program = """
 import horovod.torch as hvd

@@ -1,13 +1,18 @@
 """Compressor.load_state_dict and checkpoints load a checked state as a whole, or nothing."""
 
 import copy
+import io
+import pathlib
+import resource
 
 import numpy as np
 import pytest
+import torch
 from compressors_with_state import FRAMEWORKS, SHAPES, OnTorch, assert_equal, snapshot
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import checkpoint
+from deepreduce_hvd.coordination import memory_transfer
 
 PARTS = {"residual": 0, "velocity": 1}
 
@@ -247,3 +252,74 @@ def test_a_memory_in_units_of_a_loss_scale_stays_with_a_compressor_that_follows_
     assert other.compressor.state_dict()["parameters"]["first"]["loss_scale"] == 1024.0
     scaled.compressor.load_state_dict(fresh)  # empty memories have no unit
     assert not snapshot(scaled.compressor)["first"][2]["residual"].any()
+
+
+def resident_bytes():
+    """Return the memory of this process that has pages."""
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def saved_file(state):
+    """Return a state as torch.save writes it, and as it is read again."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.tell(), torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+
+
+def test_memories_of_zeros_take_no_space():
+    shapes = {**SHAPES, "frozen": (5000, 5000)}
+    source, target = OnTorch(shapes=shapes), OnTorch(shapes=shapes)
+    source.named[-1][1].requires_grad_(False)
+    source.named = source.named[:-1]
+    source.step(0)
+    size, state = saved_file(source.compressor.state_dict())
+    assert size < 20_000
+    assert state["parameters"]["frozen"]["memory"]["residual"].shape == (5000 * 5000,)
+    target.named = target.named[:-1]
+    before = resident_bytes()
+    target.compressor.load_state_dict(state)
+    assert resident_bytes() - before < 50 << 20  # of 100 MB
+    for one, other in zip(source.step(1), target.step(1)):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_zeros_as_arrays_are_loaded_too():
+    """As they were saved before, on one rank and from other ranks."""
+    owner = OnTorch()
+    state = owner.compressor.state_dict()
+    whole = copy.deepcopy(state)
+    for name in ("first", "second"):
+        saved = state["parameters"][name]["memory"]["residual"]
+        assert saved.untyped_storage().nbytes() == 4 and not saved.any()
+        whole["parameters"][name]["memory"]["residual"] = torch.zeros(saved.shape)
+    for loaded in (state, whole, [{**state, "size": 2}, {**whole, "rank": 1, "size": 2}]):
+        owner.step(0)
+        owner.compressor.load_state_dict(loaded)
+        for steps, _, memory in snapshot(owner.compressor).values():
+            assert steps == 0 and not any(part.any() for part in memory.values())
+
+
+def test_a_memory_of_zeros_takes_what_another_rank_kept():
+    """Elastic training adds the memory of a lost rank."""
+    owner = OnTorch()
+    slots = list(owner.compressor.adapter.slots.values())
+    kept = np.arange(500, dtype=np.float32)
+    memory_transfer.add(slots, kept)
+    memory_transfer.add(slots, kept)
+    both = np.concatenate([slot.state[0] for slot in slots[:2]])
+    np.testing.assert_array_equal(both, 2 * kept)
+    assert owner.compressor.state_dict()["parameters"]["second"]["memory"]["residual"][1] == 402
+    memory_transfer.clear(slots)
+    assert not any(part.any() for slot in slots for part in slot.state)
+
+
+def test_negative_zeros_are_kept():
+    owner = OnTorch()
+    (residual,) = owner.compressor.adapter.slots["first"].state
+    residual[3] = -0.0
+    saved = owner.compressor.state_dict()
+    assert torch.signbit(saved["parameters"]["first"]["memory"]["residual"]).nonzero() == 3
+    residual.zero_()
+    owner.compressor.load_state_dict(saved)
+    assert torch.signbit(residual).nonzero() == 3

@@ -1,4 +1,4 @@
-"""What a compressor reports: scalars for a writer, the table, its notes and the picture."""
+"""Test what a compressor reports: scalars for a writer, the table, its notes and the plot."""
 
 import pytest
 import torch
@@ -45,14 +45,48 @@ def test_writer_gets_scalars(tmp_path):
     } <= set(events.Tags()["scalars"])
 
 
+def stepped(network):
+    """Return a compressor that has exchanged the gradients of a network once."""
+    compressor = dr.Compressor(parameters=network.named_parameters(), dense_below=100)
+    network(torch.ones(3, 40)).sum().backward()
+    for parameter in network.parameters():
+        if parameter.grad is not None:
+            compressor.decompress(*compressor.compress(parameter.grad))
+    return compressor
+
+
 def test_summary_is_a_table(capsys):
+    stepped(torch.nn.Linear(40, 50)).summary()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["parameter", "elements"]
+    assert [line.split()[0] for line in lines[1:]] == ["weight", "bias", "total"]
+
+
+def test_a_summary_on_one_rank_says_how_to_start_several(capsys):
     network = torch.nn.Linear(40, 50)
-    compressor = dr.Compressor(parameters=network.named_parameters())
-    compressor.summary()
-    printed = capsys.readouterr().out
-    assert printed.splitlines()[0].split()[:2] == ["parameter", "elements"]
-    assert "weight" in printed and "total" in printed
-    assert "one rank" in printed.splitlines()[-1] and "horovodrun -np 2" in printed.splitlines()[-1]
+    dr.Compressor(parameters=network.named_parameters()).summary()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("Nothing was exchanged: there is one rank here.")
+    assert "horovodrun -np 2" in line
+
+
+def test_a_summary_tells_frozen_parameters_from_unused_ones(capsys):
+    network = torch.nn.Linear(40, 50)
+    network.big = torch.nn.Linear(400, 50).requires_grad_(False)
+    network.forgotten = torch.nn.Linear(40, 50, bias=False)
+    stepped(network).summary()
+    *_, frozen, unused = capsys.readouterr().out.splitlines()
+    assert frozen == "No gradient is exchanged for frozen parameters: big.weight, big.bias."
+    assert unused.startswith("No gradient has been exchanged yet for forgotten.weight. Is it used?")
+
+
+def test_a_summary_knows_frozen_variables():
+    tf = pytest.importorskip("tensorflow")
+    variables = [
+        tf.Variable(tf.zeros((40, 50)), name="kernel"),
+        tf.Variable(tf.zeros((40, 50)), trainable=False, name="frozen"),
+    ]
+    assert dr.Compressor(parameters=variables).adapter.frozen() == {"frozen:0"}
 
 
 def _row(path, dense_bytes, sent_bytes, error):
@@ -65,18 +99,62 @@ def _row(path, dense_bytes, sent_bytes, error):
 def test_a_summary_names_what_was_not_compressed():
     stats = {"a": _row("compressed", 4000, 40, 0.9), "b": _row("sparse", 800, 99, 0.0)}
     stats |= {f"c{number}": _row("none", 0, 0, None) for number in range(7)}
-    unused, sparse = statistics.notes(stats, 2)
+    unused, sparse = statistics.notes(stats)
     assert "c0, c1, c2, c3, c4 and 2 more." in unused and "the same parameters" in unused
     assert "not compressed for b." in sparse and "sparse_as_dense=True" in sparse
-    assert statistics.notes({"a": stats["a"]}, 2) == []
-    assert statistics.notes({"c": stats["c0"]}, 2) == ["Nothing has been exchanged yet."]
+    assert statistics.notes({"a": stats["a"]}) == []
+    table, why = statistics.summary_lines({"c": stats["c0"]}, 2, frozen={"c"})
+    assert "parameter" in table and why == "Nothing has been exchanged yet."
+
+
+STATS = {
+    "weight": _row("compressed", 4000, 40, 0.9),
+    "bias": _row("dense", 80, 80, 0.0),
+    "unused": _row("none", 0, 0, None),
+}
+
+
+def test_what_a_plot_shows():
+    of_bytes, of_errors = layers_plot.figure_of(STATS).axes
+    assert [label.get_text() for label in of_bytes.get_yticklabels()] == list(STATS)
+    assert of_bytes.get_title() == "sent 120 of 4,080 bytes: 2.94%"
+    dense, sent = of_bytes.containers
+    assert [bar.get_width() for bar in dense] == [4000, 80, 0] and dense.get_label() == "dense"
+    assert [bar.get_width() for bar in sent] == [40, 80, 0] and sent.get_label() == "sent"
+    assert of_bytes.get_xscale() == "log" and of_bytes.yaxis_inverted()
+    (line,) = of_errors.lines
+    assert line.get_xydata().tolist() == [[0.9, 0], [0.0, 1]]
 
 
 @pytest.mark.parametrize(
-    "rows", [[], [("none", 0, 0, None)], [("compressed", 4000, 40, 0.9), ("dense", 80, 80, 0.0)]]
+    ("name", "written", "signature"),
+    [
+        ("layers.png", "layers.png", b"\x89PNG"),
+        ("layers.PDF", "layers.PDF", b"%PDF"),
+        ("layers", "layers.png", b"\x89PNG"),
+    ],
 )
-def test_a_picture_of_the_layers(tmp_path, rows):
-    layers_plot.draw(
-        {f"layer{number}": _row(*row) for number, row in enumerate(rows)}, tmp_path / "layers.png"
-    )
-    assert (tmp_path / "layers.png").read_bytes().startswith(b"\x89PNG")
+def test_the_file_of_a_plot(tmp_path, name, written, signature):
+    stepped(torch.nn.Linear(40, 50)).plot(tmp_path / name)
+    content = (tmp_path / written).read_bytes()
+    assert content.startswith(signature) and len(content) > 5000
+
+
+def test_a_plot_that_is_refused(tmp_path):
+    compressor = dr.Compressor(parameters=torch.nn.Linear(40, 50).named_parameters())
+    with pytest.raises(
+        dr.InvalidArgumentError,
+        match="plot: expected a step with exchanged gradients, got none. .* one rank here.*horovodrun",
+    ):
+        compressor.plot(tmp_path / "layers.png")
+    with pytest.raises(dr.InvalidArgumentError, match="got none. Nothing has been exchanged yet"):
+        layers_plot.draw({"unused": STATS["unused"]}, tmp_path / "layers.png", 2)
+    compressor = stepped(torch.nn.Linear(40, 50))
+    for path, message in (
+        (tmp_path / "layers.xyz", r"expected an extension of .*, png, .*, got '.*layers\.xyz'"),
+        (None, "expected one such as 'layers.png', got None"),
+        (3, "expected one such as 'layers.png', got 3"),
+    ):
+        with pytest.raises(dr.InvalidArgumentError, match=f"plot path: {message}"):
+            compressor.plot(path)
+    assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Sums of payloads return the largest magnitude that occurred, which shows overflows."""
+"""Test that sums of payloads return the largest magnitude that occurred, to show overflows."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,7 @@
-"""``Compressor.trackable`` in checkpoints of TensorFlow: all of a state is taken, or nothing."""
+"""Test ``Compressor.trackable`` in checkpoints of TensorFlow.
+
+A state is loaded as a whole, or nothing of it.
+"""
 
 import gc
 
@@ -85,7 +88,7 @@ class TestCheckpoint:
         assert_equal(snapshot(target.compressor), before)
 
     def test_of_a_rank_that_sends_no_more(self, tf, tmp_path, monkeypatch):
-        """The hosts have other ranks than when the checkpoint was saved."""
+        """The hosts have different ranks from when the checkpoint was saved."""
         source, target = OnTensorFlow(), OnTensorFlow()
         source.step(0)
         for session, keeper in ((source.compressor.adapter, 3), (target.compressor.adapter, 0)):

@@ -1,4 +1,4 @@
-"""On which device TensorFlow gradients are compressed, and why. No GPU is needed."""
+"""Test on which device TensorFlow gradients are compressed, and why. No GPU is needed."""
 
 import os
 import types

@@ -1,4 +1,4 @@
-"""Plans on TensorFlow: the way and the density of each variable."""
+"""Test plans on TensorFlow: the way and the density of each variable."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The TensorFlow operators: the same bytes as elsewhere, errors, and state across traces."""
+"""Test the TensorFlow operators: the same bytes as elsewhere, errors, and state across traces."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The PyTorch operators: schemas, fake kernels, errors, and the same bytes as NumPy."""
+"""Test the PyTorch operators: schemas, fake kernels, errors, and the same bytes as NumPy."""
 
 import math
 
@@ -138,7 +138,7 @@ def test_an_empty_tensor_has_an_empty_memory(memory):
 
 
 def test_operators_trace():
-    """The fake kernels let a graph be captured with the payload's size unknown."""
+    """With the fake kernels, a graph is captured although the size of the payload is unknown."""
 
     def there_and_back(values, residual):
         payload = torch.ops.deepreduce.encode(values, residual, None, None, FIELDS, 0, 0, 0, 0)
@@ -158,7 +158,7 @@ def test_operators_of_another_pytorch_are_not_loaded(monkeypatch, tmp_path):
     assert "got operators for no version" in deepreduce_hvd.torch.ops._load_operators()
     for built_for in ("2.12.0+cu130", "2.9.1"):
         (tmp_path / f"_torch_ops-{built_for}.so").touch()
-    (tmp_path / "_torch_ops.so").touch()  # of a package from before names had versions
+    (tmp_path / "_torch_ops.so").touch()  # of an older package, without versions in names
     assert deepreduce_hvd.torch.ops._load_operators() == (
         f"deepreduce_hvd: expected the PyTorch operators for version {torch.__version__}, "
         "got operators for 2.12.0+cu130, "

@@ -1,4 +1,4 @@
-"""One process that uses Horovod with PyTorch and with TensorFlow."""
+"""Test one process that uses Horovod with PyTorch and with TensorFlow."""
 
 import importlib.util
 import subprocess

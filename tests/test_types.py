@@ -1,4 +1,4 @@
-"""The public API has type annotations."""
+"""Test that the public API has type annotations."""
 
 import inspect
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import deepreduce_hvd as dr
 
 ROOT = Path(__file__).resolve().parent.parent
-#: classes whose methods users call or override; of the others they call the constructor
+#: classes whose methods users call or override; of other classes, only the constructor counts
 WITH_METHODS = (
     dr.Codec, dr.Compressor, dr.Communicator, dr.Sparsifier, dr.IndexCodec, dr.ValueCodec,
     dr.Memory, dr.Transport

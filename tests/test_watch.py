@@ -1,4 +1,4 @@
-"""The watch on long waits, with a stand-in for Horovod (see also test_hung_peer.py)."""
+"""Test the watch on long waits, with a stand-in for Horovod (see also test_hung_peer.py)."""
 
 import atexit
 import logging
@@ -24,7 +24,7 @@ http_server = pytest.importorskip("horovod.runner.http.http_server")
 
 
 class Silence(Transport):
-    """A transport of two ranks, where the other rank does not send until it is told to."""
+    """A transport of two ranks. The other rank sends nothing until ``over`` is set."""
 
     size, rank = 2, 0
 
@@ -80,7 +80,7 @@ def board(monkeypatch):
 
 @pytest.fixture
 def exchange():
-    """An exchange that waits, in a thread."""
+    """An exchange that waits in a thread."""
     transport = Silence()
     members = [BucketMember(f"layer{number}", np.ones(8, np.float32), ()) for number in range(5)]
     one = Exchange(
@@ -157,13 +157,13 @@ def test_a_program_that_stays_elsewhere_leaves_a_note_and_says_nothing(board, ca
 
 
 class Call:
-    """What a frame is to the watcher: an object that lives as long as something holds it."""
+    """A stand-in for a frame: an object that lives as long as something holds it."""
 
 
 def test_calls_of_equal_key_are_told_apart_and_only_a_long_one_is_held(board, caplog, monkeypatch):
-    """Python gives the frame of the next call the address of the last one."""
+    """Python may give the frame of the next call the address of the last one."""
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
-    calls, held = [], []  # weak references; how many of them live when the next one begins
+    calls, held = [], []  # weak references to calls; how many live when the next one begins
     the_long_one = Call()
 
     def find_wait(frame):
@@ -212,7 +212,7 @@ def test_a_rank_that_waits_in_a_handshake_asks_for_it_until_it_is_over(board, mo
     ],
 )
 def test_a_rank_that_waits_elsewhere_takes_part_in_a_handshake(board, monkeypatch, wait, expected):
-    """But not a rank that computes or has joined, or that waits in a handshake itself."""
+    """A rank that computes, has joined, or waits in a handshake itself does not take part."""
     monkeypatch.setenv("HOROVOD_STALL_CHECK_TIME_SECONDS", "0.4")
     asked_for = []
     watcher = start(

@@ -1,4 +1,4 @@
-"""The probe in Horovod's reduction, and the names of collectives."""
+"""Test the probe in Horovod's reduction, and the names of collectives."""
 
 import itertools
 
@@ -15,7 +15,7 @@ FINGERPRINT = 0x89ABCDEF
 def reduced(probes, before=1.0, after=1.0):
     """Return the result of Horovod's float32 allreduce of the probes.
 
-    It applies factors before and after a sum in the order of ranks.
+    It applies factors before and after the sum, which is in the order of ranks.
     """
     rows = np.array(probes, dtype=np.float32)
     np.testing.assert_array_equal(rows, probes)  # exact in float32

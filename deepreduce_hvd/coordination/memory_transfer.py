@@ -64,10 +64,10 @@ def add(slots, copy):
     """Add a copy of another rank's memory, (n,) float32, to the slots."""
     start = 0
     for slot in slots:
-        memory = slot.memory()
-        for part in memory.values():
-            array = np.asarray(part)  # a view; ``memory()`` returned copies
-            array += copy[start : start + array.size].reshape(array.shape)
+        memory = {}
+        for kind, part in slot.memory().items():
+            array = np.asarray(part)
+            memory[kind] = array + copy[start : start + array.size].reshape(array.shape)
             start += array.size
         slot.set_memory(memory)
 
@@ -75,7 +75,8 @@ def add(slots, copy):
 def clear(slots):
     """Set the memory of the slots to zeros."""
     for slot in slots:
-        slot.set_memory({kind: 0 * part for kind, part in slot.memory().items()})
+        memory = {kind: np.zeros(part.shape, np.float32) for kind, part in slot.memory().items()}
+        slot.set_memory(memory)
 
 
 def _flat(slots):

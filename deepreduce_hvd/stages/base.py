@@ -1,10 +1,10 @@
-"""Base classes of all stages.
+"""Base classes of all stages, and the registry of codecs.
 
-A stage is a small immutable object with a wire id and at most four numeric parameters. Its class
+A stage is a small immutable object with a stage id and at most four numeric parameters. Its class
 contains the NumPy implementation. That implementation is the specification in code, and the tests
 compare the native core with it.
 
-A custom codec subclasses :class:`IndexCodec` or :class:`ValueCodec`, takes a wire id from 128 to
+A custom codec subclasses :class:`IndexCodec` or :class:`ValueCodec`, takes a stage id from 128 to
 255 and registers itself. A custom sparsifier or memory needs neither, because payloads do not
 contain its id. Nothing else has to change (docs/add-a-codec.md).
 """
@@ -31,19 +31,30 @@ class Stage:
     InvalidArgumentError for arguments that are out of range.
     """
 
-    #: The wire id of the stage, as listed in docs/format.md.
+    #: The stage id. Payloads contain those of the index codec and of the value codec, as listed in
+    #: docs/format.md. A custom sparsifier or memory has none.
     stage_id: int | None = None
 
     def parameters(self, step: int = 0) -> Sequence[float]:
-        """Return the parameters of this stage, at most four floats, as the native core takes them.
+        """Return the parameters of this stage, as the native core takes them.
 
         Args:
             step: the training step. It matters only for schedules.
+
+        Returns:
+            At most four numbers.
         """
         return ()
 
     def fields(self, step: int = 0) -> list[float]:
-        """Return [wire id, four parameters], the form in which the native core takes a stage."""
+        """Return the numbers that describe this stage to the native core.
+
+        Args:
+            step: the training step. It matters only for schedules.
+
+        Returns:
+            A list of five numbers, the stage id and four parameters. Unused parameters are 0.
+        """
         parameters = [float(value) for value in self.parameters(step)]
         assert self.stage_id is not None
         return [float(self.stage_id), *parameters, *[0.0] * (4 - len(parameters))]
@@ -79,16 +90,29 @@ class Sparsifier(Stage):
         raise NotImplementedError
 
     def most_selected(self, d: int, step: int = 0) -> int | None:
-        """Return the largest number of elements that can be selected from ``d`` elements.
+        """Return the largest number of elements that :meth:`select` can select.
 
-        Return None if that number depends on the gradient.
+        :class:`GTopK` needs this number.
+
+        Args:
+            d: the number of elements of the tensor.
+            step: the training step, for schedules.
+
+        Returns:
+            The number, or None if it depends on the gradient.
         """
         return None
 
     def with_ratio(self, ratio: float) -> "Sparsifier | None":
         """Return a sparsifier like this one that keeps another share of the elements.
 
-        Return None if the share is no setting of this sparsifier. Schedules need this method.
+        Plans and ``schedule="auto"`` need this method.
+
+        Args:
+            ratio: the share of the elements to keep, a number in (0, 1].
+
+        Returns:
+            The sparsifier, or None if this one has no setting for the share.
         """
         return None
 
@@ -102,7 +126,7 @@ class IndexCodec(Stage):
     def encode(
         self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
     ) -> tuple[bytes, np.ndarray, bool]:
-        """Encode indices as a section.
+        """Encode indices as the index section of a payload.
 
         Args:
             indices: (k,) uint32, ascending, distinct, less than ``d``. If ``any_order`` is True,
@@ -114,14 +138,14 @@ class IndexCodec(Stage):
         Returns:
             A tuple (section, decoded indices, values_stay). A lossless codec returns ``(section,
             indices, False)``. A lossy codec returns the ascending indices that the receiver will
-            decode. The values sent are then the values at the decoded indices, unless
-            ``values_stay`` is True: then the values at the original indices are sent.
+            decode. The values sent are then the values at the decoded indices. If ``values_stay``
+            is True, the values at the original indices are sent instead.
         """
         raise NotImplementedError
 
     @classmethod
     def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
-        """Decode a section.
+        """Decode an index section.
 
         Args:
             section: the bytes that :meth:`encode` returned.
@@ -146,29 +170,38 @@ class ValueCodec(Stage):
 
     @property
     def sends_zeros(self) -> bool:
-        """Whether values of 0 decode as smaller values than the others.
+        """Whether values of 0 decode to smaller magnitudes than other values.
 
-        TopK selects no zeros, but dense parts of a sum have many.
+        It is True unless a subclass overrides it. :class:`TopK` selects no zeros, but
+        :class:`SplitAllgather` can send sums with many zeros. If this is False, it sends such sums
+        with another codec.
         """
         return True
 
     def bits_per_value(self) -> float:
-        """Return an estimate of how many bits one more value adds to the payload."""
+        """Return an estimate of the bits that one more value adds to the payload.
+
+        Returns:
+            Bits per value; 32 unless a subclass overrides it.
+        """
         return 32.0
 
     def relative_error(self) -> float:
-        """Return the norm of the error divided by the norm of the values.
+        """Return an estimate of the norm of the error divided by the norm of the values.
 
-        It is an estimate for many values. Their magnitudes have an exponential distribution, which
-        is close to that of gradients, or are all equal, which is close to that of the largest few,
-        whichever is worse. Error feedback adds the error to the next gradient. From 1
-        on, what is kept grows without limit, so :class:`~deepreduce_hvd.Compressor` refuses the
-        codec together with a memory.
+        The estimate is for many values, and the larger of two: for magnitudes with an exponential
+        distribution, which is similar to that of gradients, and for equal magnitudes, which are
+        similar to the largest ones of a gradient. Error feedback adds the error to the next
+        gradient. If the ratio is 1 or more, the memory grows without limit. So
+        :class:`~deepreduce_hvd.Compressor` refuses such a codec together with a memory.
+
+        Returns:
+            The ratio; 0 unless a subclass overrides it.
         """
         return 0.0
 
     def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
-        """Encode values as a section.
+        """Encode values as the value section of a payload.
 
         Args:
             values: (k,) finite float32.
@@ -184,7 +217,7 @@ class ValueCodec(Stage):
 
     @classmethod
     def decode(cls, section: bytes, count: int) -> np.ndarray:
-        """Decode a section.
+        """Decode a value section.
 
         Args:
             section: the bytes that :meth:`encode` returned.
@@ -233,7 +266,7 @@ class Memory(Stage):
         indices: np.ndarray,
         decoded: np.ndarray,
     ) -> Arrays:
-        """Return the new state after a payload was sent.
+        """Compute the new state after a payload is encoded.
 
         Args:
             gradient: (d,) float32.
@@ -241,6 +274,10 @@ class Memory(Stage):
             state: the state that :meth:`accumulate` returned.
             indices: (k,) uint32, the indices in the payload.
             decoded: (k,) float32, the decoded values of the payload at ``indices``.
+
+        Returns:
+            The new state, a tuple of (d,) float32 arrays. The arguments are not modified; the
+            returned arrays are new.
         """
         raise NotImplementedError
 
@@ -282,59 +319,11 @@ def overrides(stage, base, method):
     return own is not inherited
 
 
-def expect_usable(stage):
-    """Raise InvalidArgumentError for a custom stage that lacks something that it needs."""
-    if is_built_in(stage):
-        return
-    name = type(stage).__name__
-    kind, needed = next(
-        (kind, needed) for kind, needed in _NEEDED.items() if isinstance(stage, kind)
-    )
-    missing = [method for method in needed if not overrides(stage, kind, method)]
-    if missing:
-        raise InvalidArgumentError(
-            f"{name}: expected the methods {' and '.join(needed)}, got no "
-            f"{' and no '.join(missing)}"
-        )
-    if " at 0x" in repr(stage):
-        raise InvalidArgumentError(
-            f"{name}: expected attributes with a repr that is the same on all ranks, such "
-            f"as numbers, got {stage!r}"
-        )
-    if kind is Memory:
-        names = stage.state
-        if (
-            not isinstance(names, tuple)
-            or not all(isinstance(one, str) and one for one in names)
-            or len(set(names)) < len(names)
-        ):
-            raise InvalidArgumentError(
-                f"{name}.state: expected a tuple of distinct names, got {names!r}"
-            )
-    elif kind in _registry and _registry[kind].get(stage.stage_id) is not type(stage):
-        taken = _registry[kind].get(stage.stage_id)
-        raise InvalidArgumentError(
-            (
-                f"{name}: expected a class with its own stage_id, registered with "
-                f"@dr.register, got stage_id {stage.stage_id!r}, "
-            )
-            + ("which is not registered" if taken is None else f"which belongs to {taken.__name__}")
-        )
-
-
-#: {kind of stage: methods that a custom stage must have}
-_NEEDED = {
-    Sparsifier: ("select",),
-    IndexCodec: ("encode", "decode"),
-    ValueCodec: ("encode", "decode"),
-    Memory: ("accumulate", "update"),
-}
-
 _registry: dict[type, dict[int, Any]] = {IndexCodec: {}, ValueCodec: {}}
 
 
 def register(codec_class: Registered) -> Registered:
-    """Register a custom index or value codec, so that payloads can be decoded by its wire id.
+    """Register a custom index or value codec, so that payloads can be decoded by its stage id.
 
     Use it as a class decorator.
 
@@ -375,7 +364,7 @@ def register(codec_class: Registered) -> Registered:
 
 
 def registered(kind: type) -> dict[int, Any]:
-    """Return {wire id: class} of all codecs of ``kind``, which is IndexCodec or ValueCodec."""
+    """Return {stage id: class} of all codecs of ``kind``, which is IndexCodec or ValueCodec."""
     return dict(_registry[kind])
 
 

@@ -1,6 +1,27 @@
-"""Checks of the lengths of index and value sections that several codecs share."""
+"""Checks of index and value sections: their lengths, and what a custom codec returns."""
 
-from deepreduce_hvd.errors import CorruptPayloadError
+from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
+
+
+def expect_encoded(what, result):
+    """Return what ``encode`` of a custom codec returned, with the section as bytes.
+
+    Args:
+        what: the method, and for which input.
+        result: what it returned.
+
+    Raises:
+        InvalidArgumentError: not a tuple of three items, or the first one is not bytes.
+    """
+    if not isinstance(result, tuple) or len(result) != 3:
+        got = f"{len(result)} items" if isinstance(result, tuple) else type(result).__name__
+        raise InvalidArgumentError(f"{what}: expected a tuple of three items, got {got}")
+    section, *others = result
+    if not isinstance(section, (bytes, bytearray, memoryview)):
+        raise InvalidArgumentError(
+            f"{what}: expected bytes as the first item, got {type(section).__name__}"
+        )
+    return bytes(section), *others
 
 
 def expect_empty(section, kind):

@@ -56,6 +56,11 @@ class Slot:
         """Whether Horovod's own allreduce sends its gradients."""
         return self.policy.dense
 
+    @property
+    def frozen(self):
+        """Whether the parameter is not trained now."""
+        return not self.parameter.requires_grad
+
     def settle(self):
         """Wait until no thread reads or writes the memory."""
         if self.encoding is not None:
@@ -160,8 +165,14 @@ class Slot:
         self.communicator = exchange.bucket.scheme
 
     def memory(self):
-        """Return copies of the memory on the host as {name: (d,) float32 tensor}."""
-        return {kind: part.to("cpu", copy=True) for kind, part in zip(self.state_names, self.state)}
+        """Return copies of the memory on the host as {name: (d,) float32 tensor}.
+
+        Zeros are a view of one number, which takes no memory and no space in a file.
+        """
+        return {
+            kind: part.to("cpu", copy=True) if _is_used(part) else torch.zeros(1).expand(part.shape)
+            for kind, part in zip(self.state_names, self.state)
+        }
 
     @property
     def shape(self):
@@ -182,7 +193,9 @@ class Slot:
         self.threshold.zero_()
         self.remembers = True
         for kind, part in zip(self.state_names, self.state):
-            part.copy_(torch.from_numpy(np.require(arrays[kind], requirements="W")))
+            loaded = torch.from_numpy(np.require(arrays[kind], requirements="W"))
+            if _is_used(loaded) or _is_used(part):  # pages are allocated at the first write
+                part.copy_(loaded)
 
     def statistics(self):
         """Return one row of Compressor.stats()."""
@@ -195,6 +208,11 @@ class Slot:
             payload=self.payload.cpu().numpy() if compressed else None,
             kept=self.state[0].cpu().numpy() if compressed and self.policy.memory.keeps_everything else None,
         )  # fmt: skip
+
+
+def _is_used(part):
+    """Return whether an array of a memory has any bits; -0.0 has one."""
+    return bool(part.view(torch.int32).any())
 
 
 def _zeros(d, device):

@@ -1,5 +1,6 @@
-"""Errors that one rank meets, or all do: the job must end with a message on every rank. Started
-under horovodrun.
+"""Raise errors on one rank, or on all, with PyTorch.
+
+The job must end with a message on every rank. Started under horovodrun.
 """
 
 import sys
@@ -13,9 +14,15 @@ import deepreduce_hvd as dr
 
 def bad_gradient_type_on_one_rank():
     dtype = torch.complex64 if hvd.rank() == 1 else torch.float32
-    network = torch.nn.ParameterDict({"weight": torch.nn.Parameter(torch.ones(200, dtype=dtype))})
-    optimizer, _ = distributed(network)
-    network["weight"].abs().sum().backward()
+    weight = torch.nn.Parameter(torch.ones(200, dtype=dtype), requires_grad=False)
+    # only dtypes of trained parameters are checked when the compressor is created
+    compressor = dr.Compressor(parameters=[("weight", weight)], dense_below=50)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([weight.requires_grad_()], lr=0.1),
+        named_parameters=[("weight", weight)],
+        compression=compressor,
+    )
+    weight.abs().sum().backward()
     optimizer.step()
 
 

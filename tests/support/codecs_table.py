@@ -8,7 +8,7 @@ import numpy as np
 import deepreduce_hvd as dr
 from deepreduce_hvd.numerics.random import random32, random_uniform
 
-#: name -> an index codec; one row per parameter setting that needs a golden file
+#: name -> index codec; one row per parameter setting that needs a golden file
 INDEX = {
     "raw_index": dr.RawIndex(),
     "bitmap": dr.Bitmap(),
@@ -26,7 +26,7 @@ INDEX = {
     "bloom_p2_default": dr.Bloom(),
 }
 
-#: name -> a value codec
+#: name -> value codec
 VALUE = {
     "raw_value": dr.RawValue(),
     "float16": dr.Float16(),
@@ -52,13 +52,13 @@ VALUE = {
     "quantile_16": dr.Quantile(buckets=16),
 }
 
-#: the same, with codecs that a compressor with a memory accepts: smaller buckets for the others
+#: the same, with value codecs that a compressor with a memory accepts: some have smaller buckets
 VALUE_WITH_MEMORY = {
     name: codec if codec.relative_error() < 1 else dr.QSGD(bits=2, bucket=16)
     for name, codec in VALUE.items()
 }
 
-#: name -> a sparsifier that fits the small inputs below
+#: name -> sparsifier for the small inputs below
 SPARSIFIERS = {
     "topk": dr.TopK(0.05),
     "topk_k": dr.TopK(k=3),

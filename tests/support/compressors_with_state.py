@@ -1,4 +1,4 @@
-"""A compressor of three parameters on either framework, stepped without other ranks."""
+"""Compressors of three parameters in either framework, stepped without other ranks."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ class OnTorch:
 
 
 class OnTensorFlow:
-    """The same with TensorFlow variables."""
+    """The same as :class:`OnTorch` with TensorFlow variables."""
 
     has_loss_scale = False
 
@@ -78,7 +78,7 @@ FRAMEWORKS = pytest.mark.parametrize("framework", [OnTorch, OnTensorFlow])
 
 
 def snapshot(compressor):
-    """Return everything that a refused state must not change."""
+    """Return everything that must not change if a state is refused."""
     return {
         name: (
             row["steps"],

@@ -1,4 +1,4 @@
-"""The curve-fitting value codecs on all of an array, and how far off they are."""
+"""Run the curve-fitting value codecs on all values of an array, and measure their errors."""
 
 import numpy as np
 

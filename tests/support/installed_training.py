@@ -1,4 +1,4 @@
-"""A short training on two ranks for tests/test_install.py, which writes its results.
+"""Train briefly on two ranks and write the results, for tests/test_install.py.
 
 Usage: ``installed_training.py OUTPUT``.
 """

@@ -1,4 +1,4 @@
-"""Encoding and decoding by the native core and by the NumPy classes, which must agree."""
+"""Encode and decode with the native core and with the NumPy classes, which must agree."""
 
 import numpy as np
 from hostile_payloads import expect_same_outcome
@@ -13,7 +13,7 @@ SIMD_LEVELS = range(_native.simd_level() + 1)
 def sent(
     codec, values, state=(), memory=None, threshold=0.0, simd=-1, native=True, dtype=None, step=0
 ):
-    """Return (bytes of the payload, new state, next threshold); ``state`` is not changed."""
+    """Return (bytes of the payload, new state, next threshold) without changing ``state``."""
     state = tuple(array.copy() for array in state)
     memory = memory or (dr.Residual() if state else dr.NoMemory())
     data, threshold = encode_numpy(
@@ -41,7 +41,7 @@ def selected(payload):
 
 
 def largest(values, k):
-    """Return the k largest by definition: sort by decreasing magnitude, then by index; drop zeros.
+    """Return the k largest elements: sort by decreasing magnitude, then by index; drop zeros.
 
     The result is ascending.
     """

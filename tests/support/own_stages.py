@@ -5,7 +5,7 @@ from deepreduce_hvd.stages.memories.saturated import saturated_difference, satur
 
 
 class OwnResidual(dr.Memory):
-    """Residual as a custom memory: without an id and without native code."""
+    """Residual as a custom memory, without an id and without native code."""
 
     state = ("kept",)
 
@@ -23,7 +23,7 @@ class OwnResidual(dr.Memory):
 
 
 class WithoutPutBack(dr.Memory):
-    """The same without put_back, which all communicators except Allgather need."""
+    """OwnResidual without put_back, which all communicators except Allgather need."""
 
     state = ("kept",)
     accumulate = OwnResidual.accumulate

@@ -33,7 +33,7 @@ ALL_NON_ZERO = {
 LEFTMOST = dr.Bloom(policy="leftmost")
 #: 127 levels, an L2 norm of 512 values
 QSGD = dr.QSGD(bits=8, bucket=512, norm="l2")
-#: of warnings
+#: words of warnings
 SEGMENTS = "value polyfit: the values determine where segments begin"
 BOTH = "deepreduce both: sends the values at the indices that the policy chooses"
 
@@ -117,8 +117,8 @@ PUBLISHED = [
     ),
 ]  # fmt: skip
 
-#: the names that grace_from_params of grace_dl.torch, grace_dl.tensorflow and grace_dl.dist
-#: compares with, and DeepReduce's
+#: names that grace_from_params of grace_dl.torch, grace_dl.tensorflow and grace_dl.dist and the
+#: code of DeepReduce compare with
 NAMES = {
     "compressor": {
         "adaq", "dgc", "efsignsgd", "fp16", "inceptionn", "natural", "natural_cuda", "none",
@@ -132,7 +132,7 @@ NAMES = {
     "value": {"gzip", "polyfit", "polyfit_cpu", "qsgd"},
 }  # fmt: skip
 
-#: the defaults in the code of both projects
+#: defaults in the code of both projects
 DEFAULTS = {
     "compressor": "none", "memory": "none", "communicator": "allreduce", "compress_ratio": 0.3,
     "threshold": 0.01, "quantum_num": 127,

@@ -14,7 +14,7 @@ def plan_of(messages, hosts, codec=""):
 
 
 def random_plan(draw, names, hosts, codec=""):
-    """Return the names in random groups, in the order of backward; some are in none."""
+    """Return a plan with the names in random groups, in the order of backward, or in no group."""
     left, messages = [*names][::-1], []
     while left:
         length = draw.randint(1, len(left))

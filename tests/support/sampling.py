@@ -1,25 +1,26 @@
-"""Products of test settings, of which the default run takes a sample."""
+"""Products of test settings. The default run uses a sample of them."""
 
 import itertools
 import zlib
 
 import pytest
 
-#: whether products have their slow cases: without them 20 000 tests fewer are made and left out
+#: whether products include slow cases; without them, 20 000 fewer tests are created and deselected
 with_slow_cases = True
-#: one in so many of the slow cases is made
+#: one of this many slow cases is created
 one_in = 1
 
 
 def parametrize_product(slow=None, **axes):
-    """Parametrize a test by the product of several axes, most of it marked slow.
+    """Parametrize a test by the product of several axes; most cases are slow tests.
 
-    The cases that stay in the default run hold each pair of values of any two axes, up to three
-    axes. With more axes they hold each pair of the two longest, and each value of the others.
+    With up to three axes, the cases of the default run contain each pair of values of any two axes.
+    With more axes, they contain each pair of values of the two longest, and each value of the
+    others.
 
     Args:
-        slow: name of an argument -> those of its values whose cases are all slow.
-        axes: name of an argument -> its values.
+        slow: {name of an argument: values whose cases are all slow}.
+        axes: {name of an argument: its values}.
     """
     names = sorted(axes, key=lambda name: -len(list(axes[name])))
     values = [list(axes[name]) for name in names]
@@ -37,11 +38,12 @@ def parametrize_product(slow=None, **axes):
 
 
 def parametrize_values(**axes):
-    """Parametrize a test by the product of several axes, of which the default run takes few cases:
-    each value of each axis is in one of them.
+    """Parametrize a test by the product of several axes, with few cases in the default run.
+
+    The cases of the default run contain each value of each axis.
 
     Args:
-        axes: name of an argument -> its values.
+        axes: {name of an argument: its values}.
     """
     names, values = list(axes), [list(axis) for axis in axes.values()]
     longest = max(map(len, values))
@@ -50,7 +52,7 @@ def parametrize_values(**axes):
 
 
 def _parametrize(names, values, quick):
-    """Parametrize by the product; what is not at the places of ``quick`` is slow."""
+    """Parametrize by the product. Cases whose positions are not in ``quick`` are slow."""
     chosen = [
         places
         for places in itertools.product(*(range(len(axis)) for axis in values))

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process. Their Transport fails when a rank is gone."""
+"""Ranks as threads of one process. Their Transport fails if a rank is gone."""
 
 import contextlib
 import threading
@@ -15,7 +15,8 @@ class Lost(RuntimeError):
 class Group:
     """The ranks that communicate until one of them is gone.
 
-    ``interrupted``: {(rank, name of a collective)} that fails on this rank although all took part.
+    ``interrupted`` are pairs (rank, name of a collective). This collective fails on this rank,
+    although all ranks take part.
     """
 
     def __init__(self, size, interrupted=()):

@@ -1,4 +1,4 @@
-"""Value sections through the native core and the NumPy classes, which must agree."""
+"""Encode and decode value sections with the native core and the NumPy classes, which must agree."""
 
 import numpy as np
 from hypothesis import strategies

@@ -20,13 +20,15 @@ class Bitmap(IndexCodec):
 
     stage_id = 2
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         bits = np.zeros(d, dtype=np.uint8)
         bits[indices] = 1
         return np.packbits(bits, bitorder="little").tobytes(), indices, False
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         if len(section) != (d + 7) // 8:
             raise CorruptPayloadError(
                 f"index section: expected {(d + 7) // 8} bytes, got {len(section)}"

@@ -152,6 +152,11 @@ class Bloom(IndexCodec):
             assigns the k original values to the first k positives. Its values are wrong from the
             first false positive on; it is the baseline of the paper.
 
+    Raises:
+        InvalidArgumentError: ``fpr`` or ``policy`` is not one of the values above. Encoding also
+            raises it for a filter of more than 2^32 - 1 bits, or with too many positives for p1 or
+            p2.
+
     >>> Bloom(fpr=0.001, policy="p0").encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[1]
     array([1, 7], dtype=uint32)
     """
@@ -174,11 +179,9 @@ class Bloom(IndexCodec):
         self.fpr = fpr
         self.policy = policy
 
-    def parameters(self, step=0):
-        return (
-            0.0 if self.fpr is None else -1.0 if self.fpr == "auto" else self.fpr,
-            POLICIES.index(self.policy),
-        )
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
+        rate = -1.0 if isinstance(self.fpr, str) else self.fpr or 0.0  # -1: "auto", 0: None
+        return (rate, POLICIES.index(self.policy))
 
     def _rate(self, k, d, value_bits):
         rate = self.fpr
@@ -189,7 +192,9 @@ class Bloom(IndexCodec):
             rate = k / cost if cost > 0 else math.inf
         return min(max(rate, _SMALLEST_RATE), _LARGEST_RATE)
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         k = indices.size
         if k == 0:
             return b"", indices, False
@@ -242,7 +247,7 @@ class Bloom(IndexCodec):
         return choose_by_conflict_sets(positives, count, key, hashes, bitmap.size)
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         if count == 0:
             expect_empty(section, "index")
             return np.zeros(0, dtype=np.uint32)

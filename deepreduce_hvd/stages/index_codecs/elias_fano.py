@@ -27,7 +27,9 @@ class EliasFano(IndexCodec):
 
     stage_id = 6
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         count = indices.size
         if count == 0:
             return b"", indices, False
@@ -38,7 +40,7 @@ class EliasFano(IndexCodec):
         return low + np.packbits(high, bitorder="little").tobytes(), indices, False
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         if count == 0:
             expect_empty(section, "index")
             return np.zeros(0, dtype=np.uint32)

@@ -42,6 +42,9 @@ class Huffman(IndexCodec):
             (DeepReduce). True encodes the gaps between indices as LEB128 numbers, in a code that is
             stored in the section (delta-binary keys of SKCompress).
 
+    Raises:
+        InvalidArgumentError: ``delta`` is not True or False.
+
     >>> Huffman().encode(np.array([1, 7], dtype=np.uint32), d=9, key=0)[0].hex()
     '008103'
     """
@@ -53,10 +56,12 @@ class Huffman(IndexCodec):
             raise InvalidArgumentError(f"Huffman delta: expected True or False, got {delta!r}")
         self.delta = bool(delta)
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (float(self.delta),)
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         if indices.size == 0:
             return b"", indices, False
         starts_at = np.concatenate([[0], indices.astype(np.int64) + 1])
@@ -85,7 +90,7 @@ class Huffman(IndexCodec):
         )
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         if count == 0:
             expect_empty(section, "index")
             return np.zeros(0, dtype=np.uint32)

@@ -19,11 +19,13 @@ class RawIndex(IndexCodec):
     stage_id = 1
     any_order = True
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         return indices.astype("<u4").tobytes(), indices, False
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         if len(section) != 4 * count:
             raise CorruptPayloadError(
                 f"index section: expected {4 * count} bytes, got {len(section)}"

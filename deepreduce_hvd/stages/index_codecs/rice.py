@@ -71,7 +71,9 @@ class Rice(IndexCodec):
 
     stage_id = 5
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         # "before" is the smallest index that a block can start with
         starts_at = np.concatenate([[0], indices.astype(np.uint64) + np.uint64(1)]).astype(
             np.uint64
@@ -86,7 +88,7 @@ class Rice(IndexCodec):
         return bytes(parameters) + directory.tobytes() + b"".join(coded), indices, False
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         blocks = -(-count // BLOCK)
         head = blocks + _ENTRY.itemsize * max(blocks - 1, 0)
         if len(section) < head or (count == 0 and section):
@@ -101,7 +103,7 @@ class Rice(IndexCodec):
         data = section[head:]
         starts = [0, *directory["start"].tolist(), len(data)]
         before = [0, *directory["before"].tolist()]
-        pieces = []
+        pieces: list[np.ndarray] = []
         for block, b in enumerate(parameters):
             n = min(BLOCK, count - block * BLOCK)
             if b > LARGEST_PARAMETER:

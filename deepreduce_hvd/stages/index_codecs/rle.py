@@ -21,7 +21,9 @@ class RLE(IndexCodec):
 
     stage_id = 3
 
-    def encode(self, indices, d, key, value_bits=32.0):
+    def encode(
+        self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
+    ) -> tuple[bytes, np.ndarray, bool]:
         wide = indices.astype(np.int64)
         starts = np.flatnonzero(np.diff(wide, prepend=-2) != 1)
         set_runs = np.diff(starts, append=wide.size)
@@ -33,7 +35,7 @@ class RLE(IndexCodec):
         return varint.encode(numbers).tobytes(), indices, False
 
     @classmethod
-    def decode(cls, section, d, count):
+    def decode(cls, section: bytes, d: int, count: int) -> np.ndarray:
         numbers = varint.decode(np.frombuffer(section, dtype=np.uint8), "index section")
         if numbers.size % 2:
             raise CorruptPayloadError(

@@ -4,7 +4,7 @@ import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_number
-from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.stages.base import Arrays, Memory
 from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 
 
@@ -17,6 +17,9 @@ class LowPass(Memory):
 
     Args:
         beta: a number in (0, 1]. 1 is plain error feedback; 0.1 to 0.3 is for large batches.
+
+    Raises:
+        InvalidArgumentError: ``beta`` is not a number in (0, 1].
     """
 
     stage_id = 2
@@ -27,14 +30,21 @@ class LowPass(Memory):
             raise InvalidArgumentError(f"LowPass beta: expected a number in (0, 1], got {beta!r}")
         self.beta = beta
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.beta,)
 
-    def accumulate(self, gradient, state):
+    def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
         accumulated = saturated_sum(state[0], gradient)
         return accumulated, (accumulated,)
 
-    def update(self, gradient, accumulated, state, indices, decoded):
+    def update(
+        self,
+        gradient: np.ndarray,
+        accumulated: np.ndarray,
+        state: Arrays,
+        indices: np.ndarray,
+        decoded: np.ndarray,
+    ) -> Arrays:
         beta = np.float32(self.beta)
         residual = accumulated.copy()
         if beta != 1:
@@ -42,5 +52,5 @@ class LowPass(Memory):
         residual[indices] = saturated_difference(residual[indices], beta * decoded)
         return (residual,)
 
-    def put_back(self, state, indices, values):
+    def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
         state[0][indices] = saturated_sum(state[0][indices], np.float32(self.beta) * values)

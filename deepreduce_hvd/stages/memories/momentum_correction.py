@@ -4,7 +4,7 @@ import numpy as np
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_number
-from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.stages.base import Arrays, Memory
 from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 
 
@@ -19,6 +19,9 @@ class MomentumCorrection(Memory):
 
     Args:
         momentum: a number in [0, 1).
+
+    Raises:
+        InvalidArgumentError: ``momentum`` is not a number in [0, 1).
     """
 
     stage_id = 3
@@ -31,19 +34,26 @@ class MomentumCorrection(Memory):
             )
         self.momentum = momentum
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.momentum,)
 
-    def accumulate(self, gradient, state):
+    def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
         velocity = saturated_sum(np.float32(self.momentum) * state[1], gradient)
         accumulated = saturated_sum(state[0], velocity)
         return accumulated, (accumulated, velocity)
 
-    def update(self, gradient, accumulated, state, indices, decoded):
+    def update(
+        self,
+        gradient: np.ndarray,
+        accumulated: np.ndarray,
+        state: Arrays,
+        indices: np.ndarray,
+        decoded: np.ndarray,
+    ) -> Arrays:
         residual, velocity = accumulated.copy(), state[1].copy()
         residual[indices] = saturated_difference(residual[indices], decoded)
         velocity[indices] = 0
         return residual, velocity
 
-    def put_back(self, state, indices, values):
+    def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
         state[0][indices] = saturated_sum(state[0][indices], values)

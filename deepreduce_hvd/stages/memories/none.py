@@ -1,6 +1,8 @@
 """NoMemory: discard the part that was not sent."""
 
-from deepreduce_hvd.stages.base import Memory
+import numpy as np
+
+from deepreduce_hvd.stages.base import Arrays, Memory
 
 
 class NoMemory(Memory):
@@ -12,11 +14,18 @@ class NoMemory(Memory):
 
     stage_id = 0
 
-    def accumulate(self, gradient, state):
+    def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
         return gradient, ()
 
-    def update(self, gradient, accumulated, state, indices, decoded):
+    def update(
+        self,
+        gradient: np.ndarray,
+        accumulated: np.ndarray,
+        state: Arrays,
+        indices: np.ndarray,
+        decoded: np.ndarray,
+    ) -> Arrays:
         return ()
 
-    def put_back(self, state, indices, values):
+    def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
         pass

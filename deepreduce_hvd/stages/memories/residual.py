@@ -1,6 +1,8 @@
 """Residual: error feedback."""
 
-from deepreduce_hvd.stages.base import Memory
+import numpy as np
+
+from deepreduce_hvd.stages.base import Arrays, Memory
 from deepreduce_hvd.stages.memories.saturated import saturated_difference, saturated_sum
 
 
@@ -16,14 +18,21 @@ class Residual(Memory):
     state = ("residual",)
     keeps_everything = True
 
-    def accumulate(self, gradient, state):
+    def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
         accumulated = saturated_sum(state[0], gradient)
         return accumulated, (accumulated,)
 
-    def update(self, gradient, accumulated, state, indices, decoded):
+    def update(
+        self,
+        gradient: np.ndarray,
+        accumulated: np.ndarray,
+        state: Arrays,
+        indices: np.ndarray,
+        decoded: np.ndarray,
+    ) -> Arrays:
         residual = accumulated.copy()
         residual[indices] = saturated_difference(residual[indices], decoded)
         return (residual,)
 
-    def put_back(self, state, indices, values):
+    def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
         state[0][indices] = saturated_sum(state[0][indices], values)

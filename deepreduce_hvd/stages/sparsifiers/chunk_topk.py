@@ -22,6 +22,10 @@ class ChunkTopK(Sparsifier):
         chunk: the number of elements of a chunk, an integer in [1, 2^31). Give either ``ratio`` or
             ``chunk``.
 
+    Raises:
+        InvalidArgumentError: not exactly one of ``ratio`` and ``chunk`` is given, or it is out of
+            range.
+
     >>> ChunkTopK(chunk=3).select(np.array([1, -2, 2, 0, 0, 0, 5], dtype=np.float32), key=0)
     array([1, 6], dtype=uint32)
     """
@@ -45,10 +49,13 @@ class ChunkTopK(Sparsifier):
         self.ratio = ratio
         self.chunk = chunk
 
-    def parameters(self, step=0):
-        return (self.chunk or min(round(1 / self.ratio), 2**31 - 1),)
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
+        if self.ratio is not None:
+            return (min(round(1 / self.ratio), 2**31 - 1),)
+        assert self.chunk is not None
+        return (self.chunk,)
 
-    def select(self, accumulated, key, step=0):
+    def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
         d = accumulated.size
         chunk = min(int(self.parameters()[0]), max(d, 1))
         magnitudes = np.zeros(-(-d // chunk) * chunk, dtype=np.float32)
@@ -59,8 +66,8 @@ class ChunkTopK(Sparsifier):
         )
         return largest[magnitudes[largest] > 0].astype(np.uint32)
 
-    def most_selected(self, d, step=0):
+    def most_selected(self, d: int, step: int = 0) -> int:
         return -(-d // int(self.parameters()[0]))
 
-    def with_ratio(self, ratio):
+    def with_ratio(self, ratio: float) -> "ChunkTopK | None":
         return None if self.ratio is None else ChunkTopK(ratio)

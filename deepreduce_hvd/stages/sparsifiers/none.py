@@ -13,8 +13,8 @@ class NoneSparsifier(Sparsifier):
 
     stage_id = 0
 
-    def select(self, accumulated, key, step=0):
+    def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
         return np.arange(accumulated.size, dtype=np.uint32)
 
-    def most_selected(self, d, step=0):
+    def most_selected(self, d: int, step: int = 0) -> int:
         return d

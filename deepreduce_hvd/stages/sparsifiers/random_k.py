@@ -52,6 +52,10 @@ class RandomK(Sparsifier):
         ratio: keep max(1, floor(ratio * d)) elements; a number in (0, 1].
         k: keep this number of elements. Give either ``ratio`` or ``k``.
 
+    Raises:
+        InvalidArgumentError: not exactly one of ``ratio`` and ``k`` is given, or it is out of
+            range.
+
     >>> RandomK(k=3).select(np.zeros(10, dtype=np.float32), key=1).size
     3
     """
@@ -63,17 +67,17 @@ class RandomK(Sparsifier):
         self.ratio = ratio
         self.k = k
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.ratio or 0.0, self.k or 0)
 
-    def select(self, accumulated, key, step=0):
+    def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
         d = accumulated.size
         return np.sort(
             permuted(key, d, np.arange(kept_count(self.parameters(), d), dtype=np.uint32))
         )
 
-    def most_selected(self, d, step=0):
+    def most_selected(self, d: int, step: int = 0) -> int:
         return kept_count(self.parameters(step), d) if d else 0
 
-    def with_ratio(self, ratio):
+    def with_ratio(self, ratio: float) -> "RandomK | None":
         return None if self.ratio is None else RandomK(ratio)

@@ -15,6 +15,9 @@ class Threshold(Sparsifier):
             is kept. A gradient that is already sparse, such as that of an embedding, is then sent
             without loss.
 
+    Raises:
+        InvalidArgumentError: ``threshold`` is negative, not finite or not a number.
+
     >>> Threshold(0.5).select(np.array([0.5, -0.75, 0, 1], dtype=np.float32), key=0)
     array([1, 3], dtype=uint32)
     """
@@ -28,8 +31,8 @@ class Threshold(Sparsifier):
             )
         self.threshold = threshold
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.threshold,)
 
-    def select(self, accumulated, key, step=0):
+    def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
         return np.flatnonzero(np.abs(accumulated) > np.float32(self.threshold)).astype(np.uint32)

@@ -22,6 +22,10 @@ class TopK(Sparsifier):
             et al. 2018, section 3.3). It requires ``ratio``.
         warmup_ratio: the ratio of the first step; a number in (0, 1].
 
+    Raises:
+        InvalidArgumentError: not exactly one of ``ratio`` and ``k`` is given, an argument is out of
+            range, or ``warmup_steps`` is given together with ``k``.
+
     >>> TopK(k=2).select(np.array([1, -3, 0, 3, 2], dtype=np.float32), key=0)
     array([1, 3], dtype=uint32)
     >>> TopK(0.01, warmup_steps=2).parameters(step=1)[0]
@@ -59,25 +63,25 @@ class TopK(Sparsifier):
     def schedule_steps(self):
         return self.warmup_steps
 
-    def parameters(self, step=0):
-        if step < self.warmup_steps:
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
+        if self.ratio is not None and step < self.warmup_steps:
             return (
                 self.warmup_ratio * (self.ratio / self.warmup_ratio) ** (step / self.warmup_steps),
                 0,
             )
         return (self.ratio or 0.0, self.k or 0)
 
-    def select(self, accumulated, key, step=0):
+    def select(self, accumulated: np.ndarray, key: int, step: int = 0) -> np.ndarray:
         k = kept_count(self.parameters(step), accumulated.size)
         candidates = np.flatnonzero(accumulated)
         # a stable sort puts the smaller index first when magnitudes are equal
         largest = np.argsort(-np.abs(accumulated[candidates]), kind="stable")[:k]
         return np.sort(candidates[largest]).astype(np.uint32)
 
-    def most_selected(self, d, step=0):
+    def most_selected(self, d: int, step: int = 0) -> int:
         return kept_count(self.parameters(step), d) if d else 0
 
-    def with_ratio(self, ratio):
+    def with_ratio(self, ratio: float) -> "TopK | None":
         return (
             None
             if self.ratio is None

@@ -18,10 +18,10 @@ class BFloat16(ValueCodec):
 
     stage_id = 3
 
-    def bits_per_value(self):
+    def bits_per_value(self) -> float:
         return 16.0
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         bits = values.astype("<f4").view(np.uint32)
         rounded = (
             bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -31,7 +31,7 @@ class BFloat16(ValueCodec):
         return halves.tobytes(), _to_float(halves), None
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         if len(section) != 2 * count:
             raise CorruptPayloadError(
                 f"value section: expected {2 * count} bytes, got {len(section)}"

@@ -30,6 +30,9 @@ class Deflate(ValueCodec):
             normal, Laplace and Student samples, "rle" takes half the time of level 1 and fewer
             bytes than level 9. For 368 values it saves 2 bits per value.
 
+    Raises:
+        InvalidArgumentError: an argument is not one of the values above.
+
     >>> Deflate().encode(np.ones(1000, dtype=np.float32), key=0)[0].__len__() < 50
     True
     """
@@ -52,13 +55,13 @@ class Deflate(ValueCodec):
         self.shuffle = bool(shuffle)
         self.strategy = strategy or ("rle" if shuffle else "default")
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.level, float(self.shuffle), float(self.strategy == "rle"))
 
-    def bits_per_value(self):
+    def bits_per_value(self) -> float:
         return 26.0 if self.shuffle else 28.0
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         streams = []
         for at in range(0, values.size, BLOCK):
             raw = values[at : at + BLOCK].astype("<f4").view(np.uint8)
@@ -75,7 +78,7 @@ class Deflate(ValueCodec):
         return bytes([self.shuffle]) + lengths.tobytes() + b"".join(streams), values, None
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         blocks = -(-count // BLOCK)
         head = 1 + 4 * max(blocks - 1, 0)
         if len(section) < head or section[0] > 1 or (count == 0 and len(section) != 1):
@@ -97,16 +100,16 @@ class Deflate(ValueCodec):
                 )
             inflate = zlib.decompressobj()
             try:
-                raw = inflate.decompress(section[at:end], 4 * n + 1)
+                data = inflate.decompress(section[at:end], 4 * n + 1)
             except zlib.error as error:
                 raise CorruptPayloadError(
                     f"value section: expected a zlib stream, got {error}"
                 ) from None
-            if len(raw) != 4 * n or not inflate.eof or inflate.unused_data:
+            if len(data) != 4 * n or not inflate.eof or inflate.unused_data:
                 raise CorruptPayloadError(
                     f"value section: expected a zlib stream of {4 * n} bytes, got another length"
                 )
-            raw = np.frombuffer(raw, dtype=np.uint8)
+            raw = np.frombuffer(data, dtype=np.uint8)
             if shuffle:
                 raw = np.ascontiguousarray(raw.reshape(4, n).T).ravel()
             pieces.append(raw.view("<f4").astype(np.float32))

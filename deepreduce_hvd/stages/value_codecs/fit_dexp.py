@@ -181,14 +181,14 @@ class FitDExp(ValueCodec):
     stage_id = 7
     sorts = True
 
-    def bits_per_value(self):
+    def bits_per_value(self) -> float:
         """Return 16, an estimate for the position of a value in the order mapping.
 
         One more value adds nothing to the size of the curve.
         """
         return 16.0
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         order, sides = sort_sides(values)
         if values.size == 0:
             return b"", values, order
@@ -198,7 +198,7 @@ class FitDExp(ValueCodec):
         return section, restored(self.decode(section, values.size), order), order
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         expected = _SECTION.size if count else 0
         if len(section) != expected:
             raise CorruptPayloadError(

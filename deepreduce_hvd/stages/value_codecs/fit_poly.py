@@ -205,6 +205,9 @@ class FitPoly(ValueCodec):
         segments: the number of segments for each sign, from 1 to 1024. None chooses it from the
             values (:func:`choose_segments`).
 
+    Raises:
+        InvalidArgumentError: an argument is not an integer in its range.
+
     >>> values = np.linspace(1, 3, 40, dtype=np.float32)
     >>> section, decoded, order = FitPoly(degree=1).encode(values, key=0)
     >>> len(section), bool(np.abs(decoded - values).max() < 1e-6), order[:3].tolist()
@@ -228,17 +231,14 @@ class FitPoly(ValueCodec):
         self.degree = int(degree)
         self.segments = None if segments is None else int(segments)
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.degree, self.segments or 0)
 
-    def bits_per_value(self):
-        """Return 16, an estimate for the position of a value in the order mapping.
-
-        One more value adds almost nothing to the size of the curves.
-        """
+    def bits_per_value(self) -> float:
+        # the position of a value in the order mapping; the size of the curves hardly changes
         return 16.0
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         order, sides = sort_sides(values)
         if values.size == 0:
             return b"", values, order
@@ -267,7 +267,7 @@ class FitPoly(ValueCodec):
         return section, restored(self.decode(section, values.size), order), order
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         if count == 0:
             expect_empty(section, "value")
             return np.zeros(0, dtype=np.float32)

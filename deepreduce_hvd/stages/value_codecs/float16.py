@@ -19,15 +19,15 @@ class Float16(ValueCodec):
 
     stage_id = 2
 
-    def bits_per_value(self):
+    def bits_per_value(self) -> float:
         return 16.0
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         halves = np.clip(values, -65504, 65504).astype("<f2")
         return halves.tobytes(), halves.astype(np.float32), None
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         if len(section) != 2 * count:
             raise CorruptPayloadError(
                 f"value section: expected {2 * count} bytes, got {len(section)}"

@@ -103,6 +103,9 @@ class LloydMax(ValueCodec):
     Args:
         bits: bits per value, from 1 to 4.
 
+    Raises:
+        InvalidArgumentError: ``bits`` is not an integer of 1 to 4.
+
     >>> LloydMax(bits=2).encode(np.array([-2, 5, 2, -5], dtype=np.float32), key=0)[1]
     array([-2.,  5.,  2., -5.], dtype=float32)
     """
@@ -117,19 +120,19 @@ class LloydMax(ValueCodec):
         self.bits = bits
 
     @property
-    def sends_zeros(self):
+    def sends_zeros(self) -> bool:
         return self.bits > 1
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.bits,)
 
-    def bits_per_value(self):
+    def bits_per_value(self) -> float:
         return float(self.bits)
 
-    def relative_error(self):
+    def relative_error(self) -> float:
         return _RELATIVE_ERRORS[self.bits - 1]
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         if values.size == 0:
             return b"", np.zeros(0, dtype=np.float32), None
         patterns = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -143,7 +146,7 @@ class LloydMax(ValueCodec):
         return section + pack_fields(codes, self.bits), decoded, None
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         if count == 0:
             if section:
                 raise CorruptPayloadError(f"value section: expected 0 bytes, got {len(section)}")

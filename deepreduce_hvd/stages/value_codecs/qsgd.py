@@ -46,6 +46,9 @@ class QSGD(ValueCodec):
         norm: "max" is the largest magnitude and has lower variance. "l2" is the norm in the
             analysis of the paper.
 
+    Raises:
+        InvalidArgumentError: an argument is not one of the values above.
+
     >>> QSGD(bits=2).encode(np.array([-2, 2, 0], dtype=np.float32), key=0)[1]
     array([-2.,  2.,  0.], dtype=float32)
     """
@@ -68,16 +71,16 @@ class QSGD(ValueCodec):
         self.norm = norm
 
     @property
-    def sends_zeros(self):
+    def sends_zeros(self) -> bool:
         return self.bits > 1
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.bits, self.bucket, _NORMS.index(self.norm))
 
-    def bits_per_value(self):
+    def bits_per_value(self) -> float:
         return self.bits + 32.0 / self.bucket
 
-    def relative_error(self):
+    def relative_error(self) -> float:
         # A value at a distance r above the next lower of two levels, which are h apart, is rounded
         # with a variance of r (h - r). First for exponentially distributed magnitudes, with mean 1
         # and mean square 2. Then for equal magnitudes of 1, as the largest of a tensor nearly are:
@@ -109,7 +112,7 @@ class QSGD(ValueCodec):
             lanes = lanes[:, :half] + lanes[:, half:]
         return np.minimum(np.sqrt(lanes[:, 0]), np.finfo(np.float32).max).astype(np.float32)
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         count = values.size
         padded = np.zeros(-(-count // self.bucket) * self.bucket, dtype=np.float32)
         padded[:count] = values
@@ -139,7 +142,7 @@ class QSGD(ValueCodec):
         return section, decoded, None
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         bits, bucket = unpack_header(_HEAD, section, "value")
         if not is_integer(bits) or bits not in range(1, 9) or bucket not in range(8, 32769, 8):
             raise CorruptPayloadError(

@@ -46,6 +46,9 @@ class Quantile(ValueCodec):
         buckets: the total number of buckets, from 2 to 256. Fewer are used if there would be fewer
             than 8 values per bucket.
 
+    Raises:
+        InvalidArgumentError: ``buckets`` is not an integer of 2 to 256.
+
     >>> Quantile(buckets=2).encode(np.array([-1, -3, 5, 7], dtype=np.float32), key=0)[1]
     array([-2., -2.,  6.,  6.], dtype=float32)
     """
@@ -59,18 +62,18 @@ class Quantile(ValueCodec):
             )
         self.buckets = int(buckets)
 
-    def parameters(self, step=0):
+    def parameters(self, step: int = 0) -> tuple[float, ...]:
         return (self.buckets,)
 
-    def bits_per_value(self):
+    def bits_per_value(self) -> float:
         return float(bit_width_of(self.buckets))
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         count = values.size
         ascending = np.argsort(values, kind="stable")
         negatives = int((values < 0).sum())
         sides = _buckets_of_sides(count, negatives, self.buckets)
-        means = []
+        found: list[np.float32] = []
         symbols = np.zeros(count, dtype=np.uint8)
         for first, n, buckets in (
             (0, negatives, sides[0]),
@@ -78,11 +81,11 @@ class Quantile(ValueCodec):
         ):
             edges = [first + j * n // buckets for j in range(buckets + 1)] if buckets else []
             for start, end in zip(edges, edges[1:]):
-                symbols[ascending[start:end]] = len(means)
+                symbols[ascending[start:end]] = len(found)
                 # a running sum has a fixed order; np.sum does not
                 total = np.add.accumulate(values[ascending[start:end]].astype(np.float64))[-1]
-                means.append(np.float32(total / (end - start)))
-        means = np.array(means, dtype=np.float32)
+                found.append(np.float32(total / (end - start)))
+        means = np.array(found, dtype=np.float32)
         width = bit_width_of(means.size)
         lengths = huffman_code.code_lengths(np.bincount(symbols, minlength=huffman_code.SYMBOLS))
         coded = [
@@ -100,7 +103,7 @@ class Quantile(ValueCodec):
         return section, means[symbols] if count else values, None
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         *sides, kind = unpack_header(_HEAD, section, "value")
         total = sum(sides)
         if total > 256 or (total == 0) != (count == 0) or kind > _HUFFMAN:

@@ -16,11 +16,11 @@ class RawValue(ValueCodec):
 
     stage_id = 1
 
-    def encode(self, values, key):
+    def encode(self, values: np.ndarray, key: int) -> tuple[bytes, np.ndarray, np.ndarray | None]:
         return values.astype("<f4").tobytes(), values, None
 
     @classmethod
-    def decode(cls, section, count):
+    def decode(cls, section: bytes, count: int) -> np.ndarray:
         if len(section) != 4 * count:
             raise CorruptPayloadError(
                 f"value section: expected {4 * count} bytes, got {len(section)}"
