@@ -32,6 +32,8 @@ autodoc_inherit_docstrings = False
 napoleon_numpy_docstring = False
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 html_title = f"deepreduce-hvd {release}"
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

@@ -168,7 +168,8 @@ def why_no_tensorflow():
 def build(architecture, with_tensorflow=False):
     if nvcc.find() is None:
         raise Stop(
-            "expected nvcc in $CUDACXX, $CUDA_HOME/bin, PATH or /usr/local/cuda/bin, got none"
+            "expected nvcc as $CUDACXX or in $CUDA_HOME/bin, $CUDA_PATH/bin, PATH or"
+            " /usr/local/cuda/bin, got none"
         )
     expect_success(
         "build",
