@@ -118,7 +118,8 @@ def measure(scheme, k, d, size):
 
 
 def plot(rows, path):
-    figure, axes = pyplot.subplots(1, len(DENSITIES) + 1, figsize=(19, 4.6))
+    figure, axes = pyplot.subplots(2, 2, figsize=(9.5, 8))
+    axes = axes.ravel()
     for axis, density in zip(axes, DENSITIES):
         for number, scheme in enumerate(SCHEMES):
             own = [row for row in rows if row["scheme"] == scheme and row["density"] == density]
@@ -146,7 +147,7 @@ def plot(rows, path):
             yscale="log",
         )
         axis.set_xscale("log", base=2)
-    axes[0].legend(fontsize=7)
+    axes[2].legend(fontsize=7)  # where it covers no line
     for number, density in enumerate(DENSITIES):
         own = [
             row

@@ -59,23 +59,43 @@ def of(array):
     return importlib.import_module(framework.operators).backend
 
 
-def adapter_module(name, parameter):
-    """Return the name of the module with the ``Adapter`` for a parameter.
+def adapter_module(named):
+    """Return the name of the module with the ``Adapter`` for parameters.
 
     Args:
-        name: the parameter's name, for the error message.
-        parameter: a parameter or variable of any framework.
+        named: list of (name, parameter or variable of any framework) pairs, at least one.
 
     Raises:
-        InvalidArgumentError: no framework of this package has such parameters.
+        InvalidArgumentError: no framework of this package has such parameters, they are of several
+            frameworks, or a shape is not known.
     """
-    framework = _framework_of(parameter)
-    if framework is None:
+    found = {}  # name of an adapter's module -> its first parameter, for the error message
+    for name, parameter in named:
+        framework, got = _framework_of(parameter), f"{type(parameter).__name__} for {name!r}"
+        if framework is None:
+            raise InvalidArgumentError(
+                f"Compressor parameters: expected parameters of {', '.join(_FRAMEWORKS)}, got {got}"
+            )
+        if not _is_array(parameter):
+            raise InvalidArgumentError(
+                f"Compressor parameters: expected parameters of known shape, got {got}"
+            )
+        found.setdefault(framework.adapter, got)
+    if len(found) > 1:
         raise InvalidArgumentError(
-            f"Compressor parameters: expected parameters of {', '.join(_FRAMEWORKS)}, "
-            f"got {type(parameter).__name__} for {name!r}"
+            "Compressor parameters: expected parameters of one framework, got "
+            f"{' and '.join(found.values())}; use one compressor for each"
         )
-    return framework.adapter
+    return next(iter(found))
+
+
+def _is_array(parameter):
+    """Return whether a parameter has a dtype and a shape that is known."""
+    try:
+        return hasattr(parameter, "dtype") and all(size is not None for size in parameter.shape)
+    # another object; a lazy module of PyTorch before its first use; an unknown rank of TensorFlow
+    except (AttributeError, RuntimeError, ValueError):
+        return False
 
 
 def _framework_of(array):

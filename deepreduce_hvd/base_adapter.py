@@ -88,6 +88,10 @@ class BaseAdapter:
         """The state for a checkpoint of TensorFlow, as :attr:`Compressor.trackable`."""
         raise InvalidArgumentError(_TENSORFLOW_ONLY.format("trackable"))
 
+    def frozen(self):
+        """Return the names of the parameters that are not trained."""
+        return {name for name, slot in self.slots.items() if slot.frozen}
+
     def schedule_notes(self):
         """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
         return []

@@ -115,9 +115,9 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
         params: settings by name. "compressor" comes with "compress_ratio", "threshold" or
             "quantum_num". "memory" and "communicator" select these stages. "deepreduce" is "index",
             "value", "both" or None. It says which of the settings "index" (with "fpr" and "policy")
-            and "value" (with "poly_degree", "quantum_num" and "bucket_size") apply. "layers" is an
-            addition: {pattern of parameter names: "dense", "fp16", or settings of the codec that
-            differ there}.
+            and "value" (with "poly_degree", "quantum_num", "bucket_size" or "bits") apply. "layers"
+            is an addition: {pattern of parameter names: "dense", "fp16", or settings of the codec
+            that differ there}.
         parameters: (name, parameter) pairs or TensorFlow variables, as for :class:`Compressor`.
         options: more keyword arguments of :class:`Compressor`. ``dense_below`` is 0 by default
             here, because GRACE compresses small tensors too.

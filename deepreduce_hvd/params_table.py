@@ -27,7 +27,7 @@ DEFAULTS = {
     "momentum": 0.9, "gradient_clipping": False,
     "fpr": None, "policy": "leftmost", "poly_degree": 5, "sort": False, "bucket_size": 512,
     # settings that only this package has
-    "beta": 0.1, "dense": "auto", "form": "butterfly", "buckets": 256,
+    "beta": 0.1, "dense": "auto", "form": "butterfly", "buckets": 256, "bits": 2, "warmup_steps": 0,
 }  # fmt: skip
 
 #: Bucket size of the compressor "qsgd", as in grace_dl.dist. This is the only one of GRACE's three
@@ -50,7 +50,8 @@ WITHOUT_EFFECT = {
     ),
 }
 
-#: {setting of DeepReduce's TensorFlow code that no published script uses: what to write}
+#: {a setting that is unknown here: what to write instead}. These settings are in DeepReduce's
+#: TensorFlow code, but in no published script.
 OTHER_NAMES = {
     "bloom_fpr": "'fpr'",
     "bloom_on": "'compressor'",
@@ -65,7 +66,7 @@ OTHER_NAMES = {
 
 
 class Choice(NamedTuple):
-    """What one value of a setting becomes."""
+    """The equivalent of one value of a setting in this package."""
 
     #: A function that makes it from the settings; None if there is no equivalent.
     make: Callable | None
@@ -155,7 +156,9 @@ def _sketch(settings):
 
 
 SPARSIFIERS = {
-    "topk": lambda settings: sparsifiers.TopK(_ratio(settings)),
+    "topk": lambda settings: sparsifiers.TopK(
+        _ratio(settings), warmup_steps=settings("warmup_steps")
+    ),
     "randomk": lambda settings: sparsifiers.RandomK(_ratio(settings)),
     "chunktopk": lambda settings: sparsifiers.ChunkTopK(_ratio(settings)),
     "threshold": lambda settings: sparsifiers.Threshold(settings("threshold")),
@@ -296,6 +299,7 @@ CHOICES = {
         "qsgd": Choice(lambda settings: _qsgd(settings, DEFAULTS["bucket_size"])),
         "gzip": Choice(lambda settings: value.Deflate()),
         "deflate": Choice(lambda settings: value.Deflate()),
+        "lloyd_max": Choice(lambda settings: value.LloydMax(bits=settings("bits"))),
         "fp16": Choice(lambda settings: value.Float16()),
         "bf16": Choice(lambda settings: value.BFloat16()),
         "quantile": Choice(lambda settings: value.Quantile(buckets=settings("buckets"))),

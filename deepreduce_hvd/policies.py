@@ -7,6 +7,7 @@ parameter.
 
 import dataclasses
 import fnmatch
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from deepreduce_hvd.stages.index_codecs import Rice
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, TopK
 from deepreduce_hvd.stages.value_codecs import LloydMax
-from deepreduce_hvd.validation import meant, shown
+from deepreduce_hvd.validation import is_model, meant, shown
 
 _Shape: TypeAlias = tuple[int, ...]
 #: what ``Compressor(codec=)`` takes
@@ -34,11 +35,14 @@ _MOST_NAMES = 5
 
 
 def recommended_codec() -> Codec:
-    """Return the default :class:`Codec`: top 1%, Rice index codec, 1-bit LloydMax value codec.
+    """Return the default codec of :class:`Compressor`.
 
-    In the first 50 steps the ratio falls from 25% to 1%. From then on, an element that is sent
-    takes about 9 bits.
-    docs/accuracy.md gives the measurements behind this choice.
+    It sends the 1 % of elements of largest magnitude. In the first 50 steps the ratio falls from
+    25 % to 1 %. From then on, each sent element takes about 9 bits. docs/accuracy.md gives the
+    measurements behind this choice.
+
+    Returns:
+        ``Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``.
     """
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
 
@@ -135,8 +139,23 @@ def expect_choice(what: str, given: Any) -> None:
     if isinstance(given, Mapping):
         for key, value in given.items():
             _checked(what, f" of {key!r}", value)
-    elif is_single(given):
+    elif is_single(given) or is_model(given):
         _checked(what, "", given)
+    else:
+        _expect_function(what, given)
+
+
+def _expect_function(what: str, function: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions that are not written in Python have none
+        return
+    try:
+        signature.bind("weight", (1,))
+    except TypeError:
+        raise InvalidArgumentError(
+            f"Compressor {what}: expected a function of (name, shape), got one of {signature}"
+        ) from None
 
 
 def _checked(what: str, where: str, value: Any) -> Any:

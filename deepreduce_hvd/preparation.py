@@ -135,15 +135,17 @@ class Preparation:
 
 
 def prepare(optimizer: Any, compression: Any) -> Any:
-    """Set an optimizer up for a compressor with error feedback.
+    """Prepare an optimizer for a compressor with error feedback.
 
-    Compressed parameters are then stepped without momentum. SGD and RMSprop: momentum 0, and the
-    learning rate divided by 1 - momentum, so that the step size stays the same. Adam and AdamW:
-    the first of ``betas`` is 0. Adagrad has no momentum: nothing changes. Without a memory, or with
-    :class:`NoneSparsifier`, nothing is delayed and nothing changes either. Parameters that the
-    compressor does not compress are stepped as before. On PyTorch it makes no difference whether a
-    plan of ``schedule=`` sends a parameter uncompressed. The optimizer's own settings, and what
-    learning rate schedulers do to them, stay visible and count in each step.
+    A prepared optimizer steps compressed parameters without momentum. SGD and RMSprop use momentum
+    0, and divide the learning rate by 1 - momentum, so that the step size does not change. Adam and
+    AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes. Without a
+    memory, or with :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
+    Parameters that the compressor does not compress are stepped as before. On PyTorch this does not
+    depend on whether a plan of ``schedule=`` sends a parameter uncompressed.
+
+    The settings that you read from the optimizer do not change. Learning rate schedulers can change
+    them, and each step uses the current ones.
 
     >>> # comp = dr.Compressor(parameters=model.named_parameters())
     >>> # opt = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), comp)
@@ -155,11 +157,11 @@ def prepare(optimizer: Any, compression: Any) -> Any:
         compression: the :class:`Compressor`, or None to undo the preparation.
 
     Returns:
-        ``optimizer``. What changes is printed once, on rank 0.
+        ``optimizer``. Rank 0 prints what changes.
 
     Raises:
-        InvalidArgumentError: not a known optimizer, one that Horovod wraps already, one that has a
-            scheduler already, or a momentum of 1 or more.
+        InvalidArgumentError: ``optimizer`` is not a known optimizer, is wrapped by Horovod or has a
+            scheduler already, or its momentum is 1 or more.
     """
     from deepreduce_hvd.compressor import Compressor
 

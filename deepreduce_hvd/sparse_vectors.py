@@ -49,7 +49,10 @@ class SparseVectors(NamedTuple):
 
 
 class SparseHandle:
-    """A sum that :func:`sparse_allreduce_async` has started. Every rank must wait for it."""
+    """The handle of a sum that :func:`sparse_allreduce_async` has started.
+
+    Every rank must call :meth:`wait` for every handle, in any order.
+    """
 
     def __init__(
         self,
@@ -66,13 +69,24 @@ class SparseHandle:
         _in_flight.add(self)
 
     def poll(self) -> bool:
-        """Return whether :meth:`wait` would return at once."""
+        """Return whether the sum is complete.
+
+        A call also advances all sums in flight.
+
+        Returns:
+            True if :meth:`wait` would return without waiting.
+        """
         for handle in list(_in_flight):
             handle._exchange.advance()
         return self._exchange.done
 
     def wait(self) -> SparseVectors:
-        """Wait for the sum and return it; other sums in flight advance meanwhile.
+        """Wait for the sum and return it.
+
+        Other sums in flight advance meanwhile. Later calls return the same result.
+
+        Returns:
+            A :class:`SparseVectors` tuple, as from :func:`sparse_allreduce`.
 
         Raises:
             InvalidArgumentError: an argument of this rank is not valid, the arguments of the ranks
@@ -164,12 +178,24 @@ def sparse_allreduce_async(
     value: ValueCodec | None = None,
     process_set: Any = None,
 ) -> SparseHandle:
-    """Start :func:`sparse_allreduce` and return its handle.
+    """Start a sum or average of a sparse vector, and return its handle.
 
-    The arguments are those of :func:`sparse_allreduce`; they are copied where needed, so they may
-    change afterwards. ``handle.wait()`` returns the result or raises the error, and
-    ``handle.poll()`` tells whether it would wait. Several sums can be in flight. On TensorFlow,
-    Horovod has no handles: there the call itself makes the exchange.
+    Several sums can be in flight. On TensorFlow, Horovod has no handles, so this call makes the
+    whole exchange.
+
+    Args:
+        indices, values: as for :func:`sparse_allreduce`. They are copied where needed, so they may
+            be changed after this call.
+        d, op, name, communicator, index, value, process_set: as for :func:`sparse_allreduce`.
+
+    Returns:
+        A :class:`SparseHandle`. Its method ``wait()`` returns the result, or raises the errors of
+        :func:`sparse_allreduce`.
+
+    Raises:
+        InvalidArgumentError: Horovod is not initialized, this rank is not in ``process_set``, or
+            ``name`` is not a text or is the name of another sum in flight. All other errors come
+            from ``wait()``, so that all ranks raise them.
     """
     framework = _framework_of(indices)
     module = _module(framework)

@@ -9,8 +9,8 @@ import pytest
 import sampling
 
 HERE = pathlib.Path(__file__).parent
-# Gloo ends a job when a rank waits for 30 s. A virtual machine can pause for longer than that,
-# which looks like a hang of all ranks at once.
+# Gloo ends a job if a rank waits for 30 s. A virtual machine can pause for longer, which looks like
+# a hang of all ranks.
 os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
 #: folders and files whose tests start horovodrun or other jobs that use all cores
 SEVERAL_PROCESSES = (
@@ -18,7 +18,7 @@ SEVERAL_PROCESSES = (
     "cuda/test_pretend.py", "cuda/test_tensorflow_link.py",
     "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py",
 )  # fmt: skip
-#: of these, the files that take minutes: they begin first, so that two workers end together
+#: of these, the files that take minutes; they run first, so that two workers end together
 LONGEST_FIRST = (
     "parallel/test_tensorflow_parallel.py", "cuda/test_tensorflow_kernels.py",
     "parallel/test_torch_parallel.py", "test_examples.py", "test_docs.py",
@@ -48,7 +48,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # tens of thousands of tests stay until the end: collections need not look through them
+    # tens of thousands of tests live until the end, and collections need not traverse them
     gc.disable()
     # before the modules of tests are imported
     sampling.with_slow_cases = "not slow" not in config.option.markexpr
@@ -56,7 +56,7 @@ def pytest_configure(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """Leave out files whose tests ``-m`` would all deselect: collecting them takes seconds."""
+    """Ignore files whose tests ``-m`` would all deselect, because collecting them takes seconds."""
     place = collection_path.relative_to(HERE).as_posix()
     part = re.match(r"(not )?several_processes\b", config.option.markexpr)
     if not place.endswith(".py") or part is None or " or " in config.option.markexpr:
@@ -89,7 +89,7 @@ def _rank_of_file(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
-    """Print a failure when it happens, so that an interrupted run shows what failed."""
+    """Print a failure at once, so that an interrupted run shows what failed."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(
             f"\n{report.nodeid} failed in {report.duration:.0f} s:\n{report.longreprtext[-3000:]}",

@@ -1,7 +1,12 @@
 """Allgather: every rank receives every payload."""
 
+from collections.abc import Generator
+from typing import Any
+
 from deepreduce_hvd.communicators.base import Communicator
-from deepreduce_hvd.communicators.sums import GatheredPayloads
+from deepreduce_hvd.communicators.bucket import Bucket
+from deepreduce_hvd.communicators.exchange import Channel
+from deepreduce_hvd.communicators.sums import BucketSum, GatheredPayloads
 
 
 class Allgather(Communicator):
@@ -14,6 +19,6 @@ class Allgather(Communicator):
     puts_back = False
     sends_payloads = True
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         gathered = yield channel.allgather(bucket.encode())
         return GatheredPayloads(bucket, gathered, channel.size)

@@ -2,16 +2,20 @@
 
 import math
 import time
+from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 
 from deepreduce_hvd import _native, container
 from deepreduce_hvd.communicators.allgather import Allgather
-from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.base import Communicator, Transport
+from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.doubling import folded
+from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
 from deepreduce_hvd.communicators.split_allgather import SplitAllgather
-from deepreduce_hvd.communicators.sums import GatheredPayloads
+from deepreduce_hvd.communicators.sums import BucketSum, GatheredPayloads
 
 #: {name: communicator} of those that sum exactly what every rank sends
 EXACT_SUMS: dict[str, Communicator] = {
@@ -118,19 +122,19 @@ class Auto(Communicator):
     """
 
     def __init__(self) -> None:
-        self._measured_size = None
-        self._latency = None
-        self._seconds_per_byte = None
+        self._measured_size: int | None = None
+        self._latency: float | None = None
+        self._seconds_per_byte: float | None = None
         self._unions: dict[int, int] = {}
         self._counts: dict[int, float] = {}
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "Auto()"
 
-    def reset(self):
+    def reset(self) -> None:
         self._measured_size = None
 
-    def prepare(self, transport):
+    def prepare(self, transport: Transport) -> None:
         if self._measured_size == transport.size:
             return
         small = [
@@ -158,8 +162,16 @@ class Auto(Communicator):
         transport.wait(transport.allgather(np.zeros(size, dtype=np.uint8), name))
         return time.perf_counter() - started
 
-    def choose(self, bucket, size):
-        """Return (name of the communicator for a bucket, the reason)."""
+    def choose(self, bucket: Bucket, size: int) -> tuple[str, str]:
+        """Choose the communicator of one bucket.
+
+        Args:
+            bucket: the bucket.
+            size: the number of ranks.
+
+        Returns:
+            A tuple (class name of the communicator, text with the reason).
+        """
         key = bucket.members[0].key
         counts = [
             bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
@@ -168,6 +180,7 @@ class Auto(Communicator):
         k = self._counts.get(key) if None in counts else sum(counts)
         if k is None:
             return "Allgather", "k is not known before the first exchange"
+        assert self._latency is not None and self._seconds_per_byte is not None  # by prepare()
         predicted = costs(
             k,
             bucket.d,
@@ -189,7 +202,7 @@ class Auto(Communicator):
             ),
         )
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         best, why = self.choose(bucket, channel.size)
         bucket.scheme = f"{best}: {why}"
         total = yield from EXACT_SUMS[best].exchange(bucket, channel)

@@ -20,9 +20,9 @@ _PAUSE_SECONDS = 5e-5
 class Transport:
     """Named, asynchronous collectives of one group of ranks, on NumPy arrays.
 
-    An adapter implements a transport with Horovod. All ranks start a collective under the same
-    name. The name is unique among the collectives in flight. Each method that starts a collective
-    returns a handle at once.
+    An adapter implements a transport with Horovod or with torch.distributed. All ranks start a
+    collective under the same name. The name is unique among the collectives in flight. Each method
+    that starts a collective returns a handle at once, for :meth:`test` and :meth:`wait`.
     """
 
     #: The number of ranks in the group, and the number of this rank within it.
@@ -39,47 +39,53 @@ class Transport:
     def allgather(self, array: np.ndarray, name: str) -> Any:
         """Start an allgather.
 
-        The result of the collective is the concatenation of all arrays in rank order.
-
         Args:
             array: (n,) uint8. Lengths can differ between ranks.
             name: the name of the collective.
+
+        Returns:
+            A handle. The result of the collective is the concatenation of all arrays in rank order,
+            (m,) uint8.
         """
         raise NotImplementedError
 
     def alltoall(self, parts: Sequence[np.ndarray], name: str) -> Any:
         """Start an alltoall.
 
-        The result of the collective is the list of the parts received from every rank, in rank
-        order.
-
         Args:
             parts: one (n,) uint8 array for each rank; ``parts[i]`` is sent to rank i. Lengths can
                 differ.
             name: the name of the collective.
+
+        Returns:
+            A handle. The result of the collective is a list of (n,) uint8 arrays, the parts that
+            this rank received from every rank, in rank order.
         """
         raise NotImplementedError
 
     def broadcast(self, array: np.ndarray | None, root: int, name: str) -> Any:
         """Start a broadcast.
 
-        The result of the collective is the array of rank ``root``.
-
         Args:
             array: (n,) uint8 on rank ``root``, None on all other ranks.
             root: the rank that sends.
             name: the name of the collective.
+
+        Returns:
+            A handle. The result of the collective is the array of rank ``root``, (n,) uint8.
         """
         raise NotImplementedError
 
     def allreduce(self, array: np.ndarray, name: str) -> Any:
         """Start a sum over all ranks.
 
-        The result of the collective is the sum, bit-identical on all ranks.
-
         Args:
             array: (n,) float32, of the same length on all ranks.
             name: the name of the collective.
+
+        Returns:
+            A handle. The result of the collective is the sum, (n,) float32, bit-identical on all
+            ranks.
         """
         raise NotImplementedError
 
@@ -99,11 +105,25 @@ class Transport:
         raise NotImplementedError
 
     def test(self, handle: Any) -> bool:
-        """Return whether :meth:`wait` would return at once."""
+        """Return whether a collective is complete.
+
+        Args:
+            handle: the handle of the collective.
+
+        Returns:
+            True if :meth:`wait` would return without waiting.
+        """
         raise NotImplementedError
 
     def wait(self, handle: Any) -> Any:
-        """Wait for a collective and return its result."""
+        """Wait for a collective.
+
+        Args:
+            handle: the handle of the collective.
+
+        Returns:
+            The result of the collective, as described for the method that started it.
+        """
         raise NotImplementedError
 
     def pause(self) -> None:
@@ -134,17 +154,35 @@ class Communicator:
             cls.sends_payloads = False
 
     def check(self, codec: "Codec", memory: Memory) -> None:
-        """Raise InvalidArgumentError if this communicator cannot work with these stages."""
+        """Check that this communicator can work with these stages.
+
+        Args:
+            codec: the codec of a bucket.
+            memory: the memory of a bucket.
+
+        Raises:
+            InvalidArgumentError: it cannot.
+        """
 
     def keeper_of(self, rank: int, transport: Transport) -> int:
-        """Return the rank whose memory keeps what is not sent for ``rank``.
+        """Return the rank whose memory keeps what is not sent for a rank.
 
-        It is ``rank`` itself, unless another rank sends on its behalf.
+        Args:
+            rank: the rank.
+            transport: the transport of the group of ranks.
+
+        Returns:
+            ``rank``, unless another rank sends on its behalf.
         """
         return rank
 
     def depends_on(self, transport: Transport) -> dict[str, Any]:
-        """Return what this communicator found out and what must be equal on all ranks.
+        """Return facts on which exchanges depend and which must be equal on all ranks.
+
+        All ranks compare them before the first exchange.
+
+        Args:
+            transport: the transport of the group of ranks.
 
         Returns:
             A dictionary from descriptions to numbers or texts.
@@ -152,35 +190,38 @@ class Communicator:
         return {}
 
     def prepare(self, transport: Transport) -> None:
-        """Prepare for exchanges; all ranks call this before the first exchange starts.
+        """Prepare for exchanges.
 
-        A communicator can measure the transport here.
+        All ranks call this method before the first exchange starts. A communicator can measure the
+        transport here.
+
+        Args:
+            transport: the transport of the group of ranks.
         """
 
     def reset(self) -> None:
         """Forget all facts about the ranks.
 
-        All ranks call this after ranks were added or removed.
+        All ranks call this method after ranks were added or removed.
         """
 
     def exchange(self, bucket: "Bucket", channel: "Channel") -> Generator[Any, Any, Any]:
-        """Exchange one bucket; a generator.
+        """Exchange one bucket.
 
-        The generator yields handles of ``channel`` and receives the results of their collectives.
-
-        All ranks yield the same collectives in the same order. The sum
-        (:mod:`~deepreduce_hvd.communicators.sums`) is bit-identical on all ranks. The part of a
-        partial sum that a rank drops or loses goes back to the memory of that rank, so nothing is
-        lost.
+        This method is a generator. It yields handles of ``channel`` and receives the results of
+        their collectives. All ranks yield the same collectives in the same order. The sum is
+        bit-identical on all ranks. The part of a partial sum that a rank drops or loses goes back
+        to the memory of that rank, so nothing is lost.
 
         Args:
             bucket: a :class:`~deepreduce_hvd.communicators.bucket.Bucket`, the gradients of this
                 rank.
-            channel: a :class:`~deepreduce_hvd.communicators.exchange.Channel`, the transport with
-                names that belong to this exchange. It starts the collectives.
+            channel: a :class:`~deepreduce_hvd.communicators.exchange.Channel`, which starts the
+                collectives of this exchange.
 
         Returns:
-            The sum over all ranks.
+            The sum over all ranks, such as a
+            :class:`~deepreduce_hvd.communicators.sums.CompleteSum`.
         """
         raise NotImplementedError
 
@@ -193,6 +234,15 @@ class Communicator:
 
     def __hash__(self) -> int:
         return hash(repr(self))
+
+
+def expect_exchange(what, communicator):
+    """Raise InvalidArgumentError if the class of a communicator has no ``exchange``."""
+    if type(communicator).exchange is Communicator.exchange:
+        raise InvalidArgumentError(
+            f"{what}: expected a Communicator with a method exchange(bucket, channel), got "
+            f"{type(communicator).__name__} without it"
+        )
 
 
 def expect_choice(what, value, choices):

@@ -93,7 +93,21 @@ class BucketMember:
 
 
 class Bucket:
-    """Bucket members in a row, seen as one tensor of ``d`` elements."""
+    """The gradients of one bucket on one rank, as one tensor of ``d`` elements.
+
+    Args:
+        codec: the :class:`Codec` of all members.
+        memory: the :class:`Memory` of all members.
+        members: a list of :class:`BucketMember`, in the order of their elements.
+        seed: the seed of all random choices.
+        step: the training step.
+        rank: the number of this rank.
+
+    Attributes:
+        d: the number of elements of all members together.
+        offsets: (number of members + 1,) int64, the first element of each member, and ``d``.
+        scheme: a text that ``stats()`` shows: what the communicator does, and why.
+    """
 
     def __init__(self, codec, memory, members, seed=0, step=0, rank=0):
         self.codec = codec
@@ -127,9 +141,11 @@ class Bucket:
         return label_of([member.name for member in self.members])
 
     def encode(self):
-        """Encode all members and return their payloads one after another, (n,) uint8.
+        """Encode each member as a payload of its own. The memories keep what is not sent.
 
-        If a member fails, a notice takes the place of its payload. Memories keep what is not sent.
+        Returns:
+            The payloads of all members one after another, (n,) uint8. If a member fails, a notice
+            takes the place of its payload.
         """
         messages = []
         for member in self.members:
@@ -145,14 +161,18 @@ class Bucket:
         return messages[0] if len(messages) == 1 else np.concatenate(messages)
 
     def select(self, given=None, places_of_held=False):
-        """Take elements out of gradient plus memory and return them as a :class:`SparseSum`.
+        """Take elements out of gradient plus memory. The memory keeps the rest.
 
         Members that are held contribute nothing.
 
         Args:
-            given: ascending indices to take instead of the sparsifier's selection.
+            given: (n,) uint32, ascending indices to take instead of the sparsifier's selection.
             places_of_held: if True, members that are held contribute zeros where the sparsifier
                 would select.
+
+        Returns:
+            The elements as a :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`. If a
+            member has failed, it is a failure.
         """
         indices, values = [], []
         cuts = None if given is None else self.cuts(given)
@@ -202,9 +222,12 @@ class Bucket:
         )[0]
 
     def choose(self):
-        """Return the sparsifier's selection as a :class:`SparseSum` and leave memories unchanged.
+        """Return what :meth:`select` would take, without changing the memories.
 
         Members that are held are included.
+
+        Returns:
+            The elements as a :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`.
         """
         kept = [(member.state, member.held) for member in self.members]
         try:
@@ -230,10 +253,10 @@ class Bucket:
                 )
 
     def code(self, partial, stage, group, codec=None, start=0, d=None, keep=True):
-        """Encode a partial sum as a message, (n,) uint8.
+        """Encode a partial sum as a message.
 
         Args:
-            partial: the partial sum, a :class:`SparseSum`.
+            partial: the partial sum, a :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`.
             stage, group: numbers that key the random rounding. Ranks that encode the same sum pass
                 the same numbers.
             codec: the codec for indices and values. The default is the codec of the bucket.
@@ -241,6 +264,9 @@ class Bucket:
                 belongs to. The default is the whole bucket.
             keep: whether what the message does not carry goes back to the memory of this rank. Of
                 several ranks that encode the same sum, exactly one passes True.
+
+        Returns:
+            The message, (n,) uint8. If ``partial`` is a failure, or encoding fails, it is a notice.
         """
         d = self.d if d is None else d
         if not partial.valid:

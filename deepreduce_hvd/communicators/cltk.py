@@ -1,12 +1,17 @@
 """CLTK: one rank selects the indices for all ranks."""
 
+from collections.abc import Generator
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.common_indices import sum_values
+from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
-from deepreduce_hvd.communicators.sums import CompleteSum
+from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.stages.value_codecs import Deflate
 
 
@@ -24,7 +29,7 @@ class CLTK(Communicator):
     and memories.
     """
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         leader = bucket.step % channel.size
         message = None
         if channel.rank == leader:

@@ -1,8 +1,9 @@
 """A thread that runs the exchanges of one compressor one after another.
 
-A transport may match collectives by their order, as torch.distributed does, and not by their names.
-The exchanges of a step start in the same order on all ranks, but how far each has come at some
-moment depends on timing. So one thread runs each of them to its end.
+Some transports match collectives by their order, as torch.distributed does, and not by their names.
+The exchanges of a step start in the same order on all ranks, but their progress depends on timing.
+If they advanced together, ranks could start collectives in different orders. So one thread runs
+each exchange to its end before it starts the next one.
 """
 
 import queue

@@ -131,9 +131,10 @@ class EncodingThreads:
         self._started = weakref.WeakSet()
 
     def start(self, member, codec, memory, seed, step, rank):
-        """Start to encode a bucket member, if that is worth a thread.
+        """Start to encode a bucket member in a thread, if it is large enough.
 
-        The native core alone works without Python's lock, so custom stages are left out.
+        Members with a custom stage are not encoded in threads. Only the native core releases
+        Python's global interpreter lock.
 
         Args:
             member: the :class:`~deepreduce_hvd.communicators.bucket.BucketMember`.

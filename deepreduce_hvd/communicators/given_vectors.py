@@ -7,7 +7,7 @@ import numpy as np
 
 from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
-from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.base import Communicator, expect_exchange
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.cltk import CLTK
 from deepreduce_hvd.communicators.hierarchical import Hierarchical
@@ -26,7 +26,7 @@ _LONGEST_FAILURE, _LONGEST_SETTING = 600, 120
 
 
 class GivenVector(Bucket):
-    """A sparse vector as the bucket of this rank. Nothing has d elements.
+    """A sparse vector as the bucket of this rank. No array of d elements is allocated.
 
     Args:
         name: the name of the vector, for error messages.
@@ -110,6 +110,7 @@ class GivenVectorSum(Communicator):
                 f"communicator: expected one that sums given elements, so none of {others}, got"
                 f" {communicator!r}"
             )
+        expect_exchange("communicator", communicator)
 
     def exchange(self, bucket, channel):
         described = yield channel.allgather(self._description(bucket))

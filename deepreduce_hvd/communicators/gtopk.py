@@ -1,10 +1,18 @@
 """GTopK: keep only the largest elements of every partial sum."""
 
+from collections.abc import Generator
+from typing import Any
+
+from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
+from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.doubling import butterfly, tree
+from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
+from deepreduce_hvd.communicators.sums import BucketSum
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.numpy_backend import keep_largest_numpy
+from deepreduce_hvd.stages.base import Memory
 
 
 def keep_largest(total, k):
@@ -35,19 +43,22 @@ class GTopK(Communicator):
     Args:
         form: "butterfly" exchanges partial sums between pairs in ceil(log2 P) rounds. "tree" sums
             up to rank 0 and broadcasts the result.
+
+    Raises:
+        InvalidArgumentError: ``form`` is not one of these.
     """
 
     def __init__(self, form: str = "butterfly") -> None:
         self.form = expect_choice("GTopK form", form, ("butterfly", "tree"))
 
-    def check(self, codec, memory):
+    def check(self, codec: Codec, memory: Memory) -> None:
         if codec.sparsifier.most_selected(1) is None:
             raise InvalidArgumentError(
                 "GTopK: expected a sparsifier with a fixed k such as TopK, ChunkTopK or RandomK,"
                 f" got {codec.sparsifier!r}"
             )
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         k = sum(
             bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
             for member in bucket.members

@@ -1,16 +1,21 @@
 """Hierarchical: dense sums within a host, another communicator across hosts."""
 
+from collections.abc import Generator
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
-from deepreduce_hvd.communicators.base import Communicator
-from deepreduce_hvd.communicators.bucket import BucketMember
+from deepreduce_hvd.communicators.base import Communicator, Transport, expect_exchange
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.common_indices import flagged, notices_of
+from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
-from deepreduce_hvd.communicators.sums import CompleteSum
+from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.errors import DeepReduceError, InvalidArgumentError
 from deepreduce_hvd.settings import is_integer
+from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier
 from deepreduce_hvd.stages.value_codecs import RawValue
@@ -30,7 +35,11 @@ class Hierarchical(Communicator):
     Args:
         across: the communicator between hosts.
         ranks_per_host: each host has this number of consecutive ranks, as horovodrun numbers them.
-            The default is the local size that Horovod reports.
+            The default is the number of ranks on this host that the launcher reports.
+
+    Raises:
+        InvalidArgumentError: ``across`` is not a communicator, is another ``Hierarchical``, or has
+            no method ``exchange``; or ``ranks_per_host`` is not an integer of at least 1.
     """
 
     def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
@@ -39,6 +48,7 @@ class Hierarchical(Communicator):
                 "Hierarchical across: expected a communicator other than Hierarchical, got"
                 f" {across!r}"
             )
+        expect_exchange("Hierarchical across", across)
         if ranks_per_host is not None and (not is_integer(ranks_per_host) or ranks_per_host < 1):
             raise InvalidArgumentError(
                 "Hierarchical ranks_per_host: expected an integer of at least 1, got"
@@ -51,27 +61,27 @@ class Hierarchical(Communicator):
     def puts_back(self):
         return self.across.puts_back
 
-    def check(self, codec, memory):
+    def check(self, codec: Codec, memory: Memory) -> None:
         self.across.check(codec, memory)
 
-    def keeper_of(self, rank, transport):
+    def keeper_of(self, rank: int, transport: Transport) -> int:
         return rank - rank % self._count(transport)
 
-    def depends_on(self, transport):
+    def depends_on(self, transport: Transport) -> dict[str, Any]:
         return {"ranks per host": self._count(transport)}
 
     def _count(self, transport):
         return transport.local_size if self.ranks_per_host is None else self.ranks_per_host
 
-    def reset(self):
+    def reset(self) -> None:
         self.across.reset()
 
-    def prepare(self, transport):
+    def prepare(self, transport: Transport) -> None:
         _, across = transport.by_host(self.ranks_per_host)
         if across is not None:
             self.across.prepare(across)
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         within, across = channel.by_host(self.ranks_per_host)
         own = self._dense(bucket)
         total = yield within.allreduce(flagged(bucket.d, own))

@@ -1,8 +1,14 @@
 """RecursiveDoubling: exchange whole partial sums between pairs of ranks."""
 
+from collections.abc import Generator
+from typing import Any
+
 from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.doubling import butterfly
+from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
+from deepreduce_hvd.communicators.sums import BucketSum
 
 
 class RecursiveDoubling(Communicator):
@@ -14,5 +20,5 @@ class RecursiveDoubling(Communicator):
     SSAR_Recursive_double).
     """
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         return (yield from butterfly(bucket, channel, lambda total: (total, SparseSum())))

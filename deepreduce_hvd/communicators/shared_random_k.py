@@ -1,10 +1,18 @@
 """SharedRandomK: all ranks draw the same indices, so no indices are sent."""
 
+from collections.abc import Generator
+from typing import Any
+
 import numpy as np
 
+from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator
+from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.common_indices import sum_values
+from deepreduce_hvd.communicators.exchange import Channel
+from deepreduce_hvd.communicators.sums import BucketSum
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 
 
@@ -17,14 +25,14 @@ class SharedRandomK(Communicator):
     :class:`Codec` are not used.
     """
 
-    def check(self, codec, memory):
+    def check(self, codec: Codec, memory: Memory) -> None:
         if not isinstance(codec.sparsifier, (RandomK, NoneSparsifier)):
             raise InvalidArgumentError(
                 "SharedRandomK: expected the sparsifier RandomK or NoneSparsifier, got"
                 f" {codec.sparsifier!r}"
             )
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         own = bucket.select(places_of_held=True)
         indices = own.indices
         if not own.valid:  # the other ranks expect the same count of numbers from every rank

@@ -63,7 +63,12 @@ class PeerGone(RuntimeError):
 
 
 class Simulator:
-    """Run an exchange on ``size`` ranks, one collective at a time, and count the traffic.
+    """A simulation of ``size`` ranks in one process, which also counts the traffic.
+
+    It runs one collective at a time, without threads, so it is deterministic.
+
+    Args:
+        size: the number of ranks.
 
     Attributes:
         received_bytes: (size,) the bytes that each rank receives, for the algorithms that are usual
@@ -88,8 +93,15 @@ class Simulator:
     def run(self, communicator, buckets, name="exchange"):
         """Exchange one bucket per rank.
 
+        Args:
+            communicator: a :class:`Communicator`.
+            buckets: a list of the :class:`~deepreduce_hvd.communicators.bucket.Bucket` of each
+                rank.
+            name: the first part of the names of the collectives.
+
         Returns:
-            A list with the sum of each rank, or the exception that the rank met.
+            A list with the result of each rank. A result is what ``communicator.exchange``
+            returned, or the exception that it raised.
         """
         ranks = range(self.size)
         channels = [Channel(SimulatedTransport(ranks, rank), name) for rank in ranks]

@@ -12,6 +12,9 @@ _NO_VALUES = np.zeros(0, dtype=np.float32)
 class SparseSum:
     """A sparse tensor, or the reason why there is none.
 
+    Args:
+        indices, values, non_finite, failure: the attributes below.
+
     Attributes:
         indices: (n,) uint32, ascending.
         values: (n,) float32.
@@ -54,12 +57,16 @@ def failed(rank, error):
 
 
 def merged(messages, d, rank):
-    """Return the sum of messages, added in the given order.
+    """Decode messages and add them up in the given order.
 
     Args:
-        messages: a list of (n,) uint8 arrays.
+        messages: a list of (n,) uint8 arrays, as :meth:`Bucket.code` returns them.
         d: the number of elements of the tensor.
         rank: the rank that adds them, for error messages.
+
+    Returns:
+        The sum as a :class:`SparseSum`. If a message is a notice or cannot be decoded, it is a
+        failure. If a message or the sum is not finite, ``non_finite`` is True.
     """
     try:
         read = [wire.split(message) for message in messages]

@@ -1,14 +1,18 @@
 """SplitAllgather: each rank sums one slice, and an allgather collects the slices."""
 
 import math
+from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 
 from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
+from deepreduce_hvd.communicators.bucket import Bucket
+from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
-from deepreduce_hvd.communicators.sums import CompleteSum
+from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.stages.index_codecs import RawIndex
@@ -36,12 +40,15 @@ class SplitAllgather(Communicator):
             2, 4 or 8 sends all elements with QSGD of that many bits; None never does it. The owner
             decides for its own slice. The payload describes itself, so ranks need not agree in
             advance.
+
+    Raises:
+        InvalidArgumentError: ``dense`` is not one of these.
     """
 
     def __init__(self, dense: int | str | None = "auto") -> None:
         self.dense = expect_choice("SplitAllgather dense", dense, ("auto", None, 2, 4, 8))
 
-    def exchange(self, bucket, channel):
+    def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         size, rank = channel.size, channel.rank
         bounds = [owner * bucket.d // size for owner in range(size + 1)]
         own = bucket.select()

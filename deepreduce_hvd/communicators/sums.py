@@ -16,14 +16,20 @@ class BucketSum:
     """Base class: the sum of one bucket over all ranks."""
 
     def non_finite(self, member):
-        """Return whether the sum of bucket member number ``member`` is void.
+        """Return whether the sum of a bucket member is void.
 
         It is void if the gradient of some rank contains NaN or Inf, or if a partial sum overflowed.
+
+        Args:
+            member: the number of the bucket member.
+
+        Returns:
+            True if the sum is void.
         """
         raise NotImplementedError
 
     def add_to(self, member, out, scale):
-        """Add ``scale`` times the sum of bucket member number ``member`` to ``out``.
+        """Add ``scale`` times the sum of a bucket member to ``out``.
 
         If the sum is void, ``out`` becomes NaN everywhere.
 
@@ -39,9 +45,13 @@ class BucketSum:
         raise NotImplementedError
 
     def sparse(self, member, scale):
-        """Return ``scale`` times the sum of bucket member number ``member`` as a sparse tensor.
+        """Return ``scale`` times the sum of a bucket member as a sparse tensor.
 
         The sum must not be void.
+
+        Args:
+            member: the number of the bucket member.
+            scale: a finite number.
 
         Returns:
             A tuple ((n,) uint32 ascending indices, (n,) float32 values).

@@ -1,14 +1,15 @@
 """The handshake: ranks compare the configurations of their compressors before any other message.
 
-The probe of each step detects that configurations differ, but not in what. It is also too late for
-what a communicator does before its first exchange, and for gradients that only some ranks compress.
-So at the first use of a compressor, all ranks of its process set gather a description of it. All
-ranks see the same bytes, so either all raise or none.
+The probe of each step detects that configurations differ, but it cannot name the difference. The
+probe is also too late for what a communicator does before its first exchange, such as measuring the
+network, and for gradients that only some ranks compress. So at the first use of a compressor, all
+ranks of its process set gather a description of it. All ranks see the same bytes, so either all
+ranks raise an error or none.
 
-Ranks may use several compressors for the first time in different orders, when a backward pass takes
-different paths on them. So one handshake describes all compressors of the process set that have not
-had theirs. And a rank that has waited here for some seconds also takes part in the handshakes of
-its other process sets, because another rank may wait there for this one. A rank that waits
+When a backward pass takes different paths on different ranks, the ranks may use several compressors
+for the first time in different orders. So one handshake covers all compressors of the process set
+that still need one. A rank that has waited here for some seconds also takes part in the handshakes
+of its other process sets, because another rank may wait there for this one. A rank that waits
 elsewhere takes part only in a handshake in which another rank is known to wait
 (:func:`take_part`).
 """

@@ -130,7 +130,8 @@ class Board:
     def remove(self, rank):
         self._request("DELETE", _key(rank))
 
-    # One request per handshake, not per rank, so that waiting ranks of a large job ask little.
+    # One request per handshake, not per rank, so that the waiting ranks of a large job send few
+    # requests.
 
     def ask_for(self, name):
         """Ask all ranks to take part in a handshake; ``name`` must be valid in a URL."""
@@ -243,7 +244,7 @@ def _verdict(size, notes, seconds, ending):
 
 
 def where(note):
-    """Return where a rank is that has not ended, as part of a sentence."""
+    """Return a text, part of a sentence, that says where a running rank is in its program."""
     if note.state == "waits":
         return (
             f"waiting for {note.what}{_at(note.place)} in step {note.step}, for "
@@ -257,7 +258,10 @@ def _at(place):
 
 
 def ranks_text(ranks):
-    """Return ``rank 1`` or ``ranks 1, 2``; of more than 16 ranks, the first 16 and a count."""
+    """Return a text such as ``rank 1`` or ``ranks 1, 2``.
+
+    It lists at most 16 ranks, and then the number of the others.
+    """
     shown = ", ".join(map(str, ranks[:16])) + (
         f" and {len(ranks) - 16} others" if len(ranks) > 16 else ""
     )
@@ -270,7 +274,7 @@ def _ending_deferred():
 
     horovodrun sends SIGTERM to the survivors at once and kills them 5 s later. The signal is
     deferred only in the main thread and only if it would end the process. It is raised again
-    afterwards. Yields an event that is set when the signal has come.
+    afterwards. Yields an event that is set when the signal has arrived.
     """
     came = threading.Event()
     if (

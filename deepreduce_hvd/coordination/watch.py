@@ -62,7 +62,11 @@ def frames_of(frame):
 
 
 def exchange_in(frame):
-    """Return the :class:`Wait` of an exchange that a thread is in, or None."""
+    """Return the :class:`Wait` of the exchange in which a thread waits, or None.
+
+    Args:
+        frame: the innermost stack frame of the thread.
+    """
     for one in frames_of(frame):
         if one.f_code in _EXCHANGES:
             exchange = one.f_locals.get("self")

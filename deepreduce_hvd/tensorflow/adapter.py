@@ -110,13 +110,15 @@ class Adapter(BaseAdapter):
         return max((slot.steps for slot in compressed[:_STEPS_READ]), default=0)
 
     def _make_slot(self, name, parameter):
-        shape = tf.TensorShape(getattr(parameter, "shape", None))
-        if not shape.is_fully_defined() or not hasattr(parameter, "dtype"):
+        dtype = tf.as_dtype(parameter.dtype)
+        # variables of integers and others without gradients are never exchanged
+        differentiable = dtype.is_floating or dtype.is_complex
+        if differentiable and dtype not in DTYPES and getattr(parameter, "trainable", True):
             raise InvalidArgumentError(
-                f"Compressor parameter {name}: expected a variable of known shape, got"
-                f" {type(parameter).__name__} of shape {shape}"
+                f"Compressor parameter {name}: expected gradients of"
+                f" {', '.join(kind.name for kind in DTYPES)}, got {dtype.name}"
             )
-        expect_size(name, shape.num_elements(), "variable")
+        expect_size(name, tf.TensorShape(parameter.shape).num_elements(), "variable")
         home = self.device_path.home(parameter)
         return Slot(
             name, parameter, zlib.crc32(name.encode()), self.compressor.policies[name], home,

@@ -81,22 +81,25 @@ class _WithCompressor:
 
 
 class TensorFlowKerasState(_WithCompressor, horovod_elastic.TensorFlowKerasState):
-    """``hvd.elastic.TensorFlowKerasState`` with a compressor.
+    """Elastic state with a compressor, instead of ``hvd.elastic.TensorFlowKerasState``.
 
     Args:
-        model, optimizer, backend: as Horovod takes them.
+        model: the Keras model. It must be built.
+        optimizer: the optimizer, or None if the model is compiled with one.
+        backend: the Keras backend, only for TensorFlow 1.
         compressor: the :class:`Compressor` of this model's gradients.
-        kwargs: further properties to sync, as Horovod takes them.
+        kwargs: further properties to synchronize. They become attributes of the state.
 
     Raises:
-        InvalidArgumentError: not a Compressor, one of a process set, or a graph of tf.compat.v1.
+        InvalidArgumentError: ``compressor`` is not a :class:`Compressor` or has a process set, or
+            execution is not eager.
     """
 
 
 class KerasState(_WithCompressor, HorovodKerasState):
-    """``horovod.tensorflow.keras.elastic.KerasState`` with a compressor.
+    """Elastic state with a compressor, instead of ``horovod.tensorflow.keras.elastic.KerasState``.
 
-    Takes the same arguments as :class:`TensorFlowKerasState`.
+    It takes the same arguments as :class:`TensorFlowKerasState`, except ``backend``.
     """
 
 

@@ -81,6 +81,8 @@ class Slot(tf.Module):
         self.elements = self.shape.num_elements()
         self.policy = policy
         self.dense = policy.dense
+        #: whether the variable was not trainable when the compressor was created
+        self.frozen = not getattr(parameter, "trainable", True)
         self.home = None if self.dense else home
         self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
         # dtype of the last gradient traced
@@ -136,10 +138,11 @@ class Slot(tf.Module):
         self.home, self.payload_home = None, "CPU:0"
 
     def release(self):
-        """Free the memory of a variable that no longer exists, or of a compressor that is closed.
+        """Free the memory of a variable that no longer exists, or of a closed compressor.
 
-        Horovod keeps every compressor alive forever, and graphs that hold these variables. The
-        operators refuse the empty arrays, also where there is only a threshold.
+        Horovod keeps every compressor alive forever, and the graphs that refer to these variables.
+        After this call the variables are empty, and the operators refuse empty ones. This includes
+        slots without a memory, whose only array is the threshold.
         """
         parts = [*self.state, *self.copies, self.threshold.variable, self.payload.variable]
         # a tf.compat.v1 graph owns its variables

@@ -6,6 +6,7 @@ import zlib
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.torch.ops import DTYPES
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.validation import expect_size
 
@@ -22,7 +23,8 @@ def make_slots(compressor, named, home):
         {name: Slot}.
 
     Raises:
-        InvalidArgumentError: not a tensor, or too large for a payload.
+        InvalidArgumentError: not a tensor, of a dtype whose gradients cannot be sent, or too large
+            for a payload.
     """
     keep_backup = compressor.loss_scale is not None
     slots = {}
@@ -32,12 +34,26 @@ def make_slots(compressor, named, home):
                 f"Compressor parameter {name}: expected a torch parameter, "
                 f"got {type(parameter).__name__}"
             )
+        _expect_dtype(name, parameter)
         expect_size(name, parameter.numel(), "tensor")
         key = zlib.crc32(name.encode())
         slots[name] = Slot(
             name, parameter, key, compressor.policies[name], keep_backup, home(parameter)
         )
     return slots
+
+
+def _expect_dtype(name, parameter):
+    """Raise InvalidArgumentError for a trained parameter whose gradients cannot be sent.
+
+    Others, such as integers, are never exchanged.
+    """
+    if parameter.requires_grad and parameter.dtype not in DTYPES:
+        raise InvalidArgumentError(
+            f"Compressor parameter {name}: expected gradients of {', '.join(map(str, DTYPES))}, "
+            f"got {parameter.dtype}"
+            f"{'; train its torch.view_as_real' if parameter.is_complex() else ''}"
+        )
 
 
 class Parameters:

@@ -231,7 +231,7 @@ class Round:
 
     @property
     def more_to_come(self):
-        """Whether backward has more gradients of an optimizer to make that are compressed."""
+        """Whether backward has yet to compute compressed gradients of the optimizer."""
         return self.owned and self._compressed < self.plan.gradients
 
     @property
@@ -244,7 +244,10 @@ class Round:
         return self.delivering and self._left == 0
 
     def hand_over(self, slot, flight=None):
-        """Count a result; drop its flight, with the gradients, after the flight's last result."""
+        """Count a returned result.
+
+        After the last result of a flight, the flight and its gradients are released.
+        """
         self._left -= 1
         if flight is not None and flight.hand_over():
             del self._flights[self.plan.bucket_of(slot)[0]]

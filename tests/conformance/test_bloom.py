@@ -1,5 +1,6 @@
-"""The Bloom index codec: size, false positives against the formula and an independent filter,
-policies, hostile filters.
+"""Test the Bloom index codec: size, false positives, policies and hostile filters.
+
+False positives are compared with the formula and with an independent filter.
 """
 
 import math
@@ -192,7 +193,7 @@ def test_few_indices_in_a_filter_that_happens_to_be_full(rate, k, policy):
 @pytest.mark.parametrize("fpr", [None, "auto", 0.01])
 @pytest.mark.parametrize("d", [1, 2, 300])
 def test_all_elements_are_kept(d, fpr, policy):
-    """k = d, where the rate of "auto" divides by d - k = 0."""
+    """Test k = d, where the rate of "auto" would divide by d - k = 0."""
     _, decoded, _ = dr.Bloom(fpr=fpr, policy=policy).encode(np.arange(d, dtype=np.uint32), d, key=0)
     np.testing.assert_array_equal(decoded, np.arange(d))
     data = dr.Codec(dr.TopK(k=d), index=dr.Bloom(fpr=fpr, policy=policy)).encode(
@@ -202,7 +203,7 @@ def test_all_elements_are_kept(d, fpr, policy):
 
 
 def test_hostile_more_sets_of_one_than_indices():
-    """A bit that only one positive meets was set by that index.
+    """A bit that only one positive meets must have been set by that index.
 
     No encoder writes a filter with more such bits than `count`.
     """
@@ -225,12 +226,12 @@ def test_hostile_more_sets_of_one_than_indices():
         (1, 80),
         (2, 80),
         (3, 80),
-        (4, 20),  # of P2, whose oracle takes its time, a sample
+        (4, 20),  # only a sample for P2, whose oracle is slow
         pytest.param(4, 80, marks=pytest.mark.slow),
     ],
 )
 def test_hostile_filters_native_agrees_with_oracle(policy, filters):
-    """Random filters of every density and count: both decoders refuse, or find the same indices."""
+    """Both decoders refuse random filters of every density and count, or find the same indices."""
     random = np.random.default_rng(policy)
     accepted = 0
     for _ in range(filters):
@@ -255,7 +256,7 @@ def test_hostile_filters_native_agrees_with_oracle(policy, filters):
 
 
 def test_pitfall_p0_count_does_not_pass_through_the_value_type():
-    """More than 65,504 positives with float16 values: the count is an integer in the header."""
+    """With more than 65,504 positives and float16 values, the count is an integer in the header."""
     d, k = 300_000, 70_000
     codec = dr.Codec(dr.TopK(k=k), index=dr.Bloom(fpr=1e-3, policy="p0"), value=dr.Float16())
     info = dr.inspect(codec.encode(on_support(d, support(d, k))))

@@ -1,5 +1,6 @@
-"""What every codec must do, for every row of tests/support/codecs_table.py: the native core against
-the NumPy oracle, and both against the contract.
+"""Test what every codec must do, for every row of tests/support/codecs_table.py.
+
+The native core is compared with the NumPy oracle, and both with the contract.
 """
 
 import pathlib
@@ -113,7 +114,7 @@ def test_non_finite_reaches_everyone_and_leaves_the_residual(bad):
     assert np.isnan(dr.decode(data)).all()
 
 
-#: every how many-th bit is flipped; 7 meets each bit of a byte
+#: stride of the flipped bits; 7 meets each bit of a byte
 STRIDES = [7, pytest.param(1, marks=pytest.mark.slow)]
 
 

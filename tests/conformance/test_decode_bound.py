@@ -1,4 +1,4 @@
-"""How much memory a few bytes can request if the number of elements is not given."""
+"""Test how much memory a few bytes can request if the number of elements is not given."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,6 @@
-"""The curve-fitting value codecs against independent fits and the pitfalls
-of published code.
+"""Test the curve-fitting value codecs.
+
+They are compared with independent fits, and tested for the pitfalls of published code.
 """
 
 import numpy as np
@@ -96,7 +97,7 @@ def test_gram_basis_is_orthonormal_and_tends_to_legendre():
 
 
 def test_knots_lie_at_the_kinks():
-    """For straight pieces that meet at 300 and 700, the chord rule finds both in one step each."""
+    """If straight pieces meet at 300 and 700, the chord rule finds each knot in one step."""
     y = np.interp(np.arange(1000), [0, 300, 700, 999], [100.0, 10.0, 5.0, 0.0])
     assert fit_poly.find_segments(y, 3, 1) == [(0, 300), (300, 700), (700, 1000)]
     assert fit_poly.find_segments(np.linspace(9, 1, 500), 4, 5)[0][0] == 0
@@ -150,7 +151,7 @@ def test_bad_segments(bad):
     [("laplace", 250, 0.01), ("student", 250, 0.03), ("normal", 250, 0.005)],
 )
 def test_volume_of_the_published_layer(name, most_bytes, most_error):
-    """d = 36,864 at 1 %: the paper reports 1.17 % of dense.
+    """For d = 36,864 at 1 %, the paper reports 1.17 % of dense.
 
     This is about 250 bytes of values in addition to 1.0 % for raw indices.
     """

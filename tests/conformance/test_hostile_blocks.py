@@ -1,4 +1,4 @@
-"""Hostile payloads with several blocks: native decoder and oracle agree.
+"""Test that native decoder and oracle agree on hostile payloads with several blocks.
 
 The conformance suite flips every bit of small payloads. These tests change directories and blocks.
 """
@@ -13,7 +13,7 @@ import deepreduce_hvd as dr
 from deepreduce_hvd import container
 
 D = 30_000
-#: blocks of 4096 indices or values
+#: two full blocks of 4096 indices or values, and a part of one
 K = 2 * 4096 + 5
 
 
@@ -83,7 +83,7 @@ def test_value_sections(name):
 
 @pytest.mark.parametrize("name", BLOCKED)
 def test_counts_around_blocks(name):
-    """The count in the header gives one block more or less than the section has."""
+    """The count in the header implies one block more or less than the section has."""
     values = gradient(D)
     data = dr.Codec(dr.TopK(k=4096), index=INDEX[name], value=dr.QSGD(bits=1)).encode(values)
     for count in (0, 1, 4095, 4097, 8192, 8193, D):

@@ -1,4 +1,4 @@
-"""The lossless index codecs: any indices, block boundaries, the largest tensors, and sizes."""
+"""Test the lossless index codecs: any indices, block boundaries, the largest tensors, and sizes."""
 
 import heapq
 import math
@@ -114,7 +114,7 @@ def test_block_of_neighbours_then_a_far_one(name):
 @pytest.mark.parametrize("name", ["bitmap", "elias_fano", "rice"])
 @pytest.mark.parametrize("density", [0.02, 0.3, 0.97])
 def test_every_simd_level_decodes(density, name, simd):
-    """Full words, empty words, and the last 64 bits, which are decoded separately."""
+    """Test full words, empty words, and the last 64 bits, which are decoded separately."""
     for d in (64, 127, 128, 129, 6000):
         indices = np.flatnonzero(np.random.default_rng(d).random(d) < density).astype(np.uint32)
         section, _, _ = INDEX[name].encode(indices, d, key=0)
@@ -164,7 +164,7 @@ def test_other_number_of_set_bits_is_refused(name, change, simd):
 )
 @pytest.mark.parametrize("name", [name for name in LOSSLESS if name != "bitmap"])
 def test_largest_tensor(name, indices):
-    """d = 2^31 - 1, where sums of gaps and widths nearly fill 32 bits.
+    """Test d = 2^31 - 1, where sums of gaps and widths nearly fill 32 bits.
 
     A bitmap of this size has 2^28 bytes.
     """
@@ -176,7 +176,7 @@ def test_index_beyond_d_is_refused(name):
     """A section for a larger tensor has an index that this tensor does not have."""
     indices = np.array([5, 999], dtype=np.uint32)
     section, _, _ = INDEX[name].encode(indices, 1000, key=0)
-    if name == "huffman":  # its code depends on d
+    if name == "huffman":  # the code of Huffman depends on d
         section = b"\0" + huffman_code.encode(indices.view(np.uint8), static_lengths(999))
     data = container.write(
         container.Payload(
@@ -191,7 +191,7 @@ def test_index_beyond_d_is_refused(name):
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_indices_that_should_ascend_and_do_not(order):
-    """RawIndex supports any order, but the header must say so, because sparse sums rely on it."""
+    """RawIndex supports any order, but the header must say so. Sparse sums rely on it."""
     payload = container.Payload(
         10,
         2,
@@ -219,7 +219,7 @@ def information_bound(d, count):
     "density", [0.01, *(pytest.param(density, marks=pytest.mark.slow) for density in (0.001, 0.1))]
 )
 def test_sizes_of_resnet50(density):
-    """ResNet-50 as one tensor, with uniformly distributed indices."""
+    """Check the sizes for ResNet-50 as one tensor, with uniformly distributed indices."""
     d = 25_557_032
     indices = np.flatnonzero(np.random.default_rng(1).random(d, dtype=np.float32) < density).astype(
         np.uint32
@@ -268,11 +268,12 @@ def test_elias_fano_size(count):
     [(dr.RLE(), 1.59), (dr.Huffman(), 1.62), (dr.Huffman(delta=True), 1.59), (dr.Rice(), 1.45)],
 )
 def test_published_volumes(index, at_most):
-    """The volumes that DeepReduce reports for a ResNet-20 layer, relative to dense.
+    """Compare with the volumes that DeepReduce reports for a ResNet-20 layer, relative to dense.
 
-    d = 36 864 at 1 %, with encoded indices and raw values: RLE 1.59 %, Huffman 1.62 %, and a Bloom
-    filter, with errors, 1.45 %. Compared to the published digits, without our 40 bytes of header,
-    which are 0.03 %. The codecs that are not in the paper may not be worse.
+    For d = 36,864 at 1 %, with encoded indices and raw values, these are 1.59 % for RLE, 1.62 % for
+    Huffman, and 1.45 % for a Bloom filter, with errors. The comparison uses the published digits,
+    without our 40 bytes of header, which are 0.03 %. The codecs that are not in the paper may not
+    be worse.
     """
     values = gradient(36_864)
     data = dr.Codec(dr.TopK(0.01), index=index).encode(values)

@@ -1,4 +1,4 @@
-"""LloydMax against the optimum, and against levels fitted without bins."""
+"""Test LloydMax against the optimum, and against levels fitted without bins."""
 
 import struct
 
@@ -66,7 +66,7 @@ def test_one_bit_is_the_sign_times_the_mean():
 def test_any_values(values, bits):
     """Levels are means of their values, so the error is never larger than the values."""
     section, decoded = section_and_decoded(dr.LloydMax(bits), values)
-    if section is None:  # larger than the values, which were sent instead
+    if section is None:  # the section is larger than the values, which were sent instead
         return
     assert np.isfinite(decoded).all()
     assert (np.signbit(decoded) == np.signbit(values)).all()

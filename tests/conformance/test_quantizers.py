@@ -1,4 +1,4 @@
-"""QSGD and Quantile against what their papers promise."""
+"""Test QSGD and Quantile against what their papers promise."""
 
 import struct
 
@@ -33,7 +33,7 @@ def test_qsgd_is_unbiased(bits, norm):
         total += dr.decode(codec.encode(values, step=step))
     norms = norms_of(values, 64, norm)
     interval = 2 * norms if bits == 1 else norms / (2 ** (bits - 1) - 1)
-    # a draw is the lower or the upper end of its interval
+    # a draw gives the lower or the upper end of its interval
     upper = (values + norms) / interval if bits == 1 else np.abs(values) / interval
     upper = upper - np.floor(upper)
     # rare events are not normally distributed
@@ -79,7 +79,7 @@ def test_qsgd_of_zeros(bits, norm):
 @pytest.mark.parametrize("scale", [LARGEST, np.float32(1e-45), np.float32(1e-38)])
 @pytest.mark.parametrize("bits", [1, 2, 8])
 def test_qsgd_of_extremes(bits, scale, norm):
-    """The largest floats and subnormals, whose squares overflow and underflow float32."""
+    """Test the largest floats and subnormals, whose squares overflow and underflow float32."""
     values = np.where(np.arange(600) % 2, scale, -scale).astype(np.float32)
     _, decoded = section_and_decoded(dr.QSGD(bits=bits, bucket=512, norm=norm), values)
     assert np.isfinite(decoded).all()
@@ -88,7 +88,7 @@ def test_qsgd_of_extremes(bits, scale, norm):
 
 
 def test_qsgd_size():
-    """The size is `bits` per value and a norm per bucket, as in the estimate for planning."""
+    """The size is `bits` per value and one norm per bucket, like the estimate for planning."""
     for bits in range(1, 9):
         value = dr.QSGD(bits=bits, bucket=512)
         section, _ = section_and_decoded(value, gradient(5120))
@@ -98,7 +98,7 @@ def test_qsgd_size():
 
 
 def sides_of(values, wanted):
-    """Return [(sorted values, number of buckets)] of the negative and the other values."""
+    """Return [(sorted values, number of buckets)] for the negative and for the other values."""
     sides = [np.sort(values[values < 0]), np.sort(values[values >= 0])]
     buckets = quantile._buckets_of_sides(values.size, sides[0].size, wanted)
     return [(side, n) for side, n in zip(sides, buckets) if n]
@@ -185,7 +185,7 @@ def test_quantile_huffman_block_boundaries(count):
 
 
 def test_sketchml_instance():
-    """SKCompress: Huffman-coded index gaps and quantile buckets. Indices are lossless."""
+    """SKCompress, with Huffman-coded index gaps and quantile buckets, keeps indices lossless."""
     values = gradient(1_000_000)
     codec = dr.Codec(dr.TopK(0.01), index=dr.Huffman(delta=True), value=dr.Quantile())
     residual = np.zeros_like(values)

@@ -1,4 +1,4 @@
-"""The core's table of stages and the Python classes name the same stages, with the same ids."""
+"""Test that the core's table and the Python classes have the same stages, with the same ids."""
 
 import inspect
 import pathlib

@@ -1,5 +1,6 @@
-"""What every value codec does at every SIMD level; Float16, BFloat16 and Deflate against other
-implementations.
+"""Test every value codec at every SIMD level.
+
+Float16, BFloat16 and Deflate are also compared with other implementations.
 """
 
 import struct
@@ -22,8 +23,8 @@ import deepreduce_hvd as dr
 from deepreduce_hvd import container
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
-#: a value codec with kernels for every SIMD level; QSGD's groups of 8 codes meet the section's end
-#: in every way
+#: Value codecs with kernels for every SIMD level. With QSGD, sections end at every position within
+#: a group of 8 codes.
 VECTORISED = [
     dr.Float16(),
     dr.BFloat16(),
@@ -122,7 +123,7 @@ def test_every_half(value):
 
 @pytest.mark.parametrize("value", HALVES)
 def test_every_tie_rounds_to_even(value):
-    """The midpoint between any two adjacent 2-byte floats, and its two float32 neighbors."""
+    """Test the midpoint between any two adjacent 2-byte floats, and its float32 neighbors."""
     positive = half_values(
         value,
         np.arange(0x7C00 if isinstance(value, dr.Float16) else 0x7F80, dtype=np.uint32).astype(

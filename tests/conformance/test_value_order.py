@@ -1,4 +1,4 @@
-"""Value codecs that sort: the order section, and indices that follow their values."""
+"""Test value codecs that sort: the order section, and indices that follow their values."""
 
 import numpy as np
 import pytest

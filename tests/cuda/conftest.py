@@ -1,4 +1,4 @@
-"""The schedules of the emulated device that the tests here run under, and TensorFlow's kernels."""
+"""Fixtures: the schedules of the emulated device, and TensorFlow's kernels."""
 
 import emulation
 import pytest
@@ -15,7 +15,7 @@ def schedule(request):
 
 @pytest.fixture(scope="session")
 def kernels():
-    """TensorFlow's operators with the kernels for GPUs."""
+    """TensorFlow's operators with the GPU kernels."""
     import emulated
 
     from deepreduce_hvd.tensorflow import ops as adapter

@@ -1,12 +1,12 @@
-"""The device codecs under the host's emulator of CUDA: builds the library on first use, and calls
-it with NumPy arrays.
+"""Run the device codecs under the host's emulator of CUDA.
 
-A codec's stage can be driven alone (:func:`encode_index`, :func:`decode_index`,
-:func:`encode_value`, :func:`decode_value`).
+The library is built on first use, and called with NumPy arrays. A codec's stage can be run alone
+(:func:`encode_index`, :func:`decode_index`, :func:`encode_value`, :func:`decode_value`).
 
-DEEPREDUCE_CUDA_SANITIZE=1 builds it with AddressSanitizer and UBSan, =thread with ThreadSanitizer,
-to which each emulated thread is one of its own: a barrier that is missing, blocks that meet, a
-shuffle taken for a barrier are data races. Their libraries must be preloaded, for example
+DEEPREDUCE_CUDA_SANITIZE=1 builds the library with AddressSanitizer and UBSan, =thread with
+ThreadSanitizer. For ThreadSanitizer each emulated thread is a separate thread. So it reports a data
+race if a barrier is missing, if blocks access the same memory, or if a shuffle is used as a
+barrier. The libraries of the sanitizers must be preloaded, for example
 
     DEEPREDUCE_CUDA_SANITIZE=thread LD_PRELOAD=$(gcc -print-file-name=libtsan.so) setarch -R python
     -m pytest tests/cuda/test_emulation.py
@@ -76,7 +76,7 @@ def _parameters(stage):
 def encode_index(stage, indices, d, key, value_bits=32.0, spare=0):
     """Encode like :meth:`IndexCodec.encode`, with the device codec.
 
-    ``spare``: by how much the bound of the count on the host exceeds the count.
+    ``spare`` is by how much the host's bound of the count exceeds the count.
     """
     indices = np.ascontiguousarray(indices, dtype=np.uint32)
     parameters, capacity = _parameters(stage), indices.size + spare

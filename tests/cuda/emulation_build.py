@@ -20,14 +20,14 @@ CORE = ROOT / "deepreduce_hvd" / "csrc"
 EMULATOR = HERE / "emulator"
 SCHEDULER = EMULATOR / "scheduler.cc"
 INCLUDES = tuple(path.relative_to(ROOT) for path in (CORE, EMULATOR))
-#: DEEPREDUCE_CUDA_SANITIZE -> compiler flags of the library, for a process that preloads the
-#: sanitizer
+#: DEEPREDUCE_CUDA_SANITIZE -> compiler flags of the library; the process must preload the sanitizer
 SANITIZERS = {"": None, "1": "address,undefined", "thread": "thread"}
 
 
 def sources():
-    """What the library is made of besides the scheduler; of the CPU core only what raises
-    errors.
+    """Return the sources of the library except the scheduler.
+
+    From the CPU core, they include only what raises errors.
     """
     return [
         *sorted((CORE / "cuda").rglob("*.cu")), CORE / "base.cc", CORE / "api" / "arguments.cc",
@@ -45,14 +45,14 @@ def compiler():
 
 
 def compile_sources(sources, folder, options):
-    """Compiles what changed of these sources into build/; returns the objects."""
+    """Compile the sources that have changed into build/; return the objects."""
     names = [path.relative_to(ROOT) for path in sources]
     command = [*compiler(), "-g1", "-fPIC", "-ffp-contract=off", *options]
     return incremental_build.compile_all(names, ROOT / "build" / folder, command, root=ROOT)
 
 
 def link(library, objects, options):
-    """Links a library of these objects, unless it is up to date; returns its path."""
+    """Link a library of these objects, unless it is up to date; return its path."""
     command = [*compiler(), "-shared", *map(str, objects), *options, "-o", str(library)]
     incremental_build.link(library, command, objects)
     return library
@@ -81,8 +81,9 @@ def _build(folder, sanitizer):
 
 
 def kernels_and_core():
-    """The objects that the operators for GPUs are linked with: the emulated kernels, the emulator,
-    and the package's core for the host.
+    """Return the objects that the GPU operators are linked with.
+
+    They are the emulated kernels, the emulator, and the package's core for the host.
     """
     build()
     core = [

@@ -1,4 +1,4 @@
-"""TensorFlow's kernels of the host and those for GPUs, under the emulator, on the same input."""
+"""Run TensorFlow's host kernels, and its GPU kernels under the emulator, on the same input."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""QSGD, LloydMax, FitPoly and FitDExp in the emulator, on edge cases of their kernels.
+"""Test QSGD, LloydMax, FitPoly and FitDExp in the emulator, on edge cases of their kernels.
 
 Results must equal the NumPy oracle bit for bit.
 """
@@ -162,7 +162,7 @@ def test_hostile_sections(stage, values):
 @settings(max_examples=150, deadline=None)
 @given(strategies.data())
 def test_hostile_heads(data):
-    """Sections with random headers, valid or just out of range, and matching or close lengths."""
+    """Test random headers, valid or out of range, with sections of matching or close length."""
     count = data.draw(strategies.integers(1, 3000))
     positives = data.draw(strategies.sampled_from([0, 1, count // 2, count, count + 1]))
     degree = data.draw(strategies.integers(0, 8))

@@ -1,4 +1,4 @@
-"""The emulator: barriers and warp operations wait, and invalid kernels are reported.
+"""Test the emulator: barriers and warp operations wait, and invalid kernels are reported.
 
 Sums within blocks are correct in every schedule.
 """

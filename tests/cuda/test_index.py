@@ -1,5 +1,6 @@
-"""Rice, EliasFano and Bloom on the device where tests/support/codecs_table.py does not reach: many
-blocks, wide gaps, rates at their ends, and what is refused.
+"""Test Rice, EliasFano and Bloom on the device beyond tests/support/codecs_table.py.
+
+The tests use many blocks, wide gaps, extreme rates and sections that are refused.
 """
 
 import emulation
@@ -211,7 +212,7 @@ def test_conflict_sets_beyond_the_scratch_are_left_to_the_host():
 
 
 def test_what_a_value_costs_has_bounds():
-    """The bounds determine the filter size for which the host allocates memory."""
+    """Bounds on the bits per value limit the filter for which the host allocates memory."""
     for value_bits in (0.5, 65.0):
         with pytest.raises(dr.InvalidArgumentError):
             emulation.encode_index(

@@ -1,4 +1,4 @@
-"""Compiling with nvcc: its options and errors. tests/test_gpu_check.py compiles every source."""
+"""Test the options and errors of nvcc. tests/test_gpu_check.py compiles every source."""
 
 import build_cuda
 import nvcc

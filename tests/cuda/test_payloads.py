@@ -1,6 +1,6 @@
-"""Whole payloads of the device codecs in the emulator, compared with the native core.
+"""Compare whole payloads of the device codecs in the emulator with the native core.
 
-Bytes, memories, sums, and refused payloads.
+This covers bytes, memories, sums, and refused payloads.
 """
 
 import emulation
@@ -152,7 +152,7 @@ def deceptive(d):
 
 @parametrize_product(case=deceptive(16), k=[1, 100, 8191])
 def test_largest_of_deceptive_inputs(case, k):
-    d = 90001  # more than the memory for candidates
+    d = 90001  # more than fit the memory for candidates
     both(
         dr.Codec(dr.TopK(k=k)), dr.Residual(), deceptive(d)[case], (np.zeros(d, dtype=np.float32),)
     )
@@ -252,7 +252,7 @@ def agree(codec, data, d):
     )
 
 
-#: every how many-th bit is flipped; 11 meets each bit of a byte
+#: stride of the flipped bits; 11 meets each bit of a byte
 STRIDES = [11, pytest.param(1, marks=pytest.mark.slow)]
 
 

@@ -1,4 +1,4 @@
-"""The PyTorch operators for CUDA and the adapter's GPU path, on a simulated device.
+"""Test the PyTorch operators for CUDA and the adapter's GPU path, on a simulated device.
 
 Only the GPU, its streams and NCCL are missing.
 """

@@ -1,6 +1,6 @@
-"""Each stage of the device codecs alone in the emulator, compared with the NumPy oracle.
+"""Compare each stage of the device codecs alone, in the emulator, with the NumPy oracle.
 
-Sections, decoded arrays, and refused sections.
+This covers sections, decoded arrays, and refused sections.
 """
 
 import emulation

@@ -1,4 +1,4 @@
-"""TensorFlow's GPU kernels in the emulator give the same bits as the host kernels."""
+"""Test that TensorFlow's GPU kernels, in the emulator, give the same bits as the host kernels."""
 
 import importlib.util
 import pathlib
@@ -100,7 +100,7 @@ def test_codecs_that_stay_on_the_host_go_there(kernels, index, value, memory):
 @pytest.mark.parametrize("notices", [False, True])
 def test_failures_are_those_of_the_host_and_notices_where_asked_for(kernels, codec, dtype, notices):
     wrong = table_of(codec)
-    wrong[0, 1] = 2  # the ratio of TopK
+    wrong[0, 1] = 2  # an invalid ratio of TopK
     given = tf.cast(tf.constant(CASES["odd"]), dtype)
     made = [
         outcome(lambda: encode(given, wrong, [7, 0, 3, 5], [], [], notices=notices))
@@ -183,7 +183,7 @@ def test_readers_of_a_residual_see_no_later_step(kernels):
     assert not before.numpy().any() and residual.numpy().any()
 
 
-#: scenarios of tests/parallel in which a collective on the host or through NCCL makes a difference
+#: scenarios of tests/parallel that depend on whether a collective runs on the host or with NCCL
 _WITH_NCCL = (
     "average_is_the_mean_of_what_payloads_decode_to",
     "groups_change_nothing_but_the_messages",
@@ -200,8 +200,9 @@ _WITH_NCCL = (
 @pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="Horovod is not installed")
 @pytest.mark.parametrize(("collectives", "scenarios"), [("host", ()), ("nccl", _WITH_NCCL)])
 def test_two_ranks_train_as_on_the_host(collectives, scenarios, tmp_path):
-    """TensorFlow's scenarios on stock Horovod, with variables on a simulated GPU; () stands for
-    all.
+    """TensorFlow's scenarios pass on stock Horovod with variables on a simulated GPU.
+
+    ``scenarios`` is () for all of them.
     """
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "parallel"))
     from launch import report_of

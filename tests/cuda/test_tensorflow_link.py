@@ -1,4 +1,4 @@
-"""TensorFlow's operators with GPU kernels load into a TensorFlow without CUDA.
+"""Test that TensorFlow's operators with GPU kernels load into a TensorFlow without CUDA.
 
 They are compiled by nvcc and linked as in setup.py.
 """
@@ -53,7 +53,7 @@ def library(tmp_path_factory):
 
     path = nvcc.find()
     known = nvcc.known_architectures(path)
-    # those of tests/test_gpu_check.py, whose objects these are
+    # the architectures of tests/test_gpu_check.py, whose objects are used again
     architectures = [architecture for architecture in nvcc.ARCHITECTURES if architecture in known]
     objects = build_cuda.build(path, ROOT / "build/cuda_check", architectures)
     compiler, core = os.environ.get("CXX", "g++"), pathlib.Path("deepreduce_hvd/csrc")

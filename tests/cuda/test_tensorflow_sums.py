@@ -1,5 +1,6 @@
-"""TensorFlow's kernel that decodes and adds up on a GPU, under the emulator: its sums are, bit for
-bit, those of the host's kernel.
+"""Test TensorFlow's GPU kernel that decodes and sums payloads, under the emulator.
+
+Its sums equal those of the host kernel bit for bit.
 """
 
 import numpy as np
@@ -39,7 +40,7 @@ def same_sum(
 ):
     """Compare both kernels, the GPU's with and without hints; return the result of the host.
 
-    The default number of ranks is the number of lengths per member.
+    By default, the number of ranks is the number of lengths per member.
     """
     ranks = len(lengths) // members if ranks is None else ranks
     initial = [] if initial is None else [initial]

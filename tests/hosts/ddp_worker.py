@@ -85,7 +85,7 @@ def killed_in_a_step(directory):
 
 
 def train_on(directory):
-    """Train until something ends the process; tell the test when training is under way."""
+    """Train until something ends the process; tell the test when training has started."""
     step, _, _ = training(None)
     for number in range(100000):
         step()

@@ -1,4 +1,4 @@
-"""PyTorch's DDP between hosts (network namespaces of this machine), with torchrun on each."""
+"""Test PyTorch's DDP between hosts (network namespaces of this machine), with torchrun."""
 
 import json
 import pathlib

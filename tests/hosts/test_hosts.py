@@ -1,4 +1,4 @@
-"""Training between hosts (network namespaces of this machine), with horovodrun over ssh."""
+"""Test training between hosts (network namespaces of this machine), with horovodrun over ssh."""
 
 import json
 import pathlib
@@ -14,10 +14,10 @@ import network  # noqa: E402
 
 _MISSING = network.problems()
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
-_GLOO_SECONDS = 15  # Horovod's own time-out, by default 30
+_GLOO_SECONDS = 15  # Horovod's own time-out, 30 by default
 _START_SECONDS = 120
-#: Gloo's messages about a lost connection: the neighbors of the killed rank print them at once, the
-#: others when these have ended or after the time-out
+#: Gloo's messages about a lost connection. The neighbors of the killed rank print them at once. The
+#: others print them when the neighbors have ended, or after the time-out.
 CAUSES = (
     r"Connection (closed|reset) by peer|Connection timed out|Application timeout caused pair "
     rf"closure|Timed out waiting {_GLOO_SECONDS}000ms"
@@ -50,8 +50,9 @@ def wait_for(what, seconds):
 
 
 def alive(directory, rank):
-    """Return whether a rank's process runs; one that its launcher has not yet waited for does
-    not.
+    """Return whether a rank's process runs.
+
+    A process that has ended, but for which its launcher has not yet waited, does not run.
     """
     status = pathlib.Path("/proc", (directory / f"process.{rank}").read_text(), "stat")
     try:
@@ -66,7 +67,7 @@ def expect_traffic_of_stats(reports):
     def totals(codec, figure):
         return [sum(steps) for steps in zip(*(report[codec][figure] for report in reports))]
 
-    # the step with the least traffic, because the threads communicate while a step lasts
+    # The step with the least traffic, because the background threads communicate during a step.
     protocol = min(
         sent - expected
         for sent, expected in zip(totals("nothing", "sent"), totals("nothing", "expected"))
@@ -86,8 +87,8 @@ def expect_traffic_of_stats(reports):
 def test_training(count, tmp_path):
     """Replicas are bit-identical (the worker checks it), and the traffic matches stats()."""
     with network.Network(count, "1gbit") as hosts:
-        # Horovod's background threads communicate in every cycle, by default 1 ms; longer cycles
-        # keep this traffic below the bytes of a step
+        # Horovod's background threads communicate in every cycle, by default every 1 ms. Longer
+        # cycles keep this traffic below the bytes of a step.
         job = start(hosts, "train", tmp_path, HOROVOD_CYCLE_TIME="20")
         said = said_by(job, _START_SECONDS)
     assert job.returncode == 0, said[-4000:]

@@ -1,4 +1,4 @@
-"""The rate of a shaped link holds from the first bytes after a pause."""
+"""Test that the rate of a shaped link holds from the first bytes after a pause."""
 
 import statistics
 import subprocess
@@ -38,7 +38,7 @@ for _ in range(times):
 
 
 def seconds_after_pauses(hosts, count):
-    """Return the seconds that ``count`` bytes took from h1 to h2, for each of some pauses."""
+    """Return the seconds that ``count`` bytes take from h1 to h2 after each of some pauses."""
 
     def start(host, script):
         words = ["python3", "-c", script, count, _TIMES + 1]
@@ -56,14 +56,14 @@ def seconds_after_pauses(hosts, count):
 @needs_hosts
 @pytest.mark.parametrize("rate, count", [("100mbit", 500_000), ("1gbit", 5_000_000)])
 def test_bytes_take_their_time_right_after_a_pause(rate, count):
-    """500 kB are about a compressed step of ResNet-50: a burst must not let it through at once."""
+    """A burst must not let 500 kB, about a compressed step of ResNet-50, through at once."""
     with network.Network(2, rate) as hosts:
         taken = seconds_after_pauses(hosts, count)
     expected = count * _HEADERS * 8 / links.bits_per_second(rate)
     shares = [seconds / expected for seconds in taken]
-    # the burst itself, 2.6 ms at 100 Mb/s and 2.1 ms at 1 Gb/s, may be ahead of the rate
+    # only the burst, 2.6 ms at 100 Mb/s and 2.1 ms at 1 Gb/s, may exceed the rate
     assert min(shares) > 0.90, f"{rate}: seconds over bytes / rate: {shares}"
-    # a busy machine may delay some
+    # a busy machine may delay some messages
     assert statistics.median(shares) < 1.25, f"{rate}: seconds over bytes / rate: {shares}"
 
 

@@ -1,4 +1,4 @@
-"""Network namespaces: links have the requested speed, and nothing remains after the process."""
+"""Test network namespaces: links have the requested speed, and nothing remains afterwards."""
 
 import os
 import pathlib
@@ -15,7 +15,7 @@ import network  # noqa: E402
 _MISSING = network.problems()
 needs_hosts = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 
-#: of Ethernet, IP and TCP with time stamps, on a packet as the interface counts them
+#: headers of Ethernet, IP and TCP with time stamps, per packet as the interface counts them
 _HEADER_BYTES = 14 + 20 + 32
 
 _MAKER = """

@@ -1,4 +1,4 @@
-"""The replay of steps: sizes of the networks, and a device that sleeps."""
+"""Test the replay of steps: sizes of the networks, and a device that sleeps."""
 
 import math
 import time
@@ -30,6 +30,6 @@ def test_a_device_is_busy_for_the_sum_of_its_seconds():
     started = time.perf_counter()
     for _ in range(400):
         device.run(1e-4)
-        sum(range(300))  # what the host does in between is not the device's time
+        sum(range(300))  # work of the host, which must not count as time of the device
     spent = time.perf_counter() - started
     assert spent >= 0.0395

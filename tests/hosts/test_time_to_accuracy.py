@@ -1,4 +1,4 @@
-"""benchmarks/time_to_accuracy.py: a few steps of two rows, and the figures of its results file."""
+"""Test benchmarks/time_to_accuracy.py: a few steps of two rows, and its results file."""
 
 import argparse
 import json
@@ -39,7 +39,8 @@ def test_a_few_steps(tmp_path):
     assert none["sent_bytes"] / 50 < default["sent_bytes"] < none["sent_bytes"] / 25
     assert path.with_suffix(".png").stat().st_size > 5000
 
-    # the rows are there: nothing is trained; the target that both reach at once is only a report
+    # The rows exist, so nothing is trained. Both rows reach this target at once, which only changes
+    # the report.
     again = run(path, "--target", "0.02")
     assert again.returncode == 0 and "step 3" not in again.stdout, again.stdout + again.stderr
     assert all(row["reached_step"] == 3 for row in json.loads(path.read_text())["rows"])

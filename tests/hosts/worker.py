@@ -22,13 +22,13 @@ from deepreduce_hvd.wire import PROBE_BYTES  # noqa: E402
 
 STEPS = 6
 CODECS = {
-    # the same number of messages with almost no contents: the cost of the protocols
+    # the same number of messages with almost no contents, to measure the cost of the protocols
     "nothing": dr.Codec(dr.Threshold(1e30)),
     "recommended": None,
     "pairs": dr.Codec(dr.TopK(0.05)),
 }
-#: of Ethernet, IP and TCP with time stamps, on a segment; the counters count what the kernel has
-#: joined as one
+#: Headers of Ethernet, IP and TCP with time stamps, per segment. The counters count segments that
+#: the kernel has joined as one.
 HEADER_BYTES = 14 + 20 + 32
 
 
@@ -141,7 +141,7 @@ def killed_in_a_step(directory):
 
 
 def train_on(directory):
-    """Train until something ends the process; tell the test when training is under way."""
+    """Train until something ends the process; tell the test when training has started."""
     step, _, _ = training(None)
     for number in range(100000):
         step()

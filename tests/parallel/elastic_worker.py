@@ -1,5 +1,6 @@
-"""One worker of an elastic job on any framework: it trains until a file says that it is enough, and
-notes what each start began with.
+"""Train as one worker of an elastic job, on any framework.
+
+The worker trains until a file tells it to stop. It records the state at each start of training.
 """
 
 import json
@@ -10,14 +11,15 @@ import numpy as np
 
 COMMIT_EVERY = 3
 #: Fewest elements of a gradient that Horovod sums. When a rank is killed during a sum, Horovod
-#: 0.28.1 on another rank goes on to its next message, of 8 bytes. A rank that still waits for a
-#: part of the sum of fewer bytes is then aborted by Gloo ("op.preamble.length <= op.nbytes"), with
-#: or without compression. Gloo splits the sum of three ranks into six parts.
+#: 0.28.1 on another rank continues with its next message, of 8 bytes. Another rank may still wait
+#: for a part of the sum. If this part has fewer than 8 bytes, Gloo aborts the rank
+#: ("op.preamble.length <= op.nbytes"), with or without compression. Gloo splits the sum of three
+#: ranks into six parts.
 FEWEST_ELEMENTS = 24
 
 
 def announce(directory):
-    """Writes this process's number, for the test to kill it."""
+    """Write the number of this process, so that the test can kill it."""
     host, local_rank = os.environ["HOROVOD_HOSTNAME"], os.environ["HOROVOD_LOCAL_RANK"]
     (directory / f"process.{host}.{local_rank}").write_text(str(os.getpid()))
 
@@ -27,24 +29,24 @@ def largest_difference(moment, other):
 
 
 class Worker:
-    """The loop of an elastic training, and its notes.
+    """The loop of an elastic training, and its records.
 
     Args:
-        hvd: Horovod of the framework.
-        step: makes the step of this number, and checks that all ranks agree.
-        moment: what the parameters and the sum of all ranks' memories are, two arrays.
-        as_rank_0: an int -> that of rank 0.
+        hvd: the Horovod module of the framework.
+        step: function of a number that makes this step and checks that all ranks agree.
+        moment: function that returns the parameters and the sum of all ranks' memories, two arrays.
+        as_rank_0: function that returns rank 0's value of an int.
     """
 
     def __init__(self, directory, hvd, step, moment, as_rank_0):
         self.directory, self.hvd = directory, hvd
         self._step, self._moment, self._as_rank_0 = step, moment, as_rank_0
-        # the moment after the last step, which is not in the state: Horovod takes that back to the
+        # the moment after the last step; not in the state, because Horovod resets the state to the
         # last commit
         self._newest = []
 
     def commits_go_on(self):
-        """Return whether the test wants commits, as rank 0 sees it."""
+        """Return whether the test wants commits, according to rank 0."""
         return bool(self._as_rank_0(int(not (self.directory / "no_commits").exists())))
 
     def note_start(self, state):

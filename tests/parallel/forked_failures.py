@@ -1,8 +1,8 @@
-"""Run several failures in one job under torchrun, each in processes of its own.
+"""Run several failures in one job under torchrun, each in separate processes.
 
 Most of the time of such a job is the import of PyTorch. Each rank forks a process for each failure,
-after the import and before the first thread. torchrun does not see how these processes end, so none
-of them is terminated before it has printed its message.
+after the import and before the first thread. torchrun does not see how these processes end, so it
+terminates none of them before the message is printed.
 """
 
 import datetime
@@ -23,8 +23,8 @@ _SECONDS = 8
 def main(failures):
     """Run the failures that the command line names: ``FAILURE``, or ``DIRECTORY FAILURE...``.
 
-    In the second form the directory gets what the rank printed in each, ``FAILURE.RANK``, and their
-    exit statuses, ``statuses.RANK``.
+    In the second form, the directory gets the output of the rank in each failure, ``FAILURE.RANK``,
+    and the exit statuses, ``statuses.RANK``.
 
     Args:
         failures: {name: function}.
@@ -34,7 +34,7 @@ def main(failures):
         return _run(first, failures, None)
     directory = pathlib.Path(first)
     statuses = {}
-    gc.freeze()  # the processes share what is imported
+    gc.freeze()  # the processes share the imported modules
     for name in names:
         _meet(directory, name)
         process = os.fork()
@@ -46,7 +46,7 @@ def main(failures):
 
 
 def _meet(directory, name):
-    """Wait until all ranks have come to a failure."""
+    """Wait until all ranks have reached a failure."""
     (directory / f"{name}.{os.environ['RANK']}").touch()
     for rank in range(int(os.environ["WORLD_SIZE"])):
         while not (directory / f"{name}.{rank}").exists():

@@ -1,5 +1,7 @@
-"""Errors that one rank meets, or all do, with PyTorch's fully_shard; started under torchrun by
-test_torch_fsdp.py on two hosts of two ranks. Every rank must end with the cause.
+"""Raise errors on one rank, or on all, with PyTorch's fully_shard.
+
+Started under torchrun by test_torch_fsdp.py on two hosts of two ranks. Every rank must end with the
+cause.
 """
 
 import os

@@ -1,4 +1,7 @@
-"""Random programs with fully_shard, each from its seed alone, held to the simulated hosts."""
+"""Compare random programs with fully_shard to simulated hosts.
+
+Each program depends on its seed alone.
+"""
 
 import random
 
@@ -21,7 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 import deepreduce_hvd as dr
 
-#: how several batches make one step
+#: how several batches form one step
 ONCE, NO_SYNC, NO_ALL_REDUCE, EACH = "once", "no sync", "no all-reduce", "each exchanged"
 
 

@@ -1,5 +1,7 @@
-"""Train with fully_shard and lose the last rank; torchrun starts all ranks again, with another
-number of ranks per host. Started by test_torch_restarts.py.
+"""Train with fully_shard and lose the last rank.
+
+torchrun then starts all ranks again, with another number of ranks per host. Started by
+test_torch_restarts.py.
 
 Arguments: a folder for checkpoints, and the steps after which the state is saved and lost.
 """

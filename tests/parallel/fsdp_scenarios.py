@@ -1,5 +1,7 @@
-"""What must hold on every rank with PyTorch's fully_shard; started by test_torch_fsdp.py under
-torchrun on four ranks: two hosts of two ranks, unless a scenario says otherwise.
+"""Test what must hold on every rank with PyTorch's fully_shard.
+
+Started by test_torch_fsdp.py under torchrun on four ranks: two hosts of two ranks, unless a
+scenario says otherwise.
 """
 
 import sys

@@ -1,5 +1,6 @@
-"""State of a compressor with fully_shard, what equals PyTorch's own hybrid sharding, and what is
-refused; run by fsdp_scenarios.py.
+"""Test the state of a compressor with fully_shard, hybrid sharding, and errors.
+
+Some scenarios compare with PyTorch's own hybrid sharding. Run by fsdp_scenarios.py.
 """
 
 import warnings
@@ -85,7 +86,7 @@ def scenario_dense_is_pytorchs_hybrid_sharding(directory):
                 if prepare is not None and not step:
                     prepare(network)
                 network.zero_grad()
-                for number in range(3):  # two micro-batches that are only reduced in the host
+                for number in range(3):  # two micro-batches that are reduced only within the host
                     network.set_requires_all_reduce(number == 2)
                     loss_of(network, 10 * step + number, dist.get_rank(), True, dtype).backward()
                 with torch.no_grad():
@@ -183,7 +184,7 @@ def scenario_inf_in_one_shard_voids_the_step_of_all(directory):
     skipped = []
     for step in range(4):
         optimizer.zero_grad()
-        # the first row of one weight, which only the first rank of each host has
+        # Inf in the first row of one weight, which only the first rank of each host has
         handle = None
         if step == 2 and dist.get_rank() == 2:
             handle = network.first.register_forward_hook(

@@ -1,4 +1,4 @@
-"""What the workers for fully_shard share: sharded models, and the oracle of hosts and shards."""
+"""Shared by the workers for fully_shard: sharded models, and the oracle of hosts and shards."""
 
 import copy
 import functools
@@ -27,7 +27,7 @@ def meshes(hosts):
 
 
 def shard(network, mesh, calls=LAYERS, **options):
-    """Call fully_shard."""
+    """Call fully_shard on the modules of each call."""
     for names in calls:
         modules = [network.get_submodule(name) for name in names]
         fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, **options)
@@ -49,7 +49,7 @@ def loss_of(network, step, rank, branch=True, dtype=torch.float32):
 
 
 class Reference:
-    """The network without fully_shard, with the parameters that the ranks have now.
+    """The network without fully_shard, with the current parameters of the ranks.
 
     Args:
         policy: MixedPrecisionPolicy of the sharded network.
@@ -63,7 +63,7 @@ class Reference:
         self._reduce_dtype = policy.reduce_dtype or self._dtype
 
     def follow(self, sharded_network):
-        """Copy the parameters; called on all ranks."""
+        """Copy the parameters of the sharded network. All ranks call this."""
         own = dict(self._network.named_parameters())
         with torch.no_grad():
             for name, parameter in sharded_network.named_parameters():
@@ -114,7 +114,7 @@ class Reference:
 
 
 class ShardOracle(Oracle):
-    """What the ranks that have the same shard do with their gradients.
+    """Simulates the ranks that hold the same shard.
 
     Args:
         compressor: this rank's compressor.
@@ -164,7 +164,8 @@ class ShardOracle(Oracle):
         Args:
             compressor: this rank's compressor.
             network: the sharded network.
-            gradients: {name: shard, or None for zeros that backward did not make} of each host.
+            gradients: for each host, {name: shard, or None for zeros that backward did not
+                compute}.
             what: text for a failure.
             earlier: {name: gradient before this pass}.
 
@@ -204,7 +205,10 @@ class ShardOracle(Oracle):
 
 
 def expect_on_all_ranks(check):
-    """Run a check; if it fails on any rank, raise on all, so that none waits for the others."""
+    """Run a check; raise on all ranks if it fails on any.
+
+    So no rank waits for the others.
+    """
     try:
         check()
         found = None

@@ -1,14 +1,16 @@
-"""Kills a rank at a random moment of training, again and again, and counts survivors that never
-end.
+"""Kill a rank at a random moment of training, many times, and count survivors that never end.
 
-    python tests/parallel/killed_peer.py --runs 300                 # training with this package's compression
-    python tests/parallel/killed_peer.py --runs 300 --work plain    # with Horovod alone, for comparison
-    python tests/parallel/killed_peer.py --runs 1 --work waiting    # the worst moment: while many collectives wait for the one that is killed
+    # training with this package's compression
+    python tests/parallel/killed_peer.py --runs 300
+    # with Horovod alone, for comparison
+    python tests/parallel/killed_peer.py --runs 300 --work plain
+    # the worst moment: many collectives wait for the killed rank
+    python tests/parallel/killed_peer.py --runs 1 --work waiting
 
-Each run is a job of its own, of processes forked from this one, which has imported the frameworks:
-about a second a run. The ranks meet at Horovod's own rendezvous server, without horovodrun, which
-would end the survivors itself. A survivor must end within ``--limit`` seconds; what one does that
-does not end is printed.
+Each run is a separate job, forked from this process. The frameworks are already imported, so a run
+takes about a second. The ranks meet at Horovod's own rendezvous server, without horovodrun, which
+would end the survivors. A survivor must end within ``--limit`` seconds. Otherwise the stacks of its
+threads are printed.
 """
 
 import argparse
@@ -78,7 +80,7 @@ def leave_collectives_waiting(ready):
             os.write(ready, b"r")
         if len(started) >= _WAITING:
             busy_until = time.perf_counter() + 1e-3
-            # with the GIL, like training
+            # hold the GIL, like training
             while time.perf_counter() < busy_until:
                 pass
 
@@ -116,7 +118,7 @@ def run_once(ranks, work, delay, victim, limit, directory):
     for slot in plan:
         child = os.fork()
         if child == 0:
-            os.close(start_write)  # ends a job whose launcher is gone
+            os.close(start_write)  # a rank then ends if its launcher is gone
             port = int(os.read(start_read, 8))
             shared = create_run_env_vars("127.0.0.1", ["lo"], port)
             environment = {
@@ -162,8 +164,9 @@ def run_once(ranks, work, delay, victim, limit, directory):
 
 
 def in_a_child(function, *arguments):
-    """Calls ``function`` in a forked process, so that this one keeps no threads of it; returns its
-    exit status.
+    """Call ``function`` in a forked process; return its exit status.
+
+    So this process keeps no threads of ``function``.
     """
     child = os.fork()
     if child == 0:

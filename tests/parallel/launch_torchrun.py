@@ -26,15 +26,16 @@ def lines_of(rank, output):
 
 
 def failure_tests(script, processes, quick, slow):
-    """A fixture and a test of failures: ``said, test_failure = failure_tests(...)``.
+    """Return a fixture and a test: ``said, test_failure = failure_tests(...)``.
 
-    One job runs those that pytest has selected, each in processes of its own.
+    The test runs all failures of a worker. One job runs those that pytest has selected, each in
+    separate processes.
 
     Args:
         script: the worker, which ends with ``forked_failures.main``.
         processes: the number of ranks.
         quick: {failure: regular expression of the message on every rank} of the default run.
-        slow: those of the slow tests.
+        slow: the same for the slow tests.
     """
 
     @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ def check(compressor, network, step, directory):
     """Train with pauses of known length, and compare them with what was measured.
 
     Args:
-        compressor: a registered compressor that nothing has used.
+        compressor: a registered compressor that has not been used.
         network: the network; its modules ``last`` and ``first`` do not share a buffer.
         step: function of a number that runs one forward and backward pass.
         directory: directory for files.

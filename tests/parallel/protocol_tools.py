@@ -1,6 +1,6 @@
-"""What the scenarios about ranks that differ share."""
+"""Shared by the scenarios in which ranks differ."""
 
-#: how the message about other settings begins
+#: beginning of the message about different settings
 SAME = "expected the same compressor configuration on every rank, at the same step, got "
 
 
@@ -10,6 +10,6 @@ def on_last(hvd, other, usual):
 
 
 def before_last(hvd):
-    """Return how a message names all ranks but the last."""
+    """Return the text with which a message names all ranks but the last."""
     ranks = list(range(hvd.size() - 1))
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

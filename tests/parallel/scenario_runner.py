@@ -1,6 +1,4 @@
-"""What the scenarios of all frameworks share: running them, and the statistics that any compressor
-must show.
-"""
+"""Shared by the scenarios of all frameworks: running them, and checks of statistics."""
 
 import contextlib
 import gc
@@ -11,14 +9,14 @@ import sys
 import time
 import traceback
 
-#: the number of ranks on which products of settings run whole
+#: number of ranks on which products of settings run completely
 WHOLE = 2
 
 
 def sample(size, cases, every=3):
-    """All cases on two ranks, and on another number of ranks one of ``every`` so many.
+    """Return all cases on two ranks, and one of ``every`` cases on other numbers of ranks.
 
-    For settings that meet the number of ranks nowhere, such as codecs.
+    For settings that do not depend on the number of ranks, such as codecs.
     """
     cases = list(cases)
     return cases if size == WHOLE else cases[::every]
@@ -26,21 +24,21 @@ def sample(size, cases, every=3):
 
 @contextlib.contextmanager
 def refused(message):
-    """What is inside must end with an error on every rank that says ``message``, a regex."""
+    """Check that the body raises an error that matches ``message``, a regex, on every rank."""
     try:
         yield
-    except Exception as error:  # AutoGraph makes types of its own, with the text of ours
+    except Exception as error:  # AutoGraph raises its own types, with our text
         assert re.search(message, str(error)), f"expected an error with {message!r}, got {error!r}"
     else:
         raise AssertionError(f"expected an error with {message!r}; went on silently")
 
 
 def run_all(namespace, directory, hvd, barrier):
-    """Runs every scenario_* of a module on this rank and writes what happened.
+    """Run every scenario_* of a module on this rank, and write the results.
 
-    Names on the command line behind the directory limit what is run.
+    Names on the command line after the directory select the scenarios to run.
     """
-    # what the frameworks have imported is not looked through again by every collection
+    # so that collections do not traverse what the frameworks have imported
     gc.collect()
     gc.freeze()
     outcomes, wanted = {}, sys.argv[2:]
@@ -49,23 +47,26 @@ def run_all(namespace, directory, hvd, barrier):
             continue
         if wanted and name[len("scenario_") :] not in wanted:
             continue
-        # shown when a job ends without its report
+        # shown if a job ends without its report
         print(f"{time.strftime('%X')} {name}", flush=True)
         try:
             scenario(pathlib.Path(directory))
             outcomes[name[len("scenario_") :]] = None
         except Exception:
             outcomes[name[len("scenario_") :]] = traceback.format_exc()
-            # shown when the other ranks wait for this one in the scenario, and no report is written
+            # shown if the other ranks wait for this one in the scenario, and no report is written
             traceback.print_exc()
-        # the next scenario starts together on all ranks, whatever happened in this one
+        # all ranks start the next scenario together, whatever happened in this one
         barrier()
     path = pathlib.Path(directory) / f"report.{hvd.size()}.{hvd.rank()}.json"
     path.write_text(json.dumps(outcomes))
 
 
 def expect_statistics_that_add_up(compressor, roll_call_bytes=0):
-    """``roll_call_bytes``: the bytes of the roll call per step, which count for one parameter."""
+    """Check that the statistics of a compressor add up.
+
+    ``roll_call_bytes`` are the bytes of the roll call per step, which count for one parameter.
+    """
     beside = 0
     for name, row in compressor.stats().items():
         if row["path"] == "dense":

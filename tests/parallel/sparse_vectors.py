@@ -1,4 +1,4 @@
-"""dr.sparse_allreduce on stock Horovod, the same for both frameworks."""
+"""Test dr.sparse_allreduce on stock Horovod, in the same way for both frameworks."""
 
 import numpy as np
 
@@ -34,8 +34,8 @@ def check(hvd, tensor, to_numpy):
     """Check results and errors on all ranks.
 
     Args:
-        hvd: the Horovod of the framework.
-        tensor, to_numpy: functions that make its tensors from arrays and arrays from them.
+        hvd: the Horovod module of the framework.
+        tensor, to_numpy: functions that convert arrays to tensors of the framework, and back.
     """
     rank, size = hvd.rank(), hvd.size()
     indices, values = given(rank)
@@ -65,7 +65,7 @@ def check(hvd, tensor, to_numpy):
             everything[summed.indices] += summed.values
             np.testing.assert_allclose(everything, expected, atol=1e-5, err_msg=f"{communicator}")
     _check_errors(hvd)
-    # nothing of all that is left behind
+    # the errors leave nothing behind
     result = dr.sparse_allreduce(indices, values, D, hvd.Sum, "again")
     np.testing.assert_array_equal(result.indices, np.flatnonzero(expected))
 
@@ -75,7 +75,7 @@ def _of_all_ranks(hvd, result):
 
 
 def _check_errors(hvd):
-    """One rank alone gives a wrong argument, and all ranks raise."""
+    """Check that all ranks raise if one rank passes a wrong argument."""
     rank, size = hvd.rank(), hvd.size()
     indices, values = given(rank)
     wrong = rank == size - 1

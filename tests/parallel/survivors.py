@@ -1,6 +1,4 @@
-"""Starts a job as horovodrun does, but leaves the ranks that survive alone, whom horovodrun would
-end.
-"""
+"""Start a job like horovodrun, which would end the surviving ranks, but do not end them."""
 
 import contextlib
 import io
@@ -19,14 +17,13 @@ HERE = pathlib.Path(__file__).parent
 
 
 def run(ranks, script, *arguments, limit=120, **environment):
-    """Runs ``script`` on so many ranks, all but the last of which must end within ``limit``
-    seconds.
+    """Run ``script`` on some ranks. All but the last must end within ``limit`` seconds.
 
     Args:
         environment: variables for the ranks.
 
     Returns:
-        (what each rank said, the exit statuses of all but the last, seconds).
+        (the output of each rank, the exit statuses of all but the last, seconds).
     """
     plan = get_host_assignments(parse_hosts(f"localhost:{ranks}"), ranks)
     with contextlib.redirect_stdout(io.StringIO()):

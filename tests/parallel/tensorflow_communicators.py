@@ -1,5 +1,6 @@
-"""Communicators on stock Horovod with TensorFlow; started by test_tensorflow_communicators.py under
-horovodrun.
+"""Test communicators on stock Horovod with TensorFlow.
+
+Started by test_tensorflow_communicators.py under horovodrun.
 """
 
 import itertools
@@ -7,7 +8,7 @@ import os
 import sys
 import zlib
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -51,7 +52,10 @@ def codec_for(communicator, *stages):
 
 
 def scenario_sparse_vectors(directory):
-    """dr.sparse_allreduce; the first scenario, so that no compressor exists yet."""
+    """Test dr.sparse_allreduce.
+
+    This is the first scenario, so that no compressor exists yet.
+    """
     sparse_vectors.check(hvd, tf.constant, lambda tensor: tensor.numpy())
     vector = sparse_vectors.given(hvd.rank())
 
@@ -61,14 +65,14 @@ def scenario_sparse_vectors(directory):
 
     try:
         in_a_graph()
-    except Exception as error:  # of a type that AutoGraph makes
+    except Exception as error:  # of a type from AutoGraph
         assert "expected eager execution, got a graph" in str(error), error
     else:
         raise AssertionError("expected an error in a graph")
 
 
 def scenario_equal_parameters_and_nothing_lost(directory):
-    # each communicator with one of the options, and with another one on three ranks
+    # each communicator runs with one of the options, and on three ranks with another one
     cases = list(itertools.product(({}, {"groups": 1}, {"groups": 2}), COMMUNICATORS))
     for number, (options, communicator) in enumerate(cases[hvd.size() % 3 :: 3]):
         named = model()
@@ -103,11 +107,12 @@ def scenario_equal_parameters_and_nothing_lost(directory):
 
 
 def scenario_horovod_does_what_the_simulator_does(directory):
-    """One message of all gradients; the simulator equals the oracles
-    (tests/test_communicators.py).
+    """One message with all gradients gives the result of the simulator.
+
+    The simulator equals the oracles (tests/test_communicators.py).
     """
     for communicator in COMMUNICATORS:
-        if isinstance(communicator, dr.Auto):  # it measures, and is one of the others
+        if isinstance(communicator, dr.Auto):  # it measures, and then uses one of the others
             continue
         named = model()
         codec = codec_for(communicator, dr.Rice(), VALUE["qsgd_4"])
@@ -217,12 +222,12 @@ def scenario_not_finite_on_one_rank_is_nan_on_all(directory):
 
 
 def scenario_a_rank_that_fails_makes_all_raise(directory):
-    # only the first rank of a host selects
+    # without Hierarchical, in which only the first rank of a host selects
     for number, communicator in enumerate(COMMUNICATORS[:-1]):
         named = [(f"failing{number}.{name}", variable) for name, variable in model()]
         compressor = compressor_of(named, codec_for(communicator), communicator=communicator)
         if hvd.rank() == hvd.size() - 1:
-            # one element is expected
+            # a wrong size: one element is expected
             compressor.adapter.slots[named[0][0]].selected = np.zeros(0, np.float32)
         step = make_step(named, compressor, groups=1)
         try:

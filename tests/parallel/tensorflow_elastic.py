@@ -1,4 +1,4 @@
-"""One worker of an elastic job on TensorFlow, until a file says that it is enough.
+"""Train as one worker of an elastic job on TensorFlow, until a file tells it to stop.
 
 Started by test_tensorflow_elastic.py under horovodrun.
 """
@@ -26,7 +26,7 @@ from deepreduce_hvd.tensorflow import elastic as tensorflow_elastic
 
 
 class Network:
-    """The methods of a Keras model and its optimizer that an elastic state uses."""
+    """The attributes of a Keras model that an elastic state uses."""
 
     def __init__(self, named):
         self.variables = variables(named)
@@ -42,11 +42,11 @@ def main(directory, communicator, kind):
     elastic_worker.announce(directory)
     hvd.init()
     named = model(sizes=((48, 64), (64, elastic_worker.FEWEST_ELEMENTS)))
-    # whose choices depend on the step counter: a joining rank must learn it
+    # RandomK and QSGD depend on the step counter: a joining rank must get it
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
     compressor = compressor_of(named, codec, communicator=communicator)
     reduced_step = tf.function(make_step(named, compressor))
-    if kind == "stock":  # Horovod's own state, which knows nothing of the compressor
+    if kind == "stock":  # Horovod's own state, without the compressor
         state = hvd.elastic.TensorFlowKerasState(Network(named), Optimizer(), step=0)
     else:
         state = tensorflow_elastic.TensorFlowKerasState(
@@ -80,7 +80,7 @@ def main(directory, communicator, kind):
 
 
 if __name__ == "__main__":
-    # trains until it is told to stop, but not longer than the test, in case the test is killed
+    # trains until the file tells it to stop; ends even if the test is killed
     signal.alarm(900)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)

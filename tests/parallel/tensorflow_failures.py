@@ -1,5 +1,6 @@
-"""Errors that one rank meets, or all do, on TensorFlow: the job must end with a message on every
-rank. Started under horovodrun.
+"""Raise errors on one rank, or on all, with TensorFlow.
+
+The job must end with a message on every rank. Started under horovodrun.
 """
 
 import sys

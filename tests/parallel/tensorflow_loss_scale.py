@@ -1,8 +1,11 @@
-"""Loss scales, and optimizers that follow one, on TensorFlow; run by tensorflow_overflow.py."""
+"""Test loss scales, and optimizers that change the scale, on TensorFlow.
+
+Run by tensorflow_overflow.py.
+"""
 
 import os
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -23,13 +26,14 @@ from tensorflow_tools import assert_equal_everywhere
 
 import deepreduce_hvd as dr
 
-#: batches of the Keras scenarios, and how many of the first have Inf on one rank
+#: number of batches in the Keras scenarios, and number of the first ones with Inf on one rank
 STEPS, VOID = 10, 3
 
 
 def scenario_memories_follow_the_loss_scale(directory):
-    """A scale that changes by powers of two changes nothing else, with a variable, with eager steps
-    and void steps in between.
+    """A loss scale that changes by powers of two changes nothing else.
+
+    The scale is a variable, and a void step follows each step.
     """
     for memory in sample(hvd.size(), MEMORIES.values()):
         trained = []
@@ -61,7 +65,7 @@ def scenario_memories_follow_the_loss_scale(directory):
             trained.append(network)
         for name in SHAPES:
             one, other = (network[name].numpy() for network in trained)
-            # Horovod's ring adds three ranks up in an order that its buffer decides
+            # with three ranks, the order in which Horovod's ring adds depends on its buffer
             if compressor.stats()[name]["path"] == "dense":
                 np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=f"{memory} {name}")
             else:
@@ -69,7 +73,7 @@ def scenario_memories_follow_the_loss_scale(directory):
 
 
 class _Batches:
-    """A linear model's data."""
+    """Batches for a linear model. The first ones have Inf on the last rank."""
 
     def __init__(self):
         truth = np.random.default_rng(7).standard_normal((48, 40))
@@ -82,7 +86,7 @@ class _Batches:
 
 
 def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
-    """Void steps have no effect, and neither does the lower scale after them."""
+    """Void steps, and the lower loss scale after them, do not change the training."""
     batches = _Batches()
 
     def fit(first, scale):
@@ -124,7 +128,10 @@ def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
 
 
 def scenario_keras_without_loss_scale_is_refused(directory):
-    """A scale that never changes, or a compressor without memory, is accepted."""
+    """A dynamic scale needs ``loss_scale=``.
+
+    A scale that never changes, or a compressor without memory, is accepted without it.
+    """
     batches = _Batches()
     for dynamic, memory in ((True, dr.Residual()), (False, dr.Residual()), (True, dr.NoMemory())):
         network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)])
@@ -143,7 +150,7 @@ def scenario_keras_without_loss_scale_is_refused(directory):
         )
         try:
             network.fit(batches.inputs[-32:], batches.answers[-32:], batch_size=16, verbose=0)
-        except Exception as error:  # AutoGraph puts its own around ours
+        except Exception as error:  # AutoGraph wraps our error in its own
             assert (
                 dynamic
                 and memory == dr.Residual()

@@ -1,4 +1,4 @@
-"""A rank that hangs, is killed or raises an error in the midst of training with TensorFlow.
+"""Train with TensorFlow until one rank hangs, is killed or raises an error.
 
 Started as one rank of a job.
 """
@@ -37,5 +37,5 @@ def main(misfortune, communicator):
 
 
 if __name__ == "__main__":
-    signal.alarm(120)  # not longer than the test, in case the test is killed
+    signal.alarm(120)  # ends this process even if the test is killed
     main(sys.argv[1], {"allgather": dr.Allgather(), "rounds": dr.GTopK()}[sys.argv[2]])

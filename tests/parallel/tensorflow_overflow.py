@@ -1,14 +1,14 @@
-"""Steps that loss scaling skips, on stock Horovod with TensorFlow: no residual loses what they had
-sent.
+"""Test steps that loss scaling skips, on stock Horovod with TensorFlow.
 
-Started by test_tensorflow_overflow.py under horovodrun.
+No residual loses what these steps had sent. Started by test_tensorflow_overflow.py under
+horovodrun.
 """
 
 import itertools
 import os
 import sys
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -52,8 +52,9 @@ def is_finite(gradients):
 
 
 def expect_skipped(compressor, step, network, peaks, what):
-    """Runs a sound step, one with ``peaks`` and a sound one; the second leaves all residuals as
-    they were; none loses mass.
+    """Check that a step with ``peaks``, between two normal steps, is skipped.
+
+    It leaves all residuals unchanged, and no mass is lost.
     """
     given = dict.fromkeys(residuals(compressor), 0.0)
     got = dict(given)
@@ -71,7 +72,7 @@ def expect_skipped(compressor, step, network, peaks, what):
             got[name] += gradients[name].numpy().astype(np.float64)
     for name, kept in residuals(compressor).items():
         total, left = sum_over_ranks(given[name]), sum_over_ranks(kept).reshape(SHAPES[name])
-        # float16 rounds the result, of at most a few units
+        # float16 rounds the results, which have magnitudes of a few units
         tolerance = 1e-5 if network[name].dtype == tf.float32 else 2e-2
         np.testing.assert_allclose(
             got[name] + left, total, rtol=0, atol=tolerance, err_msg=f"{what} {name}: mass"
@@ -79,12 +80,12 @@ def expect_skipped(compressor, step, network, peaks, what):
 
 
 def alternating():
-    """Each communicator with one of two types."""
+    """Return each communicator with one of two dtypes."""
     return [*zip(communicators(), itertools.cycle([tf.float16, tf.float32]))]
 
 
 def usual():
-    """The default communicator with both types, and one in rounds."""
+    """Return the default communicator with both dtypes, and one with several rounds."""
     return [(dr.Allgather(), tf.float16), (dr.Allgather(), tf.float32), (dr.GTopK(), tf.float32)]
 
 
@@ -100,7 +101,7 @@ def scenario_a_sum_that_overflows_with_every_communicator(directory):
 
 
 def overflow_once(cases):
-    """Finite on every rank, too large for the gradient's type once summed."""
+    """Check gradients that are finite on every rank, but whose sum overflows their dtype."""
     for communicator, dtype in cases:
         network = made(dtype)
         compressor = compressor_of(
@@ -123,7 +124,7 @@ def scenario_what_is_not_compressed_overflows(directory):
 
 
 def scenario_nan_on_one_rank(directory):
-    """All ranks get NaN, and values that other variables had sent are not lost."""
+    """All ranks get NaN, and nothing is lost that other variables had sent."""
     for bad in (np.nan, np.inf):
         for groups in (None, 1):
             network = made()
@@ -180,7 +181,7 @@ def scenario_a_checkpoint_after_a_void_step(directory):
     tf.train.Checkpoint(compressor=compressor.trackable).write(prefix)
     state = compressor.state_dict()
     others = [compressor_of(network, **ONE) for _ in range(2)]
-    for other in others:  # followed by their own void step
+    for other in others:  # each has a void step of its own before it loads
         make_step(network, other)(coefficients(2, network, {"loud": np.nan}))
     tf.train.Checkpoint(compressor=others[0].trackable).read(prefix).assert_consumed()
     others[1].load_state_dict(state)
@@ -204,8 +205,9 @@ def scenario_a_checkpoint_after_a_void_step(directory):
 
 
 def scenario_slices(directory):
-    """allreduce_gradients is one step of all that it is given; Horovod's own reduction of slices is
-    refused.
+    """allreduce_gradients reduces all its gradients in one step.
+
+    With a loss scale, Horovod's own reduction of slices is refused.
     """
     network = made(shapes={"table": (200, 16), "quiet": (40, 30)})
     compressor = compressor_of(network, **ONE)
@@ -232,7 +234,7 @@ def scenario_slices(directory):
                 poisoned,
                 number,
             )
-            # whole rows are sent
+            # slices are sent as whole rows
             assert np.array_equal(after["table"], before["table"]), (poisoned, number)
     with tf.GradientTape(persistent=True) as tape:
         loss = tf.reduce_sum(tf.gather(network["table"], [1, 2])) + tf.reduce_sum(network["quiet"])
@@ -240,7 +242,7 @@ def scenario_slices(directory):
         hvd.DistributedGradientTape(tape, compression=compressor).gradient(
             loss, list(network.values())
         )
-    except Exception as error:  # AutoGraph puts its own around ours
+    except Exception as error:  # AutoGraph wraps our error in its own
         assert "expected dense gradients with loss_scale=, got tf.IndexedSlices" in str(error)
     else:
         raise AssertionError("slices that are never looked at were taken")

@@ -1,4 +1,4 @@
-"""Steps with gradients that are given, and what compressors keep of them."""
+"""Steps with given gradients, and the residuals of their compressors."""
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -27,7 +27,10 @@ def compressor_of(network, codec=None, memory=None, dense_below=50, **options):
 
 
 def coefficients(step, network, peaks=None):
-    """{name: this rank's gradient}; ``peaks``: {name: a number in its fourth place}."""
+    """Return {name: this rank's gradient}.
+
+    ``peaks`` are {name: number}; the number replaces the fourth element.
+    """
     random = np.random.default_rng(1000 * step + hvd.rank())
     found = {}
     for name, variable in network.items():
@@ -39,7 +42,7 @@ def coefficients(step, network, peaks=None):
 
 
 def make_step(network, compressor, names=None, **options):
-    """The reduced gradients of a loss whose gradients are what is given."""
+    """Return a step that reduces the gradients that it is given."""
 
     @tf.function
     def step(wanted):

@@ -1,6 +1,6 @@
-"""What ranks must agree on, with stock Horovod and TensorFlow: configurations, process sets.
+"""Test what ranks must agree on, with stock Horovod and TensorFlow.
 
-Started by test_tensorflow_protocol.py under horovodrun.
+These are configurations and process sets. Started by test_tensorflow_protocol.py under horovodrun.
 """
 
 import sys
@@ -24,19 +24,22 @@ import deepreduce_hvd as dr
 
 
 def refusal_of(expected, run):
-    """What is wrong with a step that every rank must refuse with ``expected``; no rank waits,
-    nothing has started.
+    """Return a list of what is wrong with a step that must raise ``expected`` on every rank.
+
+    No rank may wait, and no collective may be left over.
     """
     try:
         run()
-    # AutoGraph has one of its own, with the text of InvalidArgumentError
+    # AutoGraph raises its own type, with the text of InvalidArgumentError
     except Exception as error:
         return [] if expected in str(error) else [f"expected {expected}, got {error}"]
     return [f"went on silently, expected {expected}"]
 
 
 def scenario_ranks_that_differ_are_told_in_what(directory):
-    """Eagerly and in a function, with gradients that some ranks compress and others do not, and
+    """If a setting differs between ranks, the error names it and both values.
+
+    This holds for eager steps and functions, for gradients that only some ranks compress, and for
     communicators that measure first.
     """
     found = []
@@ -68,8 +71,9 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
 
 
 def _two_compressors_in_a_graph_of_version_1(**options):
-    """The graph, two models, and a training step of each; ``options`` are of the second's
-    compressor.
+    """Return a graph, two models, and a training step of each.
+
+    ``options`` are for the compressor of the second model.
     """
     version_1 = Version1()
     with version_1.graph.as_default():
@@ -82,7 +86,10 @@ def _two_compressors_in_a_graph_of_version_1(**options):
 
 
 def scenario_ranks_that_differ_in_a_graph_of_version_1(directory):
-    """The second of two compressors differs: no step begins, neither of one nor of both."""
+    """If the second of two compressors differs between ranks, no step begins.
+
+    This holds for a step of each compressor, and for a step of both.
+    """
     found = []
     last = f" on rank {hvd.size() - 1}"
     for name, other, usual in (
@@ -123,7 +130,7 @@ def scenario_slices_that_only_some_ranks_compress_in_a_graph_of_version_1(direct
         compressor = dr.Compressor(
             parameters=[("table", table)], dense_below=on_last(hvd, 0, 1 << 20)
         )
-        # no constant: TensorFlow would run Horovod's allreduce of it before the graph
+        # a placeholder, because TensorFlow would run the allreduce of a constant before the graph
         rows = tf.compat.v1.placeholder(tf.float32, [1, 16])
         slices = tf.IndexedSlices(
             rows, tf.constant([3], tf.int64), tf.constant([1000, 16], tf.int64)
@@ -173,7 +180,7 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
             lambda: hvd.allreduce(gradient, compression=compressor, process_set=some),
             lambda: hvd.grouped_allreduce([gradient], compression=compressor, process_set=some),
         ]
-        if hvd.size() > 2:  # a tape does nothing with one rank
+        if hvd.size() > 2:  # with one rank, a tape does not reduce
             calls.append(lambda: make_step(named, compressor, process_set=some)(batch(0)))
         for call in calls:
             found += refusal_of(expected, call)
@@ -183,8 +190,9 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
 
 
 def scenario_process_sets_that_are_there_already(directory):
-    """Hierarchical uses those that the user has registered, and finds its own of another
-    compressor.
+    """Hierarchical uses process sets that are already registered.
+
+    The user or another compressor may have registered them.
     """
     hvd.add_process_set([1])
     for turn in range(2):
@@ -195,14 +203,14 @@ def scenario_process_sets_that_are_there_already(directory):
         assert_equal_everywhere(variables(named), f"sets {turn}")
 
 
-# --- who takes part ---
+# --- ranks without data ---
 
 
 def scenario_data_that_ends_earlier_on_some_ranks(directory):
-    """After some steps, with messages whose sizes stay the same, which Horovod remembers, and
-    others; and before the first.
+    """Ranks without data are named after some steps, and before the first step.
 
-    On TensorFlow Horovod joins once in a process: later calls of ``hvd.join()`` return at once.
+    The sizes of messages stay the same, so that Horovod caches them, or they change. On TensorFlow,
+    Horovod joins only once per process: later calls of ``hvd.join()`` return at once.
     """
     constant = dr.Codec(dr.TopK(0.05), dr.RawIndex(), dr.RawValue())
     steps = []

@@ -1,5 +1,6 @@
-"""What one rank alone does, or what no rank may do, on TensorFlow: every rank must be told, and
-goes on to the next scenario; run by tensorflow_scenarios.py.
+"""Test errors of one rank, and usage that is an error on every rank, with TensorFlow.
+
+Every rank must get an error and continue with the next scenario. Run by tensorflow_scenarios.py.
 """
 
 import horovod.tensorflow as hvd

@@ -1,12 +1,13 @@
-"""What must hold on every rank, on stock Horovod with TensorFlow; started by
-test_tensorflow_parallel.py under horovodrun.
+"""Test what must hold on every rank, on stock Horovod with TensorFlow.
+
+Started by test_tensorflow_parallel.py under horovodrun.
 """
 
 import itertools
 import os
 import sys
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -42,8 +43,9 @@ import deepreduce_hvd.tensorflow
 
 
 def scenario_every_codec_and_memory(directory):
-    """Equal gradients on all ranks, and for memories that keep everything: sent + kept = what came
-    in.
+    """All ranks get equal gradients.
+
+    With Residual, what is sent plus what is kept equals the input.
     """
     cases = [(dr.Codec(dr.TopK(0.05), index=INDEX[index]), dr.Residual()) for index in INDEX]
     cases += [(dr.Codec(dr.TopK(0.05), value=VALUE[value]), dr.Residual()) for value in VALUE]
@@ -110,7 +112,7 @@ def scenario_groups_change_nothing_but_the_messages(directory):
     named = model()
     listed = variables(named)
     assert_close(plain, train(3, named=named, groups=[listed[2:], listed[:2]])[0])
-    # one gather a group
+    # one gather per group
     compressor = compressor_of(named)
     graph = (
         tf.function(make_step(named, compressor, groups=2)).get_concrete_function(batch(0)).graph
@@ -219,7 +221,7 @@ def scenario_version_1_optimizer(directory):
     with version_1.session() as session:
         for one in batches:
             session.run(training, {version_1.images: one})
-            session.run(broadcast)  # must leave each rank its own residuals
+            session.run(broadcast)  # must not overwrite the residuals of the ranks
         values = session.run(variables(named))
         steps = compressor.stats()["kernel0"]["steps"]
         state = compressor.state_dict()
@@ -260,8 +262,9 @@ def scenario_gradient_dtypes(directory):
 
 
 def scenario_embeddings(directory):
-    """sparse_as_dense=True and the wrapper give the same sums; the wrapper returns slices and sends
-    nothing of the dense size.
+    """sparse_as_dense=True and allreduce_gradients give the same sums.
+
+    allreduce_gradients returns slices. Neither sends anything of the dense size.
     """
     table, twin = (tf.Variable(tf.ones([1000, 16])) for _ in range(2))
     named = [("table", table), ("twin", twin)]

@@ -1,5 +1,6 @@
-"""Several compressors in one process: at once, and one after another; run by
-tensorflow_scenarios.py.
+"""Test several compressors in one process, together and one after another.
+
+Run by tensorflow_scenarios.py.
 """
 
 import gc
@@ -8,7 +9,7 @@ import time
 import warnings
 import weakref
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -23,8 +24,10 @@ SHAPES = ((24, 20), (20, 24), (30, 16))
 
 
 def scenario_two_compressors_in_one_function(directory):
-    """Equal names, and names that differ in what Horovod makes ``_`` of; TensorFlow may run what
-    does not depend on each other at once.
+    """Two compressors in one function give the same results as in separate functions.
+
+    Both use the same names. The names of one compressor differ only in characters that Horovod
+    replaces with ``_``. TensorFlow may run independent operations concurrently.
     """
     names = ("layer/a", "layer_a", "layer.a")
     pairs = ((dr.GTopK(), dr.GTopK()), (dr.SplitAllgather(), dr.Allgather()))
@@ -93,7 +96,7 @@ def scenario_two_compressors_in_one_function(directory):
 
 
 def scenario_every_variable_travels_its_own_way(directory):
-    """Sums are those of Horovod alone, of float16, and of a compressor for each codec."""
+    """Sums equal those of Horovod alone, of float16, and of a separate compressor per codec."""
     other, codec = dr.Codec(dr.TopK(0.2), index=dr.Rice()), dr.Codec(dr.TopK(0.1))
     ways = {"dense*": "dense", "half*": "fp16", "other*": other, "*": codec}
     names = ("rest0", "other0", "half0", "rest1", "dense0", "other1")
@@ -101,7 +104,7 @@ def scenario_every_variable_travels_its_own_way(directory):
     for number, (communicator, options) in enumerate(
         ((dr.Allgather(), {}), (dr.Allgather(), {"groups": 1}), (dr.GTopK(), {"groups": 1}))
     ):
-        if options:  # Horovod's groups have one dtype
+        if options:  # a group of Horovod has one dtype
             ways.pop("half*", None)
             expected_of["half"] = hvd.Compression.none
             ways = {"half*": "dense", **ways}
@@ -127,7 +130,7 @@ def scenario_every_variable_travels_its_own_way(directory):
                 chosen = [name for name in names if name[:-1] == kind]
                 wanted.update(reduce(given, compression, chosen))
             for name in names:
-                # Horovod's own sums of more than two ranks depend on what it merges
+                # with more than two ranks, Horovod's own sums depend on what it fuses
                 exact = hvd.size() < 3 or name[:-1] in ("other", "rest")
                 near = 2e-3 if name == "half0" else 1e-6
                 tolerance = {} if exact else {"rtol": near, "atol": near}
@@ -140,9 +143,9 @@ def scenario_every_variable_travels_its_own_way(directory):
 
 
 def _end(references, seconds=30):
-    """Return whether all objects behind weak references end.
+    """Return whether all objects behind weak references end in time.
 
-    The watch on long waits may hold the frame of a call of seconds until it looks again.
+    The watcher of long waits may hold the frame of a call for some seconds, until it looks again.
     """
     deadline = time.monotonic() + seconds
     while any(reference() is not None for reference in references):
@@ -154,8 +157,9 @@ def _end(references, seconds=30):
 
 
 def scenario_memory_of_variables_that_are_gone(directory):
-    """Horovod keeps what it was given as compression for ever; what is large goes with the
-    variables, or with ``close`` while they live.
+    """Memories are freed with their variables, or by ``close`` while the variables live.
+
+    Horovod keeps its ``compression`` argument forever. It must not keep the memories.
     """
 
     def eager():
@@ -187,7 +191,7 @@ def scenario_memory_of_variables_that_are_gone(directory):
             compressor.close()
         else:
             tf.keras.backend.clear_session()
-            with tf.Graph().as_default():  # whatever happens when the last reference is dropped
+            with tf.Graph().as_default():  # the last reference may be dropped in any graph
                 del variables
                 assert _end(gone), f"{make.__name__}: the compressor keeps its variables"
         for part in held:
@@ -196,7 +200,7 @@ def scenario_memory_of_variables_that_are_gone(directory):
 
 
 def scenario_keras_state_with_the_callbacks_of_horovod(directory):
-    """Memories and weights go back to the last commit of a callback."""
+    """A restore returns memories and weights to the last commit of a callback."""
     tf.keras.backend.clear_session()
     tf.keras.utils.set_random_seed(3)
     network = tf.keras.Sequential([tf.keras.layers.Dense(50)])
@@ -214,7 +218,7 @@ def scenario_keras_state_with_the_callbacks_of_horovod(directory):
         saved = compressor.state_dict()["parameters"].values()
         return [*network.get_weights(), *(part for one in saved for part in one["memory"].values())]
 
-    fit()  # makes the variables of the optimizer
+    fit()  # creates the variables of the optimizer
     state = KerasState(network, compressor=compressor, batch=0, epoch=0)
     state.sync()
     fit(
@@ -232,8 +236,9 @@ def scenario_keras_state_with_the_callbacks_of_horovod(directory):
 
 
 def scenario_prepared_optimizers(directory):
-    """A prepared optimizer trains as one that was made without momentum; another is warned of
-    once.
+    """A prepared optimizer trains like one that was created without momentum.
+
+    An optimizer with momentum that is not prepared causes one warning.
     """
 
     def trained(prepare, optimizer):

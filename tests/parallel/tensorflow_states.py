@@ -1,4 +1,7 @@
-"""What is kept between steps, saved and loaded, on TensorFlow; run by tensorflow_scenarios.py."""
+"""Test state that is kept between steps, saved and loaded, on TensorFlow.
+
+Run by tensorflow_scenarios.py.
+"""
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -26,8 +29,10 @@ from deepreduce_hvd.stages.base import registered
 
 
 def scenario_resumed_equals_uninterrupted(directory):
-    """From a checkpoint and from state_dict(), in a new compressor and in the one that has gone on
-    since.
+    """Resumed training equals uninterrupted training.
+
+    A checkpoint or state_dict() is loaded into a new compressor, and into the old one after it has
+    trained further.
     """
     for number, memory in enumerate(sample(hvd.size(), MEMORIES.values())):
         codec = dr.Codec(dr.TopK(0.05, warmup_steps=4), value=VALUE["qsgd_4"])
@@ -40,7 +45,7 @@ def scenario_resumed_equals_uninterrupted(directory):
         expected = [variable.numpy() for variable in variables(whole.named)]
         after = whole.compressor.state_dict()["parameters"]
 
-        # the memories take turns: half of them read the checkpoint into the new compressor
+        # the memories alternate: for half of them, the new compressor reads the checkpoint
         for resumed in (_Trained(codec, memory, seed=9), whole):
             if (resumed is whole) == number % 2:
                 resumed.checkpoint(with_compressor=True).read(prefix).assert_consumed()
@@ -95,7 +100,7 @@ def scenario_retracing_keeps_the_residuals(directory):
 
 
 def scenario_states_of_another_world_size(directory):
-    """The residuals' sum over all ranks survives a change of the number of ranks."""
+    """The sum of residuals over all ranks survives a change of the number of ranks."""
     _, compressor = train(2)
     np.save(
         directory / f"tensorflow.{hvd.size()}.{hvd.rank()}.npy",
@@ -132,8 +137,9 @@ def scenario_a_non_finite_gradient_reaches_every_rank(directory):
 
 
 def scenario_a_codec_of_the_users_own(directory):
-    """Registered in Python, run by NumPy inside the graph: the same training as the built-in of the
-    same bytes.
+    """A custom codec, registered in Python and run by NumPy in the graph, trains like RawValue.
+
+    The results differ only by the rounding of the custom codec.
     """
 
     class Tenths(dr.ValueCodec):
@@ -149,7 +155,7 @@ def scenario_a_codec_of_the_users_own(directory):
 
     if 200 not in registered(dr.ValueCodec):
         dr.register(Tenths)
-    # choices that no rounding changes
+    # RandomK's choices do not depend on rounding
     named, compressor = train(3, dr.Codec(dr.RandomK(0.1), value=Tenths()))
     row = compressor.stats()["kernel0"]
     assert (
@@ -159,7 +165,7 @@ def scenario_a_codec_of_the_users_own(directory):
     )
     plain, _ = train(3, dr.Codec(dr.RandomK(0.1)))
     assert_close(plain, named, rtol=1e-3, atol=1e-3)
-    # eagerly, and without a memory: the payload is all that comes back from NumPy
+    # eager and without a memory, so that NumPy returns only the payload
     weight = tf.Variable(tf.zeros([48, 40]))
     compressor = dr.Compressor(
         dr.Codec(dr.TopK(1.0), value=Tenths()), dr.NoMemory(), parameters=[("weight", weight)]
@@ -170,8 +176,9 @@ def scenario_a_codec_of_the_users_own(directory):
 
 
 def scenario_a_memory_of_the_users_own(directory):
-    """Run by NumPy inside the graph, it trains bit for bit as the built-in memory that does the
-    same.
+    """A custom memory, run by NumPy in the graph, trains bit for bit like the equal built-in one.
+
+    Slices are refused together with a custom memory.
     """
     codec = dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=dr.QSGD(bits=4))
     for communicator in (dr.Allgather(), dr.GTopK()):

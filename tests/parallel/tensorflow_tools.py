@@ -1,5 +1,6 @@
-"""What the scenarios for TensorFlow share: a small model, its training step, and what every rank
-must agree on.
+"""Shared by the TensorFlow scenarios: a small model, its training step, and checks.
+
+The checks compare all ranks.
 """
 
 import horovod.tensorflow as hvd
@@ -9,14 +10,14 @@ import tensorflow as tf
 
 import deepreduce_hvd as dr
 
-#: of each kind, above and below ``dense_below``, a weight and a bias: tracing takes the time of
-#: tests
+#: weights and biases, above and below ``dense_below``; only two layers, because tracing takes most
+#: of the time of the tests
 SIZES = ((48, 64), (64, 3))
 RATE = 0.1
 
 
 def model(seed=0, dtype=tf.float32, sizes=SIZES):
-    """[(name, variable)]: two linear layers."""
+    """Return [(name, variable)] of two linear layers."""
     random = np.random.default_rng(seed)
     named = []
     for number, (rows, columns) in enumerate(sizes):
@@ -45,8 +46,8 @@ def compressor_of(named, codec=None, memory=None, dense_below=50, **options):
     )
 
 
-#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen
-#: to be fused; payloads' do not
+#: From three ranks on, Horovod's own sums of uncompressed gradients depend on which of them it
+#: happens to fuse. Sums of payloads do not.
 ALL_COMPRESSED = {"dense_below": 0}
 
 

@@ -1,8 +1,11 @@
-"""Which variable a gradient belongs to, whatever the shapes; run by tensorflow_scenarios.py."""
+"""Test which variable a gradient belongs to, whatever the shapes.
+
+Run by tensorflow_scenarios.py.
+"""
 
 import os
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -19,7 +22,7 @@ SHAPE = (40, 48)
 
 
 def alike(count):
-    """[(name, variable)] of equal shape."""
+    """Return [(name, variable)] of equal shape."""
     return [
         (f"layer{number}", tf.Variable(tf.ones(SHAPE), name=f"layer{number}"))
         for number in range(count)
@@ -33,8 +36,9 @@ def gradient_of(*key):
 
 
 class Balance:
-    """Of each variable: what came in on all ranks, what was handed out, and what the residuals keep
-    must add up.
+    """Checks that nothing is lost for any variable.
+
+    The results plus the residuals of all ranks must equal the inputs of all ranks.
     """
 
     def __init__(self, compressor):
@@ -61,8 +65,9 @@ class Balance:
 
 
 def tape_step(compressor, sources, gradients, **options):
-    """The reduced gradients of ``sources``, whose gradients are ``gradients``; None leaves a source
-    out of the loss.
+    """Return the reduced gradients of ``sources``, whose gradients are ``gradients``.
+
+    A source whose gradient is None is not in the loss.
     """
     with tf.GradientTape() as tape:
         loss = tf.add_n(
@@ -79,7 +84,7 @@ def tape_step(compressor, sources, gradients, **options):
 def expect_refusal(call, *words):
     try:
         call()
-    except Exception as error:  # AutoGraph and the runtime raise their own, which quote ours
+    except Exception as error:  # AutoGraph and the runtime raise their own errors, which quote ours
         text = f"{type(error).__name__} {error}"
         for word in ("InvalidArgumentError", *words):
             assert word in text, (word, text)
@@ -88,8 +93,9 @@ def expect_refusal(call, *words):
 
 
 def scenario_two_functions_of_equal_shapes(directory):
-    """A gradient of exactly zero comes back as zero, whatever another function left behind of its
-    own.
+    """An exactly zero gradient is reduced to zero.
+
+    It must not get the residual of a variable of another function.
     """
     named = alike(2)
     (_, a), (_, b) = named
@@ -111,8 +117,10 @@ def scenario_two_functions_of_equal_shapes(directory):
 
 
 def scenario_sources_in_any_order_and_number(directory):
-    """Other orders, sources left out, gradients of None, Horovod's groups: every gradient meets its
-    own variable's residual.
+    """Every gradient is added to the residual of its own variable.
+
+    This holds for sources in any order, for missing sources, for gradients of None, and for
+    Horovod's groups.
     """
     named = alike(4)
     variables = dict(named)
@@ -178,7 +186,7 @@ def scenario_one_tensor_that_is_the_gradient_of_two_variables(directory):
 
 
 def scenario_gradients_beside_their_variables(directory):
-    """allreduce_gradients with None, and with slices and dense gradients of equal shape."""
+    """allreduce_gradients accepts None, and slices beside dense gradients of equal shape."""
     named = alike(3)
     listed = [variable for _, variable in named]
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named)
@@ -209,8 +217,9 @@ def scenario_gradients_beside_their_variables(directory):
 
 
 def scenario_eager_tapes_of_equal_shapes(directory):
-    """Horovod traces eager tapes of equal shapes once for all of them: refused by name, and views
-    tell them apart.
+    """Eager tapes of equal shapes are refused, because Horovod traces them only once.
+
+    The error names the variables. Views from ``bound_to`` tell the tapes apart.
     """
     named = alike(2)
     (_, a), (_, b) = named
@@ -236,7 +245,10 @@ def scenario_eager_tapes_of_equal_shapes(directory):
 
 
 def scenario_a_refused_step_is_none(directory):
-    """A refused step changes no counter and no memory, also if Python runs codec or exchange."""
+    """A refused step changes no counter and no memory.
+
+    This also holds if the codec or the exchange runs in Python.
+    """
     for memory, communicator in ((OwnResidual(), dr.Allgather()), (dr.Residual(), dr.GTopK())):
         named = alike(2)
         (_, a), (_, b) = named
@@ -253,8 +265,9 @@ def scenario_a_refused_step_is_none(directory):
 
 
 def scenario_allreduce_alone(directory):
-    """hvd.allreduce knows no variables: a shape that several have is refused, a view says which is
-    meant.
+    """hvd.allreduce does not know variables, so a shape that several of them have is refused.
+
+    A view from ``bound_to`` says which variable is meant.
     """
     named = [*alike(2), ("other", tf.Variable(tf.ones([48, 40])))]
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.05)), parameters=named)
@@ -280,8 +293,9 @@ def scenario_allreduce_alone(directory):
 
 
 def scenario_keras_layers_of_equal_shape(directory):
-    """fit, with a smaller last batch that is traced anew, and another layer frozen in each: its
-    residual waits for it.
+    """Layers of equal shape train with fit, while another layer is frozen in each call.
+
+    The residual of a frozen layer is kept. The last batch is smaller, so the step is traced again.
     """
     width = 40
     layers = [
@@ -301,7 +315,7 @@ def scenario_keras_layers_of_equal_shape(directory):
         for number, layer in enumerate(layers):
             layer.trainable = number != frozen
             steps[layer.name] += 3 * layer.trainable
-        # the layers that train have equal shapes in three of the fits
+        # in three of the fits, two layers train, always with the same shapes
         bound = compressor.bound_to(network.trainable_variables)
         optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), compression=bound)
         network.compile(

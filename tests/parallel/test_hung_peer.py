@@ -1,5 +1,6 @@
-"""A rank that hangs: the others say whom they wait for and, with the settings of
-docs/troubleshooting.md, end.
+"""Test a rank that hangs.
+
+The others say whom they wait for. With the settings of docs/troubleshooting.md, they end.
 """
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_program_that_does_not_go_on(worker, ranks):
 
 @pytest.mark.slow
 def test_collectives_without_a_name_that_never_match():
-    """Horovod matches them by number, so an extra collective on one rank keeps them apart."""
+    """Horovod matches them by number. After an extra collective on one rank, they never match."""
     expect_to_say(
         TORCH, 2, "counts other collectives",
         r"has waited \d+ s for hvd\.allreduce number \d+ \(without a name, .* give it a name\), at "

@@ -1,4 +1,4 @@
-"""The survivors of a killed rank end with an error. None waits forever."""
+"""Test that the survivors of a killed rank end with an error, and that none waits forever."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def expect_that_survivors_end(*arguments, timeout):
 
 
 def test_collectives_that_wait_for_the_killed_rank():
-    """Horovod fails all of them at once, under a lock, while this rank starts more."""
+    """Horovod fails all of them together, under a lock, while this rank starts more."""
     expect_that_survivors_end("--runs", "1", "--work", "waiting", timeout=120)
 
 

@@ -1,4 +1,4 @@
-"""A rank hangs, is killed, ends or raises an error: the others name it, and end."""
+"""Test a rank that hangs, is killed, ends or raises an error: the others name it, and end."""
 
 import re
 
@@ -18,8 +18,9 @@ IN_ROUNDS = ("tensorflow_misfortunes.py", "rounds")
 
 
 def expect_to_say(worker, ranks, misfortune, *messages, **environment):
-    """The last rank meets the misfortune: all others must say the ``messages``, regular
-    expressions, and end with an error.
+    """Check that all other ranks print the ``messages`` and end with an error.
+
+    The last rank meets the misfortune. The ``messages`` are regular expressions.
     """
     script, *arguments = worker
     texts, statuses, _ = survivors.run(ranks, script, misfortune, *arguments, **environment)
@@ -29,8 +30,8 @@ def expect_to_say(worker, ranks, misfortune, *messages, **environment):
             assert re.search(message.format(last=ranks - 1), text, re.DOTALL), (
                 f"rank {rank} said:\n{text[-6000:]}"
             )
-    # a rank that fails early hears nothing of those that fail only because it ends: the last one
-    # knows
+    # A rank that fails early may also name ranks that fail only because it ends. The last rank to
+    # fail names only the killed one.
     if _SILENT in messages:
         assert any(
             f"no sign of life from rank {ranks - 1} within" in text for text in texts[:-1]

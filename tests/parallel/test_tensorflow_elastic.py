@@ -1,4 +1,4 @@
-"""The same on TensorFlow, with the states of deepreduce_hvd.tensorflow.elastic."""
+"""Test elastic training on TensorFlow, with the states of deepreduce_hvd.tensorflow.elastic."""
 
 import importlib.util
 

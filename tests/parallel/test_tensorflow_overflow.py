@@ -1,4 +1,4 @@
-"""Steps that loss scaling skips, on TensorFlow with 2 and 3 ranks."""
+"""Test steps that loss scaling skips, on TensorFlow with 2 and 3 ranks."""
 
 from launch import needs_tensorflow, scenario_tests
 
@@ -6,7 +6,7 @@ pytestmark = needs_tensorflow
 reports, test_scenario = scenario_tests(
     "tensorflow_overflow.py",
     "tensorflow_loss_scale.py",
-    slow_ranks=(),  # a void step is one on any number of ranks
+    slow_ranks=(),  # void steps do not depend on the number of ranks
     slow_scenarios=(
         "a_sum_that_overflows_with_every_communicator",
         "memories_follow_the_loss_scale",

@@ -1,4 +1,4 @@
-"""Stock Horovod and TensorFlow on 2 and 3 ranks, with horovodrun."""
+"""Test stock Horovod and TensorFlow on 2 and 3 ranks, with horovodrun."""
 
 from launch import failure_test, needs_tensorflow, scenario_tests, scenarios
 

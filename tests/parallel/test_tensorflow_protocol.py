@@ -1,4 +1,4 @@
-"""What ranks must agree on, on stock Horovod and TensorFlow, on 2 and 3 ranks."""
+"""Test what ranks must agree on, with stock Horovod and TensorFlow, on 2 and 3 ranks."""
 
 from launch import needs_tensorflow, scenario_tests
 

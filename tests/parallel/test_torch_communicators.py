@@ -1,4 +1,4 @@
-"""Every communicator with horovodrun, on 2, 3 and 4 ranks."""
+"""Test every communicator with horovodrun, on 2, 3 and 4 ranks."""
 
 from launch import scenario_tests
 

@@ -1,5 +1,6 @@
-"""Workers that join, are killed and leave, under the real horovodrun --min-np: nothing that
-memories keep is lost, and training goes on.
+"""Test workers that join, are killed and leave, under the real horovodrun --min-np.
+
+Nothing that memories keep is lost, and training continues.
 """
 
 import pytest
@@ -22,6 +23,6 @@ def test_ranks_come_and_go(tmp_path, communicator, removal):
 
 @pytest.mark.slow
 def test_hierarchical_ranks_join_and_leave(tmp_path):
-    """Horovod itself aborts ranks that share a process set with a killed one."""
+    """No rank is killed: Horovod itself aborts ranks that share a process set with a killed one."""
     job = Job(tmp_path, "torch_elastic.py", "hierarchical", process_sets=True)
     come_and_go(job, "after a commit", killed=False)

@@ -1,4 +1,4 @@
-"""PyTorch's fully_shard on two hosts of two ranks, with torchrun and without Horovod."""
+"""Test PyTorch's fully_shard on two hosts of two ranks, with torchrun and without Horovod."""
 
 import re
 
@@ -40,5 +40,5 @@ def test_a_rank_that_is_killed_ends_the_job():
     finished = torchrun(4, "fsdp_failures.py", "rank_that_is_killed", timeout=60)
     assert finished.returncode != 0
     assert "went on silently" not in finished.stdout
-    said = lines_of(0, finished.stdout)  # in the same host: PyTorch's own collective fails
+    said = lines_of(0, finished.stdout)  # on the same host: PyTorch's own collective fails
     assert re.search(r"[Cc]onnection (closed|reset) by peer", said), said[-3000:]

@@ -1,4 +1,4 @@
-"""Gradients of every kind on stock Horovod and PyTorch, on 2 and 3 ranks."""
+"""Test gradients of every kind on stock Horovod and PyTorch, on 2 and 3 ranks."""
 
 from launch import scenario_tests
 

@@ -1,4 +1,4 @@
-"""Stock Horovod and PyTorch on 2 and 3 ranks, with horovodrun."""
+"""Test stock Horovod and PyTorch on 2 and 3 ranks, with horovodrun."""
 
 from launch import failure_test, scenario_tests, scenarios
 
@@ -18,7 +18,7 @@ test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(
         ),
         "other_codec_on_one_rank": r"expected the same compressor configuration on every rank",
     },
-    # a job of its own: compressors of scenarios leave process sets of one rank behind
+    # a separate job, because compressors of scenarios leave process sets of one rank behind
     slow={
         "other_process_set": (
             r"expected Horovod to sum or average over the 1 ranks of the compressor's process set"

@@ -1,4 +1,4 @@
-"""What ranks must agree on, on stock Horovod and PyTorch, on 2 and 3 ranks."""
+"""Test what ranks must agree on, with stock Horovod and PyTorch, on 2 and 3 ranks."""
 
 from launch import scenario_tests
 

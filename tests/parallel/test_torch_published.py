@@ -1,4 +1,4 @@
-"""Training with the dictionaries of GRACE and DeepReduce, on 2 ranks."""
+"""Test training with the dictionaries of GRACE and DeepReduce, on 2 ranks."""
 
 from launch import scenario_tests
 

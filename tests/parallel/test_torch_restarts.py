@@ -1,4 +1,4 @@
-"""torchrun starts the ranks again after a loss: the tutorial's script for DDP, and fully_shard."""
+"""Test restarts by torchrun after a loss: the tutorial's script for DDP, and fully_shard."""
 
 import pathlib
 import re
@@ -8,9 +8,9 @@ import threading
 import pytest
 from launch import HERE, ROOT, run_ranks
 
-#: as in the tutorial; otherwise a rank may connect to addresses of the ranks before a restart
+#: as in the tutorial; otherwise a rank may connect to addresses from before the restart
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-#: runs before the script: how one rank is lost in step 50, and what must hold after a restart
+#: put before the script: how one rank is lost in step 50, and what must hold after a restart
 BEFORE = """
 import os, signal
 
@@ -42,7 +42,7 @@ def expect_the_sum_of_residuals(step):
 
 
 def script(directory, lose_host):
-    """Write the script, with the loss, into a directory; return its path."""
+    """Write the script, which loses a rank, into a directory; return its path."""
     text = (ROOT / "docs" / "tutorial-ddp.md").read_text()
     (block,) = (
         one
@@ -113,7 +113,7 @@ def test_the_rest_goes_on_without_a_lost_host(tmp_path):
 
 @pytest.mark.slow
 def test_fully_shard_goes_on_with_other_shards(tmp_path):
-    """Two hosts of two ranks become four hosts of one rank; no residual is lost."""
+    """Two hosts of two ranks become four hosts of one rank. No residual is lost."""
     finished = run_ranks(
         "torchrun", "--standalone", "--nproc-per-node=4", "--max-restarts=1",
         HERE / "fsdp_restarts.py", tmp_path, 8, 12,

@@ -1,4 +1,4 @@
-"""Plans and ``schedule="auto"``: stock Horovod and PyTorch on 2 and 3 ranks."""
+"""Test plans and ``schedule="auto"`` with stock Horovod and PyTorch, on 2 and 3 ranks."""
 
 from launch import scenario_tests
 

@@ -1,5 +1,7 @@
-"""Several optimizers, hvd.allreduce alone, sparse gradients, costs: PyTorch on 2 ranks, and on 3
-where names of collectives depend on timing.
+"""Test several optimizers, hvd.allreduce alone, sparse gradients and costs, with PyTorch.
+
+All scenarios run on 2 ranks. Those in which timing could change the names of collectives also run
+on 3 ranks.
 """
 
 from launch import scenario_tests

@@ -1,4 +1,4 @@
-"""Threads that encode gradients: stock Horovod and PyTorch on 2 and 3 ranks."""
+"""Test threads that encode gradients, with stock Horovod and PyTorch on 2 and 3 ranks."""
 
 from launch import scenario_tests
 

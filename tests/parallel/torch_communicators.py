@@ -1,5 +1,6 @@
-"""Communicators and buckets on stock Horovod with PyTorch; started by test_torch_communicators.py
-under horovodrun.
+"""Test communicators and buckets on stock Horovod with PyTorch.
+
+Started by test_torch_communicators.py under horovodrun.
 """
 
 import itertools
@@ -57,7 +58,10 @@ def distributed(network, communicator, codec, prefix="", dense_below=BELOW, **op
 
 
 def scenario_sparse_vectors(directory):
-    """dr.sparse_allreduce; the first scenario, so that no compressor exists yet."""
+    """Test dr.sparse_allreduce.
+
+    This is the first scenario, so that no compressor exists yet.
+    """
     sparse_vectors.check(hvd, torch.tensor, torch.Tensor.numpy)
     rank, size = hvd.rank(), hvd.size()
     alone = hvd.add_process_set([size - 1])
@@ -74,7 +78,7 @@ def scenario_sparse_vectors(directory):
             assert "expected one with this rank" in str(error), error
         else:
             raise AssertionError("a rank outside of the process set took part")
-    # several in flight, and ranks wait in different orders
+    # several sums are in flight, and ranks wait for them in different orders
     handles = {
         name: dr.sparse_allreduce_async(
             *sparse_vectors.given(rank, seed), sparse_vectors.D, hvd.Sum, name,
@@ -133,11 +137,12 @@ def scenario_equal_parameters_and_nothing_lost(directory):
 
 
 def scenario_horovod_does_what_the_simulator_does(directory):
-    """The simulator equals the oracles (tests/test_communicators.py); Horovod's allreduce may sum
-    in another order.
+    """The results equal those of the simulator, except for the order of Horovod's own sums.
+
+    The simulator equals the oracles (tests/test_communicators.py).
     """
     for communicator in COMMUNICATORS:
-        if isinstance(communicator, dr.Auto):  # it measures, and is one of the others
+        if isinstance(communicator, dr.Auto):  # it measures, and then uses one of the others
             continue
         network = model()
         codec = codec_for(communicator, dr.Rice(), dr.QSGD(bits=4))
@@ -177,8 +182,7 @@ def scenario_buckets_change_nothing_with_allgather(directory):
     trained = []
     for bucket_bytes in BUCKETS:
         network = model()
-        # nothing goes dense: the order in which Horovod sums three ranks depends on what it happens
-        # to fuse
+        # all is compressed: with three ranks, Horovod's own sums depend on what it happens to fuse
         codec = dr.Codec(dr.TopK(0.1), dr.Rice(), dr.QSGD(bits=4))
         optimizer, _ = distributed(
             network, dr.Allgather(), codec, dense_below=0, bucket_bytes=bucket_bytes
@@ -248,8 +252,9 @@ def scenario_a_rank_that_fails_makes_all_raise(directory):
 
 
 class BreakingTransport:
-    """Breaks the last byte of the first payload that this rank sends; the handshake before it is
-    none.
+    """A transport that corrupts the last byte of the first payload that this rank sends.
+
+    The handshake before it is not a payload.
     """
 
     def __init__(self, transport):
@@ -280,7 +285,7 @@ class BreakingTransport:
 
 def scenario_what_one_rank_breaks_is_an_error_on_all(directory):
     for number, communicator in enumerate(COMMUNICATORS):
-        # Auto is one of the others; nothing but numbers travels in SharedRandomK
+        # Auto uses one of the others; SharedRandomK sends only numbers, not payloads
         if isinstance(communicator, (dr.Auto, dr.SharedRandomK)):
             continue
         network = model()

@@ -1,5 +1,6 @@
-"""hvd.allreduce without an optimizer, and collectives of the program's own, on stock Horovod with
-PyTorch; run by torch_several.py.
+"""Test hvd.allreduce without an optimizer, and a program's own collectives.
+
+Runs on stock Horovod with PyTorch, from torch_several.py.
 """
 
 import random
@@ -26,7 +27,7 @@ def expect_means(network, step, got):
 
 
 def scenario_allreduce_leaves_its_input(directory):
-    """As without a compressor, hvd.allreduce and hvd.grouped_allreduce return new tensors."""
+    """hvd.allreduce and hvd.grouped_allreduce return new tensors, as without a compressor."""
     network = named(large=(40, 30), last=(4, 30, 2, 2), small=(7,)).to(torch.float32)
     network["last"].data = network["last"].data.to(memory_format=torch.channels_last)
     compressor = dr.Compressor(EVERYTHING, parameters=network.named_parameters(), dense_below=50)
@@ -56,13 +57,14 @@ def scenario_allreduce_leaves_its_input(directory):
         expect_means(network, step, got)
 
 
-# --- collectives without a name, which Horovod names by how many came before ---
+# --- collectives without a name, which Horovod numbers in order ---
 
 
 def pause_in_roll_calls(compressor):
-    """Sleep after some roll calls have begun, others on each rank.
+    """Make a compressor sleep after some of its roll calls have begun.
 
-    When the next lines run, a roll call has then ended on some ranks and not on others.
+    Each rank sleeps after different roll calls. So when the next lines run, a roll call has ended
+    on some ranks and not on others.
 
     Returns:
         The function that sleeps or not.
@@ -97,7 +99,7 @@ def scenario_names_do_not_depend_on_timing(directory):
 
 
 def scenario_collectives_of_the_program_after_backward(directory):
-    large = encoding_threads.FEWEST_ELEMENTS  # which threads encode
+    large = encoding_threads.FEWEST_ELEMENTS  # large enough for the encoding threads
     for dense_first, bucket_bytes in ((False, 1 << 26), (True, 1 << 26), (False, 0), (True, 6000)):
         # backward may end with a gradient that is not compressed
         network = named(
@@ -119,7 +121,7 @@ def scenario_collectives_of_the_program_after_backward(directory):
 
 
 def scenario_a_collective_of_the_program_on_a_rank_without_gradients(directory):
-    """The others do not wait for it forever at the end of backward."""
+    """At the end of backward, the other ranks do not wait forever for a rank without gradients."""
     network = named(first=(30, 40), middle=(7, 200), last=(40, 30))
     optimizer, _ = distributed(
         network, dr.Codec(dr.TopK(0.1)), compressor_options={"bucket_bytes": 0}
@@ -137,7 +139,10 @@ def scenario_a_collective_of_the_program_on_a_rank_without_gradients(directory):
 
 
 def scenario_steps_of_hvd_allreduce_end_with_backward(directory):
-    """A step may leave a parameter out. The next step has its own void flag and loss scale."""
+    """A step of hvd.allreduce ends with the next backward pass, even if it left out a parameter.
+
+    The next step has its own void flag and loss scale.
+    """
     network = named(a=(40, 30), b=(40, 30))
     scale = [1.0]
     compressor = dr.Compressor(

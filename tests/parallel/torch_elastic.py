@@ -1,4 +1,4 @@
-"""One worker of an elastic job, until a file says that it is enough.
+"""Train as one worker of an elastic job on PyTorch, until a file tells it to stop.
 
 Started by test_torch_elastic.py under horovodrun.
 """
@@ -20,7 +20,7 @@ def main(directory, communicator):
     elastic_worker.announce(directory)
     hvd.init()
     network = model(outputs=elastic_worker.FEWEST_ELEMENTS)
-    # whose choices depend on the step counter: a joining rank must learn it
+    # RandomK and QSGD depend on the step counter: a joining rank must get it
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
     optimizer, compressor = distributed(
         network, codec, compressor_options={"communicator": communicator}
@@ -50,7 +50,7 @@ def main(directory, communicator):
     def train(state):
         if state.committed is not None:
             if worker.commits_go_on():
-                state.save()  # ranks that have only left are made up for at the next step or commit
+                state.save()  # the next step or commit takes over memories of ranks that have left
             worker.note_start(state)
         worker.train(state)
 
@@ -59,7 +59,7 @@ def main(directory, communicator):
 
 
 if __name__ == "__main__":
-    # trains until it is told to stop, but not longer than the test, in case the test is killed
+    # trains until the file tells it to stop; ends even if the test is killed
     signal.alarm(600)
     main(
         sys.argv[1],

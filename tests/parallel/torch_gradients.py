@@ -1,7 +1,7 @@
-"""Gradients of every kind on stock Horovod with PyTorch: layouts, frozen and unused parameters,
-skipped steps.
+"""Test gradients of every kind on stock Horovod with PyTorch.
 
-Started by test_torch_gradients.py under horovodrun.
+The scenarios cover memory layouts, frozen and unused parameters, and skipped steps. Started by
+test_torch_gradients.py under horovodrun.
 """
 
 import itertools
@@ -30,8 +30,11 @@ import deepreduce_hvd as dr
 
 
 def scenario_a_sum_has_the_strides_of_its_gradient(directory):
-    """Memory formats, views into one buffer, expanded gradients, every type; above and below
-    dense_below; elements are where they belong.
+    """A reduced gradient has the strides of its input.
+
+    This holds for memory formats, views into one buffer, and every dtype, above and below
+    dense_below. An expanded gradient gets the strides of its parameter. Elements keep their
+    positions.
     """
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
     for dtype in sample(hvd.size(), dtypes):
@@ -75,7 +78,7 @@ def scenario_a_sum_has_the_strides_of_its_gradient(directory):
                 dtype,
                 parameter.grad.stride(),
             )
-            # sums are made in float32
+            # sums are computed in float32
             tolerance = 4 * max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
             torch.testing.assert_close(
                 parameter.grad.double(), mean, rtol=tolerance, atol=tolerance, msg=name
@@ -91,8 +94,10 @@ def scenario_a_sum_has_the_strides_of_its_gradient(directory):
 
 
 def scenario_fused_optimizers_update_the_right_elements(directory):
-    """Of channels_last parameters, also where one rank has not used them; ranks whose gradients
-    have other strides send the same elements.
+    """Fused optimizers update the right elements of channels_last parameters.
+
+    This also holds if one rank has not used a parameter. Ranks whose gradients have different
+    strides send the same elements.
     """
 
     def trained(make, compressed):
@@ -116,7 +121,7 @@ def scenario_fused_optimizers_update_the_right_elements(directory):
         for step in range(3):
             optimizer.zero_grad()
             if compressed:
-                # computed here, with other strides than the parameters
+                # gradients that are set here have other strides than the parameters
                 if hvd.rank() == 0 and step == 1:
                     for parameter in network.values():
                         parameter.grad = coefficients(parameter.shape, step)
@@ -153,12 +158,13 @@ def scenario_fused_optimizers_update_the_right_elements(directory):
             )
 
 
-# --- parameters that nothing is learnt of ---
+# --- frozen and unused parameters ---
 
 
 def scenario_a_frozen_layer_stays(directory):
-    """Frozen in mid-training it does not move, and its residual waits; trained again, the residual
-    is sent.
+    """A layer that is frozen during training does not change, and its residual is kept.
+
+    The residual is sent when the layer is trained again.
     """
     for communicator, set_to_none in itertools.product(communicators(), (True, False)):
         network = named(first=(40, 30), second=(40, 30), last=(40, 30))
@@ -199,8 +205,10 @@ def scenario_a_frozen_layer_stays(directory):
 
 
 def scenario_what_a_rank_has_not_used_waits(directory):
-    """Unused in a step on one rank, or on all: that rank sends nothing of it; what all ranks keep
-    and get is what came in.
+    """A rank sends nothing for a parameter that it has not used in a step.
+
+    In some steps only one rank uses the parameter, or none does. The results plus the residuals of
+    all ranks equal the inputs.
     """
     for communicator in communicators():
         network = named(always=(40, 30), sometimes=(40, 30))
@@ -244,7 +252,7 @@ def scenario_what_a_rank_has_not_used_waits(directory):
 
 
 def scenario_a_zero_gradient_that_backward_made_is_one(directory):
-    """Error feedback continues: the residual is sent."""
+    """If backward computes a zero gradient, the residual is still sent."""
     network = named(weight=(40, 30))
     optimizer, compressor = distributed(network, dr.Codec(dr.TopK(0.1)))
     for factor in (1.0, 0.0):
@@ -257,7 +265,10 @@ def scenario_a_zero_gradient_that_backward_made_is_one(directory):
 
 
 class CountingTransport:
-    """A transport that counts gathers and waits for roll calls, so that no bucket must wait."""
+    """A transport that counts gathers.
+
+    It waits for every roll call, so that no bucket must wait for one.
+    """
 
     def __init__(self, transport):
         self.transport, self.started = transport, 0
@@ -266,7 +277,7 @@ class CountingTransport:
         return getattr(self.transport, name)
 
     def allgather(self, array, name):
-        self.started += "handshake" not in name  # happens once, before the first step
+        self.started += "handshake" not in name  # the handshake happens once, before the first step
         return self.transport.allgather(array, name)
 
     def allreduce(self, array, name):
@@ -277,8 +288,9 @@ class CountingTransport:
 
 
 def scenario_no_bucket_waits_for_what_is_frozen(directory):
-    """The messages of all buckets but the last start in backward: with layers frozen from the
-    start, frozen later, and trained again.
+    """All buckets but the last start their messages during backward.
+
+    This holds for layers that are frozen from the start, frozen later, or trained again.
     """
     torch.manual_seed(0)
     network = torch.nn.Sequential(*(torch.nn.Linear(40, 40, bias=False) for _ in range(6)))
@@ -286,7 +298,7 @@ def scenario_no_bucket_waits_for_what_is_frozen(directory):
     optimizer, compressor = distributed(network, compressor_options={"bucket_bytes": 2 * 4 * 1600})
     transport = compressor.adapter.transport = CountingTransport(compressor.adapter.transport)
     inputs = torch.randn(4, 40, generator=torch.Generator().manual_seed(hvd.rank()))
-    # before the first results are asked for the communicator is not ready
+    # the communicator is ready only after the first results are requested
     for frozen, in_backward, in_all in (
         ({3}, 0, 3),
         ({3}, 2, 3),
@@ -315,8 +327,9 @@ def scenario_no_bucket_waits_for_what_is_frozen(directory):
 
 
 def expect_a_skipped_step(communicator, dtype, loud, peaks, shapes):
-    """A step in which the parameter ``loud`` gets ``peaks[rank]`` in one place is skipped on all
-    ranks, and those around it are not.
+    """Check that all ranks skip a step, but not the steps before and after it.
+
+    In the skipped step, one element of the gradient of ``loud`` is ``peaks[rank]``.
     """
     network = named(**shapes).to(dtype)
     codec = dr.Codec(dr.RandomK(1.0) if communicator == dr.SharedRandomK() else dr.TopK(0.1))
@@ -353,8 +366,9 @@ def expect_a_skipped_step(communicator, dtype, loud, peaks, shapes):
 
 
 def scenario_a_sum_that_overflows_is_a_skipped_step(directory):
-    """Finite on every rank, too large for the gradient's type once summed: no residual loses
-    anything.
+    """The gradients are finite on every rank, but their sum overflows their dtype.
+
+    The step is skipped, and no residual loses anything.
     """
     for communicator in communicators():
         for dtype, peak in ((torch.float16, 6e4), (torch.float32, 3e38)):
@@ -365,8 +379,8 @@ def scenario_a_sum_that_overflows_is_a_skipped_step(directory):
                 [peak] * hvd.size(),
                 {"quiet": (40, 30), "loud": (40, 30)},
             )
-    # Horovod's own sum of what is not compressed: finite in float32, in which it is made, and not
-    # in bfloat16
+    # Horovod sums uncompressed gradients itself. The sum is finite in float32, in which it is
+    # computed, but not in bfloat16.
     peaks = [torch.finfo(torch.bfloat16).max, 2.0**119]
     expect_a_skipped_step(
         dr.Allgather(), torch.bfloat16, "small", peaks, {"quiet": (40, 30), "small": (8,)}

@@ -59,7 +59,10 @@ _found = []
 
 
 def expect(condition, *what):
-    """Record an error. If a rank raised it here, the others would wait for that rank."""
+    """Record an error if ``condition`` is false.
+
+    If a rank raised at once, the others would wait for it.
+    """
     if not condition:
         _found.append(" ".join(map(str, what)))
 
@@ -76,7 +79,7 @@ def reporting(scenario):
 
 
 def run_reporting(namespace, directory):
-    """Runs the scenarios of a module, each of which raises what :func:`expect` has found."""
+    """Run the scenarios of a module. Each raises what :func:`expect` has recorded."""
     hvd.init()
     torch.set_num_threads(1)
     scenarios = {

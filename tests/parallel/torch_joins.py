@@ -1,4 +1,7 @@
-"""Data that ends earlier on some ranks, which then call hvd.join(); run by torch_protocol.py."""
+"""Test data that ends earlier on some ranks, which then call hvd.join().
+
+Run by torch_protocol.py.
+"""
 
 import horovod.torch as hvd
 import torch
@@ -9,8 +12,9 @@ import deepreduce_hvd as dr
 
 
 def expect_a_missing_rank_to_be_named(what, missing, take_part):
-    """The ``missing`` ranks have called hvd.join(); each of the others is told so when it takes
-    part, and then joins them.
+    """Check that an error names the ``missing`` ranks, which have called hvd.join().
+
+    Each of the other ranks gets the error when it takes part, and then joins them.
     """
     if hvd.rank() not in missing:
         try:
@@ -22,14 +26,15 @@ def expect_a_missing_rank_to_be_named(what, missing, take_part):
                 f"{', '.join(map(str, missing))}, as after hvd.join()"
             )
             expect(told in str(error), what, "got:", error)
-        # what the others have started must have come to all of them before one of them joins
+        # before one of these ranks joins, all of them must have processed what they have started
         hvd.allreduce(torch.zeros(1), name="told")
     hvd.join()
 
 
 def scenario_data_that_ends_earlier_on_some_ranks(directory):
-    """After an odd and an even number of steps, with messages whose sizes stay the same, which
-    Horovod remembers, and others.
+    """Ranks without data are named after an odd and after an even number of steps.
+
+    The sizes of messages stay the same, so that Horovod caches them, or they change.
     """
     constant = dr.Codec(dr.TopK(0.05), dr.RawIndex(), dr.RawValue())
     for communicator in (
@@ -78,7 +83,7 @@ def scenario_data_that_ends_earlier_without_an_optimizer(directory):
 
 
 def scenario_what_is_not_compressed_may_end_earlier(directory):
-    """Horovod's own allreduce uses zeros for ranks that have joined."""
+    """In Horovod's own allreduce, ranks that have joined contribute zeros."""
     network = named(weight=(8,))
     optimizer, _ = distributed(network, compressor_options={"dense_below": 50})
     for step in range(2 if hvd.rank() == 0 else 1):

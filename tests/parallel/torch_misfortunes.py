@@ -1,4 +1,4 @@
-"""A rank that hangs, is killed, ends or raises an error in the midst of training with PyTorch.
+"""Train with PyTorch until one rank hangs, is killed, ends or raises an error.
 
 Started as one rank of a job.
 """
@@ -39,6 +39,6 @@ def main(misfortune):
 
 
 if __name__ == "__main__":
-    signal.alarm(120)  # not longer than the test, in case the test is killed
+    signal.alarm(120)  # ends this process even if the test is killed
     torch.set_num_threads(1)
     main(sys.argv[1])

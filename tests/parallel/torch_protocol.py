@@ -1,6 +1,6 @@
-"""What ranks must agree on, with stock Horovod and PyTorch: configurations and process sets.
+"""Test what ranks must agree on, with stock Horovod and PyTorch.
 
-Started by test_torch_protocol.py under horovodrun.
+These are configurations and process sets. Started by test_torch_protocol.py under horovodrun.
 """
 
 import faulthandler
@@ -17,8 +17,9 @@ import deepreduce_hvd as dr
 
 
 def expect_refusal(what, expected, run):
-    """Every rank must be told ``expected``, in the first step, and go on to the next scenario: no
-    rank waits, nothing has started.
+    """Check that every rank raises an error with the text ``expected`` in the first step.
+
+    No rank may wait and no collective may be left over: all ranks must reach the next scenario.
     """
     try:
         run()
@@ -41,10 +42,10 @@ def one_step(network, **options):
 
 
 def scenario_ranks_that_differ_are_told_in_what(directory):
-    """Each setting by itself.
+    """If a setting differs between ranks, the error names it and both values.
 
-    Communicators that measure, or make process sets, before their first exchange do so after the
-    comparison.
+    Some communicators measure, or create process sets, before their first exchange. They do so
+    after the comparison.
     """
     last = f" on rank {hvd.size() - 1}"
 
@@ -60,7 +61,7 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
         )
 
     told("dense_below", 50, 300)
-    told("dense_below", 1 << 20, 0)  # with one rank everything is dense
+    told("dense_below", 1 << 20, 0)  # on one rank everything is dense
     told("bucket_bytes", 0, 1 << 20)
     told("seed", 1, 0)
     told("codec", dr.Codec(dr.TopK(0.02)), dr.Codec(dr.TopK(0.05)))
@@ -73,8 +74,10 @@ def scenario_ranks_that_differ_are_told_in_what(directory):
 
 
 def scenario_ranks_with_other_parameters_are_told_which(directory):
-    """Number, order, names and shapes; which are frozen; steps of a state that one rank has
-    loaded.
+    """If parameters differ between ranks, the error names them.
+
+    They may differ in number, order, names, shapes, in which are frozen, and in the steps of a
+    state that one rank has not loaded.
     """
 
     def parameters(*entries):
@@ -131,7 +134,7 @@ def scenario_ranks_with_other_parameters_are_told_which(directory):
 
 
 def scenario_ranks_compare_once(directory):
-    """Ranks compare in the first step, and again when ranks may have changed."""
+    """Ranks compare their settings in the first step, and again when ranks may have changed."""
     network = model()
     optimizer, compressor = distributed(network)
     transport = compressor.adapter.transport
@@ -154,7 +157,7 @@ def scenario_ranks_compare_once(directory):
 
 
 def scenario_compressors_may_take_turns_in_any_order(directory):
-    """Each rank begins with another compressor, also in the first backward pass."""
+    """Each rank may begin with another compressor, also in the first backward pass."""
     networks = [named(first=(40, 30)), named(second=(30, 30))]
     optimizers = [distributed(network)[0] for network in networks]
     for step in range(2):
@@ -167,7 +170,10 @@ def scenario_compressors_may_take_turns_in_any_order(directory):
 
 
 def scenario_a_compressor_that_one_rank_lacks(directory):
-    """Otherwise the other ranks would wait for messages with the names of another compressor."""
+    """A compressor that only one rank has is an error.
+
+    Otherwise the other ranks would wait for messages under the names of another compressor.
+    """
     if hvd.rank() == 0:
         kept = dr.Compressor(parameters=model().named_parameters())
     expect_refusal(
@@ -175,14 +181,15 @@ def scenario_a_compressor_that_one_rank_lacks(directory):
         "create the same compressors in the same order on every rank",
         lambda: one_step(model()),
     )
-    if hvd.rank() > 0:  # the numbers are the same as before on all ranks
+    if hvd.rank() > 0:  # all ranks have created the same number of compressors again
         kept = dr.Compressor(parameters=model().named_parameters())
     del kept
 
 
 def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
-    """Ranks that are not in Horovod's set are not waited for; neither by an optimizer nor by
-    hvd.allreduce.
+    """The compressor does not wait for ranks outside of Horovod's process set.
+
+    This holds for an optimizer and for hvd.allreduce.
     """
     some = hvd.add_process_set([0]) if hvd.size() == 2 else hvd.add_process_set([0, 1])
     expected = (
@@ -214,8 +221,10 @@ def scenario_horovod_and_the_compressor_have_other_process_sets(directory):
 
 
 def scenario_process_sets_that_are_there_already(directory):
-    """Hierarchical uses those that the user has registered, and finds its own of another
-    compressor, and new ones of a removed one.
+    """Hierarchical uses process sets that are already registered.
+
+    The user or another compressor may have registered them. If one was removed, Hierarchical
+    registers a new one.
     """
     mine = hvd.add_process_set([1])
     for turn in range(3):
@@ -231,7 +240,9 @@ def scenario_process_sets_that_are_there_already(directory):
 
 
 def scenario_compressors_of_overlapping_process_sets_in_any_order(directory):
-    """Rank 0 begins with the compressor of all ranks, rank 1 with that of ranks 0 and 1; each would
+    """Compressors on overlapping process sets may be used for the first time in any order.
+
+    Rank 0 begins with the compressor of all ranks, rank 1 with that of ranks 0 and 1. Each would
     wait for the other.
     """
     if hvd.size() < 3:  # two sets of the same ranks have one handshake
@@ -247,8 +258,10 @@ def scenario_compressors_of_overlapping_process_sets_in_any_order(directory):
 
 
 def scenario_a_rank_waits_elsewhere_for_one_that_waits_in_a_handshake(directory):
-    """Rank 1 waits in the handshake of ranks 1 and 2. Rank 2 has no gradient for it yet, and waits
-    for what rank 1 does next.
+    """A rank that waits elsewhere takes part in a handshake that another rank waits in.
+
+    Rank 1 waits in the handshake of ranks 1 and 2. Rank 2 has no gradient for it yet. It waits for
+    the next collective of rank 1.
     """
     if hvd.size() < 3:
         return
@@ -258,7 +271,7 @@ def scenario_a_rank_waits_elsewhere_for_one_that_waits_in_a_handshake(directory)
         if hvd.rank() == 1 and step == 1:
             backward(parts[1][0], 0)
         backward(parts[0][0], step)
-        # a job that hangs must end
+        # end the job if it hangs
         faulthandler.dump_traceback_later(60, exit=True)
         parts[0][1].step()
         parts[0][1].zero_grad()
@@ -275,8 +288,10 @@ def scenario_a_rank_waits_elsewhere_for_one_that_waits_in_a_handshake(directory)
 
 
 def scenario_a_memory_on_a_rank_that_does_not_send_it(directory):
-    """A state of a job whose hosts had one rank each: here only the first rank of the host has a
-    memory that is sent.
+    """Only a rank that sends its memory may load one.
+
+    The states are those of a job with one rank per host. Here all ranks are on one host, and only
+    the first of them sends its memory. From a list of all states, it loads the sum.
     """
     network = model()
     optimizer, compressor = distributed(

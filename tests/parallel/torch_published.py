@@ -1,7 +1,7 @@
-"""The published dictionaries of GRACE and DeepReduce train on stock Horovod, with what GRACE's
-stages would give.
+"""Train with the published dictionaries of GRACE and DeepReduce on stock Horovod.
 
-Started by test_torch_published.py under horovodrun.
+Some scenarios compare the results with those of GRACE's stages. Started by test_torch_published.py
+under horovodrun.
 """
 
 import sys
@@ -24,7 +24,7 @@ import deepreduce_hvd as dr
 
 
 def trained(params, steps, after=lambda network, step: None):
-    """Return the model after some steps with the compressor of a dictionary."""
+    """Train for some steps with the compressor of a dictionary; return the model."""
     network = model()
     named = list(network.named_parameters())
     with warnings.catch_warnings():
@@ -59,8 +59,9 @@ def scenario_every_published_dictionary_trains(directory):
 
 
 def scenario_topk_with_residual_is_that_of_grace(directory):
-    """Of every tensor, however small: the mean over ranks of the largest 30 % of gradient plus
-    residual.
+    """Every tensor gets the mean over ranks of the largest 30 % of gradient + residual.
+
+    Small tensors are compressed too.
     """
     residuals = {}
 

@@ -1,6 +1,4 @@
-"""What must hold on every rank, on stock Horovod with PyTorch; started by test_torch_parallel.py
-under horovodrun.
-"""
+"""Scenarios on stock Horovod with PyTorch; started by test_torch_parallel.py."""
 
 import itertools
 import sys
@@ -30,7 +28,7 @@ from virtual_ranks import VirtualRanks
 
 import deepreduce_hvd as dr
 
-#: every codec of either kind beside a plain one, and lossy ones together
+#: every index codec and every value codec with a plain one, and pairs of lossy codecs
 LOSSY = [("rice", "qsgd_4"), ("bloom_p2", "fit_poly"), ("huffman_delta", "quantile")]
 CODECS = [*((index, "raw_value") for index in INDEX), *(("raw_index", value) for value in VALUE)]
 CODECS += LOSSY
@@ -46,10 +44,11 @@ def scenario_every_codec_with_every_memory(directory):
 
 
 def train_and_compare(cases):
-    """Equal parameters after every step, and for memories that keep everything: sent + kept = what
-    came in.
+    """Check that all ranks have equal parameters after every step.
+
+    With Residual, also check that what is sent plus what is kept equals the input.
     """
-    # five has no divisor in common with the number of memories: all of them are in the sample
+    # five has no common divisor with the number of memories, so the sample has all of them
     for number, ((index, value), memory) in enumerate(sample(hvd.size(), cases, every=5)):
         torch.manual_seed(0)
         network = torch.nn.Linear(48, 40)  # one tensor compressed, one dense
@@ -157,7 +156,7 @@ def scenario_backward_passes_accumulate(directory):
         optimizer.step()
         assert_equal_everywhere(network.named_parameters(), f"step {step}")
     assert all(row["steps"] == 3 for row in compressor.stats().values())
-    # a step with fewer passes than planned: Horovod compresses what is there at synchronize()
+    # a step with fewer passes than planned: Horovod reduces in synchronize()
     network.zero_grad()
     backward(network, 99)
     optimizer.step()
@@ -192,8 +191,9 @@ class _TwoHeads(torch.nn.Module):
 
 
 def scenario_missing_gradients(directory):
-    """A parameter without a gradient on some ranks, then on all: zeros there, and its residual goes
-    on.
+    """A parameter may have no gradient on some ranks, or on all of them.
+
+    These ranks contribute zeros and keep their residuals.
     """
     network = _TwoHeads()
     optimizer, _ = distributed(network)
@@ -249,7 +249,7 @@ def scenario_gradient_dtypes(directory):
 
 
 def scenario_layouts(directory):
-    """channels_last, transposed and expanded gradients arrive where they belong."""
+    """Elements of channels_last, transposed and expanded gradients keep their positions."""
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))
     transposed = torch.nn.Parameter(torch.randn(40, 30).t())
@@ -286,7 +286,7 @@ def scenario_layouts(directory):
 
 
 def scenario_sparse_embedding_gradients(directory):
-    """Duplicates are merged, the result is sparse, and nothing of the dense size is sent."""
+    """Duplicate rows are merged, the result is sparse, and nothing of the dense size is sent."""
     torch.manual_seed(0)
     table = torch.nn.Embedding(1000, 16, sparse=True)
     # the same shape, so the parameter of a gradient must be identified
@@ -310,7 +310,7 @@ def scenario_sparse_embedding_gradients(directory):
             embedding.weight.grad.to_dense(), expected[name], rtol=1e-6, atol=0, msg=name
         )
         row = compressor.stats()[f"{name}.weight"]
-        # header, probe, 32 pairs; in one parameter the roll call
+        # header, probe and 32 pairs; one parameter also counts the roll call
         assert row["sent_bytes"] <= 40 + 16 + 8 * 32 + 4 * hvd.size(), row
     with optimizer.skip_synchronize():
         optimizer.step()
@@ -318,7 +318,7 @@ def scenario_sparse_embedding_gradients(directory):
 
 
 def scenario_virtual_ranks_come_to_the_same(directory):
-    """The accuracy laboratory's ranks in one process get what real ranks get, bit for bit."""
+    """The accuracy laboratory's virtual ranks get what real ranks get, bit for bit."""
     for memory, communicator in (
         (dr.Residual(), dr.Allgather()),
         (dr.MomentumCorrection(0.9), dr.Allgather()),
@@ -352,8 +352,9 @@ def scenario_virtual_ranks_come_to_the_same(directory):
 
 
 def scenario_prepared_optimizers(directory):
-    """A prepared optimizer trains as one that was made without momentum; another is warned of
-    once.
+    """A prepared optimizer trains like one that was created without momentum.
+
+    An optimizer with momentum that is not prepared causes one warning.
     """
 
     def trained(prepare, make):

@@ -1,4 +1,4 @@
-"""Plans and ``schedule="auto"`` on stock Horovod with PyTorch.
+"""Test plans and ``schedule="auto"`` on stock Horovod with PyTorch.
 
 Started by test_torch_schedule.py under horovodrun.
 """
@@ -35,13 +35,13 @@ def plan_of(messages):
 
 
 def residuals(compressor, name):
-    """The residual of all ranks together."""
+    """Return the sum of the residuals of all ranks."""
     kept = compressor.state_dict()["parameters"][name]["memory"].get("residual")
     return 0.0 if kept is None else hvd.allreduce(kept.double(), op=hvd.Sum, name=f"kept.{name}")
 
 
 def scenario_plans_that_change_in_every_step_lose_nothing(directory):
-    """Sent + kept = what came in, while each step has another random plan."""
+    """With another random plan in each step, what is sent plus what is kept equals the input."""
     for seed in sample(hvd.size(), range(6)):
         draw = random.Random(seed)
         network = model()
@@ -78,7 +78,7 @@ def scenario_plans_that_change_in_every_step_lose_nothing(directory):
 
 
 def scenario_plans_that_change_while_gradients_of_others_are_in_flight(directory):
-    """Of several optimizers, each may step while another one has its gradients under way."""
+    """Plans may change while one of several optimizers has gradients in flight."""
     for seed in range(8):
         draw, own = random.Random(seed), torch.Generator().manual_seed(seed * 10 + hvd.rank())
         weights = {
@@ -101,7 +101,7 @@ def scenario_plans_that_change_while_gradients_of_others_are_in_flight(directory
             for part in parts
         ]
         came = {name: torch.zeros(one.numel()) for name, one in weights.items()}
-        under_way = [None, None]  # the weights whose gradients backward has not made yet
+        under_way = [None, None]  # the weights whose gradients backward has not computed yet
         for _ in range(40):
             compressor.adapter.scheduler.layout = layout.of_plan(
                 compressor.policies,
@@ -133,7 +133,7 @@ def scenario_plans_that_change_while_gradients_of_others_are_in_flight(directory
 
 
 def scenario_a_plan_of_policies_equals_the_policies(directory):
-    """A fixed plan with one density gives what policies by name give, and trains alike twice."""
+    """A fixed plan trains like the same policies by name, and twice in the same way."""
 
     def train(**options):
         network = model()
@@ -167,7 +167,10 @@ def scenario_a_plan_of_policies_equals_the_policies(directory):
 
 
 def scenario_auto_measures_and_decides_alike(directory):
-    """All ranks change plans at the same steps; what is measured can be saved, loaded and drawn."""
+    """All ranks change plans at the same steps.
+
+    The profile, the timeline and the state are then available.
+    """
     network = model()
     codec = dr.Codec(dr.TopK(0.05, warmup_steps=3), index=dr.Rice(), value=dr.LloydMax(bits=1))
     optimizer, compressor = distributed(
@@ -177,7 +180,7 @@ def scenario_auto_measures_and_decides_alike(directory):
     for step in range(110):
         network.zero_grad()
         backward(network, step)
-        if times.seconds is not None:  # with equal steps, all decisions are known
+        if times.seconds is not None:  # with equal times of steps, all decisions are known
             times.seconds = 0.01
         optimizer.step()
         text = "" if compressor.plan is None else compressor.plan.to_json()
@@ -213,7 +216,7 @@ def scenario_auto_measures_and_decides_alike(directory):
 
 
 def scenario_auto_starts_again_when_steps_change(directory):
-    """After steps that are much longer, the job measures again, on all ranks at once."""
+    """If steps become much longer, all ranks measure again, at the same step."""
     network = model()
     optimizer, compressor = distributed(
         network, CODEC, compressor_options={"dense_below": 50, "schedule": "auto"}
@@ -236,7 +239,7 @@ def scenario_auto_starts_again_when_steps_change(directory):
 
 
 def scenario_void_steps_lose_nothing_after_parameters_went_dense(directory):
-    """The residual of a parameter that went dense is sent once, whatever steps overflow."""
+    """The residual of a parameter that becomes dense is sent once, whichever steps overflow."""
     for voids in ((4,), (5,), (6, 7), (4, 5, 8)):
         network = model()
         scale = 1024.0
@@ -272,7 +275,7 @@ def scenario_void_steps_lose_nothing_after_parameters_went_dense(directory):
 
 
 def scenario_a_frozen_parameter_that_goes_dense_stays_as_it_is(directory):
-    """Its residual waits until it is trained again."""
+    """A frozen parameter that becomes dense keeps its residual until it is trained again."""
     network = model()
     optimizer, compressor = distributed(network, CODEC, compressor_options={"dense_below": 50})
     names = [name for name, policy in compressor.policies.items() if not policy.dense]
@@ -299,7 +302,7 @@ def scenario_a_frozen_parameter_that_goes_dense_stays_as_it_is(directory):
 
 
 def scenario_auto_with_nothing_to_measure(directory):
-    """Without compressed gradients there is no plan; a parameter without elements is no layer."""
+    """Without compressed gradients there is no plan. A parameter without elements is no layer."""
     for dense_below in (1 << 20, 0):
         network = model()
         network.register_parameter("empty", torch.nn.Parameter(torch.zeros(0, 3)))
@@ -315,7 +318,7 @@ def scenario_auto_with_nothing_to_measure(directory):
 
 
 def scenario_auto_plans_for_all_optimizers_of_a_compressor(directory):
-    """A step of the job has one step of each optimizer, also if one of them compresses nothing."""
+    """A step of the job has one step of each optimizer, even if one of them compresses nothing."""
     parts = torch.nn.ModuleDict(
         {"one": torch.nn.Linear(40, 30), "small": torch.nn.Linear(30, 1), "two": model()}
     )

@@ -1,7 +1,6 @@
-"""Several optimizers on one compressor, sparse gradients, and what a step costs, on stock Horovod
-with PyTorch.
+"""Test several optimizers on one compressor, sparse gradients, and the cost of a step.
 
-Started by test_torch_several.py under horovodrun.
+Runs on stock Horovod with PyTorch. Started by test_torch_several.py under horovodrun.
 """
 
 import resource
@@ -15,12 +14,13 @@ from torch_tools import assert_equal_everywhere, distributed
 
 import deepreduce_hvd as dr
 
-# --- who hands gradients over ---
+# --- several optimizers, names and sparse gradients ---
 
 
 def scenario_optimizers_take_turns(directory):
-    """Several optimizers on one compressor train as with one compressor each, in any order, with
-    parameters that a rank has not used.
+    """Several optimizers that share a compressor train as with one compressor each.
+
+    Their backward passes and steps come in any order. Some ranks do not use all parameters.
     """
 
     def trained(shared):
@@ -99,7 +99,7 @@ def scenario_one_optimizer_skips_and_the_other_does_not(directory):
 
 
 def scenario_every_parameter_travels_its_own_way(directory):
-    """Sums are those of Horovod alone, of float16, and of a compressor of its own."""
+    """Sums equal those of Horovod alone, of float16, and of a separate compressor."""
     ways = {"plain": "dense", "short": "fp16", "other": dr.Codec(dr.TopK(0.2), index=dr.Rice())}
     shapes = dict.fromkeys((*ways, "rest"), (40, 30))
     network = named(**shapes)
@@ -121,7 +121,7 @@ def scenario_every_parameter_travels_its_own_way(directory):
         loss = loss_of(network, step, list(shapes))
         own = dict(zip(shapes, torch.autograd.grad(loss, list(network.parameters()))))
         for name, gradient in own.items():
-            network[name].grad = gradient  # by it the compressor knows the parameter
+            network[name].grad = gradient  # the compressor finds the parameter by its gradient
         expected = {
             "plain": hvd.allreduce(own["plain"]),
             "short": hvd.allreduce(own["short"], compression=hvd.Compression.fp16),
@@ -129,7 +129,7 @@ def scenario_every_parameter_travels_its_own_way(directory):
             "rest": hvd.allreduce(own["rest"], compression=compressors[2]),
         }
         for name, one in expected.items():
-            # Horovod's own sums of more than two ranks depend on what it merges
+            # with more than two ranks, Horovod's own sums depend on what it fuses
             exact = hvd.size() < 3 or name in ("other", "rest")
             tolerance = 0.0 if exact else 2e-3 if name == "short" else 1e-6
             close = torch.allclose(got[name], one, rtol=tolerance, atol=tolerance)
@@ -145,7 +145,7 @@ def scenario_every_parameter_travels_its_own_way(directory):
 
 
 def scenario_a_parameter_under_two_names_has_one_memory(directory):
-    """Tied weights may have two names. Tested with Horovod's optimizer and with hvd.allreduce."""
+    """Tied weights with two names have one memory, in an optimizer and in hvd.allreduce."""
     network = named(tied=(40, 30))
     pairs = [("first", network["tied"]), ("last", network["tied"])]
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=pairs, dense_below=0)
@@ -162,8 +162,9 @@ def scenario_a_parameter_under_two_names_has_one_memory(directory):
 
 
 def scenario_sparse_gradients_that_horovod_sums_itself(directory):
-    """Without sparse_as_dense=True they pass by the compressor, uncompressed; what overflows there
-    skips the step of all.
+    """Without sparse_as_dense=True, sparse gradients go through Horovod uncompressed.
+
+    If one of them overflows, the step is skipped for all parameters.
     """
     for poisoned in (False, True):
         network = torch.nn.ModuleDict(
@@ -204,10 +205,11 @@ def scenario_sparse_gradients_that_horovod_sums_itself(directory):
 
 
 def scenario_equal_embeddings_with_nan(directory):
-    """NaN on one rank in one of two sparse gradients that are equal otherwise: a skipped step
-    everywhere, in whatever way Horovod hands them over.
+    """NaN on one rank in one of two otherwise equal sparse gradients skips the step everywhere.
+
+    This holds whether Horovod reduces the gradients during backward or in synchronize().
     """
-    # only one of two planned passes: Horovod uses the gradients that are there at synchronize()
+    # With 2, only one of two planned passes runs. Horovod then reduces in synchronize().
     for passes in (1, 2):
         network = torch.nn.ModuleDict(
             {name: torch.nn.Embedding(200, 8, sparse=True) for name in ("one", "two")}
@@ -247,7 +249,7 @@ def resident():
 
 
 def scenario_gradients_are_released_with_the_last_result(directory):
-    elements = 20 << 20  # more than malloc keeps
+    elements = 20 << 20  # more than malloc caches
     for dtype in (torch.float32, torch.bfloat16):
         network = torch.nn.ParameterDict(
             {"weight": torch.nn.Parameter(torch.zeros(elements, dtype=dtype))}
@@ -265,7 +267,7 @@ def scenario_gradients_are_released_with_the_last_result(directory):
 
 
 class Looks(dict):
-    """A dictionary that counts how often it is looked through."""
+    """A dictionary that counts how often its values are iterated."""
 
     count = 0
 
@@ -275,8 +277,9 @@ class Looks(dict):
 
 
 def scenario_a_step_asks_once(directory):
-    """A step reads the loss scale once, and looks through the parameters at most once, with an
-    optimizer and with hvd.allreduce.
+    """A step reads the loss scale once, and iterates over all parameters at most once.
+
+    This holds with an optimizer and with hvd.allreduce.
     """
     asked = []
     network = torch.nn.ModuleDict(
@@ -296,7 +299,7 @@ def scenario_a_step_asks_once(directory):
         sum(layer(rows).sum() for layer in layers[step:]).backward()
         optimizer.step()
 
-    # with gradients of its own: the optimizer's hooks reduce those that backward makes
+    # gradients are set by hand: the optimizer's hooks reduce those that backward computes
     def allreduce_alone(step):
         parameters = [parameter for layer in layers for parameter in layer.parameters()]
         for parameter in parameters:
@@ -309,11 +312,11 @@ def scenario_a_step_asks_once(directory):
         optimizer.zero_grad()
         adapter = compressor.adapter
         looked = [Looks(adapter.slots), Looks(adapter._parameters._by_id)]
-        if step:  # ranks compare all parameters before the first one
+        if step:  # ranks compare all parameters before the first step
             adapter.slots, adapter._parameters._by_id = looked
         (allreduce_alone if step == 3 else optimizer_steps)(step)
         expect(len(asked) == step + 1, step, f"asked {len(asked)} times")
-        # the thread that watches waits may look once too
+        # the thread that watches long waits may iterate once too
         counts = [one.count for one in looked]
         expect(max(counts) <= 1, step, f"looked through all parameters {counts} times")
 

@@ -1,4 +1,7 @@
-"""What is kept between steps, saved and loaded, on PyTorch; run by torch_scenarios.py."""
+"""Test state that is kept between steps, saved and loaded, on PyTorch.
+
+Run by torch_scenarios.py.
+"""
 
 import horovod.torch as hvd
 import torch
@@ -20,8 +23,9 @@ import deepreduce_hvd as dr
 
 
 def scenario_loss_scaling_skips_an_overflow_everywhere(directory):
-    """An overflow on one rank: every rank skips, and every residual is bit for bit what it was
-    before the step.
+    """If one rank overflows, every rank skips the step.
+
+    Every residual then equals, bit for bit, its value before the step.
     """
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     network = model()
@@ -59,7 +63,7 @@ def scenario_loss_scaling_skips_an_overflow_everywhere(directory):
 
 
 def scenario_residuals_follow_the_loss_scale(directory):
-    """The same training with a loss scale that changes by powers of two, bit for bit."""
+    """A loss scale that changes by powers of two gives bit-identical training."""
     trained = []
     for scales in ((1.0, 1.0, 1.0, 1.0), (1.0, 4.0, 2.0, 16.0)):
         network = model()
@@ -116,8 +120,9 @@ def scenario_resumed_equals_uninterrupted(directory):
 
 
 def scenario_states_of_another_world_size(directory):
-    """The residuals' sum over all ranks survives a change of the number of ranks; needs the other
-    run's states when there.
+    """The sum of residuals over all ranks survives a change of the number of ranks.
+
+    The states of the run with the other number of ranks are loaded if they exist.
     """
     network, compressor = train(2)
     torch.save(compressor.state_dict(), directory / f"world.{hvd.size()}.{hvd.rank()}.pt")
@@ -144,8 +149,9 @@ def scenario_states_of_another_world_size(directory):
 
 
 def scenario_a_memory_of_the_users_own(directory):
-    """Run by NumPy, it trains bit for bit as the built-in memory that does the same, with every
-    communicator.
+    """A custom memory, run by NumPy, trains bit for bit like the equal built-in memory.
+
+    This holds with every communicator.
     """
     lossy = {"index": dr.Rice(), "value": dr.QSGD(bits=4)}
     topk, random = dr.Codec(dr.TopK(0.1), **lossy), dr.Codec(dr.RandomK(0.1), **lossy)

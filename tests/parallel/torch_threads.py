@@ -1,4 +1,4 @@
-"""Threads that encode gradients during backward, on stock Horovod with PyTorch.
+"""Test threads that encode gradients during backward, on stock Horovod with PyTorch.
 
 Started by test_torch_threads.py under horovodrun.
 """
@@ -27,7 +27,10 @@ CODECS = (
 
 
 class Network(torch.nn.Module):
-    """Layers of many sizes; some are not used in every step, and one is frozen later."""
+    """A network with weights of many sizes.
+
+    Some are not used in every step, and one is frozen later.
+    """
 
     def __init__(self, sizes):
         super().__init__()
@@ -39,7 +42,7 @@ class Network(torch.nn.Module):
 
 
 class Slowly:
-    """The names of the threads that encoded; each gradient waits a random time."""
+    """Delays each encoding by a random time, and records the names of the encoding threads."""
 
     def __init__(self):
         self.threads = set()
@@ -60,7 +63,7 @@ class Slowly:
 
 
 def trained(seed, threads, steps=7):
-    """Train a random network; return its weights, residuals of all steps and the compressor."""
+    """Train a random network; return its weights, memories of all steps and the compressor."""
     draw = random.Random(seed)
     network = Network([draw.choice((10, 500, 1200, 5000, 20_000)) for _ in range(12)])
     memory = draw.choice((dr.Residual(), memories.MomentumCorrection(0.9), memories.NoMemory()))
@@ -110,12 +113,12 @@ def events_of(trace):
 
 
 def scenario_threads_change_nothing(directory):
-    """Weights and residuals of every step equal those without threads, bit for bit."""
+    """Weights and memories of every step equal those without threads, bit for bit."""
     used, drawn = set(), set()
     for seed in range(10):
         weights, seen, _ = trained(seed, 0)
         with Slowly() as slowly:
-            # each rank another number of threads
+            # each rank has another number of threads
             others, seen_others, compressor = trained(seed, 1 + (seed + hvd.rank()) % 3)
         used |= slowly.threads
         assert_equal_everywhere([(str(n), one) for n, one in enumerate(others)], f"seed {seed}")
@@ -131,7 +134,7 @@ def scenario_threads_change_nothing(directory):
 
 
 def scenario_an_error_in_a_thread_ends_the_step_on_every_rank(directory):
-    """The other ranks are told; nothing hangs."""
+    """The other ranks get an error, and nothing hangs."""
     network = Network([5000] * 6)
     compressor = dr.Compressor(CODECS[0], parameters=network.named_parameters(), threads=2)
     optimizer = hvd.DistributedOptimizer(

@@ -1,5 +1,6 @@
-"""What the scenarios for PyTorch share: a small model, its distributed optimizer, and what every
-rank must agree on.
+"""Shared by the PyTorch scenarios: a small model, its distributed optimizer, and checks.
+
+The checks compare all ranks.
 """
 
 import horovod.torch as hvd
@@ -37,8 +38,8 @@ def distributed(
     ), compressor
 
 
-#: Horovod's own sums of uncompressed gradients depend, from three ranks on, on which of them happen
-#: to be fused; payloads' do not
+#: From three ranks on, Horovod's own sums of uncompressed gradients depend on which of them it
+#: happens to fuse. Sums of payloads do not.
 ALL_COMPRESSED = {"dense_below": 0}
 
 
@@ -67,8 +68,9 @@ def gradients(network):
 
 
 def local_gradients(network, step, rank=None):
-    """{name: gradient} of a rank's batch, this one's by default, by an independent backward pass on
-    a copy.
+    """Return {name: gradient} of a rank's batch, by default this rank's.
+
+    It is computed by a separate backward pass on a copy of the network.
     """
     copy = model(dtype=next(network.parameters()).dtype)
     copy.load_state_dict(network.state_dict())
@@ -98,7 +100,7 @@ def run_all(namespace, directory):
 
 
 def parts_on(*process_sets):
-    """A network and its optimizer for each of these process sets that has this rank."""
+    """Return (network, optimizer) for each of these process sets that has this rank."""
     parts = []
     for number, process_set in enumerate(process_sets):
         if process_set.included():

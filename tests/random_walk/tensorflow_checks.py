@@ -1,27 +1,27 @@
-"""What must hold after every step of a random program for TensorFlow."""
+"""Checks after every step of a random program for TensorFlow."""
 
 import numpy as np
 
-#: by how much numbers of a type may differ where only Horovod's order of additions does
+#: relative tolerance of a dtype where only the order of Horovod's additions differs
 _CLOSE = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 class Checks:
-    """Holds what all ranks have to the oracle; every rank checks all of them."""
+    """Compares the state of all ranks with the oracle. Every rank checks all of them."""
 
     def __init__(self, program, oracle):
         self._program = program
         self._oracle = oracle
 
     def check(self, ranks, reductions, bad, moving):
-        """Raises AssertionError when something is not as it must be.
+        """Raise AssertionError if the state of any rank is wrong.
 
         Args:
-            ranks: what each rank has: "results" of each reduction, {variable: array}, the values
-                of its "variables", which of them have "moved" that should not, and what each
-                compressor has "kept", {variable: (arrays, steps)}.
-            reductions: (part, {rank: gradients}) in their order.
-            bad: (rank, variable, value) of what was not finite, or None.
+            ranks: for each rank, the "results" of each reduction, {variable: array}, the values of
+                its "variables", which of them have "moved" but should not, and what each compressor
+                has "kept", {variable: (arrays, steps)}.
+            reductions: (part, {rank: gradients}), in order.
+            bad: (rank, variable, value) of an element that is not finite, or None.
             moving: variables of the last reduction that may have moved.
         """
         before = [
@@ -98,7 +98,10 @@ class Checks:
 
 
 def _expect_replicas(what, ranks):
-    """Equal bit for bit, {rank: array}; a NaN is like any other."""
+    """Check that all arrays of {rank: array} are equal, bit for bit.
+
+    Arrays with NaN need only equal numbers, not equal bits.
+    """
     (first, expected), *others = ranks.items()
     for rank, one in others:
         same = equal(one, expected) and (
@@ -108,7 +111,7 @@ def _expect_replicas(what, ranks):
 
 
 def equal(one, other):
-    """Whether two arrays are of the same type, shape and numbers."""
+    """Return whether two arrays have the same dtype, shape and numbers."""
     return (
         one.dtype == other.dtype
         and one.shape == other.shape

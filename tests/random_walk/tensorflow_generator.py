@@ -1,4 +1,4 @@
-"""Makes the random programs over the API for TensorFlow, each from its seed alone."""
+"""Generate random programs over the API for TensorFlow, each from its seed alone."""
 
 import dataclasses
 import itertools
@@ -35,8 +35,8 @@ SPARSIFIERS = (
     dr.RandomK(0.2), dr.RandomK(1.0), dr.Threshold(0), dr.Threshold(0.4), dr.ChunkTopK(0.1),
     dr.NoneSparsifier(),
 )  # fmt: skip
-#: how a state is saved -> how it may be loaded: in place, from a list of all ranks', of more ranks
-#: than there are, or into a new compressor
+#: how a state is saved -> how it may be loaded: in place, from a list of all ranks' states, from
+#: the states of more ranks, or into a new compressor
 LOADED = {
     "state": ("state", "list", "more_ranks", "fresh"),
     "checkpoint": ("checkpoint", "fresh_checkpoint"),
@@ -45,14 +45,14 @@ OPTIMIZERS = ("SGD", "Momentum", "Adam", "Adagrad", "RMSprop")
 
 
 def process_sets(size):
-    """The ranks of the process sets beside that of all that compressors may be for."""
+    """Return the ranks of the process sets, besides that of all ranks, for compressors."""
     if size == 1:
         return [None]
     return list(itertools.combinations(range(size), size - 1))
 
 
 class Generator:
-    """Makes the program of a seed."""
+    """Generates the program of a seed."""
 
     def __init__(self, seed, size):
         self._random = np.random.default_rng([seed, 2024])
@@ -66,7 +66,7 @@ class Generator:
         return options[self._random.integers(len(options))]
 
     def _some(self, options, least=1):
-        """At least ``least`` of ``options`` in any order."""
+        """Return at least ``least`` of ``options``, in random order."""
         count = self._random.integers(least, len(options) + 1)
         return tuple(options[place] for place in self._random.permutation(len(options))[:count])
 
@@ -121,7 +121,7 @@ class Generator:
         )
 
     def _sparsifier(self, communicator, options):
-        """One that the communicator takes, as a rule."""
+        """Return a sparsifier, usually one that the communicator accepts."""
         kinds = dr.Sparsifier
         if not isinstance(communicator, dr.Allgather) and not self._chance(0.1):
             kinds = DRAWN if isinstance(communicator, dr.SharedRandomK) else FIXED_K
@@ -140,7 +140,7 @@ class Generator:
         parts = [self._part(mode)]
         if self._chance(0.4):
             other = self._part(mode, parts[0].sources)
-            # Horovod numbers what is not compressed within a graph: ranks must have equal graphs
+            # Horovod numbers uncompressed tensors within a graph: ranks must have equal graphs
             if other is not None and self._ranks(other) == self._ranks(parts[0]):
                 parts.append(other)
         if len(parts) == 1 and not parts[0].sliced and self._chance(0.05):
@@ -155,7 +155,7 @@ class Generator:
         return self._program.ranks(part.compressor)
 
     def _twins(self):
-        """Two eager tapes, each of one of two variables that are alike, or nothing."""
+        """Return two eager tapes, each of one of two variables that are alike, or nothing."""
         for number, compressor in enumerate(self._program.compressors):
             kinds = {}
             for one in compressor.variables:
@@ -195,7 +195,10 @@ class Generator:
         return len(variable.shape) > 0 and variable.elements > 0
 
     def _groups(self, part):
-        """Horovod fails on groups that are empty, and on those of float64 and other types."""
+        """Return groups that Horovod accepts.
+
+        It fails on empty groups, and on groups of float64 and other dtypes.
+        """
         present = part.present
         if len({self._program.variables[one].dtype == "float64" for one in present}) > 1:
             return None
@@ -220,7 +223,7 @@ class Generator:
     def _steps(self):
         program, refusals = self._program, Refusals(self._program)
         steps, saved = [], {}
-        moved = set()  # compressors of which something has been reduced since they were saved
+        moved = set()  # compressors that have reduced something since they were saved
         for _ in range(self._random.integers(4, 9)):
             choice = self._random.random()
             stale = [one for one in saved if one in moved]

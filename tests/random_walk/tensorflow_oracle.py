@@ -1,8 +1,9 @@
-"""What a random program must come to, by one process that knows all ranks' gradients.
+"""The expected results of a random program, from one process that knows all gradients.
 
-Payloads of Allgather and of slices go through the NumPy specification (deepreduce_hvd.reference),
-other communicators through the simulator of all ranks, which tests/test_communicators.py holds to
-oracles of its own. Beside that, and without either, the mass of each variable is counted.
+Payloads of Allgather and of slices go through the NumPy specification (deepreduce_hvd.reference).
+Other communicators go through the simulator of all ranks, which tests/test_communicators.py
+compares with other oracles. In addition, and without either of them, the mass of each variable is
+counted.
 """
 
 import zlib
@@ -20,12 +21,12 @@ NUMPY = {
     "bfloat16": ml_dtypes.bfloat16,
 }  # fmt: skip
 CODES = {"float32": 0, "float16": 1, "bfloat16": 2, "float64": 3}
-#: half the distance to the next number, relative
+#: half the relative distance to the next number
 ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-24}
 
 
 class Kept:
-    """What one compressor keeps of one variable on each of its ranks."""
+    """What one compressor keeps for one variable on each of its ranks."""
 
     def __init__(self, arrays):
         self.arrays = arrays  # rank -> tuple of (d,) float32
@@ -40,20 +41,20 @@ class Kept:
 
 
 class Mass:
-    """Of one variable: what came in less what was handed out, which is what residuals keep."""
+    """The balance of one variable: inputs minus results. The residuals must keep it."""
 
     def __init__(self, elements):
         self.owed = np.zeros(elements)
         self.tolerance = 0.0
 
     def start(self, kept):
-        """What is owed from now on is what is kept."""
+        """Reset the balance to what is kept."""
         self.owed = kept.astype(np.float64)
         self.tolerance = 1e-6 * np.abs(kept).max(initial=0)
 
 
 class Oracle:
-    """The state of all ranks, and what each reduction must hand out."""
+    """The state of all ranks, and the expected result of each reduction."""
 
     def __init__(self, program):
         self.program = program
@@ -76,7 +77,7 @@ class Oracle:
                 {one: Mass(program.variables[one].elements) for one in compressor.variables}
             )
 
-    # --- what is compared how ---
+    # --- how results are compared ---
 
     def keeps_everything(self, compressor):
         memory = self.program.compressors[compressor].memory
@@ -85,10 +86,10 @@ class Oracle:
         )
 
     def known(self, compressor):
-        """How well results and memories are known: "exactly", "closely" or "to rounding of sums".
+        """Return how well results are known: "exactly", "closely" or "to rounding of sums".
 
-        Horovod's own sums of three numbers depend on their order, Auto on measured seconds. What is
-        coded or selected after such a sum may differ; the mass must balance all the same.
+        Horovod's own sums of three numbers depend on their order, and Auto on measured seconds.
+        What is encoded or selected after such a sum may differ, but the mass must balance.
         """
         communicator = self.program.compressors[compressor].communicator
         if isinstance(communicator, dr.Auto):
@@ -102,13 +103,13 @@ class Oracle:
     # --- a reduction ---
 
     def reduce(self, part, gradients):
-        """One reduction, {variable: what it hands out, in the variable's shape and type}.
+        """Return the results of one reduction, {variable: array of its shape and dtype}.
 
         Args:
-            gradients: {rank: {variable: an array of the variable's type, or (rows, slices)}}.
+            gradients: {rank: {variable: array of the variable's dtype, or (rows, slices)}}.
         """
         ranks = self.program.ranks(part.compressor)
-        if len(ranks) == 1 and part.way in ("tape", "fit"):  # Horovod's own shortcut
+        if len(ranks) == 1 and part.way in ("tape", "fit"):  # Horovod's shortcut
             return {one: self._whole(one, gradients[ranks[0]][one]) for one in part.present}
         results = {}
         for message in self._messages(part):
@@ -124,7 +125,7 @@ class Oracle:
         return results
 
     def _messages(self, part):
-        """The variables of each of Horovod's messages."""
+        """Return the variables of each of Horovod's messages."""
         present = part.present
         if part.groups is None:
             return [[one] for one in present]
@@ -141,7 +142,7 @@ class Oracle:
             return total.astype(NUMPY[variable.dtype]).reshape(variable.shape)
 
     def _whole(self, variable, gradient):
-        """A gradient as an array; slices of the same row are added up."""
+        """Return a gradient as an array. Slices of the same row are added up."""
         if not isinstance(gradient, tuple):
             return gradient
         whole = np.zeros(
@@ -158,7 +159,7 @@ class Oracle:
         return 1 / len(self.program.ranks(part.compressor)) if part.op == "Average" else 1.0
 
     def plain_sum(self, part, variable, gradients):
-        """What a reduction hands out that loses nothing, to rounding."""
+        """Return the result of a reduction without loss, up to rounding."""
         wide = np.float64 if self.program.variables[variable].dtype == "float64" else np.float32
         total = 0
         for rank in self.program.ranks(part.compressor):
@@ -166,7 +167,7 @@ class Oracle:
         return self._typed(variable, np.asarray(total * wide(self._scale(part))))
 
     def _settings(self, part, variable):
-        """(compressor, kept, key, code of the type, what the whole message counts as its step)."""
+        """Return (compressor, kept, key, code of the dtype)."""
         compressor = self.program.compressors[part.compressor]
         spec = self.program.variables[variable]
         return (
@@ -177,7 +178,7 @@ class Oracle:
         )
 
     def _exchange(self, part, message, gradients):
-        """{variable: (d,) float32} of one message."""
+        """Return {variable: (d,) float32} of one message."""
         compressor = self.program.compressors[part.compressor]
         if isinstance(compressor.communicator, dr.Allgather):
             return {one: self._gathered(part, one, gradients) for one in message}
@@ -224,7 +225,7 @@ class Oracle:
             buckets.append(
                 Bucket(compressor.codec, compressor.memory, members, compressor.seed, step, rank)
             )
-        # Auto measures: any scheme of those that it picks from does what it does, but for rounding
+        # Auto measures. Each scheme that it may choose gives the same result, up to rounding.
         scheme = (
             dr.Allgather()
             if isinstance(compressor.communicator, dr.Auto)
@@ -269,7 +270,7 @@ class Oracle:
             kept.steps[rank] += 1
             payloads.append(payload)
         total = self._decoded(part, variable, payloads)
-        if np.isnan(total).any():  # one slice of NaN says so
+        if np.isnan(total).any():  # a void step is marked by one slice of NaN
             total[:] = 0
             total[0] = np.nan
         return {variable: total}
@@ -277,7 +278,7 @@ class Oracle:
     # --- mass ---
 
     def count(self, part, gradients, results):
-        """Takes down what came in and what was handed out, {variable: array}, by one reduction."""
+        """Add the inputs and the results, {variable: array}, of one reduction to the balance."""
         ranks = self.program.ranks(part.compressor)
         if not self.keeps_everything(part.compressor) or (
             len(ranks) == 1 and part.way in ("tape", "fit")
@@ -301,12 +302,12 @@ class Oracle:
             )
 
     def missing_mass(self, compressor, variable, kept):
-        """(largest difference between what is owed and what all ranks ``kept``, what may be).
+        """Return (largest difference from the balance, tolerance), or None if within rounding.
 
-        None when it is within rounding.
+        ``kept`` is what all ranks keep.
         """
         mass = self.mass[compressor][variable]
-        if not np.isfinite(mass.owed).all():  # what a void step took is gone
+        if not np.isfinite(mass.owed).all():  # what a void step took is lost
             mass.start(kept)
         difference = np.abs(mass.owed - kept).max(initial=0)
         return None if difference <= mass.tolerance else (difference, mass.tolerance)

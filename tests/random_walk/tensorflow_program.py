@@ -1,7 +1,7 @@
-"""What a random program over the API for TensorFlow is, and which of its steps must be refused.
+"""Random programs over the API for TensorFlow, and which of their steps must be refused.
 
-A program is data: equal on all ranks, and printed as a whole when it fails. Its gradients come from
-its seed, so every rank knows what all ranks put in.
+A program is data. It is equal on all ranks, and it is printed if it fails. Its gradients depend on
+its seed alone, so every rank knows the gradients of all ranks.
 """
 
 import dataclasses
@@ -11,7 +11,8 @@ import numpy as np
 
 import deepreduce_hvd as dr
 
-#: which sparsifiers a communicator takes: those with a fixed k, or that draw alike on all ranks
+#: sparsifiers that a communicator accepts: those with a fixed k, or those that draw alike on all
+#: ranks
 FIXED_K = (dr.TopK, dr.RandomK, dr.ChunkTopK, dr.NoneSparsifier)
 DRAWN = (dr.RandomK, dr.NoneSparsifier)
 #: stages that lose nothing
@@ -32,7 +33,10 @@ class Variable:
 
 @dataclasses.dataclass(frozen=True)
 class Compressor:
-    """``variables``: their numbers; ``ranks``: of its process set, None for all ranks."""
+    """The settings of a compressor.
+
+    ``variables`` are numbers of variables. ``ranks`` are those of its process set, None for all.
+    """
 
     variables: tuple
     codec: object
@@ -44,9 +48,9 @@ class Compressor:
 
     @property
     def is_a_plain_sum(self):
-        """Whether a reduction is the sum of this step's gradients, of which nothing is lost."""
+        """True if a reduction is the sum of this step's gradients, without any loss."""
         scheme = getattr(self.communicator, "across", self.communicator)
-        # the leader's zeros are nobody's choice
+        # with CLTK, elements that are zero on the leader are not selected
         whole = DRAWN if scheme == dr.CLTK() else dr.Sparsifier
         return (
             self.memory == dr.NoMemory()
@@ -62,9 +66,9 @@ class Compressor:
 class Part:
     """One reduction of some gradients.
 
-    ``way``: "tape", "allreduce_gradients", "allreduce" (each gradient alone) or "fit".
-    ``absent``: sources whose gradient is None; ``sliced``: those whose gradient is slices;
-    ``bound``: whether the compressor is bound to the sources; ``groups``: Horovod's, numbers of
+    ``way`` is "tape", "allreduce_gradients", "allreduce" (each gradient alone) or "fit". ``absent``
+    are the sources whose gradient is None. ``sliced`` are those whose gradient is slices. ``bound``
+    is whether the compressor is bound to the sources. ``groups`` are Horovod's, with numbers of
     variables in place of variables.
     """
 
@@ -86,7 +90,8 @@ class Part:
 class Function:
     """Parts that are reduced together.
 
-    ``mode``: "eager", "graph", "xla", or a graph that runs its parts twice: "unrolled", "loop".
+    ``mode`` is "eager", "graph" or "xla", or "unrolled" or "loop" for a graph that runs its parts
+    twice.
     """
 
     mode: str
@@ -101,8 +106,8 @@ class Function:
 class Fit:
     """A Keras model of some variables.
 
-    ``passes``: backward passes a step; ``average``: whether their gradients are averaged;
-    ``executions``: batches that Keras runs in one call of a graph.
+    ``passes`` is the number of backward passes per step. ``average`` is whether their gradients are
+    averaged. ``executions`` is the number of batches that Keras runs in one call of a graph.
     """
 
     part: Part
@@ -115,10 +120,11 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """``kind``: "run" a function, "trace" it anew first, "fit", "save", "load" or "stats".
+    """One step of a program.
 
-    ``what``: the number of the function, fit or compressor. ``way``: how a state is saved and
-    loaded. ``bad``: (rank, variable, value) of an element that is not finite.
+    ``kind`` is "run" (a function), "trace" (it again, then run it), "fit", "save", "load" or
+    "stats". ``what`` is the number of the function, fit or compressor. ``way`` is how a state is
+    saved or loaded. ``bad`` is (rank, variable, value) of an element that is not finite.
     """
 
     kind: str
@@ -146,27 +152,27 @@ class Program:
         return "\n".join(lines)
 
     def ranks(self, compressor):
-        """The ranks that a compressor, by its number, works on."""
+        """Return the ranks of a compressor, given by its number."""
         chosen = self.compressors[compressor].ranks
         return tuple(range(self.size)) if chosen is None else chosen
 
     def is_dense(self, compressor, variable):
-        """Whether a variable's gradient goes uncompressed."""
+        """Return whether a variable's gradient is sent uncompressed."""
         return self.variables[variable].elements < self.compressors[compressor].dense_below
 
     def gradient(self, where, rank, variable, sliced=False, bad=None):
-        """A gradient in float64: an array in the variable's shape, or (rows, their slices).
+        """Return a gradient in float64: an array in the variable's shape, or (rows, their slices).
 
         Args:
             where: the numbers of the step, the turn and the part.
-            bad: an element that is not finite, (rank, variable, value).
+            bad: (rank, variable, value) of an element that is not finite.
         """
         shape = self.variables[variable].shape
         random = np.random.default_rng([self.seed, *where, rank, variable])
         if sliced:
             rows = random.integers(0, shape[0], random.integers(0, 6))
             values = random.integers(-16, 17, (rows.size, *shape[1:])) / 8
-            if random.random() < 0.5:  # what other slices of the row may cancel
+            if random.random() < 0.5:  # other slices of the row may then cancel these
                 values = np.round(values)
             self._spoil(values, rank, variable, bad)
             return rows, values
@@ -189,11 +195,14 @@ class Program:
 
 
 class Refusals:
-    """What must be refused, by words that the error has to contain; everything else must work."""
+    """Knows which steps must be refused, by words that the error must contain.
+
+    Everything else must work.
+    """
 
     def __init__(self, program):
         self._program = program
-        self._traced = {}  # what Horovod traces eager tapes by -> the sources of the first
+        self._traced = {}  # key by which Horovod traces eager tapes -> sources of the first
 
     def of_compressor(self, compressor):
         sparsifier, communicator = compressor.codec.sparsifier, compressor.communicator
@@ -206,8 +215,8 @@ class Refusals:
         return None
 
     def of_step(self, step):
-        """Words, or None; to be asked about each step once, in order."""
-        if step.kind == "load" and step.way.startswith("fresh"):  # Horovod has not met it yet
+        """Return words or None. Must be called once for each step, in order."""
+        if step.kind == "load" and step.way.startswith("fresh"):  # it is new to Horovod
             self._traced = {key: one for key, one in self._traced.items() if key[0] != step.what}
         if step.kind not in ("run", "trace"):
             return None
@@ -230,7 +239,7 @@ class Refusals:
         return None
 
     def _alike(self, part, compressor):
-        """A gradient that hvd.allreduce hands over alone, of a shape that two variables have."""
+        """Return whether hvd.allreduce gets a gradient of a shape that two variables have."""
         shapes = [self._program.variables[number].shape for number in compressor.variables]
         wanted = [self._program.variables[number].shape for number in part.present]
         return any(shapes.count(shape) > 1 for shape in wanted)
@@ -242,7 +251,10 @@ class Refusals:
         return any(not self._program.is_dense(part.compressor, one) for one in part.sliced)
 
     def _traced_for_others(self, part):
-        """Horovod traces eager tapes of equal gradients once: for the first one's variables."""
+        """Return words if Horovod traced an equal tape for other variables, else None.
+
+        Horovod traces eager tapes of equal gradients once, for the variables of the first one.
+        """
         if len(self._program.ranks(part.compressor)) == 1:
             return None
         variables = self._program.variables
@@ -261,5 +273,5 @@ class Refusals:
 
 
 def harmless(function):
-    """Whether a refused function has done nothing before: the program may go on."""
+    """Return whether a function does nothing before it is refused, so the program can continue."""
     return len(function.parts) == 1 and len(function.parts[0].present) == 1

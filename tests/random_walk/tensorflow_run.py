@@ -1,4 +1,4 @@
-"""Runs the reductions of a random program for TensorFlow on this rank."""
+"""Run the reductions of a random program for TensorFlow on this rank."""
 
 import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
@@ -10,7 +10,7 @@ import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
 
 _OPS = {"Average": hvd.Average, "Sum": hvd.Sum}
-#: Keras' optimizers with settings under which nothing grows beyond float16
+#: Keras' optimizers, with settings under which no value exceeds float16
 _OPTIMIZERS = {
     "SGD": lambda: (tf.keras.optimizers.SGD, {"learning_rate": 0.125}),
     "Momentum": lambda: (tf.keras.optimizers.SGD, {"learning_rate": 0.125, "momentum": 0.5}),
@@ -21,7 +21,7 @@ _OPTIMIZERS = {
 
 
 class Compressors:
-    """The compressors of a program that this rank has: None where it is not in the process set."""
+    """The compressors of a program on this rank; None where it is not in the process set."""
 
     def __init__(self, program, variables, sets):
         self._program = program
@@ -33,7 +33,7 @@ class Compressors:
         return hvd.rank() in self._program.ranks(number)
 
     def renew(self, number):
-        """Makes a compressor, if this rank has it, with an empty memory."""
+        """Create a compressor with an empty memory, if this rank has it."""
         if self.has(number):
             self.made[number] = self._make(self._program.compressors[number])
 
@@ -52,7 +52,7 @@ class Compressors:
         return self._sets[self._program.compressors[number].ranks]
 
     def view(self, part, sources=None):
-        """What a part gives Horovod as its compression."""
+        """Return what a part passes to Horovod as ``compression``."""
         made = self.made[part.compressor]
         sources = part.sources if sources is None else sources
         return made.bound_to([self._variables[one] for one in sources]) if part.bound else made
@@ -64,7 +64,7 @@ class Compressors:
 
 
 class Runner:
-    """The functions of a program."""
+    """Runs the functions of a program."""
 
     def __init__(self, program, variables, compressors):
         self._program = program
@@ -73,15 +73,17 @@ class Runner:
         self._traced = {}
 
     def forget(self, number=None):
-        """The next call of a function, or of all of them, traces it anew."""
+        """Make the next call of a function, or of all functions, trace it again."""
         for one in list(self._traced) if number is None else [number]:
             self._traced.pop(one, None)
 
     def run(self, number, gradients):
-        """Results of each turn and part, {variable: array}; None where this rank has no part.
+        """Return the results of each turn and part, {variable: array}.
+
+        They are None where this rank does not have the part.
 
         Args:
-            gradients: of each turn and part, {rank: {variable: array or (rows, slices)}}.
+            gradients: for each turn and part, {rank: {variable: array or (rows, slices)}}.
         """
         function = self._program.functions[number]
         own = [
@@ -102,7 +104,7 @@ class Runner:
         if number not in self._traced:
             call = self._looped if function.mode == "loop" else self._in_turn
             plain = lambda given: call(parts, given)  # noqa: E731
-            if function.mode != "eager":  # of slices there may be any number
+            if function.mode != "eager":  # the number of slices may vary
                 plain = tf.function(
                     plain, reduce_retracing=True, jit_compile=function.mode == "xla"
                 )
@@ -149,7 +151,7 @@ class Runner:
             ]
             return number + 1, written
 
-        # Horovod gives what is not compressed the same name in all turns: they must not overlap
+        # Horovod gives uncompressed tensors the same name in all turns, so turns must not overlap
         at_once = 1 if self._any_dense(parts) else 10
         _, arrays = tf.while_loop(
             lambda number, arrays: number < turns, turn, [0, empty], parallel_iterations=at_once
@@ -162,7 +164,11 @@ class Runner:
         )
 
     def reduce(self, part, inputs):
-        """One reduction, {str(variable): a tensor or tf.IndexedSlices}, eagerly or in a graph."""
+        """Run one reduction, eagerly or in a graph.
+
+        Returns:
+            {str(variable): a tensor or tf.IndexedSlices}.
+        """
         return getattr(self, f"_{part.way}")(part, inputs)
 
     def _tape(self, part, inputs):
@@ -213,7 +219,7 @@ class Runner:
         }
 
     def _array(self, number, result):
-        """A result as an array, once its type and shape are those of the variable."""
+        """Return a result as an array; check that dtype and shape are those of the variable."""
         spec = self._program.variables[number]
         if not isinstance(result, tf.IndexedSlices):
             array = result.numpy()
@@ -236,7 +242,7 @@ class Runner:
 
 
 class _Model(tf.keras.Model):
-    """Its loss is linear in its variables: the inputs are their gradients."""
+    """A model whose loss is linear in its variables. The inputs are their gradients."""
 
     def __init__(self, variables):
         super().__init__(dtype="float64")
@@ -253,9 +259,9 @@ class _Model(tf.keras.Model):
 
 
 class Fitted:
-    """A Keras model in training, which keeps what its optimizer gets."""
+    """A Keras model in training that records what its optimizer gets."""
 
-    MOST = 4  # reductions of one call of fit
+    MOST = 4  # maximum number of reductions in one call of fit
 
     def __init__(self, program, fit, variables, compressors):
         self._program = program
@@ -280,7 +286,7 @@ class Fitted:
         )  # fmt: skip
 
     def _recording(self):
-        """The optimizer, which writes down each gradient that it applies."""
+        """Return the optimizer, which records each gradient that it applies."""
         kind, settings = _OPTIMIZERS[self._fit.optimizer]()
         places = {id(variable): place for place, variable in enumerate(self._variables)}
         received, counts = self._received, self._counts
@@ -296,10 +302,10 @@ class Fitted:
         return Recording(jit_compile=False, **settings)
 
     def run(self, gradients):
-        """The results of each reduction, {variable: array}.
+        """Return the results of each reduction, {variable: array}.
 
         Args:
-            gradients: of each batch, {variable: array}.
+            gradients: for each batch, {variable: array}.
         """
         for count in self._counts:
             count.assign(0)
@@ -308,7 +314,7 @@ class Fitted:
             np.concatenate([batch[one].astype(np.float64).reshape(-1) for one in sources])
             for batch in gradients
         ]
-        # as a tensor: Keras makes float32 of arrays
+        # a tensor, because Keras converts arrays to float32
         self._model.fit(
             tf.constant(np.stack(rows)),
             np.zeros(len(rows)),

@@ -1,4 +1,4 @@
-"""Runs a random program on one rank, and compares all that can be seen with the oracle."""
+"""Run a random program on one rank, and compare everything with the oracle."""
 
 import traceback
 
@@ -14,11 +14,11 @@ RATE = 0.125
 
 
 class Failed(Exception):
-    """A rank met an error of its own; all ranks end the program with it."""
+    """An error of at least one rank. All ranks raise it, and end the program."""
 
 
 class Trainer:
-    """One program, run and checked step by step."""
+    """Runs one program and checks it step by step."""
 
     def __init__(self, program, sets, directory):
         self.program = program
@@ -37,7 +37,7 @@ class Trainer:
         ]
 
     def run(self):
-        """Returns "ran" or "refused"; an exception is a defect."""
+        """Return "ran" or "refused". An exception is a defect."""
         self._compressors = Compressors(self.program, self._variables, self._sets)
         refused = {
             number: self._refusals.of_compressor(compressor)
@@ -73,7 +73,7 @@ class Trainer:
     # --- steps ---
 
     def _gradients(self, key, part, bad=None):
-        """{rank: {variable: array or (rows, slices)}} in the variables' own types."""
+        """Return {rank: {variable: array or (rows, slices)}} in the dtypes of the variables."""
 
         def typed(rank, variable):
             kind = NUMPY[self.program.variables[variable].dtype]
@@ -86,7 +86,7 @@ class Trainer:
         }
 
     def _reduce(self, number, step):
-        """(gradients, results) of each turn and part."""
+        """Return (gradients, results) of each turn and part."""
         function = self.program.functions[step.what]
         gradients = [
             [
@@ -113,7 +113,7 @@ class Trainer:
     _trace = _run
 
     def _descend(self, part, results):
-        """A step of plain descent by what is finite."""
+        """Apply plain gradient descent with the finite gradients."""
         for variable, gradient in (results or {}).items():
             if np.isfinite(gradient.astype(np.float32)).all():
                 kind = self._variables[variable].dtype
@@ -189,7 +189,7 @@ class Trainer:
                 {**state, "rank": rank, "size": len(ranks) + 1}
                 for rank, state in enumerate([*states, states[-1]])
             ]
-            for variable, one in kept.items():  # the first takes over what the one too many kept
+            for variable, one in kept.items():  # the first rank takes over from the extra one
                 first, last = ranks[0], ranks[-1]
                 one.arrays[first] = tuple(
                     own + other for own, other in zip(one.arrays[first], one.arrays[last])
@@ -227,7 +227,7 @@ class Trainer:
     # --- checks ---
 
     def _alone(self, call):
-        """What a call returns that ranks make at once; when it fails on one rank, all raise."""
+        """Return what a call returns, which all ranks make. If it fails on one, all raise."""
         result = error = None
         try:
             result = call()
@@ -245,15 +245,15 @@ class Trainer:
         return hvd.allgather_object(value, name=f"walk.{self.program.seed}.{self._gathers}")
 
     def _moved(self):
-        """From here on the variables must stay as they are now."""
+        """Record the variables, which must not change from here on."""
         self._values = [one.numpy() for one in self._variables]
 
     def _check(self, reductions, bad=None, moving=()):
-        """Holds everything that there is to what must have become of it.
+        """Compare everything with the oracle.
 
         Args:
-            reductions: (part, {rank: gradients}, this rank's results) in their order.
-            bad: (rank, variable, value) of what was not finite.
+            reductions: (part, {rank: gradients}, this rank's results), in order.
+            bad: (rank, variable, value) of an element that is not finite.
             moving: the variables that may have moved.
         """
         ranks = self._gathered(
@@ -272,7 +272,7 @@ class Trainer:
         return [number for number in moved if number not in moving]
 
     def _kept(self, number):
-        """{variable: (the memory's arrays, steps)} of a compressor, or None where there is none."""
+        """Return {variable: (the memory's arrays, steps)} of a compressor, or None without one."""
         compressor = self._compressors.made[number]
         if compressor is None:
             return None
@@ -285,14 +285,14 @@ class Trainer:
 
 
 def shortened(text, most=3000):
-    """The end of a long text, which says what happened."""
+    """Return the end of a long text, which shows the cause."""
     return text if len(text) <= most else f"…{text[-most:]}"
 
 
 def _expect_refusal(call, words):
     try:
         call()
-    except Exception as error:  # AutoGraph and the runtime raise their own, which quote ours
+    except Exception as error:  # AutoGraph and the runtime raise their own errors, which quote ours
         text = f"{type(error).__name__} {error}"
         missing = [word for word in words if word not in text]
         if missing:
@@ -302,7 +302,7 @@ def _expect_refusal(call, words):
 
 
 def _accumulated(gradients):
-    """The sum in the gradients' own type."""
+    """Return the sum, in the gradients' dtype."""
     total = gradients[0]
     for one in gradients[1:]:
         total = total + one

@@ -1,12 +1,13 @@
-"""A random walk over the API for TensorFlow, under horovodrun.
+"""Run a random walk over the API for TensorFlow, under horovodrun.
 
     horovodrun -np 2 python tests/random_walk/tensorflow_walk.py --seeds 17
     horovodrun -np 3 python tests/random_walk/tensorflow_walk.py --seeds 0-99
 
-A seed makes a program (tensorflow_program.py). After each of its steps every rank checks against
-an oracle that knows all ranks' gradients (tensorflow_oracle.py): what is handed out, every memory
-and step counter of every rank, that replicas are equal bit for bit, that no mass is lost, and that
-nothing else has moved. A program that fails is printed with its step, and so is one that hangs.
+A seed determines a program (tensorflow_program.py). After each step, every rank compares all ranks
+with an oracle that knows all gradients (tensorflow_oracle.py). It checks the results, every memory
+and step counter, that replicas are equal bit for bit, that no mass is lost, and that nothing else
+has changed. A program that fails is printed with its step. One that hangs ends with the stacks of
+all threads, below the line with its seed.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
@@ -39,10 +40,10 @@ def _seeds(text):
 
 
 def _run(seed, sets, directory, show):
-    """What became of one seed: "ran", "refused" or "failed"."""
+    """Run one seed; return "ran", "refused" or "failed"."""
     program = Generator(seed, hvd.size()).program()
     trainer = Trainer(program, sets, directory)
-    # of a job that hangs this is the last line, before the places of all threads
+    # if a job hangs, this is the last line before the stacks of all threads
     if hvd.rank() == 0:
         print(program if show else f"seed {seed}", flush=True)
     faulthandler.dump_traceback_later(SECONDS_A_SEED, exit=True)
@@ -60,7 +61,7 @@ def _run(seed, sets, directory, show):
 
 
 def _is_over(seed, seconds):
-    """Whether any rank has used up its time: all of them end after the same seed."""
+    """Return whether any rank has used up its time. So all ranks end after the same seed."""
     over = tf.constant(float(seconds < 0))
     return bool(hvd.allreduce(over, op=hvd.Max, name=f"walk.over.{seed}"))
 
@@ -72,7 +73,7 @@ def main():
     parser.add_argument("--seconds", type=float, help="start no seed after so many")
     arguments = parser.parse_args()
     hvd.init()
-    tf.get_logger().setLevel("ERROR")  # functions are traced again and again on purpose
+    tf.get_logger().setLevel("ERROR")  # functions are traced repeatedly on purpose
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
     added = [ranks for ranks in process_sets(hvd.size()) if ranks is not None]

@@ -1,4 +1,4 @@
-"""Random programs over the API for TensorFlow on 2 and 3 ranks, see tensorflow_walk.py."""
+"""Run random programs over the API for TensorFlow on 2 and 3 ranks; see tensorflow_walk.py."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Random programs on stock Horovod and PyTorch, against an oracle that knows all ranks."""
+"""Run random programs on stock Horovod and PyTorch, against an oracle that knows all ranks."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""What came in, what optimizers got and what memories keep, of all ranks: nothing may be lost."""
+"""Check that nothing is lost.
+
+The inputs must equal the results of optimizers plus what the memories of all ranks keep.
+"""
 
 import horovod.torch as hvd
 import numpy as np
@@ -10,21 +13,21 @@ import deepreduce_hvd as dr
 
 _EPSILON = 2.0**-24
 _KEEP_ALL = (dr.Residual, OwnResidual, Three, WithoutPutBack)
-#: roundings to float32 that an element may meet on a rank in a step
+#: maximum number of roundings to float32 of an element, per rank and step
 _ROUNDINGS = 32
 
 
 def keeps_all(memory):
-    """Whether the first array that a memory keeps is all that was not sent."""
+    """Return whether the first array of a memory is everything that was not sent."""
     return isinstance(memory, _KEEP_ALL) or memory == dr.LowPass(1)
 
 
 class Balance:
-    """The account of one compressor's parameters, in units of the loss without its scale.
+    """The balance of one compressor's parameters, in units of the unscaled loss.
 
     Args:
         trainer: the :class:`~torch_trainer.Trainer`.
-        number: of the compressor.
+        number: the number of the compressor.
     """
 
     def __init__(self, trainer, number):
@@ -36,12 +39,15 @@ class Balance:
         self._accounts = {name: _Account() for name in names}
 
     def forget(self):
-        """Memories were replaced: nothing is known until they are looked at."""
+        """Forget the balances after memories were replaced, until the next look."""
         for account in self._accounts.values():
             account.known = False
 
     def count(self, part, results, void):
-        """A round's gradients, and its ``results`` by name, both in units of the scaled loss."""
+        """Add the gradients of a round, and its ``results`` by name.
+
+        Both are in units of the scaled loss.
+        """
         trainer = self.trainer
         scale = trainer.program.steps[trainer.number].scale
         factor, _ = trainer.factor(part)
@@ -54,10 +60,10 @@ class Balance:
                 kept = [state[0] / np.float64(scale) for state in states if state]
                 account.add(gradients, arrived, kept)
             elif not self.oracle.settings.loss_scale:
-                account.known = False  # what was sent is lost, as the documentation says
+                account.known = False  # a void step loses what was sent, as documented
 
     def look(self):
-        """Compares memories with the oracle's, and what they keep with what came and went."""
+        """Compare memories with those of the oracle, and what they keep with the balance."""
         trainer, oracle = self.trainer, self.oracle
         saved = trainer.user.compressors[self.number].state_dict()["parameters"]
         for name, model in oracle.models.items():
@@ -106,7 +112,7 @@ class Balance:
 
 
 class _Account:
-    """Of one parameter."""
+    """The balance of one parameter."""
 
     def __init__(self):
         self.known = True
@@ -121,7 +127,10 @@ class _Account:
             self._largest = max(self._largest, np.abs(part).max(initial=0))
 
     def check(self, kept, info):
-        """What is wrong with ``kept`` (ranks, d), or None; ``info`` of the gradients' type."""
+        """Return what is wrong with ``kept`` (ranks, d), or None.
+
+        ``info`` is the finfo of the gradients' dtype.
+        """
         total = kept.sum(axis=0)
         if not self.known:
             self.known, self._balance, self._steps = True, total, 0

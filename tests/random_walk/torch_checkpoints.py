@@ -1,4 +1,4 @@
-"""Saving and loading a compressor's state at random steps."""
+"""Save and load a compressor's state at random steps."""
 
 import io
 
@@ -10,7 +10,7 @@ import deepreduce_hvd as dr
 
 
 class Checkpoints:
-    """What is done to a trainer's compressors between two steps.
+    """Saves, loads and restarts a trainer's compressors between two steps.
 
     Args:
         trainer: a :class:`~torch_trainer.Trainer`.
@@ -21,7 +21,7 @@ class Checkpoints:
         self._saved = {}
 
     def take(self, number, kind):
-        """Does one ``kind`` of :class:`~torch_program.Step` with compressor ``number``."""
+        """Perform one ``kind`` of :class:`~torch_program.Step` with compressor ``number``."""
         trainer = self._trainer
         compressor, oracle = trainer.user.compressors[number], trainer.oracles[number]
         state = _read(_written(compressor.state_dict()))
@@ -38,7 +38,7 @@ class Checkpoints:
             compressor.load_state_dict(self._of_all_ranks(number, state))
         elif kind == "load_other_size":
             states = self._of_all_ranks(number, state)
-            # Of Hierarchical only the first rank of a host has a memory: its states of another
+            # With Hierarchical, only the first rank of a host has a memory. Its states of another
             # number of ranks are tested elsewhere.
             if not isinstance(oracle.settings.communicator, dr.Hierarchical):
                 states = self._of_another_size(states, oracle)
@@ -50,7 +50,10 @@ class Checkpoints:
                 model.made = [False] * oracle.size
 
     def _of_all_ranks(self, number, state):
-        """The states of a compressor's ranks; hvd.allgather_object knows no process sets."""
+        """Return the states of all ranks of a compressor.
+
+        hvd.allgather_object does not support process sets.
+        """
         label, process_set = self._trainer.label, self._trainer.user.sets[number]
         data = torch.frombuffer(bytearray(_written(state)), dtype=torch.uint8)
         lengths = hvd.allgather(
@@ -60,7 +63,10 @@ class Checkpoints:
         return [_read(piece.numpy().tobytes()) for piece in gathered.split(lengths.tolist())]
 
     def _of_another_size(self, states, oracle):
-        """States of one rank more or fewer; the oracle's memories become what follows from them."""
+        """Return states as from one rank more or fewer.
+
+        The oracle's memories become those that must follow from them.
+        """
         size = len(states)
         other = max(1, size + (1 if self._trainer.number % 2 else -1))
         order = [place % size for place in range(other)]

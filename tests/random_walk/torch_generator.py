@@ -1,6 +1,7 @@
-"""Draws random programs for PyTorch.
+"""Generate random programs for PyTorch.
 
-:func:`make` knows what a user may do. What stock Horovod cannot do is not drawn, as comments say.
+:func:`make` uses the API as a user may. It leaves out what stock Horovod cannot do, as comments
+say.
 """
 
 import dataclasses
@@ -23,14 +24,14 @@ _RANDOM = (dr.RandomK, dr.NoneSparsifier)
 
 
 def make(seed, size, steps=None):
-    """The program of a seed on ``size`` ranks.
+    """Return the program of a seed on ``size`` ranks.
 
-    With ``steps`` it has at most so many steps, and begins like the longer one.
+    With ``steps``, it has at most this many steps, and begins like the longer program.
     """
     draw = random.Random(f"{seed} {size}")
     refuse = draw.random() < 0.06
     compressors = [_compressor(draw, size) for _ in range(draw.choice((1, 1, 2)))]
-    by_hand = set()  # compressors with a part of that kind
+    by_hand = set()  # compressors that have a part by hand
     parts = []
     for place in range(max(len(compressors), draw.choice((1, 1, 2, 3)))):
         number = place % len(compressors)
@@ -40,7 +41,7 @@ def make(seed, size, steps=None):
         _spoil(draw, program)
     program = _refused_alone(program) if refusal(program) else program
     program.refused = refusal(program)
-    # Memories are in units of one loss: its scale changes where all compressors follow it.
+    # Memories are in units of one loss. Its scale only changes if all compressors follow it.
     follows = all(settings.loss_scale for settings in program.compressors)
     scale = draw.choice((1.0, 8.0, 1024.0))
     for number in range(draw.randint(4, 8)):
@@ -48,13 +49,14 @@ def make(seed, size, steps=None):
             scale *= draw.choice((0.5, 2.0))
         program.steps.append(_step(draw, program, number, scale if follows else 1.0))
     program.steps = program.steps[:steps]
-    program.steps[-1].look = True  # no error of a step is left unseen
+    program.steps[-1].look = True  # so that no error of a step is missed
     return program
 
 
 def _refused_alone(program):
-    """The part of a program that is refused: on ranks that have no other part it is not, and they
-    would wait.
+    """Return the part of a program that is refused, as a program.
+
+    Ranks without this part would not be refused, and would wait.
     """
     for number, settings in enumerate(program.compressors):
         parts = [
@@ -106,8 +108,9 @@ def _compressor(draw, size):
 
 
 def _others(draw, codec, other):
-    """What is sent otherwise than ``codec`` says; names end in the numbers of a part's
-    parameters.
+    """Return {end of a name: codec, "dense" or "fp16"} for parameters that differ from ``codec``.
+
+    Names end in the number of the parameter within its part.
     """
     ways = draw.choice(((), (), ("dense", "fp16"), (codec, other, other, "fp16")))
     return {digit: draw.choice(ways) for digit in "0123" if ways and draw.random() < 0.5}
@@ -152,10 +155,10 @@ def _part(draw, name, number, settings, by_hand):
     if not hand and (settings.ranks is None or 0 in settings.ranks) and draw.random() < 0.2:
         groups = draw.choice((1, 2, "lists"))
     if not hand and groups is None and draw.random() < 0.25:
-        optimizer = "sgd"  # the others take no sparse gradients
+        optimizer = "sgd"  # the other optimizers do not support sparse gradients
         parameters += [_embedding(draw, f"{name}e{place}") for place in range(draw.randint(1, 2))]
     op = draw.choice(("Average", "Average", "Sum"))
-    # Horovod pre-divides averages only, and nothing that is grouped.
+    # Horovod pre-divides only averages, and nothing that is grouped.
     divides = op == "Average" and groups is None and not hand
     return Part(
         name,
@@ -175,7 +178,7 @@ def _part(draw, name, number, settings, by_hand):
 
 
 def _spoil(draw, program):
-    """Makes of a program one that may be refused."""
+    """Change a program so that it may be refused."""
     part = draw.choice(program.parts)
     settings = program.compressors[part.compressor]
     way = draw.choice(("gtopk", "shared", "memory", "hierarchical", "groups", "unknown"))
@@ -200,7 +203,7 @@ def _spoil(draw, program):
 
 def _step(draw, program, number, scale):
     trained = [(part, one) for part in program.parts for one in part.parameters if not one.frozen]
-    quiet = program.refused is not None  # it is refused in the first step, by all ranks alike
+    quiet = program.refused is not None  # all ranks refuse it in the first step
     frozen = _frozen(draw, program, trained) if number and not quiet else frozenset()
     unused = {} if quiet else _unused(draw, program, trained)
     events = _events(draw, program, quiet)
@@ -212,8 +215,8 @@ def _step(draw, program, number, scale):
             ranks = (draw.choice(ranks),)
         poison = one.name, ranks, draw.choice(_POISONS)
     elif not quiet and draw.random() < 0.15:
-        # What belongs to no optimizer is one round, whoever calls, until the next backward pass:
-        # it is not mixed with parts that are reduced by hand.
+        # Gradients without an optimizer form one round, whoever reduces them, until the next
+        # backward pass. So they are not mixed with parts that are reduced by hand.
         hands = {part.compressor for part in program.parts if part.by_hand}
         names = [
             one.name for part, one in trained
@@ -226,7 +229,7 @@ def _step(draw, program, number, scale):
 
 
 def _frozen(draw, program, trained):
-    """Which are frozen in mid-run; most of them stay so for some steps."""
+    """Return what is frozen in this step. Most of it stays frozen for some steps."""
     before = program.steps[-1].frozen
     rates = {one.name: 0.6 if one.name in before else 0.06 for _, one in trained}
     return frozenset(name for name, rate in rates.items() if draw.random() < rate)
@@ -236,8 +239,8 @@ def _unused(draw, program, trained):
     unused = {}
     for part, one in trained:
         ranks = program.ranks_of(part)
-        # Horovod needs all ranks to use the same parameters with groups, and where it gathers
-        # sparse gradients by itself.
+        # All ranks must use the same parameters with groups, and where Horovod gathers sparse
+        # gradients itself.
         gathers = one.kind == "embedding" and not part.sparse_as_dense
         alike = part.groups is not None or gathers
         for turn in range(part.passes):
@@ -252,10 +255,13 @@ def _unused(draw, program, trained):
 
 
 def _events(draw, program, quiet):
-    """Backward passes and ends of the parts' steps, mixed; some passes are of several parts."""
+    """Return backward passes and ends of the parts' steps, in random order.
+
+    Some passes are of several parts.
+    """
     queues = {}
     for part in program.parts:
-        fewer = not quiet and draw.random() < 0.15  # passes than planned
+        fewer = not quiet and draw.random() < 0.15  # fewer passes than planned
         passes = draw.randint(1, part.passes) if fewer else part.passes
         queues[part.name] = [*range(passes), "finish"]
     events = []

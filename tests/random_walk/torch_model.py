@@ -1,4 +1,7 @@
-"""Parameters of a random program, and the gradients of all its ranks, known to every rank."""
+"""Parameters of a random program, and the gradients of all its ranks.
+
+Every rank knows all of them.
+"""
 
 import zlib
 
@@ -6,7 +9,7 @@ import torch
 
 
 def make_parameter(parameter):
-    """The torch parameter, equal on all ranks."""
+    """Return the torch parameter, which is equal on all ranks."""
     values = torch.randn(parameter.shape, generator=_generator(parameter.name))
     values = values.to(parameter.dtype)
     if parameter.kind == "channels_last":
@@ -17,13 +20,13 @@ def make_parameter(parameter):
 
 
 def dense(gradient):
-    """A gradient as a contiguous (d,) tensor, in the order of elements."""
+    """Return a gradient as a contiguous (d,) tensor, in the order of elements."""
     gradient = gradient.detach()
     return (gradient.to_dense() if gradient.is_sparse else gradient).contiguous().view(-1)
 
 
 def bits(tensor):
-    """All of a tensor's numbers as bytes, in the order of elements."""
+    """Return the numbers of a tensor as bytes, in the order of elements."""
     return dense(tensor).view(torch.uint8).numpy().tobytes()
 
 
@@ -32,7 +35,7 @@ def _generator(*what):
 
 
 class Gradients:
-    """What the backward passes of a program compute.
+    """The gradients that the backward passes of a program compute.
 
     Args:
         program: a :class:`~torch_program.Program`.
@@ -42,13 +45,13 @@ class Gradients:
         self.program = program
 
     def uses(self, parameter, number, turn, rank):
-        """Whether a rank uses a parameter in a backward pass, a ``turn`` of step ``number``."""
+        """Return whether a rank uses a parameter in backward pass ``turn`` of step ``number``."""
         step = self.program.steps[number]
         trains = not parameter.frozen and parameter.name not in step.frozen
         return trains and rank not in step.unused.get((parameter.name, turn), ())
 
     def terms(self, parameter, weight, number, turn, rank):
-        """The terms of the loss, whose gradients are those of :meth:`of_pass`."""
+        """Yield the terms of the loss, whose gradients are those of :meth:`of_pass`."""
         for rows, factors in self._factors(parameter, number, turn, rank):
             used = weight
             if rows is not None:
@@ -56,7 +59,7 @@ class Gradients:
             yield (used * factors).sum().double()
 
     def of_pass(self, parameter, number, turn, rank):
-        """The dense gradient of one pass, in the parameter's shape."""
+        """Return the dense gradient of one pass, in the parameter's shape."""
         parts = []
         for rows, factors in self._factors(parameter, number, turn, rank):
             if rows is not None:
@@ -66,7 +69,7 @@ class Gradients:
         return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def _factors(self, parameter, number, turn, rank):
-        """[(rows of an embedding or None, factors)], two of them of a tied parameter."""
+        """Return [(rows of an embedding or None, factors)]; a tied parameter has two entries."""
         uses = range(2 if parameter.tied else 1)
         return [self._factor(parameter, number, turn, rank, use) for use in uses]
 
@@ -80,7 +83,7 @@ class Gradients:
             shape = (6, shape[1])
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
         if rows is not None:
-            # exact in any order and without -0.0, since rows may be equal
+            # rows may be equal, so sums must be exact in any order and have no -0.0
             values = (values * 8).round() / 8 + 0.0
         elif parameter.style == "heavy":
             values = values**3

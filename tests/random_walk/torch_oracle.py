@@ -1,8 +1,9 @@
-"""What a compressor must come to, by one process that knows all ranks.
+"""The expected state of a compressor, from one process that knows all ranks.
 
 Payloads of Allgather are encoded and decoded by the NumPy reference. Schemes of several rounds run
-on the simulator, with buckets that are made here. Nothing of the adapter for PyTorch is used: which
-gradients share a message, what is held back, steps, loss scales and skipped steps are restated.
+on the simulator, with buckets that are built here. Nothing of the adapter for PyTorch is used. The
+oracle has its own implementation of which gradients share a message, what is held back, steps, loss
+scales and skipped steps.
 """
 
 import zlib
@@ -18,7 +19,7 @@ from deepreduce_hvd.numpy_backend import as_float32
 
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _EPSILON = 2.0**-23
-#: by what Auto says that it chose
+#: what Auto reports as its choice -> communicator
 _SCHEMES = {
     "Allgather": dr.Allgather(),
     "SplitAllgather": dr.SplitAllgather(),
@@ -27,11 +28,11 @@ _SCHEMES = {
 
 
 class Model:
-    """What the oracle keeps of one parameter: all ranks' memories, and what payloads depend on.
+    """The oracle's state of one parameter: all ranks' memories, and what payloads depend on.
 
     Attributes:
-        made: of each rank, whether a backward pass has made a gradient since the last step.
-        states: of each rank, the memory's arrays; ``backups`` are those before the last step.
+        made: for each rank, whether backward has computed a gradient since the last step.
+        states: for each rank, the memory's arrays; ``backups`` are those before the last step.
     """
 
     def __init__(self, parameter, size, memory, codec):
@@ -59,10 +60,10 @@ class Model:
 
 
 class Expected:
-    """A reduced gradient: ``values`` (d,), and how far from them a result may be.
+    """A reduced gradient: ``values`` (d,), and a tolerance.
 
-    ``values`` is None where nothing is known beforehand. With a tolerance of 0 all is exact, and
-    with one of Inf nothing is known of an element.
+    ``values`` is None if nothing is known in advance. A tolerance of 0 requires equality. With a
+    tolerance of Inf, an element may have any value.
     """
 
     def __init__(self, values, tolerance=0.0):
@@ -70,7 +71,7 @@ class Expected:
         self.tolerance = tolerance
 
     def accepts(self, result):
-        """Whether ``result``, a contiguous (d,) tensor, is what is expected."""
+        """Return whether ``result``, a contiguous (d,) tensor, is as expected."""
         if self.values is None:
             return True
         expected = torch.from_numpy(self.values).to(result.dtype)
@@ -81,7 +82,7 @@ class Expected:
         tolerance = torch.as_tensor(self.tolerance, dtype=torch.float64)
         slack = tolerance + 2 * info.eps * expected.abs() + info.tiny
         close = expected.isfinite() & ((expected - got).abs() <= slack)
-        # next to the largest number a rounding decides whether it is finite
+        # close to the largest number, rounding decides whether a value is finite
         unknown = tolerance.isinf() | (expected.isfinite() & (expected.abs() > 0.99 * info.max))
         return bool((close | unknown | (~expected.isfinite() & ~got.isfinite())).all())
 
@@ -91,8 +92,8 @@ class Oracle:
 
     Args:
         settings: :class:`~torch_program.CompressorSettings`.
-        parameters: in the order in which the compressor was given them.
-        ranks: of its process set.
+        parameters: the parameters, in the order in which the compressor got them.
+        ranks: the ranks of its process set.
     """
 
     def __init__(self, settings, parameters, ranks):
@@ -106,9 +107,9 @@ class Oracle:
 
     @property
     def knows_sums(self):
-        """Whether all is known beforehand.
+        """Whether all results are known in advance.
 
-        From three ranks on Horovod's own sums are made in an order of their own. Hierarchical
+        From three ranks on, Horovod's own sums have an order that is not known here. Hierarchical
         selects from such sums of a host's ranks.
         """
         communicator = self.settings.communicator
@@ -116,7 +117,10 @@ class Oracle:
         return self.size < 3 or not hierarchical or communicator.ranks_per_host == 1
 
     def buckets_of(self, owned, frozen):
-        """The plan of an optimizer that owns some parameters, of which those in ``frozen`` are."""
+        """Return the buckets of an optimizer that owns the parameters ``owned``.
+
+        Parameters in ``frozen`` are in separate buckets.
+        """
         plan = []
         for now in (False, True):
             names = [
@@ -132,15 +136,15 @@ class Oracle:
         return plan
 
     def reduce(self, plan, gradients, loss_scale, factor, exact, schemes):
-        """What the gradients of one round become; memories are then as after it.
+        """Return the expected results of one round, and update the memories.
 
         Args:
             plan: buckets, lists of names.
-            gradients: {name: [contiguous (d,) tensor a rank]} of what is handed over.
-            loss_scale: of this round.
-            factor: that the reduction applies.
-            exact: whether ``factor`` is without rounding.
-            schemes: {name: what the compressor says that it did}, for Auto.
+            gradients: {name: [contiguous (d,) tensor per rank]} that Horovod gets.
+            loss_scale: the loss scale of this round.
+            factor: the factor that the reduction applies.
+            exact: whether ``factor`` causes no rounding.
+            schemes: {name: what the compressor reports as its scheme}, for Auto.
 
         Returns:
             {name: :class:`Expected`}.
@@ -166,18 +170,18 @@ class Oracle:
         return results
 
     def undo(self, names):
-        """A step was skipped: with a loss scale, what it sent counts as not sent."""
+        """Undo a skipped step: with a loss scale, what it sent counts as not sent."""
         if self.settings.loss_scale:
             for name in names:
                 self.models[name].states = self.models[name].backups
 
     def _dense(self, parts, factor):
-        """Horovod's own sum, in the type of ``parts``."""
+        """Return Horovod's own sum, in the dtype of ``parts``."""
         numbers = [part.double().numpy() for part in parts]
         info = torch.finfo(parts[0].dtype)
         largest = sum(np.abs(one) for one in numbers)
         tolerance = 4 * self.size * info.eps * _finite(largest) * factor + info.tiny
-        # near the largest number it depends on the order whether a sum is finite on its way
+        # near the largest number, the order decides whether partial sums are finite
         tolerance[np.isfinite(largest) & (largest > 0.4 * info.max)] = np.inf
         return Expected(sum(numbers) * factor, tolerance)
 
@@ -199,7 +203,7 @@ class Oracle:
             if isinstance(outcome, Exception):
                 raise outcome
         if self.size > 2 and isinstance(communicator, (dr.CLTK, dr.SharedRandomK)):
-            exact = False  # the sum is Horovod's
+            exact = False  # Horovod computes the sum
         results = {}
         for number, name in enumerate(names):
             model = self.models[name]
@@ -212,7 +216,7 @@ class Oracle:
         return results
 
     def _job(self, names, gradients, held, place):
-        """One rank's side of a bucket."""
+        """Return one rank's side of a bucket."""
         members = []
         for name in names:
             model = self.models[name]
@@ -227,7 +231,7 @@ class Oracle:
         return Bucket(codec, settings.memory, members, settings.seed, step, rank)
 
     def _gathered(self, model, parts, held, factor, exact):
-        """Payloads of all ranks, encoded, decoded and added by NumPy."""
+        """Return the sum of all ranks' payloads, which NumPy encodes, decodes and adds."""
         settings, codec = self.settings, model.codec
         stages = codec.sparsifier, codec.index, codec.value, settings.memory
         out = np.zeros(model.d, dtype=np.float32)
@@ -246,7 +250,7 @@ class Oracle:
     # --- checkpoints ---
 
     def snapshot(self):
-        """All that a state has, of all ranks."""
+        """Return the complete state of all ranks."""
         return {
             name: (model.steps, model.loss_scale, model.copy_of_states())
             for name, model in self.models.items()
@@ -264,7 +268,7 @@ def _finite(array):
 
 
 def _array(gradient):
-    """NumPy has no bfloat16: such numbers as they lie in memory."""
+    """Return a NumPy array; bfloat16, which NumPy lacks, as its bits."""
     return (gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient).numpy()
 
 

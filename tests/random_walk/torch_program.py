@@ -1,4 +1,4 @@
-"""What a random program for PyTorch is: a model, its optimizers and compressors, and its steps."""
+"""Random programs for PyTorch: a model, its optimizers and compressors, and its steps."""
 
 import dataclasses
 
@@ -13,13 +13,12 @@ class Parameter:
     """One parameter.
 
     Attributes:
-        kind: dense, channels_last, transposed (its memory is), or embedding, whose gradient is
-            sparse.
-        frozen: from the start.
-        tied: used twice in the loss.
-        twice: given to the compressor under two names, as a model with tied weights may.
-        style: how its gradients are distributed.
-        magnitude: of its gradients.
+        kind: dense, channels_last, transposed (in memory), or embedding, whose gradient is sparse.
+        frozen: whether it is frozen from the start.
+        tied: whether the loss uses it twice.
+        twice: whether the compressor gets it under two names, as in a model with tied weights.
+        style: the distribution of its gradients.
+        magnitude: the magnitude of its gradients.
     """
 
     name: str
@@ -38,23 +37,24 @@ class Parameter:
 
     @property
     def under_all_names(self):
-        """This parameter, once for each name that the compressor is given; the last one counts."""
+        """This parameter under each name that the compressor gets. The last name counts."""
         first = [dataclasses.replace(self, name=f"{self.name}.first")] if self.twice else []
         return [*first, self]
 
 
 @dataclasses.dataclass
 class CompressorSettings:
-    """What a compressor is made with; ``ranks`` are those of its process set, None for all.
+    """The settings of a compressor.
 
-    ``others``: {end of a parameter's name: a codec in place of ``codec``, "dense" or "fp16"}.
+    ``ranks`` are those of its process set, None for all. ``others`` are {end of a parameter's name:
+    a codec in place of ``codec``, "dense" or "fp16"}.
     """
 
     codec: dr.Codec
     memory: object
     communicator: object
     bucket_bytes: int
-    threads: int  # on rank 0; each next rank has one more, up to 3, and then 0
+    threads: int  # on rank 0; rank r has (threads + r) % 4
     dense_below: int
     seed: int
     loss_scale: bool
@@ -62,7 +62,7 @@ class CompressorSettings:
     others: dict = dataclasses.field(default_factory=dict)
 
     def codec_of(self, name, elements):
-        """The codec of a parameter, "dense" or "fp16"."""
+        """Return the codec of a parameter, "dense" or "fp16"."""
         codec = self.others.get(name[-1], self.codec)
         return "dense" if elements < self.dense_below and codec != "fp16" else codec
 
@@ -75,18 +75,18 @@ class CompressorSettings:
 
 @dataclasses.dataclass
 class Part:
-    """Parameters with an optimizer of their own.
+    """Parameters with their own optimizer.
 
     Attributes:
-        compressor: number of its compressor.
+        compressor: the number of its compressor.
         optimizer: sgd, momentum or adam.
-        by_hand: reduced by hvd.allreduce(..., compression=) or hvd.grouped_allreduce, without
-            Horovod's optimizer.
+        by_hand: whether hvd.allreduce(..., compression=) or hvd.grouped_allreduce reduces its
+            gradients, without Horovod's optimizer.
         passes: backward_passes_per_step.
         groups: None, a number, or "lists".
         clip: the norm to which gradients are clipped, or None.
         zero: whether gradients are set to None ("none") or to zeros before a step.
-        plain_step: whether step() synchronizes by itself.
+        plain_step: whether step() also synchronizes.
         unknown: whether its first parameter was not given to the compressor.
     """
 
@@ -115,9 +115,8 @@ class Step:
         frozen: names of parameters that are frozen now.
         unused: {(name, pass): ranks that do not use it}.
         events: ("backward", ((part, pass), ...)) or ("finish", part), in order.
-        poison: (name, ranks, value), or None: one element of their gradients becomes that value.
-        direct: names of parameters whose gradients, as they are after the step, hvd.allreduce
-            reduces once more.
+        poison: (name, ranks, value), or None; one element of these gradients becomes the value.
+        direct: names of parameters whose gradients hvd.allreduce reduces once more after the step.
         look: whether memories are compared after the step; after the last step they always are.
         checkpoint: None, save, load, load_now, load_list, load_other_size or restart.
     """
@@ -134,7 +133,7 @@ class Step:
 
 @dataclasses.dataclass
 class Program:
-    """A whole program; ``refused`` is what :func:`refusal` says of it."""
+    """A whole program. ``refused`` is the result of :func:`refusal`."""
 
     seed: int
     size: int
@@ -144,12 +143,12 @@ class Program:
     refused: str | None = None
 
     def ranks_of(self, part):
-        """The ranks that train a part."""
+        """Return the ranks that train a part."""
         ranks = self.compressors[part.compressor].ranks
         return tuple(range(self.size)) if ranks is None else ranks
 
     def parts_of(self, number):
-        """The parts of a compressor."""
+        """Return the parts of a compressor."""
         return [part for part in self.parts if part.compressor == number]
 
     def __str__(self):
@@ -164,9 +163,9 @@ class Program:
 
 
 def refusal(program):
-    """A regular expression for the InvalidArgumentError that a program must end with, or None.
+    """Return a regular expression for the error with which a program must end, or None.
 
-    This is the one place that says what is refused.
+    The error is an InvalidArgumentError. This function alone says what is refused.
     """
     for settings in program.compressors:
         if isinstance(settings.memory, WithoutPutBack) and settings.communicator.puts_back:

@@ -1,4 +1,4 @@
-"""Runs a random program on one rank, and compares all that can be seen with the oracle."""
+"""Run a random program on one rank, and compare everything with the oracle."""
 
 import math
 import random
@@ -25,13 +25,13 @@ class Trainer:
 
     Args:
         program: a :class:`~torch_program.Program`.
-        known, made: those of :class:`~torch_user.User`.
+        known, made: see :class:`~torch_user.User`.
 
     Attributes:
-        number: of the step.
-        problems: what was found to be wrong on this rank.
+        number: the number of the step.
+        problems: the errors that were found on this rank.
         oracles: {number: Oracle} of the compressors that this rank has.
-        sums: {name: gradients of all ranks so far}, or None in a gradient's place.
+        sums: {name: the accumulated gradients of all ranks}; None in place of a missing gradient.
     """
 
     def __init__(self, program, known, made):
@@ -53,7 +53,7 @@ class Trainer:
 
     @property
     def label(self):
-        """A part of collectives' names."""
+        """A part of the names of collectives."""
         return f"walk.{self.program.seed}.{self.number}"
 
     @property
@@ -65,13 +65,13 @@ class Trainer:
             self.problems.append(" ".join(map(str, what)))
 
     def fail_with(self, error):
-        """Notes what this rank met, and says it at once: the others may wait for it for ever."""
+        """Record an error and print it at once, because the other ranks may wait forever."""
         self.problems.append("".join(traceback.format_exception(error)))
         where = f"rank {hvd.rank()}, seed {self.program.seed}, step {self.number}"
         print(f"{where}: {self.problems[-1]}", flush=True)
 
     def hashes(self):
-        """One number a parameter of the program, 0 of those that this rank does not train."""
+        """Return one hash per parameter of the program; 0 if this rank does not train it."""
         weights = self.user.weights
         return [zlib.crc32(bits(weights[name])) if name in weights else 0 for name in self.ranks]
 
@@ -101,10 +101,10 @@ class Trainer:
         user.begin(step)
         for name, weight in user.weights.items():
             one = self.parameters[name]
-            # to zeros -0.0 may be added
+            # gradients are added to zeros here, and -0.0 becomes 0.0
             start = None if weight.grad is None else torch.zeros(one.shape, dtype=one.dtype)
             self.sums[name] = [start] * len(self.ranks[name])
-        # not of the program's generator: the programs of seeds stay as they are
+        # a separate generator, so that the programs of seeds stay the same
         draw = random.Random(f"{self.program.seed} {number}")
         for place, (kind, what) in enumerate(step.events):
             if kind == "backward":
@@ -124,13 +124,13 @@ class Trainer:
                 self._checkpoints.take(number, step.checkpoint)
 
     def _use_own_collective(self, place):
-        """The program sums something of its own, while gradients may be under way."""
+        """Sum something of the program itself, while gradients may be in flight."""
         own = torch.tensor([hvd.rank() + 1.0])
         total = hvd.allreduce(own, op=hvd.Sum, name=f"{self.label}.own.{place}")
         self.expect(int(total) == sum(range(hvd.size() + 1)), "a sum of the program is", total)
 
     def forget(self, number):
-        """A compressor's memories were replaced by others."""
+        """Forget the balances of a compressor whose memories were replaced."""
         self._balances[number].forget()
 
     def _backward(self, turns):
@@ -153,13 +153,13 @@ class Trainer:
             sum(terms).backward()
 
     def gradients_of(self, name):
-        """[contiguous (d,) gradient per rank], as they are handed over."""
+        """Return [contiguous (d,) gradient per rank], as Horovod gets them."""
         one = self.parameters[name]
         zeros = torch.zeros(one.shape, dtype=one.dtype)
         return [dense(zeros if part is None else part) for part in self.sums[name]]
 
     def factor(self, part):
-        """(what a reduction multiplies all gradients by, whether that takes no rounding)."""
+        """Return (the factor that a reduction applies, whether it causes no rounding)."""
         size = len(self.program.ranks_of(part))
         if part.op == "Sum":
             return 1.0, True
@@ -220,7 +220,7 @@ class Trainer:
         self._step_twins(part, stepped)
 
     def _reduce_directly(self, number, names):
-        """What hvd.allreduce makes of gradients that are there, equal on all ranks; one round."""
+        """Reduce existing gradients, equal on all ranks, with hvd.allreduce in one round."""
         results = {}
         for name in names:
             part, grad = self._part_of[name], self.user.weights[name].grad
@@ -238,16 +238,16 @@ class Trainer:
     # --- what must hold ---
 
     def _expect_own_gradients(self, before, oracle):
-        """That the oracle knows what this rank hands over."""
+        """Check that the oracle knows the gradients that this rank passes to Horovod."""
         for name, grad in before.items():
-            # Horovod may have reduced in place by now what goes uncompressed.
+            # Horovod may already have reduced uncompressed gradients in place.
             if grad is not None and not oracle.models[name].dense:
                 own = self.gradients_of(name)[oracle.ranks.index(hvd.rank())]
                 same = torch.equal(dense(grad).nan_to_num(), own.nan_to_num())
                 self.expect(same, name, "had another gradient than the oracle before reduction")
 
     def _strides_of(self, name, grad):
-        """Those that a result must have."""
+        """Return the strides that a result must have."""
         weight = self.user.weights[name]
         if grad is None or grad.is_sparse:
             return weight.stride()
@@ -256,7 +256,7 @@ class Trainer:
         return grad.stride() if made else weight.stride()
 
     def _idle_gradients(self, part):
-        """{name: bytes} of the gradients of other parts on which Horovod does not work."""
+        """Return {name: bytes} of the gradients of other parts that Horovod does not work on."""
         found = {}
         for other in self.user.parts.values():
             optimizer = self.user.optimizers[other.name]
@@ -268,7 +268,7 @@ class Trainer:
         return found
 
     def _compare(self, part, plan, results, direct=False):
-        """Compares what came with what the oracle says; ``direct``: of hvd.allreduce alone."""
+        """Compare results with the oracle; ``direct`` is for hvd.allreduce alone."""
         oracle, compressor = self.oracles[part.compressor], self.user.compressors[part.compressor]
         schemes = {}
         if isinstance(oracle.settings.communicator, dr.Auto):
@@ -315,7 +315,7 @@ class Trainer:
                 self.expect(grad is None, one.name, "was frozen from the start and has a gradient")
 
     def _step_twins(self, part, stepped):
-        """Plain PyTorch's optimizer with the same gradients must come to the same parameters."""
+        """Check that PyTorch's optimizer with the same gradients gives the same parameters."""
         for one in part.parameters:
             grad = self.user.weights[one.name].grad
             self._twin_weights[one.name].grad = None if grad is None else grad.detach().clone()

@@ -1,4 +1,4 @@
-"""What a user makes on one rank, and does with it: parameters, compressors, optimizers."""
+"""A user's actions on one rank: creating and using parameters, compressors and optimizers."""
 
 import horovod.torch as hvd
 import torch
@@ -9,7 +9,10 @@ import deepreduce_hvd as dr
 
 
 def process_set_of(ranks, known):
-    """The process set of these ranks, kept in ``known``: Horovod lets a set be added once."""
+    """Return the process set of these ranks, which is kept in ``known``.
+
+    Horovod lets a set be added only once.
+    """
     if ranks is None:
         return hvd.global_process_set
     if ranks not in known:
@@ -24,14 +27,13 @@ def process_set_of(ranks, known):
 
 
 def make_optimizer(part, weights):
-    """PyTorch's optimizer of a part, over ``weights`` by name."""
+    """Return PyTorch's optimizer of a part, over ``weights`` by name."""
     parameters = [weights[one.name] for one in part.parameters]
     if part.optimizer == "adam":
         return torch.optim.Adam(parameters, lr=0.01, eps=1e-3)
     momentum = 0.9 if part.optimizer == "momentum" else 0
-    # A power of two: PyTorch rounds a step by a sparse gradient otherwise than one by a dense
-    # gradient, and Horovod
-    # gives dense zeros to ranks that have not used an embedding.
+    # A power of two: PyTorch rounds a step by a sparse gradient differently from one by a dense
+    # gradient, and Horovod gives dense zeros to ranks that have not used an embedding.
     return torch.optim.SGD(parameters, lr=2**-7, momentum=momentum)
 
 
@@ -40,19 +42,21 @@ class User:
 
     Args:
         program: a :class:`~torch_program.Program`.
-        known: process sets by their ranks, which outlive programs.
-        made: a set in which compressors are noted.
+        known: {ranks: process set}, which outlives programs.
+        made: a set to which compressors are added.
 
     Attributes:
-        parts: {name: Part} of those that this rank trains.
-        weights: {name: parameter}; of them ``optimizers``, {part's name: optimizer}, and
-            ``compressors`` and ``sets``, by number.
-        scale: the loss scale now.
+        parts: {name: Part} that this rank trains.
+        weights: {name: parameter} of these parts.
+        optimizers: {name of a part: optimizer}.
+        compressors: {number: compressor}.
+        sets: the process sets of all compressors.
+        scale: the current loss scale.
     """
 
     def __init__(self, program, known, made):
         self.program = program
-        # every rank makes all process sets
+        # every rank creates all process sets
         self.sets = [process_set_of(settings.ranks, known) for settings in program.compressors]
         own = [part for part in program.parts if hvd.rank() in program.ranks_of(part)]
         self.parts = {part.name: part for part in own}
@@ -105,7 +109,7 @@ class User:
         self.optimizers[part.name] = optimizer
 
     def begin(self, step):
-        """Freezes what the step freezes; gradients become None or zeros."""
+        """Begin a step: freeze its parameters, and set gradients to None or zeros."""
         self.scale = step.scale
         for part in self.parts.values():
             for one in part.parameters:
@@ -117,7 +121,10 @@ class User:
                     weight.grad.zero_()
 
     def reduce(self, part, number, parameters):
-        """Reduces gradients of some of a part's ``parameters``; steps, if step() does both."""
+        """Reduce the gradients of some ``parameters`` of a part.
+
+        With ``plain_step``, this also steps the optimizer.
+        """
         optimizer = self.optimizers[part.name]
         if part.by_hand:
             self._reduce_by_hand(part, number, parameters)
@@ -141,7 +148,7 @@ class User:
             weight.grad = grad
 
     def allreduce(self, part, grad, label):
-        """What ``hvd.allreduce(grad, compression=)`` returns."""
+        """Return the result of ``hvd.allreduce(grad, compression=)``."""
         return hvd.allreduce(grad, name=label, **self._options(part))
 
     def _options(self, part):
@@ -152,8 +159,8 @@ class User:
         }
 
     def step(self, part):
-        """The optimizer's step, of gradients that are reduced already."""
-        # the norm of sparse gradients is for others to take
+        """Step an optimizer whose gradients are already reduced."""
+        # sparse gradients are not clipped
         if part.clip is not None and not any(one.kind == "embedding" for one in part.parameters):
             weights = [self.weights[one.name] for one in part.parameters]
             torch.nn.utils.clip_grad_norm_(weights, part.clip)
@@ -164,7 +171,7 @@ class User:
                 self.optimizers[part.name].step()
 
     def restart(self, number, state):
-        """Makes all of a compressor anew from what was saved, as a new process would."""
+        """Create a compressor anew, with its parameters and optimizers, as a new process would."""
         parts = self.program.parts_of(number)
         saved = {part.name: self.optimizers.pop(part.name).state_dict() for part in parts}
         for part in parts:

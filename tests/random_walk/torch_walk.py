@@ -1,9 +1,10 @@
-"""A random walk over the API on stock Horovod and PyTorch: a random program a seed, all compared.
+"""Run a random walk over the API on stock Horovod and PyTorch.
 
     horovodrun -np 2 python tests/random_walk/torch_walk.py --seeds 17 --steps 3
 
-runs one seed, and ``--seeds 0-119`` many in one job. A seed that fails prints its program and the
-step. The faults that a rank meets alone end in a hang of the others, which is a failure too.
+runs one seed, and ``--seeds 0-119`` runs many in one job. Each seed determines a random program,
+and everything is compared with an oracle. A seed that fails prints its program and the step. If
+only one rank meets an error, the others hang, which is also a failure.
 """
 
 import argparse
@@ -35,7 +36,7 @@ def say(text):
 
 
 class Watchdog:
-    """Ends the process when a seed takes too long, with its program and what all threads do."""
+    """Ends the process if a seed takes too long, with its program and the stacks of all threads."""
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -48,7 +49,7 @@ class Watchdog:
         self._timer = threading.Timer(self.seconds, self._end)
         self._timer.daemon = True
         self._timer.start()
-        # should the timer's thread not get Python's lock; the last line printed names the seed
+        # in case the timer's thread does not get the GIL; the last line printed names the seed
         faulthandler.dump_traceback_later(self.seconds + 10, exit=True)
 
     def stop(self):
@@ -67,12 +68,12 @@ class Watchdog:
 
 
 def run(program, watchdog, known, made):
-    """Runs one program on this rank.
+    """Run one program on this rank.
 
     Args:
         program: a :class:`~torch_program.Program`.
         watchdog: a :class:`Watchdog`.
-        known, made: those of :class:`~torch_user.User`.
+        known, made: see :class:`~torch_user.User`.
 
     Returns:
         "done", "refused" or "failed", the same on all ranks.
@@ -99,10 +100,10 @@ def run(program, watchdog, known, made):
 
 
 def agree(trainer, refused=False):
-    """Compares the ranks after a step: replicas, and who has problems.
+    """Compare the replicas of all ranks after a step, and find ranks with problems.
 
     Returns:
-        None to go on, or what :func:`run` returns.
+        None to continue, or what :func:`run` returns.
     """
     own = [bool(trainer.problems), refused, *trainer.hashes()]
     rows = hvd.allgather(torch.tensor([own], dtype=torch.int64), f"{trainer.label}.agree")
@@ -139,8 +140,8 @@ def main():
     torch.set_num_threads(1)
     encoding_threads.FEWEST_ELEMENTS = 0  # the walk's gradients are small
     warnings.simplefilter("ignore")
-    # Horovod lets a set of ranks be added once. Those that Hierarchical needs are added first, so
-    # that no seed depends on those before it.
+    # Horovod lets a set of ranks be added only once. The sets that Hierarchical needs are added
+    # first, so that no seed depends on earlier seeds.
     for ranks_per_host in (1, hvd.size()):
         HorovodTransport().by_host(ranks_per_host)
     gc.collect()
@@ -159,7 +160,7 @@ def main():
         ended = run(program, watchdog, known, made)
         watchdog.stop()
         counts[ended] = counts.get(ended, 0) + 1
-        # PyTorch's engine keeps what an error in backward has left until the next backward
+        # PyTorch's engine keeps state from an error in backward until the next backward
         torch.ones((), requires_grad=True).mul(1).backward()
         gc.collect()
         if made:

@@ -1,6 +1,6 @@
 // The interfaces of the stages on the device, and the tables of the stages. They correspond to
 // csrc/codecs.h, but counts and lengths are in device memory. A codec is one .cu file in index/ or
-// value/ and one row in registry.cu.
+// value/ and one row in stages.def with DR_HOST_AND_DEVICE.
 //
 // Fields marked *host* below are host values, so host code can branch on them. Everything else is
 // in device memory and is read only by kernels. Host code only passes device pointers to launches

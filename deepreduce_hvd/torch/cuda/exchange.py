@@ -39,7 +39,7 @@ class DeviceMember(BucketMember):
         )
         self.slot = slot
         self.device = gradient.device
-        self.ready_on = torch.cuda.current_stream(gradient.device)  # makes the gradient
+        self.ready_on = torch.cuda.current_stream(gradient.device)  # computes the gradient
         self.payload = None  # (n,) uint8, on the device
         self.header = None  # (40,) uint8 NumPy
         self._start = start

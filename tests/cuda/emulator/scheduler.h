@@ -1,6 +1,6 @@
 // Runs the blocks of a kernel on the host, one after another. The threads of a block are fibers,
 // which switch at barriers and warp operations. Only one kernel runs at a time, from whatever
-// thread it is started. Only tests link this file (tests/cuda/scheduler.cc).
+// thread it is started. Only tests link scheduler.cc.
 #ifndef DEEPREDUCE_EMULATION_SCHEDULER_H
 #define DEEPREDUCE_EMULATION_SCHEDULER_H
 

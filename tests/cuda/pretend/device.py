@@ -1,8 +1,8 @@
-"""PyTorch with a pretended CUDA device, and the package with the CUDA operators that setup.py would
-build, under the emulator.
+"""PyTorch with a simulated CUDA device, and the package with the CUDA operators of setup.py.
 
-``package(folder)`` builds and lays out a package of its own; :func:`install`, called in a process
-that has it first on its path, before anything imports torch, makes ``torch.device("cuda")`` work.
+The operators run under the emulator. :func:`package` creates a separate copy of the package.
+:func:`install` then makes ``torch.device("cuda")`` work. It must be called before torch is
+imported, in a process that has this copy first on its path.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def package(folder):
 
 
 class _Stream:
-    """A stream. All streams share one order, so waiting has nothing to do."""
+    """A stream. All streams share one order, so there is nothing to wait for."""
 
     def __init__(self, device=None):
         pass
@@ -66,9 +66,9 @@ class _Stream:
 
 
 def install(folder):
-    """From now on torch has a device "cuda" in this process.
+    """Add a device "cuda" to torch in this process.
 
-    ``folder``: what :func:`package` filled.
+    ``folder`` is the result of :func:`package`.
     """
     # before torch looks for CUDA
     pretended = ctypes.CDLL(

@@ -1,4 +1,4 @@
-"""Exchanges of gradients on a device, with two ranks: copies to the host, failures of one rank."""
+"""Test exchanges of gradients on a device with two ranks: copies to the host, and failures."""
 
 import pathlib
 import runpy
@@ -18,7 +18,7 @@ ranks = runpy.run_path(
 )
 train, STEPS = ranks["train"], ranks["STEPS"]
 hvd.init()
-BUCKETS = 2  # of gpu_ranks.py's three parameters
+BUCKETS = 2  # of the three parameters in gpu_ranks.py
 
 copied = []
 start = torch_copies.CopiesToHost.start
@@ -37,7 +37,7 @@ def copies_of(codec):
 
 torch_copies.CopiesToHost.start = counted
 rice, deflate = ranks["CODECS"]["Rice, raw"], ranks["CODECS"]["Deflate"]
-# the reports, the payloads and the results of the sums of a bucket, for any number of gradients
+# the reports, the payloads and the results of each bucket's sums, for any number of gradients
 assert copies_of(rice) == STEPS * BUCKETS * 3, copied
 # one copy per gradient
 assert copies_of(deflate) == STEPS * 3, copied
@@ -75,7 +75,7 @@ bytes_on = torch_device._SumOnDevices.bytes_on
 
 def damaged(self, device):
     there = bytes_on(self, device)
-    there[-1] ^= 1  # of the last rank's last gradient
+    there[-1] ^= 1  # in the last gradient of the last rank
     return there
 
 

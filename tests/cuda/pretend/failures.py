@@ -1,4 +1,4 @@
-"""Arguments that the operators refuse on a device, and how the caller sees the error."""
+"""Test arguments that the operators refuse on a device, and the errors that the caller sees."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ with pytest.raises(
 with pytest.raises(dr.InvalidArgumentError, match="out: expected a CUDA tensor like the payloads"):
     operators.checked(torch.ops.deepreduce.decode_sum_, torch.zeros(10), [payload], 1.0)
 
-# payloads of codecs without CUDA kernels, between others: both sides sum them in their order
+# payloads of codecs without CUDA kernels among others: both sides sum them in order
 payloads = [
     payload,
     dr.Codec(dr.TopK(0.5), value=dr.Deflate()).encode(there),

@@ -1,7 +1,7 @@
-"""Horovod's groups= with gradients on a device, two ranks: what it reduces in one call is on one
-device, as it demands.
+"""Test Horovod's groups= with gradients on a device, with two ranks.
 
-Its reduction, for which a real device is needed, runs on the host here.
+All tensors that Horovod reduces in one call must be on one device. The reduction itself would need
+a real device, so it runs on the host here.
 """
 
 import horovod.torch as hvd

@@ -1,5 +1,6 @@
-"""scripts/gpu_ranks.py as under a Horovod built with NCCL: payloads go from the device to the
-collective, which here takes them through the host.
+"""Run scripts/gpu_ranks.py as with a Horovod built with NCCL.
+
+Payloads go from the device to the collective, which here copies them through the host.
 """
 
 import pathlib

@@ -1,5 +1,6 @@
-"""Runs a script in a process that has the pretended CUDA device: run.py FOLDER SCRIPT ARGUMENTS...
-(device.py says what FOLDER holds).
+"""Run a script in a process with the simulated CUDA device.
+
+Usage: ``run.py FOLDER SCRIPT ARGUMENTS...``. device.py describes FOLDER.
 """
 
 import runpy

@@ -1,6 +1,6 @@
-"""Different kinds of steps give the same results on a device and on the host, with two ranks.
+"""Test that steps give the same results on a device and on the host, with two ranks.
 
-Frozen and unused parameters, layouts, types, and skipped steps.
+They have frozen and unused parameters, several layouts and dtypes, and skipped steps.
 """
 
 import horovod.torch as hvd
@@ -16,7 +16,7 @@ OVERFLOWS = 4
 
 
 def train(device, codec, dtype):
-    """Return [the gradients of the optimizer and the memories, for every step]."""
+    """Return [gradients of the optimizer and memories, for every step]."""
     parameters = {
         name: torch.nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
         for name, shape in SHAPES.items()

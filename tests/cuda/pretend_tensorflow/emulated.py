@@ -1,8 +1,8 @@
-"""TensorFlow's kernels for GPUs on the host: the sources that setup.py compiles for CUDA, under the
-emulator, beside the package's own operators.
+"""Run TensorFlow's GPU kernels on the host, under the emulator.
 
-They are registered for the host under a label; :func:`labelled` asks for it. Importing this loads
-TensorFlow.
+They are built from the sources that setup.py compiles for CUDA, and used beside the package's own
+operators. They are registered for the host under a label; :func:`labelled` selects it. Importing
+this module loads TensorFlow.
 """
 
 import ctypes

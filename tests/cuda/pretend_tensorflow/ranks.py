@@ -1,5 +1,6 @@
-"""The scenarios of tests/parallel on variables of a pretended GPU, whose memory is the host's:
-ranks.py DIRECTORY. One called nccl stands for a Horovod built with NCCL.
+"""Run the scenarios of tests/parallel on variables of a simulated GPU in host memory.
+
+Usage: ``ranks.py DIRECTORY``. A directory called nccl stands for a Horovod built with NCCL.
 """
 
 import os
@@ -7,7 +8,7 @@ import pathlib
 import runpy
 import sys
 
-os.environ["TF_USE_LEGACY_KERAS"] = "1"  # what Horovod's Keras optimizers are made for
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
 import horovod.tensorflow as hvd
 
@@ -32,9 +33,9 @@ def scenario_compressed_on_the_gpu(directory):
 
 
 def run_all(namespace, *arguments, **options):
-    scenario_runner.WHOLE = None  # products of settings run whole in tests/parallel
+    scenario_runner.WHOLE = None  # the complete products of settings run in tests/parallel
     if nccl:
-        # each gather of messages has a gather of their lengths
+        # each gather of messages comes with a gather of their lengths
         scenarios = namespace["scenario_groups_change_nothing_but_the_messages"].__globals__
         count = scenarios["_count"]
         scenarios["_count"] = lambda graph, kind: (
