@@ -148,7 +148,7 @@ def auto_schedule_table(rows):
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     for auto in (name for name in names if name.endswith("auto")):
         cells = [f"{found[auto, link]['against_best_fixed']:.2f}" for link in links]
-        lines.append(f"| {auto} ÷ its fastest other row | " + " | ".join(cells) + " |")
+        lines.append(f"| {auto} ÷ the fastest other row | " + " | ".join(cells) + " |")
     return lines
 
 
