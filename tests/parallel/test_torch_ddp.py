@@ -16,6 +16,7 @@ reports, test_scenario = scenario_tests(
 )
 
 _OTHER_CONFIGURATION = r"expected the same compressor configuration on every rank"
+_KILLED = r"from rank 1|[Cc]onnection (closed|reset) by peer"
 
 
 said, test_every_rank_ends_with_the_cause = failure_tests(
@@ -34,6 +35,7 @@ said, test_every_rank_ends_with_the_cause = failure_tests(
         "exception_on_one_rank": r"the data has ended",
         "exception_in_backward_on_one_rank": r"LookupError: a bad batch",
         "payload_that_is_corrupt": r"CorruptPayloadError",
+        "rank_that_is_killed": _KILLED,
     },
     slow={
         "other_order_on_one_rank": (
@@ -47,23 +49,25 @@ said, test_every_rank_ends_with_the_cause = failure_tests(
         "hook_of_pytorch_on_one_rank": (
             r"expected all 2 ranks of the model to call register|Timed out waiting"
         ),
+        "rank_that_is_killed_between_rounds": _KILLED,
     },
 )
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_job():
+    finished = torchrun(2, "ddp_failures.py", "rank_that_is_killed", timeout=60)
+    assert finished.returncode != 0
+    assert "went on silently" not in finished.stdout
 
 
 @pytest.mark.parametrize(
     ("failure", "message"),
     [
-        ("rank_that_is_killed", r"from rank 1|[Cc]onnection (closed|reset) by peer"),
         pytest.param(
             "rank_that_is_stopped", r"PeerFailedError.*Timed out waiting", marks=pytest.mark.slow
         ),
         ("rank_that_hangs", r"PeerFailedError.*Timed out waiting"),
-        pytest.param(
-            "rank_that_is_killed_between_rounds",
-            r"from rank 1|[Cc]onnection (closed|reset) by peer",
-            marks=pytest.mark.slow,
-        ),
         pytest.param(
             "step_without_synchronization_on_one_rank",
             r"rank 1 reached the end of its program after 2 steps",

@@ -1,9 +1,8 @@
 """Test PyTorch's fully_shard on two hosts of two ranks, with torchrun and without Horovod."""
 
-import re
-
+import pytest
 from launch import scenario_tests
-from launch_torchrun import failure_tests, lines_of, torchrun
+from launch_torchrun import failure_tests, torchrun
 
 reports, test_scenario = scenario_tests(
     "fsdp_scenarios.py", "fsdp_states.py", run=torchrun, ranks=(4,), slow_ranks=(),
@@ -32,13 +31,13 @@ said, test_every_rank_ends_with_the_cause = failure_tests(
         ),
         "loss_scale_that_fails_on_one_rank": r"no scale today",
         "exception_on_one_rank": r"[Cc]onnection (closed|reset) by peer|the data has ended",
+        "rank_that_is_killed": r"[Cc]onnection (closed|reset) by peer",
     },
 )
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_job():
     finished = torchrun(4, "fsdp_failures.py", "rank_that_is_killed", timeout=60)
     assert finished.returncode != 0
     assert "went on silently" not in finished.stdout
-    said = lines_of(0, finished.stdout)  # on the same host: PyTorch's own collective fails
-    assert re.search(r"[Cc]onnection (closed|reset) by peer", said), said[-3000:]
