@@ -12,12 +12,13 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from deepreduce_hvd import backends, container, layers_plot, layout, policies
+from deepreduce_hvd import backends, container, layers_plot
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
 from deepreduce_hvd.coordination.handshake import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning import layout, policies
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile
 from deepreduce_hvd.settings import changed
@@ -142,7 +143,7 @@ class Compressor:
         adapter_module = backends.adapter_module(named)
         # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
-        #: name of a parameter -> its :class:`~deepreduce_hvd.policies.Policy`
+        #: name of a parameter -> its :class:`~deepreduce_hvd.planning.policies.Policy`
         self.policies = policies.resolve(
             self.codec,
             self.memory,

@@ -62,7 +62,8 @@ class Preparation:
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         policy_of: function of a parameter that returns its
-            :class:`~deepreduce_hvd.policies.Policy`, or None if the compressor does not have it.
+            :class:`~deepreduce_hvd.planning.policies.Policy`, or None if the compressor does not
+            have it.
     """
 
     def __init__(self, compressor, policy_of):

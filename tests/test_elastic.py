@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 
-from deepreduce_hvd import checkpoint
+from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import MemoryKeeper
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import wire
-from deepreduce_hvd.communicators import encoding_threads
+from deepreduce_hvd.communicators import encoding_threads, wire
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.encoding_threads import Encodings, EncodingThreads
 

@@ -3,10 +3,10 @@
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import layout
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.policies import Policy
+from deepreduce_hvd.planning.step_times import _MOST_EVENTS, StepTimes
 from deepreduce_hvd.schedule import Message, Plan
-from deepreduce_hvd.step_times import _MOST_EVENTS, StepTimes
 
 
 def plan_of(*messages):

@@ -10,8 +10,8 @@ import torch
 from published_params import DEFAULTS, NAMES, PUBLISHED
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import params_table
-from deepreduce_hvd.params import _Settings
+from deepreduce_hvd.migration import params_table
+from deepreduce_hvd.migration.params import _Settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "migration.md"
 GATHERED = {"communicator": "allgather"}

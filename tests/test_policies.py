@@ -6,8 +6,8 @@ import random
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import policies
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.planning import policies
+from deepreduce_hvd.planning.policies import Policy
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")

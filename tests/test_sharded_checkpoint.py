@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import sharded_checkpoint
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.checkpoints import sharded_checkpoint
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.torch.fsdp.groups import ShardSlot
 from deepreduce_hvd.torch.slot import Slot
 

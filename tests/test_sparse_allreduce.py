@@ -10,7 +10,8 @@ from codecs_table import gradient
 from simulated_ranks import same_bits
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import sparse_vectors, wire
+from deepreduce_hvd import sparse_vectors
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
 from deepreduce_hvd.communicators.simulator import Simulator
 

@@ -11,7 +11,7 @@ import torch
 from compressors_with_state import FRAMEWORKS, SHAPES, OnTorch, assert_equal, snapshot
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import checkpoint
+from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import memory_transfer
 
 PARTS = {"residual": 0, "velocity": 1}

@@ -8,7 +8,7 @@ import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators import RecursiveDoubling
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.planning.policies import Policy
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")

@@ -5,7 +5,7 @@ import os
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule import Message, Plan
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from deepreduce_hvd.planning.trials import Trial, in_words, next_plan, plans_to_try
 from deepreduce_hvd.schedule import Message, Parameter, Profile, Table
 from deepreduce_hvd.schedule.plan import Plan, kept_share
-from deepreduce_hvd.trials import Trial, in_words, next_plan, plans_to_try
 
 
 def profile_of(draw, latency, seconds_per_byte):

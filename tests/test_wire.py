@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import wire
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination import collective_names
 
 FINGERPRINT = 0x89ABCDEF

@@ -7,7 +7,7 @@ import torch
 from virtual_ranks import EstimatingRanks, VirtualRanks
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import CODEC, DENSE
 from deepreduce_hvd.torch import prepare
 

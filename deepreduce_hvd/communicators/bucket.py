@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from deepreduce_hvd import container, wire
+from deepreduce_hvd import container
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed
 from deepreduce_hvd.numpy_backend import (
     as_float32,

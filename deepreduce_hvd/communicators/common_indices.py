@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from deepreduce_hvd import wire
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, merged
 from deepreduce_hvd.communicators.sums import CompleteSum
 

@@ -5,8 +5,8 @@ import zlib
 
 import numpy as np
 
-from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, expect_exchange
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.cltk import CLTK

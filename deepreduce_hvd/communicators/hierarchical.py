@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, Transport, expect_exchange
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.common_indices import flagged, notices_of

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from deepreduce_hvd import container, wire
+from deepreduce_hvd import container
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 
 _NO_INDICES = np.zeros(0, dtype=np.uint32)

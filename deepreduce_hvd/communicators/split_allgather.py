@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from deepreduce_hvd import wire
 from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, expect_choice
 from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.exchange import Channel

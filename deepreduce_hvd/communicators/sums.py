@@ -7,7 +7,7 @@ It is either still in the payloads of all ranks, :class:`GatheredPayloads`, or a
 
 import numpy as np
 
-from deepreduce_hvd import wire
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
 from deepreduce_hvd.numpy_backend import add_payloads, add_sparse_numpy, decode_sum_sparse
 

@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 
-from deepreduce_hvd import checkpoint
+from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake, memory_transfer
 from deepreduce_hvd.coordination.commits import Commit, RankStatus, gather_statuses, lost_ranks
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError

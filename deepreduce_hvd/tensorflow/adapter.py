@@ -12,12 +12,12 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import layout, wire
-from deepreduce_hvd.base_adapter import BaseAdapter
-from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.adapters.base_adapter import BaseAdapter
+from deepreduce_hvd.communicators import Allgather, wire
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.stages.memories import NoMemory, Residual
 from deepreduce_hvd.tensorflow.agreement import Agreement

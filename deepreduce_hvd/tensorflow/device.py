@@ -9,7 +9,7 @@ import warnings
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from deepreduce_hvd.gpu import BaseDevicePath
+from deepreduce_hvd.adapters.gpu import BaseDevicePath
 from deepreduce_hvd.tensorflow import ops as adapter
 from deepreduce_hvd.tensorflow.graph import position_of
 from deepreduce_hvd.tensorflow.ops import checked, operators

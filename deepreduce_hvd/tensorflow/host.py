@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from deepreduce_hvd import numpy_backend as neutral, wire
+from deepreduce_hvd import numpy_backend as neutral
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.tensorflow.graph import position_of, rank_of_job

@@ -10,7 +10,9 @@ import tensorflow as tf
 from tensorflow.python.eager.context import eager_mode
 from tensorflow.python.framework.ops import EagerTensor
 
-from deepreduce_hvd import checkpoint, statistics, wire
+from deepreduce_hvd import statistics
+from deepreduce_hvd.checkpoints import checkpoint
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
 
@@ -57,7 +59,7 @@ class Slot(tf.Module):
     A checkpoint saves ``steps_taken`` and the memory.
 
     Args:
-        policy: the :class:`~deepreduce_hvd.policies.Policy` of its gradients.
+        policy: the :class:`~deepreduce_hvd.planning.policies.Policy` of its gradients.
         home: GPU that has the memory, or None for the host.
         payload_on_gpu: whether the last payload is on that GPU too.
         follows_loss_scale: whether the memory is in units of the scaled loss. A second copy then

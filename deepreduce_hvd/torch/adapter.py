@@ -6,16 +6,16 @@ import horovod.torch as hvd
 import torch
 from horovod.common.elastic import notification_manager
 
-from deepreduce_hvd import wire
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning.scheduler import Scheduler
+from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.schedule.dag import FP16
-from deepreduce_hvd.scheduler import Scheduler
-from deepreduce_hvd.step_times import StepTimes
 from deepreduce_hvd.torch import results
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.caller import DIRECT, current_caller

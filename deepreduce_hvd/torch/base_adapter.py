@@ -2,7 +2,7 @@
 
 import warnings
 
-from deepreduce_hvd.base_adapter import BaseAdapter
+from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
 

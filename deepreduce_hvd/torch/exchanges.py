@@ -16,7 +16,7 @@ class Exchanges:
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         device_path: its :class:`~deepreduce_hvd.torch.cuda.device.DevicePath`.
-        times: its :class:`~deepreduce_hvd.step_times.StepTimes`.
+        times: its :class:`~deepreduce_hvd.planning.step_times.StepTimes`.
     """
 
     def __init__(self, compressor, device_path, times):

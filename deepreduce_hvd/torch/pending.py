@@ -15,7 +15,7 @@ class Pending:
         slot: slot of its parameter.
         gradient: the tensor that Horovod gave to compress.
         made: whether backward made the gradient.
-        way: how its gradient is sent, as in :class:`~deepreduce_hvd.policies.Policy`.
+        way: how its gradient is sent, as in :class:`~deepreduce_hvd.planning.policies.Policy`.
         round: its :class:`~deepreduce_hvd.torch.rounds.Round`.
         kept: the :class:`~deepreduce_hvd.torch.references.Kept` tensor that Horovod reduces.
         flight: its :class:`~deepreduce_hvd.torch.rounds.Flight`, or None if it is not compressed.

@@ -158,7 +158,7 @@ class Round:
 
     Attributes:
         plan: a :class:`Plan`, or :class:`Apart`.
-        layout: the :class:`~deepreduce_hvd.layout.Layout` of the round.
+        layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the round.
         loss_scale: loss scale of this step, or None.
         slots: slots whose gradients have come.
         delivering: whether a result has been requested; all gradients have come before that.
@@ -308,7 +308,7 @@ class Rounds:
         Args:
             owner: the optimizer, or :data:`DIRECT`.
             device_sums: the sums of this round on devices.
-            layout: the :class:`~deepreduce_hvd.layout.Layout` of the round.
+            layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the round.
             leads: what :meth:`leads` returned.
         """
         round_ = self._last[owner] = Round(

@@ -3,14 +3,15 @@
 import numpy as np
 import torch
 
-from deepreduce_hvd import statistics, wire
+from deepreduce_hvd import statistics
+from deepreduce_hvd.communicators import wire
 
 
 class Slot:
     """State and statistics of one named parameter.
 
     Attributes:
-        policy: the :class:`~deepreduce_hvd.policies.Policy` of its last gradient.
+        policy: the :class:`~deepreduce_hvd.planning.policies.Policy` of its last gradient.
     """
 
     def __init__(self, name, parameter, key, policy, keep_backup, device="cpu"):
@@ -126,7 +127,7 @@ class Slot:
             return gradient
         self.back_up()
         self.remembers = False
-        (residual,) = self.state  # only Residual, see layout.py
+        (residual,) = self.state  # only Residual, see planning/layout.py
         total = gradient.detach().float() + residual.to(gradient.device).view(gradient.shape)
         residual.zero_()
         return total.to(gradient.dtype)

@@ -5,7 +5,7 @@ import importlib.util
 import torch
 import torch.distributed as dist
 
-from deepreduce_hvd.base_adapter import BaseAdapter
+from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.parameters import make_slots

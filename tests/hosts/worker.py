@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import links  # noqa: E402
 
 import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd.wire import PROBE_BYTES  # noqa: E402
+from deepreduce_hvd.communicators.wire import PROBE_BYTES  # noqa: E402
 
 STEPS = 6
 CODECS = {

@@ -19,7 +19,7 @@ from ddp_tools import (
 )
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import layout
+from deepreduce_hvd.planning import layout
 
 #: the first step in which everything has been measured and all plans have been tried
 _DECIDED = 110

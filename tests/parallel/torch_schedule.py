@@ -23,7 +23,7 @@ from torch_tools import (
 )
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import layout
+from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule import Message, Plan
 
 CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.LloydMax(bits=1))

@@ -1,7 +1,7 @@
 """Random plans: groups of parameters that are sent in random ways."""
 
-from deepreduce_hvd import layout
 from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule import Message, Plan
 
 _SUMS = ("Allgather", "SplitAllgather", "RecursiveDoubling")

@@ -3,8 +3,8 @@
 import horovod.torch as hvd
 import torch
 
+from deepreduce_hvd.adapters.gpu import BaseDevicePath
 from deepreduce_hvd.communicators.bucket import payload_of_nothing
-from deepreduce_hvd.gpu import BaseDevicePath
 from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost, SideStreams, pinned
 from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather, DeviceMember

@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import torch
 
-from deepreduce_hvd import container, wire
+from deepreduce_hvd import container
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.communicators.sums import GatheredPayloads

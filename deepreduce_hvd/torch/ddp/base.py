@@ -14,8 +14,8 @@ from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.scheduler import Scheduler
-from deepreduce_hvd.step_times import StepTimes
+from deepreduce_hvd.planning.scheduler import Scheduler
+from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.host import HostPath
@@ -40,8 +40,8 @@ class DistributedAdapter(TorchAdapter):
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
-        times: the :class:`~deepreduce_hvd.step_times.StepTimes`. A gradient is ready when PyTorch
-            hands over its buffer.
+        times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`. A gradient is
+            ready when PyTorch hands over its buffer.
     """
 
     def __init__(self, compressor, transport, slots):

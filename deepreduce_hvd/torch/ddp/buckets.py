@@ -6,7 +6,7 @@ import zlib
 
 import torch
 
-from deepreduce_hvd import wire
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember, label_of
 from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Channel, Exchange

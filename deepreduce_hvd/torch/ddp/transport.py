@@ -26,9 +26,9 @@ import torch
 import torch.distributed as dist
 
 from deepreduce_hvd.communicators.base import Transport
+from deepreduce_hvd.communicators.wire import describe
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.torch.ddp.failures import describe_failure
-from deepreduce_hvd.wire import describe
 
 _HOST = torch.device("cpu")  # whatever device is the default
 _HEAD_FIELDS = 2  # checksum of the name, length of a failure's text; the sizes follow

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
-from deepreduce_hvd import sharded_checkpoint, wire
+from deepreduce_hvd.checkpoints import sharded_checkpoint
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError

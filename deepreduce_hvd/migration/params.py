@@ -8,7 +8,7 @@ from deepreduce_hvd import container
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.compressor import Compressor
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.params_table import CHOICES, DEFAULTS, OTHER_NAMES, WITHOUT_EFFECT
+from deepreduce_hvd.migration.params_table import CHOICES, DEFAULTS, OTHER_NAMES, WITHOUT_EFFECT
 from deepreduce_hvd.stages.index_codecs import Bloom, RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
 from deepreduce_hvd.stages.value_codecs import RawValue

@@ -9,7 +9,7 @@ from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Communicator
 from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.policies import Policy
+from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import CODEC, Message
 from deepreduce_hvd.schedule.plan import Plan
 

@@ -18,21 +18,22 @@ import time
 
 import numpy as np
 
-from deepreduce_hvd import layout, wire
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import PeerFailedError
-from deepreduce_hvd.measured_profile import (
+from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.measured_profile import (
     Costs,
     elements_of,
     measured_profile,
     profiled,
     total_seconds,
 )
+from deepreduce_hvd.planning.trials import Trial, in_words, next_plan, plans_to_try
 from deepreduce_hvd.schedule.links import Table
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
 from deepreduce_hvd.schedule.profile import Profile
-from deepreduce_hvd.trials import Trial, in_words, next_plan, plans_to_try
 
 #: steps that are not timed because caches and allocators are cold
 _COLD_STEPS = 3
@@ -64,7 +65,7 @@ class Scheduler:
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
-        times: its :class:`~deepreduce_hvd.step_times.StepTimes`.
+        times: its :class:`~deepreduce_hvd.planning.step_times.StepTimes`.
         time_fp16: function of a number of elements and a device that converts so many elements as
             the adapter does, and returns the seconds (to float16, back).
         buckets: function that returns the names of the parameters that share a message, for each

@@ -1,6 +1,6 @@
 """What the adapters of all frameworks share: the state of their slots and what ranks compare."""
 
-from deepreduce_hvd import checkpoint
+from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.errors import InvalidArgumentError
 

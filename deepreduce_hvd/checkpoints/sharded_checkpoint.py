@@ -1,12 +1,12 @@
 """The state of a compressor with fully_shard: that of a rank has the memories of its shards.
 
-A state is one of :mod:`deepreduce_hvd.checkpoint`, whose rank and size count hosts, with two more
-entries: the number of the shard, and of how many shards.
+A state is one of :mod:`deepreduce_hvd.checkpoints.checkpoint`, whose rank and size count hosts. It
+has two more entries: the number of the shard, and of how many shards.
 """
 
 import numpy as np
 
-from deepreduce_hvd import checkpoint
+from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer
 
@@ -36,8 +36,8 @@ def load(slots, state, fingerprint, hosts, ranks, keeper_of):
     """Load the state of this rank, or those of all ranks.
 
     Arguments as of :func:`dump`; ``state`` and ``keeper_of`` are those of
-    :func:`deepreduce_hvd.checkpoint.load`. All ranks' states may be of another number of hosts and
-    of another number of shards.
+    :func:`deepreduce_hvd.checkpoints.checkpoint.load`. All ranks' states may be of another number of
+    hosts and of another number of shards.
     """
     if isinstance(state, (list, tuple)):
         loaded = _by_host(slots, state, ranks)
@@ -122,7 +122,7 @@ def _parameters_of(state):
 def _joined_parameter(name, slot, parts, ranks):
     """Return the entry of one parameter for this rank's shard.
 
-    Everything else is left to the checks of :func:`deepreduce_hvd.checkpoint.load`.
+    Everything else is left to the checks of :func:`deepreduce_hvd.checkpoints.checkpoint.load`.
     """
     for what in ("steps", "loss_scale"):
         found = {repr(part.get(what)) for part in parts}

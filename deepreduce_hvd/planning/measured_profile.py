@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from deepreduce_hvd import layout
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule.profile import Parameter, Profile
 
 
@@ -25,8 +25,8 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
     """Return the :class:`~deepreduce_hvd.schedule.Profile` of this rank.
 
     Args:
-        policies: {parameter name: :class:`~deepreduce_hvd.policies.Policy`}.
-        times: the :class:`~deepreduce_hvd.step_times.StepTimes`.
+        policies: {parameter name: :class:`~deepreduce_hvd.planning.policies.Policy`}.
+        times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`.
         slots: slots of the parameters, by name.
         ranks: number of ranks. Each counts as a host of its own, because all of them exchange
             payloads.

@@ -1,4 +1,4 @@
-"""The plans that ``schedule="auto"`` tries, see :mod:`deepreduce_hvd.scheduler`."""
+"""The plans that ``schedule="auto"`` tries, see :mod:`deepreduce_hvd.planning.scheduler`."""
 
 import dataclasses
 from typing import NamedTuple

@@ -1,0 +1,1 @@
+"""``dr.from_params``: the dictionaries of GRACE and DeepReduce."""

@@ -1,0 +1,1 @@
+"""Policies per parameter, and how the running job decides what to send and when."""
