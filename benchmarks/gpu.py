@@ -2,8 +2,9 @@
 
     python benchmarks/gpu.py [--device cuda:0] [--output results/gpu.json]
 
-Writes results/gpu.json and gpu.png. Times are medians between CUDA events around whole operator
-calls, including their work on the host. ``--device cpu --elements 100000`` rehearses the script.
+Run it with PYTHONPATH=. in a Python without the package. Writes results/gpu.json and gpu.png. Times
+are medians between CUDA events around whole operator calls, including their work on the host.
+``--device cpu --elements 100000`` rehearses the script.
 """
 
 import argparse
@@ -13,15 +14,12 @@ import sys
 import time
 
 import torch
+from measure import RESNET50, row, write
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.torch import ops as operators
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from measure import RESNET50, row, write  # noqa: E402
-
-import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd.torch import ops as operators  # noqa: E402
-
 LARGE = 350_000_000
 VALUES = 3_500_000
 SECTOR = 32  # minimum number of bytes of a GPU memory access

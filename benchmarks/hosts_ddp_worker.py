@@ -1,30 +1,27 @@
 """One rank of benchmarks/hosts.py with PyTorch's DistributedDataParallel (DDP)."""
 
 import datetime
-import pathlib
 import sys
 
 import torch
 import torch.distributed as dist
 from exchange import Exchange, Job, Network, dense_bytes, optimizer_of, sent_bytes
+from folders import EXAMPLES, module_at
 from hosts_codecs import CHUNKS, RECOMMENDED
 from torch.nn.parallel import DistributedDataParallel
 
 import deepreduce_hvd as dr
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "examples"))
-
-from ddp_hooks import HOOKS, power_sgd
-
+ddp_hooks = module_at(EXAMPLES / "ddp_hooks.py")
 PREFIX = "DDP: "
 #: {row: function of named parameters that returns what has ``register(model)``, or None}
 ROWS = {
     PREFIX + name: make
     for name, make in {
         "none": lambda named: None,
-        "fp16": lambda named: HOOKS["fp16"](),
+        "fp16": lambda named: ddp_hooks.HOOKS["fp16"](),
         # from the third step on; earlier, PyTorch refuses
-        "PowerSGD rank 4": lambda named: power_sgd(4, start=2),
+        "PowerSGD rank 4": lambda named: ddp_hooks.power_sgd(4, start=2),
         "Allgather": lambda named: dr.Compressor(RECOMMENDED, parameters=named),
         "Allgather, chunks": lambda named: dr.Compressor(CHUNKS, parameters=named),
     }.items()

@@ -1,8 +1,10 @@
-// Times the index codecs alone: no selection, no values. Built and run by index_codecs.py.
+// Times one index codec alone: no selection, no values. Built and run by index_codecs.py.
 //
-//     index_codecs D DENSITY   ->   one line per codec: name, milliseconds to encode, to decode, of
-//     d
+//     index_codecs D DENSITY ID SIMD [PARAMETERS]   ->   milliseconds to encode, to decode, of d
 //     float additions
+//
+// SIMD is 0 scalar, 1 AVX2, 2 AVX-512, -1 the best of this processor.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -12,18 +14,23 @@
 #include "timing.h"
 
 namespace deepreduce {
-extern const IndexCodec bitmap_codec, rle_codec, huffman_codec, rice_codec, elias_fano_codec;
-}
+#define DR_INDEX_CODEC(id, Name, file, where, ...) extern const IndexCodec file##_codec;
+#include "stages.def"
+}  // namespace deepreduce
 
 namespace {
 
 using namespace deepreduce;
 constexpr int kRepeats = 31;
 
-void time_codec(const char* name, const IndexCodec& codec, double parameter, uint32_t d,
+const IndexCodec* const codecs[] = {
+#define DR_INDEX_CODEC(id, Name, file, where, ...) &file##_codec,
+#include "stages.def"
+};
+
+void time_codec(const IndexCodec& codec, const double* parameters, uint32_t d,
                 const std::vector<uint32_t>& indices, Simd simd) {
   const uint32_t count = static_cast<uint32_t>(indices.size());
-  const double parameters[DR_STAGE_PARAMETERS] = {parameter};
   Pool pool(d + size_t{64} * count + (1 << 20));
   dr_context caller{};
   caller.allocate = allocate;
@@ -45,30 +52,29 @@ void time_codec(const char* name, const IndexCodec& codec, double parameter, uin
     ByteReader reader(section.data(), section.size(), "index section");
     decode.push_back(nanoseconds([&] { codec.decode(context, reader, d, count, decoded.data()); }));
     if (decoded != indices) {
-      std::fprintf(stderr, "%s: expected the indices back, got others\n", name);
+      std::fprintf(stderr, "%s: expected the indices back, got others\n", codec.name);
       std::exit(1);
     }
   }
-  std::printf("%s\t%.4f\t%.4f\t%.4f\n", name, 1e-6 * median(encode), 1e-6 * median(decode),
+  std::printf("%.4f\t%.4f\t%.4f\n", 1e-6 * median(encode), 1e-6 * median(decode),
               1e-6 * median(add));
 }
 
 }  // namespace
 
-int main(int arguments, char** values) {
-  if (arguments != 3) return 2;
-  const uint32_t d = static_cast<uint32_t>(std::strtoul(values[1], nullptr, 10));
-  const double limit = std::strtod(values[2], nullptr) * 4294967296.0;
+int main(int arguments, char** words) {
+  if (arguments < 5 || arguments > 5 + DR_STAGE_PARAMETERS) return 2;
+  const uint32_t d = static_cast<uint32_t>(std::strtoul(words[1], nullptr, 10));
+  const double limit = std::strtod(words[2], nullptr) * 4294967296.0;
+  const IndexCodec* codec = find_codec(codecs, std::atoi(words[3]));
+  if (codec == nullptr) return 2;
   std::vector<uint32_t> indices;
   for (uint32_t i = 0; i < d; ++i)
     if (static_cast<double>(random32(1, i)) < limit) indices.push_back(i);
-  const Simd simd = best_simd();
-  time_codec("Bitmap", bitmap_codec, 0, d, indices, simd);
-  time_codec("RLE", rle_codec, 0, d, indices, simd);
-  time_codec("Huffman", huffman_codec, 0, d, indices, simd);
-  time_codec("Huffman(delta=True)", huffman_codec, 1, d, indices, simd);
-  time_codec("Rice", rice_codec, 0, d, indices, simd);
-  time_codec("Rice, scalar", rice_codec, 0, d, indices, Simd::scalar);
-  time_codec("EliasFano", elias_fano_codec, 0, d, indices, simd);
+  const int wanted = std::atoi(words[4]), best = static_cast<int>(best_simd());
+  double parameters[DR_STAGE_PARAMETERS] = {};
+  for (int i = 5; i < arguments; ++i) parameters[i - 5] = std::atof(words[i]);
+  time_codec(*codec, parameters, d, indices,
+             static_cast<Simd>(wanted < 0 ? best : std::min(wanted, best)));
   return 0;
 }

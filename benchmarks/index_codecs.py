@@ -13,24 +13,16 @@ import subprocess
 import tempfile
 
 import numpy as np
-from measure import RESNET50, bound, compile_program, heavy_tailed, row, verdict, write
+from measure import RESNET50, bound, compile_program, every_codec, heavy_tailed, row, verdict, write
 
 import deepreduce_hvd as dr
 
-SOURCES = [
-    "base.cc",
-    "support/huffman_code.cc",
-    "support/set_bits.cc",
-    *(f"index/{name}.cc" for name in ("bitmap", "rle", "huffman", "rice", "elias_fano")),
-]
-CODECS = {
-    "Bitmap": dr.Bitmap(),
-    "RLE": dr.RLE(),
-    "Huffman": dr.Huffman(),
-    "Huffman(delta=True)": dr.Huffman(delta=True),
-    "Rice": dr.Rice(),
-    "EliasFano": dr.EliasFano(),
-}
+#: the lossless codecs
+CODECS = every_codec(
+    dr.IndexCodec, {"Huffman": dr.Huffman(), "Huffman(delta=True)": dr.Huffman(delta=True)}
+)
+del CODECS["Bloom"]
+BEST_SIMD, SCALAR = -1, 0
 #: indices and raw values in % of dense, for a layer of d = 36,864 at 1 %
 PUBLISHED = {"RLE": 1.59, "Huffman": 1.62}
 RICE_MILLISECONDS = 1.0
@@ -77,18 +69,17 @@ def published_volumes():
 
 
 def times():
+    levels = {name: (codec, BEST_SIMD) for name, codec in CODECS.items()}
+    levels["Rice, scalar"] = CODECS["Rice"], SCALAR
     with tempfile.TemporaryDirectory() as folder:
-        program = compile_program(folder, "index_codecs", SOURCES)
+        program = compile_program(folder, "index_codecs", "index")
         for density in (0.001, 0.01, 0.1):
-            lines = subprocess.run(
-                [program, str(RESNET50), str(density)],
-                check=True,
-                stdout=subprocess.PIPE,
-                text=True,
-            ).stdout
-            for line in lines.splitlines():
-                name, *numbers = line.split("\t")
-                encode, decode, add = map(float, numbers)
+            for name, (codec, simd) in levels.items():
+                words = (RESNET50, density, codec.stage_id, simd, *map(float, codec.parameters()))
+                answer = subprocess.run(
+                    [program, *map(str, words)], check=True, stdout=subprocess.PIPE, text=True
+                ).stdout
+                encode, decode, add = map(float, answer.split())
                 target = RICE_MILLISECONDS if name == "Rice" and density == 0.01 else None
                 for what, spent in (("encode", encode), ("decode", decode)):
                     yield row(

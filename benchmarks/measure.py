@@ -8,12 +8,14 @@ import math
 import os
 import pathlib
 import shlex
+import statistics
 import subprocess
 import time
 
 import numpy as np
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
 
 HERE = pathlib.Path(__file__).resolve().parent
 CORE = HERE.parent / "deepreduce_hvd" / "csrc"
@@ -27,10 +29,33 @@ def default_codec():
     return dr.Codec(dr.TopK(default.sparsifier.ratio), index=default.index, value=default.value)
 
 
-def compile_program(folder, name, sources, *libraries):
-    """Compile ``name``.cc of this folder with sources of the core; return the program's path."""
+def every_codec(kind, settings):
+    """Return {name: codec}: the default of each built-in codec, or its settings if there are some.
+
+    Args:
+        kind: ``dr.IndexCodec`` or ``dr.ValueCodec``.
+        settings: {name: codec} of the codecs that are measured with other parameters too.
+    """
+    table = {}
+    for number, codec in sorted(registered(kind).items()):
+        if number < FIRST_USER_ID:
+            own = {name: one for name, one in settings.items() if type(one) is codec}
+            table.update(own or {codec.__name__: codec()})
+    return table
+
+
+def compile_program(folder, name, kind):
+    """Compile ``name``.cc of this folder with all codecs of the core; return the program's path.
+
+    Args:
+        folder: where the program goes.
+        name: of the source.
+        kind: of the codecs, "index" or "value".
+    """
     program = pathlib.Path(folder) / name
-    sources = [HERE / f"{name}.cc", *(CORE / source for source in sources)]
+    sources = [HERE / f"{name}.cc", CORE / "base.cc"]
+    sources += [*sorted(CORE.glob("support/*.cc")), *sorted(CORE.glob(f"{kind}/*.cc"))]
+    libraries = ["-lz"]
     compiler = shlex.split(os.environ.get("CXX", "c++"))
     flags = ["-std=c++17", "-O3", "-ffp-contract=off", f"-I{CORE}"]
     subprocess.run([*compiler, *flags, *sources, *libraries, "-o", program], check=True)
@@ -105,6 +130,45 @@ def write(path, rows):
     """Write rows as JSON; create the folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_lines(rows))
+
+
+def write_summary(path, rows, summary):
+    """Write the summary of some rows, and the rows themselves, which git ignores.
+
+    Args:
+        path: file of the summary; the rows go to raw/ beside it, under the same name.
+        rows: list of records.
+        summary: function that makes fewer records of them.
+    """
+    write(path, summary(rows))
+    write(path.parent / "raw" / path.name, rows)
+
+
+def summarized(rows, keys, count, figures):
+    """Return a record for all rows that agree in some fields.
+
+    Args:
+        rows: list of records.
+        keys: the fields in which rows agree.
+        count: the name of the number of these rows.
+        figures: {field: function of a row that returns a number}; the record has the smallest, the
+            median and the largest number.
+    """
+    groups = {}
+    for one in rows:
+        groups.setdefault(tuple(one[key] for key in keys), []).append(one)
+    return [
+        {
+            **dict(zip(keys, group)),
+            count: len(own),
+            **{
+                field: [min(numbers), statistics.median(numbers), max(numbers)]
+                for field, number in figures.items()
+                for numbers in [[number(one) for one in own]]
+            },
+        }
+        for group, own in groups.items()
+    ]
 
 
 def bound(d, count):

@@ -17,12 +17,10 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "scripts"))
+from folders import ROOT, module_at
+from links import INTERFACE, SBIN, NetworkError, limit, run
 
-import preflight  # noqa: E402
-from links import INTERFACE, SBIN, NetworkError, limit, run  # noqa: E402
-
+preflight = module_at(ROOT / "scripts" / "preflight.py")
 _ETC = pathlib.Path("/etc/netns")  # `ip netns exec NAME` shows /etc/netns/NAME/x as /etc/x
 _NAMESPACE = re.compile(r"deepreduce(\d+)-h\d+")
 _LINK = re.compile(r"dr(\d+)(?:b|h\d+)")

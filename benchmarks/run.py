@@ -21,7 +21,7 @@ import time
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-from measure import write  # noqa: E402
+from measure import write, write_summary  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -54,10 +54,11 @@ def combinations():
     import combinations as module
 
     rows = module.all_combinations()
-    write(RESULTS / "combinations.json", rows)
+    write_summary(RESULTS / "combinations.json", rows, module.summary)
     print(
         "\nevery index × value combination on the gradient of the demo's largest layer "
-        f"({RESULTS.name}/combinations.json has the others)"
+        f"({RESULTS.name}/raw/combinations.json has the others, {RESULTS.name}/combinations.json "
+        "the smallest, median and largest figures)"
     )
     print(module.combination_table(rows, "hidden.weight@100"))
 

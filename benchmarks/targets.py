@@ -4,6 +4,7 @@ One thread, d = 25,557,032 float32 elements (ResNet-50).
 """
 
 import math
+import os
 import pathlib
 import subprocess
 import sys
@@ -220,11 +221,9 @@ def qsgd(report):
 
 
 _PEAK = """
-import sys
 import numpy as np
 import deepreduce_hvd as dr
 from deepreduce_hvd.numpy_backend import encode_numpy
-sys.path.insert(0, {here!r})
 from measure import RESNET50, bound, heavy_tailed
 
 def status(field):
@@ -237,7 +236,7 @@ residual += gradient
 encode_numpy(dr.Codec(dr.TopK(0.01), index=dr.Rice()), dr.NoMemory(), gradient[:10000], (), 0.0, 0, 0, 0, 0)
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
-payload, _ = encode_numpy(codec, dr.Residual(), gradient, (residual,), {threshold}, 0, 0, 0, 0)
+payload, _ = encode_numpy(codec, dr.Residual(), gradient, (residual,), 0.0, 0, 0, 0, 0)
 print((status("VmHWM") - before - payload.size) / gradient.nbytes)
 """
 
@@ -247,9 +246,12 @@ def peak_memory(report):
 
     Gradient, residual and payload are not counted.
     """
-    script = _PEAK.format(here=str(pathlib.Path(__file__).parent), threshold=0.0)
     finished = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _PEAK],
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     report(
         row(

@@ -10,13 +10,12 @@ log-normal magnitudes. The same step without a reduction is timed and subtracted
 import argparse
 import json
 import os
-import pathlib
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from folders import EXAMPLES, ROOT, module_at
+
 RESULT = ROOT / "results" / "bench-tensorflow.json"
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
 
 def parse():
@@ -167,9 +166,7 @@ def main():
     if options.ranks == 1 or options.worker:
         measure(options)
         return 0
-    from ranks import launch
-
-    return launch(__file__, options.ranks, sys.argv[1:])
+    return module_at(EXAMPLES / "ranks.py").launch(__file__, options.ranks, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -7,20 +7,15 @@ prints a point of the curve after each evaluation.
 import argparse
 import json
 import math
-import pathlib
-import sys
 import time
 
 import horovod.torch as hvd
 import numpy as np
 import torch
+from folders import EXAMPLES, module_at
 from links import interface_counters
 
 import deepreduce_hvd as dr
-
-sys.path.append(str(pathlib.Path(__file__).resolve().parent.parent / "examples"))
-
-from datasets import fashion_mnist
 
 RATIO = 0.01
 IMAGES = 64  # per step, of all ranks together
@@ -51,7 +46,7 @@ def vgg():
 
 def load():
     """Return train images, train labels, test images and test labels as tensors."""
-    images, labels, test_images, test_labels = fashion_mnist()
+    images, labels, test_images, test_labels = module_at(EXAMPLES / "datasets.py").fashion_mnist()
 
     def scaled(images):
         return (torch.from_numpy(images).float().unsqueeze(1) / 255 - 0.286) / 0.353

@@ -2,11 +2,12 @@
 
     python benchmarks/traffic.py [--elements 20000] [--most 1024]
 
-Covers 2 to 1024 ranks at densities of 0.1 %, 1 % and 10 %. Writes results/traffic.json and
-results/traffic.png and prints a table. Every rank's gradient is random and independent, which is
-the worst case of fill-in: the union of P random sets of k is d (1 - (1 - k / d)^P). Bytes are those
-that the busiest rank receives, with headers, RawIndex and RawValue. So an element takes 8 bytes and
-the formulas are exact: I = V = 32 bits.
+Covers 2 to 1024 ranks at densities of 0.1 %, 1 % and 10 %. Prints a table and writes
+results/traffic.png, all rows to results/raw/traffic.json, and the smallest, median and largest
+ratio to the formulas to results/traffic.json. Every rank's gradient is random and independent,
+which is the worst case of fill-in: the union of P random sets of k is d (1 - (1 - k / d)^P). Bytes
+are those that the busiest rank receives, with headers, RawIndex and RawValue. So an element takes 8
+bytes and the formulas are exact: I = V = 32 bits.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import pathlib
 
 import matplotlib
 import numpy as np
-from measure import write
+from measure import summarized, write_summary
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
@@ -117,6 +118,20 @@ def measure(scheme, k, d, size):
     }  # fmt: skip
 
 
+def summary(rows):
+    """Return a record for each scheme and density, over all numbers of ranks."""
+    return summarized(
+        rows,
+        ("scheme", "density", "elements"),
+        "numbers_of_ranks",
+        {
+            "ranks": lambda row: row["ranks"],
+            "received_over_formula": lambda row: row["received_bytes"] / row["formula_bytes"],
+            "sum_over_union": lambda row: row["sum_elements"] / row["union_formula"],
+        },
+    )
+
+
 def plot(rows, path):
     figure, axes = pyplot.subplots(2, 2, figsize=(9.5, 8))
     axes = axes.ravel()
@@ -214,8 +229,7 @@ def main():
                     f"{scheme:20}{density:9.3f}{size:7}{row['received_bytes']:13,}{row['received_bytes'] / row['formula_bytes']:12.3f}"
                     f"{row['rounds']:8}{row['sum_elements']:9,}{row['sum_elements'] / row['union_formula']:10.3f}", flush=True
                 )  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    write(RESULTS / "traffic.json", rows)
+    write_summary(RESULTS / "traffic.json", rows, summary)
     plot(rows, RESULTS / "traffic.png")
 
 

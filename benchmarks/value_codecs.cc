@@ -14,13 +14,18 @@
 #include "timing.h"
 
 namespace deepreduce {
-extern const ValueCodec raw_value_codec, float16_codec, bfloat16_codec, deflate_codec, qsgd_codec,
-    lloyd_max_codec, quantile_codec;
-}
+#define DR_VALUE_CODEC(id, Name, file, where, ...) extern const ValueCodec file##_codec;
+#include "stages.def"
+}  // namespace deepreduce
 
 namespace {
 
 using namespace deepreduce;
+
+const ValueCodec* const codecs[] = {
+#define DR_VALUE_CODEC(id, Name, file, where, ...) &file##_codec,
+#include "stages.def"
+};
 
 std::vector<float> read_values(const char* path) {
   std::FILE* file = std::fopen(path, "rb");
@@ -49,10 +54,7 @@ int main(int arguments, char** words) {
   if (arguments < 5 || arguments > 5 + DR_STAGE_PARAMETERS) return 2;
   const std::vector<float> values = read_values(words[1]);
   const uint32_t count = static_cast<uint32_t>(values.size());
-  const ValueCodec* codec = nullptr;
-  for (const ValueCodec* known : {&raw_value_codec, &float16_codec, &bfloat16_codec, &deflate_codec,
-                                  &qsgd_codec, &lloyd_max_codec, &quantile_codec})
-    if (known->id == std::atoi(words[2])) codec = known;
+  const ValueCodec* codec = find_codec(codecs, std::atoi(words[2]));
   if (count == 0 || codec == nullptr) return 2;
   const int wanted = std::atoi(words[3]), best = static_cast<int>(best_simd());
   const Simd simd = static_cast<Simd>(wanted < 0 ? best : std::min(wanted, best));

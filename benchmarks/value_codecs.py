@@ -13,32 +13,31 @@ import subprocess
 import tempfile
 
 import numpy as np
-from measure import RESNET50, compile_program, heavy_tailed, row, verdict, write
+from measure import RESNET50, compile_program, every_codec, heavy_tailed, row, verdict, write
 
 import deepreduce_hvd as dr
 
-SOURCES = [
-    "base.cc",
-    "support/huffman_code.cc",
-    "support/packed_codes.cc",
-    *(
-        f"value/{name}.cc"
-        for name in ("raw_value", "float16", "bfloat16", "deflate", "qsgd", "lloyd_max", "quantile")
-    ),
-]
+#: the codecs that keep the order of the values; fits.py measures the others
 CODECS = [
-    dr.RawValue(),
-    dr.Float16(),
-    dr.BFloat16(),
-    dr.Deflate(),
-    *(dr.Deflate(level=level, strategy="default") for level in (1, 3, 6, 9)),
-    dr.Deflate(level=6, shuffle=False),
-    *(dr.QSGD(bits=bits) for bits in (1, 2, 4, 8)),
-    dr.QSGD(bits=4, bucket=64),
-    dr.QSGD(bits=4, norm="l2"),
-    *(dr.LloydMax(bits=bits) for bits in (1, 2, 3)),
-    dr.Quantile(),
-    dr.Quantile(buckets=16),
+    codec
+    for codec in every_codec(
+        dr.ValueCodec,
+        {
+            repr(codec): codec
+            for codec in (
+                dr.Deflate(),
+                *(dr.Deflate(level=level, strategy="default") for level in (1, 3, 6, 9)),
+                dr.Deflate(level=6, shuffle=False),
+                *(dr.QSGD(bits=bits) for bits in (1, 2, 4, 8)),
+                dr.QSGD(bits=4, bucket=64),
+                dr.QSGD(bits=4, norm="l2"),
+                *(dr.LloydMax(bits=bits) for bits in (1, 2, 3)),
+                dr.Quantile(),
+                dr.Quantile(buckets=16),
+            )
+        },
+    ).values()
+    if not codec.sorts
 ]
 #: codecs that have a kernel for each SIMD level
 SIMD_LEVELS = {0: "scalar", 1: "AVX2", -1: "best"}
@@ -64,7 +63,7 @@ def rows(count, repeats):
     magnitudes = np.abs(values)
     selected = values[magnitudes >= np.partition(magnitudes, -count)[-count]][:count]
     with tempfile.TemporaryDirectory() as folder:
-        program = compile_program(folder, "value_codecs", SOURCES, "-lz")
+        program = compile_program(folder, "value_codecs", "value")
         file = pathlib.Path(folder) / "values"
         selected.tofile(file)
         for value in CODECS:

@@ -1,6 +1,6 @@
 """What ranks have in common, and how much of their sum a communicator sends.
 
-    nice python benchmarks/accuracy/agreement.py
+    PYTHONPATH=examples nice python benchmarks/accuracy/agreement.py
 
 Trains tasks of the laboratory on 16 simulated ranks and looks at every 25th step after the warm-up.
 Writes results/accuracy-agreement.json. Takes about 5 minutes.
@@ -11,10 +11,8 @@ import functools
 import json
 import os
 import pathlib
-import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import numpy as np
 import torch

@@ -243,5 +243,7 @@ def report(rows):
             f"{entry['candidate']:32} {entry['learning_rate']:7.4f} {mean} {gain} {p} "
             f"{entry['bytes_per_step']:9.0f} {loss}  {len(values)}"
         )
-    (RESULTS / "accuracy-lab.json").write_text(json.dumps(entries, indent=1) + "\n")
+    (RESULTS / "accuracy-lab.json").write_text(
+        "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n"
+    )
     plot(entries, RESULTS / "accuracy-lab.png")

@@ -1,5 +1,6 @@
 """The accuracy laboratory: train tasks to the end with and without compression, and compare.
 
+    export PYTHONPATH=examples
     python benchmarks/accuracy/run.py --tasks "lstm;vgg" --candidates none --jobs 2
     python benchmarks/accuracy/run.py --tasks "lstm;vgg" --seeds 0-2 --rates best --jobs 2
 
@@ -14,7 +15,6 @@ import pathlib
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from candidates import CANDIDATES
 from report import report, tuned_rate
@@ -47,8 +47,8 @@ def rates_of(text, task, ranks, rows):
         raise SystemExit(
             f"--rates best: expected uncompressed runs of {task.name} with {ranks} ranks "
             "that do not diverge, got none; run first:\n"
-            f"  python benchmarks/accuracy/run.py --tasks {task.name} --candidates none "
-            f"--ranks {ranks}"
+            f"  make accuracy ACCURACY_OPTIONS='--tasks {task.name} --candidates none "
+            f"--ranks {ranks}'"
         )
     return [rate]
 

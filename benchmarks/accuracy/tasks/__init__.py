@@ -1,10 +1,7 @@
-"""The tasks of the accuracy laboratory: data, model, optimizer, schedule and metric."""
+"""The tasks of the accuracy laboratory: data, model, optimizer, schedule and metric.
 
-import pathlib
-import sys
-
-# for the data sets and the recommender's model
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "examples"))
+The data sets and the recommender's model are those of examples/, which PYTHONPATH must have.
+"""
 
 from .base import Task
 from .lstm import LSTMLanguageModel
