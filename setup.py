@@ -11,6 +11,9 @@ that framework also work on GPUs. With ``DEEPREDUCE_WITH_CUDA=1`` it is an error
 pair; ``DEEPREDUCE_WITHOUT_CUDA=1`` leaves this out. ``DEEPREDUCE_CUDA_ARCHITECTURES="8.0 9.0+PTX"``
 selects the architectures of the kernels. nvcc is taken from ``CUDACXX``, ``CUDA_HOME``,
 ``CUDA_PATH``, ``PATH`` or /usr/local/cuda, in this order.
+
+The package contains the sources that this file needs. With them, ``python -m deepreduce_hvd
+--build`` builds the operators for a framework that is installed or upgraded later.
 """
 
 import os
@@ -22,6 +25,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -37,6 +41,14 @@ TENSORFLOW_OPS = Path("tf_ops")
 CUDA_CORE = CORE / "cuda"
 CUDA_TORCH_OPS = TORCH_OPS / "cuda"
 CUDA_TENSORFLOW_OPS = TENSORFLOW_OPS / "cuda"
+#: folder in the package for the sources, which ``python -m deepreduce_hvd --build`` uses
+SHIPPED = Path("deepreduce_hvd/_sources")
+#: what it contains; the Python files of the package are beside it
+SHIPPED_FILES = (
+    *("setup.py", "pyproject.toml", "README.md", "LICENSE"),
+    *("scripts/find_frameworks.py", "scripts/incremental_build.py", "scripts/nvcc.py"),
+)
+SHIPPED_FOLDERS = (CORE, TORCH_OPS, TENSORFLOW_OPS)
 
 # With contraction or fast-math, the bytes of a payload would depend on the compiler and the
 # processor. For the same reason there is no -march=native: the core selects its SIMD level at run
@@ -89,6 +101,15 @@ def compile_host(sources, folder, flags):
     return incremental_build.compile_all(sources, folder, command, jobs(), report=say)
 
 
+def built_for(name, framework):
+    """Return the option that names the framework's version.
+
+    The command is then another one for another version, so all objects are compiled again. The
+    times of the headers do not show this: some installers keep the times of the archive.
+    """
+    return f'-DDEEPREDUCE_BUILT_FOR="{name} {framework["version"]}"'
+
+
 def core_library(folder):
     sources = sorted(path for path in CORE.rglob("*.cc") if path != BINDING)
     objects = compile_host(sources, folder / "core", [*COMMON_FLAGS, "-std=c++17", f"-I{CORE}"])
@@ -105,6 +126,26 @@ def cuda_objects(folder, cuda):
     command = [cuda["nvcc"], *CUDA_FLAGS, *cuda["code"], f"-ccbin={compiler()[0]}", f"-I{CORE}"]
     sources = sorted(CUDA_CORE.rglob("*.cu"))
     return incremental_build.compile_all(sources, folder / "cuda", command, jobs(), report=say)
+
+
+class BuildModules(build_py):
+    """Copy the Python files, and the sources of the libraries."""
+
+    def run(self):
+        if not self.editable_mode:
+            # a module that was removed since an earlier build must not be installed
+            for stale in Path(self.build_lib, "deepreduce_hvd").rglob("*.py"):
+                stale.unlink()
+            self.copy_sources(Path(self.build_lib) / SHIPPED)
+        super().run()
+
+    def copy_sources(self, target):
+        shutil.rmtree(target, ignore_errors=True)
+        for name in SHIPPED_FILES:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(name, target / name)
+        for folder in SHIPPED_FOLDERS:
+            shutil.copytree(folder, target / folder)
 
 
 class BuildBindings(build_ext):
@@ -176,7 +217,7 @@ class BuildBindings(build_ext):
         """Compile the operators of TensorFlow; return the objects and the linker's options."""
         tensorflow = self.distribution.deepreduce_frameworks[extension.name]
         includes = incremental_build.with_system_headers(tensorflow["compile"])
-        flags = [*COMMON_FLAGS, f"-I{CORE}", *includes]
+        flags = [*COMMON_FLAGS, built_for("TensorFlow", tensorflow), f"-I{CORE}", *includes]
         links = list(tensorflow["link"])
         objects, sources = [], list(map(Path, extension.sources))
         cuda = self.cuda_of("TensorFlow")
@@ -200,7 +241,7 @@ class BuildBindings(build_ext):
         torch = self.distribution.deepreduce_frameworks[extension.name]
         include, libraries = f"{torch['root']}/include", f"{torch['root']}/lib"
         flags = [*COMMON_FLAGS, "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={torch['cxx11_abi']}",
-                 f"-I{CORE}", "-isystem", include, "-isystem",
+                 built_for("PyTorch", torch), f"-I{CORE}", "-isystem", include, "-isystem",
                  f"{include}/torch/csrc/api/include"]  # fmt: skip
         # no run path: torch and its CUDA runtime are loaded in the process before this library
         links = [f"-L{libraries}", "-ltorch", "-ltorch_cpu", "-lc10"]
@@ -246,5 +287,5 @@ class BuildBindings(build_ext):
 os.chdir(ROOT)
 setup(
     ext_modules=[Extension("deepreduce_hvd._native", [str(BINDING)])],
-    cmdclass={"build_ext": BuildBindings},
+    cmdclass={"build_ext": BuildBindings, "build_py": BuildModules},
 )

@@ -1,15 +1,95 @@
-"""``python -m deepreduce_hvd --check``: print what is installed, what is missing and what to do."""
+"""``python -m deepreduce_hvd --check`` prints what is installed, what is missing and what to do.
+
+``python -m deepreduce_hvd --build`` builds the operators for the frameworks that are installed now.
+"""
 
 import argparse
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
+import os
+import pathlib
 import platform
+import shutil
+import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
 _SIMD_LEVELS = ("scalar", "AVX2", "AVX-512")
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+_BUILD = "python -m deepreduce_hvd --build"
+
+
+class _Framework:
+    """One framework, and how its operators are found, built and tried.
+
+    Args:
+        name: its name in messages and in the switches of the build.
+        module: the name of its module.
+        distributions: the names of distributions that contain the module.
+        library: the first part of the name of the library of operators.
+        trial: function of this package's module with its operators; encodes a gradient and returns
+            the payload, (n,) uint8 on the host.
+        cuda_of: function of the module and this package's module; returns the CUDA version that the
+            framework is built for, or None, and whether its operators work on GPUs.
+    """
+
+    def __init__(self, name, module, distributions, library, trial, cuda_of):
+        self.name, self.module, self.distributions = name, module, distributions
+        self.library, self.trial, self.cuda_of = library, trial, cuda_of
+        self.adapter = f"deepreduce_hvd.{module}.ops"
+        self.switch = f"DEEPREDUCE_WITH_{name.upper()}"
+
+    def version(self):
+        return _version(*self.distributions) or "without a version"
+
+    def installed(self):
+        return importlib.util.find_spec(self.module) is not None
+
+    def built_for(self):
+        """Return the versions of the framework that there are operators for."""
+        paths = sorted(_PACKAGE.glob(f"{self.library}-*.so"))
+        return [path.stem.removeprefix(f"{self.library}-") for path in paths]
+
+
+def _encode_torch(codec, gradient):
+    import torch
+
+    residual = torch.zeros(gradient.size)
+    return codec.encode(torch.from_numpy(gradient), residual).numpy()
+
+
+def _encode_tensorflow(codec, gradient):
+    import tensorflow as tf
+
+    with tf.device("CPU:0"):
+        residual = tf.Variable(tf.zeros(gradient.size))
+        return codec.encode(tf.constant(gradient), residual).numpy()
+
+
+def _cuda_of_torch(torch, operators):
+    return torch.version.cuda, operators.HAS_CUDA_OPERATORS
+
+
+def _cuda_of_tensorflow(tensorflow, operators):
+    version = tensorflow.sysconfig.get_build_info().get("cuda_version")
+    return version, operators.cuda_supports is not None
+
+
+_FRAMEWORKS = (
+    _Framework("PyTorch", "torch", ("torch",), "_torch_ops", _encode_torch, _cuda_of_torch),
+    _Framework(
+        "TensorFlow",
+        "tensorflow",
+        ("tensorflow", "tensorflow-cpu"),
+        "_tf_ops",
+        _encode_tensorflow,
+        _cuda_of_tensorflow,
+    ),
+)
 
 
 def _version(*distributions):
@@ -40,6 +120,19 @@ class _Report:
         print(f"           {'':<24}{remedy}")
 
 
+def _zlib_version(library):
+    """Return the version of the zlib that a library is linked with, None if it has no symbol."""
+    function = getattr(ctypes.CDLL(library), "zlibVersion", None)
+    if function is None:
+        return None
+    function.restype = ctypes.c_char_p
+    return function().decode()
+
+
+def _example():
+    return np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+
+
 def _check_core(report):
     import deepreduce_hvd as dr
     from deepreduce_hvd import _native
@@ -48,8 +141,19 @@ def _check_core(report):
         "deepreduce_hvd",
         f"{dr.__version__}, Python {platform.python_version()}, NumPy {np.__version__}",
     )
+    report.good("", str(_PACKAGE))
     report.good("native core", f"{_SIMD_LEVELS[_native.simd_level()]} on {platform.machine()}")
-    gradient = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
+    gradient = _example()
+    lossless = dr.Codec(dr.TopK(1.0), index=dr.Rice(), value=dr.Deflate()).encode(gradient)
+    if (dr.decode(lossless) == gradient).all():
+        version = _zlib_version(_native.__file__)
+        report.good("Deflate", f"zlib {version}" if version else "zlib, inside the core")
+    else:
+        report.problem(
+            "Deflate",
+            f"expected the same values, got others, with zlib {_zlib_version(_native.__file__)}",
+            "please report this with the lines above",
+        )
     residual = np.zeros_like(gradient)
     payload = dr.recommended_codec().encode(gradient, residual)
     error = float(np.abs(dr.decode(payload) + residual - gradient).max())
@@ -66,31 +170,60 @@ def _check_core(report):
         )
 
 
-def _check_framework(report, name, module, distributions, adapter, switch):
-    version = _version(*distributions)
-    if importlib.util.find_spec(module) is None:
-        report.absent(name, "not installed")
+def _without_remedy(message):
+    """Return what was expected and what was there, without the advice at the end."""
+    return message.removeprefix("deepreduce_hvd: ").partition("; install")[0].partition("; run")[0]
+
+
+def _check_framework(report, framework):
+    """Check the operators of one framework; return whether the package works with it."""
+    name, built_for = framework.name, framework.built_for()
+    if not framework.installed():
+        operators = f"operators for {', '.join(built_for)}" if built_for else "no operators"
+        report.absent(name, f"not installed; {operators} in this installation")
         return False
+    version = framework.version()
     try:
-        loaded = importlib.import_module(adapter)
+        operators = importlib.import_module(framework.adapter)
     except Exception as error:
         report.problem(
             name,
-            f"{version}: {type(error).__name__}: {error}",
-            f"install deepreduce_hvd again with {switch}=1",
+            f"{version}: does not work: {type(error).__name__}: {_without_remedy(str(error))}",
+            f"run: {framework.switch}=1 {_BUILD}",
         )
         return False
-    if getattr(loaded, "WHY_NO_OPERATORS", None) is not None:
+    reason = getattr(operators, "WHY_NO_OPERATORS", None)
+    if reason is not None:
         report.problem(
             name,
-            f"{version}: works on the host, without operators: {loaded.WHY_NO_OPERATORS}",
-            (
-                f"for operators: {switch}=1 pip install --force-reinstall --no-deps "
-                "PATH_TO_THE_SOURCES"
-            ),
+            f"{version}: works on the host, without operators: {_without_remedy(reason)}",
+            f"for operators run: {framework.switch}=1 {_BUILD}",
         )
         return True
-    report.good(name, f"{version}, operators loaded")
+    import deepreduce_hvd as dr
+
+    codec, gradient = dr.recommended_codec(), _example()
+    expected = codec.encode(gradient, np.zeros_like(gradient))
+    if not np.array_equal(framework.trial(codec, gradient), expected):
+        report.problem(
+            name,
+            f"{version}: expected the bytes of the native core from the operators, got others",
+            f"run: {framework.switch}=1 {_BUILD}; if this does not help, please report it",
+        )
+        return False
+    report.good(name, f"{version}, operators loaded; they give the bytes of the native core")
+    cuda, on_gpus = framework.cuda_of(importlib.import_module(framework.module), operators)
+    if on_gpus:
+        report.good(f"{name} on GPUs", f"CUDA {cuda}, operators with CUDA kernels")
+    elif cuda is not None:
+        report.absent(
+            f"{name} on GPUs",
+            f"CUDA {cuda}, operators for the host only: gradients on a GPU are compressed on the"
+            " host",
+        )
+        report.absent("", f"for GPUs install nvcc of this CUDA, then run: DEEPREDUCE_WITH_CUDA=1 {_BUILD}")  # fmt: skip
+    else:
+        report.good(f"{name} on GPUs", "not in this build of the framework; operators without CUDA")
     return True
 
 
@@ -99,9 +232,10 @@ def _check_horovod(report, frameworks):
     if version is None:
         report.absent("Horovod", "not installed; Compressor works without it in PyTorch's DDP only")
         return
-    for name, module in frameworks:
+    for framework in frameworks:
+        name = framework.name
         try:
-            horovod = importlib.import_module(f"horovod.{module}")
+            horovod = importlib.import_module(f"horovod.{framework.module}")
         except Exception as error:
             first_line = str(error).strip().splitlines()[0]
             report.problem(
@@ -120,38 +254,94 @@ def _check_horovod(report, frameworks):
         )
 
 
-def main(arguments=None):
-    """Run the checks and return the exit status, 1 if something needs attention."""
-    parser = argparse.ArgumentParser(
-        prog="python -m deepreduce_hvd", description="Gradient compression for Horovod."
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        required=True,
-        help="print what is installed and what is missing",
-    )
-    parser.parse_args(arguments)
+def _check():
+    """Print what is installed; return the exit status, 1 if something needs attention."""
+    # not about processors, but about what this command prints
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     report = _Report()
     print("deepreduce_hvd --check")
     _check_core(report)
-    frameworks = []
-    for name, module, distributions, adapter in (
-        ("PyTorch", "torch", ("torch",), "deepreduce_hvd.torch.ops"),
-        (
-            "TensorFlow",
-            "tensorflow",
-            ("tensorflow", "tensorflow-cpu"),
-            "deepreduce_hvd.tensorflow.ops",
-        ),
-    ):
-        if _check_framework(
-            report, name, module, distributions, adapter, f"DEEPREDUCE_WITH_{name.upper()}"
-        ):
-            frameworks.append((name, module))
-    _check_horovod(report, frameworks)
+    works = [framework for framework in _FRAMEWORKS if _check_framework(report, framework)]
+    _check_horovod(report, works)
     print(f"{report.problems} problem(s)" if report.problems else "all is well")
     return 1 if report.problems else 0
+
+
+def _copy_of_sources(folder):
+    """Make the tree that this package was built from, in ``folder``."""
+    shutil.copytree(_PACKAGE / "_sources", folder)
+    left_out = shutil.ignore_patterns("_sources", "*.so", "__pycache__")
+    shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=left_out, dirs_exist_ok=True)
+
+
+def _build(pip_options):
+    """Install the package again, with operators for the frameworks that are installed now.
+
+    The installation in place stays if the build fails.
+
+    Returns:
+        The exit status.
+    """
+    found = [framework for framework in _FRAMEWORKS if framework.installed()]
+    if not found:
+        print("deepreduce_hvd: expected PyTorch or TensorFlow, got neither; install one first")
+        return 1
+    if importlib.util.find_spec("pip") is None:
+        print(
+            f"deepreduce_hvd: expected pip in {sys.executable}, got none; run `python -m ensurepip`"
+        )
+        return 1
+    environment = dict(os.environ)
+    for framework in found:
+        # the user may have left it out, or asked for it
+        if f"DEEPREDUCE_WITHOUT_{framework.name.upper()}" not in environment:
+            environment.setdefault(framework.switch, "1")
+    # without the cache: pip would install a wheel that it has built for another framework
+    command = [sys.executable, "-m", "pip", "install", "--force-reinstall", "--no-deps"]
+    command += ["--no-cache-dir", *pip_options]
+    names = " and ".join(f"{framework.name} {framework.version()}" for framework in found)
+    print(f"deepreduce_hvd: building for {names}; usually 1 to 2 min", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        if (_PACKAGE / "_sources").is_dir():
+            tree = pathlib.Path(scratch, "tree")
+            _copy_of_sources(tree)
+            command.append(str(tree))
+        else:
+            command += ["--editable", str(_PACKAGE.parent)]
+        done = subprocess.run(command, cwd=scratch, env=environment)
+        if done.returncode != 0:
+            print("deepreduce_hvd: the installation was not changed; the reason is above")
+            return done.returncode
+        # A new process, because this one has imported the package that was replaced. It must not
+        # find a package in its current folder.
+        return subprocess.run(
+            [sys.executable, "-m", "deepreduce_hvd", "--check"], cwd=scratch
+        ).returncode
+
+
+def main(arguments=None):
+    """Run a command and return the exit status, 0 if nothing needs attention."""
+    parser = argparse.ArgumentParser(
+        prog="python -m deepreduce_hvd", description="Gradient compression for Horovod."
+    )
+    commands = parser.add_mutually_exclusive_group(required=True)
+    commands.add_argument(
+        "--check", action="store_true", help="print what is installed and what is missing"
+    )
+    commands.add_argument(
+        "--build",
+        action="store_true",
+        help=(
+            "build the operators for the PyTorch and TensorFlow that are installed now, with pip;"
+            " other options are passed to pip install"
+        ),
+    )
+    chosen, others = parser.parse_known_args(arguments)
+    if chosen.build:
+        return _build(others)
+    if others:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
+    return _check()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Each message says what was expected and what was found.
 """
 
+import enum
+
 
 class DeepReduceError(Exception):
     """Base class of all errors that this package raises on purpose."""
@@ -26,3 +28,21 @@ class NativeMissingError(DeepReduceError, ImportError):
 
 class PeerFailedError(DeepReduceError, RuntimeError):
     """Another rank could not encode its gradient. The message names the rank and its error."""
+
+
+class Status(enum.IntEnum):
+    """What a function of the core returns if it fails: ``dr_status`` in csrc/api/deepreduce.h."""
+
+    CORRUPT_PAYLOAD = 1
+    INVALID_ARGUMENT = 2
+    UNKNOWN_CODEC = 3
+    OUT_OF_MEMORY = 4
+
+
+#: {status of the core: the error that Python raises for it}
+OF_STATUS = {
+    Status.CORRUPT_PAYLOAD: CorruptPayloadError,
+    Status.INVALID_ARGUMENT: InvalidArgumentError,
+    Status.UNKNOWN_CODEC: UnknownCodecError,
+    Status.OUT_OF_MEMORY: MemoryError,
+}

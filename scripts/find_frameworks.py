@@ -105,7 +105,9 @@ def find_framework(name, question, sources):
     answer, reason = ask(question)
     if answer is None and wanted:
         raise BuildError(
-            f"DEEPREDUCE_WITH_{name.upper()}=1: expected {name} in {sys.executable}, got: {reason}"
+            f"DEEPREDUCE_WITH_{name.upper()}=1: expected {name} in {sys.executable}, got: {reason}. "
+            "Install it there first. A tool that builds with another Python than the one that it "
+            "installs for, such as python -m build, needs its option --no-isolation for this"
         )
     if answer is None:
         say(f"skipping the {name} ops: {sys.executable} has no usable {name} ({reason})")

@@ -1,13 +1,26 @@
-"""Test that ``python -m deepreduce_hvd --check`` prints what is installed and what is missing."""
+"""Test what ``python -m deepreduce_hvd`` prints with ``--check``, and does with ``--build``."""
 
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
+
+from deepreduce_hvd import __main__ as command
 
 WITHOUT = """
 import importlib.util, runpy, sys
 
 find = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *rest: None if name == {missing!r} else find(name, *rest)
+sys.argv = ["deepreduce_hvd", "--check"]
+runpy.run_module("deepreduce_hvd", run_name="__main__")
+"""
+NO_LIBRARIES = """
+import pathlib, runpy, sys
+from deepreduce_hvd import backends
+
+backends.operator_library = lambda *arguments: pathlib.Path({path!r})
 sys.argv = ["deepreduce_hvd", "--check"]
 runpy.run_module("deepreduce_hvd", run_name="__main__")
 """
@@ -30,18 +43,22 @@ def test_all_is_well_here():
     assert finished.stdout.splitlines()[-1] == "all is well"
     for expected in (
         "native core",
+        "Deflate                 zlib 1.",
         "nothing lost",
         "PyTorch ",
         "TensorFlow ",
+        "PyTorch on GPUs ",
+        "TensorFlow on GPUs ",
         "Horovod for PyTorch",
     ):
         assert expected in finished.stdout
+    assert finished.stdout.count("they give the bytes of the native core") == 2
 
 
 def test_an_absent_framework_is_no_problem():
     finished = run("-c", WITHOUT.format(missing="torch"))
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "-        PyTorch                 not installed" in finished.stdout
+    assert "-        PyTorch                 not installed; operators for " in finished.stdout
 
 
 def test_operators_that_do_not_load_are_a_problem_with_a_remedy():
@@ -50,3 +67,96 @@ def test_operators_that_do_not_load_are_a_problem_with_a_remedy():
     assert "PROBLEM  PyTorch" in finished.stdout
     assert "DEEPREDUCE_WITH_PYTORCH=1" in finished.stdout
     assert finished.stdout.splitlines()[-1] == "1 problem(s)"
+
+
+def test_libraries_that_are_not_libraries_are_problems(tmp_path):
+    path = tmp_path / "_ops.so"
+    path.write_bytes(b"no library")
+    finished = run("-c", NO_LIBRARIES.format(path=str(path)))
+    assert finished.returncode == 1, finished.stdout + finished.stderr
+    found = [line for line in finished.stdout.splitlines() if "PROBLEM" in line]
+    assert "works on the host, without operators: expected _ops.so to load into PyTorch" in found[0]
+    assert "NativeMissingError: expected _ops.so to load into TensorFlow, got: " in found[1]
+    assert finished.stdout.count("=1 python -m deepreduce_hvd --build") == 2
+
+
+@pytest.fixture
+def torch_only(monkeypatch):
+    """The framework PyTorch, whose answers a test may change; there is no other."""
+    framework = command._FRAMEWORKS[0]
+    monkeypatch.setattr(command, "_FRAMEWORKS", (framework,))
+    return framework
+
+
+@pytest.mark.parametrize(
+    "cuda, on_gpus, expected",
+    [
+        ("13.0", True, "CUDA 13.0, operators with CUDA kernels"),
+        ("13.0", False, "DEEPREDUCE_WITH_CUDA=1 python -m deepreduce_hvd --build"),
+        (None, False, "not in this build of the framework"),
+    ],
+)
+def test_gpus(torch_only, monkeypatch, capsys, cuda, on_gpus, expected):
+    monkeypatch.setattr(torch_only, "cuda_of", lambda *modules: (cuda, on_gpus))
+    report = command._Report()
+    assert command._check_framework(report, torch_only) and report.problems == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_operators_that_give_other_bytes_are_a_problem(torch_only, monkeypatch, capsys):
+    monkeypatch.setattr(torch_only, "trial", lambda codec, gradient: gradient)
+    assert not command._check_framework(command._Report(), torch_only)
+    assert "expected the bytes of the native core" in capsys.readouterr().out
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What ``--build`` would start: a list of (command, environment); every command succeeds."""
+    calls = []
+
+    def start(words, env=None, **options):
+        calls.append((list(words), env))
+        return SimpleNamespace(returncode=started.returncode)
+
+    started = SimpleNamespace(calls=calls, returncode=0)
+    monkeypatch.setattr(command.subprocess, "run", start)
+    monkeypatch.setattr(command, "_copy_of_sources", lambda folder: None)
+    for framework in ("PYTORCH", "TENSORFLOW"):
+        monkeypatch.delenv(f"DEEPREDUCE_WITH_{framework}", raising=False)
+    return started
+
+
+def test_build_asks_pip_for_what_is_installed(started, monkeypatch):
+    monkeypatch.setenv("DEEPREDUCE_WITHOUT_TENSORFLOW", "1")
+    assert command.main(["--build", "--no-build-isolation"]) == 0
+    (install, environment), (check, _) = started.calls
+    assert install[1:4] == ["-m", "pip", "install"]
+    assert {"--force-reinstall", "--no-cache-dir", "--no-build-isolation"} <= set(install)
+    assert environment["DEEPREDUCE_WITH_PYTORCH"] == "1"
+    assert "DEEPREDUCE_WITH_TENSORFLOW" not in environment
+    assert check[1:] == ["-m", "deepreduce_hvd", "--check"]
+
+
+def test_a_build_that_fails_is_no_success(started, capsys):
+    started.returncode = 3
+    assert command.main(["--build"]) == 3 and len(started.calls) == 1
+    assert "the installation was not changed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "missing, expected",
+    [(("torch", "tensorflow"), "got neither; install one first"), (("pip",), "expected pip in ")],
+)
+def test_build_says_what_it_needs(started, monkeypatch, capsys, missing, expected):
+    find = command.importlib.util.find_spec
+    monkeypatch.setattr(
+        command.importlib.util, "find_spec", lambda name: None if name in missing else find(name)
+    )
+    assert command.main(["--build"]) == 1 and not started.calls
+    assert expected in capsys.readouterr().out
+
+
+def test_only_build_takes_options_of_pip(capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--check", "--no-build-isolation"])
+    assert "unrecognized arguments: --no-build-isolation" in capsys.readouterr().err

@@ -1,15 +1,39 @@
-"""Test installations with PyTorch before or after the package, another version, or no PyTorch."""
+"""Test installations with frameworks before or after the package, other versions, or none.
+
+The environments are new. They import the frameworks of this environment, which are too large to be
+installed in each test. pip sees these frameworks as installed.
+"""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
 
+#: a C++ compiler that keeps its objects: the builds of all tests here have the same sources
+COMPILER = """#!{python}
+import hashlib, pathlib, shutil, subprocess, sys
+words = sys.argv[1:]
+if "-c" not in words:
+    sys.exit(subprocess.call(["g++", *words]))
+target, dependencies, source = (words[words.index(name) + 1] for name in ("-o", "-MF", "-c"))
+key = [word for word in words if word not in (target, dependencies)]
+key = hashlib.sha256(repr(key).encode() + pathlib.Path(source).read_bytes()).hexdigest()
+kept = pathlib.Path(__file__).parent / key
+if not kept.exists():
+    done = subprocess.call(["g++", *words])
+    if done != 0:
+        sys.exit(done)
+    shutil.copyfile(target, kept)
+shutil.copyfile(kept, target)
+pathlib.Path(dependencies).write_text(f"{{target}}: {{source}}")
+"""
 ROOT = Path(__file__).resolve().parent.parent
 SITE = Path(sysconfig.get_paths()["purelib"])
 
@@ -70,90 +94,173 @@ def test_without_operators_training_is_the_same_bit_for_bit(with_operators, tmp_
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def source_distribution(tmp_path_factory):
+    """The source distribution. The tree that it was made from is removed."""
+    folder = tmp_path_factory.mktemp("source_distribution")
+    left_out = shutil.ignore_patterns("*.so", "build", ".venv", ".git", "__pycache__", "*.egg-info")
+    shutil.copytree(ROOT, folder / "tree", ignore=left_out)
+    make = "import setuptools.build_meta as backend; backend.build_sdist('..')"
+    skip = {"DEEPREDUCE_WITHOUT_PYTORCH": "1", "DEEPREDUCE_WITHOUT_TENSORFLOW": "1"}
+    finished = run([sys.executable, "-c", make], folder / "tree", **skip)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    shutil.rmtree(folder / "tree")
+    return next(folder.glob("*.tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory):
+    """Variables of the environment for a build."""
+    path = tmp_path_factory.mktemp("compiler") / "g++"
+    path.write_text(COMPILER.format(python=sys.executable))
+    path.chmod(0o755)
+    return {"CXX": str(path), "CXXFLAGS": "-O0 -g0"}
+
+
+@pytest.fixture(scope="module")
+def wheel(source_distribution, compiler, tmp_path_factory):
     """The wheel that pip builds in an environment without any framework."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run([sys.executable, "-m", "venv", str(folder / "builder")], check=True)
-    source = folder / "source"
-    left_out = shutil.ignore_patterns(
-        "*.so", "build", ".venv", ".git", "__pycache__", "*.egg-info", "tests"
-    )
-    shutil.copytree(ROOT, source, ignore=left_out)
-    command = [
-        folder / "builder/bin/python",
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "-w",
-        str(folder),
-        str(source),
-    ]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "CXXFLAGS": "-O1", "PYTHONPATH": ""},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    pip = [folder / "builder/bin/python", "-m", "pip"]
+    command = [*pip, "wheel", "--no-cache-dir", "--no-deps", "-w", folder, source_distribution]
+    finished = run(command, folder, **compiler)
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
     return next(folder.glob("*.whl"))
 
 
-def environment_with(folder, wheel, *others):
-    """Return the Python of a new environment with the wheel and NumPy.
+@pytest.fixture(scope="module")
+def frameworks(tmp_path_factory):
+    """A folder with links to what is installed here, without this package and pip's tools."""
+    folder = tmp_path_factory.mktemp("frameworks")
+    hidden = ("deepreduce", "__editable__", "pip", "setuptools", "pybind11", "_distutils")
+    for path in SITE.iterdir():
+        if not path.name.startswith(hidden) and path.suffix != ".pth":
+            (folder / path.name).symlink_to(path)
+    return folder
 
-    ``others`` are folders from which it may also import.
-    """
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    python = folder / "bin/python"
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "numpy", str(wheel)],
-        check=True,
-        env={**os.environ, "PYTHONPATH": ""},
+
+def run(command, folder, **variables):
+    """Run a command in a folder, without packages from other folders."""
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("DEEPREDUCE_WITH")
+    }
+    return subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env={**inherited, "PYTHONPATH": "", **variables},
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
+
+
+def environment_with(folder, *others):
+    """Return the Python of a new environment that also imports from the folders ``others``."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     site = next((folder / "lib").glob("python*/site-packages"))
     (site / "others.pth").write_text("".join(f"{other}\n" for other in others))
-    return python
+    return folder / "bin/python"
+
+
+def install(python, folder, *what, **variables):
+    finished = run([python, "-m", "pip", "install", *what], folder, **variables)
+    assert finished.returncode == 0, finished.stdout[-3000:] + finished.stderr[-3000:]
+
+
+def expect_all_is_well(printed, package):
+    """Expect the text of ``--check`` of a package in a folder, with operators for both."""
+    assert "all is well" in printed and str(package) in printed, printed
+    for name in ("PyTorch", "TensorFlow"):
+        assert re.search(f"ok +{name} .*, operators loaded; they give the bytes", printed), printed
 
 
 @pytest.mark.slow
 def test_a_wheel_built_without_pytorch_trains_with_a_pytorch_that_came_later(
-    with_operators, wheel, tmp_path
+    with_operators, wheel, frameworks, tmp_path
 ):
-    python = environment_with(tmp_path / "environment", wheel, SITE)
+    python = environment_with(tmp_path / "environment", frameworks)
+    install(python, tmp_path, "--no-deps", wheel)
     found = train(None, tmp_path / "report", python)
     expect_the_same_without_operators(with_operators, found, tmp_path / "environment", "none")
-    check = subprocess.run(
-        [python, "-m", "deepreduce_hvd", "--check"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ""},
-    )
-    assert check.returncode == 1
+    check = run([python, "-m", "deepreduce_hvd", "--check"], tmp_path)
+    assert check.returncode == 1 and "2 problem(s)" in check.stdout, check.stdout
     assert (
         "works on the host, without operators" in check.stdout
-        and "DEEPREDUCE_WITH_PYTORCH=1" in check.stdout
+        and "DEEPREDUCE_WITH_PYTORCH=1 python -m deepreduce_hvd --build" in check.stdout
     )
+    assert "DEEPREDUCE_WITH_TENSORFLOW=1 python -m deepreduce_hvd --build" in check.stdout
+    imported = run([python, "-c", "import deepreduce_hvd.tensorflow"], tmp_path)
+    assert (
+        "NativeMissingError: deepreduce_hvd: expected the TensorFlow operators" in imported.stderr
+    )
+    assert "`python -m deepreduce_hvd --build`" in imported.stderr
+
+
+@pytest.mark.slow
+def test_build_replaces_operators_for_other_versions(
+    with_operators, wheel, compiler, frameworks, tmp_path
+):
+    """Build operators after an upgrade of both frameworks, without a tree of sources.
+
+    The upgrade is pretended: the installation has libraries with the names of other versions.
+    Nothing may load them.
+    """
+    python = environment_with(tmp_path / "environment", frameworks)
+    install(python, tmp_path, "--no-deps", wheel)
+    package = next((tmp_path / "environment/lib").glob("python*/site-packages/deepreduce_hvd"))
+    record = next(package.parent.glob("deepreduce_hvd-*.dist-info/RECORD"))
+    others = ("_torch_ops-2.9.1.so", "_tf_ops-2.17.0.so")
+    for name in others:
+        (package / name).write_bytes(b"of another version")
+        record.write_text(f"{record.read_text()}deepreduce_hvd/{name},,\n")
+    check = run([python, "-m", "deepreduce_hvd", "--check"], tmp_path)
+    assert check.returncode == 1, check.stdout
+    for got in ("got operators for 2.9.1", "got operators for 2.17.0"):
+        assert got in check.stdout
+
+    built = run([python, "-m", "deepreduce_hvd", "--build"], tmp_path, **compiler)
+    assert built.returncode == 0, built.stdout[-3000:] + built.stderr[-3000:]
+    expect_all_is_well(built.stdout, package)
+    assert not any((package / name).exists() for name in others)
+    assert (package / "_sources/setup.py").exists()  # for the next upgrade
+    assert train(None, tmp_path / "report", python) == [
+        {**report, "package": str(package / "__init__.py")} for report in with_operators
+    ]
+
+
+@pytest.mark.slow
+def test_operators_for_frameworks_that_were_there_before(
+    source_distribution, compiler, frameworks, tmp_path
+):
+    """pip builds in isolation, but finds the frameworks; the extras are satisfied by them."""
+    python = environment_with(tmp_path / "environment", frameworks)
+    what = f"deepreduce_hvd[torch,tensorflow] @ {source_distribution.as_uri()}"
+    install(python, tmp_path, "--no-cache-dir", what, **compiler)
+    check = run([python, "-m", "deepreduce_hvd", "--check"], tmp_path)
+    assert check.returncode == 0, check.stdout + check.stderr
+    expect_all_is_well(check.stdout, tmp_path / "environment")
+
+
+@pytest.mark.slow
+def test_a_wheel_has_every_source(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("deepreduce_hvd/csrc", "torch_ops", "tf_ops"):
+        for path in (ROOT / folder).rglob("*.*"):
+            assert f"deepreduce_hvd/_sources/{path.relative_to(ROOT)}" in names
 
 
 @pytest.mark.slow
 def test_a_wheel_without_any_framework(wheel, tmp_path):
-    python = environment_with(tmp_path / "environment", wheel)
+    python = environment_with(tmp_path / "environment")
+    install(python, tmp_path, wheel)
     use = (
         "import numpy as np, deepreduce_hvd as dr; a = np.arange(5, dtype=np.float32); "
         "print(dr.decode(dr.Codec(dr.TopK(1.0)).encode(a)).tolist())"
     )
-    variables = {**os.environ, "PYTHONPATH": ""}
-    done = subprocess.run(
-        [python, "-c", use], cwd=tmp_path, capture_output=True, text=True, env=variables
-    )
+    done = run([python, "-c", use], tmp_path)
     assert done.stdout.strip() == "[0.0, 1.0, 2.0, 3.0, 4.0]", done.stderr
-    check = subprocess.run(
-        [python, "-m", "deepreduce_hvd", "--check"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env=variables,
-    )
+    check = run([python, "-m", "deepreduce_hvd", "--check"], tmp_path)
     assert check.returncode == 0 and check.stdout.count("not installed") >= 3, check.stdout
+    assert check.stdout.count("no operators in this installation") == 2, check.stdout
+    build = run([python, "-m", "deepreduce_hvd", "--build"], tmp_path)
+    assert build.returncode == 1 and "got neither; install one first" in build.stdout, build.stdout

@@ -12,11 +12,23 @@ from deepreduce_hvd import _native, backends, container, errors, numpy_backend a
 
 def _library():
     directory = pathlib.Path(__file__).parent.parent
-    return backends.operator_library(directory, "_tf_ops", "TensorFlow", tf.__version__)
+    try:
+        return backends.operator_library(directory, "_tf_ops", "TensorFlow", tf.__version__)
+    except errors.NativeMissingError as error:
+        raise errors.NativeMissingError(
+            f"{error}: `python -m deepreduce_hvd --build` does this"
+        ) from None
 
 
 def _load_operators():
-    return tf.load_op_library(str(_library()))
+    library = _library()
+    try:
+        return tf.load_op_library(str(library))
+    except tf.errors.OpError as error:
+        raise errors.NativeMissingError(
+            f"deepreduce_hvd: expected {library.name} to load into TensorFlow, got:"
+            f" {error.message}; run `python -m deepreduce_hvd --build`"
+        ) from None
 
 
 def _find_cuda_supports():
@@ -36,12 +48,16 @@ operators = _load_operators()
 cuda_supports = _find_cuda_supports()
 
 DTYPES = {getattr(tf, name): code for name, code in container.DTYPES.items()}
+#: status of the core that a kernel's error stands for, as in tf_ops/core.h
+_STATUS = {
+    tf.errors.DataLossError: errors.Status.CORRUPT_PAYLOAD,
+    tf.errors.InvalidArgumentError: errors.Status.INVALID_ARGUMENT,
+    tf.errors.UnimplementedError: errors.Status.UNKNOWN_CODEC,
+    tf.errors.ResourceExhaustedError: errors.Status.OUT_OF_MEMORY,
+}
 _ERRORS = {
-    tf.errors.DataLossError: errors.CorruptPayloadError,
-    tf.errors.InvalidArgumentError: errors.InvalidArgumentError,
-    tf.errors.UnimplementedError: errors.UnknownCodecError,
-    tf.errors.AbortedError: errors.PeerFailedError,
-    tf.errors.ResourceExhaustedError: MemoryError,
+    **{kernels: errors.OF_STATUS[status] for kernels, status in _STATUS.items()},
+    tf.errors.AbortedError: errors.PeerFailedError,  # a notice of a rank, see tf_ops/messages.h
 }
 #: text that the runtime adds around a kernel's message
 _DECORATION = re.compile(r"^(\{\{.*?\}\} )+|( \[Op:\w+\] name: .*| \[Op:\w+\].*)$", re.DOTALL)
@@ -97,7 +113,7 @@ def allreduce_gradients(gradients, variables, compression, op=None):
             process_set=adapter.process_set,
         )
 
-    with adapter.rounds.reduce_together():
+    with adapter.void_steps.reduce_together():
         return [
             reduce(gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)
@@ -138,7 +154,7 @@ def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
         step,
         tensor,
         rank,
-        dtype=2 if bfloat16 else None,
+        dtype=DTYPES[tf.bfloat16] if bfloat16 else None,
     )
     for part, new in zip(state, arrays):
         part.assign(new)

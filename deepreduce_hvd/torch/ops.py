@@ -25,8 +25,14 @@ def _load_operators():
     try:
         library = backends.operator_library(directory, "_torch_ops", "PyTorch", torch.__version__)
     except errors.NativeMissingError as error:
-        return str(error)
-    torch.ops.load_library(str(library))
+        return f"{error}: `python -m deepreduce_hvd --build` does this"
+    try:
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        return (
+            f"deepreduce_hvd: expected {library.name} to load into PyTorch, got: {error}; run"
+            " `python -m deepreduce_hvd --build`"
+        )
     return None
 
 
@@ -38,13 +44,6 @@ HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, 
 #: PyTorch's types of gradients -> their codes in docs/format.md
 DTYPES = {getattr(torch, name): code for name, code in container.DTYPES.items()}
 _STATUS = re.compile(r"deepreduce status (\d+): (.*)")
-_ERRORS = {
-    1: errors.CorruptPayloadError,
-    2: errors.InvalidArgumentError,
-    3: errors.UnknownCodecError,
-    4: MemoryError,
-    5: RuntimeError,
-}
 
 
 def _fake_of(name):
@@ -87,7 +86,7 @@ def checked(operator, *arguments):
         found = _STATUS.search(str(error))
         if found is None:
             raise
-        raise _ERRORS[int(found[1])](found[2]) from None
+        raise errors.OF_STATUS[errors.Status(int(found[1]))](found[2]) from None
 
 
 def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, rank):
@@ -98,11 +97,10 @@ def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, r
     one CUDA device instead.
     """
     if WHY_NO_OPERATORS is None and codec.is_native(memory):
-        padded = (*state, *[None] * (2 - len(state)))
         return checked(
             torch.ops.deepreduce.encode,
             gradient,
-            *padded,
+            *neutral.residual_and_velocity(state),
             threshold,
             codec.fields(memory, step),
             seed,
@@ -115,7 +113,7 @@ def encode_flat(codec, memory, gradient, state, threshold, seed, step, tensor, r
         raise errors.InvalidArgumentError(
             f"gradient: expected {', '.join(map(str, DTYPES))}, got {gradient.dtype}"
         )
-    array = gradient.view(torch.int16).numpy() if dtype == 2 else gradient.numpy()
+    array = (gradient.view(torch.int16) if gradient.dtype == torch.bfloat16 else gradient).numpy()
     arrays = tuple(part.detach().numpy() for part in state)
     hint = 0.0 if threshold is None else float(threshold)
     data, hint = neutral.encode_numpy(
@@ -199,7 +197,7 @@ class _Torch:
         for payload in payloads:
             _expect_bytes(payload)
         if on_device(out) and neutral.all_native(
-            [payload[:8].cpu().numpy() for payload in payloads]
+            [payload[: container.HEADER.size].cpu().numpy() for payload in payloads]
         ):
             checked(torch.ops.deepreduce.decode_sum_, out, payloads, scale)
             return out
@@ -222,7 +220,7 @@ def _expect_bytes(payload):
 
 def _expect_apart(**tensors):
     """Raise InvalidArgumentError if tensors share memory: writing to one would change another."""
-    spans = {}
+    spans: dict[str, tuple[torch.device, int, int]] = {}
     for name, tensor in tensors.items():
         # a gradient that is copied; other tensors with strides are refused
         if not tensor.is_contiguous():
