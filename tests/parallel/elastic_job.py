@@ -8,11 +8,11 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 from launch import LAUNCHERS
+from rank_servers import python_command
 
 HERE = pathlib.Path(__file__).resolve().parent
 _SECONDS = 240  # time limit of a wait, for a busy machine
@@ -62,7 +62,7 @@ class Job:
         ]
         self.said = open(directory / "said", "w+")
         self.process = subprocess.Popen(
-            [*map(str, command), sys.executable, str(HERE / script), str(directory), *arguments],
+            [*map(str, [*command, *python_command(HERE / script), directory]), *arguments],
             cwd=root, env=environment, stdout=self.said, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip

@@ -12,12 +12,12 @@ from ddp_tools import main
 
 
 def scenario_random_programs(directory):
-    for seed in range(25):
+    for seed in range(15):
         fsdp_random.run(seed)
 
 
 def scenario_many_random_programs(directory):
-    for seed in range(25, 60):
+    for seed in range(15, 40):
         fsdp_random.run(seed)
 
 

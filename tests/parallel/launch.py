@@ -7,8 +7,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import zlib
 
 import pytest
+import sampling
+from rank_servers import python_command
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -27,14 +30,14 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
     Args:
         launcher: name of the program, one of :data:`LAUNCHERS`.
         words: the rest of the command.
-        folders: folders of modules that the ranks import, in addition to the common ones.
+        folders: folders of modules that the ranks import, before the common ones.
         timeout: maximum time in seconds. After it, the launcher is asked to end its ranks.
         variables: environment variables, in addition to those of this process.
 
     Returns:
         The finished process, output as text.
     """
-    paths = ROOT, *folders, HERE.parent / "support", ROOT / "benchmarks" / "accuracy"
+    paths = *folders, ROOT, HERE.parent / "support", ROOT / "benchmarks" / "accuracy"
     environment = dict(
         os.environ, PYTHONPATH=os.pathsep.join(map(str, paths)), OMP_NUM_THREADS="1", **variables
     )
@@ -64,15 +67,15 @@ def run_ranks(launcher, *words, folders=(), timeout, **variables):
     return subprocess.CompletedProcess(command, job.returncode, output)
 
 
-def horovodrun(processes, script, *arguments, timeout=600):
-    """Run ``script`` on ``processes`` ranks of this machine.
+def horovodrun(processes, script, *arguments, folders=(), timeout=600):
+    """Run ``script`` on ``processes`` ranks of this machine; see :func:`run_ranks`.
 
     Returns:
         The finished process, output as text.
     """
     return run_ranks(
-        "horovodrun", "-np", processes, sys.executable, HERE / script, *arguments,
-        timeout=timeout, TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_DYNAMIC_PROCESS_SETS="1",
+        "horovodrun", "-np", processes, *python_command(HERE / script), *arguments,
+        folders=folders, timeout=timeout, TF_CPP_MIN_LOG_LEVEL="3", HOROVOD_DYNAMIC_PROCESS_SETS="1",
     )  # fmt: skip
 
 
@@ -185,6 +188,7 @@ def scenario_tests(
     slow_ranks=(3,),
     slow_scenarios=(),
     on_more_ranks=None,
+    on_every_number=(),
     run=horovodrun,
 ):
     """Return a fixture and a test: ``reports, test_scenario = scenario_tests(...)``.
@@ -200,10 +204,13 @@ def scenario_tests(
         slow_scenarios: names of scenarios that only the slow tests run.
         on_more_ranks: names of scenarios that run on every number of ranks. The others run only on
             the smallest one, because they do not depend on it. By default all run on every number.
+        on_every_number: names of scenarios that run on every number of ranks even when only one in
+            so many slow cases runs. The others then run on one number each, or ``"all"`` of them.
         run: function that starts the job, with the arguments of :func:`horovodrun`.
     """
     names = [name for module in (script, *others) for name in scenarios(module)]
-    for listed in (slow_scenarios, on_more_ranks or ()):
+    on_every_number = names if on_every_number == "all" else on_every_number
+    for listed in (slow_scenarios, on_more_ranks or (), on_every_number):
         if set(listed) - set(names):
             raise ValueError(f"expected names of scenarios, some of {names}, got {listed}")
     numbers = sorted((*ranks, *slow_ranks))
@@ -213,6 +220,8 @@ def scenario_tests(
         for name in names
         if number == numbers[0] or on_more_ranks is None or name in on_more_ranks
     ]
+    if sampling.with_slow_cases and sampling.one_in > 1:
+        cases = _one_number_each(cases, on_every_number)
 
     @pytest.fixture(scope="session")
     def reports(request, tmp_path_factory):
@@ -239,6 +248,17 @@ def scenario_tests(
         reports.expect_success(processes, scenario)
 
     return reports, test_scenario
+
+
+def _one_number_each(cases, on_every_number):
+    """Return one of the cases of each scenario, or all cases of those in ``on_every_number``."""
+    chosen = []
+    for name in dict.fromkeys(name for _, name in cases):
+        numbers = [number for number, other in cases if other == name]
+        if name not in on_every_number:
+            numbers = [numbers[zlib.crc32(name.encode()) % len(numbers)]]
+        chosen += [(number, name) for number in numbers]
+    return sorted(chosen)
 
 
 def failure_test(script, quick, slow=None):

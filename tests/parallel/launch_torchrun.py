@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from launch import HERE, run_ranks, shown
+from rank_servers import python_command
 
 
 def torchrun(processes, script, *arguments, timeout=600):
@@ -16,8 +17,9 @@ def torchrun(processes, script, *arguments, timeout=600):
         The finished process; each line of its output begins with ``[defaultRANK]:``.
     """
     return run_ranks(
-        "torchrun", "--standalone", "--tee=3", f"--nproc-per-node={processes}", HERE / script,
-        *arguments, folders=[HERE], timeout=timeout,
+        "torchrun", "--standalone", "--tee=3", f"--nproc-per-node={processes}", "--no-python",
+        *python_command(HERE / script, "torch._dynamo", "torch.distributed.fsdp"), *arguments,
+        folders=[HERE], timeout=timeout,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import time
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
+from rank_servers import python_command
 
 HERE = pathlib.Path(__file__).parent
 
@@ -45,10 +46,13 @@ def run(ranks, script, *arguments, limit=120, **environment):
                     for name, value in {**shared, **create_slot_env_vars(slot)}.items()
                 }
                 said = files.enter_context(open(os.path.join(directory, str(slot.rank)), "w"))
-                command = [sys.executable, str(HERE / script), *map(str, arguments)]
+                command = [*python_command(HERE / script, **environment), *arguments]
                 processes.append(
                     subprocess.Popen(
-                        command, env={**common, **own}, stdout=said, stderr=subprocess.STDOUT
+                        list(map(str, command)),
+                        env={**common, **own},
+                        stdout=said,
+                        stderr=subprocess.STDOUT,
                     )
                 )
             deadline = started + limit

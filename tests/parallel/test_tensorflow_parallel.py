@@ -30,6 +30,7 @@ reports, test_scenario = scenario_tests(
         "sum_and_predivide",
         "two_functions_of_equal_shapes",
     ),
+    on_every_number=("states_of_another_world_size",),
 )
 
 test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(

@@ -2,4 +2,6 @@
 
 from launch import scenario_tests
 
-reports, test_scenario = scenario_tests("torch_communicators.py", slow_ranks=(3, 4))
+reports, test_scenario = scenario_tests(
+    "torch_communicators.py", slow_ranks=(3, 4), on_every_number="all"
+)

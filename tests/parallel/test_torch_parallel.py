@@ -7,6 +7,7 @@ reports, test_scenario = scenario_tests(
     "torch_states.py",
     "torch_refusals.py",
     slow_scenarios=("every_codec_with_every_memory", *scenarios("torch_refusals.py")),
+    on_every_number=("states_of_another_world_size",),
 )
 
 test_failure_ends_the_job_with_a_message_on_every_rank = failure_test(

@@ -1,0 +1,62 @@
+"""Start the servers that fork the ranks of this process's jobs (rank_server.py)."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+#: environment variables that frameworks read while they are imported
+_READ_AT_IMPORT = re.compile(
+    "TF_|XLA_|KERAS_|LD_|OMP_|MKL_|OPENBLAS_|TORCH_|PYTORCH_|PYTHONHASHSEED"
+)
+_SEEDS = ("1", "2")
+_IMPORTS = re.compile(r"^ *(?:import|from) (tensorflow|torch)\b", re.MULTILINE)
+
+_servers = {}  # modules -> the paths of the servers' sockets
+_running = []
+
+
+def python_command(script, *modules, **variables):
+    """Return the start of a command that runs a script, like ``[sys.executable, script]``.
+
+    If the script imports a framework, the command asks a server for a process that has imported it.
+
+    Args:
+        script: path of the script.
+        modules: what the server imports in addition to the framework.
+        variables: environment variables of the job. Those that a framework may read while it is
+            imported make the command a plain one.
+    """
+    imported = _IMPORTS.findall(pathlib.Path(script).read_text())
+    if not imported or any(map(_READ_AT_IMPORT.match, variables)):
+        return [sys.executable, script]
+    framework = "tensorflow" if "tensorflow" in imported else "torch"
+    served = HERE / "served_rank.py"
+    return [sys.executable, "-I", "-S", served, *_sockets(framework, *modules), script]
+
+
+def _sockets(*modules):
+    if modules not in _servers:
+        _servers[modules] = [_start(modules, seed) for seed in _SEEDS]
+    return _servers[modules]
+
+
+def _start(modules, seed):
+    """Start a server, which ends with this process; return the path of its socket."""
+    if not _running:
+        _running.append(tempfile.TemporaryDirectory())
+    place = pathlib.Path(_running[0].name) / str(len(_running))
+    environment = dict(
+        os.environ, OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3", PYTHONHASHSEED=seed
+    )
+    command = [sys.executable, HERE / "rank_server.py", place, *modules]
+    _running.append(
+        subprocess.Popen(list(map(str, command)), env=environment, stdin=subprocess.PIPE)
+    )
+    while not place.exists():
+        if _running[-1].poll() is not None:
+            raise RuntimeError("the server of ranks ended before its first rank")
+    return place
