@@ -69,7 +69,9 @@ def adapter_module(named):
         InvalidArgumentError: no framework of this package has such parameters, they are of several
             frameworks, or a shape is not known.
     """
-    found = {}  # name of an adapter's module -> its first parameter, for the error message
+    found: dict[
+        str, str
+    ] = {}  # name of an adapter's module -> its first parameter, for the error message
     for name, parameter in named:
         framework, got = _framework_of(parameter), f"{type(parameter).__name__} for {name!r}"
         if framework is None:

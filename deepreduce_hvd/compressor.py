@@ -143,15 +143,11 @@ class Compressor:
         adapter_module = backends.adapter_module(named)
         # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
-        #: name of a parameter -> its :class:`~deepreduce_hvd.planning.policies.Policy`
+        # {name of a parameter: its Policy}
         self.policies = policies.resolve(
-            self.codec,
-            self.memory,
-            policies.recommended_codec(),
-            Residual(),
-            dict(names),
+            self.codec, self.memory, policies.recommended_codec(), Residual(), dict(names),
             dense_below,
-        )
+        )  # fmt: skip
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
         if isinstance(self.codec, Codec) and isinstance(self.memory, Memory):
             pairs.add((self.codec, self.memory))  # even if all parameters are small
@@ -162,11 +158,11 @@ class Compressor:
             container.VERSION, *self._stages(), repr(self.communicator), bucket_bytes, dense_below,
             seed, names,
         )  # fmt: skip
-        #: CRC-32 of the configuration; ranks compare it in every step
+        # CRC-32 of the configuration; ranks compare it in every step
         self.fingerprint = zlib.crc32(repr(description).encode())
-        #: number of this compressor in its process and process set; part of its collectives' names
+        # number of this compressor in its process and process set; part of its collectives' names
         self.number = take_number(process_set_key(process_set))
-        #: the PyTorch or TensorFlow side of this compressor
+        # the PyTorch or TensorFlow side of this compressor
         self.adapter = importlib.import_module(adapter_module).Adapter(self, named)
 
     def _stages(self) -> tuple[Any, Any]:

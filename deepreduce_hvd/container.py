@@ -86,6 +86,21 @@ def write(payload):
     return np.frombuffer(header(check) + body, dtype=np.uint8).copy()
 
 
+def codec_ids(data):
+    """Return the ids of a payload's codecs, without any check.
+
+    Args:
+        data: (n,) uint8, which begins with the header.
+
+    Returns:
+        A tuple (id of the index codec, id of the value codec); zeros if there is no whole header.
+    """
+    if data.size < HEADER.size:
+        return 0, 0
+    _, _, _, index_id, value_id, *_ = HEADER.unpack(data[: HEADER.size].tobytes())
+    return index_id, value_id
+
+
 def read_header(data):
     """Read the header of a payload, (40,) uint8.
 
@@ -138,7 +153,7 @@ def read(data):
     index, values, order_map = (raw[a:b] for a, b in zip(ends, ends[1:]))
     for what, good, expected, value in (
         ("flags", flags <= NON_FINITE, "0 or 1", flags),
-        ("dtype", dtype <= 3, "0 to 3", dtype),
+        ("dtype", dtype in DTYPES.values(), f"0 to {max(DTYPES.values())}", dtype),
         ("order", order <= INDICES_IN_VALUE_ORDER, "0 to 2", order),
         ("reserved bytes", reserved == 0, "0", reserved),
         (

@@ -63,6 +63,11 @@ def _expect_gradient(gradient, dtype):
     return np.ascontiguousarray(gradient), code
 
 
+def residual_and_velocity(state):
+    """Return the two state arrays for a call of the core; None for those that a memory lacks."""
+    return (*state, *[None] * (2 - len(state)))
+
+
 def _expect_state(memory, state, gradient):
     """Check the state arrays of a memory, which are written in place."""
     for name, array in zip(memory.state, state, strict=True):
@@ -166,7 +171,7 @@ def select_numpy(
             *memory.fields(),
         ]
         return _native.select(
-            fields, _as_coded(gradient, dtype), dtype, *state, *[None] * (2 - len(state)),
+            fields, _as_coded(gradient, dtype), dtype, *residual_and_velocity(state),
             threshold=threshold, seed=seed, step=step, tensor=tensor, given=given, simd=simd,
         )  # fmt: skip
     stages, numbers = (codec.sparsifier, memory), as_float32(gradient, dtype)
@@ -206,8 +211,8 @@ def encode_numpy(
     _expect_state(memory, state, gradient)
     if native and codec.is_native(memory):
         payload, threshold, _ = _native.encode(
-            codec.fields(memory, step), _as_coded(gradient, dtype), dtype, *state,
-            *[None] * (2 - len(state)),
+            codec.fields(memory, step), _as_coded(gradient, dtype), dtype,
+            *residual_and_velocity(state),
             threshold=threshold, seed=seed, step=step, tensor=tensor, rank=rank, simd=simd,
         )  # fmt: skip
         return payload, threshold
@@ -222,11 +227,12 @@ def encode_numpy(
 def all_native(payloads):
     """Return whether the native core knows all codecs of the payloads.
 
-    Bytes 6 and 7 of a payload are the ids of its codecs.
+    It reports payloads without a whole header itself.
+
+    Args:
+        payloads: (n,) uint8 NumPy arrays, which need only have the header.
     """
-    return all(
-        data.size < 8 or max(int(data[6]), int(data[7])) < FIRST_USER_ID for data in payloads
-    )
+    return all(max(container.codec_ids(data)) < FIRST_USER_ID for data in payloads)
 
 
 def decode_sum_sparse(

@@ -95,7 +95,7 @@ class Preparation:
             groups: (momentum, dampening, policies of its parameters) of each parameter group.
             scales_learning_rate: whether the step size depends on the momentum.
         """
-        changes = {}
+        changes: dict[tuple[float, float], int] = {}
         for momentum, dampening, policies in groups:
             for policy in filter(_delays, policies) if momentum else ():
                 factor = (
@@ -122,9 +122,9 @@ class Preparation:
         """Return what an optimizer such as Adam also needs: a higher density in the first steps."""
         for policy in self.compressor.policies.values():
             sparsifier = policy.codec.sparsifier if policy.delays else None
-            fixed = isinstance(sparsifier, TopK) and not sparsifier.warmup_steps
             if (
-                fixed
+                isinstance(sparsifier, TopK)
+                and not sparsifier.warmup_steps
                 and sparsifier.ratio is not None
                 and sparsifier.ratio < sparsifier.warmup_ratio
             ):

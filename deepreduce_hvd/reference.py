@@ -5,6 +5,8 @@ same bytes, but the native core is about a hundred times faster. Codecs with a c
 here.
 """
 
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd import container
@@ -15,6 +17,13 @@ from deepreduce_hvd.numerics.random import Purpose, random_key
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find, is_built_in
 from deepreduce_hvd.stages.memories.saturated import saturated_difference
 from deepreduce_hvd.stages.sections import expect_encoded
+from deepreduce_hvd.stages.value_codecs import BFloat16, Float16, RawValue
+
+_KEPT = {"float16": Float16, "bfloat16": BFloat16}
+#: {code of a gradient's dtype: the codec of a payload with all elements}
+_DENSE_CODECS: dict[int, Any] = {
+    code: _KEPT.get(name, RawValue) for name, code in container.DTYPES.items()
+}
 
 
 def encode(stages, gradient, dtype, state, seed=0, step=0, tensor=0, rank=0):
@@ -143,8 +152,9 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
     Returns:
         A tuple (Payload, indices (n,), decoded values (n,) at these indices).
     """
-    policy_key = random_key(*position, Purpose.BLOOM_POLICY)
-    rounding_key = random_key(*position, Purpose.ROUNDING)
+    seed, step, tensor, rank = position
+    index_key = random_key(seed, step, tensor, rank, Purpose.BLOOM_POLICY)
+    rounding_key = random_key(seed, step, tensor, rank, Purpose.ROUNDING)
     result = container.Payload(d, selected.size, dtype, value_id=value_codec.stage_id)
     sent, values = selected, elements(selected)
     everything = selected.size == d
@@ -153,7 +163,7 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
         result.index_id = index_codec.stage_id
         if not reorder_indices:
             result.index, sent, values_stay = _encoded_indices(
-                index_codec, selected, d, policy_key, value_codec.bits_per_value()
+                index_codec, selected, d, index_key, value_codec.bits_per_value()
             )
             if not values_stay:
                 values = elements(sent)
@@ -161,15 +171,15 @@ def pack(index_codec, value_codec, selected, elements, d, dtype, position):
     result.values, decoded, order = _encoded_values(value_codec, values, rounding_key)
     if reorder_indices:
         result.index, _, _ = _encoded(
-            index_codec, selected[order], d, policy_key, value_codec.bits_per_value()
+            index_codec, selected[order], d, index_key, value_codec.bits_per_value()
         )
         result.order = container.INDICES_IN_VALUE_ORDER
     elif value_codec.sorts:
         result.order_map = bits.pack_fields(order, bits.bit_width_of(order.size))
         result.order = container.PERMUTATION
 
-    if result.total_bytes() > container.HEADER.size + d * (2 if dtype in (1, 2) else 4):
-        dense_codec = find(ValueCodec, {0: 1, 1: 2, 2: 3, 3: 1}[dtype])()
+    dense_codec = _DENSE_CODECS[dtype]()
+    if result.total_bytes() > container.HEADER.size + d * dense_codec.bits_per_value() / 8:
         result = container.Payload(d, d, dtype, value_id=dense_codec.stage_id)
         sent = np.arange(d, dtype=np.uint32)
         result.values, decoded, _ = dense_codec.encode(elements(sent), rounding_key)
@@ -256,8 +266,10 @@ def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0,
         )
     dense = np.zeros(d, dtype=np.float32)
     dense[indices] = values
+    index_codec, value_codec = stages
+    position = seed, step, tensor, rank
     result, sent, decoded = pack(
-        *stages, indices, lambda at: dense[at], d, dtype, (seed, step, tensor, rank)
+        index_codec, value_codec, indices, lambda at: dense[at], d, dtype, position
     )
     lacks = dense.copy()
     lacks[sent] = saturated_difference(dense[sent], decoded)

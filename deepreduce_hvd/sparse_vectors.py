@@ -338,7 +338,7 @@ def _expect_vector(framework, indices, values, d):
             array = _module(framework).to_numpy(what, array)
         expect_array(what, array, tuple(map(np.dtype, dtypes)), contiguous=False)
         arrays.append(array)
-    return _sorted_vector(*arrays, d)
+    return _sorted_vector(arrays[0], arrays[1], d)
 
 
 def _sorted_vector(indices, values, d):
@@ -369,14 +369,14 @@ def _sorted_vector(indices, values, d):
 
 def _finite_sum(label, total, divisor):
     """Return the nonzero elements of the sum, divided by ``divisor``."""
-    void = total.non_finite(0)
-    indices, values = (None, None) if void else total.sparse(0, 1.0)
-    if void or not np.isfinite(values).all():
-        raise InvalidArgumentError(
-            f"{label}: expected a sum within float32, got one that is not finite"
-        )
-    values = values / np.float32(divisor)
-    return indices[values != 0], values[values != 0]
+    if not total.non_finite(0):
+        indices, values = total.sparse(0, 1.0)
+        if np.isfinite(values).all():
+            values = values / np.float32(divisor)
+            return indices[values != 0], values[values != 0]
+    raise InvalidArgumentError(
+        f"{label}: expected a sum within float32, got one that is not finite"
+    )
 
 
 def _as_given(framework, arrays, indices, values):

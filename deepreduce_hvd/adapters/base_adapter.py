@@ -31,14 +31,14 @@ class BaseAdapter:
         self.slots = {}
         self.elastic = None
 
-    def close_round(self):
-        """End all complete steps: undo those that are void.
+    def close_steps(self):
+        """End all complete steps, and undo those that are void.
 
         Called before anything reads or changes state between two steps.
         """
         raise NotImplementedError
 
-    def forget_rounds(self):
+    def forget_steps(self):
         """Discard the steps in progress."""
         raise NotImplementedError
 
@@ -48,7 +48,7 @@ class BaseAdapter:
         The set of ranks may have changed.
         """
         handshake.forget(self)
-        self.forget_rounds()
+        self.forget_steps()
         self.transport.reset()
         self.compressor.communicator.reset()
 
@@ -57,7 +57,7 @@ class BaseAdapter:
 
     def close(self):
         """Free the memories and refuse every further use, as :meth:`Compressor.close`."""
-        self.forget_rounds()
+        self.forget_steps()
         for slot in self.slots.values():
             slot.release()
         self.slots = {}
@@ -68,7 +68,7 @@ class BaseAdapter:
         """Return the settings that only ranks of this framework compare in the handshake."""
         return []
 
-    #: the plan of the next step, or None
+    #: the :class:`~deepreduce_hvd.schedule.Plan` of the next step, or None
     plan = None
 
     def profile(self):
@@ -118,14 +118,14 @@ class BaseAdapter:
 
     def state_dict(self):
         """Return the state of this rank."""
-        self.close_round()
+        self.close_steps()
         return checkpoint.dump(
             self.slots, self.compressor.fingerprint, self.transport.rank, self.transport.size
         )
 
     def load_state_dict(self, state):
         """Check a state, or the list of all ranks' states, and load it."""
-        self.close_round()
+        self.close_steps()
         checkpoint.load(
             self.slots,
             state,

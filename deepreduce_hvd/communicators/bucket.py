@@ -175,8 +175,9 @@ class Bucket:
             The elements as a :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`. If a
             member has failed, it is a failure.
         """
-        indices, values = [], []
-        cuts = None if given is None else self.cuts(given)
+        indices: list[np.ndarray] = []
+        values: list[np.ndarray] = []
+        cuts = [] if given is None else self.cuts(given)
         for number, member in enumerate(self.members):
             start = int(self.offsets[number])
             taken = None
@@ -186,8 +187,9 @@ class Bucket:
                 if member.failure is not None:
                     raise member.failure
                 if member.held:
-                    found = taken
-                    if given is None:
+                    if taken is not None:
+                        found = taken
+                    else:
                         found = self._places(member) if places_of_held else _NOTHING
                     selected = np.zeros(found.size, dtype=np.float32)
                 else:
@@ -305,7 +307,8 @@ def assign_to_buckets(sizes, bucket_bytes):
     Returns:
         A list of lists of positions in ``sizes``.
     """
-    buckets, filled = [], 0
+    buckets: list[list[int]] = []
+    filled = 0
     for position, size in enumerate(sizes):
         if not buckets or filled >= bucket_bytes:
             buckets.append([])

@@ -26,7 +26,7 @@ class Driver:
 
     def __init__(self, transport):
         self._transport = transport
-        self._jobs = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue = queue.SimpleQueue()
         self.failure = None
         self._thread = threading.Thread(target=self._run, name="deepreduce-driver", daemon=True)
         self._thread.start()

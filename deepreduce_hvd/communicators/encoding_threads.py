@@ -4,7 +4,9 @@ import os
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 from deepreduce_hvd.communicators.bucket import Bucket
 
@@ -27,12 +29,12 @@ class Encoding:
     """
 
     def __init__(self, member, bucket):
-        self._work = member, bucket
+        self._work: Any = (member, bucket)
         self._payload = self._error = self.times = None
         self._ended = threading.Event()
-        self._functions = []
+        self._functions: list[Callable[[], None]] | None = []
         self._lock = threading.Lock()  # of the functions
-        self._job = None
+        self._job: Future
 
     def start(self, pool):
         """Start to encode in a thread of ``pool``."""
@@ -49,7 +51,7 @@ class Encoding:
             self._error = error
         with self._lock:
             self._ended.set()
-            functions, self._functions = self._functions, None
+            functions, self._functions = self._functions or [], None
         for function in functions:
             function()
 
@@ -128,7 +130,7 @@ class EncodingThreads:
         self._count = count
         self._pool = None
         # weak, because an encoding refers to its payload and to its message
-        self._started = weakref.WeakSet()
+        self._started: weakref.WeakSet = weakref.WeakSet()
 
     def start(self, member, codec, memory, seed, step, rank):
         """Start to encode a bucket member in a thread, if it is large enough.

@@ -11,7 +11,21 @@ _NAMES_SHOWN = 3
 
 
 class Channel:
-    """The transport of one exchange. It makes the names of collectives and counts bytes."""
+    """The transport of one exchange. It makes the names of collectives and counts bytes.
+
+    Each method that starts a collective returns a handle, which ``exchange`` yields.
+
+    Args:
+        transport: the :class:`~deepreduce_hvd.Transport` of the group of ranks.
+        name: the first part of the names of the collectives.
+        parent: the channel that counts this one's bytes and rounds too, or None.
+
+    Attributes:
+        size: the number of ranks.
+        rank: the number of this rank.
+        sent_bytes: the bytes that this rank has handed to collectives.
+        rounds: the number of collectives that have started.
+    """
 
     def __init__(self, transport, name, parent=None):
         self.size = transport.size
@@ -23,9 +37,15 @@ class Channel:
         self._parent = parent
 
     def by_host(self, ranks_per_host):
-        """Return (channel of this rank's host, channel of the first ranks of all hosts).
+        """Return the channels within a host and across hosts, as :meth:`Transport.by_host`.
 
-        The second one is None on ranks that are not the first of their host.
+        Args:
+            ranks_per_host: each host has this number of consecutive ranks. None lets the adapter
+                decide.
+
+        Returns:
+            A tuple (channel of this rank's host, channel of the first ranks of all hosts). The
+            second one is None on ranks that are not the first of their host.
         """
         within, across = self.transport.by_host(ranks_per_host)
         pairs = ((within, "within"), (across, "across"))
@@ -50,23 +70,67 @@ class Channel:
             self._parent._count(sent)
 
     def allgather(self, array):
+        """Start an allgather.
+
+        Args:
+            array: (n,) uint8. Lengths can differ between ranks.
+
+        Returns:
+            A handle. The result is the concatenation of all arrays in rank order, (m,) uint8.
+        """
         return self.transport.allgather(array, self._next(array.nbytes))
 
     def alltoall(self, parts):
+        """Start an alltoall.
+
+        Args:
+            parts: one (n,) uint8 array for each rank. Lengths can differ.
+
+        Returns:
+            A handle. The result is a list of (n,) uint8 arrays, the parts for this rank in rank
+            order.
+        """
         return self.transport.alltoall(
             parts,
             self._next(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)),
         )
 
     def broadcast(self, array, root):
+        """Start a broadcast.
+
+        Args:
+            array: (n,) uint8 on rank ``root``, None on all other ranks.
+            root: the rank that sends.
+
+        Returns:
+            A handle. The result is the array of rank ``root``, (n,) uint8.
+        """
         return self.transport.broadcast(
             array, root, self._next(0 if array is None else array.nbytes)
         )
 
     def allreduce(self, array):
+        """Start a sum over all ranks.
+
+        Args:
+            array: (n,) float32, of the same length on all ranks.
+
+        Returns:
+            A handle. The result is the sum, (n,) float32, bit-identical on all ranks.
+        """
         return self.transport.allreduce(array, self._next(array.nbytes))
 
     def allreduce_in_place(self, array):
+        """Start a sum over all ranks in the memory of a tensor.
+
+        Only transports of torch.distributed and of Horovod for PyTorch can do this.
+
+        Args:
+            array: a contiguous tensor, of the same shape and dtype on all ranks.
+
+        Returns:
+            A handle. The tensor contains the sum when the collective is complete.
+        """
         return self.transport.allreduce_in_place(array, self._next(array.nbytes))
 
 

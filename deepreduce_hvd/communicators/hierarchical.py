@@ -58,7 +58,7 @@ class Hierarchical(Communicator):
         self.ranks_per_host = ranks_per_host
 
     @property
-    def puts_back(self):
+    def puts_back(self):  # type: ignore[override]  # that of another communicator, read-only
         return self.across.puts_back
 
     def check(self, codec: Codec, memory: Memory) -> None:

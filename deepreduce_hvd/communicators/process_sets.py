@@ -3,6 +3,8 @@
 These are the same in every framework.
 """
 
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd.communicators.base import Transport
@@ -17,7 +19,7 @@ class ProcessSetTransport(Transport):
     ``horovod`` is the module of an adapter's framework, such as horovod.torch.
     """
 
-    horovod = None
+    horovod: Any
 
     def __init__(self, process_set=None):
         self.process_set = self.horovod.global_process_set if process_set is None else process_set
@@ -37,15 +39,15 @@ class ProcessSetTransport(Transport):
         return self.process_set.process_set_id == 0
 
     @property
-    def size(self):
+    def size(self):  # type: ignore[override]  # Horovod knows it, and it may change
         return self.horovod.size() if self._has_all_ranks else self.process_set.size()
 
     @property
-    def rank(self):
+    def rank(self):  # type: ignore[override]  # as size
         return self.horovod.rank() if self._has_all_ranks else self.process_set.rank()
 
     @property
-    def local_size(self):
+    def local_size(self):  # type: ignore[override]  # as size
         return self.horovod.local_size()
 
     @property

@@ -4,6 +4,7 @@ It is used in tests and to count traffic.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -108,8 +109,8 @@ class Simulator:
         generators = [
             communicator.exchange(bucket, channel) for bucket, channel in zip(buckets, channels)
         ]
-        outcomes = [None] * self.size
-        calls = {}
+        outcomes: list[Any] = [None] * self.size
+        calls: dict[int, _Call] = {}
         results = dict.fromkeys(ranks)  # {rank: what to send to its generator next}
         while results or calls:
             for rank in sorted(results):

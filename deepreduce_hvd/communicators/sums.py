@@ -78,17 +78,27 @@ class GatheredPayloads(BucketSum):
     """
 
     def __init__(self, bucket, gathered, size):
-        spans = wire.split(gathered)
+        self.gathered = gathered
+        self._divide(bucket, wire.split(gathered), size)
+
+    def _divide(self, bucket, messages, size):
+        """Find the messages of each member.
+
+        Args:
+            bucket: the bucket of this rank.
+            messages: a list of :class:`~deepreduce_hvd.communicators.wire.ReceivedMessage`, of all
+                members of the first rank, then of the next.
+            size: number of ranks.
+        """
         count = len(bucket.members)
-        if len(spans) != size * count:
+        if len(messages) != size * count:
             raise CorruptPayloadError(
                 f"parameter {bucket.name}: expected {count} payloads from each of {size} ranks, got"
-                f" {len(spans)} in all"
+                f" {len(messages)} in all"
             )
         self._names = [member.name for member in bucket.members]
         self._offsets = bucket.offsets
-        self.messages = [spans[number::count] for number in range(count)]
-        self.gathered = gathered
+        self.messages = [messages[number::count] for number in range(count)]
         for member, messages in zip(bucket.members, self.messages):
             try:
                 wire.raise_notices(member.name, messages)
@@ -169,7 +179,3 @@ class CompleteSum(BucketSum):
     def sparse(self, member, scale):
         indices, values, start = self._cut(member)
         return indices - np.uint32(start), np.float32(scale) * values
-
-
-#: former name of :class:`CompleteSum`, which custom communicators may import
-PartialSum = CompleteSum

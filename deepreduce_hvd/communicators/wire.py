@@ -16,7 +16,7 @@ from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 PROBE_BYTES = 4 * _native.probe_length
 
 
-class Message(NamedTuple):
+class ReceivedMessage(NamedTuple):
     """One message in the result of an allgather.
 
     Attributes:
@@ -63,12 +63,12 @@ def split(gathered):
         gathered: (n,) uint8.
 
     Returns:
-        A list of :class:`Message`.
+        A list of :class:`ReceivedMessage`.
 
     Raises:
         CorruptPayloadError: the bytes are not a sequence of messages.
     """
-    return [Message(*fields) for fields in _native.read_messages(np.asarray(gathered))]
+    return [ReceivedMessage(*fields) for fields in _native.read_messages(np.asarray(gathered))]
 
 
 def raise_notices(name, messages):

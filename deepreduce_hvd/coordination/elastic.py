@@ -84,7 +84,7 @@ class MemoryKeeper:
 
     def sync(self):
         """Make all ranks' states consistent after ranks have come or gone, and make a commit."""
-        self._adapter.close_round()
+        self._adapter.close_steps()
         self._adapter.abandon()
         handshake.agree(self._adapter, with_steps=False)  # ``_follow_rank_0`` makes steps equal
         statuses = gather_statuses(self._transport, self._status())

@@ -322,7 +322,7 @@ def _first_difference(gather, name, lines):
 
 def _by_rank(ranks, texts):
     """Join texts with the ranks that have them, as in ``1024 on ranks 0, 2 and 512 on rank 1``."""
-    having = {}
+    having: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts):
         having.setdefault(short(text), []).append(rank)
     return " and ".join(f"{text} on {ranks_text(some)}" for text, some in having.items())

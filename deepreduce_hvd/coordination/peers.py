@@ -198,7 +198,7 @@ def who_is_gone(board, rank, size, step, grace=GRACE_SECONDS):
             silent = [
                 other
                 for other in silent
-                if notes[other] is None or notes[other].state not in ("failed", "ended")
+                if (note := notes[other]) is None or note.state not in ("failed", "ended")
             ]
             if ending.is_set():
                 deadline = min(deadline, time.monotonic() + _LAST_SECONDS)

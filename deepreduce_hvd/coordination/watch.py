@@ -100,7 +100,7 @@ def _hidden(*modules):
         name.partition(".")[0] for name in (__name__, *(module.__name__ for module in modules))
     }
     files = [*(sys.modules[name].__file__ for name in names), threading.__file__]
-    return tuple(os.path.dirname(file) + os.sep for file in files)
+    return tuple(os.path.dirname(file) + os.sep for file in files if file is not None)
 
 
 class Watcher:
@@ -130,13 +130,14 @@ class Watcher:
         self._is_failure = is_failure
         self._shut_down = shut_down
         self._take_part = take_part
-        self._adapters = weakref.WeakSet()
+        self._adapters: weakref.WeakSet = weakref.WeakSet()
         self._process = os.getpid()
         self._stop = threading.Event()
         self._board = Board.of_job() if board is None else board
-        self._rank = self._size = None
+        self._rank = self._size = 0  # not known yet
         self._limit, self._end_after = _limits()
-        self._key = self._call = self._since = None
+        self._key = self._call = None
+        self._since = 0.0
         self._next_note = self._next_message = 0.0
         self._noted = False
         self._asked_for = ""  # handshake that this rank has asked the others for
@@ -171,7 +172,7 @@ class Watcher:
         with contextlib.suppress(ValueError):  # another thread may shut it down meanwhile
             if self._horovod.is_initialized():
                 self._rank, self._size = self._horovod.rank(), self._horovod.size()
-        return self._size is not None and self._size > 1
+        return self._size > 1
 
     def _look(self):
         if not self._knows_place():
@@ -253,7 +254,7 @@ class Watcher:
         """
         frames = sys._current_frames()
         frames.pop(threading.get_ident(), None)
-        main = frames.get(threading.main_thread().ident)
+        main = frames.get(threading.main_thread().ident or 0)
         for find in (exchange_in, self._find_wait):
             for frame in frames.values():
                 wait = find(frame)
@@ -325,7 +326,7 @@ class Watcher:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_JOIN_SECONDS)
-        if (self._size is None and not self._knows_place()) or self._size == 1:
+        if (not self._size and not self._knows_place()) or self._size == 1:
             return
         error = getattr(sys, "last_value", None)  # the exception that ended the main thread
         if error is not None and self._is_failure(error):

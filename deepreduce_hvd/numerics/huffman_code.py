@@ -33,7 +33,8 @@ def code_lengths(frequencies):
             lengths[symbol] = 1
         return lengths
     weights = [weight for weight, _ in symbols]
-    packages, is_symbol = [], []
+    packages: list[int] = []
+    is_symbol = []
     for _ in range(LONGEST):
         merged, flags = [], []
         at_symbol = at_package = 0

@@ -15,6 +15,18 @@ class Costs(NamedTuple):
     decode: float
     payload: int | None
 
+    @classmethod
+    def of_steps(cls, seconds, steps, slot):
+        """Return the costs of a parameter.
+
+        Args:
+            seconds: seconds of encoding and of decoding in all ``steps``.
+            steps: number of steps.
+            slot: slot of the parameter.
+        """
+        encode, decode = seconds
+        return cls(encode / steps, decode / steps, slot.payload_bytes)
+
     def points(self, codec):
         """Return the (density, bytes) pairs that are known of payloads of ``codec``."""
         ratio = layout.ratio_of(codec)
@@ -37,9 +49,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
         InvalidArgumentError: no step with a compressed gradient is complete yet.
     """
     costs = costs or {
-        name: Costs(
-            *(total / max(slots[name].steps, 1) for total in seconds), slots[name].payload_bytes
-        )
+        name: Costs.of_steps(seconds, max(slots[name].steps, 1), slots[name])
         for name, seconds in total_seconds(slots).items()
     }
     names, elements, ready = profiled(policies, times, slots), elements_of(slots), times.ready

@@ -132,7 +132,8 @@ class Scheduler:
             return ["Schedule: no plan, because no gradient is compressed."]
         if self.layout.plan is None:
             return ["Schedule: no plan yet, buckets."]
-        found = [f"Schedule: {in_words(self.layout.plan)}."]
+        trial = ", on trial" if self.is_trying else ""
+        found = [f"Schedule{trial}: {in_words(self.layout.plan)}."]
         if self.trials:
             tried = ", ".join(
                 f"{one.rule} {1e3 * one.measured:.1f} ms ({1e3 * one.predicted:.1f} predicted)"
@@ -145,7 +146,7 @@ class Scheduler:
 
     def _warm_up(self, transport, slots):
         steps = max((slot.steps for slot in slots.values()), default=0)
-        codecs = {policy.codec for policy in self._base.policies.values() if not policy.dense}
+        codecs = {one.codec for one in self._base.policies.values() if one.codec is not None}
         if self._left <= 0 and steps >= max(
             (codec.sparsifier.schedule_steps for codec in codecs), default=0
         ):
@@ -162,9 +163,10 @@ class Scheduler:
             self._begin_profile(slots)
             return
         self._costs = {
-            name: Costs(
-                *((now - before) / _PROFILE_STEPS for now, before in zip(ends, self._totals[name])),
-                slots[name].payload_bytes,
+            name: Costs.of_steps(
+                [now - before for now, before in zip(ends, self._totals[name])],
+                _PROFILE_STEPS,
+                slots[name],
             )
             for name, ends in total_seconds(slots).items()
         }
@@ -273,12 +275,12 @@ class Scheduler:
         values = 1e-3 * np.random.default_rng(0).standard_normal(_VALUES, np.float32)
         tables = {}
         for kind, dtype in _COLLECTIVES.items():
-            points = []
+            points: list[tuple[int, float]] = []
             for size in _SIZES:
                 if len(points) > 1 and size > largest:
                     break
                 # float16 sums of zeros take less time than those of gradients
-                array = np.resize(values, size // dtype().itemsize).astype(dtype)
+                array = np.resize(values, size // np.dtype(dtype).itemsize).astype(dtype)
                 repeats = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
                 seconds = [self._timed(transport, kind, array) for _ in range(repeats)]
                 points.append((size, self._slowest(transport, float(np.median(seconds)))))
@@ -330,8 +332,8 @@ class Scheduler:
         """Return the bytes that each rank gives, in rank order."""
         size = np.frombuffer(np.uint32(len(content)).tobytes(), dtype=np.uint8)
         data = np.concatenate([size, np.frombuffer(content, dtype=np.uint8)])
-        joined = np.asarray(transport.wait(transport.allgather(data, self._name("figures"))))
-        joined, parts = joined.tobytes(), []
+        gathered = np.asarray(transport.wait(transport.allgather(data, self._name("figures"))))
+        joined, parts = gathered.tobytes(), []
         while joined:
             end = 4 + int(np.frombuffer(joined[:4], np.uint32)[0])
             parts.append(joined[4:end])

@@ -27,12 +27,13 @@ class StepTimes:
     def forget(self):
         """Forget all steps."""
         self.seconds = None
-        self._kept = collections.deque(maxlen=_KEPT_STEPS)  # (ready, rest) of complete steps
+        # (ready, rest) of complete steps
+        self._kept: collections.deque = collections.deque(maxlen=_KEPT_STEPS)
         self._timeline = None
         self._begun = self._ended = None
         self._own = 0.0
         self._ready = {}
-        self._events = collections.deque(maxlen=_MOST_EVENTS)
+        self._events: collections.deque = collections.deque(maxlen=_MOST_EVENTS)
 
     @property
     def ready(self):

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, Message
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.optimum import optimal_plan
 from deepreduce_hvd.schedule.plan import Plan
@@ -50,7 +50,7 @@ def plans_to_try(profile, communicators, buckets=None):
     groups = None
     if buckets is not None:
         profile, groups = _by_bucket(profile, buckets)
-    plans = {}
+    plans: dict[tuple[Message, ...], tuple[str, str]] = {}
     for rule in _RULES:
         if rule == "plan":
             found = optimal_plan(profile, network, communicators=communicators, groups=groups)
@@ -100,7 +100,7 @@ def next_plan(plans, trials):
 
 def in_words(plan):
     """Return how many parameters are sent in which way."""
-    parts = []
+    parts: list[str] = []
     for way, words in _WORDS.items():
         own = [message for message in plan.messages if message.way == way]
         if not own:

@@ -73,11 +73,6 @@ class Timeline:
         seconds["network"] = max(self.step_seconds - sum(seconds.values()), 0.0)
         return seconds
 
-    def exposed_seconds(self) -> float:
-        """Return the seconds of the step beyond forward, backward and update."""
-        seconds = self.waits()
-        return seconds["encode"] + seconds["network"] + seconds["decode"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Message:

@@ -25,11 +25,10 @@ from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
 from deepreduce_hvd.tensorflow.graph import is_elastic, position_of, refuse_xla
-from deepreduce_hvd.tensorflow.groups import Group, Pending
+from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
 from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
 from deepreduce_hvd.tensorflow.prepare import momentum_warning
-from deepreduce_hvd.tensorflow.rounds import Rounds
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
 from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.variables import (
@@ -39,6 +38,7 @@ from deepreduce_hvd.tensorflow.variables import (
     reduces_groups,
     reducing_process_set,
 )
+from deepreduce_hvd.tensorflow.void_steps import VoidSteps
 from deepreduce_hvd.tensorflow.waits import watch
 from deepreduce_hvd.validation import expect_size
 
@@ -79,7 +79,7 @@ class Adapter(BaseAdapter):
         self.device_path = DevicePath(compressor)
         self._host_path = HostPath(compressor)
         self._collectives = Collectives(compressor, self.process_set)
-        self.rounds = Rounds(compressor.loss_scale)
+        self.void_steps = VoidSteps(compressor.loss_scale)
         with tf.init_scope(), tf.device("CPU:0"):
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
             # policy -> its CodecNumbers
@@ -92,8 +92,8 @@ class Adapter(BaseAdapter):
             for name, parameter in named:
                 self.variables.add(parameter, self.slots[name])
         self._views = {}  # slots -> their View
-        self._expecting = weakref.WeakSet()
-        self._groups = {}  # messages to which gradients are added: policy, or None -> Group
+        self._expecting: weakref.WeakSet = weakref.WeakSet()
+        self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
         self._met = set()  # slots that had a gradient
         self._agreement = Agreement(self)
@@ -122,7 +122,7 @@ class Adapter(BaseAdapter):
         home = self.device_path.home(parameter)
         return Slot(
             name, parameter, zlib.crc32(name.encode()), self.compressor.policies[name], home,
-            self.device_path.nccl, self.rounds.active,
+            self.device_path.nccl, self.void_steps.active,
         )  # fmt: skip
 
     # --- checkpoints ---
@@ -185,7 +185,7 @@ class Adapter(BaseAdapter):
 
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
-        begun = self.rounds.begin(slot)
+        begun = self.void_steps.begin(slot)
         if slot.dense:
             if slot.policy.way == FP16 and reduces_groups():
                 raise InvalidArgumentError(
@@ -206,7 +206,7 @@ class Adapter(BaseAdapter):
         kind = None if in_graph else slot.policy
         group = self._groups.get(kind)
         if group is None or group.graph is not graph or slot in group.slots:
-            group = Group(graph, None if in_graph else GroupExchange(self))
+            group = GradientGroup(graph, None if in_graph else GroupExchange(self))
             self._groups[kind] = group
         group.slots.append(slot)
         with tf.device("CPU:0"):
@@ -245,7 +245,7 @@ class Adapter(BaseAdapter):
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
         """Return the reduced gradient, as :meth:`Compressor.decompress`."""
-        return self.rounds.look_at(pending.slot, self._result(tensor, pending))
+        return self.void_steps.look_at(pending.slot, self._result(tensor, pending))
 
     def _result(self, tensor, pending):
         if pending.group is None:
@@ -330,7 +330,7 @@ class Adapter(BaseAdapter):
         with tf.device("CPU:0"), tf.control_dependencies(agreed):
             step = slot.steps_taken.read_value()  # before the encoder increments it
             position = position_of(self.compressor, slot, 0)  # the records have the step
-            with tf.control_dependencies([step, *self.rounds.begin(slot)]):
+            with tf.control_dependencies([step, *self.void_steps.begin(slot)]):
                 payload = checked(
                     operators.deepreduce_encode_slices, slices.values,
                     tf.cast(slices.indices, tf.int64), self._numbers[slot.policy].at(step),
@@ -349,18 +349,20 @@ class Adapter(BaseAdapter):
                 T=slices.dtype, shape=slot.shape, variable=slot.label,
             )  # fmt: skip
             dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
-        return self.rounds.look_at(slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape))
+        return self.void_steps.look_at(
+            slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape)
+        )
 
-    # --- end of a round, and elastic training ---
+    # --- end of a step, and elastic training ---
 
-    def close_round(self):
+    def close_steps(self):
         """Restore the memories of void steps, before anything else reads or changes state."""
-        self.rounds.settle(self.slots.values())
+        self.void_steps.settle(self.slots.values())
 
-    def forget_rounds(self):
+    def forget_steps(self):
         """Discard the steps in progress."""
         self._groups = {}
-        self.rounds.forget(self.slots.values())
+        self.void_steps.forget(self.slots.values())
 
     def _expect_keeper(self):
         """Raise InvalidArgumentError in elastic training without a MemoryKeeper.

@@ -82,7 +82,8 @@ class _InSession:
     """
 
     def __init__(self):
-        self.adapters = weakref.WeakSet()  # they have the graph, which has this object
+        # weak, because they have the graph, which has this object
+        self.adapters: weakref.WeakSet = weakref.WeakSet()
         self.name = tf.ensure_shape(tf.numpy_function(self._run, [], tf.bool), []).name
 
     def _run(self):

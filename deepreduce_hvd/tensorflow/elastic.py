@@ -9,6 +9,7 @@ documents it, including ``hvd.elastic.run`` and the callbacks for Keras.
 """
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import horovod.tensorflow.elastic as horovod_elastic
 import tensorflow as tf
@@ -19,8 +20,14 @@ from deepreduce_hvd.compressor import Compressor
 from deepreduce_hvd.coordination.elastic import MemoryKeeper
 from deepreduce_hvd.errors import InvalidArgumentError
 
+# what the mixin is combined with; at runtime the combined class has the other base
+if TYPE_CHECKING:
+    from horovod.tensorflow.elastic import TensorFlowKerasState as _State
+else:
+    _State = object
 
-class _WithCompressor:
+
+class _WithCompressor(_State):
     """Add the compressor's memories to what a state of Horovod saves, restores and syncs."""
 
     def __init__(self, *args, compressor, **kwargs):

@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 
-class Group:
+class GradientGroup:
     """The gradients of one message.
 
     They are all gradients that Horovod compresses before it decompresses the first of them.
@@ -33,7 +33,7 @@ class Pending:
     Args:
         slot: slot of its variable.
         tensor: the gradient.
-        group: the :class:`Group` of its message, or None if it is not compressed.
+        group: the :class:`GradientGroup` of its message, or None if it is not compressed.
         member: its number in the group.
         step: value of the slot's step counter before this step.
     """

@@ -47,7 +47,7 @@ class HostPath:
 
         def encode(gradient, steps, rank, *state):
             compressor.adapter.expect_open()
-            state = [part.copy() for part in state]
+            state = tuple(part.copy() for part in state)
             try:
                 payload, _ = neutral.encode_numpy(
                     slot.policy.codec, slot.policy.memory, gradient, state, 0.0, compressor.seed,

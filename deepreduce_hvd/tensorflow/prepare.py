@@ -1,6 +1,8 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import sys
+import types
+from typing import TYPE_CHECKING, Any
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, undo, warning
@@ -18,7 +20,14 @@ _KNOWN = {
 }
 
 
-class _Prepared:
+# what the mixin is combined with; at runtime the combined class has the other base
+if TYPE_CHECKING:
+    from keras.optimizers import Optimizer as _Optimizer
+else:
+    _Optimizer = object
+
+
+class _Prepared(_Optimizer):
     """Mixin: compressed variables are updated without momentum.
 
     For the time of one variable's update, momentum is 0 and the learning rate is larger.
@@ -28,7 +37,7 @@ class _Prepared:
 
     preparation: Preparation
     momentum_name: str
-    original_class: type
+    original_class: Any
     # not an attribute of instances: Keras saves what these have
     _factors: dict[int, float] = {}
 
@@ -92,7 +101,7 @@ def momentum_warning(compressor):
     Only frames of Horovod are read: Python keeps what is read of a frame until its function ends,
     and the user's loop ends with the training.
     """
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None

@@ -90,7 +90,7 @@ class Slot(tf.Module):
         # dtype of the last gradient traced
         self.dtype = tf.as_dtype(parameter.dtype)
         self.follows_loss_scale = follows_loss_scale
-        #: last Step with a gradient of this variable
+        #: last OptimizerStep with a gradient of this variable
         self.step = None
         self.state_names = policy.memory.state
         with tf.device(self.home or "CPU:0"):
@@ -230,7 +230,8 @@ class Slot(tf.Module):
         """Return one row of Compressor.stats()."""
         last = self._exchanged
         payload = read(self.payload.variable)
-        sent_bytes, rounds, communicator = payload.size, 1, "Allgather()"
+        communicator: str | None = "Allgather()"
+        sent_bytes, rounds = payload.size, 1
         if last.rounds:
             sent_bytes, rounds, communicator = (
                 round(last.sent_bytes * last.share),
@@ -283,13 +284,13 @@ class Identity(tf.train.experimental.PythonState):
 
     def serialize(self):
         adapter = self._adapter
-        adapter.close_round()  # the variables are read after this
-        scaled = {"loss_scale": True} if adapter.rounds.active else {}
+        adapter.close_steps()  # the variables are read after this
+        scaled = {"loss_scale": True} if adapter.void_steps.active else {}
         return json.dumps({**checkpoint.identity(**self._own()), **scaled})
 
     def deserialize(self, string_value):
         adapter, found = self._adapter, json.loads(string_value)
-        follows, expected = found.pop("loss_scale", False), adapter.rounds.active
+        follows, expected = found.pop("loss_scale", False), adapter.void_steps.active
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
@@ -297,7 +298,7 @@ class Identity(tf.train.experimental.PythonState):
                 f"compressor checkpoint: expected one saved {expected} loss_scale=, like this"
                 f" Compressor, got one saved {got}"
             )
-        adapter.rounds.forget(adapter.slots.values())
+        adapter.void_steps.forget(adapter.slots.values())
 
 
 class _Exchanged:

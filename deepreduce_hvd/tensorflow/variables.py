@@ -14,6 +14,7 @@ it runs on the variable that it was traced for.
 """
 
 import sys
+import types
 import weakref
 
 import tensorflow as tf
@@ -50,7 +51,8 @@ class Variables:
     def add(self, parameter, slot):
         variable = tensorflow_variable(parameter)
         self._entries[id(_handle(variable))] = weakref.ref(variable), slot
-        weakref.finalize(variable, _release, weakref.ref(slot)).atexit = False
+        finalizer = weakref.finalize(variable, _release, weakref.ref(slot))
+        finalizer.atexit = False  # type: ignore[misc]  # a property that typeshed lists as a slot
         slot.handle_name = _name_of(_handle(variable))
 
     def slot_of(self, parameter):
@@ -154,7 +156,8 @@ def reducing_frame():
         Its frame, and with ``groups=`` the positions of the gradients that it reduces now; None for
         what is not found.
     """
-    frame, group = sys._getframe(1), None
+    group = None
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if group is None and _names(frame.f_code, "index_group"):
             group = frame.f_locals.get("index_group")
@@ -182,7 +185,7 @@ def _variable_beside(tensor):
 
 def _calling_frame():
     """Return the frame of Horovod's function that calls compress, or None."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if (
             frame.f_code.co_name in _CALLING

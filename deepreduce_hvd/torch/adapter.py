@@ -13,8 +13,6 @@ from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning.scheduler import Scheduler
-from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.torch import results
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
@@ -23,11 +21,11 @@ from deepreduce_hvd.torch.cuda.device import DevicePath
 from deepreduce_hvd.torch.elastic import register as register_elastic
 from deepreduce_hvd.torch.exchanges import Exchanges
 from deepreduce_hvd.torch.host import HostPath
+from deepreduce_hvd.torch.optimizer_steps import OptimizerSteps
 from deepreduce_hvd.torch.parameters import Parameters, make_slots
-from deepreduce_hvd.torch.pending import Pending, as_reduced, time_fp16
+from deepreduce_hvd.torch.pending import Pending, as_reduced
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.references import Kept, Probes
-from deepreduce_hvd.torch.rounds import Rounds
 from deepreduce_hvd.torch.transport import HorovodTransport
 from deepreduce_hvd.torch.waits import names_who_is_gone, watch
 
@@ -50,12 +48,8 @@ class Adapter(TorchAdapter):
         self.slots = make_slots(compressor, named, self.device_path.home)
         self._parameters = Parameters(self.slots)
         self._probes = Probes()
-        self._rounds = Rounds(compressor, self._parameters)
-        self._times = StepTimes()
-        self._exchanges = Exchanges(compressor, self.device_path, self._times)
-        self.scheduler = Scheduler(compressor, self._times, time_fp16)
-        #: layout of the next rounds
-        self._layout = self.scheduler.layout
+        self._steps = OptimizerSteps(compressor, self._parameters)
+        self._exchanges = Exchanges(compressor, self.device_path, self.times)
         # whether a result was returned since the last check for elastic training
         self._delivered = True
         self.watcher = watch(self)
@@ -63,16 +57,16 @@ class Adapter(TorchAdapter):
 
     # --- compress ---
 
-    def _round_of(self, owner, slot):
-        """Return the round that a gradient belongs to; begin one if needed.
+    def _step_of(self, owner, slot):
+        """Return the step of an optimizer that a gradient belongs to; begin one if needed.
 
         Args:
             owner: the gradient's optimizer, or :data:`~deepreduce_hvd.torch.caller.DIRECT`.
             slot: slot of the gradient's parameter.
         """
-        round_ = self._rounds.joined_by(owner, slot)
-        if round_ is not None:
-            return round_
+        step = self._steps.joined_by(owner, slot)
+        if step is not None:
+            return step
         if self._delivered:
             expect_keeper(self.elastic, notification_manager)
             if self.elastic is not None:
@@ -85,11 +79,11 @@ class Adapter(TorchAdapter):
             message = momentum_warning(owner, self.compressor)
             if message is not None:
                 self._warn_once("momentum", message)
-        leads = self._rounds.leads(owner)
+        leads = self._steps.leads(owner)
         if leads:
-            self._times.begin(time.perf_counter())
-            self._layout = self.scheduler.layout
-        return self._rounds.begin(owner, self.device_path.sums(), self._layout, leads)
+            self.times.begin(time.perf_counter())
+            self.layout = self.scheduler.layout
+        return self._steps.begin(owner, self.device_path.sums(), self.layout, leads)
 
     @names_who_is_gone
     def compress(self, tensor):
@@ -97,56 +91,56 @@ class Adapter(TorchAdapter):
         started = time.perf_counter()
         reduced, pending = self._compress(tensor)
         name = pending.slot.name
-        self._times.gradients((name,), name, started, time.perf_counter())
+        self.times.gradients((name,), name, started, time.perf_counter())
         return reduced, pending
 
     def _compress(self, tensor):
         caller = current_caller()
         wire.expect_process_set(self.process_set, caller.process_set)
         slot = self._parameters.slot_for(tensor, caller.parameter)
-        round_ = self._round_of(caller.owner, slot)
+        step = self._step_of(caller.owner, slot)
         slot.settle()
-        if slot.last_round is not None:
-            self._close(slot.last_round)
-        round_.add(slot)
+        if slot.last_step is not None:
+            self._close(slot.last_step)
+        step.add(slot)
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            summed = slot.with_memory(tensor, made, round_.loss_scale)
+            summed = slot.with_memory(tensor, made, step.loss_scale)
             reduced = as_reduced(summed, slot.policy.way)
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)
             kept.hold()
-            return reduced, Pending(slot, tensor, made, round_, kept)
-        flight = round_.flight_for(slot, self._call_ranks)
+            return reduced, Pending(slot, tensor, made, step, kept)
+        flight = step.flight_for(slot, self._call_ranks)
         # A gradient of zeros that backward did not make carries no information: the parameter is
         # frozen or was not used. Its member is held: it sends nothing and keeps its memory.
         held = not made and not bool(tensor.any())
-        member = self._member(slot, tensor, flight.copies, round_.loss_scale, held)
+        member = self._member(slot, tensor, flight.copies, step.loss_scale, held)
         flight.members[slot] = member
         # Horovod names a collective without a name by the number of those before it, which must be
         # equal on all ranks. The program may use such collectives after backward, and without an
         # optimizer the probe is one. So at the last gradient all messages in flight are sent, and
         # then no exchange starts or advances until a result is requested.
-        if round_.more_to_come:
+        if step.more_to_come:
             self._exchanges.encode_early(flight, slot, member)
             if flight.full:
                 self._exchanges.start_early(flight, self.transport)
             self._exchanges.advance()
-        elif round_.owned:
-            self._exchanges.wait_until_sent(round_.flights, self.transport)
-        kept = self._probes.take(self._probe_of(slot, round_), _probe_device(caller, tensor))
-        return kept.tensors[0], Pending(slot, tensor, made, round_, kept, flight)
+        elif step.owned:
+            self._exchanges.wait_until_sent(step.flights, self.transport)
+        kept = self._probes.take(self._probe_of(slot, step), _probe_device(caller, tensor))
+        return kept.tensors[0], Pending(slot, tensor, made, step, kept, flight)
 
     def _call_ranks(self, label):
         """Start a roll call."""
         return RollCall(self.transport, collective_name(self.compressor.number, label))
 
     @staticmethod
-    def _probe_of(slot, round_):
+    def _probe_of(slot, step):
         """Return the probe of a gradient, (4,) float32."""
         return torch.tensor(
-            wire.probe(hvd.rank(), round_.plan.fingerprint, slot.steps - 1), dtype=torch.float32
+            wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1), dtype=torch.float32
         )
 
     def _member(self, slot, tensor, copies, loss_scale, held):
@@ -179,38 +173,19 @@ class Adapter(TorchAdapter):
         if pending is None:
             return self._pass_on(tensor)
         started = time.perf_counter()
-        slot, round_, flight = pending.slot, pending.round, pending.flight
-        round_.delivering = True
+        slot, step, flight = pending.slot, pending.optimizer_step, pending.flight
+        step.delivering = True
         if flight is None:
             result = self._dense_result(tensor, pending)
         else:
             result = self._exchanged_result(tensor, pending)
-        round_.hand_over(slot, flight)
-        self._times.result(slot.name, started, time.perf_counter())
-        if round_.complete:
-            round_.device_sums.send()
-            if round_.leads:
+        step.hand_over(slot, flight)
+        self.times.result(slot.name, started, time.perf_counter())
+        if step.complete:
+            step.device_sums.send()
+            if step.leads:
                 self.scheduler.step_ends(self.transport, self.slots)
         return result
-
-    # --- schedules ---
-
-    @property
-    def plan(self):
-        """The plan of the next step, or None."""
-        return self.scheduler.layout.plan
-
-    def profile(self):
-        """Return the profile of this rank, as :meth:`Compressor.profile`."""
-        return self.scheduler.profile(self.slots, self.transport.size)
-
-    def timeline(self, path):
-        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
-        self._times.write(path, self._layout.plan)
-
-    def schedule_notes(self):
-        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
-        return self.scheduler.notes()
 
     def _pass_on(self, tensor):
         """Return a sparse gradient, which Horovod reduced itself, and count it."""
@@ -223,9 +198,9 @@ class Adapter(TorchAdapter):
         slot = self._parameters.get(caller.parameter)
         if slot is not None and slot.parameter.grad is not None and slot.parameter.grad.is_sparse:
             slot.count_sparse(slot.parameter.grad)
-        round_ = self._rounds.last_of(caller.owner)
-        if round_ is not None and not round_.closed and round_.loss_scale is not None:
-            self._look_at(round_, tensor.coalesce().values())
+        step = self._steps.last_of(caller.owner)
+        if step is not None and not step.closed and step.loss_scale is not None:
+            self._look_at(step, tensor.coalesce().values())
         return tensor
 
     def _dense_result(self, tensor, pending):
@@ -236,27 +211,27 @@ class Adapter(TorchAdapter):
         if tensor.dtype != gradient.dtype or tensor.stride() != like.stride():
             result = pending.memory_for_result(tensor).copy_(tensor)
         if pending.way == FP16:  # its largest number is 65504
-            self._look_at(pending.round, tensor, slot.name)
-        elif pending.round.loss_scale is not None:
-            self._look_at(pending.round, result)
+            self._look_at(pending.optimizer_step, tensor, slot.name)
+        elif pending.optimizer_step.loss_scale is not None:
+            self._look_at(pending.optimizer_step, result)
         return result
 
     def _exchanged_result(self, tensor, pending):
         """Return the sum of a gradient that was compressed, after its exchange."""
-        slot, round_, flight = pending.slot, pending.round, pending.flight
+        slot, step, flight = pending.slot, pending.optimizer_step, pending.flight
         # Check the probe first: ranks with different configurations could wait for each other in an
         # exchange forever.
         try:
             present = wire.Present.of(self.transport.ranks)
             scale = wire.scale_of(
-                slot.name, tensor.tolist(), present, round_.plan.fingerprint, slot.steps - 1
+                slot.name, tensor.tolist(), present, step.buckets.fingerprint, slot.steps - 1
             )
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise
         memory = pending.memory_for_result(tensor)
         self._probes.give_back(pending.kept)
-        self._exchanges.run(round_.flights, self.transport)
+        self._exchanges.run(step.flights, self.transport)
         exchange = flight.exchange
         total = exchange.finish()
         started = time.perf_counter()
@@ -269,17 +244,17 @@ class Adapter(TorchAdapter):
             flight.roll_call.sent_bytes if flight.called_by is slot else 0,
         )
         if total.non_finite(number):
-            round_.void = True
+            step.void = True
             self.warn_of_non_finite(slot.name)
-        result = self._decode(round_, slot, memory, total, number, scale)
+        result = self._decode(step, slot, memory, total, number, scale)
         slot.decode_seconds += time.perf_counter() - started
         return result
 
-    def _decode(self, round_, slot, memory, total, number, scale):
+    def _decode(self, step, slot, memory, total, number, scale):
         """Return the sum of one gradient.
 
         Args:
-            round_: the gradient's Round.
+            step: the gradient's step.
             slot: slot of its parameter.
             memory: the tensor for a dense sum.
             total: sum of its bucket.
@@ -289,34 +264,34 @@ class Adapter(TorchAdapter):
         like = slot.parameter.grad
         if like is not None and like.layout == torch.sparse_coo and not total.non_finite(number):
             result = results.sparse_like(like, *total.sparse(number, scale))
-            self._look_at(round_, result.values(), slot.name)
+            self._look_at(step, result.values(), slot.name)
             return result
         if self.device_path.takes(memory):
-            round_.device_sums.decode(slot, memory, total, number, scale)
-            if round_.loss_scale is not None:
-                self._look_at(round_, memory)
+            step.device_sums.decode(slot, memory, total, number, scale)
+            if step.loss_scale is not None:
+                self._look_at(step, memory)
             return memory
         summed, largest = self.host_path.decode(memory, total, number, scale)
         if results.may_exceed(memory.dtype, largest):
-            self._look_at(round_, summed.to(memory.dtype), slot.name)
+            self._look_at(step, summed.to(memory.dtype), slot.name)
         return memory
 
-    def _look_at(self, round_, result, name=None):
+    def _look_at(self, step, result, name=None):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step.
 
         Args:
-            round_: the Round of the result.
+            step: the step of the result.
             result: tensor to check.
             name: name of the parameter for a warning; None for no warning.
         """
         if result.is_cuda:
-            round_.device_sums.look_at(result)
+            step.device_sums.look_at(result)
         elif not results.is_finite(result):
-            round_.void = True
+            step.void = True
             if name is not None:
                 self.warn_of_non_finite(name)
 
-    # --- end of a round, and state ---
+    # --- end of a step, and state ---
 
     def framework_settings(self):
         """Return which parameters are frozen; their buckets depend on it."""
@@ -331,34 +306,32 @@ class Adapter(TorchAdapter):
             )
         ]
 
-    def forget_rounds(self):
+    def forget_steps(self):
         """Discard the steps in progress."""
         for name, slot in self.slots.items():
-            slot.last_round = None
+            slot.last_step = None
             slot.policy = self.compressor.policies[name]
-        self._rounds.forget()
+        self._steps.forget()
         self._exchanges.forget()
-        self._times.forget()
+        self.times.forget()
         self.scheduler.restart()
-        self._layout = self.scheduler.layout
+        self.layout = self.scheduler.layout
         self._delivered = True
 
-    def close_round(self):
-        """End all complete rounds, before anything reads or changes state between two steps."""
+    def close_steps(self):
+        """End all complete steps, before anything reads or changes state between two steps."""
         self._exchanges.settle()
-        for round_ in {
-            slot.last_round for slot in self.slots.values() if slot.last_round is not None
-        }:
-            if round_.complete:
-                self._close(round_)
+        for step in {slot.last_step for slot in self.slots.values() if slot.last_step is not None}:
+            if step.complete:
+                self._close(step)
 
-    def _close(self, round_):
-        """End a round: undo it if its step is void, and write scalars."""
-        if round_.closed:
+    def _close(self, step):
+        """End a step: undo it if it is void, and write scalars."""
+        if step.closed:
             return
-        round_.closed = True
-        finite = round_.device_sums.check()
-        self._end_round(round_.slots, round_.void or not finite)
+        step.closed = True
+        finite = step.device_sums.check()
+        self._end_step(step.slots, step.void or not finite)
 
 
 def _probe_device(caller, gradient):

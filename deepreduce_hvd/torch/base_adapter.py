@@ -1,10 +1,13 @@
-"""What the adapters of PyTorch share: warnings, and the count of steps."""
+"""What the adapters of PyTorch share: schedules, warnings, and the count of steps."""
 
 import warnings
 
 from deepreduce_hvd.adapters.base_adapter import BaseAdapter
+from deepreduce_hvd.planning.scheduler import Scheduler
+from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.statistics import write_scalars
 from deepreduce_hvd.torch.ops import WHY_NO_OPERATORS
+from deepreduce_hvd.torch.pending import time_fp16
 
 
 class TorchAdapter(BaseAdapter):
@@ -13,11 +16,20 @@ class TorchAdapter(BaseAdapter):
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         transport: transport over the ranks that take part.
+        buckets: as of :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
+
+    Attributes:
+        times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`.
+        scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
+        layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the steps from now on.
     """
 
-    def __init__(self, compressor, transport):
+    def __init__(self, compressor, transport, buckets=lambda: None):
         super().__init__(compressor, transport)
-        self._rounds_closed = 0
+        self.times = StepTimes()
+        self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets)
+        self.layout = self.scheduler.layout
+        self._steps_ended = 0
         self._warned = set()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -26,24 +38,41 @@ class TorchAdapter(BaseAdapter):
                 f" {WHY_NO_OPERATORS.removeprefix('deepreduce_hvd: ')}",
             )
 
+    @property
+    def plan(self):  # type: ignore[override]  # the scheduler knows it
+        """The plan of the next step, or None."""
+        return self.scheduler.layout.plan
+
+    def profile(self):
+        """Return the profile of this rank, as :meth:`Compressor.profile`."""
+        return self.scheduler.profile(self.slots, self.transport.size)
+
+    def timeline(self, path):
+        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
+        self.times.write(path, self.layout.plan)
+
+    def schedule_notes(self):
+        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
+        return self.scheduler.notes()
+
     def progress(self):
         """Return the number of steps that this compressor has begun."""
         return max((slot.steps for slot in self.slots.values()), default=0)
 
-    def _end_round(self, slots, void):
-        """End a round: undo it if its step is void, and write scalars.
+    def _end_step(self, slots, void):
+        """End a step: undo it if it is void, and write scalars.
 
         Args:
-            slots: slots of the round's gradients.
+            slots: slots of the step's gradients.
             void: whether the optimizer skips the step.
         """
         if void:
             for slot in slots:
                 slot.restore()
-        self._rounds_closed += 1
+        self._steps_ended += 1
         writer = self.compressor.writer
-        if writer is not None and self._rounds_closed % self.compressor.writer_interval == 0:
-            write_scalars(writer, self.stats(), self._rounds_closed)
+        if writer is not None and self._steps_ended % self.compressor.writer_interval == 0:
+            write_scalars(writer, self.stats(), self._steps_ended)
 
     def warn_of_non_finite(self, name):
         """Warn once about the NaN or Inf of a parameter, unless the compressor scales losses."""

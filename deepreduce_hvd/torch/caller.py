@@ -7,6 +7,7 @@ share a compressor take turns.
 """
 
 import sys
+import types
 from typing import NamedTuple
 
 import torch
@@ -52,7 +53,8 @@ _METHODS = _ALONE | _code_of("_grouped_allreduce_grad_async", "synchronize")
 
 def current_caller():
     """Return the :class:`Caller` of the compression that runs in this thread."""
-    below, frame, process_set = None, sys._getframe(1), None
+    below = process_set = None
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code not in _METHODS:
         if frame.f_code in _FUNCTIONS:
             process_set = frame.f_locals["process_set"]
@@ -61,6 +63,7 @@ def current_caller():
         return Caller(DIRECT, None, alone=False, process_set=process_set)
     arguments = frame.f_locals
     # before Python 3.12 a list comprehension, as in the method for groups, has its own frame
-    parameter = arguments["p"] if "p" in arguments else below.f_locals.get("p")
+    inner = {} if below is None else below.f_locals
+    parameter = arguments["p"] if "p" in arguments else inner.get("p")
     owner = arguments["self"]
     return Caller(owner, parameter, frame.f_code in _ALONE, getattr(owner, "process_set", None))

@@ -41,7 +41,7 @@ class Exchanges:
 
         Args:
             flight: the flight of the gradient's bucket.
-            slot: slot of the gradient's parameter, whose round has the gradient.
+            slot: slot of the gradient's parameter, whose step has the gradient.
             member: the gradient's bucket member.
         """
         communicator = flight.communicator or self._compressor.communicator

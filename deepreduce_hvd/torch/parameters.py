@@ -88,9 +88,10 @@ class Parameters:
         own = weakref.ref(self)
 
         def note(parameter):
-            if own() is not None:
-                own().get(parameter).made = True
-                own().gradients_made += 1
+            parameters = own()
+            if parameters is not None:
+                parameters.get(parameter).made = True
+                parameters.gradients_made += 1
 
         for slot in self:
             parameter = slot.parameter

@@ -16,17 +16,17 @@ class Pending:
         gradient: the tensor that Horovod gave to compress.
         made: whether backward made the gradient.
         way: how its gradient is sent, as in :class:`~deepreduce_hvd.planning.policies.Policy`.
-        round: its :class:`~deepreduce_hvd.torch.rounds.Round`.
+        optimizer_step: its :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerStep`.
         kept: the :class:`~deepreduce_hvd.torch.references.Kept` tensor that Horovod reduces.
-        flight: its :class:`~deepreduce_hvd.torch.rounds.Flight`, or None if it is not compressed.
+        flight: its :class:`~deepreduce_hvd.torch.optimizer_steps.Flight`, or None if it is not compressed.
     """
 
-    def __init__(self, slot, gradient, made, round_, kept, flight=None):
+    def __init__(self, slot, gradient, made, step, kept, flight=None):
         self.slot = slot
         self.gradient = gradient
         self.made = made
         self.way = slot.policy.way  # the next step may have another one
-        self.round = round_
+        self.optimizer_step = step
         self.kept = kept
         self.flight = flight
 

@@ -1,5 +1,7 @@
 """Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -19,7 +21,14 @@ _KNOWN = (
 )
 
 
-class _Prepared:
+# what the mixin is combined with; at runtime the combined class has the other base
+if TYPE_CHECKING:
+    _Optimizer = torch.optim.Optimizer
+else:
+    _Optimizer = object
+
+
+class _Prepared(_Optimizer):
     """Mixin: compressed parameters are stepped without momentum.
 
     The groups that the user, learning rate schedulers and checkpoints see stay as they are. For the
@@ -50,7 +59,7 @@ def _split(group, preparation):
     if "betas" in group:
         first, second = group["betas"]  # both numbers or both tensors
         return [{**group, "params": compressed, "betas": (first * 0, second)}, *parts]
-    by_factor = {}  # memories with a momentum of their own have another factor
+    by_factor: dict[float, list] = {}  # memories with a momentum of their own have another factor
     for parameter in compressed:
         factor = preparation.learning_rate_factor(
             preparation.policy_of(parameter), change, group.get("dampening", 0)

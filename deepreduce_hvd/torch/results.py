@@ -87,4 +87,7 @@ def sparse_like(like, indices, values):
     slices[of_row * slice_size + flat % slice_size] = values
     indices = torch.stack(torch.unravel_index(rows, sparse_shape))
     slices = slices.view(-1, *like.shape[like.sparse_dim() :]).to(like.dtype)
-    return torch.sparse_coo_tensor(indices, slices, like.shape, is_coalesced=True).to(like.device)
+    # the checks would copy indices from a GPU; without a choice, PyTorch warns
+    return torch.sparse_coo_tensor(
+        indices, slices, like.shape, is_coalesced=True, check_invariants=False
+    ).to(like.device)

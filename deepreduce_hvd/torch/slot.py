@@ -35,8 +35,8 @@ class Slot:
         self.changes = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False
-        #: last Round with a gradient of this parameter
-        self.last_round = None
+        #: last OptimizerStep with a gradient of this parameter
+        self.last_step = None
         #: the last Encoding of a gradient by a thread, or None
         self.encoding = None
         self.rounds = 0
@@ -200,14 +200,15 @@ class Slot:
 
     def statistics(self):
         """Return one row of Compressor.stats()."""
-        compressed = self.uncompressed_path is None and self.payload is not None
+        payload = self.payload if self.uncompressed_path is None else None
+        kept = payload is not None and self.policy.memory.keeps_everything
         path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
         return statistics.row(
             self.shape.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds,
             self.decode_seconds,
             rounds=self.rounds, communicator=self.communicator, path=path,
-            payload=self.payload.cpu().numpy() if compressed else None,
-            kept=self.state[0].cpu().numpy() if compressed and self.policy.memory.keeps_everything else None,
+            payload=None if payload is None else payload.cpu().numpy(),
+            kept=self.state[0].cpu().numpy() if kept else None,
         )  # fmt: skip
 
 

@@ -36,9 +36,11 @@ class _Collective(NamedTuple):
     kept: Kept
 
     def query(self):
+        """Return whether the collective is complete."""
         return hvd.poll(self.started)
 
     def result(self):
+        """Wait for the collective and return its result."""
         output = hvd.synchronize(self.started)
         self.kept.release()
         return self.finish(output)

@@ -18,7 +18,7 @@ class _NoTransport(Transport):
     size = local_size = 1
 
     @property
-    def rank(self):
+    def rank(self):  # type: ignore[override]  # torch.distributed may begin later
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
@@ -61,10 +61,10 @@ class UnattachedAdapter(BaseAdapter):
     def timeline(self, path):
         self._refuse("timeline")
 
-    def close_round(self):
+    def close_steps(self):
         """Do nothing: there are no steps."""
 
-    def forget_rounds(self):
+    def forget_steps(self):
         """Do nothing: there are no steps."""
 
 

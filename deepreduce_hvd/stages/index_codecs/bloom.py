@@ -1,4 +1,4 @@
-"""Bloom: a Bloom filter of the indices, and the policies that select from its positives."""
+"""Bloom: a Bloom filter of the indices, and the Bloom policies that select from its positives."""
 
 import math
 import struct
@@ -69,7 +69,7 @@ def scan(bitmap, hashes, d):
 
 
 def choose_random(positives, k, key):
-    """Apply policy P1: return the k positives with the smallest random numbers."""
+    """Apply the Bloom policy P1: return the k positives with the smallest random numbers."""
     counters = np.arange(positives.size)
     drawn = (random32(key, counters).astype(np.uint64) << np.uint64(32)) | counters.astype(
         np.uint64
@@ -89,7 +89,7 @@ def most_positives(hashes, d, count):
 
 
 def choose_by_conflict_sets(positives, k, key, hashes, bits):
-    """Apply policy P2 (DeepReduce, Algorithm 1), in a deterministic form.
+    """Apply the Bloom policy P2 (DeepReduce, Algorithm 1), in a deterministic form.
 
     Each positive belongs to the conflict set of every bit that one of its hashes maps to. Sets are
     visited in ascending order of (size, bit). The member of a set of size one is a true positive
@@ -138,19 +138,19 @@ class Bloom(IndexCodec):
     """Index codec that stores a Bloom filter of the indices (DeepReduce, section on Bloom filters).
 
     The receiver tests every index from 0 to d−1. Those that the filter contains are its positives.
-    They include false positives, and the policy decides how to handle them.
+    They include false positives, and the Bloom policy decides how to handle them.
 
     Args:
         fpr: the false-positive rate ε, a number in (0, 1). For k indices, the filter has m = ⌈−k ln
             ε / (ln 2)²⌉ bits and ⌈−log2 ε⌉ hashes. None means 0.1 k/d, the default of the paper.
-            "auto" with the policy "p0" means the rate with the fewest bytes, k/(b (ln 2)² (d−k))
-            for values of b bits. With the other policies, false positives cost accuracy instead of
-            bytes, and "auto" is the same as None.
-        policy: how to handle false positives. "p0" sends the values of all positives, which causes
-            no error. "p2" selects k positives by conflict sets, "p1" selects k at random, and
-            "leftmost" selects the first k; the values at the selected positives are sent. "naive"
-            assigns the k original values to the first k positives. Its values are wrong from the
-            first false positive on; it is the baseline of the paper.
+            "auto" with the Bloom policy "p0" means the rate with the fewest bytes,
+            k/(b (ln 2)² (d−k)) for values of b bits. With the other Bloom policies, false positives
+            cost accuracy instead of bytes, and "auto" is the same as None.
+        policy: the Bloom policy, which handles false positives. "p0" sends the values of all
+            positives, which causes no error. "p2" selects k positives by conflict sets, "p1"
+            selects k at random, and "leftmost" selects the first k; the values at the selected
+            positives are sent. "naive" assigns the k original values to the first k positives. Its
+            values are wrong from the first false positive on; it is the baseline of the paper.
 
     Raises:
         InvalidArgumentError: ``fpr`` or ``policy`` is not one of the values above. Encoding also
@@ -184,12 +184,13 @@ class Bloom(IndexCodec):
         return (rate, POLICIES.index(self.policy))
 
     def _rate(self, k, d, value_bits):
-        rate = self.fpr
-        if self.fpr is None or (self.fpr == "auto" and self.policy != "p0"):
-            rate = 0.1 * k / d
-        elif self.fpr == "auto":
+        if isinstance(self.fpr, float | int):
+            rate = float(self.fpr)
+        elif self.fpr == "auto" and self.policy == "p0":
             cost = value_bits * (LN2 * LN2) * (d - k)
             rate = k / cost if cost > 0 else math.inf
+        else:
+            rate = 0.1 * k / d
         return min(max(rate, _SMALLEST_RATE), _LARGEST_RATE)
 
     def encode(

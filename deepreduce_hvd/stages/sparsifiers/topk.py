@@ -60,7 +60,7 @@ class TopK(Sparsifier):
         self.warmup_ratio = warmup_ratio
 
     @property
-    def schedule_steps(self):
+    def schedule_steps(self):  # type: ignore[override]  # follows the setting, read-only
         return self.warmup_steps
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:

@@ -140,7 +140,7 @@ def fit_side(y):
     step = 1.0 / (y.size - 1) if y.size > 1 else 0.0
     x, ones = _points(y.size), np.ones(y.size)
     first = _integral(z, step)
-    rates = [(0.0,)]
+    rates: list[tuple[float, ...]] = [(0.0,)]
     single = _regress([first, ones], z)
     if single is not None:
         rates.append((single[0],))

@@ -1,4 +1,4 @@
-"""QSGD: stochastic quantization in buckets."""
+"""QSGD: stochastic quantization in buckets of values, which are not buckets of gradients."""
 
 import math
 import struct

@@ -5,6 +5,7 @@ import torch
 
 from deepreduce_hvd.adapters.gpu import BaseDevicePath
 from deepreduce_hvd.communicators.bucket import payload_of_nothing
+from deepreduce_hvd.numpy_backend import residual_and_velocity
 from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost, SideStreams, pinned
 from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather, DeviceMember
@@ -150,9 +151,8 @@ class DevicePath(BaseDevicePath):
             return DeviceMember(slot, flat, nothing=payload_of_nothing(codec, flat.numel()))
 
         def start():
-            state = (*slot.state, *[None] * (2 - len(slot.state)))
             return operators.checked(
-                torch.ops.deepreduce.start_encode_, flat, *state,
+                torch.ops.deepreduce.start_encode_, flat, *residual_and_velocity(slot.state),
                 codec.fields(memory, slot.steps - 1),
                 self.compressor.seed, slot.steps - 1, slot.key, rank,
             )  # fmt: skip

@@ -4,6 +4,7 @@ It waits for the device at most twice, for any number of gradients, and never in
 """
 
 import struct
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.communicators.sums import GatheredPayloads
-from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
+from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 from deepreduce_hvd.torch import ops as operators
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
@@ -41,7 +42,7 @@ class DeviceMember(BucketMember):
         self.slot = slot
         self.device = gradient.device
         self.ready_on = torch.cuda.current_stream(gradient.device)  # computes the gradient
-        self.payload = None  # (n,) uint8, on the device
+        self.payload: Any = None  # (n,) uint8 tensor, on the device
         self.header = None  # (40,) uint8 NumPy
         self._start = start
         if held:
@@ -94,7 +95,7 @@ class DeviceEncodings:
     def __init__(self, members):
         self.reports = CopiesToHost()
         self._groups = []  # (stream, its members)
-        self._read = []  # (member, its report in a copy to the host)
+        self._read: list[tuple] = []  # (member, its report in a copy to the host)
         on_device = [member for member in members if isinstance(member, DeviceMember)]
         for device in dict.fromkeys(member.device for member in on_device):
             there = [member for member in on_device if member.device == device]
@@ -188,10 +189,10 @@ class DeviceAllgather(Allgather):
             headers, sums = channel.allgather(np.concatenate(entries)), channel.allgather(payloads)
         headers = yield headers
         gathered = yield sums
-        return DeviceSum(bucket, headers, gathered, channel.size)
+        return PayloadsOnDevice(bucket, headers, gathered, channel.size)
 
 
-class DeviceSum(GatheredPayloads):
+class PayloadsOnDevice(GatheredPayloads):
     """Payloads of every rank on a device.
 
     Args:
@@ -203,7 +204,6 @@ class DeviceSum(GatheredPayloads):
     """
 
     def __init__(self, bucket, headers, gathered, size):
-        self._offsets = bucket.offsets
         self.gathered = gathered
         spans, at, start = [], 0, 0
         while at < headers.size:
@@ -217,18 +217,7 @@ class DeviceSum(GatheredPayloads):
             span = _span(headers[first:at], start)
             spans.append(span)
             start = span.end
-        count = len(bucket.members)
-        if len(spans) != size * count:
-            raise CorruptPayloadError(
-                f"parameter {bucket.name}: expected {count} headers from each of {size} ranks, got"
-                f" {len(spans)} in total"
-            )
-        self.messages = [spans[number::count] for number in range(count)]
-        for member, messages in zip(bucket.members, self.messages):
-            try:
-                wire.raise_notices(member.name, messages)
-            except PeerFailedError as error:
-                raise error from member.failure
+        self._divide(bucket, spans, size)
         if start != gathered.numel():
             raise CorruptPayloadError(
                 f"parameter {bucket.name}: expected payloads with {start} bytes in total, got"
@@ -242,16 +231,16 @@ class DeviceSum(GatheredPayloads):
         return add_payloads(self._on_host(member), out, scale)
 
     def sparse(self, member, scale):
-        return decode_sum_sparse(self._on_host(member), int(np.diff(self._offsets)[member]), scale)
+        return decode_sum_sparse(self._on_host(member), self._size_of(member), scale)
 
 
 def _span(entry, start):
-    """Return the :class:`Message` of the payload that starts at ``start`` and has this header.
+    """Return the ReceivedMessage of the payload that starts at ``start`` and has this header.
 
     A notice has no payload.
     """
     if entry[: len(container.MAGIC)].tobytes() != container.MAGIC:
         (message,) = wire.split(entry)
-        return wire.Message(start, start, False, message.notice)
+        return wire.ReceivedMessage(start, start, False, message.notice)
     total_bytes, non_finite = container.read_header(entry)
-    return wire.Message(start, start + total_bytes, non_finite, None)
+    return wire.ReceivedMessage(start, start + total_bytes, non_finite, None)

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
-from deepreduce_hvd.torch.ddp.buckets import BucketJob, Round, in_layout_of
+from deepreduce_hvd.torch.ddp.buckets import BackwardPass, BucketJob, in_layout_of
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group, timeout_of
 from deepreduce_hvd.torch.parameters import Parameters
 
@@ -89,12 +89,13 @@ class DdpAdapter(DistributedAdapter):
 
     def average(self, bucket):
         """Start to average the gradients of DDP's bucket and return the future of its buffer."""
-        if bucket.index() == 0 or self._round is None:
-            self._begin()
-        job = BucketJob(self, self._round, bucket.buffer())
-        self._start(job, lambda: self._gradients_in(bucket))
+        backward_pass = self._pass
+        if bucket.index() == 0 or backward_pass is None:
+            backward_pass = self._begin()
+        job = BucketJob(self, backward_pass, bucket.buffer())
+        self._start(backward_pass, job, lambda: self._gradients_in(bucket))
         if bucket.is_last() and not _in_backward():
-            self._end_backward(self._round)
+            self._end_backward(backward_pass)
         return job.future
 
     def _gradients_in(self, bucket):
@@ -114,20 +115,21 @@ class DdpAdapter(DistributedAdapter):
         return [self._parameters.get(parameter) for parameter in parameters], views
 
     def _begin(self):
-        """Begin the step of a backward pass."""
-        self.close_round()
+        """Begin the step of a backward pass and return the pass."""
+        self.close_steps()
         if self.layout is not self.scheduler.layout:
             self._follow(self.scheduler.layout)
-        self._round = Round()
+        backward_pass = self._pass = BackwardPass()
         # From a callback of the backward pass, an error keeps its type; DDP's own wait, which comes
         # later, turns every error into a RuntimeError.
         if _in_backward():
             engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(functools.partial(self._end_backward, self._round))
+            engine.queue_callback(functools.partial(self._end_backward, backward_pass))
+        return backward_pass
 
-    def _end_backward(self, round_):
+    def _end_backward(self, backward_pass):
         """Wait for all results; raise the error of the first bucket that failed."""
-        round_.wait()
+        backward_pass.wait()
         self.scheduler.step_ends(self.transport, self.slots)
 
 

@@ -14,12 +14,10 @@ from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import take_number
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning.scheduler import Scheduler
-from deepreduce_hvd.planning.step_times import StepTimes
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
+from deepreduce_hvd.torch.ddp.buckets import BackwardPass
 from deepreduce_hvd.torch.ddp.failures import watch
 from deepreduce_hvd.torch.host import HostPath
-from deepreduce_hvd.torch.pending import time_fp16
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.validation import expect_loss_scale
@@ -40,18 +38,16 @@ class DistributedAdapter(TorchAdapter):
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
-        times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`. A gradient is
-            ready when PyTorch hands over its buffer.
+        times: as of :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient is ready
+            when PyTorch hands over its buffer.
     """
 
     def __init__(self, compressor, transport, slots):
-        super().__init__(compressor, transport)
+        self._pass: BackwardPass | None = None
+        super().__init__(compressor, transport, self._buckets_of_pass)
         self.slots = slots
         self.host_path = HostPath(None)
-        self.times = StepTimes()
-        self.scheduler = Scheduler(compressor, self.times, time_fp16, lambda: self._round.buckets)
         self._follow(self.scheduler.layout)
-        self._round = None
         self._driver = Driver(self.transport)
         self.threads = EncodingThreads(compressor.threads, _ranks_on_this_host())
         weakref.finalize(self, self._driver.stop)
@@ -83,22 +79,6 @@ class DistributedAdapter(TorchAdapter):
         for name, slot in self.slots.items():
             slot.policy = layout.policies[name]
 
-    @property
-    def plan(self):
-        return self.scheduler.layout.plan
-
-    def profile(self):
-        """Return the profile of this rank, as :meth:`Compressor.profile`."""
-        return self.scheduler.profile(self.slots, self.transport.size)
-
-    def schedule_notes(self):
-        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
-        return self.scheduler.notes()
-
-    def timeline(self, path):
-        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
-        self.times.write(path, self.layout.plan)
-
     def communicator_of(self, slot):
         """Return the communicator of a parameter's compressed gradients."""
         return self.layout.communicators.get(slot.name, self.compressor.communicator)
@@ -116,52 +96,58 @@ class DistributedAdapter(TorchAdapter):
             "torch.distributed; create another one for hvd.DistributedOptimizer"
         )
 
-    def _start(self, job, slots_and_gradients):
+    def _buckets_of_pass(self):
+        """Return the names of the parameters in each bucket of the last backward pass, if any."""
+        return None if self._pass is None else self._pass.buckets
+
+    def _start(self, backward_pass, job, slots_and_gradients):
         """Encode the gradients of a job and have the driver run it.
 
         An error of this rank is told to the others in place of the exchange.
 
         Args:
+            backward_pass: the :class:`~deepreduce_hvd.torch.ddp.buckets.BackwardPass` of the job.
             job: the :class:`~deepreduce_hvd.torch.ddp.buckets.BucketJob`.
             slots_and_gradients: function that returns the slots and the gradients.
         """
         started = time.perf_counter()
-        self._round.jobs.append(job)
+        backward_pass.jobs.append(job)
         try:
-            self._round.loss_scale = self._loss_scale()
+            if backward_pass.loss_scale is None:
+                backward_pass.loss_scale = self._loss_scale()
             slots, gradients = slots_and_gradients()
-            if slots and not self._round.slots:
+            if slots and not backward_pass.slots:
                 self.times.begin(started)
             job.encode(slots, gradients)
             if slots:
                 names = [slot.name for slot in slots]
-                self._round.buckets.append(names)
+                backward_pass.buckets.append(names)
                 self.times.gradients(names, label_of(names), started, time.perf_counter())
         except Exception as error:
             job.failure = error
         self._driver.put(job)
 
     def _loss_scale(self):
-        """Return the loss scale of the step in progress; None without loss scaling."""
+        """Return the current loss scale; None without loss scaling."""
         function = self.compressor.loss_scale
-        if function is None or self._round.loss_scale is not None:
-            return self._round.loss_scale
-        return expect_loss_scale(float(function()))
+        return None if function is None else expect_loss_scale(float(function()))
 
-    def close_round(self):
+    def close_steps(self):
         """End the last step: undo it if it is void, and write scalars."""
         self.threads.settle()
-        round_, self._round = self._round, None
-        if round_ is None:
+        backward_pass, self._pass = self._pass, None
+        if backward_pass is None:
             return
-        for job in round_.jobs:
+        for job in backward_pass.jobs:
             job.ended.wait()
-        self._end_round(round_.slots, round_.void and round_.loss_scale is not None)
+        self._end_step(
+            backward_pass.slots, backward_pass.void and backward_pass.loss_scale is not None
+        )
 
-    def forget_rounds(self):
+    def forget_steps(self):
         """Discard the step in progress."""
         self.threads.settle()
-        self._round = None
+        self._pass = None
         self.times.forget()
 
     def close(self):

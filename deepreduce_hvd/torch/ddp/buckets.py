@@ -47,7 +47,7 @@ class BucketJob:
 
     Args:
         adapter: the :class:`~deepreduce_hvd.torch.ddp.base.DistributedAdapter`.
-        round_: the :class:`Round` of the step.
+        backward_pass: the :class:`BackwardPass` of the bucket.
         buffer: all gradients of the bucket, (n,), which the averages replace.
         divisor: number by which the sums are divided; None for the number of ranks.
 
@@ -58,9 +58,9 @@ class BucketJob:
         future: what DDP waits for; its result is the average.
     """
 
-    def __init__(self, adapter, round_, buffer, divisor=None):
+    def __init__(self, adapter, backward_pass, buffer, divisor=None):
         self._adapter = adapter
-        self._round = round_
+        self._pass = backward_pass
         self._buffer = buffer
         self._divisor = adapter.transport.size if divisor is None else divisor
         # (policy, communicator) -> [(slot, view of the gradient, its bucket member)]
@@ -71,7 +71,7 @@ class BucketJob:
         self.failure = None
         self.error = None
         self.ended = threading.Event()
-        self._finished = torch.futures.Future()
+        self._finished: torch.futures.Future = torch.futures.Future()
         # DDP would take an exception that is set as the outcome for a tensor; from a callback it
         # takes it for an error
         self.future = self._finished.then(self._outcome)
@@ -91,12 +91,12 @@ class BucketJob:
                 raise _failure_of(member, member.failure) from member.failure
 
     def _add(self, slot, gradient):
-        self._round.slots.append(slot)
+        self._pass.slots.append(slot)
         slot.settle()
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            total = slot.with_memory(gradient, made, self._round.loss_scale)
+            total = slot.with_memory(gradient, made, self._pass.loss_scale)
             if total is not gradient:
                 gradient.copy_(total)
             self._uncompressed.setdefault(slot.policy.way, []).append((slot, gradient))
@@ -112,7 +112,7 @@ class BucketJob:
         """Return the bucket member of a gradient, or one that failed."""
         slot.payload = None
         try:
-            slot.follow_loss_scale(self._round.loss_scale)
+            slot.follow_loss_scale(self._pass.loss_scale)
             slot.back_up()
             return self._adapter.host_path.member(slot, gradient, None, held)
         # catch all errors: the other ranks must get a notice instead of waiting
@@ -201,7 +201,7 @@ class BucketJob:
 
     def _decode(self, part, exchange, total):
         """Write the averages of compressed gradients into the bucket."""
-        round_ = self._round
+        backward_pass = self._pass
         scale = 1.0 / self._divisor
         heads = exchange.channel.rounds * self._adapter.transport.head_bytes
         for number, (slot, gradient, _) in enumerate(part):
@@ -211,7 +211,7 @@ class BucketJob:
             # a slot counts Horovod's probe, which DDP does not need
             slot.count_sent(gradient, exchange, (0 if number else heads) - wire.PROBE_BYTES)
             if total.non_finite(number):
-                round_.void = True
+                backward_pass.void = True
                 self._adapter.warn_of_non_finite(slot.name)
             summed, largest = self._adapter.host_path.decode(gradient, total, number, scale)
             if results.may_exceed(gradient.dtype, largest):
@@ -245,14 +245,14 @@ class BucketJob:
             slot.count_dense(gradient, own)
             if way == FP16:  # its largest number is 65504
                 self._look_at(gradient, slot.name)
-            elif self._round.loss_scale is not None:
+            elif self._pass.loss_scale is not None:
                 self._look_at(gradient)
         times.result(label, received, time.perf_counter(), EXCHANGES)
 
     def _look_at(self, result, name=None):
         """Record whether an optimizer gets NaN or Inf; loss scaling then skips its step."""
         if not results.is_finite(result):
-            self._round.void = True
+            self._pass.void = True
             if name is not None:
                 self._adapter.warn_of_non_finite(name)
 
@@ -266,8 +266,11 @@ def _failure_of(member, error):
     return DeepReduceError(f"parameter {member.name}: {wire.describe(error)}")
 
 
-class Round:
+class BackwardPass:
     """One backward pass that synchronizes.
+
+    Args:
+        task: the autograd engine's number of the pass; None if nothing asks for it.
 
     Attributes:
         loss_scale: loss scale of this step, or None.
@@ -277,7 +280,8 @@ class Round:
         void: whether some result has NaN or Inf.
     """
 
-    def __init__(self):
+    def __init__(self, task=None):
+        self.task = task
         self.loss_scale = None
         self.slots = []
         self.jobs = []

@@ -21,9 +21,13 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
-from deepreduce_hvd.torch.ddp.buckets import BucketJob, Round
+from deepreduce_hvd.torch.ddp.buckets import BackwardPass, BucketJob
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group, timeout_of
-from deepreduce_hvd.torch.fsdp.groups import Group, modules_and_groups, parameters_of_caller
+from deepreduce_hvd.torch.fsdp.groups import (
+    ParameterGroup,
+    modules_and_groups,
+    parameters_of_caller,
+)
 
 
 def register(compressor, model, mesh):
@@ -158,14 +162,14 @@ class FsdpAdapter(DistributedAdapter):
         ranks: process group of the ranks of this host.
 
     Attributes:
-        groups: the :class:`~deepreduce_hvd.torch.fsdp.groups.Group` of each parameter group.
+        groups: the :class:`~deepreduce_hvd.torch.fsdp.groups.ParameterGroup` of each parameter group.
         ranks: transport between the ranks of this host.
     """
 
     def __init__(self, compressor, groups, hosts, ranks):
         whole = compressor.adapter.slots
         by_parameter = {id(slot.parameter): slot for slot in whole.values()}
-        self.groups = [Group(group, by_parameter) for group in groups]
+        self.groups = [ParameterGroup(group, by_parameter) for group in groups]
         sharded = {slot.name: slot for group in self.groups for slot in group.slots}
         between = BetweenHosts(*_own_group(hosts))
         slots = {name: sharded[name] for name in whole if name in sharded}
@@ -202,46 +206,48 @@ class FsdpAdapter(DistributedAdapter):
         raised there, on all ranks.
 
         Args:
-            group: the :class:`~deepreduce_hvd.torch.fsdp.groups.Group`.
+            group: the :class:`~deepreduce_hvd.torch.fsdp.groups.ParameterGroup`.
             parameters: PyTorch's descriptions of the parameters whose shards are in the buffer.
             buffer: (n,) tensor.
         """
         task = torch._C._current_graph_task_id()
-        if self._round is None or self._round.task != task:
-            self._begin(task)
+        backward_pass = self._pass
+        if backward_pass is None or backward_pass.task != task:
+            backward_pass = self._begin(task)
         late = group.may_come_late(parameters, buffer)
-        job = BucketJob(self, self._round, buffer, group.divisor)
-        self._start(job, functools.partial(group.shards, parameters, buffer))
+        job = BucketJob(self, backward_pass, buffer, group.divisor)
+        self._start(backward_pass, job, functools.partial(group.shards, parameters, buffer))
         if not late:
             job.ended.wait()
 
     def _begin(self, task):
-        """Begin the step of a backward pass."""
-        self.close_round()
-        self._round = BackwardPass(task)
+        """Begin the step of a backward pass and return the pass."""
+        self.close_steps()
+        backward_pass = self._pass = BackwardPass(task)
         engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(functools.partial(self._end_backward, self._round))
+        engine.queue_callback(functools.partial(self._end_backward, backward_pass))
+        return backward_pass
 
-    def _end_backward(self, round_):
+    def _end_backward(self, backward_pass):
         """Wait for all results; raise the error of any rank of this host."""
-        for job in round_.jobs:
+        for job in backward_pass.jobs:
             job.ended.wait()
-        error = next((job.error for job in round_.jobs if job.error is not None), None)
+        error = next((job.error for job in backward_pass.jobs if job.error is not None), None)
         try:
-            self._tell_host(round_, error)
+            self._tell_host(backward_pass, error)
         except PeerFailedError:
             if error is None:
                 raise
         if error is not None:
             raise error
 
-    def _tell_host(self, round_, error):
+    def _tell_host(self, backward_pass, error):
         """Tell the other ranks of this host how the pass ended, and learn it of them.
 
         They have other shards, whose exchanges know nothing of this one's.
 
         Args:
-            round_: the :class:`BackwardPass`; it is void if it is void on any rank.
+            backward_pass: the :class:`BackwardPass`; it is void if it is void on any rank.
             error: error of this rank, or None.
 
         Raises:
@@ -249,12 +255,15 @@ class FsdpAdapter(DistributedAdapter):
         """
         if self.ranks.size == 1:
             return
-        ended = {"void": round_.void, "error": None if error is None else wire.describe(error)}
+        ended = {
+            "void": backward_pass.void,
+            "error": None if error is None else wire.describe(error),
+        }
         line = np.frombuffer(json.dumps(ended).encode() + b"\n", np.uint8)
         name = collective_name(self.compressor.number, "end of backward pass")
         lines = bytes(self.ranks.wait(self.ranks.allgather(line, name))).splitlines()
         everyone = [json.loads(line) for line in lines]
-        round_.void = any(one["void"] for one in everyone)
+        backward_pass.void = any(one["void"] for one in everyone)
         failures = [
             f"rank {rank}: {one['error']}"
             for rank, one in zip(self.ranks.ranks, everyone)
@@ -266,13 +275,13 @@ class FsdpAdapter(DistributedAdapter):
     # --- state ---
 
     def state_dict(self):
-        self.close_round()
+        self.close_steps()
         return sharded_checkpoint.dump(
             self.slots, self.compressor.fingerprint, self.transport, self.ranks
         )
 
     def load_state_dict(self, state):
-        self.close_round()
+        self.close_steps()
         sharded_checkpoint.load(
             self.slots,
             state,
@@ -281,18 +290,6 @@ class FsdpAdapter(DistributedAdapter):
             self.ranks,
             self.keeper_of,
         )
-
-
-class BackwardPass(Round):
-    """One backward pass with exchanges.
-
-    Args:
-        task: the autograd engine's number of the pass.
-    """
-
-    def __init__(self, task):
-        super().__init__()
-        self.task = task
 
 
 def _own_group(group):

@@ -38,7 +38,7 @@ class ShardSlot(Slot):
         return self._shape
 
 
-class Group:
+class ParameterGroup:
     """One parameter group of fully_shard.
 
     Args:
@@ -160,7 +160,7 @@ def modules_and_groups(model):
         InvalidArgumentError: fully_shard cannot be used in this way, or not in this PyTorch.
     """
     _check_pytorch()
-    found = {}
+    found: dict[int, tuple] = {}
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -179,9 +179,9 @@ def _check_pytorch():
     try:
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
-        known = inspect.signature(_fsdp_collectives.foreach_reduce).parameters
+        known = set(inspect.signature(_fsdp_collectives.foreach_reduce).parameters)
     except (ImportError, AttributeError):
-        known = {}
+        known = set()
     if _PARAMETERS not in known or "all_reduce_hook" not in known:
         raise InvalidArgumentError(
             "register: expected a PyTorch whose fully_shard has an all-reduce hook, such as 2.13,"

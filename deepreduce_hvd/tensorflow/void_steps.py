@@ -9,6 +9,7 @@ restored at the beginning of its next step.
 
 import sys
 import threading
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,7 @@ from deepreduce_hvd.validation import expect_loss_scale
 _COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients")
 
 
-class Step:
+class OptimizerStep:
     """One step of one optimizer.
 
     Attributes:
@@ -38,7 +39,7 @@ class Reduction:
     """The gradients that are reduced together, as traced.
 
     Attributes:
-        step: the Step that runs or has run last, or None.
+        step: the OptimizerStep that runs or has run last, or None.
     """
 
     def __init__(self):
@@ -61,8 +62,8 @@ class _Tracing:
         self.left = len(gradients)
 
 
-class Rounds:
-    """The rounds of a compressor with ``loss_scale=``; without it, does nothing."""
+class VoidSteps:
+    """The void steps of a compressor with ``loss_scale=``; without it, does nothing."""
 
     def __init__(self, loss_scale):
         self._loss_scale = loss_scale
@@ -164,7 +165,7 @@ class Rounds:
         expect_loss_scale(scale)
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
-                reduction.step = Step()
+                reduction.step = OptimizerStep()
             undo = slot.step is not None and slot.step.void
             slot.step = reduction.step
             slot.step.slots.add(slot)
@@ -201,7 +202,7 @@ def _expect_no_scaling(slot):
 
 def _scaling_optimizer():
     """Return the Keras LossScaleOptimizer that is computing the gradients, or None."""
-    frame = sys._getframe(1)
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         caller = (
             frame.f_locals.get("self")
@@ -215,14 +216,14 @@ def _scaling_optimizer():
 
 
 class _Together:
-    def __init__(self, rounds):
-        self._rounds = rounds
+    def __init__(self, steps):
+        self._steps = steps
 
     def __enter__(self):
-        self._rounds._together = Reduction()
+        self._steps._together = Reduction()
 
     def __exit__(self, *failure):
-        self._rounds._together = None
+        self._steps._together = None
 
 
 def _settled(part, copy, undo, factor):

@@ -1,8 +1,9 @@
-"""Rounds: one step of one optimizer, from its first gradient to its last result."""
+"""Steps of optimizers, each from its first gradient to its last result, and their buckets."""
 
 import functools
 import weakref
 import zlib
+from typing import Any
 
 from deepreduce_hvd.communicators.bucket import Bucket, assign_to_buckets
 from deepreduce_hvd.communicators.encoding_threads import Encodings
@@ -10,10 +11,11 @@ from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.torch.caller import DIRECT
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
+from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.validation import expect_loss_scale
 
 
-class Plan:
+class OptimizerBuckets:
     """The buckets of one optimizer's gradients.
 
     Gradients are assigned to buckets in the order in which backward makes them ready, from the last
@@ -26,7 +28,7 @@ class Plan:
         self.slots = slots
         self.training = self.trains(slots)
         self.layout = layout
-        self._bucket_of = {}
+        self._bucket_of: dict[Slot, tuple[int, list[Slot]]] = {}
         policies = layout.policies
         compressed = [
             (slot, trains)
@@ -37,7 +39,9 @@ class Plan:
         self.gradients = sum(trains for _, trains in compressed)
         buckets = self._messages({slot.name: slot for slot, trains in compressed if trains})
         grouped = {slot for bucket in buckets for slot in bucket}
-        kinds = {}  # (trains, policy) -> slots, in the order in which backward makes gradients
+        kinds: dict[
+            Any, list[Slot]
+        ] = {}  # (trains, policy) -> slots, in the order in which backward makes gradients
         for slot, trains in compressed:
             if slot not in grouped:
                 kinds.setdefault((trains, policies[slot.name]), []).append(slot)
@@ -54,9 +58,9 @@ class Plan:
 
     def _messages(self, slots):
         """Return the buckets that the layout prescribes for ``slots``, by name."""
-        buckets = []
+        buckets: list[list[Slot]] = []
         for names in self.layout.messages:
-            kinds = {}
+            kinds: dict[Any, list[Slot]] = {}
             for name in names:
                 if name in slots:
                     kinds.setdefault(self.layout.policies[name], []).append(slots[name])
@@ -76,12 +80,12 @@ class Plan:
         return self._bucket_of[slot]
 
     def called_for(self, slot):
-        """Return the label of the roll call for a bucket: one roll call per round."""
+        """Return the label of the roll call for a bucket: one roll call per step."""
         return self.slots[0].name
 
 
-class Apart:
-    """The plan of gradients without an optimizer: one bucket per gradient."""
+class SeparateBuckets:
+    """The buckets of gradients without an optimizer: one bucket per gradient."""
 
     def __init__(self, fingerprint):
         self.fingerprint = fingerprint
@@ -97,7 +101,7 @@ class Apart:
 
 
 class Flight:
-    """One bucket in one round: compress fills it, decompress empties it."""
+    """One bucket in one step: compress fills it, decompress empties it."""
 
     def __init__(self, slots, communicator=None):
         self.slots = slots  # all slots of the bucket, in the order of their parts in messages
@@ -105,7 +109,7 @@ class Flight:
         self.members = {}  # slot -> BucketMember
         self.encodings = []  # of members that threads encode
         self.copies = CopiesToHost()  # of gradients that are encoded on the host
-        self.roll_call = None
+        self.roll_call: Any = None  # the RollCall that the exchange waits for
         # the slot of this bucket whose gradient started the roll call, if any
         self.called_by = None
         self.exchange = None
@@ -153,22 +157,24 @@ class Flight:
         return self._left == 0
 
 
-class Round:
-    """State of one step.
+class OptimizerStep:
+    """State of one step of one optimizer.
+
+    Direct calls of ``hvd.allreduce`` between two backward passes form such a step, too.
 
     Attributes:
-        plan: a :class:`Plan`, or :class:`Apart`.
-        layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the round.
+        buckets: the :class:`OptimizerBuckets` or :class:`SeparateBuckets` of the gradients.
+        layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the step.
         loss_scale: loss scale of this step, or None.
         slots: slots whose gradients have come.
         delivering: whether a result has been requested; all gradients have come before that.
         void: whether some result has NaN or Inf.
         closed: whether the end of the step has been settled.
-        leads: whether a step of the job begins with this round, see :meth:`Rounds.leads`.
+        leads: whether a step of the job begins with this one, see :meth:`OptimizerSteps.leads`.
     """
 
-    def __init__(self, plan, layout, loss_scale, device_sums, gradients_made, leads):
-        self.plan = plan
+    def __init__(self, buckets, layout, loss_scale, device_sums, gradients_made, leads):
+        self.buckets = buckets
         self.layout = layout
         self.loss_scale = loss_scale
         self.device_sums = device_sums
@@ -186,17 +192,17 @@ class Round:
     def ends_before(self, slot, gradients_made):
         """Return whether a gradient of ``slot`` belongs to another step.
 
-        The round of an optimizer accepts no more gradients after its first result. Gradients
-        without an optimizer come one by one, so their round ends with the next backward pass, which
+        The step of an optimizer accepts no more gradients after its first result. Gradients
+        without an optimizer come one by one, so their step ends with the next backward pass, which
         shows in ``gradients_made``, the number of gradients that backward has made so far.
         """
-        if self.closed or slot.last_round is self:
+        if self.closed or slot.last_step is self:
             return True
         return self.delivering and (self.owned or gradients_made != self._gradients_made)
 
     def add(self, slot):
-        """Add a slot whose gradient has come; the round's layout says how it is sent."""
-        slot.last_round = self
+        """Add a slot whose gradient has come; the step's layout says how it is sent."""
+        slot.last_step = self
         # not earlier: its last gradient may have been in flight when the job's layout changed
         slot.policy = self.layout.policies[slot.name]
         self.slots.append(slot)
@@ -212,12 +218,12 @@ class Round:
                 :class:`~deepreduce_hvd.coordination.roll_call.RollCall`. The first gradient calls
                 it, so that the result is there when backward has made the bucket's other gradients.
         """
-        number, bucket = self.plan.bucket_of(slot)
+        number, bucket = self.buckets.bucket_of(slot)
         if number not in self._flights:
-            self._flights[number] = Flight(bucket, self.plan.communicator_of(bucket[0]))
+            self._flights[number] = Flight(bucket, self.buckets.communicator_of(bucket[0]))
         flight = self._flights[number]
         if flight.roll_call is None:
-            label = self.plan.called_for(slot)
+            label = self.buckets.called_for(slot)
             if label not in self._roll_calls:
                 self._roll_calls[label] = call(label)
                 flight.called_by = slot
@@ -227,12 +233,12 @@ class Round:
     @property
     def owned(self):
         """Whether the gradients are those of an optimizer."""
-        return isinstance(self.plan, Plan)
+        return isinstance(self.buckets, OptimizerBuckets)
 
     @property
     def more_to_come(self):
         """Whether backward has yet to compute compressed gradients of the optimizer."""
-        return self.owned and self._compressed < self.plan.gradients
+        return self.owned and self._compressed < self.buckets.gradients
 
     @property
     def flights(self):
@@ -250,11 +256,11 @@ class Round:
         """
         self._left -= 1
         if flight is not None and flight.hand_over():
-            del self._flights[self.plan.bucket_of(slot)[0]]
+            del self._flights[self.buckets.bucket_of(slot)[0]]
 
 
-class Rounds:
-    """The rounds of one compressor: which round a gradient belongs to.
+class OptimizerSteps:
+    """The steps of the optimizers of one compressor: which step a gradient belongs to.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
@@ -267,17 +273,20 @@ class Rounds:
         self.forget()
 
     def forget(self):
-        """Forget all rounds."""
-        self._last = weakref.WeakKeyDictionary()  # optimizer -> its last Round
-        self._stepping = weakref.WeakSet()  # optimizers with a round in the job's step
-        self._apart = Apart(self._compressor.fingerprint)
+        """Forget all steps."""
+        # optimizer -> its last OptimizerStep
+        self._last: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+        self._stepping: weakref.WeakSet = (
+            weakref.WeakSet()
+        )  # optimizers with a step in the job's step
+        self._apart = SeparateBuckets(self._compressor.fingerprint)
 
     def last_of(self, owner):
-        """Return the last round of an optimizer, or of :data:`DIRECT`; None if there is none."""
+        """Return the last step of an optimizer, or of :data:`DIRECT`; None if there is none."""
         return self._last.get(owner)
 
     def joined_by(self, owner, slot):
-        """Return the round that a slot's gradient joins, or None if it begins a new one.
+        """Return the step that a slot's gradient joins, or None if it begins a new one.
 
         Args:
             owner: the gradient's optimizer, or :data:`DIRECT` for gradients without one.
@@ -289,10 +298,10 @@ class Rounds:
         return last
 
     def leads(self, owner):
-        """Return whether a step of the job begins with the next round of an optimizer.
+        """Return whether a step of the job begins with the next step of an optimizer.
 
-        It does if the optimizer has a round already in the step in progress: of several optimizers,
-        each has at most one round in a step.
+        It does if the optimizer has a step already in the job's step in progress: of several
+        optimizers, each has at most one step in a step of the job.
         """
         if owner is DIRECT:
             return False
@@ -303,28 +312,28 @@ class Rounds:
         return first
 
     def begin(self, owner, device_sums, layout, leads):
-        """Begin a round of an optimizer, or of :data:`DIRECT`, and return it.
+        """Begin a step of an optimizer, or of :data:`DIRECT`, and return it.
 
         Args:
             owner: the optimizer, or :data:`DIRECT`.
-            device_sums: the sums of this round on devices.
-            layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the round.
+            device_sums: the sums of this step on devices.
+            layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the step.
             leads: what :meth:`leads` returned.
         """
-        round_ = self._last[owner] = Round(
-            self._plan_of(owner, layout),
+        step = self._last[owner] = OptimizerStep(
+            self._buckets_of(owner, layout),
             layout,
             self._loss_scale(),
             device_sums,
             self._parameters.gradients_made,
             leads,
         )
-        return round_
+        return step
 
-    def _plan_of(self, owner, layout):
-        """Return the plan of an optimizer's buckets.
+    def _buckets_of(self, owner, layout):
+        """Return the buckets of an optimizer's gradients.
 
-        It is the plan of its last round, unless the parameters that it trains have changed.
+        They are those of its last step, unless the parameters that it trains have changed.
         """
         if owner is DIRECT:
             return self._apart
@@ -333,13 +342,13 @@ class Rounds:
         last = self._last.get(owner)
         if (
             last is not None
-            and last.plan.slots == slots
-            and last.plan.training == Plan.trains(slots)
-            and last.plan.layout is layout
+            and last.buckets.slots == slots
+            and last.buckets.training == OptimizerBuckets.trains(slots)
+            and last.buckets.layout is layout
         ):
-            return last.plan
+            return last.buckets
         self._parameters.register_hooks()
-        return Plan(slots, self._compressor.bucket_bytes, layout)
+        return OptimizerBuckets(slots, self._compressor.bucket_bytes, layout)
 
     def _loss_scale(self):
         """Return the current loss scale, or None without loss scaling."""
