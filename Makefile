@@ -100,7 +100,7 @@ bench-replay: python
 
 # ACCURACY_OPTIONS='--tasks resnet --seeds 0-4 --jobs 2' runs a part, 2 runs at a time
 accuracy: setup
-	$(WITH_VENV) python benchmarks/accuracy/run.py $(ACCURACY_OPTIONS)
+	$(WITH_VENV) PYTHONPATH=examples python benchmarks/accuracy/run.py $(ACCURACY_OPTIONS)
 
 # BENCH_HOSTS_OPTIONS='--hosts 2 --links 1gbit' runs a part
 bench-hosts: python

@@ -23,11 +23,12 @@ import sys
 import tempfile
 import time
 
+import nvcc
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import nvcc  # noqa: E402
-
+#: PYTHONPATH of all scripts: the package, which is not installed in this Python, and the tests'
+#: tables of codecs
+FOLDERS = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
 #: modules that a build needs, by import name
 MODULES = ("torch", "numpy", "setuptools")
 OLDEST_SETUPTOOLS = 77  # the first that supports pyproject.toml
@@ -88,7 +89,7 @@ class Parts:
 
 
 def run(*command, timeout=None, **environment):
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment}
+    variables = {**os.environ, "PYTHONPATH": FOLDERS, "PYTHONUNBUFFERED": "1", **environment}
     return subprocess.run(
         list(map(str, command)), cwd=ROOT, env=variables, timeout=timeout, check=False
     )
@@ -202,7 +203,7 @@ def sanitize(tool):
         "--small",
     ]
     # PyTorch's caching allocator would hide accesses outside of an allocation
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    variables = {**os.environ, "PYTHONPATH": FOLDERS, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         done = subprocess.run(
             command,
@@ -250,7 +251,7 @@ def tensorflow(architecture):
     if reason is not None:
         return reason
     build(architecture, with_tensorflow=True)
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": FOLDERS}
     done = subprocess.run(
         [sys.executable, "scripts/gpu_tensorflow.py"],
         cwd=ROOT,

@@ -1,5 +1,6 @@
 """Compare TensorFlow's kernels on a GPU with those of the host.
 
+    export PYTHONPATH=.:tests/support
     python scripts/gpu_tensorflow.py [--small] [--seed N] [--device GPU:0]
 
 The inputs are new in each run. Payloads, memories, sums and a training step are compared. Only the
@@ -10,7 +11,6 @@ The exit status is 2 if there is no GPU, or no kernels for it.
 import argparse
 import importlib.util
 import os
-import pathlib
 import secrets
 import sys
 import time
@@ -20,38 +20,17 @@ os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
 
 import numpy as np
 import tensorflow as tf
+from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE
+from gpu_differences import Differences, heavy_tailed, inputs
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
-
-from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE  # noqa: E402
-
-import deepreduce_hvd as dr  # noqa: E402
-from deepreduce_hvd.tensorflow import ops as adapter  # noqa: E402
+import deepreduce_hvd as dr
+from deepreduce_hvd.tensorflow import ops as adapter
 
 HOST = "CPU:0"
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 SIZES = (1, 3, 8, 33, 257, 4097, 20011)
-MOST_SHOWN = 20
 STEPS = 4
 SHAPES = {"first": (300, 200), "second": (200, 70), "bias": (70,)}
-
-
-def heavy_tailed(random, d):
-    return (random.standard_normal(d) * np.exp(random.standard_normal(d))).astype(np.float32)
-
-
-def inputs(random, sizes):
-    """Return {name: (d,) float32}."""
-    cases = {f"d{d}": heavy_tailed(random, d) for d in sizes}
-    cases["empty"] = np.zeros(0, dtype=np.float32)
-    cases["zeros"] = np.zeros(700, dtype=np.float32)
-    cases["ties"] = np.round(heavy_tailed(random, 2000) * 4).astype(np.float32)
-    cases["huge"] = np.clip(heavy_tailed(random, 700), -3, 3) * np.float32(1e38)
-    for name, bad in (("nan", np.nan), ("inf", -np.inf)):
-        cases[name] = heavy_tailed(random, 1000)
-        cases[name][random.integers(1000)] = bad
-    return cases
 
 
 def outcome(work):
@@ -67,14 +46,8 @@ def outcome(work):
         return type(error).__name__, adapter._DECORATION.sub("", error.message)
 
 
-class Comparison:
-    """Count comparisons and store differences."""
-
-    def __init__(self, device, random):
-        self.device = device
-        self.random = random
-        self.made = 0
-        self.failures = []
+class Comparison(Differences):
+    """Compare TensorFlow's operators on the device with those of the host."""
 
     def same(self, mine, expected, what):
         self.made += 1
@@ -267,8 +240,7 @@ def main():
     if importlib.util.find_spec("horovod") is not None:
         compare_training(comparison)
         training = "a training step among them"
-    for failure in comparison.failures[:MOST_SHOWN]:
-        print(f"DIFFERS  {failure}")
+    comparison.show()
     print(
         f"{comparison.made} comparisons of TensorFlow on {arguments.device}, "
         f"{len(comparison.failures)} differ; {training}; "

@@ -18,7 +18,6 @@ from simulated_ranks import (
 )
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators import sums
 from deepreduce_hvd.communicators.gtopk import keep_largest
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 
@@ -146,10 +145,6 @@ def test_degenerate_inputs(scheme, size, case):
         same_bits(total, totals[0])
     if gradients[0].size:
         assert_mass_balance(gradients, None, totals[0], buckets, terms=4 * size)
-
-
-def test_custom_communicators_may_import_the_former_name_of_a_complete_sum():
-    assert sums.PartialSum is sums.CompleteSum
 
 
 def test_ties_break_by_magnitude_then_index():

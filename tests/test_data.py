@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import console
+import datasets
+import fetch_data as data
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-import console  # noqa: E402
-import datasets  # noqa: E402
-import fetch_data as data  # noqa: E402
 
 
 @pytest.fixture

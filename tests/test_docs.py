@@ -10,6 +10,10 @@ import subprocess
 import sys
 
 import pytest
+from datasets import cache_directory
+from launch import horovodrun, run_ranks
+from launch_torchrun import torchrun
+from update_readme import updated
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import communicators
@@ -22,11 +26,6 @@ from deepreduce_hvd.stages import (
 from deepreduce_hvd.stages.base import FIRST_USER_ID, registered
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-from datasets import cache_directory  # noqa: E402
-from launch import horovodrun, run_ranks  # noqa: E402
-from launch_torchrun import torchrun  # noqa: E402
-from update_readme import updated  # noqa: E402
-
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 
 

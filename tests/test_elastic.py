@@ -68,7 +68,7 @@ class Worker:
             self.slots, self.fingerprint, self.transport.rank, self.transport.size
         )
 
-    def close_round(self):
+    def close_steps(self):
         pass
 
     def abandon(self):

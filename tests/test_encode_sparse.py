@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
+from codecs_table import INDEX, LOSSLESS, MEMORIES, SPARSIFIERS, VALUE, gradient, inputs
 from sampling import parametrize_product
 
 import deepreduce_hvd as dr
@@ -62,7 +62,7 @@ def test_native_equals_oracle_and_nothing_is_lost(index, value, case):
     )
 
 
-@pytest.mark.parametrize("index", [name for name in INDEX if not name.startswith("bloom")])
+@pytest.mark.parametrize("index", LOSSLESS)
 def test_it_equals_encode_of_the_same_elements(index):
     """Separate selection and encoding give the same bytes as encode.
 

@@ -10,10 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 import build_cuda  # noqa: E402
 import gpu_check  # noqa: E402
 import nvcc  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def check(*options):
@@ -107,9 +108,10 @@ def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):
 def expect_a_difference(script, device, code):
     """Check that the script finds a difference, when this code rehearses it on the host."""
     arguments = [f"{script}.py", "--small", "--device", device, "--seed", "1"]
-    begin = f"import sys; sys.argv = {arguments}; sys.path.insert(0, 'scripts')\n"
+    begin = f"import sys; sys.argv = {arguments}\n"
     command = [sys.executable, "-c", begin + code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(["scripts", gpu_check.FOLDERS])}
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.returncode == 1 and "DIFFERS  raw_index raw_value" in done.stdout, (
         done.stdout[-2000:] + done.stderr[-2000:]
     )
@@ -202,7 +204,7 @@ def test_without_a_gpu_tensorflows_comparison_says_that_there_is_nothing_to_comp
     done = subprocess.run(
         [sys.executable, "scripts/gpu_tensorflow.py"],
         cwd=ROOT,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        env={**os.environ, "PYTHONPATH": gpu_check.FOLDERS, "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,
     )

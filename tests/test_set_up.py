@@ -1,5 +1,6 @@
 """Test logs, locks and stamps of the set-up. A failed Horovod build leaves nothing behind."""
 
+import os
 import subprocess
 import sys
 import time
@@ -52,20 +53,23 @@ def test_progress_is_the_last_percentage_or_the_last_line(own_place):
 def test_a_second_set_up_waits_for_the_first(own_place, capsys):
     path = own_place / "some.lock"
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(console.__file__).parent)!r})\nimport "
-        "console, pathlib\n"
-    )
-    code += (
+        "import console, pathlib\n"
         f"with console.locked(pathlib.Path({str(path)!r}), 'building'):\n    print('held', "
         "flush=True); input()"
     )
-    first = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+
+    def start():
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": str(Path(console.__file__).parent)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start()
     assert first.stdout.readline() == "held\n"
-    second = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    second = start()
     assert "waiting for another set-up that is building" in second.stdout.readline()
     time.sleep(0.2)
     assert second.poll() is None

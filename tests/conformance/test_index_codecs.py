@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from codecs_table import INDEX, gradient
+from codecs_table import INDEX, LOSSLESS, gradient
 from hypothesis import assume, given, settings, strategies
 from native_and_numpy import SIMD_LEVELS, both
 
@@ -15,7 +15,6 @@ from deepreduce_hvd.numerics import huffman_code
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
 from deepreduce_hvd.stages.index_codecs.huffman import static_lengths
 
-LOSSLESS = ("raw_index", "bitmap", "rle", "huffman", "huffman_delta", "rice", "elias_fano")
 LARGEST_D = 2**31 - 1
 
 

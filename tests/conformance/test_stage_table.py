@@ -1,4 +1,4 @@
-"""Test that the core's table and the Python classes have the same stages, with the same ids."""
+"""Test that the core and Python have the same stages, with the same ids, and the same codes."""
 
 import inspect
 import pathlib
@@ -6,9 +6,10 @@ import re
 
 import numpy as np
 import pytest
+from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import _native
+from deepreduce_hvd import _native, container, errors
 from deepreduce_hvd.stages import (
     index_codecs as index,
     memories as memory,
@@ -19,6 +20,7 @@ from deepreduce_hvd.stages import (
 ROOT = pathlib.Path(dr.__file__).parent
 KINDS = {"sparsifier": sparsifiers, "index": index, "value": value, "memory": memory}
 ROWS = _native.stages()
+DOCS = ROOT.parent / "docs"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,6 +28,16 @@ def test_every_class_has_its_row(kind):
     rows = {row["name"]: row["id"] for row in ROWS if row["kind"] == kind}
     classes = {name: getattr(KINDS[kind], name).stage_id for name in KINDS[kind].__all__}
     assert rows == classes
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"),
+    [("sparsifier", SPARSIFIERS), ("index", INDEX), ("value", VALUE), ("memory", MEMORIES)],
+)
+def test_the_conformance_suite_has_every_stage(kind, table):
+    tested = {type(stage).__name__ for stage in table.values()}
+    missing = {row["name"] for row in ROWS if row["kind"] == kind} - tested
+    assert not missing, f"expected a row in tests/support/codecs_table.py for {sorted(missing)}"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
@@ -50,6 +62,68 @@ def test_default_parameters_are_those_of_the_class(row):
     assert parameters == row["parameters"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "title"),
+    [
+        ("sparsifier", "Sparsifiers"),
+        ("index", "Index codecs"),
+        ("value", "Value codecs"),
+        ("memory", "Memories"),
+    ],
+)
+def test_the_reference_lists_every_stage(kind, title):
+    section = (DOCS / "api.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"autoclass:: deepreduce_hvd\.(\w+)", section)) == {
+        row["name"] for row in ROWS if row["kind"] == kind
+    }
+
+
+@pytest.mark.parametrize("kind", ["index", "value"])
+def test_the_page_about_gpus_says_where_every_codec_runs(kind):
+    table = (DOCS / "gpu.md").read_text().split("\n## What runs where\n")[1]
+    device, host = re.search(
+        rf"^\| {kind} codecs \| (.*) \| (.*) \|$", table, re.MULTILINE
+    ).groups()
+    for on_device, listed in (
+        (True, device.split(", ")),
+        (False, re.findall(r"(?:^|\. )(\w+):", host)),
+    ):
+        assert set(listed) == {
+            row["name"] for row in ROWS if row["kind"] == kind and row["on_device"] == on_device
+        }
+
+
+def test_other_stages_run_on_both():
+    """The page about GPUs says that all sparsifiers and memories run on the device."""
+    assert all(row["on_device"] for row in ROWS if row["kind"] in ("sparsifier", "memory"))
+
+
+@pytest.mark.parametrize("kind", ["index", "value"])
+def test_the_format_lists_every_id(kind):
+    ids = (DOCS / "format.md").read_text().split("\n## Ids\n")[1].replace("\n", " ")
+    listed = re.search(rf"{kind.title()}: ([^.]*)\.", ids)[1].removeprefix("0 all, ")
+    assert listed.split(", ") == [
+        f"{row['id']} {row['name']}" for row in ROWS if row["kind"] == kind
+    ]
+
+
 def test_a_codec_is_the_numbers_of_four_stages():
     with pytest.raises(dr.InvalidArgumentError, match="codec: expected 20 numbers, got 19"):
         _native.encode([0.0] * 19, np.zeros(1, np.float32), 0)
+
+
+def codes_in_header(enum):
+    """Return {name without DR_: code} of an enum of the C ABI."""
+    text = (ROOT / "csrc" / "api" / "deepreduce.h").read_text()
+    body = re.search(rf"enum {enum} {{(.*?)}};", text, re.DOTALL)[1]
+    return {name: int(code) for name, code in re.findall(r"\bDR_(\w+) = (\d+)", body)}
+
+
+def test_codes_are_those_of_the_header():
+    statuses = codes_in_header("dr_status")
+    assert statuses.pop("OK") == 0
+    assert statuses == {status.name: status for status in errors.Status} and all(
+        status in errors.OF_STATUS for status in errors.Status
+    )
+    dtypes = {name.lower(): code for name, code in codes_in_header("dr_dtype").items()}
+    assert dtypes == container.DTYPES

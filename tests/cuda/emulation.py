@@ -20,14 +20,12 @@ import weakref
 import numpy as np
 from emulation_build import SANITIZERS, build
 
-import deepreduce_hvd as dr
+from deepreduce_hvd.errors import OF_STATUS
 
 #: sections are decoded from addresses of any alignment
 MISALIGNMENTS = (0, 1, 7)
 #: (schedule, seed): forward, reverse and shuffled
 SCHEDULES = ((0, 0), (1, 0), (2, 1), (2, 2))
-
-_ERRORS = {1: dr.CorruptPayloadError, 2: dr.InvalidArgumentError, 3: dr.UnknownCodecError}
 
 
 class Result(ctypes.Structure):
@@ -66,7 +64,7 @@ def call(name, *arguments, result=None):
             f"code {result.code}: expected {result.expected}, got {result.got}",
         )
     if status != 0:
-        raise _ERRORS.get(status, RuntimeError)(text)
+        raise OF_STATUS[status](text)
 
 
 def _parameters(stage):
@@ -284,7 +282,7 @@ def _in_workspace(function):
 
     def check(status, text):
         if status != 0:
-            raise _ERRORS.get(status, RuntimeError)(text)
+            raise OF_STATUS[status](text)
 
     check(function(ctypes.byref(context), None, ctypes.byref(size)), context.message.decode())
     workspace = placed(np.full(size.value, 0xA5, dtype=np.uint8))

@@ -8,14 +8,11 @@ import fcntl
 import os
 import pathlib
 import shlex
-import sys
+
+import incremental_build
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import incremental_build  # noqa: E402
-
 CORE = ROOT / "deepreduce_hvd" / "csrc"
 EMULATOR = HERE / "emulator"
 SCHEDULER = EMULATOR / "scheduler.cc"

@@ -4,16 +4,18 @@ Only the GPU, its streams and NCCL are missing.
 """
 
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
 
+import device
 import pytest
+from launch import horovodrun
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-import device  # noqa: E402
-from launch import horovodrun  # noqa: E402
+RUN = HERE / "pretend" / "run.py"
 
 pytestmark = pytest.mark.slow  # PyTorch's headers take a minute to compile
 
@@ -33,8 +35,19 @@ def folder(tmp_path_factory):
 
 
 def run(folder, script, *arguments):
-    command = [sys.executable, HERE / "pretend" / "run.py", folder, script, *map(str, arguments)]
-    return subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, RUN, folder, script, *map(str, arguments)]
+    path = os.pathsep.join(map(str, (folder, ROOT / "tests" / "support", ROOT / "scripts")))
+    return subprocess.run(
+        list(map(str, command)),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def on_two_ranks(folder, script):
+    return horovodrun(2, RUN, folder, script, folders=[folder])
 
 
 def test_same_bytes_as_the_host(folder):
@@ -48,7 +61,7 @@ def test_same_bytes_as_the_host(folder):
 def test_two_ranks_train_as_on_the_host(folder, script):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    done = horovodrun(2, HERE / "pretend" / "run.py", folder, ROOT / script)
+    done = on_two_ranks(folder, ROOT / script)
     assert done.returncode == 0, done.stdout[-5000:]
     for words in (
         "raw: 4 steps on 2 ranks, compressed on the GPU",
@@ -64,7 +77,7 @@ def test_two_ranks_train_as_on_the_host(folder, script):
 def test_a_bucket_is_read_at_once_and_failures_reach_both_ranks(folder):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    done = horovodrun(2, HERE / "pretend" / "run.py", folder, HERE / "pretend" / "exchanges.py")
+    done = on_two_ranks(folder, HERE / "pretend" / "exchanges.py")
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 
@@ -72,7 +85,7 @@ def test_a_bucket_is_read_at_once_and_failures_reach_both_ranks(folder):
 def test_steps_and_groups(folder, script):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    done = horovodrun(2, HERE / "pretend" / "run.py", folder, HERE / "pretend" / script)
+    done = on_two_ranks(folder, HERE / "pretend" / script)
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 

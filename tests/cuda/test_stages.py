@@ -6,26 +6,13 @@ This covers sections, decoded arrays, and refused sections.
 import emulation
 import numpy as np
 import pytest
-from codecs_table import INDEX, VALUE, gradient, inputs
+from codecs_table import INDEX, VALUE, gradient, inputs, on_device
 from hostile_payloads import expect_same_outcome
 from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 
-#: rows of tests/support/codecs_table.py that have a device codec
-DEVICE_INDEX = [
-    "raw_index",
-    "bitmap",
-    "rice",
-    "elias_fano",
-    *(name for name in INDEX if name.startswith("bloom")),
-]
-DEVICE_VALUE = [
-    "raw_value", "float16", "bfloat16", "qsgd_1", "qsgd_2", "qsgd_4", "qsgd_5_l2", "qsgd_8",
-    "lloyd_max_1", "lloyd_max_2", "lloyd_max_3", "lloyd_max_4", "fit_poly", "fit_poly_degree1",
-    "fit_poly_degree7",
-    "fit_poly_segments4", "fit_dexp",
-]  # fmt: skip
+DEVICE_INDEX, DEVICE_VALUE = on_device(INDEX), on_device(VALUE)
 
 INPUTS = inputs()
 KEY = 0x0123456789ABCDEF

@@ -1,12 +1,13 @@
 """Test that TensorFlow's GPU kernels, in the emulator, give the same bits as the host kernels."""
 
+import functools
 import importlib.util
 import pathlib
-import sys
 
 import numpy as np
 import pytest
 from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE, gradient
+from launch import horovodrun, report_of
 from sampling import parametrize_product
 from tensorflow_kernels import CASES, DTYPES, HOST, RECOMMENDED, outcome, table_of, tf
 
@@ -14,6 +15,8 @@ import deepreduce_hvd as dr
 
 # the emulator's kernels and TensorFlow's headers take minutes to compile
 pytestmark = pytest.mark.slow
+
+_HERE = pathlib.Path(__file__).resolve().parent
 
 
 def same_encoding(kernels, codec, memory, values, dtype="float32", steps=2, rows=1, **attributes):
@@ -204,13 +207,15 @@ def test_two_ranks_train_as_on_the_host(collectives, scenarios, tmp_path):
 
     ``scenarios`` is () for all of them.
     """
-    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "parallel"))
-    from launch import report_of
-
     directory = tmp_path / collectives  # the script reads this from the name
     directory.mkdir()
+    folders = [_HERE, _HERE.parent / "parallel", _HERE.parents[1] / "scripts"]
     reports = report_of(
-        2, pathlib.Path(__file__).parent / "pretend_tensorflow" / "ranks.py", directory, scenarios
+        2,
+        _HERE / "pretend_tensorflow" / "on_simulated_gpu.py",
+        directory,
+        scenarios,
+        functools.partial(horovodrun, folders=folders),
     )
     failed = [
         f"{scenario}, rank {rank}: {outcome}"

@@ -6,13 +6,11 @@ import re
 import subprocess
 import time
 
+import network
 import pytest
-from test_hosts import alive, expect_traffic_of_stats, wait_for
+from test_hosts import FOLDERS, alive, expect_traffic_of_stats, wait_for
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-import network  # noqa: E402
-
 _MISSING = network.problems()
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 _START_SECONDS = 120
@@ -24,7 +22,7 @@ class Job:
 
     def __init__(self, hosts, what, directory):
         self._said = directory / "said"
-        environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {"PYTHONPATH": FOLDERS, "OMP_NUM_THREADS": "1"}
         with self._said.open("w") as said:
             self._processes = hosts.torchrun(
                 [HERE / "ddp_worker.py", what, directory], said, environment

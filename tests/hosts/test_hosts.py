@@ -1,17 +1,19 @@
 """Test training between hosts (network namespaces of this machine), with horovodrun over ssh."""
 
 import json
+import os
 import pathlib
 import re
 import subprocess
 import time
 
+import network
 import pytest
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-import network  # noqa: E402
-
+#: PYTHONPATH of the workers
+FOLDERS = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
 _MISSING = network.problems()
 pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 _GLOO_SECONDS = 15  # Horovod's own time-out, 30 by default
@@ -26,7 +28,7 @@ CAUSES = (
 
 def start(hosts, what, directory, **variables):
     environment = {
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": FOLDERS,
         "OMP_NUM_THREADS": "1",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_SECONDS),
         **variables,

@@ -7,11 +7,10 @@ import subprocess
 import sys
 import time
 
+import network
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-import network  # noqa: E402
-
 _MISSING = network.problems()
 needs_hosts = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 
@@ -19,8 +18,7 @@ needs_hosts = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
 _HEADER_BYTES = 14 + 20 + 32
 
 _MAKER = """
-import sys, time
-sys.path.insert(0, "benchmarks")
+import time
 from network import Network
 with Network(2) as hosts:
     hosts.start("h2", ["sleep", "1000"])
@@ -46,7 +44,11 @@ def made_by(pid):
 def maker():
     """A process that has created two hosts, with a child process in one of them."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _MAKER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _MAKER],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline() == "made\n"
     assert len(made_by(process.pid)) == 2 + 3 + 2

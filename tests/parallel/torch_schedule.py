@@ -176,7 +176,7 @@ def scenario_auto_measures_and_decides_alike(directory):
     optimizer, compressor = distributed(
         network, codec, compressor_options={"dense_below": 50, "schedule": "auto"}
     )
-    plans, times = [], compressor.adapter._times
+    plans, times = [], compressor.adapter.times
     for step in range(110):
         network.zero_grad()
         backward(network, step)
@@ -221,7 +221,7 @@ def scenario_auto_starts_again_when_steps_change(directory):
     optimizer, compressor = distributed(
         network, CODEC, compressor_options={"dense_below": 50, "schedule": "auto"}
     )
-    scheduler, times = compressor.adapter.scheduler, compressor.adapter._times
+    scheduler, times = compressor.adapter.scheduler, compressor.adapter.times
     measured = []
     for step in range(200):
         network.zero_grad()
@@ -261,7 +261,7 @@ def scenario_void_steps_lose_nothing_after_parameters_went_dense(directory):
             backward(network, step)
             optimizer.synchronize()
             if void:  # as if a rank had an overflow
-                compressor.adapter.slots[names[0]].last_round.void = True
+                compressor.adapter.slots[names[0]].last_step.void = True
                 continue
             for name, gradient in gradients(network):
                 came[name] = came.get(name, 0) + before[name].double().view(-1) / scale

@@ -1,5 +1,6 @@
 """Run a random walk over the API for TensorFlow, under horovodrun.
 
+    export PYTHONPATH=tests/support
     horovodrun -np 2 python tests/random_walk/tensorflow_walk.py --seeds 17
     horovodrun -np 3 python tests/random_walk/tensorflow_walk.py --seeds 0-99
 
@@ -20,8 +21,6 @@ import tempfile
 import time
 import traceback
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"

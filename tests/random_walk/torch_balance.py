@@ -44,7 +44,7 @@ class Balance:
             account.known = False
 
     def count(self, part, results, void):
-        """Add the gradients of a round, and its ``results`` by name.
+        """Add the gradients of a step, and its ``results`` by name.
 
         Both are in units of the scaled loss.
         """

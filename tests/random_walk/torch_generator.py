@@ -215,7 +215,7 @@ def _step(draw, program, number, scale):
             ranks = (draw.choice(ranks),)
         poison = one.name, ranks, draw.choice(_POISONS)
     elif not quiet and draw.random() < 0.15:
-        # Gradients without an optimizer form one round, whoever reduces them, until the next
+        # Gradients without an optimizer form one step, whoever reduces them, until the next
         # backward pass. So they are not mixed with parts that are reduced by hand.
         hands = {part.compressor for part in program.parts if part.by_hand}
         names = [

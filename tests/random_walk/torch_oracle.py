@@ -136,12 +136,12 @@ class Oracle:
         return plan
 
     def reduce(self, plan, gradients, loss_scale, factor, exact, schemes):
-        """Return the expected results of one round, and update the memories.
+        """Return the expected results of one step, and update the memories.
 
         Args:
             plan: buckets, lists of names.
             gradients: {name: [contiguous (d,) tensor per rank]} that Horovod gets.
-            loss_scale: the loss scale of this round.
+            loss_scale: the loss scale of this step.
             factor: the factor that the reduction applies.
             exact: whether ``factor`` causes no rounding.
             schemes: {name: what the compressor reports as its scheme}, for Auto.

@@ -220,7 +220,7 @@ class Trainer:
         self._step_twins(part, stepped)
 
     def _reduce_directly(self, number, names):
-        """Reduce existing gradients, equal on all ranks, with hvd.allreduce in one round."""
+        """Reduce existing gradients, equal on all ranks, with hvd.allreduce in one step."""
         results = {}
         for name in names:
             part, grad = self._part_of[name], self.user.weights[name].grad

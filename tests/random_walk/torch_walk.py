@@ -1,5 +1,6 @@
 """Run a random walk over the API on stock Horovod and PyTorch.
 
+    export PYTHONPATH=tests/support
     horovodrun -np 2 python tests/random_walk/torch_walk.py --seeds 17 --steps 3
 
 runs one seed, and ``--seeds 0-119`` runs many in one job. Each seed determines a random program,
@@ -17,9 +18,6 @@ import threading
 import time
 import warnings
 import weakref
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import horovod.torch as hvd
 import torch

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from simulated_ranks import jobs_of
+from traffic import SCHEMES
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.simulator import Simulator
@@ -19,15 +20,6 @@ from deepreduce_hvd.schedule.costs import (
 )
 from deepreduce_hvd.schedule.links import Link, Network, Table
 
-SCHEMES = {
-    "Allgather": dr.Allgather(),
-    "SplitAllgather": dr.SplitAllgather(),
-    "RecursiveDoubling": dr.RecursiveDoubling(),
-    "GTopK": dr.GTopK(),
-    "GTopK tree": dr.GTopK(form="tree"),
-    "CLTK": dr.CLTK(),
-    "SharedRandomK": dr.SharedRandomK(),
-}
 ELEMENTS = 20_000
 
 

@@ -1,56 +1,68 @@
 """The codecs, sparsifiers and inputs of the conformance suite.
 
-A new codec needs a row here and a golden file.
+A new codec is in the tables with its default; other settings get a row here. Each needs a golden
+file. A new sparsifier or memory needs a row here.
 """
 
 import numpy as np
 
 import deepreduce_hvd as dr
+from deepreduce_hvd import _native
 from deepreduce_hvd.numerics.random import random32, random_uniform
 
-#: name -> index codec; one row per parameter setting that needs a golden file
-INDEX = {
-    "raw_index": dr.RawIndex(),
-    "bitmap": dr.Bitmap(),
-    "rle": dr.RLE(),
-    "huffman": dr.Huffman(),
-    "huffman_delta": dr.Huffman(delta=True),
-    "rice": dr.Rice(),
-    "elias_fano": dr.EliasFano(),
-    "bloom_naive": dr.Bloom(fpr=0.02, policy="naive"),
-    "bloom_p0": dr.Bloom(fpr=1e-3, policy="p0"),
-    "bloom_p0_auto": dr.Bloom(fpr="auto", policy="p0"),
-    "bloom_p1": dr.Bloom(fpr=0.02, policy="p1"),
-    "bloom_leftmost": dr.Bloom(fpr=0.02, policy="leftmost"),
-    "bloom_p2": dr.Bloom(fpr=0.02),
-    "bloom_p2_default": dr.Bloom(),
-}
+
+def _of_all(kind, settings):
+    """Return {name: codec}: every codec of the table of stages with its default, and settings.
+
+    A default has the name of its file, unless ``settings`` has another name for it.
+    """
+    table = {}
+    for row in (row for row in _native.stages() if row["kind"] == kind):
+        default = getattr(dr, row["name"])()
+        own = {name: codec for name, codec in settings.items() if type(codec) is type(default)}
+        if default not in own.values():
+            table[row["file"]] = default
+        table.update(own)
+    return table
+
+
+#: name -> index codec
+INDEX = _of_all(
+    "index",
+    {
+        "huffman_delta": dr.Huffman(delta=True),
+        "bloom_naive": dr.Bloom(fpr=0.02, policy="naive"),
+        "bloom_p0": dr.Bloom(fpr=1e-3, policy="p0"),
+        "bloom_p0_auto": dr.Bloom(fpr="auto", policy="p0"),
+        "bloom_p1": dr.Bloom(fpr=0.02, policy="p1"),
+        "bloom_leftmost": dr.Bloom(fpr=0.02, policy="leftmost"),
+        "bloom_p2": dr.Bloom(fpr=0.02),
+        "bloom_p2_default": dr.Bloom(),
+    },
+)
 
 #: name -> value codec
-VALUE = {
-    "raw_value": dr.RawValue(),
-    "float16": dr.Float16(),
-    "bfloat16": dr.BFloat16(),
-    "deflate": dr.Deflate(strategy="default"),
-    "deflate_rle": dr.Deflate(),
-    "deflate_plain": dr.Deflate(level=6, shuffle=False),
-    "qsgd_1": dr.QSGD(bits=1),
-    "qsgd_2": dr.QSGD(bits=2, bucket=64),
-    "qsgd_4": dr.QSGD(bits=4),
-    "qsgd_5_l2": dr.QSGD(bits=5, bucket=16, norm="l2"),
-    "qsgd_8": dr.QSGD(bits=8),
-    "lloyd_max_1": dr.LloydMax(bits=1),
-    "lloyd_max_2": dr.LloydMax(),
-    "lloyd_max_3": dr.LloydMax(bits=3),
-    "lloyd_max_4": dr.LloydMax(bits=4),
-    "fit_poly": dr.FitPoly(),
-    "fit_poly_degree1": dr.FitPoly(degree=1),
-    "fit_poly_degree7": dr.FitPoly(degree=7),
-    "fit_poly_segments4": dr.FitPoly(segments=4),
-    "fit_dexp": dr.FitDExp(),
-    "quantile": dr.Quantile(),
-    "quantile_16": dr.Quantile(buckets=16),
-}
+VALUE = _of_all(
+    "value",
+    {
+        "deflate": dr.Deflate(strategy="default"),
+        "deflate_rle": dr.Deflate(),
+        "deflate_plain": dr.Deflate(level=6, shuffle=False),
+        "qsgd_1": dr.QSGD(bits=1),
+        "qsgd_2": dr.QSGD(bits=2, bucket=64),
+        "qsgd_4": dr.QSGD(bits=4),
+        "qsgd_5_l2": dr.QSGD(bits=5, bucket=16, norm="l2"),
+        "qsgd_8": dr.QSGD(bits=8),
+        "fit_poly_degree1": dr.FitPoly(degree=1),
+        "fit_poly_degree7": dr.FitPoly(degree=7),
+        "fit_poly_segments4": dr.FitPoly(segments=4),
+        "quantile_16": dr.Quantile(buckets=16),
+        "lloyd_max_1": dr.LloydMax(bits=1),
+        "lloyd_max_2": dr.LloydMax(),
+        "lloyd_max_3": dr.LloydMax(bits=3),
+        "lloyd_max_4": dr.LloydMax(bits=4),
+    },
+)
 
 #: the same, with value codecs that a compressor with a memory accepts: some have smaller buckets
 VALUE_WITH_MEMORY = {
@@ -91,6 +103,21 @@ def gradient(d, key=7):
     sign = np.where(random32(key, counters) & 1, np.float32(1), np.float32(-1))
     uniform = random_uniform(key + 1, counters)
     return (sign * uniform * uniform * uniform * uniform).astype(np.float32)
+
+
+def _is_lossless(codec):
+    indices = np.flatnonzero(np.abs(gradient(20_000)) > 0.7).astype(np.uint32)
+    return np.array_equal(codec.encode(indices, 20_000, key=0)[1], indices)
+
+
+#: names of the index codecs that keep all indices, and add none
+LOSSLESS = [name for name, codec in INDEX.items() if _is_lossless(codec)]
+
+
+def on_device(table):
+    """Return the names of the codecs of a table that have a device codec."""
+    device = {row["name"] for row in _native.stages() if row["on_device"]}
+    return [name for name, codec in table.items() if type(codec).__name__ in device]
 
 
 def inputs():

@@ -1,10 +1,7 @@
 """Write missing golden files. Existing ones are never rewritten, because they define the format."""
 
 import pathlib
-import sys
 import textwrap
-
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from codecs_table import INDEX, VALUE, gradient
 

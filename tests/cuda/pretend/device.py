@@ -10,7 +10,6 @@ import ctypes
 import importlib.metadata
 import importlib.util
 import pathlib
-import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 HERE = pathlib.Path(__file__).resolve().parent
@@ -23,8 +22,7 @@ def _torch():
 
 def package(folder):
     """Fill a folder for PYTHONPATH with the package, its operators and the simulated device."""
-    sys.path.insert(0, str(HERE.parent))
-    import emulation_build
+    import emulation_build  # late: a process with the device has no need of its folder
 
     torch = _torch()
     options = ["-O1", "-std=c++20", *(f"-I{path}" for path in (HERE, CORE))]

@@ -1,16 +1,15 @@
 """Run a script in a process with the simulated CUDA device.
 
-Usage: ``run.py FOLDER SCRIPT ARGUMENTS...``. device.py describes FOLDER.
+Usage: ``run.py FOLDER SCRIPT ARGUMENTS...`` with FOLDER, which device.py describes, first in
+PYTHONPATH.
 """
 
 import runpy
 import sys
 
+from device import install
+
 folder, script, *arguments = sys.argv[1:]
-sys.path.insert(0, folder)
-
-from device import install  # noqa: E402
-
 install(folder)
 
 import deepreduce_hvd.torch.ops  # noqa: E402

@@ -8,18 +8,14 @@ this module loads TensorFlow.
 import ctypes
 import functools
 import pathlib
-import sys
 
+import emulation_build
 import numpy as np
 import tensorflow as tf
+from incremental_build import with_system_headers
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-sys.path.insert(0, str(HERE.parent))
-
-import emulation_build  # noqa: E402
-from incremental_build import with_system_headers  # noqa: E402
-
 OPERATORS = ("DeepreduceEncode", "DeepreduceDecodeSum")
 
 

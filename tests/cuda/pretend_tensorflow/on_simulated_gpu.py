@@ -1,6 +1,7 @@
 """Run the scenarios of tests/parallel on variables of a simulated GPU in host memory.
 
-Usage: ``ranks.py DIRECTORY``. A directory called nccl stands for a Horovod built with NCCL.
+Usage: ``on_simulated_gpu.py DIRECTORY``. A directory called nccl stands for a Horovod built with
+NCCL. PYTHONPATH has the folders that test_tensorflow_kernels.py names.
 """
 
 import os
@@ -10,16 +11,13 @@ import sys
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
+import emulated
 import horovod.tensorflow as hvd
+import scenario_runner
+
+from deepreduce_hvd.tensorflow import device as tensorflow_device, ops as adapter
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parents[1] / "parallel")]
-
-import emulated  # noqa: E402
-import scenario_runner  # noqa: E402
-
-from deepreduce_hvd.tensorflow import device as tensorflow_device, ops as adapter  # noqa: E402
-
 nccl = pathlib.Path(sys.argv[1]).name == "nccl"
 operators = tensorflow_device.operators = emulated.Operators(adapter.operators)
 adapter.cuda_supports = emulated.supports
