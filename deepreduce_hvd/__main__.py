@@ -179,8 +179,8 @@ def _check_framework(report, framework):
     """Check the operators of one framework; return whether the package works with it."""
     name, built_for = framework.name, framework.built_for()
     if not framework.installed():
-        operators = f"operators for {', '.join(built_for)}" if built_for else "no operators"
-        report.absent(name, f"not installed; {operators} in this installation")
+        built = f"operators for {', '.join(built_for)}" if built_for else "no operators"
+        report.absent(name, f"not installed; {built} in this installation")
         return False
     version = framework.version()
     try:

@@ -9,6 +9,9 @@ import pytest
 from launch import HERE, run_ranks, shown
 from rank_servers import python_command
 
+#: what DDP and fully_shard import when they are first used takes as long as PyTorch itself
+_IMPORTED = ("torch", "torch._dynamo", "torch.distributed.fsdp")
+
 
 def torchrun(processes, script, *arguments, timeout=600):
     """Run ``script`` on ``processes`` ranks of this machine.
@@ -18,7 +21,7 @@ def torchrun(processes, script, *arguments, timeout=600):
     """
     return run_ranks(
         "torchrun", "--standalone", "--tee=3", f"--nproc-per-node={processes}", "--no-python",
-        *python_command(HERE / script, "torch._dynamo", "torch.distributed.fsdp"), *arguments,
+        *python_command(HERE / script, *_IMPORTED), *arguments,
         folders=[HERE], timeout=timeout,
     )  # fmt: skip
 

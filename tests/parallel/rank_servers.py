@@ -22,20 +22,20 @@ _running = []
 def python_command(script, *modules, **variables):
     """Return the start of a command that runs a script, like ``[sys.executable, script]``.
 
-    If the script imports a framework, the command asks a server for a process that has imported it.
+    If there is something to import, the command asks a server for a process that has imported it.
 
     Args:
         script: path of the script.
-        modules: what the server imports in addition to the framework.
+        modules: what the server imports; by default the framework that the script imports itself.
         variables: environment variables of the job. Those that a framework may read while it is
             imported make the command a plain one.
     """
-    imported = _IMPORTS.findall(pathlib.Path(script).read_text())
-    if not imported or any(map(_READ_AT_IMPORT.match, variables)):
+    if not modules:
+        imported = _IMPORTS.findall(pathlib.Path(script).read_text())
+        modules = ("tensorflow",) if "tensorflow" in imported else tuple(imported[:1])
+    if not modules or any(map(_READ_AT_IMPORT.match, variables)):
         return [sys.executable, script]
-    framework = "tensorflow" if "tensorflow" in imported else "torch"
-    served = HERE / "served_rank.py"
-    return [sys.executable, "-I", "-S", served, *_sockets(framework, *modules), script]
+    return [sys.executable, "-I", "-S", HERE / "served_rank.py", *_sockets(*modules), script]
 
 
 def _sockets(*modules):
