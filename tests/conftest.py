@@ -20,7 +20,7 @@ SEVERAL_PROCESSES = (
 )  # fmt: skip
 #: of these, the files that take minutes; they run first, so that two workers end together
 LONGEST_FIRST = (
-    "parallel/test_tensorflow_parallel.py", "cuda/test_tensorflow_kernels.py",
+    "test_install.py", "parallel/test_tensorflow_parallel.py", "cuda/test_tensorflow_kernels.py",
     "parallel/test_torch_parallel.py", "test_examples.py", "test_docs.py",
     "parallel/test_hung_peer.py", "parallel/test_tensorflow_elastic.py",
     "parallel/test_tensorflow_overflow.py", "parallel/test_tensorflow_communicators.py",
