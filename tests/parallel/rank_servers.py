@@ -47,7 +47,8 @@ def _sockets(*modules):
 def _start(modules, seed):
     """Start a server, which ends with this process; return the path of its socket."""
     if not _running:
-        _running.append(tempfile.TemporaryDirectory())
+        # the path of a socket has at most 107 bytes, so it is not in TMPDIR
+        _running.append(tempfile.TemporaryDirectory(dir="/tmp"))
     place = pathlib.Path(_running[0].name) / str(len(_running))
     environment = dict(
         os.environ, OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3", PYTHONHASHSEED=seed
