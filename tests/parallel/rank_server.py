@@ -12,6 +12,7 @@ The server ends when its standard input ends. A rank is killed when its ``served
 """
 
 import array
+import contextlib
 import gc
 import importlib
 import json
@@ -168,6 +169,11 @@ def main():
     job = Server(listener).serve()
     if job is not None:
         run(*job, path)
+        return
+    # a process of pytest-xdist does not remove its temporary folders
+    with contextlib.suppress(OSError):  # the folder has other sockets, or the tests removed it
+        os.unlink(place)
+        os.rmdir(os.path.dirname(place))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def _start(modules, seed):
     """Start a server, which ends with this process; return the path of its socket."""
     if not _running:
         # the path of a socket has at most 107 bytes, so it is not in TMPDIR
-        _running.append(tempfile.TemporaryDirectory(dir="/tmp"))
+        _running.append(tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True))
     place = pathlib.Path(_running[0].name) / str(len(_running))
     environment = dict(
         os.environ, OMP_NUM_THREADS="1", TF_CPP_MIN_LOG_LEVEL="3", PYTHONHASHSEED=seed
