@@ -23,7 +23,7 @@ help:
 	@echo 'make demo-tf    the same job in Keras on TensorFlow                   7 min after set-up'
 	@echo 'make recommender  set-up, then embeddings on MovieLens-100k, two ranks    4 min after set-up'
 	@echo 'make test       set-up, then the tests (CI=true: the slow ones too)   8 min after set-up, 30 to 60 with the slow ones'
-	@echo 'make test-fast  set-up, then the tests without jobs of several ranks   2 to 3 min after set-up'
+	@echo 'make test-fast  set-up, then some cases of each single-process test   1 min after set-up'
 	@echo 'make lint       set-up, then ruff, clang-format and mypy                20 s after set-up'
 	@echo 'make docs       the documentation as HTML in build/docs/html          20 s after set-up'
 	@echo 'make bench      set-up, then the table of benchmarks                  10 min after set-up'
@@ -63,7 +63,7 @@ recommender: setup
 test: setup
 	$(WITH_VENV) python scripts/run_tests.py $(SLOW) $(PYTEST_OPTIONS)
 
-# the inner loop: no horovodrun, no builds, no emulated device
+# the inner loop: no horovodrun, no builds, no emulated device, at most four cases of each test
 test-fast: setup
 	$(WITH_VENV) python scripts/run_tests.py --fast $(PYTEST_OPTIONS)
 

@@ -16,6 +16,8 @@ _NO_TESTS = 5
 #: of the slow cases of products of settings, such as index codec x value codec x input, one in so
 #: many is run with --slow; ``pytest -m "not several_processes"`` runs all
 _ONE_IN = 6
+#: cases of each parametrized test with --fast
+_AT_MOST = 4
 #: every run shows where its time goes
 _DURATIONS = ("--durations=25", "--durations-min=2")
 
@@ -34,13 +36,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--slow", action="store_true", help="the slow tests too")
     parser.add_argument(
-        "--fast", action="store_true", help="no jobs of several ranks, no builds, no emulated GPU"
+        "--fast",
+        action="store_true",
+        help="at most four cases of each test; no jobs of several ranks, no builds, no emulated GPU",
     )
     arguments, others = parser.parse_known_args()
     left_out = "" if arguments.slow else " and not slow"
     others = [f"--one-in={_ONE_IN}", *others]
     if arguments.fast:
         left_out += " and not device and not subprocesses"
+        others = [f"--at-most={_AT_MOST}", *others]
     processes = str(os.cpu_count())
     statuses = [
         run(

@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import re
+import zlib
 
 import pytest
 import sampling
@@ -30,8 +31,10 @@ LONGEST_FIRST = (
     "hosts/test_hosts.py", "parallel/test_tensorflow_protocol.py",
     "parallel/test_torch_gradients.py", "parallel/test_misfortunes.py",
 )  # fmt: skip
-#: files whose tests start builds, scripts or type checkers, which use one core each
+#: files whose tests start builds, scripts, type checkers or trainings of the accuracy laboratory,
+#: which use one core each
 SUBPROCESSES = (
+    "test_accuracy_agreement.py", "test_accuracy_laboratory.py",
     "test_build.py", "test_build_cuda.py", "test_check.py", "test_data.py", "test_gpu_check.py",
     "test_preflight.py", "test_set_up.py", "test_two_frameworks.py", "test_types.py",
 )  # fmt: skip
@@ -44,6 +47,12 @@ def pytest_addoption(parser):
         default=1,
         metavar="N",
         help="run one in N of the slow cases of products of settings (default: all)",
+    )
+    parser.addoption(
+        "--at-most",
+        type=int,
+        metavar="N",
+        help="run at most N cases of each parametrized test (default: all)",
     )
 
 
@@ -70,6 +79,7 @@ def pytest_collection_finish(session):
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:
         place = pathlib.Path(item.path).relative_to(HERE).as_posix()
@@ -80,6 +90,24 @@ def pytest_collection_modifyitems(items):
         elif place.startswith("cuda"):
             item.add_marker(pytest.mark.device)
     items.sort(key=_rank_of_file)
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_keep_some_cases(config, items):
+    """Apply ``--at-most`` to what ``-m`` and ``-k`` have left."""
+    most = config.option.at_most
+    if most is None:
+        return
+    cases = {}
+    for item in items:
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = {
+        item
+        for several in cases.values()
+        for item in sorted(several, key=lambda item: zlib.crc32(item.nodeid.encode()))[:most]
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def _rank_of_file(item):

@@ -17,7 +17,9 @@ import sys
 import threading
 import time
 import traceback
+import types
 import weakref
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from deepreduce_hvd.communicators.exchange import Exchange
@@ -54,7 +56,7 @@ class Wait(NamedTuple):
     call: object = None
 
 
-def frames_of(frame):
+def frames_of(frame: types.FrameType | None) -> Iterator[types.FrameType]:
     """Yield a frame and its callers, innermost first."""
     while frame is not None:
         yield frame

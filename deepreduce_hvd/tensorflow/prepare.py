@@ -1,9 +1,9 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import sys
-import types
 from typing import TYPE_CHECKING, Any
 
+from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, undo, warning
 
@@ -101,8 +101,7 @@ def momentum_warning(compressor):
     Only frames of Horovod are read: Python keeps what is read of a frame until its function ends,
     and the user's loop ends with the training.
     """
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_of(sys._getframe(1)):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
@@ -112,7 +111,6 @@ def momentum_warning(compressor):
                 return None
             kind = _kind(optimizer)
             return warning(kind, _KNOWN[kind], momentum, delayed[0].memory)
-        frame = frame.f_back
     return None
 
 

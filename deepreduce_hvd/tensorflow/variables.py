@@ -14,11 +14,11 @@ it runs on the variable that it was traced for.
 """
 
 import sys
-import types
 import weakref
 
 import tensorflow as tf
 
+from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
@@ -157,8 +157,7 @@ def reducing_frame():
         what is not found.
     """
     group = None
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_of(sys._getframe(1)):
         if group is None and _names(frame.f_code, "index_group"):
             group = frame.f_locals.get("index_group")
         if (
@@ -166,7 +165,6 @@ def reducing_frame():
             and frame.f_globals.get("__name__") == "horovod.tensorflow"
         ):
             return frame, group
-        frame = frame.f_back
     return None, None
 
 
@@ -185,14 +183,12 @@ def _variable_beside(tensor):
 
 def _calling_frame():
     """Return the frame of Horovod's function that calls compress, or None."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_of(sys._getframe(1)):
         if (
             frame.f_code.co_name in _CALLING
             and frame.f_globals.get("__name__") == "horovod.tensorflow"
         ):
             return frame
-        frame = frame.f_back
     return None
 
 

@@ -9,11 +9,11 @@ restored at the beginning of its next step.
 
 import sys
 import threading
-import types
 
 import numpy as np
 import tensorflow as tf
 
+from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.variables import reducing_frame
 from deepreduce_hvd.validation import expect_loss_scale
@@ -202,8 +202,7 @@ def _expect_no_scaling(slot):
 
 def _scaling_optimizer():
     """Return the Keras LossScaleOptimizer that is computing the gradients, or None."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in frames_of(sys._getframe(1)):
         caller = (
             frame.f_locals.get("self")
             if frame.f_code.co_name.removeprefix("tf__") in _COMPUTING
@@ -211,7 +210,6 @@ def _scaling_optimizer():
         )
         if type(caller).__name__.startswith("LossScaleOptimizer"):
             return caller
-        frame = frame.f_back
     return None
 
 

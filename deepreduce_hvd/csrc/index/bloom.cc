@@ -78,7 +78,7 @@ void decode(Context& context, ByteReader& section, uint32_t d, uint32_t count, u
   filter.bits = section.get<uint32_t>();
   if (invalid_bloom_field(policy, filter.hashes, filter.bits) != BloomField::none)
     corrupt_payload(
-        "%s: expected a policy of 0 to 4, 1 to %u hashes and at least 1 bit, got %u, %u and %u",
+        "%s: expected a Bloom policy of 0 to 4, 1 to %u hashes and at least 1 bit, got %u, %u and %u",
         section.section(), kLargestHashes, policy, filter.hashes, filter.bits);
   const uint32_t seed = random_policy(policy) ? section.get<uint32_t>() : 0;
   const uint64_t bytes = (uint64_t{filter.bits} + 7) / 8;

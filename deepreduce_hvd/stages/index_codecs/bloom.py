@@ -255,7 +255,7 @@ class Bloom(IndexCodec):
         policy, hashes, bits = unpack_header(_HEAD, section, "index")
         if policy > _P2 or not 1 <= hashes <= _LARGEST_HASHES or bits < 1:
             raise CorruptPayloadError(
-                f"index section: expected a policy of 0 to 4, 1 to {_LARGEST_HASHES} "
+                f"index section: expected a Bloom policy of 0 to 4, 1 to {_LARGEST_HASHES} "
                 f"hashes and at least 1 bit, got {policy}, {hashes} and {bits}"
             )
         at = _HEAD.size + (4 if policy in _RANDOM else 0)
