@@ -16,8 +16,10 @@ _NO_TESTS = 5
 #: of the slow cases of products of settings, such as index codec x value codec x input, one in so
 #: many is run with --slow; ``pytest -m "not several_processes"`` runs all
 _ONE_IN = 6
-#: cases of each parametrized test with --fast
-_AT_MOST = 4
+#: cases of each single-process test, without --slow
+_AT_MOST = 40
+#: the same with --fast
+_AT_MOST_FAST = 4
 #: every run shows where its time goes
 _DURATIONS = ("--durations=25", "--durations-min=2")
 
@@ -41,11 +43,13 @@ def main():
         help="at most four cases of each test; no jobs of several ranks, no builds, no emulated GPU",
     )
     arguments, others = parser.parse_known_args()
-    left_out = "" if arguments.slow else " and not slow"
-    others = [f"--one-in={_ONE_IN}", *others]
+    left_out, cases = "", []
+    if not arguments.slow:
+        left_out = " and not slow"
+        cases = [f"--at-most={_AT_MOST_FAST if arguments.fast else _AT_MOST}"]
     if arguments.fast:
         left_out += " and not device and not subprocesses"
-        others = [f"--at-most={_AT_MOST}", *others]
+    others = [f"--one-in={_ONE_IN}", *others]
     processes = str(os.cpu_count())
     statuses = [
         run(
@@ -55,6 +59,7 @@ def main():
             "-m",
             f"not several_processes{left_out}",
             "-q",
+            *cases,
             *others,
         )
     ]

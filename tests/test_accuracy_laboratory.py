@@ -257,6 +257,7 @@ def test_the_recommender_trains_on_unrated_items_and_other_weights_per_seed():
     assert not any(parameter.grad.is_sparse for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_several_jobs_write_a_row_per_run_and_none_twice(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tasks.TASKS["ncf"], "total_steps", 3)
     keys = [("ncf", "none", 4, seed, 0.002, 3) for seed in range(3)]

@@ -51,6 +51,7 @@ def build(package, **environment):
     return subprocess.run(command, cwd=package, env=variables, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_only_what_changed_is_compiled_again(package):
     first = build(package)
     assert first.returncode == 0, first.stderr
@@ -132,6 +133,7 @@ def without_torch(package):
     return package / "bare/bin/python"
 
 
+@pytest.mark.slow
 def test_missing_torch_is_a_printed_skip_and_an_error_when_asked_for(package, without_torch):
     def build_without_torch(**environment):
         variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

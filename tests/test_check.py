@@ -55,6 +55,7 @@ def test_all_is_well_here():
     assert finished.stdout.count("they give the bytes of the native core") == 2
 
 
+@pytest.mark.slow
 def test_an_absent_framework_is_no_problem():
     finished = run("-c", WITHOUT.format(missing="torch"))
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -69,6 +70,7 @@ def test_operators_that_do_not_load_are_a_problem_with_a_remedy():
     assert finished.stdout.splitlines()[-1] == "1 problem(s)"
 
 
+@pytest.mark.slow
 def test_libraries_that_are_not_libraries_are_problems(tmp_path):
     path = tmp_path / "_ops.so"
     path.write_bytes(b"no library")

@@ -175,6 +175,7 @@ def test_what_keeps_tensorflow_out_is_told(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )
@@ -197,6 +198,7 @@ def test_a_difference_of_tensorflow_is_found():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed"
 )

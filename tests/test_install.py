@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 #: a C++ compiler that keeps its objects: the builds of all tests here have the same sources
 COMPILER = """#!{python}
 import hashlib, pathlib, shutil, subprocess, sys
@@ -81,7 +83,7 @@ def expect_the_same_without_operators(with_operators, without, package, built_fo
             assert one[what] == other[what], f"rank {rank}: {what}"
 
 
-@pytest.mark.parametrize("built_for", ["2.9.1", pytest.param("none", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("built_for", ["2.9.1", "none"])
 def test_without_operators_training_is_the_same_bit_for_bit(with_operators, tmp_path, built_for):
     left_out = shutil.ignore_patterns("_torch_ops*", "_tf_ops*", "csrc", "__pycache__")
     shutil.copytree(ROOT / "deepreduce_hvd", tmp_path / "package/deepreduce_hvd", ignore=left_out)
@@ -174,7 +176,6 @@ def expect_all_is_well(printed, package):
         assert re.search(f"ok +{name} .*, operators loaded; they give the bytes", printed), printed
 
 
-@pytest.mark.slow
 def test_a_wheel_built_without_pytorch_trains_with_a_pytorch_that_came_later(
     with_operators, wheel, frameworks, tmp_path
 ):
@@ -196,7 +197,6 @@ def test_a_wheel_built_without_pytorch_trains_with_a_pytorch_that_came_later(
     assert "`python -m deepreduce_hvd --build`" in imported.stderr
 
 
-@pytest.mark.slow
 def test_build_replaces_operators_for_other_versions(
     with_operators, wheel, compiler, frameworks, tmp_path
 ):
@@ -228,7 +228,6 @@ def test_build_replaces_operators_for_other_versions(
     ]
 
 
-@pytest.mark.slow
 def test_operators_for_frameworks_that_were_there_before(
     source_distribution, compiler, frameworks, tmp_path
 ):
@@ -241,7 +240,6 @@ def test_operators_for_frameworks_that_were_there_before(
     expect_all_is_well(check.stdout, tmp_path / "environment")
 
 
-@pytest.mark.slow
 def test_a_wheel_has_every_source(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("deepreduce_hvd/csrc", "torch_ops", "tf_ops"):
@@ -249,7 +247,6 @@ def test_a_wheel_has_every_source(wheel):
             assert f"deepreduce_hvd/_sources/{path.relative_to(ROOT)}" in names
 
 
-@pytest.mark.slow
 def test_a_wheel_without_any_framework(wheel, tmp_path):
     python = environment_with(tmp_path / "environment")
     install(python, tmp_path, wheel)

@@ -52,6 +52,7 @@ def test_training(tmp_path):
     expect_traffic_of_stats(reports)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_job(tmp_path):
     with network.Network(2, "1gbit") as hosts:
         statuses, said = Job(hosts, "killed_in_a_step", tmp_path).statuses(_START_SECONDS)

@@ -102,7 +102,8 @@ def test_training(count, tmp_path):
     expect_traffic_of_stats(reports)
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_a_killed_rank_ends_the_job(count, tmp_path):
     with network.Network(count, "1gbit") as hosts:
         job = start(hosts, "killed_in_a_step", tmp_path)

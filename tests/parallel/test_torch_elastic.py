@@ -6,13 +6,15 @@ Nothing that memories keep is lost, and training continues.
 import pytest
 from elastic_job import Job, come_and_go
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("communicator", "removal"),
     [
         ("allgather", "without a commit"),
-        pytest.param("allgather", "after a commit", marks=pytest.mark.slow),
-        pytest.param("auto", "after a commit", marks=pytest.mark.slow),
+        ("allgather", "after a commit"),
+        ("auto", "after a commit"),
     ],
 )
 def test_ranks_come_and_go(tmp_path, communicator, removal):
@@ -21,7 +23,6 @@ def test_ranks_come_and_go(tmp_path, communicator, removal):
         assert last["moment"] == 0, "expected all to be as at the last commit"
 
 
-@pytest.mark.slow
 def test_hierarchical_ranks_join_and_leave(tmp_path):
     """No rank is killed: Horovod itself aborts ranks that share a process set with a killed one."""
     job = Job(tmp_path, "torch_elastic.py", "hierarchical", process_sets=True)

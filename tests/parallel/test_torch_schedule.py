@@ -2,4 +2,7 @@
 
 from launch import scenario_tests
 
-reports, test_scenario = scenario_tests("torch_schedule.py")
+reports, test_scenario = scenario_tests(
+    "torch_schedule.py",
+    slow_scenarios=("plans_that_change_while_gradients_of_others_are_in_flight",),
+)
