@@ -81,6 +81,7 @@ def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
         assert re.search(expected, finished.stdout)
 
 
+@pytest.mark.slow
 def test_the_script_for_sharded_models_runs_on_two_hosts_of_two_ranks(tmp_path):
     (script,) = python_blocks("docs/tutorial-fsdp.md")
     path = tmp_path / "train.py"
@@ -149,7 +150,7 @@ print(f"rank {horovod.rank()}: equal parameters, {tf.keras.Model.__module__}")
         ),
         ("slices.py", "1", [], r"loss ([0-9.]+)"),
         pytest.param("fit.py", "1", [], r"loss: ([0-9.]+)", marks=pytest.mark.slow),
-        ("keras3.py", "0", [], r"loss ([0-9.]+)"),
+        pytest.param("keras3.py", "0", [], r"loss ([0-9.]+)", marks=pytest.mark.slow),
     ],
 )
 def test_tensorflow_scripts_run_on_two_ranks(name, legacy, arguments, loss, tmp_path, monkeypatch):
@@ -328,6 +329,7 @@ def test_every_make_target_is_in_the_help():
     assert set(phony.split()) - {"help", "python", "distclean"} <= set(shown)
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
     command = [
         sys.executable,

@@ -12,7 +12,7 @@ from test_hosts import FOLDERS, alive, expect_traffic_of_stats, wait_for
 
 HERE = pathlib.Path(__file__).resolve().parent
 _MISSING = network.problems()
-pytestmark = pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(_MISSING), reason="; ".join(_MISSING))]
 _START_SECONDS = 120
 _GONE = r"from rank 1|[Cc]onnection (closed|reset) by peer|[Tt]imed out|timeout"
 
@@ -52,7 +52,6 @@ def test_training(tmp_path):
     expect_traffic_of_stats(reports)
 
 
-@pytest.mark.slow
 def test_a_killed_rank_ends_the_job(tmp_path):
     with network.Network(2, "1gbit") as hosts:
         statuses, said = Job(hosts, "killed_in_a_step", tmp_path).statuses(_START_SECONDS)
@@ -61,7 +60,6 @@ def test_a_killed_rank_ends_the_job(tmp_path):
     assert re.search(_GONE, said), said[-4000:]
 
 
-@pytest.mark.slow
 def test_an_interface_that_goes_down_ends_every_rank(tmp_path):
     """No connection is closed here; only time-outs detect the failure, on both sides."""
     with network.Network(2, "1gbit") as hosts:

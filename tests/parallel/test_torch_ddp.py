@@ -67,7 +67,9 @@ def test_a_rank_that_is_killed_ends_the_job():
         pytest.param(
             "rank_that_is_stopped", r"PeerFailedError.*Timed out waiting", marks=pytest.mark.slow
         ),
-        ("rank_that_hangs", r"PeerFailedError.*Timed out waiting"),
+        pytest.param(
+            "rank_that_hangs", r"PeerFailedError.*Timed out waiting", marks=pytest.mark.slow
+        ),
         pytest.param(
             "step_without_synchronization_on_one_rank",
             r"rank 1 reached the end of its program after 2 steps",

@@ -8,6 +8,8 @@ import threading
 import pytest
 from launch import HERE, ROOT, run_ranks
 
+pytestmark = pytest.mark.slow
+
 #: as in the tutorial; otherwise a rank may connect to addresses from before the restart
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 #: put before the script: how one rank is lost in step 50, and what must hold after a restart
@@ -78,7 +80,6 @@ def test_a_killed_rank_is_started_again(tmp_path):
     expect_to_have_resumed(finished.stdout, 2)
 
 
-@pytest.mark.slow
 def test_the_rest_goes_on_without_a_lost_host(tmp_path):
     path = script(tmp_path, lose_host=True)
     with socket.socket() as free:
@@ -111,7 +112,6 @@ def test_the_rest_goes_on_without_a_lost_host(tmp_path):
     expect_to_have_resumed(output, 1)
 
 
-@pytest.mark.slow
 def test_fully_shard_goes_on_with_other_shards(tmp_path):
     """Two hosts of two ranks become four hosts of one rank. No residual is lost."""
     finished = run_ranks(
