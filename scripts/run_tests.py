@@ -17,7 +17,7 @@ _NO_TESTS = 5
 #: many is run with --slow; ``pytest -m "not several_processes"`` runs all
 _ONE_IN = 6
 #: cases of each single-process test, without --slow
-_AT_MOST = 40
+_AT_MOST = 20
 #: the same with --fast
 _AT_MOST_FAST = 4
 #: every run shows where its time goes

@@ -8,6 +8,7 @@ reports, test_scenario = scenario_tests(
     "tensorflow_loss_scale.py",
     slow_ranks=(),  # void steps do not depend on the number of ranks
     slow_scenarios=(
+        "a_checkpoint_after_a_void_step",
         "a_sum_that_overflows_with_every_communicator",
         "memories_follow_the_loss_scale",
     ),

@@ -15,6 +15,7 @@ reports, test_scenario = scenario_tests(
         "eager_and_graph_agree",
         "retracing_keeps_the_residuals",
         "a_schedule_stays_out_of_graphs",
+        "every_variable_travels_its_own_way",
         "prepared_optimizers",
         *scenarios("tensorflow_refusals.py"),
     ),
