@@ -16,7 +16,6 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("communicator", "removal"),
     [
-        ("allgather", "without a commit"),
         ("allgather", "after a commit"),
         ("doubling", "without a commit"),
     ],

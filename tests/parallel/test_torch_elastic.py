@@ -13,7 +13,6 @@ pytestmark = pytest.mark.slow
     ("communicator", "removal"),
     [
         ("allgather", "without a commit"),
-        ("allgather", "after a commit"),
         ("auto", "after a commit"),
     ],
 )
