@@ -14,11 +14,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("communicator", "removal"),
-    [
-        ("allgather", "after a commit"),
-        ("doubling", "without a commit"),
-    ],
+    ("communicator", "removal"), [("allgather", "after a commit"), ("doubling", "without a commit")]
 )
 def test_ranks_come_and_go(tmp_path, communicator, removal):
     come_and_go(Job(tmp_path, "tensorflow_elastic.py", communicator, "ours"), removal)

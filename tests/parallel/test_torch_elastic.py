@@ -10,11 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    ("communicator", "removal"),
-    [
-        ("allgather", "without a commit"),
-        ("auto", "after a commit"),
-    ],
+    ("communicator", "removal"), [("allgather", "without a commit"), ("auto", "after a commit")]
 )
 def test_ranks_come_and_go(tmp_path, communicator, removal):
     last = come_and_go(Job(tmp_path, "torch_elastic.py", communicator), removal)
