@@ -281,7 +281,20 @@ def test_several_jobs_write_a_row_per_run_and_none_twice(tmp_path, monkeypatch, 
     assert "3 runs, 3 of them known" in capsys.readouterr().out
     assert runs.known(path) == rows
     assert (tmp_path / "accuracy-lab.png").stat().st_size > 10_000
-    assert len(json.loads((tmp_path / "accuracy-lab.json").read_text())) == 1
+    entries = json.loads((tmp_path / "accuracy-lab.json").read_text())
+    assert len(entries) == 1
+    # nor those in the results, without the file of runs
+    assert command.main(arguments, tmp_path / "other.jsonl") == 0
+    assert "3 runs, 3 of them known" in capsys.readouterr().out
+    assert json.loads((tmp_path / "accuracy-lab.json").read_text()) == entries
+
+
+def test_recorded_runs_have_the_same_summary():
+    def rounded(text):
+        return json.loads(text, parse_float=lambda number: round(float(number), 9))
+
+    entries = rounded((report.RESULTS / "accuracy-lab.json").read_text())
+    assert rounded(json.dumps(report.summarize(report.recorded().values()))) == entries
 
 
 def test_an_interrupt_ends_the_runs_in_progress(tmp_path, monkeypatch):
@@ -331,12 +344,12 @@ def test_the_best_rate_is_that_of_uncompressed_training():
             rates(name, ranks)
 
 
-def test_a_report_of_no_runs_keeps_the_results(tmp_path, capsys):
-    before = (report.RESULTS / "accuracy-lab.json").read_bytes()
+def test_a_report_of_no_runs_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
     with pytest.raises(SystemExit):
         command.main(["--report"], tmp_path / "runs.jsonl")
     assert "got none; run without --report first" in capsys.readouterr().err
-    assert (report.RESULTS / "accuracy-lab.json").read_bytes() == before
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_is_unknown_is_refused(capsys):

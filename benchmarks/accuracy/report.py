@@ -12,6 +12,7 @@ import pathlib
 
 import matplotlib
 import numpy as np
+import runs
 import scipy.stats
 from tasks import TASKS
 
@@ -99,6 +100,26 @@ def summarize(rows):
     for entry in entries:
         _compare(entry, entries)
     return entries
+
+
+def recorded():
+    """Return the runs in results/accuracy-lab.json, as {key: outcome}.
+
+    The file has means of bytes and losses over seeds, which are given to each of them.
+    """
+    path = RESULTS / "accuracy-lab.json"
+    rows = {}
+    for entry in json.loads(path.read_text()) if path.exists() else ():
+        rates = {entry["learning_rate"]: entry["by_seed"], **entry["other_rates"]}
+        for rate, by_seed in rates.items():
+            for seed, metric in by_seed.items():
+                row = {name: entry[name] for name in ("task", "candidate", "ranks", "total_steps")}
+                row.update(seed=int(seed), learning_rate=float(rate), metric=metric)
+                row["bytes"] = entry["bytes_per_step"]
+                if entry["training_loss"] is not None:
+                    row["loss"] = entry["training_loss"]
+                rows[runs.key_of(row)] = row
+    return rows
 
 
 def _metrics(by_seed):

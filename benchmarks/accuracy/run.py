@@ -5,7 +5,8 @@
     python benchmarks/accuracy/run.py --tasks "lstm;vgg" --seeds 0-2 --rates best --jobs 2
 
 Ranks are simulated in one process, with the real codecs, memories and communicators. A run whose
-outcome is in build/accuracy/runs.jsonl is not repeated. ``--report`` only summarizes these runs.
+outcome is in build/accuracy/runs.jsonl or results/accuracy-lab.json is not repeated. ``--report``
+only summarizes these runs.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from candidates import CANDIDATES
-from report import report, tuned_rate
+from report import recorded, report, tuned_rate
 from runs import known, run_all
 from tasks import TASKS
 
@@ -99,12 +100,12 @@ def main(arguments=None, path=RUNS):
     failed = 0
     if not options.report:
         path.parent.mkdir(parents=True, exist_ok=True)
-        rows = known(path)
+        rows = {**recorded(), **known(path)}
         keys = keys_of(options, rows.values())
         to_do = [key for key in keys if key not in rows]
         print(f"{len(keys)} runs, {len(keys) - len(to_do)} of them known", flush=True)
         failed = run_all(path, to_do, options.jobs, options.verbose)
-    if rows := known(path):
+    if rows := {**recorded(), **known(path)}:
         report(rows.values())
     elif options.report:
         parser.error(f"--report: expected runs in {path}, got none; run without --report first")

@@ -28,7 +28,12 @@ def known(path):
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         rows = [json.loads(line) for line in file]
-    return {tuple(row[name] for name in _KEY): row for row in rows}
+    return {key_of(row): row for row in rows}
+
+
+def key_of(row):
+    """Return the key of the run that ``row`` is the outcome of."""
+    return tuple(row[name] for name in _KEY)
 
 
 def _append(path, row):
