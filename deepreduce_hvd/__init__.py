@@ -26,7 +26,7 @@ from deepreduce_hvd.errors import (
 from deepreduce_hvd.migration.params import from_params
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 from deepreduce_hvd.planning.policies import recommended_codec
-from deepreduce_hvd.preparation import prepare
+from deepreduce_hvd.prepare_optimizer import prepare
 from deepreduce_hvd.sparse_vectors import (
     SparseHandle,
     SparseVectors,

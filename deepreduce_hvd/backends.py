@@ -27,6 +27,8 @@ _FRAMEWORKS = {
     "tensorflow": _Framework("deepreduce_hvd.tensorflow.ops", "deepreduce_hvd.tensorflow.adapter"),
     "keras": _Framework(None, "deepreduce_hvd.tensorflow.adapter"),
 }
+#: has ``register`` for models that average their gradients without Horovod; only PyTorch has them
+_REGISTRATION = "deepreduce_hvd.torch.registration"
 
 
 class _NumPy:
@@ -89,6 +91,11 @@ def adapter_module(named):
             f"{' and '.join(found.values())}; use one compressor for each"
         )
     return next(iter(found))
+
+
+def registration():
+    """Return the module that registers compressors with models of PyTorch."""
+    return importlib.import_module(_REGISTRATION)
 
 
 def _is_array(parameter):

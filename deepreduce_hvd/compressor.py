@@ -16,7 +16,7 @@ from deepreduce_hvd import backends, container, layers_plot
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Auto, Communicator, Transport
 from deepreduce_hvd.coordination.collective_names import process_set_key, take_number
-from deepreduce_hvd.coordination.handshake import Setting
+from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout, policies
 from deepreduce_hvd.schedule.plan import Plan
@@ -268,7 +268,7 @@ class Compressor:
             InvalidArgumentError: not such a model, a model or a compressor that cannot be
                 registered, or ranks whose configurations differ.
         """
-        importlib.import_module("deepreduce_hvd.torch.registration").register(self, model, mesh)
+        backends.registration().register(self, model, mesh)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals and step counters of this rank.

@@ -5,19 +5,8 @@ averages over past steps once more. Both together cost accuracy, and error feedb
 averages. So compressed parameters are stepped without momentum, at the same step size.
 """
 
-import importlib
-from typing import Any
-
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.stages.sparsifiers import TopK
-
-#: top-level module of an optimizer's type -> the module of this package that prepares it
-_MODULES = {
-    "torch": "deepreduce_hvd.torch.prepare",
-    "keras": "deepreduce_hvd.tensorflow.prepare",
-    "tf_keras": "deepreduce_hvd.tensorflow.prepare",
-    "tensorflow": "deepreduce_hvd.tensorflow.prepare",
-}
 
 
 def undo(optimizer, prepared, wrapped):
@@ -133,50 +122,3 @@ class Preparation:
                     " warmup_steps=50)"
                 )
         return ""
-
-
-def prepare(optimizer: Any, compression: Any) -> Any:
-    """Prepare an optimizer for a compressor with error feedback.
-
-    A prepared optimizer steps compressed parameters without momentum. SGD and RMSprop use momentum
-    0, and divide the learning rate by 1 - momentum, so that the step size does not change. Adam and
-    AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes. Without a
-    memory, or with :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
-    Parameters that the compressor does not compress are stepped as before. On PyTorch this does not
-    depend on whether a plan of ``schedule=`` sends a parameter uncompressed.
-
-    The settings that you read from the optimizer do not change. Learning rate schedulers can change
-    them, and each step uses the current ones.
-
-    >>> # comp = dr.Compressor(parameters=model.named_parameters())
-    >>> # opt = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), comp)
-    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
-
-    Args:
-        optimizer: a PyTorch or Keras optimizer, before ``hvd.DistributedOptimizer`` wraps it and
-            before a learning rate scheduler is made for it. It is changed in place.
-        compression: the :class:`Compressor`, or None to undo the preparation.
-
-    Returns:
-        ``optimizer``. Rank 0 prints what changes.
-
-    Raises:
-        InvalidArgumentError: ``optimizer`` is not a known optimizer, is wrapped by Horovod or has a
-            scheduler already, or its momentum is 1 or more.
-    """
-    from deepreduce_hvd.compressor import Compressor
-
-    if compression is not None and not isinstance(compression, Compressor):
-        raise InvalidArgumentError(
-            f"prepare compression: expected a Compressor or None, got {compression!r}"
-        )
-    for kind in type(optimizer).__mro__:
-        module = _MODULES.get(kind.__module__.partition(".")[0])
-        if module is not None:
-            changes = importlib.import_module(module).prepare(optimizer, compression)
-            if compression is not None and compression.adapter.transport.rank == 0:
-                print(f"deepreduce_hvd: prepared {changes}", flush=True)
-            return optimizer
-    raise InvalidArgumentError(
-        f"prepare optimizer: expected a PyTorch or Keras optimizer, got {type(optimizer).__name__}"
-    )

@@ -12,6 +12,7 @@ from threaded_ranks import Group, Lost, ThreadedTransport, on_all
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.elastic import MemoryKeeper
+from deepreduce_hvd.coordination.settings import Setting, step_counters
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 SIZES = {"a": 3, "b": 1, "dense": None}
@@ -79,8 +80,8 @@ class Worker:
 
     def describe(self, with_steps):
         return [
-            handshake.Setting("model", list(self.slots)),
-            *checkpoint.steps_to_compare(self.slots, with_steps),
+            Setting("model", list(self.slots)),
+            *([step_counters(self.slots)] if with_steps else []),
         ]
 
     # training

@@ -8,7 +8,7 @@ import pytest
 from threaded_ranks import Group, ThreadedTransport, on_all
 
 from deepreduce_hvd.coordination import handshake, handshake_messages
-from deepreduce_hvd.coordination.handshake import Setting
+from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 
 

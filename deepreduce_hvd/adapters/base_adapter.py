@@ -2,6 +2,7 @@
 
 from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.coordination import handshake
+from deepreduce_hvd.coordination.settings import step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
 
 _PYTORCH_ONLY = "{}: expected a compressor of PyTorch parameters, got one of TensorFlow's"
@@ -105,7 +106,7 @@ class BaseAdapter:
         return [
             *self.compressor.settings(self.transport),
             *self.framework_settings(),
-            *checkpoint.steps_to_compare(self.slots, with_steps),
+            *([step_counters(self.slots)] if with_steps else []),
         ]
 
     def stats(self):

@@ -16,7 +16,6 @@ import math
 
 import numpy as np
 
-from deepreduce_hvd.coordination.handshake import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.memories.saturated import saturated_sum
@@ -123,15 +122,6 @@ def check_identity(what, found, fingerprint, rank, size, keeper):
             f"{found['rank']} of {found['size']}; if the number of ranks has changed, pass "
             "load_state_dict the list of all ranks' states"
         )
-
-
-def steps_to_compare(slots, with_steps):
-    """Return the step counters for ranks to compare in a handshake; [] without ``with_steps``."""
-    return (
-        [Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])]
-        if with_steps
-        else []
-    )
 
 
 def _check_fingerprint(where, found, expected):

@@ -20,7 +20,6 @@ import threading
 import time
 import weakref
 import zlib
-from typing import NamedTuple
 
 from deepreduce_hvd.coordination.handshake_messages import Gather, pack, short, unpack
 from deepreduce_hvd.coordination.peers import ranks_text
@@ -42,28 +41,6 @@ _under_way: dict = {}
 _lock = threading.Lock()
 
 
-class Setting(NamedTuple):
-    """A setting that ranks compare.
-
-    Attributes:
-        name: name of the setting.
-        value: a text, or a list of lines. Of a list, the error message shows the first line that
-            differs.
-    """
-
-    name: str
-    value: str | list[str]
-
-    @property
-    def digest(self):
-        text = self.value if isinstance(self.value, str) else "\n".join(self.value)
-        return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:32]
-
-    @property
-    def shown(self):
-        return short(self.value) if isinstance(self.value, str) else f"{len(self.value)} of them"
-
-
 def register(adapter):
     """Register a compressor's adapter for the handshake.
 
@@ -83,7 +60,7 @@ def agree(adapter, with_steps=True):
 
     Args:
         adapter: adapter of the compressor. Its ``describe(with_steps)`` returns the list of
-            :class:`Setting`.
+            :class:`~deepreduce_hvd.coordination.settings.Setting`.
         with_steps: whether step counters must be equal too. False in elastic training, where all
             ranks call this in the same order.
 

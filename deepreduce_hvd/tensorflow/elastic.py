@@ -16,7 +16,7 @@ import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.tensorflow.keras.elastic import KerasState as HorovodKerasState
 
-from deepreduce_hvd.compressor import Compressor
+from deepreduce_hvd.adapters.base_adapter import BaseAdapter, ClosedAdapter
 from deepreduce_hvd.coordination.elastic import MemoryKeeper
 from deepreduce_hvd.errors import InvalidArgumentError
 
@@ -31,7 +31,8 @@ class _WithCompressor(_State):
     """Add the compressor's memories to what a state of Horovod saves, restores and syncs."""
 
     def __init__(self, *args, compressor, **kwargs):
-        if not isinstance(compressor, Compressor):
+        adapter = getattr(compressor, "adapter", None)
+        if not isinstance(adapter, (BaseAdapter, ClosedAdapter)):
             raise InvalidArgumentError(
                 f"{type(self).__name__} compressor: expected a Compressor, got {compressor!r}"
             )

@@ -12,6 +12,7 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.coordination.roll_call import RollCall
+from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import FP16
 from deepreduce_hvd.torch import results
@@ -41,7 +42,7 @@ class Adapter(TorchAdapter):
     """
 
     def __init__(self, compressor, named):
-        register_elastic()
+        register_elastic(type(compressor))
         super().__init__(compressor, HorovodTransport(compressor.process_set))
         self.device_path = DevicePath(compressor)
         self.host_path = HostPath(self.device_path)
@@ -296,7 +297,7 @@ class Adapter(TorchAdapter):
     def framework_settings(self):
         """Return which parameters are frozen; their buckets depend on it."""
         return [
-            handshake.Setting(
+            Setting(
                 "frozen parameters",
                 [
                     f"{slot.name} {'trained' if slot.parameter.requires_grad else 'frozen'}"

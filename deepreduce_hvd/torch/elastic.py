@@ -3,7 +3,6 @@
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.elastic.state import StateHandler, get_handler_registry, set_handler_registry
 
-from deepreduce_hvd.compressor import Compressor
 from deepreduce_hvd.coordination.elastic import MemoryKeeper
 
 
@@ -27,8 +26,12 @@ class CompressorStateHandler(StateHandler):
         self._keeper.sync()
 
 
-def register():
-    """Register the handler of Compressors with hvd.elastic.TorchState."""
+def register(compressor_class):
+    """Register the handler of Compressors with hvd.elastic.TorchState.
+
+    Args:
+        compressor_class: class of the compressors that a ``TorchState`` may get.
+    """
     known = get_handler_registry()
-    if all(kind is not Compressor for kind, _ in known):
-        set_handler_registry([*known, (Compressor, CompressorStateHandler)])
+    if all(kind is not compressor_class for kind, _ in known):
+        set_handler_registry([*known, (compressor_class, CompressorStateHandler)])

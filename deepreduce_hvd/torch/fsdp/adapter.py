@@ -19,6 +19,7 @@ from deepreduce_hvd.checkpoints import sharded_checkpoint
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
 from deepreduce_hvd.torch.ddp.buckets import BackwardPass, BucketJob
@@ -142,9 +143,9 @@ class _InHost:
         slots, hosts = self._adapter.slots, self._adapter.transport.size
         lines = [f"{name} {tuple(slot.parameter.shape)}" for name, slot in slots.items()]
         return [
-            handshake.Setting("number of hosts", str(hosts)),
+            Setting("number of hosts", str(hosts)),
             *(one for one in self._adapter.describe(with_steps) if one.name not in _OF_A_SHARD),
-            handshake.Setting("parameters", lines),
+            Setting("parameters", lines),
         ]
 
 
@@ -187,8 +188,8 @@ class FsdpAdapter(DistributedAdapter):
     def framework_settings(self):
         """Return how fully_shard was called, which must be equal on all hosts."""
         return [
-            handshake.Setting("shard", f"{self.ranks.rank} of {self.ranks.size}"),
-            handshake.Setting(
+            Setting("shard", f"{self.ranks.rank} of {self.ranks.size}"),
+            Setting(
                 "parameter groups",
                 [
                     ", ".join(f"{slot.name} by dimension {slot.dim}" for slot in group.slots)

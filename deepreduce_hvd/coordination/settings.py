@@ -1,0 +1,37 @@
+"""What ranks compare in the handshake: settings by name."""
+
+import hashlib
+from typing import NamedTuple
+
+from deepreduce_hvd.coordination.handshake_messages import short
+
+
+class Setting(NamedTuple):
+    """A setting that ranks compare.
+
+    Attributes:
+        name: name of the setting.
+        value: a text, or a list of lines. Of a list, the error message shows the first line that
+            differs.
+    """
+
+    name: str
+    value: str | list[str]
+
+    @property
+    def digest(self):
+        text = self.value if isinstance(self.value, str) else "\n".join(self.value)
+        return hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:32]
+
+    @property
+    def shown(self):
+        return short(self.value) if isinstance(self.value, str) else f"{len(self.value)} of them"
+
+
+def step_counters(slots):
+    """Return the setting with the step counter of each parameter.
+
+    Args:
+        slots: name of a parameter -> its slot.
+    """
+    return Setting("steps", [f"{name} at step {slot.steps}" for name, slot in slots.items()])

@@ -1,0 +1,63 @@
+"""The public function prepare, which sets an optimizer up for error feedback.
+
+The type of the optimizer names its framework, and the module of that framework makes the changes.
+"""
+
+import importlib
+from typing import Any
+
+from deepreduce_hvd.compressor import Compressor
+from deepreduce_hvd.errors import InvalidArgumentError
+
+#: top-level module of an optimizer's type -> the module of this package that prepares it
+_MODULES = {
+    "torch": "deepreduce_hvd.torch.prepare",
+    "keras": "deepreduce_hvd.tensorflow.prepare",
+    "tf_keras": "deepreduce_hvd.tensorflow.prepare",
+    "tensorflow": "deepreduce_hvd.tensorflow.prepare",
+}
+
+
+def prepare(optimizer: Any, compression: Any) -> Any:
+    """Prepare an optimizer for a compressor with error feedback.
+
+    A prepared optimizer steps compressed parameters without momentum. SGD and RMSprop use momentum
+    0, and divide the learning rate by 1 - momentum, so that the step size does not change. Adam and
+    AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes. Without a
+    memory, or with :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
+    Parameters that the compressor does not compress are stepped as before. On PyTorch this does not
+    depend on whether a plan of ``schedule=`` sends a parameter uncompressed.
+
+    The settings that you read from the optimizer do not change. Learning rate schedulers can change
+    them, and each step uses the current ones.
+
+    >>> # comp = dr.Compressor(parameters=model.named_parameters())
+    >>> # opt = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), comp)
+    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
+
+    Args:
+        optimizer: a PyTorch or Keras optimizer, before ``hvd.DistributedOptimizer`` wraps it and
+            before a learning rate scheduler is made for it. It is changed in place.
+        compression: the :class:`Compressor`, or None to undo the preparation.
+
+    Returns:
+        ``optimizer``. Rank 0 prints what changes.
+
+    Raises:
+        InvalidArgumentError: ``optimizer`` is not a known optimizer, is wrapped by Horovod or has a
+            scheduler already, or its momentum is 1 or more.
+    """
+    if compression is not None and not isinstance(compression, Compressor):
+        raise InvalidArgumentError(
+            f"prepare compression: expected a Compressor or None, got {compression!r}"
+        )
+    for kind in type(optimizer).__mro__:
+        module = _MODULES.get(kind.__module__.partition(".")[0])
+        if module is not None:
+            changes = importlib.import_module(module).prepare(optimizer, compression)
+            if compression is not None and compression.adapter.transport.rank == 0:
+                print(f"deepreduce_hvd: prepared {changes}", flush=True)
+            return optimizer
+    raise InvalidArgumentError(
+        f"prepare optimizer: expected a PyTorch or Keras optimizer, got {type(optimizer).__name__}"
+    )
