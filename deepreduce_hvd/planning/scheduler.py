@@ -4,10 +4,10 @@ The steps of a job go through these phases, the same on all ranks:
 
 1. *warm-up*: until the density of the sparsifiers no longer falls.
 2. *profile*: some steps are timed. Then collectives of several sizes are timed between two steps.
-3. *trial*: rank 0 makes plans with the figures of all ranks. Plans whose predicted step is close to
-   the fastest are each used for some steps.
-4. *watch*: the plan with the shortest measured step is used. If steps later take much more or less
-   time, everything is measured again.
+3. *trial*: rank 0 makes plans with the figures of all ranks. They take turns of some steps each,
+   and slow ones drop out (:mod:`deepreduce_hvd.planning.race`).
+4. *watch*: the plan with the shortest measured steps is used. If steps later take much more or less
+   time, everything is measured again, and otherwise after a long time.
 
 All decisions are made from numbers that all ranks have exchanged, so all ranks make the same ones
 at the same step. Any plan gives correct sums, so training goes on in all phases.
@@ -30,7 +30,8 @@ from deepreduce_hvd.planning.measured_profile import (
     profiled,
     total_seconds,
 )
-from deepreduce_hvd.planning.trials import Trial, in_words, next_plan, plans_to_try
+from deepreduce_hvd.planning.race import Race
+from deepreduce_hvd.planning.trials import Trial, in_words, plans_to_try
 from deepreduce_hvd.schedule.links import Table
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
 from deepreduce_hvd.schedule.profile import Profile
@@ -38,16 +39,17 @@ from deepreduce_hvd.schedule.profile import Profile
 #: steps that are not timed because caches and allocators are cold
 _COLD_STEPS = 3
 _PROFILE_STEPS = 6
-#: steps with each plan; the first two are not timed
-_TRIAL_STEPS, _UNTIMED = 10, 2
-#: of the plans within this ratio of the fastest, the one that sends the most elements is used
-_EQUAL = 1.03
-#: steps between two comparisons with the expected seconds; two in a row must differ by more than
-#: this ratio
-_WINDOW, _DIFFERENT = 25, 1.25
-#: the window is twice as long after each repetition that changed nothing, up to this number of
-#: steps
-_LONGEST_WINDOW = 800
+#: steps of a turn. The time of the first is that of the last step before, and the next one has
+#: messages that are new to Horovod.
+_TURN_STEPS, _UNTIMED = 6, 2
+#: steps between two comparisons with the expected seconds, or more, so that they take a second
+_WINDOW, _WINDOW_SECONDS = 12, 1.0
+#: Two comparisons in a row must differ by more than this ratio. It grows by the same ratio each time
+#: that a repetition ends with the same plan, up to a largest one.
+_DIFFERENT, _MOST_DIFFERENT = 1.25, 2.5
+#: Everything is measured again after so many times the seconds that this takes, because steps do
+#: not show a network that has become faster.
+_REST = 100
 #: bytes of the timed collectives; larger ones are left out once one takes so many seconds, and if
 #: they are larger than all gradients together
 _SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2
@@ -94,7 +96,7 @@ class Scheduler:
         self._network = {}
         self._costs = None
         self._calls = 0
-        self._window = _WINDOW
+        self._different = _DIFFERENT
         self._begin(self._warm_up, _COLD_STEPS)
 
     def _begin(self, phase, steps):
@@ -174,6 +176,7 @@ class Scheduler:
 
     def _measure_and_plan(self, transport, slots):
         """Measure the network, make plans, and begin the trials."""
+        started = time.perf_counter()
         self._call_ranks(transport)
         self._network = {
             **self._measured_tables(transport, slots),
@@ -197,21 +200,16 @@ class Scheduler:
         found = json.loads(np.asarray(transport.wait(agreed)).tobytes().decode())
         if isinstance(found, str):
             raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {found}")
-        self._waiting = [(rule, Plan.from_json(text)) for rule, text in found]
+        self._plans = [(rule, Plan.from_json(text)) for rule, text in found]
         self._before = self.layout.plan
-        self.trials, self._tried = [], []
-        self._next_trial()
+        self._planning_seconds = self._slowest(transport, time.perf_counter() - started)
+        self.trials = []
+        self._race = Race([plan.step_seconds for _, plan in self._plans])
+        self._begin_turn()
 
-    def _next_trial(self):
-        """Begin the next trial; return whether there is one."""
-        found = next_plan(self._waiting, self.trials)
-        if found is None:
-            return False
-        (self._rule, plan), self._waiting = found
-        self._tried.append(plan)
-        self.layout = self._layout_of(plan)
-        self._begin(self._trial, _TRIAL_STEPS)
-        return True
+    def _begin_turn(self):
+        self.layout = self._layout_of(self._plans[self._race.current][1])
+        self._begin(self._trial, _TURN_STEPS)
 
     def _layout_of(self, plan):
         return layout.of_plan(self._compressor.policies, self._compressor.fingerprint, plan)
@@ -219,37 +217,50 @@ class Scheduler:
     def _trial(self, transport, slots):
         if self._left > 0:
             return
-        plan = self._tried[-1]
         self._call_ranks(transport)
-        measured = self._slowest(transport, float(np.median(self._seconds[_UNTIMED:])))
-        kept = kept_share(plan.messages, elements_of(slots))
-        self.trials.append(Trial(self._rule, plan.step_seconds, measured, kept))
-        if self._next_trial():
+        mean = float(np.mean(self._seconds[_UNTIMED:]))
+        self._race.turn_ends(self._slowest(transport, mean))
+        elements = elements_of(slots)
+        shares = [kept_share(plan.messages, elements) for _, plan in self._plans]
+        self.trials = [
+            Trial(rule, plan.step_seconds, self._race.seconds(number), shares[number])
+            for number, (rule, plan) in enumerate(self._plans)
+            if number in self._race.tried
+        ]
+        if self._race.current is not None:
+            self._begin_turn()
             return
-        limit = _EQUAL * min(trial.measured for trial in self.trials)
-        best = max(
-            (number for number, trial in enumerate(self.trials) if trial.measured <= limit),
-            key=lambda number: (self.trials[number].kept, -number),
-        )
-        self._expected = self.trials[best].measured
-        self._differing = 0
-        chosen = self._tried[best]
+        winner = self._race.winner(shares)
+        chosen = self._plans[winner][1]
         same = self._before is not None and self._before.messages == chosen.messages
-        self._window = min(2 * self._window, _LONGEST_WINDOW) if same else _WINDOW
+        larger = min(_DIFFERENT * self._different, _MOST_DIFFERENT)
+        self._different = larger if same else _DIFFERENT
         self.layout = self._layout_of(chosen)
+        self._expected = self._race.seconds(winner)
+        lost = _TURN_STEPS * sum(
+            max(seconds - self._expected, 0) for turns in self._race.blocks for seconds in turns
+        )
+        self._until_rest_ends = _REST * (self._planning_seconds + lost) / self._expected
+        self._differing = 0
+        self._begin_window()
+
+    def _begin_window(self):
+        self._window = max(_WINDOW, int(_WINDOW_SECONDS / self._expected) + 1)
         self._begin(self._watch, self._window)
 
     def _watch(self, transport, slots):
         if self._left > 0:
             return
         self._call_ranks(transport)
-        measured = self._slowest(transport, float(np.median(self._seconds)))
-        ratio = max(measured / self._expected, self._expected / measured)
-        self._differing = self._differing + 1 if ratio > _DIFFERENT else 0
-        if self._differing >= 2 and self._profiled(slots):
+        measured = self._slowest(transport, float(np.median(self._seconds[1:])))
+        differs = _ratio(measured, self._expected) > self._different
+        self._differing = self._differing + 1 if differs else 0
+        self._until_rest_ends -= self._window
+        due = self._differing >= 2 or self._until_rest_ends <= 0
+        if due and self._profiled(slots):
             self._measure_and_plan(transport, slots)
         else:
-            self._begin(self._watch, self._window)
+            self._begin_window()
 
     # --- measurements ---
 
@@ -272,26 +283,38 @@ class Scheduler:
     def _measured_tables(self, transport, slots):
         """Return {name of a profile's table: table of seconds by bytes} of this network."""
         largest = 4 * sum(elements_of(slots).values())
-        values = 1e-3 * np.random.default_rng(0).standard_normal(_VALUES, np.float32)
         tables = {}
-        for kind, dtype in _COLLECTIVES.items():
+        for kind in _COLLECTIVES:
             points: list[tuple[int, float]] = []
             for size in _SIZES:
                 if len(points) > 1 and size > largest:
                     break
-                # float16 sums of zeros take less time than those of gradients
-                array = np.resize(values, size // np.dtype(dtype).itemsize).astype(dtype)
                 repeats = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
-                seconds = [self._timed(transport, kind, array) for _ in range(repeats)]
-                points.append((size, self._slowest(transport, float(np.median(seconds)))))
-                if len(points) > 1 and points[-1][1] > _LONG:
+                seconds = float(np.median(self._repeated(transport, kind, size, repeats)))
+                points.append((size, seconds))
+                if len(points) > 1 and seconds > _LONG:
                     break
             tables[kind] = Table(tuple(points))
         return tables
 
+    def _repeated(self, transport, kind, size, repeats):
+        """Return (repeats,) float64 seconds of a collective of ``size`` bytes.
+
+        Each is that of the slowest rank.
+        """
+        # float16 sums of zeros take less time than those of gradients
+        values = 1e-3 * np.random.default_rng(0).standard_normal(_VALUES, np.float32)
+        dtype = np.dtype(_COLLECTIVES[kind])
+        array = np.resize(values, size // dtype.itemsize).astype(dtype)
+        # a sum takes the place of its input, so each repetition gets a new copy
+        own = [self._timed(transport, kind, array.copy()) for _ in range(repeats)]
+        everywhere = self._gathered(transport, np.float64(own).tobytes())
+        return np.max([np.frombuffer(part, np.float64) for part in everywhere], axis=0)
+
     def _timed(self, transport, kind, array):
         """Return the seconds of one collective, which is used as in a step."""
-        name = self._name(f"{kind}.{array.nbytes}")
+        # gradients have the same name in each step, which saves Horovod work
+        name = collective_name(self._compressor.number, f"schedule.{kind}.{array.nbytes}")
         # all ranks start together, or the wait for the last one would count
         transport.wait(transport.allreduce(np.zeros(1, np.float32), self._name("start")))
         started = time.perf_counter()
@@ -343,3 +366,7 @@ class Scheduler:
     def _name(self, label):
         self._calls += 1
         return collective_name(self._compressor.number, f"schedule.{label}.{self._calls}")
+
+
+def _ratio(one, other):
+    return max(one / other, other / one)

@@ -3,22 +3,18 @@
 import dataclasses
 from typing import NamedTuple
 
-from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, Message
+from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.optimum import optimal_plan
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.rules import predict
 
-_WITHOUT_CODEC = ("dense", "fp16")
 #: rules whose messages are tried, see :data:`deepreduce_hvd.schedule.rules.RULES`
-_RULES = ("plan", "codec", "buckets", *_WITHOUT_CODEC)
+_RULES = ("plan", "codec", "buckets", "dense", "fp16")
 #: how a number of parameters is sent, in words
 _WORDS = {CODEC: "compressed", DENSE: "uncompressed", FP16: "as float16"}
-#: A plan is tried if its predicted step is at most this many times as long as the shortest.
-_CLOSE = 1.5
-#: What needs no codec is also tried if its prediction is at most this many times as long as the
-#: shortest measured step. Its prediction is the more reliable one.
-_POSSIBLY_FASTER = 1.25
+#: plans of equal ways whose predictions differ by less are tried once
+_SAME = 1e-3
 
 
 class Trial(NamedTuple):
@@ -27,7 +23,7 @@ class Trial(NamedTuple):
     Attributes:
         rule: the rule that made it.
         predicted: predicted seconds of a step.
-        measured: measured seconds of a step, the largest of all ranks.
+        measured: measured seconds of a step, see :meth:`~deepreduce_hvd.planning.race.Race.seconds`.
         kept: share of the elements that one rank sends.
     """
 
@@ -38,7 +34,10 @@ class Trial(NamedTuple):
 
 
 def plans_to_try(profile, communicators, buckets=None):
-    """Return [(rule, plan as JSON)] for the rules to try, without repetitions.
+    """Return [(rule, plan as JSON)] for the rules to try, those without a codec last.
+
+    Of plans that send each gradient in the same way, and whose predicted steps are equally long,
+    there is only the first.
 
     Args:
         profile: the profile of all ranks.
@@ -50,15 +49,30 @@ def plans_to_try(profile, communicators, buckets=None):
     groups = None
     if buckets is not None:
         profile, groups = _by_bucket(profile, buckets)
-    plans: dict[tuple[Message, ...], tuple[str, str]] = {}
+    plans: list[tuple[str, Plan]] = []
     for rule in _RULES:
         if rule == "plan":
             found = optimal_plan(profile, network, communicators=communicators, groups=groups)
         else:
             messages = predict(rule, profile, network, groups=groups)[1]
             found = Plan.of(profile, network, messages)
-        plans.setdefault(found.messages, (rule, found.to_json()))
-    return list(plans.values())
+        if not any(_are_same(found, other) for _, other in plans):
+            plans.append((rule, found))
+    return [(rule, plan.to_json()) for rule, plan in plans]
+
+
+def _are_same(one, other):
+    ratio = one.step_seconds / other.step_seconds
+    return abs(ratio - 1) < _SAME and _ways(one) == _ways(other)
+
+
+def _ways(plan):
+    """Return {parameter name: how its gradient is sent}."""
+    return {
+        name: (message.way, message.density, message.communicator)
+        for message in plan.messages
+        for name in message.members
+    }
 
 
 def _by_bucket(profile, buckets):
@@ -75,27 +89,6 @@ def _by_bucket(profile, buckets):
             parameters += [dataclasses.replace(part, ready_seconds=ready) for part in parts]
             groups.append(len(parts))
     return dataclasses.replace(profile, parameters=tuple(parameters)), groups
-
-
-def next_plan(plans, trials):
-    """Return the next of the (rule, plan) pairs that is worth a trial, and the rest; None if none
-    is.
-
-    Args:
-        plans: pairs that are left; those without a codec come last.
-        trials: the trials so far.
-    """
-    if not trials:
-        return plans[0], plans[1:]
-    shortest = min([plan.step_seconds for _, plan in plans] + [one.predicted for one in trials])
-    measured = min(one.measured for one in trials)
-    for number, (rule, plan) in enumerate(plans):
-        limit = _CLOSE * shortest
-        if rule in _WITHOUT_CODEC:
-            limit = max(limit, _POSSIBLY_FASTER * measured)
-        if plan.step_seconds <= limit:
-            return plans[number], plans[number + 1 :]
-    return None
 
 
 def in_words(plan):

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+from unittest import mock
 
 import numpy as np
 import random_plans
@@ -19,10 +20,10 @@ from ddp_tools import (
 )
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning import layout, scheduler as scheduler_module
 
-#: the first step in which everything has been measured and all plans have been tried
-_DECIDED = 110
+#: the first step in which everything has been measured and all plans had their turns
+_DECIDED = 170
 
 
 def sum_over_ranks(tensor):
@@ -104,15 +105,16 @@ def scenario_auto_measures_and_decides_alike(directory):
     assert names == {"measured", "predicted"}, names
 
 
+@mock.patch.object(scheduler_module, "_REST", 10**9)
 def scenario_auto_starts_again_when_steps_change(directory):
     """After steps that are much longer, the job measures again, on all ranks at once."""
     network = Network()
     model, compressor = distributed(network, CODEC, schedule="auto")
     _, calls = train_with_equal_times(
-        model, network, compressor, 200, lambda step: 0.01 if step <= _DECIDED else 0.1
+        model, network, compressor, _DECIDED + 200, lambda step: 0.1 if step <= _DECIDED else 1.0
     )
     rounds = np.flatnonzero(np.diff(calls) > 20)
-    assert len(rounds) == 2 and rounds[0] < _DECIDED < rounds[1], rounds
+    assert len(rounds) == 2 and rounds[0] < _DECIDED < rounds[1] < _DECIDED + 40, rounds
     assert all(one == calls for one in gathered(calls)), "ranks differ"
 
 

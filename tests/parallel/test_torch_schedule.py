@@ -5,6 +5,7 @@ from launch import scenario_tests
 reports, test_scenario = scenario_tests(
     "torch_schedule.py",
     slow_scenarios=(
+        "auto_starts_again_after_a_rest",
         "auto_starts_again_when_steps_change",
         "plans_that_change_while_gradients_of_others_are_in_flight",
     ),

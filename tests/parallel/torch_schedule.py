@@ -6,6 +6,7 @@ Started by test_torch_schedule.py under horovodrun.
 import json
 import random
 import sys
+from unittest import mock
 
 import horovod.torch as hvd
 import numpy as np
@@ -23,10 +24,12 @@ from torch_tools import (
 )
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning import layout, scheduler as scheduler_module
 from deepreduce_hvd.schedule import Message, Plan
 
 CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.LloydMax(bits=1))
+#: the first step in which everything has been measured and all plans had their turns
+DECIDED = 170
 
 
 def plan_of(messages):
@@ -177,7 +180,7 @@ def scenario_auto_measures_and_decides_alike(directory):
         network, codec, compressor_options={"dense_below": 50, "schedule": "auto"}
     )
     plans, times = [], compressor.adapter.times
-    for step in range(110):
+    for step in range(DECIDED):
         network.zero_grad()
         backward(network, step)
         if times.seconds is not None:  # with equal times of steps, all decisions are known
@@ -215,6 +218,7 @@ def scenario_auto_measures_and_decides_alike(directory):
     expect(np.isfinite(kept).all(), "residuals")
 
 
+@mock.patch.object(scheduler_module, "_REST", 10**9)
 def scenario_auto_starts_again_when_steps_change(directory):
     """If steps become much longer, all ranks measure again, at the same step."""
     network = model()
@@ -223,19 +227,46 @@ def scenario_auto_starts_again_when_steps_change(directory):
     )
     scheduler, times = compressor.adapter.scheduler, compressor.adapter.times
     measured = []
-    for step in range(200):
+    for step in range(DECIDED + 200):
         network.zero_grad()
         backward(network, step)
         if times.seconds is not None:  # as if the network had become slower
-            times.seconds = 0.01 if step <= 110 else 0.1
+            times.seconds = 0.1 if step <= DECIDED else 1.0
         optimizer.step()
         calls = scheduler._calls
         measured.append(calls)
     rounds = np.flatnonzero(np.diff(measured) > 20)
-    expect(len(rounds) == 2 and rounds[0] < 110 < rounds[1], "measured after steps", rounds)
+    expect(
+        len(rounds) == 2 and rounds[0] < DECIDED < rounds[1] < DECIDED + 40,
+        "measured after steps",
+        rounds,
+    )
     everywhere = hvd.allgather_object(measured)
     expect(all(one == measured for one in everywhere), "ranks differ")
     assert_equal_everywhere(network.named_parameters(), "again")
+
+
+@mock.patch.object(scheduler_module, "_REST", 0)
+def scenario_auto_starts_again_after_a_rest(directory):
+    """Without any difference too, all ranks measure again, at the same step."""
+    network = model()
+    optimizer, compressor = distributed(
+        network, CODEC, compressor_options={"dense_below": 50, "schedule": "auto"}
+    )
+    scheduler, times = compressor.adapter.scheduler, compressor.adapter.times
+    measured = []
+    for step in range(2 * DECIDED):
+        network.zero_grad()
+        backward(network, step)
+        if times.seconds is not None:
+            times.seconds = 0.1
+        optimizer.step()
+        measured.append(scheduler._calls)
+    rounds = np.flatnonzero(np.diff(measured) > 20)
+    expect(len(rounds) > 1, "measured after steps", rounds)
+    everywhere = hvd.allgather_object(measured)
+    expect(all(one == measured for one in everywhere), "ranks differ")
+    assert_equal_everywhere(network.named_parameters(), "rest")
 
 
 def scenario_void_steps_lose_nothing_after_parameters_went_dense(directory):
