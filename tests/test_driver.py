@@ -55,6 +55,22 @@ def test_stop_does_not_wait_for_itself():
     assert job.ended.wait(5) and job.error is None
 
 
+def test_an_announcement_that_fails_ends_the_job():
+    class Broken(Transport):
+        def announce(self, error):
+            super().announce(error)
+            raise MemoryError("no memory for the text")
+
+    driver, ran = Driver(Broken()), []
+    error = KeyError("own")
+    jobs = [Job("fails", ran, raises=error), Job("last", ran)]
+    for job in jobs:
+        driver.put(job)
+    assert all(job.ended.wait(5) for job in jobs)
+    assert [job.error for job in jobs] == [error, error] and not ran
+    driver.stop()
+
+
 @pytest.mark.parametrize(
     ("error", "told"), [(KeyError("own"), True), (PeerFailedError("of another rank"), False)]
 )

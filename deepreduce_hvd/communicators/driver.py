@@ -6,6 +6,7 @@ If they advanced together, ranks could start collectives in different orders. So
 each exchange to its end before it starts the next one.
 """
 
+import logging
 import queue
 import threading
 
@@ -13,6 +14,8 @@ from deepreduce_hvd.errors import PeerFailedError
 
 #: maximum time in seconds to wait for the thread's end
 _JOIN_SECONDS = 2.0
+
+log = logging.getLogger("deepreduce_hvd")
 
 
 class Driver:
@@ -50,6 +53,17 @@ class Driver:
         if threading.current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)
 
+    def _announce(self, error):
+        """Tell the other ranks about an error of this rank."""
+        if isinstance(error, PeerFailedError):
+            return
+        try:
+            self._transport.announce(error)
+        # Any error: the thread must go on, or backward would wait for its job without limit. The
+        # others then learn of the failure when this rank ends.
+        except Exception:
+            log.debug("deepreduce_hvd: a failure could not be announced", exc_info=True)
+
     def _run(self):
         while (job := self._jobs.get()) is not None:
             if self.failure is None:
@@ -58,7 +72,6 @@ class Driver:
                 # any error: the other ranks must not wait for this one
                 except Exception as error:
                     self.failure = error
-                    if not isinstance(error, PeerFailedError):
-                        self._transport.announce(error)
+                    self._announce(error)
             job.end(self.failure)
             del job

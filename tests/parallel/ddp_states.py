@@ -1,5 +1,6 @@
 """State of a compressor with PyTorch's DDP, and what is refused; run by ddp_scenarios.py."""
 
+import contextlib
 import copy
 import pickle
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, gradients_of, loss_of, refused
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.schedule import Message
@@ -170,6 +172,58 @@ def scenario_closed(directory):
         "expected one that is not closed, got one after close()",
         lambda: loss_of(model, 1, dist.get_rank()).backward(),
     )
+
+
+def scenario_residuals_stay_in_join_after_a_batch_without_synchronization(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    batches = 4 if rank == size - 1 else 3  # two of each step
+    with model.join():
+        for number in range(batches):
+            with contextlib.nullcontext() if number % 2 else model.no_sync():
+                loss_of(model, number, rank).backward()
+            if number == 1:
+                kept = compressor.state_dict()["parameters"]
+    after = compressor.state_dict()["parameters"]
+    assert compressor.stats()["branch.weight"]["steps"] == 2
+    for name, saved in kept.items():
+        for kind, memory in saved["memory"].items():
+            assert memory.any(), name
+            assert torch.equal(memory, after[name]["memory"][kind]) == (rank < size - 1), name
+
+
+class Checkpointed(Network):
+    """A network that computes all layers but the last again, in backward passes of their own."""
+
+    def forward(self, images, branch=True):
+        def start(images):
+            return self.first(self.convolution(images).tanh().flatten(1)).tanh()
+
+        hidden = checkpoint(start, images.requires_grad_(), use_reentrant=True)
+        hidden = checkpoint(lambda x: self.branch(x).tanh(), hidden, use_reentrant=True)
+        return self.last(hidden)
+
+
+def scenario_reentrant_checkpoints_are_one_step(directory):
+    networks, ended = (Network(), Checkpointed()), []
+    for network in networks:
+        model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS)
+        adapter = compressor.adapter
+        step_ends = adapter.scheduler.step_ends
+
+        def step_ended(*arguments, adapter=adapter, step_ends=step_ends):
+            ended.append(len(adapter._buckets_of_pass()))
+            step_ends(*arguments)
+
+        adapter.scheduler.step_ends = step_ended
+        for number in range(3):
+            model.zero_grad()
+            loss_of(model, number, dist.get_rank()).backward()
+    assert len(ended) == 6 and min(ended[1:3]) > 1, ended
+    assert ended[3:] == ended[:3], ended
+    for (name, one), (_, two) in zip(*(network.named_parameters() for network in networks)):
+        assert torch.equal(one.grad, two.grad), name
 
 
 def scenario_join_that_divides_by_the_ranks_left_is_refused(directory):

@@ -21,6 +21,7 @@ from fsdp_tools import (
 )
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import deepreduce_hvd as dr
 
@@ -306,6 +307,14 @@ def scenario_refused(directory):
     refused("one state of each shard", lambda: compressor.load_state_dict([state, state]))
     compressor.close()
     refused("got one after close()", lambda: loss_of(network, 0, dist.get_rank()).backward())
+
+
+def scenario_reentrant_checkpoint_is_refused(directory):
+    network = Network()
+    sharded(network, meshes(2), CODEC)
+    hidden = torch.ones(2, 32, requires_grad=True)
+    hidden = checkpoint(network.first, hidden, use_reentrant=True)
+    refused("with use_reentrant=False", lambda: hidden.sum().backward())
 
 
 def scenario_compiled_layers(directory):

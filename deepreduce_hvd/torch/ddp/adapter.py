@@ -94,8 +94,8 @@ class DdpAdapter(DistributedAdapter):
             backward_pass = self._begin()
         job = BucketJob(self, backward_pass, bucket.buffer())
         self._start(backward_pass, job, lambda: self._gradients_in(bucket))
-        if bucket.is_last() and not _in_backward():
-            self._end_backward(backward_pass)
+        if bucket.is_last():
+            self._at_last_bucket(backward_pass)
         return job.future
 
     def _gradients_in(self, bucket):
@@ -112,7 +112,11 @@ class DdpAdapter(DistributedAdapter):
             )
         parameters = bucket.parameters()
         views = [in_layout_of(*pair) for pair in zip(parameters, bucket.gradients())]
-        return [self._parameters.get(parameter) for parameter in parameters], views
+        slots = [self._parameters.get(parameter) for parameter in parameters]
+        if not _in_backward():  # zeros of join(); a pass under no_sync() may have been the last one
+            for slot in slots:
+                slot.made = False
+        return slots, views
 
     def _begin(self):
         """Begin the step of a backward pass and return the pass."""
@@ -120,12 +124,20 @@ class DdpAdapter(DistributedAdapter):
         if self.layout is not self.scheduler.layout:
             self._follow(self.scheduler.layout)
         backward_pass = self._pass = BackwardPass()
-        # From a callback of the backward pass, an error keeps its type; DDP's own wait, which comes
-        # later, turns every error into a RuntimeError.
-        if _in_backward():
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(functools.partial(self._end_backward, backward_pass))
         return backward_pass
+
+    def _at_last_bucket(self, backward_pass):
+        """End the step at the end of the backward pass; in join(), which has none, end it now.
+
+        From a callback of the backward pass, an error keeps its type; DDP's own wait, which comes
+        later, turns every error into a RuntimeError. A checkpoint with use_reentrant=True runs
+        backward passes within this one. A callback at an earlier bucket may be one of theirs.
+        """
+        if not _in_backward():
+            self._end_backward(backward_pass)
+            return
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(functools.partial(self._end_backward, backward_pass))
 
     def _end_backward(self, backward_pass):
         """Wait for all results; raise the error of the first bucket that failed."""

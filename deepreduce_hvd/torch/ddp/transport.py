@@ -30,7 +30,7 @@ from deepreduce_hvd.communicators.wire import describe
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.torch.ddp.failures import describe_failure
 
-_HOST = torch.device("cpu")  # whatever device is the default
+_HOST = torch.device("cpu")  # independent of the default device
 _HEAD_FIELDS = 2  # checksum of the name, length of a failure's text; the sizes follow
 _NAME_BYTES = 256
 _TEXT_BYTES = 2000
@@ -77,7 +77,7 @@ class DistributedTransport(Transport):
         return list(self._ranks)
 
     @property
-    def local_size(self):  # type: ignore[override]  # an error where nothing tells it
+    def local_size(self):  # type: ignore[override]  # raises if it is unknown
         count = os.environ.get("LOCAL_WORLD_SIZE", "")
         if not count.isdecimal():
             raise InvalidArgumentError(
@@ -113,6 +113,8 @@ class DistributedTransport(Transport):
     def wait(self, handle):
         try:
             return handle.result()
+        except PeerFailedError:  # a rank that is alive has told its own error
+            raise
         except RuntimeError as error:
             raise PeerFailedError(
                 f"{handle.name}: expected {self.size} ranks to continue, {describe_failure(error)}"

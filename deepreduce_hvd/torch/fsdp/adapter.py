@@ -26,6 +26,7 @@ from deepreduce_hvd.torch.ddp.buckets import BackwardPass, BucketJob
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group, timeout_of
 from deepreduce_hvd.torch.fsdp.groups import (
     ParameterGroup,
+    expect_no_pass_within_another,
     modules_and_groups,
     parameters_of_caller,
 )
@@ -217,7 +218,12 @@ class FsdpAdapter(DistributedAdapter):
             backward_pass = self._begin(task)
         late = group.may_come_late(parameters, buffer)
         job = BucketJob(self, backward_pass, buffer, group.divisor)
-        self._start(backward_pass, job, functools.partial(group.shards, parameters, buffer))
+
+        def shards():
+            expect_no_pass_within_another()
+            return group.shards(parameters, buffer)
+
+        self._start(backward_pass, job, shards)
         if not late:
             job.ended.wait()
 
@@ -243,7 +249,7 @@ class FsdpAdapter(DistributedAdapter):
             raise error
 
     def _tell_host(self, backward_pass, error):
-        """Tell the other ranks of this host how the pass ended, and learn it of them.
+        """Tell the other ranks of this host how the pass ended, and receive their outcomes.
 
         They have other shards, whose exchanges know nothing of this one's.
 

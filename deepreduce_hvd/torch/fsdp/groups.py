@@ -10,6 +10,7 @@ import sys
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import CheckpointFunction
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.slot import Slot
@@ -73,7 +74,7 @@ class ParameterGroup:
     def divisor(self):
         """The number by which the sums between hosts are divided; None for that of the hosts.
 
-        A divisor of the user is that of the sum of all ranks, and PyTorch has applied it.
+        A divisor set by the user applies to the sum over all ranks. PyTorch has applied it already.
         """
         return None if self._group.gradient_divide_factor is None else 1
 
@@ -151,6 +152,21 @@ class ParameterGroup:
 def parameters_of_caller():
     """Return the parameters whose shards PyTorch gives to the all-reduce hook, which calls this."""
     return list(sys._getframe(2).f_locals[_PARAMETERS])
+
+
+def expect_no_pass_within_another():
+    """Raise InvalidArgumentError in a backward pass that a checkpoint runs within another one.
+
+    A step is one backward pass, and nothing tells when the outer pass of such a pass ends.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is CheckpointFunction.backward.__code__:
+            raise InvalidArgumentError(
+                "fully_shard: expected torch.utils.checkpoint.checkpoint with use_reentrant=False,"
+                " got use_reentrant=True around a module after fully_shard"
+            )
+        frame = frame.f_back
 
 
 def modules_and_groups(model):
