@@ -62,10 +62,10 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
-dr_header as_header(const Payload& payload) {
-  return {payload.version,     payload.flags,       payload.index_id,    payload.value_id,
-          payload.dtype,       payload.order,       payload.d,           payload.count,
-          payload.index_bytes, payload.value_bytes, payload.order_bytes, payload.total_bytes()};
+dr_header as_header(const Header& header) {
+  return {header.version,     header.flags,       header.index_id,    header.value_id,
+          header.dtype,       header.order,       header.d,           header.count,
+          header.index_bytes, header.value_bytes, header.order_bytes, header.total_bytes()};
 }
 
 }  // namespace

@@ -57,48 +57,33 @@ __device__ bool is_dense_id(int32_t id) {
   return id == kRawValue || id == kFloat16 || id == kBFloat16;
 }
 
-// Runs in one thread. The order of the checks is that of csrc/container/payload.cc and
+__device__ Refused refused_of(HeaderFault fault) {
+  switch (fault) {
+    case HeaderFault::nothing:
+      break;
+#define DR_CASE(name)     \
+  case HeaderFault::name: \
+    return Refused::name;
+      DR_HEADER_FAULTS(DR_CASE)
+#undef DR_CASE
+  }
+  return Refused::nothing;
+}
+
+// Runs in one thread. After the checks of the header, the order of the checks is that of
 // csrc/container/decode.cc.
 __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, Expected expected,
                      Opened* opened, dr_cuda_result* result) {
   if (refused(result)) return;
   result->payload = position;
-  const uint32_t magic = load_u32(payload), flags = payload[5], dtype = payload[8],
-                 order = payload[9];
-  const int32_t index_id = payload[6], value_id = payload[7];
-  const uint32_t d = load_u32(payload + 12), count = load_u32(payload + 16);
-  uint64_t lengths[3], total = kHeaderBytes;
-  for (int s = 0; s < 3; ++s) {
-    lengths[s] = load_u32(payload + 20 + 4 * s);
-    total += lengths[s];
-  }
-  const uint64_t checksum = load_u64(payload + kChecksumOffset);
-  uint32_t wanted_magic = 0;
-  for (int i = 0; i < 4; ++i) wanted_magic |= static_cast<uint32_t>("DRHV"[i]) << (8 * i);
-  if (magic != wanted_magic) return refuse(result, Refused::payload_magic, wanted_magic, magic);
-  if (payload[4] != kVersion) return refuse(result, Refused::payload_version, kVersion, payload[4]);
-  if (total != size) return refuse(result, Refused::payload_length, total, size);
-  if (checksum != opened->checksum)
-    return refuse(result, Refused::payload_checksum, checksum, opened->checksum);
-  if (flags > kNonFinite) return refuse(result, Refused::payload_flags, kNonFinite, flags);
-  if (dtype > DR_FLOAT64) return refuse(result, Refused::payload_dtype, DR_FLOAT64, dtype);
-  if (order > kIndicesInValueOrder)
-    return refuse(result, Refused::payload_order, kIndicesInValueOrder, order);
-  if (payload[10] != 0 || payload[11] != 0)
-    return refuse(result, Refused::payload_reserved, 0, payload[10] | payload[11] << 8);
-  if (lengths[2] != 0 && order != kPermutation)
-    return refuse(result, Refused::order_section_bytes, 0, lengths[2]);
-  if (d > kMaxElements) return refuse(result, Refused::payload_elements, kMaxElements, d);
-  if (count > d) return refuse(result, Refused::payload_count, d, count);
-  const bool non_finite = (flags & kNonFinite) != 0;
-  if (non_finite && (count != 0 || size != kHeaderBytes || index_id != 0 || value_id != 0))
-    return refuse(result, Refused::non_finite_values, kHeaderBytes, size);
-  if (!non_finite && index_id == 0 && count != d)
-    return refuse(result, Refused::all_count, d, count);
-  if (index_id == 0 && (lengths[0] != 0 || order == kIndicesInValueOrder))
-    return refuse(result, Refused::all_index_bytes, 0, lengths[0]);
+  const Header header = load_header(payload);
+  const HeaderRefusal refusal = check_header(header, size, opened->checksum);
+  if (refusal.fault != HeaderFault::nothing)
+    return refuse(result, refused_of(refusal.fault), refusal.expected, refusal.got);
+  const uint32_t d = header.d, count = header.count, order = header.order;
+  const int32_t index_id = header.index_id, value_id = header.value_id;
   if (d != expected.d) return refuse(result, Refused::wrong_elements, expected.d, d);
-  if (non_finite) {
+  if (header.non_finite()) {
     opened->non_finite = 1;
     result->non_finite = 1;
     return;
@@ -119,11 +104,13 @@ __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, E
     return refuse(result, Refused::order_of_indices, kPermutation, order);
   const uint32_t most = index_id != 0 ? expected.most_indices : expected.most;
   if (!dense && count > most) return refuse(result, Refused::count_of_bytes, most, count);
-  const uint8_t* at = payload + kHeaderBytes;
-  opened->index = {at, lengths[0], d, count, index_id != 0};
-  opened->value = {at + lengths[0], lengths[1], d, count, !dense};
-  opened->dense = {at + lengths[0], lengths[1], d, count, dense};
-  opened->order = {at + lengths[0] + lengths[1], lengths[2], d, count, order == kPermutation};
+  const uint8_t* const index = payload + kHeaderBytes;
+  const uint8_t* const values = index + header.index_bytes;
+  opened->index = {index, header.index_bytes, d, count, index_id != 0};
+  opened->value = {values, header.value_bytes, d, count, !dense};
+  opened->dense = {values, header.value_bytes, d, count, dense};
+  opened->order = {values + header.value_bytes, header.order_bytes, d, count,
+                   order == kPermutation};
   opened->ascending = index_id != 0 && expected.any_order != 0 && order != kIndicesInValueOrder;
   opened->dense_id = value_id;
 }

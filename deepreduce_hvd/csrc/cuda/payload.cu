@@ -8,8 +8,8 @@ namespace {
 
 __global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t* count, Plan* plan,
                               dr_cuda_result* result) {
-  uint8_t flags = 0, index_id = 0, value_id = static_cast<uint8_t>(parts.value_id),
-          order = kAscending;
+  Header header;
+  header.value_id = static_cast<uint8_t>(parts.value_id);
   plan->count = *count;
   for (uint64_t& length : plan->lengths) length = 0;
   if (refused(result)) {
@@ -19,27 +19,27 @@ __global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t
   }
   if (result->non_finite != 0) {
     plan->dense = plan->all = plan->count = 0;
-    flags = kNonFinite;
-    value_id = 0;
+    header.flags = kNonFinite;
+    header.value_id = 0;
   } else {
-    order = plan->all != 0 ? parts.order_kind_of_all : parts.order_kind;
+    header.order = plan->all != 0 ? parts.order_kind_of_all : parts.order_kind;
     if (plan->all == 0) {
-      index_id = static_cast<uint8_t>(parts.index_id);
+      header.index_id = static_cast<uint8_t>(parts.index_id);
       plan->lengths[0] = *parts.index.bytes;
     }
     plan->lengths[1] = *parts.value.bytes;
-    if (order == kPermutation) plan->lengths[2] = *parts.order.bytes;
+    if (header.order == kPermutation) plan->lengths[2] = *parts.order.bytes;
     const uint64_t dense_bytes = d * dense_element_bytes(dtype);
     plan->dense = plan->lengths[0] + plan->lengths[1] + plan->lengths[2] > dense_bytes;
     if (plan->dense != 0) {
       plan->count = d;
       plan->lengths[0] = plan->lengths[2] = 0;
       plan->lengths[1] = dense_bytes;
-      index_id = 0;
-      order = kAscending;
-      value_id = static_cast<uint8_t>(dtype == DR_FLOAT16    ? kFloat16
-                                      : dtype == DR_BFLOAT16 ? kBFloat16
-                                                             : kRawValue);
+      header.index_id = 0;
+      header.order = kAscending;
+      header.value_id = static_cast<uint8_t>(dtype == DR_FLOAT16    ? kFloat16
+                                             : dtype == DR_BFLOAT16 ? kBFloat16
+                                                                    : kRawValue);
     }
   }
   plan->total = kHeaderBytes;
@@ -48,13 +48,13 @@ __global__ void plan_sections(Parts parts, uint32_t d, int dtype, const uint32_t
     plan->total += length;
   }
   if (refused(result)) plan->total = 0;
-  uint64_t magic = 0;
-  for (int i = 0; i < 4; ++i) magic |= static_cast<uint64_t>("DRHV"[i]) << (8 * i);
-  plan->header[0] = magic | uint64_t{kVersion} << 32 | uint64_t{flags} << 40 |
-                    uint64_t{index_id} << 48 | uint64_t{value_id} << 56;
-  plan->header[1] = static_cast<uint64_t>(dtype) | uint64_t{order} << 8 | uint64_t{d} << 32;
-  plan->header[2] = plan->count | plan->lengths[0] << 32;
-  plan->header[3] = plan->lengths[1] | plan->lengths[2] << 32;
+  header.d = d;
+  header.dtype = static_cast<uint8_t>(dtype);
+  header.count = plan->count;
+  header.index_bytes = plan->lengths[0];
+  header.value_bytes = plan->lengths[1];
+  header.order_bytes = plan->lengths[2];
+  store_header(header, plan->header);
   plan->checksum = 0;
 }
 
@@ -97,14 +97,14 @@ __device__ uint64_t dense_word(const Accumulated& sum, uint32_t d, int dtype, ui
 __global__ void write_words(Parts parts, Accumulated sum, uint32_t d, int dtype, Plan* plan,
                             uint8_t* payload) {
   __shared__ uint64_t shared[33];
-  constexpr uint64_t kHeaderWords = kHeaderBytes / 8;
+  constexpr uint64_t kFirstWord = kHeaderBytes / 8;  // of the sections
   const uint64_t total = plan->total, words = (total + 7) / 8;
   uint64_t terms = 0;
   for (uint64_t i = grid_index(); i < words; i += grid_stride()) {
-    const uint64_t word = i < kHeaderWords - 1 ? plan->header[i]
-                          : i < kHeaderWords   ? 0
-                          : plan->dense != 0   ? dense_word(sum, d, dtype, i - kHeaderWords)
-                                               : section_word(parts, plan, 8 * (i - kHeaderWords));
+    const uint64_t word = i < kHeaderWords   ? plan->header[i]
+                          : i < kFirstWord   ? 0
+                          : plan->dense != 0 ? dense_word(sum, d, dtype, i - kFirstWord)
+                                             : section_word(parts, plan, 8 * (i - kFirstWord));
     terms += checksum_term(word, i);
     if (8 * i + 8 <= total) {
       reinterpret_cast<uint64_t*>(payload)[i] = word;

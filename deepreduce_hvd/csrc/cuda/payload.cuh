@@ -11,13 +11,13 @@ namespace cuda {
 
 // Results of the device while it encodes, in device memory.
 struct Plan {
-  uint32_t all;          // all elements are selected, so there is no index section
-  uint32_t index_count;  // indices for the index codec; 0 if all are selected
-  uint32_t dense;        // compression would not save bytes: the tensor itself is sent
-  uint32_t count;        // values in the payload
-  uint64_t lengths[3];   // of the sections
-  uint64_t total;        // bytes of the payload; 0 after a failure
-  uint64_t header[4];    // the words before the checksum
+  uint32_t all;                   // all elements are selected, so there is no index section
+  uint32_t index_count;           // indices for the index codec; 0 if all are selected
+  uint32_t dense;                 // compression would not save bytes: the tensor itself is sent
+  uint32_t count;                 // values in the payload
+  uint64_t lengths[3];            // of the sections
+  uint64_t total;                 // bytes of the payload; 0 after a failure
+  uint64_t header[kHeaderWords];  // the words before the checksum
   uint64_t checksum;
 };
 
