@@ -198,8 +198,8 @@ def replay_predictions_table(rows):
     """Compare predicted and measured steps of all rules, over all networks and links."""
     lines = [
         (
-            "| predicted ÷ measured | median | smallest | largest | median without what is measured"
-            " of float16 |"
+            "| predicted ÷ measured | median | smallest | largest | median without measured float16"
+            " times |"
         ),
         "|---|---:|---:|---:|---:|",
     ]

@@ -82,6 +82,43 @@ def test_training_scripts_run_on_two_ranks(document, expected, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("framework", "block", "share"), [("torch", 0, "0.003"), ("tensorflow", 1, "0.01")]
+)
+def test_the_first_scripts_run_on_two_ranks(framework, block, share, tmp_path):
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
+    path = tmp_path / "train.py"
+    path.write_text(python_blocks("docs/start.md")[block])
+    finished = horovodrun(2, path)
+    assert finished.returncode == 0, finished.stdout[-3000:]
+    losses = [float(loss) for loss in re.findall(r"loss ([0-9.]+)", finished.stdout)]
+    assert losses[-1] < losses[0]
+    # the first row of the summary: the density after the first 50 steps
+    assert re.search(rf"(0\.weight|Variable:0) .* {share}\d* .*compressed", finished.stdout)
+
+
+_INITIALIZED = "import horovod.torch as hvd\nimport torch\nhvd.init()\n"
+#: what a program has before the blocks of a page
+_BEFORE = {
+    "docs/accuracy.md": _INITIALIZED,
+    "docs/migration.md": (
+        f"{_INITIALIZED}model = torch.nn.Linear(100, 100)\n"
+        "opt = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("document", _BEFORE)
+def test_the_blocks_of_a_page_run_in_order(document):
+    script = _BEFORE[document] + "\n".join(python_blocks(document))
+    finished = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.slow
 def test_the_script_for_sharded_models_runs_on_two_hosts_of_two_ranks(tmp_path):
     (script,) = python_blocks("docs/tutorial-fsdp.md")
     path = tmp_path / "train.py"
