@@ -15,17 +15,19 @@ from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 
 
 class _Framework(NamedTuple):
-    """Names of modules of this package."""
+    """Names of modules of this package, and of what they have."""
 
     operators: str | None  #: has the ``backend`` of the framework's tensors; None: no tensors
-    adapter: str  #: has the ``Adapter`` of the framework's parameters
+    adapter: str  #: "module:name" of what creates the adapter of the framework's parameters
 
 
 #: {top-level module of a type: its framework}
 _FRAMEWORKS = {
-    "torch": _Framework("deepreduce_hvd.torch.ops", "deepreduce_hvd.torch.home"),
-    "tensorflow": _Framework("deepreduce_hvd.tensorflow.ops", "deepreduce_hvd.tensorflow.adapter"),
-    "keras": _Framework(None, "deepreduce_hvd.tensorflow.adapter"),
+    "torch": _Framework("deepreduce_hvd.torch.ops", "deepreduce_hvd.torch.home:create_adapter"),
+    "tensorflow": _Framework(
+        "deepreduce_hvd.tensorflow.ops", "deepreduce_hvd.tensorflow.adapter:Adapter"
+    ),
+    "keras": _Framework(None, "deepreduce_hvd.tensorflow.adapter:Adapter"),
 }
 #: has ``register`` for models that average their gradients without Horovod; only PyTorch has them
 _REGISTRATION = "deepreduce_hvd.torch.registration"
@@ -61,8 +63,8 @@ def of(array):
     return importlib.import_module(framework.operators).backend
 
 
-def adapter_module(named):
-    """Return the name of the module with the ``Adapter`` for parameters.
+def adapter_name(named):
+    """Return the name of what creates the adapter for parameters, for ``pkgutil.resolve_name``.
 
     Args:
         named: list of (name, parameter or variable of any framework) pairs, at least one.
@@ -73,7 +75,7 @@ def adapter_module(named):
     """
     found: dict[
         str, str
-    ] = {}  # name of an adapter's module -> its first parameter, for the error message
+    ] = {}  # name of what creates an adapter -> its first parameter, for the error message
     for name, parameter in named:
         framework, got = _framework_of(parameter), f"{type(parameter).__name__} for {name!r}"
         if framework is None:
@@ -135,8 +137,6 @@ def operator_library(directory, name, framework, version):
         raise NativeMissingError(
             f"deepreduce_hvd: expected the {framework} operators for version {version}, "
             "got operators for "
-            f"{', '.join(others) or 'no version'}; install the package again with this "
-            f"{framework} installed and "
-            f"DEEPREDUCE_WITH_{framework.upper()}=1"
+            f"{', '.join(others) or 'no version'}; run `python -m deepreduce_hvd --build`"
         )
     return library

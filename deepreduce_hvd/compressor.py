@@ -6,8 +6,8 @@ Horovod a probe of four numbers to reduce in place of the gradient. The reduced 
 ``decompress`` which factor Horovod's reduction applies: 1 for a sum, 1 / size for an average.
 """
 
-import importlib
 import os
+import pkgutil
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -140,7 +140,7 @@ class Compressor:
         self.writer = writer
         self.writer_interval = writer_interval
         named = named_parameters(parameters)
-        adapter_module = backends.adapter_module(named)
+        adapter_name = backends.adapter_name(named)
         # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
         # {name of a parameter: its Policy}
@@ -163,7 +163,7 @@ class Compressor:
         # number of this compressor in its process and process set; part of its collectives' names
         self.number = take_number(process_set_key(process_set))
         # the PyTorch or TensorFlow side of this compressor
-        self.adapter = importlib.import_module(adapter_module).Adapter(self, named)
+        self.adapter = pkgutil.resolve_name(adapter_name)(self, named)
 
     def _stages(self) -> tuple[Any, Any]:
         """Return what ranks compare of codecs and memories: one of each, or one per parameter."""
@@ -294,12 +294,15 @@ class Compressor:
                 zero.
 
         Raises:
-            InvalidArgumentError: the state is of another configuration (codec, memory,
-                communicator, bucket_bytes, dense_below, seed) or model; a single state is of
-                another rank or number of ranks; entries are missing, unknown or invalid; a memory
-                has the wrong shape or dtype, or NaN or Inf; a memory is in units of a loss scale
-                and this compressor has none, or the reverse; steps or loss scales differ between
-                the ranks' states. The compressor is left unchanged.
+            InvalidArgumentError: for one of these reasons. The compressor is left unchanged.
+
+                - The state is of another configuration (codec, memory, communicator, bucket_bytes,
+                  dense_below, seed) or model.
+                - A single state is of another rank or number of ranks.
+                - Entries are missing, unknown or invalid.
+                - A memory has the wrong shape or dtype, or contains NaN or Inf.
+                - A memory is in units of a loss scale and this compressor has none, or the reverse.
+                - Steps or loss scales differ between the ranks' states.
         """
         self.adapter.load_state_dict(state)
 

@@ -12,12 +12,7 @@ from deepreduce_hvd import _native, backends, container, errors, numpy_backend a
 
 def _library():
     directory = pathlib.Path(__file__).parent.parent
-    try:
-        return backends.operator_library(directory, "_tf_ops", "TensorFlow", tf.__version__)
-    except errors.NativeMissingError as error:
-        raise errors.NativeMissingError(
-            f"{error}: `python -m deepreduce_hvd --build` does this"
-        ) from None
+    return backends.operator_library(directory, "_tf_ops", "TensorFlow", tf.__version__)
 
 
 def _load_operators():

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from deepreduce_hvd.torch.unattached import UnattachedAdapter
 
 
-def Adapter(compressor, named):
+def create_adapter(compressor, named):
     """Return Horovod's adapter, or one for a compressor that will be registered with a DDP model.
 
     Horovod is imported here, unless the program has initialized torch.distributed and not Horovod.

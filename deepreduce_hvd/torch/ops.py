@@ -25,7 +25,7 @@ def _load_operators():
     try:
         library = backends.operator_library(directory, "_torch_ops", "PyTorch", torch.__version__)
     except errors.NativeMissingError as error:
-        return f"{error}: `python -m deepreduce_hvd --build` does this"
+        return str(error)
     try:
         torch.ops.load_library(str(library))
     except OSError as error:
