@@ -90,8 +90,14 @@ def expect_scale(scale):
 def _expect_indices(indices, d):
     expect_array("indices", indices, (np.uint32,))
     expect_elements(d)
-    if indices.size and ((indices[1:] <= indices[:-1]).any() or indices[-1] >= d):
-        raise InvalidArgumentError(f"indices: expected ascending distinct ones below d = {d}")
+    (wrong,) = np.nonzero(indices[1:] <= indices[:-1])
+    if wrong.size:
+        first, second = indices[wrong[0] : wrong[0] + 2]
+        raise InvalidArgumentError(
+            f"indices: expected ascending distinct ones, got {first} followed by {second}"
+        )
+    if indices.size and indices[-1] >= d:
+        raise InvalidArgumentError(f"indices: expected less than d = {d}, got {indices[-1]}")
 
 
 def encode_sparse_numpy(
@@ -227,7 +233,7 @@ def encode_numpy(
 def all_native(payloads):
     """Return whether the native core knows all codecs of the payloads.
 
-    It reports payloads without a whole header itself.
+    Payloads shorter than a header count as native; the core rejects them.
 
     Args:
         payloads: (n,) uint8 NumPy arrays, which need only have the header.
@@ -263,10 +269,13 @@ def decode_sum_sparse(
         return _native.decode_sparse(payloads, d, scale)
     dense = np.zeros(d, dtype=np.float32)
     support = np.zeros(d, dtype=bool)
-    for data in payloads:
+    for position, data in enumerate(payloads):
         sent = reference.decode_sparse(data, d)
         if sent is None:
-            raise InvalidArgumentError("a payload is non-finite: its sum has no sparse form")
+            raise InvalidArgumentError(
+                "payloads: expected finite ones, got a non-finite payload at position"
+                f" {position}, whose sum has no sparse form"
+            )
         dense[sent[0]] += np.float32(scale) * sent[1]
         support[sent[0]] = True
     indices = np.flatnonzero(support).astype(np.uint32)
@@ -301,7 +310,7 @@ def put_back_numpy(memory, state, indices, values, start=0, native=True):
     Args:
         memory: the :class:`Memory`.
         state: its (d,) float32 state arrays, updated in place.
-        indices: (n,) uint32, ascending, the element number in the tensor plus ``start``.
+        indices: (n,) uint32, ascending, indices in the bucket; ``start`` is subtracted.
         values: (n,) float32.
         start: the number of the tensor's first element.
     """
@@ -318,7 +327,7 @@ def add_sparse_numpy(indices, values, out, scale, start=0, native=True):
     """Add ``scale`` times a sparse tensor to ``out``, in place.
 
     Args:
-        indices: (n,) uint32, ascending, the element number in ``out`` plus ``start``.
+        indices: (n,) uint32, ascending, indices in the bucket; ``start`` is subtracted.
         values: (n,) float32.
         out: (d,) float32.
         scale: a finite float32 number.

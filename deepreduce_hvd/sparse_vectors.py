@@ -285,8 +285,8 @@ def _names(name, key, initialization):
         raise InvalidArgumentError(f"name: expected a text that is not empty, got {name!r}")
     if any(one._name == name and one._key == key for one in list(_in_flight)):
         raise InvalidArgumentError(
-            f"name: expected one without another sum in flight, got {name!r} again; wait for its"
-            " handle first"
+            f"name: expected a name that no sum in flight has, got {name!r}; wait for its handle"
+            " first"
         )
     return f"sparse_allreduce {name}", collective_name("sparse", name)
 

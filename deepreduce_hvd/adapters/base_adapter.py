@@ -7,7 +7,9 @@ from deepreduce_hvd.errors import InvalidArgumentError
 
 _PYTORCH_ONLY = "{}: expected a compressor of PyTorch parameters, got one of TensorFlow's"
 
-_TENSORFLOW_ONLY = "{}: expected a compressor of TensorFlow variables, got another one"
+_TENSORFLOW_ONLY = (
+    "{}: expected a compressor of TensorFlow variables, got one of PyTorch parameters"
+)
 
 
 class BaseAdapter:

@@ -107,8 +107,7 @@ class GivenVectorSum(Communicator):
         if not isinstance(communicator, Communicator) or isinstance(communicator, _NOT_FOR_VECTORS):
             others = ", ".join(kind.__name__ for kind in _NOT_FOR_VECTORS)
             raise InvalidArgumentError(
-                f"communicator: expected one that sums given elements, so none of {others}, got"
-                f" {communicator!r}"
+                f"communicator: expected a communicator other than {others}, got {communicator!r}"
             )
         expect_exchange("communicator", communicator)
 

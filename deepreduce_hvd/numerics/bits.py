@@ -53,7 +53,7 @@ def unpack_fields(data, count, width, section="section"):
         return np.zeros(count, dtype=np.uint32)
     bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
     if bits[count * width :].any():
-        raise CorruptPayloadError(f"{section}: expected zero padding and the end of the bits")
+        raise CorruptPayloadError(f"{section}: expected zero padding, got bits that are set")
     fields = bits[: count * width].reshape(count, width).astype(np.uint64)
     return (
         (fields << np.arange(width, dtype=np.uint64)).sum(axis=1, dtype=np.uint64).astype(np.uint32)
@@ -99,7 +99,7 @@ def unpack_varied(data, widths, section="section"):
         )
     bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8), bitorder="little")
     if bits[filled:].any():
-        raise CorruptPayloadError(f"{section}: expected zero padding and the end of the bits")
+        raise CorruptPayloadError(f"{section}: expected zero padding, got bits that are set")
     places = np.arange(32, dtype=np.int64)
     fields = np.zeros((widths.shape[0], 32), dtype=np.int64)
     fields[places < widths.astype(np.int64)] = bits[:filled]

@@ -35,12 +35,15 @@ def decode(data, section="section"):
     """
     ends = np.flatnonzero(data < 0x80) + 1
     if data.size and (ends.size == 0 or ends[-1] != data.size):
-        raise CorruptPayloadError(f"{section}: expected a number's last byte, got the end")
+        raise CorruptPayloadError(f"{section}: expected a complete number, got the end of the data")
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64) if ends.size else ends
     lengths = ends - starts
-    if ends.size and (int(lengths.max()) > LONGEST or (data[ends - 1][lengths > 1] == 0).any()):
+    wrong = lengths[(lengths > LONGEST) | ((lengths > 1) & (data[ends - 1] == 0))]
+    if wrong.size:
+        got = f"more than {LONGEST}" if wrong[0] > LONGEST else wrong[0]
         raise CorruptPayloadError(
-            f"{section}: expected numbers of at most {LONGEST} bytes, no longer than needed"
+            f"{section}: expected numbers of at most {LONGEST} bytes, no longer than needed, got"
+            f" one of {got} bytes"
         )
     numbers = np.zeros(ends.size, dtype=np.uint64)
     for byte in range(LONGEST):

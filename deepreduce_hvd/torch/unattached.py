@@ -37,9 +37,8 @@ class UnattachedAdapter(BaseAdapter):
     @staticmethod
     def _refuse(what):
         raise InvalidArgumentError(
-            f"{what}: expected a compressor that knows the other ranks, got one that was created "
-            f"{'before' if _has_horovod() else 'without'} Horovod; in PyTorch's DDP call "
-            "register(ddp_model) first; for Horovod "
+            f"{what}: expected an initialized Horovod or a registered model, got neither; in "
+            "PyTorch's DDP call register(ddp_model) first; for Horovod "
             f"{'call hvd.init() before creating the compressor' if _has_horovod() else 'install it'}"
         )
 

@@ -89,7 +89,7 @@ def scenario_sparse_vectors(directory):
     try:
         dr.sparse_allreduce_async(*found, sparse_vectors.D, name="b")
     except dr.InvalidArgumentError as error:
-        assert "without another sum in flight, got 'b'" in str(error), error
+        assert "expected a name that no sum in flight has, got 'b'" in str(error), error
     else:
         raise AssertionError("two sums of one name in flight")
     for name in sorted(handles, reverse=rank % 2 == 1):

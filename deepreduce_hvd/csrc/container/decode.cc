@@ -160,8 +160,10 @@ void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* p
   for (uint64_t p = 0; p < payload_count; ++p) {
     const Payload payload = open(payloads[p], sizes[p], d);
     if ((payload.flags & kNonFinite) != 0)
-      invalid_argument("payload %llu is non-finite: its sum has no sparse form",
-                       static_cast<unsigned long long>(p));
+      invalid_argument(
+          "payloads: expected finite ones, got a non-finite payload at position %llu, whose sum has "
+          "no sparse form",
+          static_cast<unsigned long long>(p));
     const Selection next = ascending_scaled(context, payload, scale);
     sum = p == 0 ? next : merge(context.arena, sum, next);
   }

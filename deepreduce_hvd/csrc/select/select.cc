@@ -136,7 +136,12 @@ void check_given(const uint32_t* indices, uint64_t count, uint64_t d, uint64_t s
   if (count == 0) return;
   bool ascending = true;
   for (uint64_t i = 1; i < count; ++i) ascending &= indices[i] > indices[i - 1];
-  if (!ascending) invalid_argument("indices: expected ascending distinct ones");
+  if (!ascending) {
+    uint64_t i = 1;
+    while (indices[i] > indices[i - 1]) ++i;
+    invalid_argument("indices: expected ascending distinct ones, got %u followed by %u",
+                     indices[i - 1], indices[i]);
+  }
   if (indices[0] < start)
     invalid_argument("indices: expected at least %llu, got %u",
                      static_cast<unsigned long long>(start), indices[0]);

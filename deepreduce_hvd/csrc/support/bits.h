@@ -34,7 +34,7 @@ DR_HOST_DEVICE inline bool is_zero_padded(const uint8_t* data, uint64_t bits) {
 
 inline void expect_zero_padding(const uint8_t* data, uint64_t bits, const char* section) {
   if (!is_zero_padded(data, bits))
-    corrupt_payload("%s: expected zero padding and the end of the bits", section);
+    corrupt_payload("%s: expected zero padding, got bits that are set", section);
 }
 
 // Loads 64 bits from position `bit`, of which the low 57 are data; bits past the end are zero.
@@ -100,8 +100,11 @@ class BitReader {
   }
   // Checks that the rest of the last byte is zero and that nothing follows.
   void expect_end() const {
-    if (at_ != end_ || pending_ != 0)
-      corrupt_payload("%s: expected zero padding and the end of the bits", section_);
+    if (at_ != end_)
+      corrupt_payload("%s: expected the end of the bits, got %llu more bytes", section_,
+                      static_cast<unsigned long long>(end_ - at_));
+    if (pending_ != 0)
+      corrupt_payload("%s: expected zero padding, got bits that are set", section_);
   }
 
  private:

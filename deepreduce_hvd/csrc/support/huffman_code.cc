@@ -71,8 +71,11 @@ void codes_from_lengths(const char* section, HuffmanCode* code) {
     kraft += 1u << (kHuffmanLongest - length);  // lengths are 4-bit fields
   }
   if (!(kraft == 1u << kHuffmanLongest || (used == 1 && longest == 1)))
-    corrupt_payload("%s: expected lengths of a complete Huffman code of at most %u bits", section,
-                    kHuffmanLongest);
+    corrupt_payload(
+        "%s: expected lengths of a complete Huffman code of at most %u bits, got %u codes of up to "
+        "%u bits with Kraft sum %g",
+        section, kHuffmanLongest, used, longest,
+        static_cast<double>(kraft) / (1u << kHuffmanLongest));
   std::memset(code->codes, 0, sizeof(code->codes));
   assign_codes(code);
 }

@@ -53,7 +53,8 @@ class HuffmanReader {
   // Checks that the last code ends in the last byte, followed by zero padding.
   void expect_end() const {
     if (at_ != bytes_ || filled_ >= 8 || pending_ != 0)
-      corrupt_payload("%s: expected Huffman codes that end in the block's last byte", section_);
+      corrupt_payload("%s: expected Huffman codes that end in the block's last byte, got more bits",
+                      section_);
   }
 
  private:

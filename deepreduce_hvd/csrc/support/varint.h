@@ -20,7 +20,8 @@ inline uint8_t* put_varint(uint8_t* out, uint32_t number) {
 template <class NextByte>
 inline uint64_t get_varint(NextByte next_byte, const char* section) {
   uint64_t number = 0;
-  for (unsigned byte = 0; byte < kLongestVarint; ++byte) {
+  unsigned byte = 0;
+  for (; byte < kLongestVarint; ++byte) {
     const uint8_t group = next_byte();
     number |= static_cast<uint64_t>(group & 0x7F) << (7 * byte);
     if (group < 0x80) {
@@ -28,8 +29,10 @@ inline uint64_t get_varint(NextByte next_byte, const char* section) {
       return number;
     }
   }
-  corrupt_payload("%s: expected numbers of at most %u bytes, no longer than needed", section,
-                  kLongestVarint);
+  corrupt_payload(
+      "%s: expected numbers of at most %u bytes, no longer than needed, got one of %s%u bytes",
+      section, kLongestVarint, byte == kLongestVarint ? "more than " : "",
+      byte == kLongestVarint ? kLongestVarint : byte + 1);
 }
 
 }  // namespace deepreduce

@@ -268,7 +268,5 @@ class Bloom(IndexCodec):
             np.frombuffer(section[at:], dtype=np.uint8), bitorder="little"
         ).astype(bool)
         if bitmap[bits:].any():
-            raise CorruptPayloadError(
-                "index section: expected zero padding and the end of the bits"
-            )
+            raise CorruptPayloadError("index section: expected zero padding, got bits that are set")
         return cls._apply(bitmap[:bits], hashes, policy, seed, d, count, decoding=True)
