@@ -29,7 +29,7 @@ LONGEST_FIRST = (
     "random_walk/test_torch_walk.py", "parallel/test_torch_communicators.py",
     "cuda/test_pretend.py", "hosts/test_time_to_accuracy.py",
     "hosts/test_hosts.py", "parallel/test_tensorflow_protocol.py",
-    "parallel/test_torch_gradients.py", "parallel/test_misfortunes.py",
+    "parallel/test_torch_gradients.py", "parallel/test_rank_failures.py",
 )  # fmt: skip
 #: files whose tests start builds, scripts, type checkers or trainings of the accuracy laboratory,
 #: which use one core each

@@ -24,8 +24,8 @@ def announce(directory):
     (directory / f"process.{host}.{local_rank}").write_text(str(os.getpid()))
 
 
-def largest_difference(moment, other):
-    return max(float(np.abs(one - two).max()) for one, two in zip(moment, other))
+def largest_difference(snapshot, other):
+    return max(float(np.abs(one - two).max()) for one, two in zip(snapshot, other))
 
 
 class Worker:
@@ -34,14 +34,14 @@ class Worker:
     Args:
         hvd: the Horovod module of the framework.
         step: function of a number that makes this step and checks that all ranks agree.
-        moment: function that returns the parameters and the sum of all ranks' memories, two arrays.
+        snapshot: function that returns the parameters and the sum of all ranks' memories, two arrays.
         as_rank_0: function that returns rank 0's value of an int.
     """
 
-    def __init__(self, directory, hvd, step, moment, as_rank_0):
+    def __init__(self, directory, hvd, step, snapshot, as_rank_0):
         self.directory, self.hvd = directory, hvd
-        self._step, self._moment, self._as_rank_0 = step, moment, as_rank_0
-        # the moment after the last step; not in the state, because Horovod resets the state to the
+        self._step, self._snapshot, self._as_rank_0 = step, snapshot, as_rank_0
+        # the snapshot after the last step; not in the state, because Horovod resets the state to the
         # last commit
         self._newest = []
 
@@ -50,14 +50,16 @@ class Worker:
         return bool(self._as_rank_0(int(not (self.directory / "no_commits").exists())))
 
     def note_start(self, state):
-        now = self._moment()
-        errors = [largest_difference(now, moment) for moment in (state.committed, *self._newest)]
+        now = self._snapshot()
+        errors = [
+            largest_difference(now, snapshot) for snapshot in (state.committed, *self._newest)
+        ]
         entry = {
             "size": self.hvd.size(),
             "step": state.step,
             "kept": float(np.abs(now[1]).max()),
             "error": min(errors),
-            "moment": errors.index(min(errors)),
+            "snapshot": errors.index(min(errors)),
         }
         with open(self.directory / "starts", "a") as starts:
             if self.hvd.rank() == 0:
@@ -67,7 +69,7 @@ class Worker:
         while not (self.directory / "enough").exists() or state.step % COMMIT_EVERY:
             self._step(state.step)
             state.step += 1
-            self._newest[:] = [self._moment()]
+            self._newest[:] = [self._snapshot()]
             state.committed = self._newest[0]
             if state.step % COMMIT_EVERY == 0 and self.commits_go_on():
                 state.commit()

@@ -57,7 +57,7 @@ def main(directory, communicator, kind):
         reduced_step(batch(number))
         assert_equal_everywhere(variables(named), f"step {number + 1}")
 
-    def moment():
+    def snapshot():
         flat = [variable.numpy().reshape(-1) for variable in variables(named)]
         memories = [one["memory"] for one in compressor.state_dict()["parameters"].values()]
         kept = [part.reshape(-1) for memory in memories for part in memory.values()]
@@ -66,7 +66,7 @@ def main(directory, communicator, kind):
     def as_rank_0(number):
         return hvd.broadcast(tf.constant(number, tf.int64), 0, name="commits")
 
-    worker = elastic_worker.Worker(directory, hvd, step, moment, as_rank_0)
+    worker = elastic_worker.Worker(directory, hvd, step, snapshot, as_rank_0)
 
     @hvd.elastic.run
     def train(state):

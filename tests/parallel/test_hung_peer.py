@@ -4,17 +4,17 @@ The others say whom they wait for. With the settings of docs/troubleshooting.md,
 """
 
 import pytest
-from test_misfortunes import _SILENT, IN_ROUNDS, TENSORFLOW, TORCH, expect_to_say
+from test_rank_failures import _SILENT, IN_ROUNDS, TENSORFLOW, TORCH, expect_to_say
 
 _LAST = r"expected all \d ranks to continue, got rank {last} last heard of elsewhere"
 _WAITS = {
     TORCH: (
         r"has waited \d+ s for (the gradient of|the exchange deepreduce\.0\.) .*, at "
-        r".*torch_misfortunes\.py:\d+ in main, in step 7"
+        r".*torch_rank_failures\.py:\d+ in main, in step 7"
     ),
     TENSORFLOW: (
         r"has waited \d+ s for the TensorFlow function train_step, at "
-        r".*tensorflow_misfortunes\.py:\d+ in main, in step"
+        r".*tensorflow_rank_failures\.py:\d+ in main, in step"
     ),
     IN_ROUNDS: (
         r"has waited \d+ s for (the exchange deepreduce\.0\.|the TensorFlow function "
@@ -42,7 +42,7 @@ def test_a_stopped_process(worker, ranks):
 def test_a_program_that_does_not_go_on(worker, ranks):
     """Horovod's threads in the process still answer, so only the stall time-out ends the job."""
     asleep = (
-        r"ank {last} is elsewhere at .*misfortunes\.py:\d+ in load_for_ever in step 6, for \d+ s"
+        r"ank {last} is elsewhere at .*rank_failures\.py:\d+ in load_for_ever in step 6, for \d+ s"
     )
     expect_to_say(
         worker,
@@ -62,7 +62,7 @@ def test_collectives_without_a_name_that_never_match():
     expect_to_say(
         TORCH, 2, "counts other collectives",
         r"has waited \d+ s for hvd\.allreduce number \d+ \(without a name, .* give it a name\), at "
-        r".*torch_misfortunes\.py:\d+ in main, in step 6",
+        r".*torch_rank_failures\.py:\d+ in main, in step 6",
         r"Rank \d is waiting for hvd\.allreduce number \d+ \(without a name",
         r"all 2 ranks are alive",
         HOROVOD_STALL_CHECK_TIME_SECONDS="3", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="8",

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 def test_ranks_come_and_go(tmp_path, communicator, removal):
     last = come_and_go(Job(tmp_path, "torch_elastic.py", communicator), removal)
     if removal == "without a commit":
-        assert last["moment"] == 0, "expected all to be as at the last commit"
+        assert last["snapshot"] == 0, "expected all to be as at the last commit"
 
 
 def test_hierarchical_ranks_join_and_leave(tmp_path):

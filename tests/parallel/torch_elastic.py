@@ -35,7 +35,7 @@ def main(directory, communicator):
         optimizer.step()
         assert_equal_everywhere(network.named_parameters(), f"step {number + 1}")
 
-    def moment():
+    def snapshot():
         flat = [one.detach().double().reshape(-1) for one in network.parameters()]
         memories = [one["memory"] for one in compressor.state_dict()["parameters"].values()]
         kept = torch.cat([part for memory in memories for part in memory.values()])
@@ -44,7 +44,7 @@ def main(directory, communicator):
     def as_rank_0(number):
         return hvd.broadcast(torch.tensor(number), 0, name="commits")
 
-    worker = elastic_worker.Worker(directory, hvd, step, moment, as_rank_0)
+    worker = elastic_worker.Worker(directory, hvd, step, snapshot, as_rank_0)
 
     @hvd.elastic.run
     def train(state):

@@ -6,24 +6,24 @@ import pytest
 import survivors
 
 _RAISED = (
-    r"got rank {last} ended in step [67] by ValueError: a bad batch at .*misfortunes\.py:\d+ "
+    r"got rank {last} ended in step [67] by ValueError: a bad batch at .*rank_failures\.py:\d+ "
     r"in raise_an_error"
 )
 _ENDED = r"got rank {last} reached the end of its program after 6 steps"
 _SILENT = r"expected all \d ranks to continue, got no sign of life from rank(s \d,)? {last} within"
 
-TORCH = ("torch_misfortunes.py",)
-TENSORFLOW = ("tensorflow_misfortunes.py", "allgather")
-IN_ROUNDS = ("tensorflow_misfortunes.py", "rounds")
+TORCH = ("torch_rank_failures.py",)
+TENSORFLOW = ("tensorflow_rank_failures.py", "allgather")
+IN_ROUNDS = ("tensorflow_rank_failures.py", "rounds")
 
 
-def expect_to_say(worker, ranks, misfortune, *messages, **environment):
+def expect_to_say(worker, ranks, failure, *messages, **environment):
     """Check that all other ranks print the ``messages`` and end with an error.
 
-    The last rank meets the misfortune. The ``messages`` are regular expressions.
+    The last rank fails. The ``messages`` are regular expressions.
     """
     script, *arguments = worker
-    texts, statuses, _ = survivors.run(ranks, script, misfortune, *arguments, **environment)
+    texts, statuses, _ = survivors.run(ranks, script, failure, *arguments, **environment)
     assert all(status not in (0, None) for status in statuses), f"{statuses}\n{texts}"
     for rank, text in enumerate(texts[:-1]):
         for message in messages:
@@ -39,7 +39,7 @@ def expect_to_say(worker, ranks, misfortune, *messages, **environment):
 
 
 @pytest.mark.parametrize(
-    ("worker", "ranks", "misfortune", "message"),
+    ("worker", "ranks", "failure", "message"),
     [
         (TORCH, 2, "raises in backward", _RAISED),
         pytest.param(TORCH, 3, "raises in backward", _RAISED, marks=pytest.mark.slow),
@@ -51,5 +51,5 @@ def expect_to_say(worker, ranks, misfortune, *messages, **environment):
         pytest.param(IN_ROUNDS, 2, "killed", _SILENT, marks=pytest.mark.slow),
     ],
 )
-def test_survivors_say_who_is_gone(worker, ranks, misfortune, message):
-    expect_to_say(worker, ranks, misfortune, message)
+def test_survivors_say_who_is_gone(worker, ranks, failure, message):
+    expect_to_say(worker, ranks, failure, message)

@@ -17,14 +17,14 @@ def raise_an_error():
     raise ValueError("a bad batch")
 
 
-def meet(misfortune):
-    if misfortune == "killed":
+def meet(failure):
+    if failure == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif misfortune == "stopped":
+    elif failure == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
-    elif misfortune == "asleep":
+    elif failure == "asleep":
         load_for_ever()
-    elif misfortune == "raises":
+    elif failure == "raises":
         raise_an_error()
-    elif misfortune == "ends":
+    elif failure == "ends":
         sys.exit(0)

@@ -8,11 +8,11 @@ import sys
 
 import horovod.torch as hvd
 import torch
-from misfortunes import STEP, meet, raise_an_error
+from rank_failures import STEP, meet, raise_an_error
 from torch_tools import backward, distributed, model
 
 
-def main(misfortune):
+def main(failure):
     hvd.init()
     last = hvd.rank() == hvd.size() - 1
     network = model()
@@ -23,12 +23,12 @@ def main(misfortune):
         if last and step == STEP:
             raise_an_error()
 
-    if misfortune == "raises in backward":
+    if failure == "raises in backward":
         next(network.parameters()).register_hook(stumble)
     while True:
         if last and step == STEP:
-            meet(misfortune)
-        if step == STEP and misfortune == "counts other collectives":
+            meet(failure)
+        if step == STEP and failure == "counts other collectives":
             if last:
                 hvd.allreduce_async(torch.ones(1), name="own")
             hvd.allreduce(torch.ones(1))  # without a name

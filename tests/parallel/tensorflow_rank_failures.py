@@ -8,12 +8,12 @@ import sys
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
-from misfortunes import STEP, meet
+from rank_failures import STEP, meet
 
 import deepreduce_hvd as dr
 
 
-def main(misfortune, communicator):
+def main(failure, communicator):
     hvd.init()
     last = hvd.rank() == hvd.size() - 1
     weight = tf.Variable(tf.ones([40, 30]), name="weight")
@@ -31,7 +31,7 @@ def main(misfortune, communicator):
     step = 0
     while True:
         if last and step == STEP:
-            meet(misfortune)
+            meet(failure)
         train_step()
         step += 1
 
