@@ -28,10 +28,10 @@ def resnet50():
     return found
 
 
-def _linear(name, outputs, inputs, times):
-    """A linear layer that is applied to so many rows."""
-    weight = (f"{name}.weight", (outputs, inputs), outputs * inputs * times)
-    return [weight, (f"{name}.bias", (outputs,), outputs * times)]
+def _linear(name, outputs, inputs, rows):
+    """A linear layer that is applied to ``rows`` rows."""
+    weight = (f"{name}.weight", (outputs, inputs), outputs * inputs * rows)
+    return [weight, (f"{name}.bias", (outputs,), outputs * rows)]
 
 
 def _normalization(name, width, times):

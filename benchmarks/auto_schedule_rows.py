@@ -1,6 +1,6 @@
 """The rows of benchmarks/auto_schedule.py, by launcher."""
 
-DDP = "DDP: "  # names of its rows begin with it
+DDP = "DDP: "  # prefix of the names of DDP rows
 ROWS = {
     "horovodrun": ("none", "fp16", "64 MiB buckets", "one message per gradient", "auto"),
     "torchrun": (f"{DDP}none", f"{DDP}fp16", f"{DDP}DDP's buckets", f"{DDP}auto"),

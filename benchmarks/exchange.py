@@ -86,7 +86,7 @@ class Job:
     rank: int
 
     def start_together(self):
-        """Wait for all ranks, without taking processor time from those that are waited for."""
+        """Wait for all ranks without spinning."""
         raise NotImplementedError
 
     def broadcast(self, number):

@@ -27,9 +27,8 @@ LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshape
 #: without compression
 TARGETS = {(2, "100mbit"): 40, (2, "1gbit"): 8, (2, "10gbit"): 2, (4, "1gbit"): 8}
 DENSE = ("no exchange", "none", "fp16")
-DDP = "DDP: "  # names of its rows begin with it
-#: (row, other row, link or None for all) -> how many times as long the other row may, or must, take
-#: at most or at least
+DDP = "DDP: "  # prefix of the names of DDP rows
+#: (row, other row, link or None for all) -> bound on the ratio of the other row's time to the row's
 RATIOS = {
     ("Allgather", f"{DDP}Allgather", None): ("at most", 1.1),
     (f"{DDP}Allgather", f"{DDP}PowerSGD rank 4", "100mbit"): ("at least", 5),

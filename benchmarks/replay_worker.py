@@ -277,7 +277,7 @@ def main(network, seconds):
     messages = {row: predict(rule, profile, link)[1] for row, rule in RULES.items()}
     messages["auto"] = auto.plan.messages
     predicted = {row: Plan.of(profile, link, found) for row, found in messages.items()}
-    # with what a model knows that takes float16 for half of the bytes and nothing else
+    # the same prediction with float16 assumed to take half the time of float32
     plainer = dataclasses.replace(
         profile, allreduce_fp16=None, to_fp16_seconds=0.0, from_fp16_seconds=0.0
     )
@@ -297,7 +297,7 @@ def main(network, seconds):
         return dataclasses.replace(predicted[row], messages=tuple(found))
 
     def grouping(row):
-        """Number of gradients of each message; what the compressor does not plan goes along."""
+        """Number of gradients per message; unplanned gradients are added to these messages."""
         names = [f"auto.{name}" for name, *_ in replay.table][::-1]
         last = sorted(names.index(one.members[-1]) + 1 for one in messages[row])
         return np.diff([0, *last[:-1], len(names)]).tolist()

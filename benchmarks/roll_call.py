@@ -18,7 +18,7 @@ import deepreduce_hvd as dr
 
 
 class AllThere:
-    """A roll call that asks no rank."""
+    """A roll call without communication."""
 
     sent_bytes = 0
 

@@ -25,7 +25,7 @@ def expect_keys(**keys):
 
 
 def changed(kind, instance, names):
-    """Return those attributes that are not the constructor's defaults, as ", name=value" each.
+    """Return the attributes that differ from the constructor's defaults, as text: ``, name=value``.
 
     Args:
         kind: the class whose constructor has the defaults.

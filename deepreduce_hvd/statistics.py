@@ -13,9 +13,9 @@ FIELDS = {
     "elements": "elements of the parameter",
     "dense_bytes": "bytes of the gradient uncompressed",
     "sent_bytes": (
-        "bytes that this rank passed to collectives in the last step; includes the probe of "
-        "four numbers, and for one parameter the roll call; in DDP instead, for one parameter of "
-        "each bucket, the heads of collectives"
+        "bytes that this rank passed to collectives in the last step. They include the probe of "
+        "four numbers. The roll call is counted once per step, for one parameter. In DDP, the "
+        "heads of collectives are counted for one parameter of each bucket instead."
     ),
     "header_bytes": "of these, bytes of the payload header",
     "index_bytes": "of these, bytes of the index section",

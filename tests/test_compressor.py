@@ -15,7 +15,7 @@ def named():
 
 
 @pytest.fixture(autouse=True)
-def initialised_horovod():
+def initialized_horovod():
     import horovod.torch as hvd
 
     hvd.init()

@@ -246,7 +246,7 @@ def test_a_put_back_that_fails_on_one_rank_is_heard_by_all(scheme):
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 class TestCompressor:
     @pytest.fixture(autouse=True)
-    def initialised_horovod(self):
+    def initialized_horovod(self):
         import horovod.torch as hvd
 
         hvd.init()

@@ -19,7 +19,7 @@ TOPK = {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", **GA
 
 
 @pytest.fixture(autouse=True)
-def initialised_horovod():
+def initialized_horovod():
     import horovod.torch as hvd
 
     hvd.init()

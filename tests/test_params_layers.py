@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_params import TOPK, initialised_horovod  # noqa: F401
+from test_params import TOPK, initialized_horovod  # noqa: F401
 
 import deepreduce_hvd as dr
 

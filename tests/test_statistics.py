@@ -8,7 +8,7 @@ from deepreduce_hvd import layers_plot, statistics
 
 
 @pytest.fixture(autouse=True)
-def initialised_horovod():
+def initialized_horovod():
     import horovod.torch as hvd
 
     hvd.init()

@@ -8,7 +8,7 @@ import deepreduce_hvd as dr
 
 
 @pytest.fixture(autouse=True)
-def initialised_horovod():
+def initialized_horovod():
     import horovod.torch as hvd
 
     hvd.init()

@@ -137,7 +137,7 @@ class Transport:
 class Communicator:
     """Base class of communicators, which turn the payloads of all ranks into their sum.
 
-    Each communicator has its own file. One instance serves all buckets of a compressor.
+    One instance serves all buckets of a compressor.
     """
 
     #: Whether the parts of a sum that are dropped or lost go back to memories with ``put_back``.

@@ -98,7 +98,7 @@ class Hierarchical(Communicator):
         if within.rank == 0:
             try:
                 message = self._result(
-                    bucket, (yield from self.across.exchange(_host_job(bucket, local), across))
+                    bucket, (yield from self.across.exchange(_host_bucket(bucket, local), across))
                 )
             except DeepReduceError as error:  # tell the other ranks of the host
                 message = wire.write_notice(str(error))
@@ -134,7 +134,7 @@ class Hierarchical(Communicator):
         )
 
 
-def _host_job(bucket, local):
+def _host_bucket(bucket, local):
     """Return the bucket with the sum of this host in place of this rank's gradients."""
     members = []
     for number, member in enumerate(bucket.members):

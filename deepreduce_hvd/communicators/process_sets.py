@@ -31,8 +31,9 @@ class ProcessSetTransport(Transport):
             )
         self._by_host = {}
 
-    # A process that uses horovod.torch and horovod.tensorflow has two Horovods, but their process
-    # sets know only the one imported last. So the set of all ranks is left to the framework's own.
+    # A process that uses horovod.torch and horovod.tensorflow loads two copies of Horovod, but their
+    # process sets know only the one imported last. So the set of all ranks is left to the
+    # framework's own.
 
     @property
     def _has_all_ranks(self):

@@ -35,7 +35,7 @@ class SharedRandomK(Communicator):
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
         own = bucket.select(places_of_held=True)
         indices = own.indices
-        if not own.valid:  # the other ranks expect the same count of numbers from every rank
+        if not own.valid:  # the other ranks expect the same number of values from every rank
             indices = np.zeros(
                 sum(
                     bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)

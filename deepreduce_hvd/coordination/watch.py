@@ -1,6 +1,6 @@
 """A background thread that detects long waits for other ranks and reports which ranks are missing.
 
-Steps cost nothing: every few seconds the thread looks at the stack frames of the program, as a
+Steps have no overhead: every few seconds the thread looks at the stack frames of the program, as a
 debugger would. When they have not changed for a while, it leaves a note for the other ranks
 (:mod:`deepreduce_hvd.coordination.peers`). So a rank that waits learns which other ranks wait too,
 which are elsewhere in their program, and which do not report at all.
@@ -40,8 +40,7 @@ class Wait(NamedTuple):
     """A wait for other ranks, found in the frames of a thread.
 
     Attributes:
-        key: value that differs from that of the next wait, or that may be the same if ``call`` is
-            given.
+        key: identifies the wait; two waits can have the same key if ``call`` is given.
         describe: function without arguments that returns a text: what the thread waits for.
         handshake: name of the handshake that the thread waits in, or an empty text.
         joined: whether this rank has joined, and so must not start a collective.

@@ -1,1 +1,1 @@
-"""Policies per parameter, and how the running job decides what to send and when."""
+"""Policies for each parameter, and plans that are made while training."""

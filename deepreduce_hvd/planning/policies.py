@@ -190,7 +190,7 @@ def _chooser(
 
 
 def _expect_patterns(what: str, given: Mapping[Any, Any], shapes: Iterable[str]) -> None:
-    """Check that each pattern is the first match of a parameter; "*" may be left with none."""
+    """Check that each pattern is the first match of some parameter. "*" is exempt."""
     names = list(shapes)
     left = names
     for pattern in given:
@@ -218,7 +218,7 @@ def _expect_patterns(what: str, given: Mapping[Any, Any], shapes: Iterable[str])
 
 
 def _is_literal(pattern: str, names: list[str]) -> bool:
-    """Return whether a pattern would match a name if its [ were no wildcard."""
+    """Return whether a pattern would match a name if "[" were an ordinary character."""
     literal = pattern.replace("[", "[[]")
     return any(fnmatch.fnmatchcase(name, literal) for name in names)
 

@@ -59,7 +59,7 @@ class StepTimes:
         return statistics.median(rest for _, rest in self._kept) if self._kept else 0.0
 
     def begin(self, now):
-        """Note the beginning of a step at ``now``, a time of ``time.perf_counter``."""
+        """Record the start of a step at ``now``, a time of ``time.perf_counter``."""
         if self._begun is not None:
             self.seconds = now - self._begun
             self._kept.append((self._ready, max(now - self._ended, 0.0)))
@@ -69,18 +69,18 @@ class StepTimes:
         self._events = collections.deque(maxlen=_MOST_EVENTS)
 
     def gradients(self, names, label, started, ended):
-        """Note that the compressor took gradients, which came together, until ``ended``."""
+        """Record gradients that arrived together and were processed until ``ended``."""
         if self._begun is not None:
             self._ready.update(dict.fromkeys(names, started - self._begun - self._own))
             self._own += ended - started
             self._events.append((COMPUTE, "encode", label, started, ended))
 
     def encoded(self, name, started, ended):
-        """Note that a thread encoded a gradient from ``started`` to ``ended``."""
+        """Record that a thread encoded a gradient from ``started`` to ``ended``."""
         self._events.append((THREADS, "encode", name, started, ended))
 
     def result(self, name, started, ended, track=COMPUTE):
-        """Note that a result was asked for at ``started`` and returned at ``ended``.
+        """Record that a result was asked for at ``started`` and returned at ``ended``.
 
         Args:
             name: name of the parameter.
@@ -92,14 +92,14 @@ class StepTimes:
             self._events.append((track, "decode", name, started, ended))
 
     def message(self, label, started, ended):
-        """Note that a message was under way from ``started`` to ``ended``."""
+        """Record that a message was under way from ``started`` to ``ended``."""
         self._events.append((NETWORK, "network", label, started, ended))
 
     def timeline(self):
         """Return the last complete step as a :class:`~deepreduce_hvd.schedule.Timeline`, or None.
 
-        Time 0 is the first gradient. What lies between the compressor's own work counts as
-        backward until the first result, and as the update and the next forward pass after the last.
+        Time 0 is the first gradient. Time outside the compressor counts as backward until the first
+        result, and as the update and the next forward pass after the last.
         """
         if self._timeline is None:
             return None

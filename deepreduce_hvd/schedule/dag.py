@@ -1,4 +1,4 @@
-"""The model of a step: what runs when on the device and on the network.
+"""The model of a step: the schedule of the device and the network.
 
 The device computes forward, backward layer by layer, encodes each gradient after its layer, and
 later decodes. Conversion to float16 and back counts as encoding and decoding. The network sends one

@@ -1,4 +1,4 @@
-"""Densities: how much of a gradient can be sent in time that is free anyway."""
+"""Densities whose exchanges are hidden behind the backward pass."""
 
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, Message, Model
 from deepreduce_hvd.schedule.fields import expect

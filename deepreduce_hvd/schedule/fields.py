@@ -10,7 +10,7 @@ from typing import Any
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer, is_number
 
-#: larger integers are no exact float64
+#: the largest integer up to which float64 is exact
 _MOST = 2**53
 
 

@@ -245,7 +245,7 @@ class Network:
         return steps * link.reduce_latency, steps / self.ranks * link.reduce_seconds_per_byte
 
     def allgather(self, size: Any) -> Any:
-        """Return the seconds in which all ranks get the payloads of all, ``size`` bytes each.
+        """Return the seconds of an allgather of ``size`` bytes per rank.
 
         Args:
             size: bytes of one rank's payload, a number or an (n,) array.

@@ -120,7 +120,7 @@ def mg_wfbp(ready: npt.ArrayLike, sizes: npt.ArrayLike, alpha: float, beta: floa
     _expect_non_negative("mg_wfbp", alpha=alpha, beta=beta)
     at, amounts = _checked("mg_wfbp", ready, sizes)
     grouping: list[int] = []
-    length, size, free = 0, 0.0, 0.0  # of the message at hand; when the network is free for it
+    length, size, free = 0, 0.0, 0.0  # of the current message; time at which the network is free
     for layer in range(at.size):
         length, size = length + 1, size + float(amounts[layer])
         starts = max(free, float(at[layer]))
@@ -210,9 +210,9 @@ def optimal_merge_with_selection(
 ) -> Grouping:
     """Return the grouping whose last message ends first, if each group is selected as one tensor.
 
-    Selecting larger groups delays backward, so the seconds of backward depend on the grouping. The
-    program keeps, for every prefix of the gradients, all pairs (end of computing, end of sending)
-    of which neither is worse than another pair in both. It is exact for every cost.
+    Selecting larger groups delays backward, so the seconds of backward depend on the grouping. For
+    every prefix of the gradients, the program keeps the pairs (end of computing, end of sending)
+    that are Pareto-optimal. It is exact for every cost.
 
     Args:
         ready: (L,) ascending seconds at which the gradients would be ready without any selection.
@@ -250,7 +250,7 @@ Advance = Callable[
 def pareto_paths(
     count: int, advance: Advance, limit: int | None = None
 ) -> list[tuple[list[tuple[int, int]], float, float]]:
-    """Return all groupings that are not worse than another one in both of two clocks.
+    """Return all groupings that are Pareto-optimal in the two clocks.
 
     Both clocks after a group must not decrease when a clock before it grows. Of paths with equal
     clocks, the one whose last group is longest is kept, then the one with the first way.

@@ -1,4 +1,4 @@
-"""Profile: what was measured of a job, as JSON; and files with the seconds of layers alone."""
+"""Profiles of measured jobs as JSON, and files of layer times."""
 
 import csv
 import dataclasses
@@ -37,7 +37,7 @@ DEFAULT_DENSITY, DEFAULT_VALUE_BITS = 0.01, 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """What is known of one parameter.
+    """Measurements of one parameter.
 
     Attributes:
         name: the name of the parameter.
@@ -89,7 +89,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """What was measured of a job.
+    """Measurements of a job.
 
     Attributes:
         parameters: the parameters, in the order in which their gradients are ready.

@@ -170,11 +170,11 @@ class ValueCodec(Stage):
 
     @property
     def sends_zeros(self) -> bool:
-        """Whether values of 0 decode to smaller magnitudes than other values.
+        """Whether the codec can distinguish zeros from other values.
 
-        It is True unless a subclass overrides it. :class:`TopK` selects no zeros, but
-        :class:`SplitAllgather` can send sums with many zeros. If this is False, it sends such sums
-        with another codec.
+        If so, zeros decode to smaller magnitudes than other values. It is True unless a subclass
+        overrides it. :class:`TopK` selects no zeros, but :class:`SplitAllgather` can send sums with
+        many zeros. If this is False, it sends such sums with another codec.
         """
         return True
 
@@ -189,9 +189,9 @@ class ValueCodec(Stage):
     def relative_error(self) -> float:
         """Return an estimate of the norm of the error divided by the norm of the values.
 
-        The estimate is for many values, and the larger of two: for magnitudes with an exponential
-        distribution, which is similar to that of gradients, and for equal magnitudes, which are
-        similar to the largest ones of a gradient. Error feedback adds the error to the next
+        The result is the larger of two estimates for many values. The first assumes exponentially
+        distributed magnitudes, as in whole gradients. The second assumes equal magnitudes, as among
+        the largest elements. Error feedback adds the error to the next
         gradient. If the ratio is 1 or more, the memory grows without limit. So
         :class:`~deepreduce_hvd.Compressor` refuses such a codec together with a memory.
 

@@ -1,4 +1,4 @@
-"""How to write a stage, for error messages about a value that is none."""
+"""Suggest how to write a stage, for error messages."""
 
 #: calls that make an instance, for classes whose constructor needs an argument
 _CALLS = {
@@ -31,7 +31,7 @@ def written(value):
 def called(text, kind):
     """Return the expression for the stage of ``kind`` that a text names, or None.
 
-    Case, and the characters that are no letters or digits, do not matter: "random_k" names RandomK.
+    Ignores case and all characters other than letters and digits: "random_k" names RandomK.
     """
     found = (one for one in _subclasses(kind) if _plain(one.__name__) == _plain(text))
     return next(map(written, found), None)

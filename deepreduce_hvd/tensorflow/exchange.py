@@ -146,7 +146,8 @@ class GroupExchange:
         )
         updates = [order.assign(number)]
         updates += [part.assign(new) for part, new in zip(state, results[len(self._slots) :])]
-        with tf.control_dependencies([*self._steps, number]):  # a failed exchange is no step
+        # a failed exchange does not count as a step
+        with tf.control_dependencies([*self._steps, number]):
             updates += [slot.steps_taken.assign_add(1) for slot in self._slots]
         with tf.control_dependencies([update for update in updates if tf.is_tensor(update)]):
             return [

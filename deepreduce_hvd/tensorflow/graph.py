@@ -1,4 +1,4 @@
-"""What operators are built with: ranks that may change under a traced graph, tensors of numbers."""
+"""Inputs of operators: ranks, which may change after tracing, and constants."""
 
 import os
 

@@ -177,7 +177,7 @@ class Slot(tf.Module):
 
     @property
     def loss_scale(self):
-        """Loss scale of the last step, in whose units the memory is; None if there is none."""
+        """Loss scale of the last step, which the memory is scaled by; None if there is none."""
         scale = float(read(self.scale)) if self.follows_loss_scale else 0.0
         return scale if scale > 0 else None
 

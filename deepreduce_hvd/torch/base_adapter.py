@@ -11,7 +11,7 @@ from deepreduce_hvd.torch.pending import time_fp16
 
 
 class TorchAdapter(BaseAdapter):
-    """The PyTorch side of a compressor, whatever brings the gradients.
+    """The PyTorch side of a compressor, common to Horovod and torch.distributed.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.

@@ -19,9 +19,9 @@ class OptimizerBuckets:
     """The buckets of one optimizer's gradients.
 
     Gradients are assigned to buckets in the order in which backward makes them ready, from the last
-    parameter to the first. Parameters with another codec or memory have separate buckets. So have
-    frozen parameters: Horovod passes their zeros only after backward has ended, and no other
-    gradient should wait for them.
+    parameter to the first. Parameters with another codec or memory have separate buckets.
+    Frozen parameters also have their own buckets: Horovod passes their zeros only after backward
+    has ended, and no other gradient should wait for them.
     """
 
     def __init__(self, slots, bucket_bytes, layout):

@@ -29,9 +29,9 @@ class Slot:
         # never changes the payload
         self.threshold = torch.zeros(1, dtype=torch.float32)
         self.loss_scale = None
-        #: whether the memory may have anything else than zeros
+        #: whether the memory may be nonzero
         self.remembers = False
-        #: whether the step in progress changes the memory, whose backup is then of this step
+        #: whether the current step changes the memory, and the backup is from before this step
         self.changes = False
         #: whether a backward pass has made a gradient since the last step
         self.made = False

@@ -6,7 +6,7 @@ import sys
 
 
 class Without:
-    """A finder that finds some packages no more, as if they were not installed."""
+    """A finder that hides some packages."""
 
     def __init__(self, finder):
         self._finder = finder

@@ -44,7 +44,7 @@ class Task:
 
         Yields:
             (size * (batch // size),) int64 array of sample numbers, an equal part for each rank.
-            What is left at the end of an epoch and is too small for a step is left out.
+            Samples at the end of an epoch that do not fill a step are dropped.
         """
         draw = np.random.default_rng(seed)
         order = np.zeros(0, dtype=np.int64)

@@ -106,8 +106,8 @@ class Candidates {
   uint32_t count_ = 0, limit_ = kSmallestNonZero, lowest_ = kSmallestNonZero;
 };
 
-// Limits estimated from a sample of the future sum: with `enough` there are almost certainly at
-// least k candidates, with `too_few` almost certainly fewer.
+// Limits estimated from a sample of gradient plus memory: with `enough` there are almost certainly
+// at least k candidates, with `too_few` almost certainly fewer.
 struct Limits {
   uint32_t enough, too_few;
 };

@@ -65,7 +65,7 @@ void fit_side(Context& context, const float* y, int degree, Side& side) {
   }
   side.exponent = side_exponent(total, fitted, total_terms);
   for (uint32_t i = 0; i < total_terms; ++i)
-    side.coefficients[i] = quantised(fits[i], side.exponent);
+    side.coefficients[i] = quantized(fits[i], side.exponent);
 }
 
 void evaluate_side(Simd simd, const Side& side, int degree, float sign, float* out) {

@@ -21,7 +21,7 @@ DR_INLINE uint32_t largest_of(const float* values, uint32_t n) {
 
 // Applies one threshold after another to a whole block, because such loops can be vectorized. n is
 // at most kBlock.
-DR_INLINE void quantise_all(const float* __restrict values, uint32_t n, unsigned bits,
+DR_INLINE void quantize_all(const float* __restrict values, uint32_t n, unsigned bits,
                             const float* __restrict levels, const uint32_t* __restrict thresholds,
                             uint8_t* __restrict codes, float* __restrict decoded) {
   int32_t magnitudes[kBlock];
@@ -50,10 +50,10 @@ DR_INLINE void quantise_all(const float* __restrict values, uint32_t n, unsigned
   attribute uint32_t largest_##level(const float* values, uint32_t n) {                            \
     return largest_of(values, n);                                                                  \
   }                                                                                                \
-  attribute void quantise_##level(const float* values, uint32_t n, unsigned bits,                  \
+  attribute void quantize_##level(const float* values, uint32_t n, unsigned bits,                  \
                                   const float* levels, const uint32_t* thresholds, uint8_t* codes, \
                                   float* decoded) {                                                \
-    quantise_all(values, n, bits, levels, thresholds, codes, decoded);                             \
+    quantize_all(values, n, bits, levels, thresholds, codes, decoded);                             \
   }
 
 DR_KERNELS(scalar, )
@@ -98,7 +98,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const unsigned bits = lloyd_max_bits(encoding.parameters);
   const uint32_t number = lloyd_levels(bits), count = encoding.count;
   if (count == 0) return;
-  const auto quantise = DR_CHOOSE(context.simd, quantise);
+  const auto quantize = DR_CHOOSE(context.simd, quantize);
   float levels[kLloydMostLevels];
   uint32_t thresholds[kLloydMostLevels];
   LloydTables* tables = context.arena.array<LloydTables>(1);
@@ -113,7 +113,7 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   uint8_t* codes = context.arena.array<uint8_t>(kBlock + 8);
   for (uint32_t first = 0; first < count; first += kBlock) {
     const uint32_t n = smaller(kBlock, count - first);
-    quantise(encoding.values + first, n, bits, levels, thresholds, codes, encoding.decoded + first);
+    quantize(encoding.values + first, n, bits, levels, thresholds, codes, encoding.decoded + first);
     std::memset(codes + n, 0, 8);
     pack_codes(context.simd, codes, (n + 7) / 8 * 8, bits, packed);
     packed += packed_bytes(n, bits);

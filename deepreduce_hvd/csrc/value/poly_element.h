@@ -154,7 +154,7 @@ DR_HOST_DEVICE inline int side_exponent(double total, double fitted, uint32_t to
   const double rest = 0.008 * (total - fitted) / total_terms;
   return rest > 0.0 ? larger(half_exponent(rest), finest) : finest;
 }
-DR_HOST_DEVICE inline int64_t quantised(double fit, int exponent) {
+DR_HOST_DEVICE inline int64_t quantized(double fit, int exponent) {
   return static_cast<int64_t>(std::nearbyint(std::ldexp(fit, -exponent)));
 }
 

@@ -35,7 +35,7 @@ float euclidean_norm(const float* values, uint32_t n) {
   return qsgd_euclidean_norm(lanes[0]);
 }
 
-DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigned bits,
+DR_INLINE void quantize_all(const float* values, uint32_t n, float norm, unsigned bits,
                             uint64_t key, uint32_t first, uint8_t* codes) {
   const float levels = qsgd_levels(bits);
   if (bits == 1) {
@@ -47,7 +47,7 @@ DR_INLINE void quantise_all(const float* values, uint32_t n, float norm, unsigne
   }
 }
 
-DR_INLINE void dequantise_all(const uint8_t* __restrict codes, uint32_t n, float norm,
+DR_INLINE void dequantize_all(const uint8_t* __restrict codes, uint32_t n, float norm,
                               unsigned bits, float* __restrict values) {
   const float levels = qsgd_levels(bits);
   if (bits == 1) {
@@ -58,13 +58,13 @@ DR_INLINE void dequantise_all(const uint8_t* __restrict codes, uint32_t n, float
 }
 
 #define DR_KERNELS(level, attribute)                                                             \
-  attribute void quantise_##level(const float* values, uint32_t n, float norm, unsigned bits,    \
+  attribute void quantize_##level(const float* values, uint32_t n, float norm, unsigned bits,    \
                                   uint64_t key, uint32_t first, uint8_t* codes) {                \
-    quantise_all(values, n, norm, bits, key, first, codes);                                      \
+    quantize_all(values, n, norm, bits, key, first, codes);                                      \
   }                                                                                              \
-  attribute void dequantise_##level(const uint8_t* codes, uint32_t n, float norm, unsigned bits, \
+  attribute void dequantize_##level(const uint8_t* codes, uint32_t n, float norm, unsigned bits, \
                                     float* values) {                                             \
-    dequantise_all(codes, n, norm, bits, values);                                                \
+    dequantize_all(codes, n, norm, bits, values);                                                \
   }
 
 DR_KERNELS(scalar, )
@@ -93,8 +93,8 @@ constexpr auto largest_avx512 = largest_avx2;
 void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   const QSGDSettings settings = qsgd_settings(encoding.parameters);
   const auto largest = DR_CHOOSE(context.simd, largest);
-  const auto quantise = DR_CHOOSE(context.simd, quantise);
-  const auto dequantise = DR_CHOOSE(context.simd, dequantise);
+  const auto quantize = DR_CHOOSE(context.simd, quantize);
+  const auto dequantize = DR_CHOOSE(context.simd, dequantize);
   const uint32_t count = encoding.count;
   const uint32_t buckets = qsgd_buckets(count, settings.bucket);
   const uint64_t code_bytes = packed_bytes(count, settings.bits);
@@ -112,13 +112,13 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
     const float norm = settings.l2 ? euclidean_norm(values, n) : largest(values, n);
     std::memcpy(out + kQSGDHead + uint64_t{4} * b, &norm, 4);
     if (norm > 0) {
-      quantise(values, n, norm, settings.bits, encoding.key, first, codes);
+      quantize(values, n, norm, settings.bits, encoding.key, first, codes);
     } else {
       std::memset(codes, 0, n);
     }
     std::memset(codes + n, 0, 8);
     pack_codes(context.simd, codes, (n + 7) / 8 * 8, settings.bits, packed);
-    dequantise(codes, n, norm, settings.bits, encoding.decoded + first);
+    dequantize(codes, n, norm, settings.bits, encoding.decoded + first);
     packed += packed_bytes(n, settings.bits);
   }
   section.shrink_to(head + code_bytes);
@@ -136,7 +136,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
   const uint8_t* packed = section.take(packed_bytes(count, bits));
   section.expect_end();
   expect_zero_padding(packed, uint64_t{count} * bits, section.section());
-  const auto dequantise = DR_CHOOSE(context.simd, dequantise);
+  const auto dequantize = DR_CHOOSE(context.simd, dequantize);
   uint8_t* codes = context.arena.array<uint8_t>(bucket);
   const uint8_t* end = packed + packed_bytes(count, bits);
   for (uint32_t b = 0; b < buckets; ++b) {
@@ -147,7 +147,7 @@ void decode(Context& context, ByteReader& section, uint32_t count, float* values
     const uint32_t first = b * bucket;
     const uint32_t n = count - first < bucket ? count - first : bucket;
     unpack_codes(context.simd, packed, end, n, bits, codes);
-    dequantise(codes, n, norm, bits, values + first);
+    dequantize(codes, n, norm, bits, values + first);
     packed += packed_bytes(n, bits);
   }
 }

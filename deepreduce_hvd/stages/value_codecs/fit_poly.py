@@ -142,7 +142,7 @@ def _half_exponent(x):
     return (math.frexp(x)[1] - 1) // 2
 
 
-def _quantise(fits, squares):
+def _quantize(fits, squares):
     """Quantize the coefficients of one side.
 
     The basis is orthonormal, so rounding N coefficients to multiples of s adds at most N s^2 / 4 to
@@ -242,19 +242,19 @@ class FitPoly(ValueCodec):
         order, sides = sort_sides(values)
         if values.size == 0:
             return b"", values, order
-        lengths, quantised, exponents, counts = [], [], [], []
+        lengths, quantized, exponents, counts = [], [], [], []
         for y in sides:
             wanted = (self.segments or choose_segments(y, self.degree)) if y.size else 0
             segments = find_segments(y, wanted, self.degree) if y.size else []
             fits = np.array([fit_segment(y[a:b], self.degree) for a, b in segments]).reshape(
                 -1, self.degree + 1
             )
-            exponent, q = _quantise(fits, [lane_sum(y[a:b] * y[a:b]) for a, b in segments])
+            exponent, q = _quantize(fits, [lane_sum(y[a:b] * y[a:b]) for a, b in segments])
             lengths += [b - a for a, b in segments[:-1]]
-            quantised.append(q)
+            quantized.append(q)
             exponents.append(exponent)
             counts.append(len(segments))
-        q = np.concatenate(quantised)
+        q = np.concatenate(quantized)
         length_width = max(lengths, default=0).bit_length()
         widths = [_signed_width(column) for column in q.T]
         fields = np.concatenate(

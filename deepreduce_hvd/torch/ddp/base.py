@@ -22,7 +22,7 @@ from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
 from deepreduce_hvd.validation import expect_loss_scale
 
-#: keeps numbers of compressors here and under Horovod apart; not the rank of a process set
+#: separates numbers of compressors here from those under Horovod; never a rank
 _TORCH_DISTRIBUTED = -1
 _unchecked: weakref.WeakSet = weakref.WeakSet()  # adapters whose optimizer is not known yet
 
@@ -103,7 +103,7 @@ class DistributedAdapter(TorchAdapter):
     def _start(self, backward_pass, job, slots_and_gradients):
         """Encode the gradients of a job and have the driver run it.
 
-        An error of this rank is told to the others in place of the exchange.
+        An error of this rank is sent to the other ranks instead of the exchange.
 
         Args:
             backward_pass: the :class:`~deepreduce_hvd.torch.ddp.buckets.BackwardPass` of the job.

@@ -19,8 +19,8 @@ from deepreduce_hvd.torch import results
 def in_layout_of(parameter, gradient):
     """Return a view of a gradient in DDP's bucket, with the strides of its parameter.
 
-    DDP lays gradients out as their parameters, where those fill their memory, and otherwise in
-    row-major order. ``GradBucket.gradients()`` shows all of them in row-major order.
+    DDP uses the strides of a parameter if it is dense in memory, and row-major order otherwise.
+    ``GradBucket.gradients()`` shows all of them in row-major order.
     """
     if parameter.is_contiguous() or not _fills_memory(parameter):
         return gradient.view(parameter.shape)
@@ -260,7 +260,7 @@ class BucketJob:
 def _failure_of(member, error):
     """Return the error of a rank that cannot encode a gradient.
 
-    The driver tells it to the others, in place of the exchange. So they learn the number of this
+    The driver sends it to the other ranks instead of the exchange. So they learn the number of this
     rank in the job, and not its place among the ranks of the exchange.
     """
     return DeepReduceError(f"parameter {member.name}: {wire.describe(error)}")
@@ -270,7 +270,7 @@ class BackwardPass:
     """One backward pass that synchronizes.
 
     Args:
-        task: the autograd engine's number of the pass; None if nothing asks for it.
+        task: id of the pass in the autograd engine, or None if it is not needed.
 
     Attributes:
         loss_scale: loss scale of this step, or None.

@@ -66,9 +66,9 @@ MostPositives most_found(BloomSettings settings, uint32_t d, uint32_t k) {
 // Returns the maximum number of members of the conflict sets from which P2 draws: the positives
 // that are not alone in a set, times the number of hashes. A payload with the same settings has no
 // more. A payload with other settings may have more, and the host then decodes it. With few
-// indices, possibly none is alone. With many indices, ln 2 * hashes / log2(1 / rate) hashes of the
-// indices of the filter meet a bit, and proportionally many hashes of the false positives. An index
-// is alone unless others met all its bits.
+// indices, possibly none is alone. With many indices, on average ln 2 * hashes / log2(1 / rate)
+// hashes of indices fall on one bit, and proportionally many hashes of false positives. An index is
+// alone in a set if one of its bits has no other hash.
 uint64_t most_set_members(BloomSettings settings, uint32_t d, uint32_t k) {
   const MostPositives found = most_found(settings, d, k);
   const double exact = -std::log2(largest_rate(settings, d, k)),

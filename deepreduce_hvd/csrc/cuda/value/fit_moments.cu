@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kMomentThreads)
 
 // One block per side: adds the sums of its segments in the order of the host, then computes the
 // coefficients.
-__global__ void quantise(PolyArrays arrays, int degree, const double* fits, const double* totals) {
+__global__ void quantize(PolyArrays arrays, int degree, const double* fits, const double* totals) {
   __shared__ double squares[kThreads];
   __shared__ double total_chunk[kThreads];
   __shared__ uint32_t columns[kMostTerms];
@@ -105,7 +105,7 @@ __global__ void quantise(PolyArrays arrays, int degree, const double* fits, cons
   __syncthreads();
   for (uint32_t i = tid; i < all; i += kThreads) {
     const uint64_t at = (place + i / terms) * kMostTerms + i % terms;
-    const int64_t coefficient = quantised(fits[at], exponent);
+    const int64_t coefficient = quantized(fits[at], exponent);
     arrays.coefficients[at] = coefficient;
     atomicOr(columns + i % terms, static_cast<uint32_t>(magnitude_bits(coefficient)));
     if (coefficient != 0) atomicOr(&used, 1u << i % terms);
@@ -128,7 +128,7 @@ void fit_segments(Device& device, const float* magnitudes, const PolyArrays& arr
   double* totals = device.array<double>(uint64_t{2} * arrays.most);
   launch(device, sum_moments, 2 * arrays.most, kMomentThreads, 0, magnitudes, arrays, degree, fits,
          totals);
-  launch(device, quantise, 2, kThreads, 0, arrays, degree, fits, totals);
+  launch(device, quantize, 2, kThreads, 0, arrays, degree, fits, totals);
   device.release(mark);
 }
 

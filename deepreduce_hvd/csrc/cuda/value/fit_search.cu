@@ -9,7 +9,7 @@ namespace deepreduce {
 namespace cuda {
 namespace {
 
-constexpr uint32_t kMostRounds = 24;       // a typical tree of 1024 segments is less deep
+constexpr uint32_t kMostRounds = 24;       // a typical tree of 1024 segments has fewer levels
 constexpr unsigned kBottleneckShift = 20;  // bins of an eighth of an octave
 
 // One block per side: takes the results of the last round, and plans the next one.

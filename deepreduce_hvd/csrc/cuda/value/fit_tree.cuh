@@ -19,7 +19,7 @@ struct Node {
   uint32_t start, length;  // start relative to the side's start
   uint32_t position;       // of the first farthest point, relative to the segment's start
   uint32_t children;       // first of the two consecutive nodes that it is split into; 0: none yet
-  float bottleneck;        // about the least distance of this node and its ancestors
+  float bottleneck;        // approximate minimum distance of this node and its ancestors
   uint32_t first_tile;
 };
 

@@ -96,7 +96,7 @@ __global__ void fit_levels(const uint32_t* count_at, unsigned bits, Fit* fit, ui
   *section_bytes = lloyd_head_bytes(bits) + packed_bytes(count, bits);
 }
 
-__global__ void quantise(const float* values, const uint32_t* count_at, unsigned bits,
+__global__ void quantize(const float* values, const uint32_t* count_at, unsigned bits,
                          const Fit* fit, uint8_t* section, float* decoded) {
   __shared__ uint8_t codes[kCodeTile];
   __shared__ uint8_t packed[kCodeTile];
@@ -178,7 +178,7 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
          encoding.count, fit);
   launch(device, fit_levels, 1, kThreads, 0, encoding.count, bits, fit, encoding.section.data,
          encoding.section.bytes);
-  launch(device, quantise, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
+  launch(device, quantize, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
          encoding.count, bits, fit, encoding.section.data, encoding.decoded);
   device.release(mark);
 }

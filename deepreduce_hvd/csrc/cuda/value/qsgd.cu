@@ -55,7 +55,7 @@ __device__ float decoded_of(uint8_t code, float norm, unsigned bits, float level
   return bits == 1 ? qsgd_sign_value(code, norm) : qsgd_value(code, norm, levels, bits - 1);
 }
 
-__global__ void quantise(const float* values, const uint32_t* count_at, uint64_t key, unsigned bits,
+__global__ void quantize(const float* values, const uint32_t* count_at, uint64_t key, unsigned bits,
                          uint32_t bucket, const float* norms, uint8_t* section,
                          uint64_t* section_bytes, float* decoded) {
   __shared__ uint8_t codes[kTile];
@@ -140,7 +140,7 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
                                      : find_norms<false, 32>;
   launch(device, find, blocks_for(uint64_t{buckets} * team), kThreads, 0, encoding.values,
          encoding.count, settings.bucket, norms, encoding.section.data);
-  launch(device, quantise, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
+  launch(device, quantize, blocks_for(encoding.capacity, 8), kThreads, 0, encoding.values,
          encoding.count, encoding.key, settings.bits, settings.bucket, norms, encoding.section.data,
          encoding.section.bytes, encoding.decoded);
   device.release(mark);
