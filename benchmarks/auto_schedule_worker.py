@@ -10,11 +10,11 @@ import time
 
 import torch
 from auto_schedule_rows import AUTO, DDP, ROWS
+from decisions import decide
 from time_to_accuracy_worker import load, vgg
 
 import deepreduce_hvd as dr
 
-_MOST_TO_DECIDE = 150  # maximum number of steps until auto has chosen
 _CODEC = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.LloydMax(bits=1))
 _OPTIONS = {
     "one message per gradient": {"bucket_bytes": 0},
@@ -105,10 +105,7 @@ def main(launcher, steps):
         return time.perf_counter() - started
 
     (auto,) = set(AUTO) & set(ROWS[launcher])
-    before = 0
-    while before < _MOST_TO_DECIDE and (before < 10 or not has_decided(trained[auto][2])):
-        step(auto, before)
-        before += 1
+    before = decide(trained[auto][2], lambda number: step(auto, number))
     seconds = {row: [] for row in trained}
     for number in range(steps + 2):
         for row in trained:
@@ -130,12 +127,6 @@ def main(launcher, steps):
                 for trial in (adapter.scheduler.trials if adapter else [])
             ],
         }), flush=True)  # fmt: skip
-
-
-def has_decided(compressor):
-    """Return whether the trials are over."""
-    scheduler = compressor.adapter.scheduler
-    return bool(scheduler.trials) and compressor.plan is not None and not scheduler.is_trying
 
 
 if __name__ == "__main__":

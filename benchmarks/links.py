@@ -70,12 +70,12 @@ def limit(tc, device, rate):
     Raises:
         NetworkError: not a rate, or the kernel has no tbf.
     """
-    run(*tc, "qdisc", "delete", "dev", device, "root", check=False)
     if rate is None:
+        run(*tc, "qdisc", "delete", "dev", device, "root", check=False)
         return
     words = ["rate", rate, "burst", burst(rate), "latency", _LATENCY]
     try:
-        run(*tc, "qdisc", "add", "dev", device, "root", "tbf", *words)
+        run(*tc, "qdisc", "replace", "dev", device, "root", "tbf", *words)
     except NetworkError as error:
         raise NetworkError(
             f"{error}\nexpected a kernel with the queueing discipline tbf (module "

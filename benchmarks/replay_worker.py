@@ -17,6 +17,7 @@ import time
 
 import architectures
 import numpy as np
+from decisions import decide
 
 #: seconds of forward and backward; a third is forward
 TOTALS = {"resnet50": 0.18, "vgg16": 0.27, "bert_base": 0.25, "lstm": 0.12}
@@ -33,7 +34,6 @@ RULES = {
     "auto": "plan",
 }
 LOCAL = "no exchange"
-_MOST_TO_DECIDE = 150  # maximum number of steps until auto has chosen
 _WARM_UP, _FEWEST, _MOST = 1, 3, 20  # steps of each row
 _SHORTEST_SLEEP = 3e-4
 
@@ -195,12 +195,16 @@ def _optimizer(row, compression):
 class Replay:
     """The rows of one rank, which share the memory of the gradients.
 
+    Args:
+        table: [(name, shape, backward seconds)] in network order.
+        forward: seconds of forward.
+
     Attributes:
         rows: {name: Row}.
         table: [(name, shape, backward seconds)] in network order.
     """
 
-    def __init__(self, network):
+    def __init__(self, table, forward):
         # the names of all rows: without a place for each, Horovod negotiates again in every step
         os.environ["HOROVOD_CACHE_CAPACITY"] = "8192"
         import horovod.torch as hvd
@@ -208,7 +212,7 @@ class Replay:
 
         hvd.init()
         torch.set_num_threads(1)
-        self.table, self._forward = layers(network)
+        self.table, self._forward = table, forward
         self.gradients, self._device = Gradients(self.table, hvd.rank()), Device()
         self.rows, self._optimizers = {}, []
 
@@ -244,18 +248,9 @@ class Replay:
         spent = torch.tensor(self.rows[name].step(), dtype=torch.float64)
         return float(hvd.allreduce(spent, op=hvd.Max, name="slowest"))
 
-    def decide(self, compressor):
-        """Make steps of the row "auto" until its trials are over; return their number."""
-        scheduler = compressor.adapter.scheduler
-        for number in range(_MOST_TO_DECIDE):
-            if scheduler.trials and not scheduler.is_trying:
-                return number
-            self.step("auto")
-        raise RuntimeError(f"auto: expected a plan within {_MOST_TO_DECIDE} steps, got none")
-
 
 def main(network, seconds):
-    replay = Replay(network)
+    replay = Replay(*layers(network))
     import horovod.torch as hvd
 
     import deepreduce_hvd as dr
@@ -263,7 +258,7 @@ def main(network, seconds):
     from deepreduce_hvd.schedule.rules import predict
 
     auto = replay.compressed("auto", schedule="auto")
-    before = replay.decide(auto)
+    before = decide(auto, lambda _: replay.step("auto"))
     replay.add(LOCAL)
     local_seconds = statistics.median(replay.step(LOCAL) for _ in range(5))
 

@@ -152,6 +152,21 @@ def auto_schedule_table(rows):
     return lines
 
 
+def changing_link_table(jobs):
+    """Show how ``schedule="auto"`` follows a link that becomes slow."""
+    lines = ["| a link that changes | |", "|---|---:|"]
+    for job in jobs:
+        before, after = job["links"]
+        median = 1e3 * statistics.median(job["before"])
+        lines.append(f"| auto at {before}, before the change | {median:.0f} ms |")
+        for name, seconds in job["rows"].items():
+            lines.append(f"| {name} at {after} | {1e3 * seconds:.0f} ms |")
+        lines.append(
+            f"| until auto is within 1.1 times the fastest other row | {job['steps_until_fast']} steps |"
+        )
+    return lines
+
+
 def auto_predictions_table(rows):
     """Compare the predicted and the measured steps of all plans that ``schedule="auto"`` tried."""
     links = list(dict.fromkeys(row["link"] for row in rows))
@@ -263,6 +278,7 @@ def updated(text):
         ("agreement", "accuracy-agreement.json", agreement_table),
         ("auto schedule", "auto-schedule.json", auto_schedule_table),
         ("auto predictions", "auto-schedule.json", auto_predictions_table),
+        ("changing link", "changing-link.json", changing_link_table),
         ("replay", "replay.json", replay_table),
         ("replay predictions", "replay.json", replay_predictions_table),
     ):

@@ -50,8 +50,8 @@ _DIFFERENT, _MOST_DIFFERENT = 1.25, 2.5
 #: Everything is measured again after so many times the seconds that this takes, because steps do
 #: not show a network that has become faster.
 _REST = 100
-#: bytes of the timed collectives; larger ones are left out once one takes so many seconds, and if
-#: they are larger than all gradients together
+#: Bytes of the timed collectives. Larger ones are left out after the first one that takes longer
+#: than _LONG seconds, which is timed once, and if they are larger than all gradients together.
 _SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2
 _REPEATS = 3
 #: collectives of up to so many bytes are timed more often: what they take is mostly chance
@@ -289,10 +289,13 @@ class Scheduler:
             for size in _SIZES:
                 if len(points) > 1 and size > largest:
                     break
-                repeats = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
-                seconds = float(np.median(self._repeated(transport, kind, size, repeats)))
-                points.append((size, seconds))
-                if len(points) > 1 and seconds > _LONG:
+                seconds = self._repeated(transport, kind, size, 1)
+                is_last = bool(points) and seconds[0] > _LONG
+                if not is_last:
+                    more = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
+                    seconds = self._repeated(transport, kind, size, more)
+                points.append((size, float(np.median(seconds))))
+                if is_last:
                     break
             tables[kind] = Table(tuple(points))
         return tables
