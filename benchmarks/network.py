@@ -354,20 +354,21 @@ class Network:
         ]
         return self._launch(self.names[0], words, environment, subprocess.PIPE)
 
-    def torchrun(self, command, stdout, environment=None):
-        """Start ``torchrun`` on every host, with one rank per host.
+    def torchrun(self, command, stdout, environment=None, ranks=1):
+        """Start ``torchrun`` on every host.
 
         Args:
             command: words after the Python interpreter, such as ``["train.py", "--epochs", "3"]``.
             stdout: file for the output of all hosts.
             environment: variables in addition to those of this process.
+            ranks: number of ranks per host.
 
         Returns:
             A ``subprocess.Popen`` for each host.
         """
         words = [
             pathlib.Path(sys.executable).with_name("torchrun"), "--nnodes", len(self.names),
-            "--nproc-per-node", 1,
+            "--nproc-per-node", ranks,
             "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.names[0]}:29500", *command,
         ]  # fmt: skip
         variables = {"GLOO_SOCKET_IFNAME": INTERFACE, **(environment or {})}

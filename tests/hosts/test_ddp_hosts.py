@@ -1,8 +1,9 @@
-"""Test PyTorch's DDP between hosts (network namespaces of this machine), with torchrun."""
+"""Test DDP and fully_shard between hosts (network namespaces of this machine), with torchrun."""
 
 import json
 import pathlib
 import re
+import statistics
 import subprocess
 import time
 
@@ -18,14 +19,14 @@ _GONE = r"from rank 1|[Cc]onnection (closed|reset) by peer|[Tt]imed out|timeout"
 
 
 class Job:
-    """A job of torchrun, one rank per host, with its output in a file."""
+    """A job of torchrun with its output in a file."""
 
-    def __init__(self, hosts, what, directory):
+    def __init__(self, hosts, what, directory, worker="ddp_worker.py", ranks=1):
         self._said = directory / "said"
         environment = {"PYTHONPATH": FOLDERS, "OMP_NUM_THREADS": "1"}
         with self._said.open("w") as said:
             self._processes = hosts.torchrun(
-                [HERE / "ddp_worker.py", what, directory], said, environment
+                [HERE / worker, what, directory], said, environment, ranks
             )
 
     def statuses(self, seconds):
@@ -50,6 +51,29 @@ def test_training(tmp_path):
     reports = [json.loads((tmp_path / f"report.{rank}.json").read_text()) for rank in range(2)]
     assert sorted(report["host"] for report in reports) == ["h1", "h2"]
     expect_traffic_of_stats(reports)
+
+
+def test_hosts_with_shards_exchange_payloads_only(tmp_path):
+    """Two hosts of two ranks: the copies of a shard are equal (the worker checks it).
+
+    What is gathered and reduced within a host does not cross the link.
+    """
+    with network.Network(2, "1gbit") as hosts:
+        job = Job(hosts, "train", tmp_path, "fsdp_worker.py", ranks=2)
+        statuses, said = job.statuses(_START_SECONDS)
+    assert statuses == [0, 0], said[-4000:]
+    reports = [json.loads((tmp_path / f"report.{rank}.json").read_text()) for rank in range(4)]
+    assert sorted(report["host"] for report in reports) == ["h1", "h1", "h2", "h2"]
+    protocol = min(reports[0]["nothing"]["sent"])
+    for codec, most in (("recommended", 0.15), ("pairs", 0.15)):
+        for mine in (reports[:2], reports[2:]):
+            dense = 4 * sum(report[codec]["elements"] for report in mine)
+            sent = statistics.median(mine[0][codec]["sent"])
+            claimed = statistics.median(
+                map(sum, zip(*(report[codec]["claimed"] for report in mine)))
+            )
+            assert 0.9 * claimed < sent < claimed + protocol + 0.05 * dense, (codec, sent, claimed)
+            assert sent < most * dense, (codec, sent, dense)
 
 
 def test_a_killed_rank_ends_the_job(tmp_path):
