@@ -238,6 +238,9 @@ class Compressor:
             tensor: the first value that :meth:`compress` returned, after Horovod reduced it.
             context: the second value that :meth:`compress` returned.
 
+        Returns:
+            The sum or average over all ranks, as Horovod's operation requests.
+
         Raises:
             PeerFailedError: a rank could not encode its gradient; all ranks raise it.
             CorruptPayloadError: a rank sent bytes that are not a payload.

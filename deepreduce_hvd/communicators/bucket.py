@@ -1,5 +1,8 @@
 """The gradients of one bucket on this rank, which communicators see as one tensor."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from deepreduce_hvd import container
@@ -12,7 +15,11 @@ from deepreduce_hvd.numpy_backend import (
     put_back_numpy,
     select_numpy,
 )
+from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.memories import NoMemory
+
+if TYPE_CHECKING:
+    from deepreduce_hvd.codec import Codec
 
 #: Keys of parameters have 32 bits. Keys of later stages use the bits above, so all keys differ.
 _STAGE_BITS = 32
@@ -20,7 +27,7 @@ _NOTHING = np.zeros(0, dtype=np.uint32)
 _DTYPE_NAMES = {code: name for name, code in container.DTYPES.items()}
 
 
-def payload_of_nothing(codec, d, dtype=0):
+def payload_of_nothing(codec: "Codec", d: int, dtype: int = 0) -> np.ndarray:
     """Return a payload that carries no elements and decodes to zeros.
 
     Args:
@@ -36,7 +43,7 @@ def payload_of_nothing(codec, d, dtype=0):
     )[0]
 
 
-def label_of(names):
+def label_of(names: Sequence[str]) -> str:
     """Return a short text for gradients: the first and the last name, and how many there are."""
     return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
 
@@ -56,20 +63,41 @@ class BucketMember:
             step. It then sends nothing, and its memory is unchanged.
     """
 
-    def __init__(self, name, gradient, state, key=0, dtype=None, threshold=None, held=False):
+    def __init__(
+        self,
+        name: str,
+        gradient: np.ndarray,
+        state: tuple[np.ndarray, ...],
+        key: int = 0,
+        dtype: int | None = None,
+        threshold: np.ndarray | None = None,
+        held: bool = False,
+    ) -> None:
         self.name = name
         self.gradient = gradient
         self.state = state
         self.key = key
-        self.dtype = container.DTYPES.get(gradient.dtype.name) if dtype is None else dtype
+        # None for another dtype, which encoding refuses
+        self.dtype: Any = container.DTYPES.get(gradient.dtype.name) if dtype is None else dtype
         self.threshold = np.zeros(1, dtype=np.float32) if threshold is None else threshold
         self.held = held
-        self.failure = None
+        self.failure: Exception | None = None
         #: the :class:`~deepreduce_hvd.communicators.encoding_threads.Encoding` of a thread, or None
-        self.encoding = None
+        self.encoding: Any = None
 
-    def encode(self, bucket):
-        """Return the payload, (n,) uint8. The memory keeps the rest."""
+    def encode(self, bucket: "Bucket") -> np.ndarray:
+        """Encode the gradient. The memory keeps what the payload leaves out.
+
+        Args:
+            bucket: the bucket of this member, which has the codec, the memory, seed and step.
+
+        Returns:
+            The payload, (n,) uint8. If the gradient contains NaN or Inf, the payload is non-finite
+            and the memory is unchanged.
+
+        Raises:
+            InvalidArgumentError: the gradient or the memory has a wrong dtype or shape.
+        """
         if self.held:
             return payload_of_nothing(bucket.codec, self.gradient.size, self.dtype)
         payload, self.threshold[0] = encode_numpy(
@@ -78,15 +106,21 @@ class BucketMember:
         )  # fmt: skip
         return payload
 
-    def as_float32(self):
+    def as_float32(self) -> np.ndarray:
         """Return the gradient as (d,) float32."""
         return as_float32(self.gradient, self.dtype)
 
     @classmethod
-    def failed(cls, name, d, error):
-        """Return a member for a gradient of ``d`` elements that failed with ``error``.
+    def failed(cls, name: str, d: int, error: Exception) -> "BucketMember":
+        """Return a member for a gradient that could not be read.
 
-        The other ranks receive a notice.
+        Args:
+            name: the name of the parameter.
+            d: the number of its elements.
+            error: why there is no gradient. The other ranks receive a notice with its text.
+
+        Returns:
+            A member whose ``failure`` is ``error``.
         """
         member = cls(name, np.broadcast_to(np.float32(0), d), ())
         member.failure = error
@@ -110,38 +144,62 @@ class Bucket:
         scheme: a text that ``stats()`` shows: what the communicator does, and why.
     """
 
-    def __init__(self, codec, memory, members, seed=0, step=0, rank=0):
+    def __init__(
+        self,
+        codec: "Codec",
+        memory: Memory,
+        members: Sequence[BucketMember],
+        seed: int = 0,
+        step: int = 0,
+        rank: int = 0,
+    ) -> None:
         self.codec = codec
         self.memory = memory
         self.members = members
         self.seed = seed
         self.step = step
         self.rank = rank
-        self.scheme = None  # what the communicator does, and why
+        self.scheme: str | None = None  # what the communicator does, and why
         self.offsets = np.concatenate(
             [[0], np.cumsum([member.gradient.size for member in members])]
         ).astype(np.int64)
         self.d = int(self.offsets[-1])
 
-    def of(self, members):
-        """Return the same bucket with other members."""
+    def of(self, members: Sequence[BucketMember]) -> "Bucket":
+        """Return a bucket of other members.
+
+        Args:
+            members: a list of :class:`BucketMember`, in the order of their elements.
+
+        Returns:
+            A :class:`Bucket` with the codec, memory, seed, step and rank of this one.
+        """
         return Bucket(self.codec, self.memory, members, self.seed, self.step, self.rank)
 
-    def cuts(self, indices):
-        """Return where each member begins and the last one ends in ascending indices, a list."""
+    def cuts(self, indices: np.ndarray) -> list[int]:
+        """Return where the indices of each member begin.
+
+        Args:
+            indices: (n,) uint32, ascending indices in the bucket.
+
+        Returns:
+            A list with one position per member, and n. Those of member i are
+            ``indices[cuts[i]:cuts[i + 1]]``.
+        """
         # keys of the same dtype: otherwise NumPy would convert all indices
         return np.searchsorted(indices, self.offsets.astype(indices.dtype)).tolist()
 
     @property
-    def name(self):
+    def name(self) -> str:
+        """The names of all members, separated by commas."""
         return ", ".join(member.name for member in self.members)
 
     @property
-    def label(self):
+    def label(self) -> str:
         """A short text that names the members."""
         return label_of([member.name for member in self.members])
 
-    def encode(self):
+    def encode(self) -> np.ndarray:
         """Encode each member as a payload of its own. The memories keep what is not sent.
 
         Returns:
@@ -161,7 +219,7 @@ class Bucket:
                 messages.append(wire.notice(error))
         return messages[0] if len(messages) == 1 else np.concatenate(messages)
 
-    def select(self, given=None, places_of_held=False):
+    def select(self, given: np.ndarray | None = None, places_of_held: bool = False) -> SparseSum:
         """Take elements out of gradient plus memory. The memory keeps the rest.
 
         Members that are held contribute nothing.
@@ -180,6 +238,7 @@ class Bucket:
         cuts = [] if given is None else self.cuts(given)
         for number, member in enumerate(self.members):
             start = int(self.offsets[number])
+            found: np.ndarray | None
             taken = None
             if given is not None:
                 taken = given[cuts[number] : cuts[number + 1]] - np.uint32(start)
@@ -210,21 +269,23 @@ class Bucket:
             return SparseSum(indices[0], values[0])
         return SparseSum(np.concatenate(indices), np.concatenate(values))
 
-    def _select(self, member, taken):
+    def _select(
+        self, member: BucketMember, taken: np.ndarray | None
+    ) -> tuple[np.ndarray | None, np.ndarray, float]:
         return select_numpy(
             self.codec, self.memory, member.gradient, member.state, float(member.threshold[0]),
             self.seed, self.step, member.key,
             taken, dtype=member.dtype,
         )  # fmt: skip
 
-    def _places(self, member):
+    def _places(self, member: BucketMember) -> np.ndarray:
         """Return what the sparsifier selects from zeros, (n,) uint32."""
         zeros = np.zeros(member.gradient.size, dtype=np.float32)
         return select_numpy(
             self.codec, NoMemory(), zeros, (), 0.0, self.seed, self.step, member.key
         )[0]
 
-    def choose(self):
+    def choose(self) -> SparseSum:
         """Return what :meth:`select` would take, without changing the memories.
 
         Members that are held are included.
@@ -241,7 +302,7 @@ class Bucket:
             for member, (state, held) in zip(self.members, kept):
                 member.state, member.held = state, held
 
-    def put_back(self, indices, values):
+    def put_back(self, indices: np.ndarray, values: np.ndarray) -> None:
         """Add values that were taken but did not reach the sum back to the memories.
 
         Args:
@@ -255,7 +316,16 @@ class Bucket:
                     self.memory, member.state, indices[first:last], values[first:last], int(start)
                 )
 
-    def code(self, partial, stage, group, codec=None, start=0, d=None, keep=True):
+    def code(
+        self,
+        partial: SparseSum,
+        stage: int,
+        group: int,
+        codec: "Codec | None" = None,
+        start: int = 0,
+        d: int | None = None,
+        keep: bool = True,
+    ) -> np.ndarray:
         """Encode a partial sum as a message.
 
         Args:
@@ -294,7 +364,7 @@ class Bucket:
         return message
 
 
-def assign_to_buckets(sizes, bucket_bytes):
+def assign_to_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
     """Group tensors into buckets, in the order in which they become ready.
 
     A bucket is complete once it has at least ``bucket_bytes``. With 0, each tensor has its own

@@ -1,5 +1,7 @@
 """Recursive doubling: which ranks meet in ceil(log2 P) rounds, for any number of ranks."""
 
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd.communicators.common_indices import notices_of
@@ -93,9 +95,9 @@ def butterfly(bucket, channel, trim):
         distance *= 2
     if beyond:
         # all ranks encode the same sum in the same way and use the decoded result
-        message = None if rank >= power else bucket.code(partial, stage + 1, 0, keep=rank == 0)
-        received = yield send(channel, message, rank + power if rank < beyond else None)
-        partial = merged([message if rank < power else received[rank - power]], bucket.d, rank)
+        own: Any = None if rank >= power else bucket.code(partial, stage + 1, 0, keep=rank == 0)
+        received = yield send(channel, own, rank + power if rank < beyond else None)
+        partial = merged([own if rank < power else received[rank - power]], bucket.d, rank)
     if channel.size > 1:
         notices = yield channel.allgather(notices_of(partial))
         if notices.size:
@@ -122,7 +124,7 @@ def tree(bucket, channel, trim):
             sends, receives = (
                 rank < power and rank % (2 * distance) == phase for phase in (distance, 0)
             )
-        message = bucket.code(partial, stage, rank) if sends or receives else None
+        message: Any = bucket.code(partial, stage, rank) if sends or receives else None
         received = yield send(channel, message, rank - distance if sends else None)
         if receives:
             partial = merged([message, received[rank + distance]], bucket.d, rank).without_zeros()

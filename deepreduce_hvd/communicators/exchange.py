@@ -5,6 +5,13 @@ A step then has the latency of one exchange instead of the sum over all exchange
 
 import threading
 import time
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from deepreduce_hvd.communicators.base import Communicator, Transport
+from deepreduce_hvd.communicators.bucket import Bucket
 
 #: How many gradients of an exchange a message names.
 _NAMES_SHOWN = 3
@@ -25,18 +32,20 @@ class Channel:
         rank: the number of this rank.
         sent_bytes: the bytes that this rank has handed to collectives.
         rounds: the number of collectives that have started.
+        in_groups: whether the exchange has collectives of groups of the ranks.
     """
 
-    def __init__(self, transport, name, parent=None):
+    def __init__(self, transport: Transport, name: str, parent: "Channel | None" = None) -> None:
         self.size = transport.size
         self.rank = transport.rank
         self.sent_bytes = 0
         self.rounds = 0
+        self.in_groups = False
         self.transport = transport
         self._name = name
         self._parent = parent
 
-    def by_host(self, ranks_per_host):
+    def by_host(self, ranks_per_host: int | None) -> "tuple[Channel, Channel | None]":
         """Return the channels within a host and across hosts, as :meth:`Transport.by_host`.
 
         Args:
@@ -47,29 +56,27 @@ class Channel:
             A tuple (channel of this rank's host, channel of the first ranks of all hosts). The
             second one is None on ranks that are not the first of their host.
         """
+        self.in_groups = True
         within, across = self.transport.by_host(ranks_per_host)
-        pairs = ((within, "within"), (across, "across"))
-        return tuple(
-            None if one is None else Channel(one, f"{self._name}.{place}", self)
-            for one, place in pairs
-        )
+        of_hosts = None if across is None else Channel(across, f"{self._name}.across", self)
+        return Channel(within, f"{self._name}.within", self), of_hosts
 
     @property
-    def name(self):
+    def name(self) -> str:
         """The name of the collective that is in flight."""
         return f"{self._name}.{self.rounds}"
 
-    def _next(self, sent):
+    def _next(self, sent: int) -> str:
         self._count(sent)
         return self.name
 
-    def _count(self, sent):
+    def _count(self, sent: int) -> None:
         self.sent_bytes += sent
         self.rounds += 1
         if self._parent is not None:
             self._parent._count(sent)
 
-    def allgather(self, array):
+    def allgather(self, array: np.ndarray) -> Any:
         """Start an allgather.
 
         Args:
@@ -80,7 +87,7 @@ class Channel:
         """
         return self.transport.allgather(array, self._next(array.nbytes))
 
-    def alltoall(self, parts):
+    def alltoall(self, parts: Sequence[np.ndarray]) -> Any:
         """Start an alltoall.
 
         Args:
@@ -95,7 +102,7 @@ class Channel:
             self._next(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)),
         )
 
-    def broadcast(self, array, root):
+    def broadcast(self, array: np.ndarray | None, root: int) -> Any:
         """Start a broadcast.
 
         Args:
@@ -109,7 +116,7 @@ class Channel:
             array, root, self._next(0 if array is None else array.nbytes)
         )
 
-    def allreduce(self, array):
+    def allreduce(self, array: np.ndarray) -> Any:
         """Start a sum over all ranks.
 
         Args:
@@ -120,7 +127,7 @@ class Channel:
         """
         return self.transport.allreduce(array, self._next(array.nbytes))
 
-    def allreduce_in_place(self, array):
+    def allreduce_in_place(self, array: Any) -> Any:
         """Start a sum over all ranks in the memory of a tensor.
 
         Only transports of torch.distributed and of Horovod for PyTorch can do this.
@@ -131,7 +138,8 @@ class Channel:
         Returns:
             A handle. The tensor contains the sum when the collective is complete.
         """
-        return self.transport.allreduce_in_place(array, self._next(array.nbytes))
+        transport: Any = self.transport
+        return transport.allreduce_in_place(array, self._next(array.nbytes))
 
 
 class Exchange:
@@ -148,6 +156,7 @@ class Exchange:
             is exchanged.
 
     Attributes:
+        name: the first part of the names of its collectives.
         done: whether the exchange has ended.
         result: the sum over all ranks, once done.
         error: the exception that the generator raised, or None.
@@ -156,28 +165,38 @@ class Exchange:
             out that the exchange had ended, None before that.
     """
 
-    def __init__(self, communicator, bucket, transport, name, before=None):
+    def __init__(
+        self,
+        communicator: Communicator,
+        bucket: Bucket,
+        transport: Transport,
+        name: str,
+        before: Generator[Any, Any, Any] | None = None,
+    ) -> None:
+        self.name = name
         self.bucket = bucket
         bucket.scheme = repr(communicator)
         self.channel = Channel(transport, name)
         self.done = False
-        self.result = None
-        self.error = None
+        self.result: Any = None
+        self.error: Exception | None = None
         self.seconds = 0.0
         self.started_at = time.perf_counter()
-        self.ended_at = None
+        self.ended_at: float | None = None
         self._transport = transport
         self._generator = self._steps(communicator, before)
-        self._handle = None
+        self._handle: Any = None
         self._lock = threading.Lock()  # held by the thread that advances the exchange
         self._send(None)
 
-    def _steps(self, communicator, before):
+    def _steps(
+        self, communicator: Communicator, before: Generator[Any, Any, Any] | None
+    ) -> Generator[Any, Any, Any]:
         if before is not None:
             yield from before
         return (yield from communicator.exchange(self.bucket, self.channel))
 
-    def _send(self, value):
+    def _send(self, value: Any) -> None:
         started = time.perf_counter()
         done = True
         try:
@@ -194,7 +213,7 @@ class Exchange:
             self.ended_at = now
             self.done = True  # last, because other threads read it
 
-    def advance(self):
+    def advance(self) -> bool:
         """Advance as far as possible without waiting; return whether there was progress."""
         moved = False
         if not self._lock.acquire(blocking=False):
@@ -208,12 +227,12 @@ class Exchange:
         return moved
 
     @property
-    def has_sent(self):
+    def has_sent(self) -> bool:
         """Whether its first message is under way, or it has ended."""
         with self._lock:  # another thread may be sending it
             return self.done or self.channel.rounds > 0
 
-    def proceed_from(self, handle):
+    def proceed_from(self, handle: Any) -> None:
         """Advance by one step if the exchange waits for ``handle``, which is done.
 
         A thread that encodes calls this. It never waits for a collective: the errors of collectives
@@ -230,25 +249,25 @@ class Exchange:
         finally:
             self._lock.release()
 
-    def wait(self, pending=()):
+    def wait(self, pending: "Iterable[Exchange]" = ()) -> None:
         """Wait until the exchange is done; advance the exchanges in ``pending`` meanwhile."""
         while not self.done:
             if not any([exchange.advance() for exchange in (self, *pending)]):
                 self._transport.pause()
 
-    def encode_seconds(self, number):
+    def encode_seconds(self, number: int) -> float:
         """Return the seconds of encoding one member: a thread's, and its share of the message's."""
         early, offsets = self.bucket.members[number].encoding, self.bucket.offsets
         share = float(offsets[number + 1] - offsets[number]) / max(self.bucket.d, 1)
         return self.seconds * share + (0.0 if early is None else early.seconds)
 
-    def describe(self):
+    def describe(self) -> str:
         """Return a description of what the exchange is waiting for."""
         names = [member.name for member in self.bucket.members]
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         return f"the exchange {self.channel.name} of {', '.join(names[:_NAMES_SHOWN])}{more}"
 
-    def finish(self):
+    def finish(self) -> Any:
         """Wait for the sum and return it; raise the error if the exchange failed."""
         self.wait()
         if self.error is not None:

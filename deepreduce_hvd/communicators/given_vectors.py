@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from typing import Any, cast
 
 import numpy as np
 
@@ -40,7 +41,8 @@ class GivenVector(Bucket):
         member = BucketMember(
             name, np.broadcast_to(np.float32(0), d), (), zlib.crc32(name.encode())
         )
-        super().__init__(None, NoMemory(), [member], rank=rank)
+        # the codec is known when the exchange begins
+        super().__init__(cast(Any, None), NoMemory(), [member], rank=rank)
         self._given = SparseSum(indices, values)
         self._lost = []
 

@@ -58,7 +58,8 @@ class Hierarchical(Communicator):
         self.ranks_per_host = ranks_per_host
 
     @property
-    def puts_back(self):  # type: ignore[override]  # that of another communicator, read-only
+    def puts_back(self) -> bool:  # type: ignore[override]  # that of ``across``, read-only
+        """Whether the communicator between hosts returns parts of a sum to memories."""
         return self.across.puts_back
 
     def check(self, codec: Codec, memory: Memory) -> None:
@@ -95,7 +96,7 @@ class Hierarchical(Communicator):
                 else SparseSum(values=total[:-2])
             )
         message = None
-        if within.rank == 0:
+        if across is not None:  # this is the first rank of its host
             try:
                 message = self._result(
                     bucket, (yield from self.across.exchange(_host_bucket(bucket, local), across))

@@ -4,11 +4,13 @@ It is used in tests and to count traffic.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from deepreduce_hvd.communicators.base import Transport
+from deepreduce_hvd.communicators.base import Communicator, Transport
+from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.errors import InvalidArgumentError
 
@@ -16,26 +18,30 @@ from deepreduce_hvd.errors import InvalidArgumentError
 class _Call:
     """A collective that one rank has started."""
 
-    def __init__(self, group, kind, name, data, root=None):
+    def __init__(
+        self, group: tuple[int, ...], kind: str, name: str, data: Any, root: Any = None
+    ) -> None:
         self.group = group
         self.kind = kind
         self.name = name
         self.data = data
         self.root = root
 
-    def signature(self):
+    def signature(self) -> tuple[Any, ...]:
         return self.group, self.kind, self.name, self.root
 
 
 class SimulatedTransport(Transport):
     """The transport of one rank of ``group``; the simulator completes its handles."""
 
-    def __init__(self, group, rank):
+    def __init__(self, group: Sequence[int], rank: int) -> None:
         self.group = tuple(group)
         self.size = len(self.group)
         self.rank = self.group.index(rank)
 
-    def by_host(self, ranks_per_host):
+    def by_host(
+        self, ranks_per_host: int | None
+    ) -> "tuple[SimulatedTransport, SimulatedTransport | None]":
         if ranks_per_host is None or self.size % ranks_per_host:
             raise InvalidArgumentError(
                 f"ranks_per_host: expected a divisor of {self.size}, got {ranks_per_host}"
@@ -46,16 +52,16 @@ class SimulatedTransport(Transport):
         within = SimulatedTransport(self.group[first : first + ranks_per_host], own)
         return within, SimulatedTransport(leaders, own) if own in leaders else None
 
-    def allgather(self, array, name):
+    def allgather(self, array: np.ndarray, name: str) -> _Call:
         return _Call(self.group, "allgather", name, array)
 
-    def alltoall(self, parts, name):
+    def alltoall(self, parts: Sequence[np.ndarray], name: str) -> _Call:
         return _Call(self.group, "alltoall", name, parts)
 
-    def broadcast(self, array, root, name):
+    def broadcast(self, array: np.ndarray | None, root: int, name: str) -> _Call:
         return _Call(self.group, "broadcast", name, array, root)
 
-    def allreduce(self, array, name):
+    def allreduce(self, array: np.ndarray, name: str) -> _Call:
         return _Call(self.group, "allreduce", name, array)
 
 
@@ -84,14 +90,16 @@ class Simulator:
             them.
     """
 
-    def __init__(self, size):
+    def __init__(self, size: int) -> None:
         self.size = size
         self.received_bytes = np.zeros(size, dtype=np.int64)
         self.messages = np.zeros(size, dtype=np.int64)
         self.rounds = 0
         self.sent_bytes = np.zeros(size, dtype=np.int64)
 
-    def run(self, communicator, buckets, name="exchange"):
+    def run(
+        self, communicator: Communicator, buckets: Sequence[Bucket], name: str = "exchange"
+    ) -> list[Any]:
         """Exchange one bucket per rank.
 
         Args:
@@ -111,7 +119,7 @@ class Simulator:
         ]
         outcomes: list[Any] = [None] * self.size
         calls: dict[int, _Call] = {}
-        results = dict.fromkeys(ranks)  # {rank: what to send to its generator next}
+        results: dict[int, Any] = dict.fromkeys(ranks)  # {rank: what to send to its generator next}
         while results or calls:
             for rank in sorted(results):
                 try:
@@ -122,8 +130,8 @@ class Simulator:
                     outcomes[rank] = error
             results = {}
             for group in sorted({call.group for call in calls.values()}):
-                together = [calls.get(rank) for rank in group]
-                if all(call is not None and call.group == group for call in together):
+                together = [calls[rank] for rank in group if rank in calls]
+                if len(together) == len(group) and all(call.group == group for call in together):
                     results.update(zip(group, self._perform(group, together)))
             if calls and not results:
                 for rank, call in calls.items():
@@ -137,7 +145,7 @@ class Simulator:
         self.sent_bytes += [channel.sent_bytes for channel in channels]
         return outcomes
 
-    def _perform(self, group, calls):
+    def _perform(self, group: tuple[int, ...], calls: list[_Call]) -> list[Any]:
         if len({call.signature() for call in calls}) > 1:
             raise AssertionError(
                 "ranks call different collectives:"
@@ -146,13 +154,13 @@ class Simulator:
         self.rounds += 1
         return getattr(self, f"_{calls[0].kind}")(list(group), calls)
 
-    def _allgather(self, group, calls):
+    def _allgather(self, group: list[int], calls: list[_Call]) -> list[Any]:
         lengths = np.array([call.data.nbytes for call in calls])
         self.received_bytes[group] += lengths.sum() - lengths
         self.messages[group] += _levels(calls)
         return [np.concatenate([call.data for call in calls])] * len(calls)
 
-    def _alltoall(self, group, calls):
+    def _alltoall(self, group: list[int], calls: list[_Call]) -> list[Any]:
         for sender, call in enumerate(calls):
             for receiver, part in enumerate(call.data):
                 if part.size and sender != receiver:
@@ -160,14 +168,14 @@ class Simulator:
                     self.messages[group[receiver]] += 1
         return [[call.data[rank] for call in calls] for rank in range(len(calls))]
 
-    def _broadcast(self, group, calls):
+    def _broadcast(self, group: list[int], calls: list[_Call]) -> list[Any]:
         root = calls[0].root
         data = calls[root].data
         self.received_bytes[group] += data.nbytes * (np.arange(len(calls)) != root)
         self.messages[group] += _levels(calls)
         return [data] * len(calls)
 
-    def _allreduce(self, group, calls):
+    def _allreduce(self, group: list[int], calls: list[_Call]) -> list[Any]:
         total = calls[0].data.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             for call in calls[1:]:
@@ -177,5 +185,5 @@ class Simulator:
         return [total] * len(calls)
 
 
-def _levels(calls):
+def _levels(calls: list[_Call]) -> int:
     return math.ceil(math.log2(len(calls)))

@@ -1,5 +1,7 @@
 """SparseSum: a partial sum on its way between ranks."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from deepreduce_hvd import container
@@ -23,41 +25,62 @@ class SparseSum:
         failure: the text of a failure, or None.
     """
 
-    def __init__(self, indices=_NO_INDICES, values=_NO_VALUES, non_finite=False, failure=None):
+    def __init__(
+        self,
+        indices: np.ndarray = _NO_INDICES,
+        values: np.ndarray = _NO_VALUES,
+        non_finite: bool = False,
+        failure: str | None = None,
+    ) -> None:
         self.indices = indices
         self.values = values
         self.non_finite = non_finite
         self.failure = failure
 
     @property
-    def valid(self):
+    def valid(self) -> bool:
+        """Whether this is a tensor, neither void nor a failure."""
         return not self.non_finite and self.failure is None
 
-    def without_zeros(self):
+    def without_zeros(self) -> "SparseSum":
         """Return the same tensor without explicit zeros.
 
         A payload of all elements, or one from a lossy index codec, also carries zeros.
+
+        Returns:
+            A :class:`SparseSum`; this one if it has no zeros.
         """
         kept = self.values != 0
         return self if kept.all() else SparseSum(self.indices[kept], self.values[kept])
 
-    def message(self, d):
+    def message(self, d: int) -> np.ndarray:
         """Return the message to send in place of a payload if this is not a valid tensor.
 
         Args:
             d: the number of elements of the tensor.
+
+        Returns:
+            (n,) uint8: a notice with the failure, or a non-finite payload.
         """
         if self.failure is not None:
             return wire.write_notice(self.failure)
         return container.write(container.Payload(d, 0, flags=container.NON_FINITE))
 
 
-def failed(rank, error):
-    """Return the partial sum of a rank that met ``error``."""
+def failed(rank: int, error: Exception) -> SparseSum:
+    """Return what stands for the partial sum of a rank on which an error was raised.
+
+    Args:
+        rank: the number of the rank.
+        error: the error.
+
+    Returns:
+        A :class:`SparseSum` whose ``failure`` names the rank and the error.
+    """
     return SparseSum(failure=f"rank {rank}: {wire.describe(error)}")
 
 
-def merged(messages, d, rank):
+def merged(messages: Sequence[np.ndarray], d: int, rank: int) -> SparseSum:
     """Decode messages and add them up in the given order.
 
     Args:

@@ -5,9 +5,13 @@ It is either still in the payloads of all ranks, :class:`GatheredPayloads`, or a
 :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`.
 """
 
+from typing import Any
+
 import numpy as np
 
 from deepreduce_hvd.communicators import wire
+from deepreduce_hvd.communicators.bucket import Bucket
+from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import CorruptPayloadError, PeerFailedError
 from deepreduce_hvd.numpy_backend import add_payloads, add_sparse_numpy, decode_sum_sparse
 
@@ -15,7 +19,7 @@ from deepreduce_hvd.numpy_backend import add_payloads, add_sparse_numpy, decode_
 class BucketSum:
     """Base class: the sum of one bucket over all ranks."""
 
-    def non_finite(self, member):
+    def non_finite(self, member: int) -> bool:
         """Return whether the sum of a bucket member is void.
 
         It is void if the gradient of some rank contains NaN or Inf, or if a partial sum overflowed.
@@ -28,7 +32,7 @@ class BucketSum:
         """
         raise NotImplementedError
 
-    def add_to(self, member, out, scale):
+    def add_to(self, member: int, out: np.ndarray, scale: float) -> float:
         """Add ``scale`` times the sum of a bucket member to ``out``.
 
         If the sum is void, ``out`` becomes NaN everywhere.
@@ -44,7 +48,7 @@ class BucketSum:
         """
         raise NotImplementedError
 
-    def sparse(self, member, scale):
+    def sparse(self, member: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
         """Return ``scale`` times the sum of a bucket member as a sparse tensor.
 
         The sum must not be void.
@@ -77,11 +81,11 @@ class GatheredPayloads(BucketSum):
         CorruptPayloadError: the messages cannot be divided into payloads.
     """
 
-    def __init__(self, bucket, gathered, size):
+    def __init__(self, bucket: Bucket, gathered: Any, size: int) -> None:
         self.gathered = gathered
         self._divide(bucket, wire.split(gathered), size)
 
-    def _divide(self, bucket, messages, size):
+    def _divide(self, bucket: Bucket, messages: list[wire.ReceivedMessage], size: int) -> None:
         """Find the messages of each member.
 
         Args:
@@ -105,30 +109,49 @@ class GatheredPayloads(BucketSum):
             except PeerFailedError as error:
                 raise error from member.failure
 
-    def payloads(self, member):
+    def payloads(self, member: int) -> list[Any]:
+        """Return the payloads of a bucket member.
+
+        Args:
+            member: the number of the bucket member.
+
+        Returns:
+            A list of (n,) uint8 arrays in rank order, which are views of ``gathered``.
+        """
         return [self.gathered[message.start : message.end] for message in self.messages[member]]
 
-    def non_finite(self, member):
+    def non_finite(self, member: int) -> bool:
+        """Return whether a payload of the member is void, see :meth:`BucketSum.non_finite`."""
         return any(message.non_finite for message in self.messages[member])
 
-    def add_to(self, member, out, scale):
+    def add_to(self, member: int, out: np.ndarray, scale: float) -> float:
+        """Decode the payloads of all ranks and add them, see :meth:`BucketSum.add_to`.
+
+        Raises:
+            CorruptPayloadError: a payload cannot be decoded; the message names its rank.
+        """
         try:
             return add_payloads(self.payloads(member), out, scale)
         except CorruptPayloadError:
             self._raise_culprit(member)
             raise
 
-    def sparse(self, member, scale):
+    def sparse(self, member: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        """Decode the payloads as a sparse tensor, see :meth:`BucketSum.sparse`.
+
+        Raises:
+            CorruptPayloadError: a payload cannot be decoded; the message names its rank.
+        """
         try:
             return decode_sum_sparse(self.payloads(member), self._size_of(member), scale)
         except CorruptPayloadError:
             self._raise_culprit(member)
             raise
 
-    def _size_of(self, member):
+    def _size_of(self, member: int) -> int:
         return int(self._offsets[member + 1] - self._offsets[member])
 
-    def _raise_culprit(self, member):
+    def _raise_culprit(self, member: int) -> None:
         """Raise an error that names the rank whose payload cannot be decoded."""
         for rank, payload in enumerate(self.payloads(member)):
             try:
@@ -151,7 +174,7 @@ class CompleteSum(BucketSum):
         PeerFailedError: ``sparse_sum`` is a failure.
     """
 
-    def __init__(self, bucket, sparse_sum):
+    def __init__(self, bucket: Bucket, sparse_sum: SparseSum) -> None:
         if sparse_sum.failure is not None:
             failure = next(
                 (member.failure for member in bucket.members if member.failure is not None), None
@@ -161,21 +184,24 @@ class CompleteSum(BucketSum):
         self._cuts = bucket.cuts(sparse_sum.indices)
         self.sparse_sum = sparse_sum
 
-    def non_finite(self, member):
+    def non_finite(self, member: int) -> bool:
+        """Return whether the sum of the bucket is void, see :meth:`BucketSum.non_finite`."""
         return self.sparse_sum.non_finite
 
-    def _cut(self, member):
+    def _cut(self, member: int) -> tuple[np.ndarray, np.ndarray, int]:
         """Return (indices in the bucket, values, first element) of a member."""
         part = slice(self._cuts[member], self._cuts[member + 1])
         return self.sparse_sum.indices[part], self.sparse_sum.values[part], self._offsets[member]
 
-    def add_to(self, member, out, scale):
+    def add_to(self, member: int, out: np.ndarray, scale: float) -> float:
+        """Add the sum of the member to ``out``, see :meth:`BucketSum.add_to`."""
         if self.sparse_sum.non_finite:
             out[:] = np.nan
             return np.nan
         indices, values, start = self._cut(member)
         return add_sparse_numpy(indices, values, out, scale, int(start))
 
-    def sparse(self, member, scale):
+    def sparse(self, member: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the sum of the member as a sparse tensor, see :meth:`BucketSum.sparse`."""
         indices, values, start = self._cut(member)
         return indices - np.uint32(start), np.float32(scale) * values

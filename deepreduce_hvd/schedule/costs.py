@@ -33,7 +33,15 @@ class Traffic:
     received_bytes: float
 
     def seconds(self, latency: float, seconds_per_byte: float) -> float:
-        """Return messages * latency + received bytes * seconds per byte."""
+        """Return the seconds of the exchange: messages * latency + received bytes * seconds per byte.
+
+        Args:
+            latency: seconds per message.
+            seconds_per_byte: seconds per received byte.
+
+        Returns:
+            Seconds.
+        """
         return self.messages * latency + self.received_bytes * seconds_per_byte
 
 
@@ -54,6 +62,12 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
         d: the number of elements of the tensor.
         ranks: the number of ranks, P.
         value_bits: bits per value in a payload.
+
+    Returns:
+        The traffic of one exchange.
+
+    Raises:
+        InvalidArgumentError: an unknown communicator.
 
     >>> traffic("Allreduce", 0, 1000, 4)
     Traffic(collectives=1, messages=6, received_bytes=6000.0)
@@ -97,6 +111,9 @@ def hierarchical(
         d: the number of elements of the tensor.
         ranks_per_host: the number of ranks of each host.
         result_bytes: the bytes of the result that the first rank of a host sends to the others.
+
+    Returns:
+        A tuple of two :class:`Traffic`: within a host, and between hosts.
     """
     if ranks_per_host == 1:
         return Traffic(0, 0, 0.0), across
@@ -122,6 +139,14 @@ def speedup_bound(forward: float, backward: float, exchange: float) -> float:
 
     With r = exchange / backward the bound is 1 + 1 / (forward / min(exchange, backward) +
     max(r, 1 / r)): the time of a step without overlap over that with complete overlap.
+
+    Args:
+        forward: seconds of the forward pass.
+        backward: seconds of the backward pass.
+        exchange: seconds of the exchange of all gradients.
+
+    Returns:
+        The speed-up, from 1 to 2.
 
     >>> speedup_bound(0.0, 1.0, 1.0)
     2.0

@@ -254,6 +254,12 @@ def timeline(
         merged_selection: True selects each message as one tensor, when its last gradient is
             computed, in s x log2(x) seconds (OMGS). The default encodes every gradient when it is
             computed.
+
+    Returns:
+        The predicted :class:`Timeline`.
+
+    Raises:
+        InvalidArgumentError: the messages are not the parameters of the profile in their order.
     """
     model = Model(profile, network)
     bounds = positions(profile, messages)

@@ -34,6 +34,9 @@ def hidden_density(
         selection: the seconds in which the gradient is selected and encoded.
         max_compression: the inverse of the smallest density.
 
+    Returns:
+        The density.
+
     >>> hidden_density(0.5, 1000, 8, 0.1, 1e-3, ranks=2)
     0.05
     """
@@ -70,6 +73,12 @@ def lags(
             layer's gradient is computed. "rest" uses all of the backward pass that is left, except
             what the later layers need at the smallest density: then the last message ends as early
             as with the smallest density everywhere, or with backward.
+
+    Returns:
+        A list of :class:`Message`, one per parameter.
+
+    Raises:
+        InvalidArgumentError: ``max_compression`` is below 1, or ``hide_behind`` is another text.
     """
     expect(max_compression >= 1, "lags max_compression", "a number of at least 1", max_compression)
     expect(hide_behind in ("next", "rest"), "lags hide_behind", "'next' or 'rest'", hide_behind)

@@ -59,17 +59,30 @@ class Table:
         object.__setattr__(self, "points", points)  # integers from a file are the same table
 
     def seconds(self, size: Any) -> Any:
-        """Return the seconds of a size, or of an (n,) array of sizes.
+        """Return the seconds of a collective.
 
         The table is linear between its points. Above the last point it goes on with the slope of
         the fit. Below the first it is constant.
+
+        Args:
+            size: bytes, a number or an (n,) array.
+
+        Returns:
+            Seconds, in the shape of ``size``.
         """
         sizes, seconds = self._columns
         beyond = np.maximum(np.asarray(size, dtype=np.float64) - sizes[-1], 0.0)
         return np.interp(size, sizes, seconds) + beyond * self._fit.beta
 
     def largest(self, seconds: float) -> float:
-        """Return the largest size that needs at most ``seconds``, -1 if there is none."""
+        """Return the largest size that needs at most some seconds.
+
+        Args:
+            seconds: the seconds.
+
+        Returns:
+            Bytes. -1 if every size needs more, infinity if none does.
+        """
         last_size, last = self.points[-1]
         if last <= seconds:
             beta = self._fit.beta
@@ -80,7 +93,11 @@ class Table:
         return -1.0
 
     def fit(self) -> Fit:
-        """Return the line of least squares of the relative error, with alpha and beta >= 0."""
+        """Return the line through the points, by least squares of the relative error.
+
+        Returns:
+            A :class:`Fit` with alpha and beta of at least 0.
+        """
         return self._fit
 
     @functools.cached_property
@@ -138,7 +155,18 @@ class Link:
         gather_latency: float = DEFAULT_LATENCY,
         reduce_latency: float | None = None,
     ) -> "Link":
-        """Return a link with a rate in bits per second and seconds per message."""
+        """Return a link of which the rate and the latency are known.
+
+        Args:
+            name: the name of the link.
+            bits_per_second: the rate.
+            gather_latency: seconds per message of an allgather.
+            reduce_latency: seconds per message of a dense allreduce. The default is
+                ``gather_latency``.
+
+        Returns:
+            A :class:`Link` without tables.
+        """
         per_byte = 8 / bits_per_second
         if reduce_latency is None:
             reduce_latency = gather_latency
@@ -153,7 +181,18 @@ class Link:
         ranks_per_host: int,
         half: Table | None = None,
     ) -> "Link":
-        """Return a link from measured tables; its constants are those of their fits."""
+        """Return a link from measured tables; its constants are those of their fits.
+
+        Args:
+            gather: measured seconds of an allgather, by the bytes of one rank's payload.
+            reduce: measured seconds of a dense allreduce, by the bytes of the tensor.
+            hosts: the number of hosts on which they were measured, at least 2.
+            ranks_per_host: the number of ranks of each host.
+            half: measured seconds of an allreduce of float16, by the bytes of the tensor, or None.
+
+        Returns:
+            A :class:`Link` named "measured".
+        """
         ranks = hosts * ranks_per_host
         of_gather, of_reduce = gather.fit(), reduce.fit()
         return cls(
@@ -176,6 +215,12 @@ class Link:
         Args:
             text: a rate, and after a colon optionally the seconds per message.
             like: the link that gives the seconds per message if the text does not.
+
+        Returns:
+            A :class:`Link` whose name is the text.
+
+        Raises:
+            InvalidArgumentError: the text is not such a rate.
 
         >>> Link.parse("1gbit:50us").gather_seconds_per_byte
         8e-09
@@ -202,6 +247,14 @@ class Network:
 
     All ranks of a host share its link. A ring enters and leaves each host once, so an allreduce
     does not depend on the ranks per host otherwise.
+
+    Args:
+        hosts: the number of hosts, at least 1.
+        link: the link between them.
+        ranks_per_host: the number of ranks of each host, at least 1.
+
+    Raises:
+        InvalidArgumentError: a number is not an integer of at least 1.
     """
 
     hosts: int
@@ -249,6 +302,9 @@ class Network:
 
         Args:
             size: bytes of one rank's payload, a number or an (n,) array.
+
+        Returns:
+            Seconds, in the shape of ``size``.
         """
         if self._is_measured and self.link.gather_table is not None:
             return self.link.gather_table.seconds(size)
@@ -256,7 +312,14 @@ class Network:
         return alpha + beta * size
 
     def largest_payload(self, seconds: float) -> float:
-        """Return the largest payload whose allgather needs at most ``seconds``, -1 if none."""
+        """Return the largest payload whose allgather needs at most some seconds.
+
+        Args:
+            seconds: the seconds.
+
+        Returns:
+            Bytes of one rank's payload. -1 if every payload needs more, infinity if none does.
+        """
         if self._is_measured and self.link.gather_table is not None:
             return self.link.gather_table.largest(seconds)
         alpha, beta = self.gather_line
@@ -270,6 +333,9 @@ class Network:
         Args:
             size: bytes, a number or an (n,) array.
             half: whether they are those of float16. On hosts, its sums take longer per byte.
+
+        Returns:
+            Seconds, in the shape of ``size``.
         """
         table = (half and self.link.half_table) or self.link.reduce_table
         if self._is_measured and table is not None:
@@ -285,6 +351,12 @@ class Network:
             k: the number of elements that each rank selects.
             d: the number of elements of the tensor or of the bucket.
             payload: bytes of one rank's payload; it gives the bits per value.
+
+        Returns:
+            Seconds.
+
+        Raises:
+            InvalidArgumentError: an unknown communicator.
         """
         if self.hosts == 1:
             return 0.0
@@ -299,7 +371,17 @@ class Network:
         return counted.seconds(self.link.gather_latency, per_byte)
 
     def received(self, communicator: str, k: float, d: float, payload: float) -> float:
-        """Return the bytes that a rank receives in such an exchange."""
+        """Return the bytes that a rank receives in an exchange.
+
+        Args:
+            communicator, k, d, payload: as of :meth:`exchange`.
+
+        Returns:
+            Bytes.
+
+        Raises:
+            InvalidArgumentError: an unknown communicator.
+        """
         if communicator == "Allgather":
             return (self.ranks - 1) * payload
         return self._traffic(communicator, k, d, payload).received_bytes

@@ -36,6 +36,13 @@ def finish_seconds(
         grouping: the lengths of the groups, L in total.
         cost: a function from bytes to seconds.
 
+    Returns:
+        The second, counted from the start of backward.
+
+    Raises:
+        InvalidArgumentError: the lengths of the groups do not add up to L, the arrays do not have
+            these shapes, or a number is negative or not finite.
+
     >>> finish_seconds([0, 9, 18], [5, 0, 0], [1, 2], lambda size: 10 + size)
     28.0
     """
@@ -72,6 +79,13 @@ def optimal_merge(ready: npt.ArrayLike, sizes: npt.ArrayLike, cost: Cost) -> Gro
             with one number each. With arrays, 500 gradients need milliseconds. With numbers, the
             L (L + 1) / 2 calls take most of the time.
 
+    Returns:
+        A tuple (grouping, second at which the last message ends).
+
+    Raises:
+        InvalidArgumentError: the arrays do not have these shapes, a number is negative or not
+            finite, or the cost is infinite for every grouping.
+
     >>> optimal_merge([0, 9, 18], [5, 0, 0], lambda size: 10 + size)
     ([1, 2], 28.0)
     """
@@ -94,14 +108,34 @@ def optimal_merge(ready: npt.ArrayLike, sizes: npt.ArrayLike, cost: Cost) -> Gro
 
 
 def wfbp(ready: npt.ArrayLike, sizes: npt.ArrayLike, cost: Cost) -> Grouping:
-    """Return the grouping of wait-free backpropagation: one message per gradient."""
+    """Return the grouping of wait-free backpropagation: one message per gradient.
+
+    Args:
+        ready, sizes, cost: as of :func:`finish_seconds`.
+
+    Returns:
+        A tuple (grouping, second at which the last message ends).
+
+    Raises:
+        InvalidArgumentError: as of :func:`finish_seconds`.
+    """
     at, _ = _checked("wfbp", ready, sizes)
     grouping = [1] * at.size
     return grouping, finish_seconds(ready, sizes, grouping, cost)
 
 
 def single_message(ready: npt.ArrayLike, sizes: npt.ArrayLike, cost: Cost) -> Grouping:
-    """Return the grouping of SyncEASGD: one message for all gradients, after backward."""
+    """Return the grouping of SyncEASGD: one message for all gradients, after backward.
+
+    Args:
+        ready, sizes, cost: as of :func:`finish_seconds`.
+
+    Returns:
+        A tuple (grouping, second at which the last message ends).
+
+    Raises:
+        InvalidArgumentError: as of :func:`finish_seconds`.
+    """
     at, _ = _checked("single_message", ready, sizes)
     grouping = [at.size] if at.size else []
     return grouping, finish_seconds(ready, sizes, grouping, cost)
@@ -113,6 +147,19 @@ def mg_wfbp(ready: npt.ArrayLike, sizes: npt.ArrayLike, alpha: float, beta: floa
     A message is merged into the next one if the next gradient is ready before the message would
     end, and less than ``alpha`` after it would start. The rule is not optimal: it looks at two
     messages at a time. Source: MG-WFBP (Shi et al. 2019), algorithm 1.
+
+    Args:
+        ready: (L,) ascending seconds at which the gradients are ready.
+        sizes: (L,) bytes.
+        alpha: seconds per message.
+        beta: seconds per byte.
+
+    Returns:
+        A tuple (grouping, second at which the last message ends).
+
+    Raises:
+        InvalidArgumentError: the arrays do not have these shapes, or a number is negative or not
+            finite.
 
     >>> mg_wfbp([0, 9, 18], [5, 0, 0], alpha=10, beta=1)
     ([3], 33.0)
@@ -133,7 +180,17 @@ def mg_wfbp(ready: npt.ArrayLike, sizes: npt.ArrayLike, alpha: float, beta: floa
 
 
 def selection_cost(seconds_per_step: float) -> Cost:
-    """Return OMGS' model of top-k selection: x -> seconds_per_step * x * log2(x), x elements."""
+    """Return OMGS' model of top-k selection: x -> seconds_per_step * x * log2(x), x elements.
+
+    Args:
+        seconds_per_step: seconds per x * log2(x), at least 0.
+
+    Returns:
+        A function from the number of elements, or from an (n,) array of them, to seconds.
+
+    Raises:
+        InvalidArgumentError: ``seconds_per_step`` is negative or not finite.
+    """
     _expect_non_negative("selection_cost", seconds_per_step=seconds_per_step)
 
     def seconds(elements: Any) -> Any:
@@ -152,8 +209,18 @@ def finish_with_selection(
     """Return the second at which the last message ends if each group is selected as one tensor.
 
     The device that computes backward also selects. So the selection of a group starts when its last
-    gradient is computed, and backward continues after it. The arguments are those of
-    :func:`optimal_merge_with_selection`.
+    gradient is computed, and backward continues after it.
+
+    Args:
+        ready, elements, selection, cost: as of :func:`optimal_merge_with_selection`.
+        grouping: the lengths of the groups, L in total.
+
+    Returns:
+        The second, counted from the start of backward.
+
+    Raises:
+        InvalidArgumentError: the arrays do not have these shapes, or a number is negative or not
+            finite.
     """
     at, amounts = _checked("finish_with_selection", ready, elements)
     selected, finish, first = 0.0, 0.0, 0
@@ -175,8 +242,18 @@ def omgs(ready: npt.ArrayLike, elements: npt.ArrayLike, selection: Cost, cost: C
     here it is subtracted once. The published loop starts one gradient late, so that the first two
     always share a message; here it starts with the first. Source: OMGS-SGD (Shi et al. 2020).
 
-    The arguments are those of :func:`optimal_merge_with_selection`. The published costs are
-    ``selection_cost(s)`` and ``lambda x: 2 * (a + 4 * b * ranks * density * x)``.
+    The published costs are ``selection_cost(s)`` and
+    ``lambda x: 2 * (a + 4 * b * ranks * density * x)``.
+
+    Args:
+        ready, elements, selection, cost: as of :func:`optimal_merge_with_selection`.
+
+    Returns:
+        A tuple (grouping, second at which the last message ends).
+
+    Raises:
+        InvalidArgumentError: the arrays do not have these shapes, or a number is negative or not
+            finite.
     """
     at, amounts = _checked("omgs", ready, elements)
     grouping: list[int] = []
@@ -218,9 +295,15 @@ def optimal_merge_with_selection(
         ready: (L,) ascending seconds at which the gradients would be ready without any selection.
         elements: (L,) sizes, in the unit of the two functions.
         selection: a function from the size of a group to the seconds of its selection.
-        cost: a function from the size of a group to the seconds of its message.
+        cost: a function from the size of a group to the seconds of its message. Both functions may
+            accept arrays, see :func:`optimal_merge`.
 
-    Both functions may accept arrays, see :func:`optimal_merge`.
+    Returns:
+        A tuple (grouping, second at which the last message ends).
+
+    Raises:
+        InvalidArgumentError: the arrays do not have these shapes, a number is negative or not
+            finite, or the cost is infinite for every grouping.
     """
     at, amounts = _checked("optimal_merge_with_selection", ready, elements)
     selection_of = _on_arrays("optimal_merge_with_selection selection", selection, amounts)

@@ -51,6 +51,13 @@ def optimal_plan(
         groups: lengths of the groups of consecutive parameters that share a message, if something
             else decides that, as PyTorch's DDP does. LAGS does not compete then. Default: the plan
             chooses.
+
+    Returns:
+        The plan, with its predicted timeline.
+
+    Raises:
+        InvalidArgumentError: an unknown way or communicator, no way, no Allgather, a density
+            outside of (0, 1], or groups that do not add up to the number of parameters.
     """
     for way in ways:
         expect(way in WAYS, "optimal_plan ways", f"some of {', '.join(WAYS)}", repr(way))

@@ -52,7 +52,19 @@ class Plan:
 
     @classmethod
     def of(cls, profile: Profile, network: Network, messages: Sequence[Message]) -> "Plan":
-        """Return the plan of some messages, with its predicted timeline."""
+        """Return the plan of some messages, with its predicted timeline.
+
+        Args:
+            profile: the profile of the job.
+            network: the network.
+            messages: the messages, in the order in which they are sent.
+
+        Returns:
+            A :class:`Plan`.
+
+        Raises:
+            InvalidArgumentError: the messages are not the parameters of the profile in their order.
+        """
         predicted = dag.timeline(profile, network, messages)
         return cls(
             tuple(messages),
@@ -71,7 +83,14 @@ class Plan:
         return dag.Timeline(self.events, self.step_seconds)
 
     def kept(self, profile: Profile) -> float:
-        """Return the share of the elements of all parameters that one rank sends."""
+        """Return the share of the elements of all parameters that one rank sends.
+
+        Args:
+            profile: the profile, which has the number of elements of each parameter.
+
+        Returns:
+            A number from 0 to 1.
+        """
         return kept_share(self.messages, {part.name: part.elements for part in profile.parameters})
 
     def to_json(self) -> str:
@@ -83,6 +102,12 @@ class Plan:
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """Return the plan of a JSON text.
+
+        Args:
+            text: what :meth:`to_json` returned.
+
+        Returns:
+            A :class:`Plan`.
 
         Raises:
             InvalidArgumentError: the text is not a plan of this version.
@@ -102,12 +127,26 @@ class Plan:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a JSON file."""
+        """Write the plan to a JSON file.
+
+        Args:
+            path: path of the file.
+        """
         pathlib.Path(path).write_text(self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Return the plan of a JSON file."""
+        """Return the plan of a JSON file.
+
+        Args:
+            path: path of the file.
+
+        Returns:
+            A :class:`Plan`.
+
+        Raises:
+            InvalidArgumentError: the file is not a plan of this version.
+        """
         return cls.from_json(pathlib.Path(path).read_text())
 
 

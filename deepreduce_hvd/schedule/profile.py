@@ -69,7 +69,14 @@ class Parameter:
         expect(good, where, "bytes above 0 that grow with the density", sizes)
 
     def payload(self, density: float) -> float:
-        """Return the bytes of a payload, linear between the known densities."""
+        """Return the bytes of a payload, linear between the known densities.
+
+        Args:
+            density: the share of elements that the payload keeps, from 0 to 1.
+
+        Returns:
+            Bytes.
+        """
         points = self.payload_points()
         return float(np.interp(density, *np.array(points).T))
 
@@ -188,6 +195,12 @@ class Profile:
     def from_json(cls, text: str) -> "Profile":
         """Return the profile of a JSON text.
 
+        Args:
+            text: what :meth:`to_json` returned.
+
+        Returns:
+            A :class:`Profile`.
+
         Raises:
             InvalidArgumentError: the text is not a profile of this version.
         """
@@ -214,7 +227,11 @@ class Profile:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the profile to a JSON file."""
+        """Write the profile to a JSON file.
+
+        Args:
+            path: path of the file.
+        """
         pathlib.Path(path).write_text(self.to_json())
 
     @classmethod
@@ -222,6 +239,15 @@ class Profile:
         """Return the profile of a file: a profile, or layer times as CSV or JSON.
 
         See :func:`layer_times` for files of layer times.
+
+        Args:
+            path: path of the file.
+
+        Returns:
+            A :class:`Profile`.
+
+        Raises:
+            InvalidArgumentError: the file is neither.
         """
         text = pathlib.Path(path).read_text()
         if text.lstrip()[:1] == "{" and '"format"' in text:
@@ -233,6 +259,13 @@ class Profile:
         """Return one profile of several ranks: of every measured number the largest counts.
 
         A step ends when its slowest rank is ready, so all ranks need one common profile.
+
+        Args:
+            profiles: the profiles of the ranks, at least one.
+
+        Returns:
+            A :class:`Profile`. Gradients that are ready at the same time are in the order of the
+            first profile.
 
         Raises:
             InvalidArgumentError: the profiles are not of the same parameters, codec or network.
@@ -333,6 +366,16 @@ def layer_times(text: str) -> Profile:
     ``forward_seconds``, ``encode_seconds``, ``decode_seconds``. JSON is a list of objects with the
     same names. Layers are in the order of the model, so the gradient of the last one is ready
     first. Seconds that are missing count as 0, and payloads are estimated.
+
+    Args:
+        text: the text of a file.
+
+    Returns:
+        A :class:`Profile` without a network.
+
+    Raises:
+        InvalidArgumentError: the text is neither, a column is missing or unknown, or a value is not
+            a number of at least 0.
 
     >>> layer_times("name,elements,backward_seconds\\nfirst,10,2\\nlast,5,1\\n").parameters[0].name
     'last'

@@ -9,7 +9,8 @@ documents it, including ``hvd.elastic.run`` and the callbacks for Keras.
 """
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow.elastic as horovod_elastic
 import tensorflow as tf
@@ -23,6 +24,8 @@ from deepreduce_hvd.errors import InvalidArgumentError
 # what the mixin is combined with; at runtime the combined class has the other base
 if TYPE_CHECKING:
     from horovod.tensorflow.elastic import TensorFlowKerasState as _State
+
+    from deepreduce_hvd.compressor import Compressor
 else:
     _State = object
 
@@ -30,7 +33,7 @@ else:
 class _WithCompressor(_State):
     """Add the compressor's memories to what a state of Horovod saves, restores and syncs."""
 
-    def __init__(self, *args, compressor, **kwargs):
+    def __init__(self, *args: Any, compressor: "Compressor", **kwargs: Any) -> None:
         adapter = getattr(compressor, "adapter", None)
         if not isinstance(adapter, (BaseAdapter, ClosedAdapter)):
             raise InvalidArgumentError(
@@ -43,26 +46,26 @@ class _WithCompressor(_State):
         self.compressor = compressor
         self._keeper = MemoryKeeper(compressor, HorovodInternalError)
         self._only_removed = False
-        self._failure = None
+        self._failure: HorovodInternalError | None = None
         super().__init__(*args, **kwargs)
 
-    def save(self):
+    def save(self) -> None:
         self._raise_failure()
         with _failures():
             self._keeper.save()
             super().save()
 
-    def restore(self):
+    def restore(self) -> None:
         self._failure = None
         self._keeper.restore()
         super().restore()
 
-    def sync(self):
+    def sync(self) -> None:
         with _failures():
             self._keeper.sync()
             super().sync()
 
-    def check_host_updates(self):
+    def check_host_updates(self) -> None:
         self._raise_failure()
         try:
             with _failures():
@@ -72,7 +75,7 @@ class _WithCompressor(_State):
             self.save()  # the ranks that leave are still there
             raise
 
-    def on_reset(self):
+    def on_reset(self) -> None:
         super().on_reset()
         if not self._only_removed:
             return
@@ -83,7 +86,7 @@ class _WithCompressor(_State):
         except HorovodInternalError as failure:  # Horovod catches it only in training
             self._failure = failure
 
-    def _raise_failure(self):
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
@@ -112,7 +115,7 @@ class KerasState(_WithCompressor, HorovodKerasState):
 
 
 @contextlib.contextmanager
-def _failures():
+def _failures() -> Iterator[None]:
     """Raise Horovod's failures as HorovodInternalError, which its elastic loop handles.
 
     TensorFlow raises them as its own errors.

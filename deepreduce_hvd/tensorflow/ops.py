@@ -3,19 +3,26 @@
 import ctypes
 import pathlib
 import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from deepreduce_hvd import _native, backends, container, errors, numpy_backend as neutral
+from deepreduce_hvd.stages.base import Memory
+
+if TYPE_CHECKING:
+    from deepreduce_hvd.codec import Codec
+    from deepreduce_hvd.compressor import Compressor
 
 
-def _library():
+def _library() -> pathlib.Path:
     directory = pathlib.Path(__file__).parent.parent
     return backends.operator_library(directory, "_tf_ops", "TensorFlow", tf.__version__)
 
 
-def _load_operators():
+def _load_operators() -> Any:
     library = _library()
     try:
         return tf.load_op_library(str(library))
@@ -26,14 +33,14 @@ def _load_operators():
         ) from None
 
 
-def _find_cuda_supports():
+def _find_cuda_supports() -> Callable[[Sequence[float]], bool] | None:
     function = getattr(ctypes.CDLL(str(_library())), "deepreduce_tf_cuda_supports", None)
     if function is None:
         return None
 
-    def supports(fields):
-        fields = np.array(fields, dtype=np.float64)
-        return bool(function(fields.ctypes.data_as(ctypes.POINTER(ctypes.c_double))))
+    def supports(fields: Sequence[float]) -> bool:
+        numbers = np.array(fields, dtype=np.float64)
+        return bool(function(numbers.ctypes.data_as(ctypes.POINTER(ctypes.c_double))))
 
     return supports
 
@@ -58,7 +65,7 @@ _ERRORS = {
 _DECORATION = re.compile(r"^(\{\{.*?\}\} )+|( \[Op:\w+\] name: .*| \[Op:\w+\].*)$", re.DOTALL)
 
 
-def checked(operator, *arguments, **attributes):
+def checked(operator: Callable[..., Any], *arguments: Any, **attributes: Any) -> Any:
     """Call an operator eagerly; raise its failure as one of the package's own errors."""
     try:
         return operator(*arguments, **attributes)
@@ -67,7 +74,9 @@ def checked(operator, *arguments, **attributes):
 
 
 @tf.autograph.experimental.do_not_convert
-def allreduce_gradients(gradients, variables, compression, op=None):
+def allreduce_gradients(
+    gradients: Sequence[Any], variables: Sequence[Any], compression: "Compressor", op: Any = None
+) -> list[Any]:
     """Reduce gradients over all ranks, with tf.IndexedSlices of embeddings compressed as slices.
 
     Horovod itself would send slices uncompressed.
@@ -96,7 +105,7 @@ def allreduce_gradients(gradients, variables, compression, op=None):
     op = hvd.Average if op is None else op
     adapter = compression.adapter
 
-    def reduce(gradient, variable):
+    def reduce(gradient: Any, variable: Any) -> Any:
         if gradient is None:
             return None
         if isinstance(gradient, tf.IndexedSlices):
@@ -115,7 +124,16 @@ def allreduce_gradients(gradients, variables, compression, op=None):
         ]
 
 
-def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
+def encode_flat(
+    codec: "Codec",
+    memory: Memory,
+    gradient: Any,
+    state: Sequence[Any],
+    seed: int,
+    step: int,
+    tensor: int,
+    rank: int,
+) -> Any:
     """Encode one gradient; return the payload, (n,) uint8.
 
     The ``state`` variables are updated in place.
@@ -159,7 +177,18 @@ def encode_flat(codec, memory, gradient, state, seed, step, tensor, rank):
 class _TensorFlow:
     """The backend behind Codec.encode, decode, decode_sum and inspect for TensorFlow tensors."""
 
-    def encode(self, codec, memory, gradient, state, threshold, seed, step, tensor, rank):
+    def encode(
+        self,
+        codec: "Codec",
+        memory: Memory,
+        gradient: Any,
+        state: Sequence[Any],
+        threshold: float,
+        seed: int,
+        step: int,
+        tensor: int,
+        rank: int,
+    ) -> tuple[Any, float]:
         if isinstance(gradient, tf.Variable):
             gradient = tf.convert_to_tensor(gradient)
         if not tf.is_tensor(gradient) or gradient.shape.rank != 1 or gradient.dtype not in DTYPES:
@@ -180,7 +209,7 @@ class _TensorFlow:
                 )
         return encode_flat(codec, memory, gradient, state, seed, step, tensor, rank), 0.0
 
-    def decode(self, payload, max_elements):
+    def decode(self, payload: Any, max_elements: int | None) -> Any:
         data = self.to_numpy_bytes(payload)
         d = neutral.elements_of(data, max_elements)
         if not neutral.all_native([data]):
@@ -199,7 +228,7 @@ class _TensorFlow:
                 T=tf.float32,
             )
 
-    def decode_sum(self, payloads, out, scale):
+    def decode_sum(self, payloads: Sequence[Any], out: Any, scale: float) -> Any:
         if not isinstance(out, tf.Variable) or out.dtype != tf.float32 or out.shape.rank != 1:
             raise errors.InvalidArgumentError(
                 f"out: expected a 1-D float32 tf.Variable, got {_describe(out)}"
@@ -225,7 +254,7 @@ class _TensorFlow:
             return out.assign(initial)
         return out.assign(neutral.decode_sum_numpy(arrays, out.numpy(), scale))
 
-    def to_numpy_bytes(self, payload):
+    def to_numpy_bytes(self, payload: Any) -> np.ndarray:
         if not tf.is_tensor(payload) or payload.dtype != tf.uint8 or payload.shape.rank != 1:
             raise errors.InvalidArgumentError(
                 f"payload: expected a 1-D uint8 tensor, got {_describe(payload)}"
@@ -238,7 +267,7 @@ class _TensorFlow:
         return np.ascontiguousarray(payload.numpy())
 
 
-def _describe(value):
+def _describe(value: Any) -> str:
     if not isinstance(value, (tf.Tensor, tf.Variable)):
         return type(value).__name__
     return f"{value.dtype.name} of shape {value.shape}"

@@ -60,7 +60,8 @@ class TopK(Sparsifier):
         self.warmup_ratio = warmup_ratio
 
     @property
-    def schedule_steps(self):  # type: ignore[override]  # follows the setting, read-only
+    def schedule_steps(self) -> int:  # type: ignore[override]  # follows the setting, read-only
+        """The number of steps in which the density changes."""
         return self.warmup_steps
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
