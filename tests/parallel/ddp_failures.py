@@ -16,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import deepreduce_hvd as dr
 
 rank = int(os.environ["RANK"])
+#: seconds for which a rank lives on after its failure: the others must not learn of it by its end
+_STAYS_ALIVE = 4.0
 
 
 def _step(model, number=0):
@@ -142,6 +144,34 @@ def loss_scale_that_fails_on_one_rank():
 
     model, _ = distributed(Network(), loss_scale=scale)
     _step(model)
+
+
+def rank_that_fails_before_sums_in_hosts():
+    def scale():
+        if rank == 1:
+            raise KeyError("no scale today")
+        return 8.0
+
+    model, _ = distributed(
+        Network(), communicator=dr.Hierarchical(dr.Allgather(), 1), loss_scale=scale
+    )
+    try:
+        _step(model)
+    finally:
+        time.sleep(_STAYS_ALIVE)
+
+
+def writer_that_fails_on_one_rank():
+    class Writer:
+        def add_scalar(self, *arguments, **options):
+            raise OSError("the disk is full")
+
+    model, _ = distributed(Network(), writer=Writer() if rank == 1 else None, writer_interval=1)
+    _step(model)
+    try:
+        _step(model, 1)  # what the first step is written in
+    finally:
+        time.sleep(_STAYS_ALIVE)
 
 
 def dense_gradients_that_fail_on_one_rank():

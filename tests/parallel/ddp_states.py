@@ -2,9 +2,13 @@
 
 import contextlib
 import copy
+import gc
 import pickle
+import time
+import weakref
 
 import measured_steps
+import pytest
 import random_plans
 import torch
 import torch.distributed as dist
@@ -13,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.errors import PeerFailedError
 from deepreduce_hvd.schedule import Message
 
 
@@ -159,6 +164,75 @@ def scenario_refused(directory):
     embedding = torch.nn.Embedding(100, 8, sparse=True)
     sparse, _ = distributed(embedding)
     refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
+
+
+def scenario_members_of_other_groups(directory):
+    """PyTorch names groups by their number on a rank, which differs here."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pair, _ = dist.new_group([0, size - 1]), dist.new_group([0], use_local_synchronization=True)
+    if rank in (0, size - 1):
+        network = Network()
+        model, compressor = distributed(
+            network, CODEC, ddp={"process_group": pair}, communicator=dr.Hierarchical(dr.GTopK(), 1)
+        )
+        loss_of(model, 0, rank).backward()
+        found = torch.cat([one.grad.reshape(-1) for one in network.parameters()])
+        other = found.clone()
+        dist.broadcast(other, 0, pair)
+        assert torch.equal(found, other)
+
+
+def scenario_groups_of_models_that_are_gone_are_freed(directory):
+    registered = len(dist.distributed_c10d._world.pg_map)
+    for closes in (False, True):
+        model, compressor = distributed(Network(), communicator=dr.Hierarchical(dr.Allgather(), 1))
+        loss_of(model, 0, dist.get_rank()).backward()
+        transport = compressor.adapter.transport
+        groups = [weakref.ref(one._group) for one in (transport, *transport.by_host(1)) if one]
+        del transport
+        if closes:
+            compressor.close()
+        else:
+            del model, compressor
+        gc.collect()
+        assert len(groups) == 3 and not any(one() for one in groups), (closes, groups)
+    assert len(dist.distributed_c10d._world.pg_map) == registered
+
+
+def scenario_steps_that_are_discarded_have_ended(directory):
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS)
+    for number in range(2):
+        loss_of(model, number, dist.get_rank()).backward()
+    adapter = compressor.adapter
+    heads, restart = adapter.transport._heads, adapter.scheduler.restart
+    restarts = []
+    adapter.transport._heads = lambda *arguments: time.sleep(0.3) or heads(*arguments)
+    adapter.scheduler.restart = lambda: restarts.append(0) or restart()
+
+    def stumble(gradient):
+        raise LookupError("a bad batch")
+
+    network.convolution.weight.register_hook(stumble)
+    with pytest.raises(LookupError):
+        loss_of(model, 2, dist.get_rank()).backward()
+    jobs = list(adapter._pass.jobs)
+    assert jobs and not all(job.ended.is_set() for job in jobs)
+    adapter.forget_steps()
+    assert all(job.ended.is_set() for job in jobs) and len(restarts) == 1
+
+
+def scenario_all_ranks_get_the_whole_error_of_one(directory):
+    last = dist.get_world_size() - 1
+
+    def scale():
+        if dist.get_rank() == last:
+            raise KeyError("no scale today " + 100 * "and tomorrow ")
+        return 8.0
+
+    model, _ = distributed(Network(), loss_scale=scale)
+    with pytest.raises((KeyError, PeerFailedError), match="today (and tomorrow ){100}"):
+        loss_of(model, 0, dist.get_rank()).backward()
 
 
 def scenario_closed(directory):

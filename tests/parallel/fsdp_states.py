@@ -4,6 +4,7 @@ Some scenarios compare with PyTorch's own hybrid sharding. Run by fsdp_scenarios
 """
 
 import warnings
+import weakref
 
 import measured_steps
 import torch
@@ -162,6 +163,21 @@ class Twice(torch.nn.Module):
 
     def forward(self, inputs):
         return self.last(self.layer(self.layer(inputs).tanh()).tanh())
+
+
+def scenario_gradients_are_freed_with_those_of_the_model(directory):
+    network, buffers = Network(), []
+    compressor = sharded(network, meshes(2), CODEC)
+    average = compressor.adapter.average
+
+    def watched(group, parameters, buffer):
+        buffers.append(weakref.ref(buffer))
+        average(group, parameters, buffer)
+
+    compressor.adapter.average = watched
+    train(network, 0, 2)
+    network.zero_grad()
+    assert len(buffers) >= 4 and not any(buffer() is not None for buffer in buffers)
 
 
 def scenario_layer_used_twice(directory):

@@ -13,6 +13,7 @@ reports, test_scenario = scenario_tests(
     "ddp_schedule.py",
     run=torchrun,
     slow_scenarios=("many_random_programs",),
+    on_every_number=("members_of_other_groups", "all_ranks_get_the_whole_error_of_one"),
 )
 
 _OTHER_CONFIGURATION = r"expected the same compressor configuration on every rank"
@@ -33,6 +34,8 @@ said, test_every_rank_ends_with_the_cause = failure_tests(
             rf"{_TOLD}DeepReduceError: parameter branch.weight: InvalidArgumentError"
         ),
         "loss_scale_that_fails_on_one_rank": rf"{_TOLD}KeyError: 'no scale today'",
+        "rank_that_fails_before_sums_in_hosts": rf"{_TOLD}KeyError: 'no scale today'",
+        "writer_that_fails_on_one_rank": rf"{_TOLD}OSError: the disk is full",
         "dense_gradients_that_fail_on_one_rank": r"'NoneType' object is not callable",
         "exception_on_one_rank": r"the data has ended",
         "exception_in_backward_on_one_rank": r"LookupError: a bad batch",

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
-from deepreduce_hvd.torch.ddp.buckets import BackwardPass, BucketJob, in_layout_of
-from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group, timeout_of
+from deepreduce_hvd.torch.ddp.buckets import BucketJob, in_layout_of
+from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
 
 
@@ -74,9 +74,8 @@ class DdpAdapter(DistributedAdapter):
     """
 
     def __init__(self, compressor, slots, model):
-        timeout = timeout_of(model.process_group)
-        group = new_group(dist.get_process_group_ranks(model.process_group), timeout)
-        super().__init__(compressor, DistributedTransport(group, timeout), slots)
+        transport = DistributedTransport(*ranks_and_timeout(model.process_group))
+        super().__init__(compressor, transport, slots)
         self._model = weakref.ref(model)
         self._parameters = Parameters(slots)
 
@@ -118,14 +117,6 @@ class DdpAdapter(DistributedAdapter):
                 slot.made = False
         return slots, views
 
-    def _begin(self):
-        """Begin the step of a backward pass and return the pass."""
-        self.close_steps()
-        if self.layout is not self.scheduler.layout:
-            self._follow(self.scheduler.layout)
-        backward_pass = self._pass = BackwardPass()
-        return backward_pass
-
     def _at_last_bucket(self, backward_pass):
         """End the step at the end of the backward pass; in join(), which has none, end it now.
 
@@ -141,7 +132,9 @@ class DdpAdapter(DistributedAdapter):
 
     def _end_backward(self, backward_pass):
         """Wait for all results; raise the error of the first bucket that failed."""
-        backward_pass.wait()
+        error = backward_pass.end()
+        if error is not None:
+            raise error
         self.scheduler.step_ends(self.transport, self.slots)
 
 

@@ -24,6 +24,8 @@ from deepreduce_hvd.validation import expect_loss_scale
 
 #: separates numbers of compressors here from those under Horovod; never a rank
 _TORCH_DISTRIBUTED = -1
+#: maximum time in seconds to wait for exchanges of a step that is discarded: a rank may be gone
+_FORGET_SECONDS = 2.0
 _unchecked: weakref.WeakSet = weakref.WeakSet()  # adapters whose optimizer is not known yet
 
 
@@ -100,6 +102,21 @@ class DistributedAdapter(TorchAdapter):
         """Return the names of the parameters in each bucket of the last backward pass, if any."""
         return None if self._pass is None else self._pass.buckets
 
+    def _begin(self, task=None):
+        """End the last step, begin that of a backward pass, and return the pass.
+
+        An error is raised by the first job of the pass, so that the other ranks get it too.
+        """
+        backward_pass = BackwardPass(task)
+        try:
+            self.close_steps()
+            if self.layout is not self.scheduler.layout:
+                self._follow(self.scheduler.layout)
+        except Exception as error:
+            backward_pass.failure = error
+        self._pass = backward_pass
+        return backward_pass
+
     def _start(self, backward_pass, job, slots_and_gradients):
         """Encode the gradients of a job and have the driver run it.
 
@@ -113,6 +130,8 @@ class DistributedAdapter(TorchAdapter):
         started = time.perf_counter()
         backward_pass.jobs.append(job)
         try:
+            if backward_pass.failure is not None:
+                raise backward_pass.failure
             if backward_pass.loss_scale is None:
                 backward_pass.loss_scale = self._loss_scale()
             slots, gradients = slots_and_gradients()
@@ -147,12 +166,17 @@ class DistributedAdapter(TorchAdapter):
     def forget_steps(self):
         """Discard the step in progress."""
         self.threads.settle()
-        self._pass = None
+        backward_pass, self._pass = self._pass, None
+        if backward_pass is not None:  # its jobs read and write the memories
+            backward_pass.settle(_FORGET_SECONDS)
         self.times.forget()
+        self.scheduler.restart()
+        self._follow(self.scheduler.layout)
 
     def close(self):
         super().close()
         self._driver.stop()
+        self.transport.close()
 
     def check_momentum(self, optimizer):
         """Warn if an optimizer steps compressed parameters with momentum.

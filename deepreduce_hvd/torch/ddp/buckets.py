@@ -179,8 +179,11 @@ class BucketJob:
         """Exchange and decode; called by the driver."""
         if self.failure is not None:
             raise self.failure
+        transport = self._adapter.transport
         for part, exchange in zip(self._compressed.values(), self._exchanges):
             started = time.perf_counter()
+            if exchange.channel.in_groups:  # a rank that has failed is in none of the groups
+                transport.wait(transport.meet(f"{exchange.name}.groups"))
             total = exchange.finish()
             self._adapter.times.message(exchange.bucket.label, started, time.perf_counter())
             self._decode(part, exchange, total)
@@ -190,9 +193,10 @@ class BucketJob:
     def end(self, error):
         """Hand the average, or an error, to DDP."""
         self.error = error
-        self._compressed, self._exchanges = {}, []
-        self.ended.set()
+        self._compressed, self._uncompressed, self._exchanges = {}, {}, []
         self._finished.set_result(None)
+        self._buffer = None
+        self.ended.set()
 
     def _outcome(self, _):
         if self.error is not None:
@@ -203,7 +207,8 @@ class BucketJob:
         """Write the averages of compressed gradients into the bucket."""
         backward_pass = self._pass
         scale = 1.0 / self._divisor
-        heads = exchange.channel.rounds * self._adapter.transport.head_bytes
+        channel = exchange.channel
+        heads = (channel.rounds + channel.in_groups) * self._adapter.transport.head_bytes
         for number, (slot, gradient, _) in enumerate(part):
             started = time.perf_counter()
             slot.encode_seconds += exchange.encode_seconds(number)
@@ -278,6 +283,7 @@ class BackwardPass:
         jobs: the :class:`BucketJob` of each bucket so far.
         buckets: names of the parameters in each of them.
         void: whether some result has NaN or Inf.
+        failure: an error at its beginning, or None.
     """
 
     def __init__(self, task=None):
@@ -287,10 +293,22 @@ class BackwardPass:
         self.jobs = []
         self.buckets = []
         self.void = False
+        self.failure = None
 
-    def wait(self):
-        """Wait for all buckets; raise the error of the first one that failed."""
+    def end(self):
+        """Wait for all buckets and release them.
+
+        Returns:
+            The error of the first bucket that failed, or None.
+        """
         for job in self.jobs:
             job.ended.wait()
-            if job.error is not None:
-                raise job.error
+        error = next((job.error for job in self.jobs if job.error is not None), None)
+        self.jobs.clear()
+        return error
+
+    def settle(self, seconds):
+        """Wait until no bucket is exchanged, for at most so many seconds."""
+        deadline = time.monotonic() + seconds
+        for job in self.jobs:
+            job.ended.wait(max(deadline - time.monotonic(), 0))

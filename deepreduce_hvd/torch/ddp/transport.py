@@ -13,6 +13,7 @@ to release NumPy's it would wait for the interpreter.
 """
 
 import contextlib
+import hashlib
 import math
 import os
 import time
@@ -39,6 +40,9 @@ _ANNOUNCE_SECONDS = 5.0
 _PAUSE_SECONDS = 1e-3
 #: a gather is padded unless that makes it more than this number of times as large
 _MOST_PADDING = 2
+#: {numbers of the members, as text: number of groups so far}; a store may outlive its job, so that a
+#: name must not occur again
+_groups_of: dict[str, int] = {}
 
 
 class Collective(NamedTuple):
@@ -56,20 +60,23 @@ class Collective(NamedTuple):
 class DistributedTransport(Transport):
     """The transport between the ranks of one process group of torch.distributed.
 
+    It has a process group of its own, so that its collectives are never mixed with those of others.
+    All ranks create the transport together.
+
     Args:
-        group: a process group that nothing else uses, with a backend for tensors on the host.
-        timeout: the group's timeout, which is also that of the groups of :meth:`by_host`.
+        ranks: numbers of the ranks in the job.
+        timeout: time limit of each collective, also in the groups of :meth:`by_host`.
     """
 
     process_set = None
     merges_sums = False
 
-    def __init__(self, group: dist.ProcessGroup, timeout: timedelta) -> None:
-        self.group = group
-        self.size = group.size()
-        self.rank = group.rank()
+    def __init__(self, ranks: list[int], timeout: timedelta) -> None:
+        self.size = len(ranks)
+        self.rank = ranks.index(dist.get_rank())
+        self._ranks = ranks
         self._timeout = timeout
-        self._ranks = dist.get_process_group_ranks(group)
+        self._group = _new_group(ranks, timeout)
         self._by_host: dict[int, tuple[DistributedTransport, DistributedTransport | None]] = {}
 
     @property
@@ -107,6 +114,10 @@ class DistributedTransport(Transport):
         """Describe a sum in the memory of a tensor. Of a NumPy array, a copy is summed."""
         return Collective(name, lambda: self._sum(array, f"{name}.{math.prod(array.shape)}"))
 
+    def meet(self, name):
+        """Describe a collective without data: the ranks get the error of one that has failed."""
+        return Collective(name, lambda: self._heads(name, []))
+
     def test(self, handle):
         return True
 
@@ -127,20 +138,18 @@ class DistributedTransport(Transport):
                 raise InvalidArgumentError(
                     f"Hierarchical: expected hosts with {count} ranks each, got {self.size} ranks"
                 )
-            ranks, place = self.ranks, self.rank % count
-            first = self.rank - place
-            # Only members create a group, so ranks outside of this transport need not take part.
-            # But PyTorch names a group by the number of groups that a rank has: it must stay equal
-            # here. So all ranks create a group across hosts, and only the first of each host uses
-            # it.
-            within = self._subgroup(ranks[first : first + count])
-            across = self._subgroup(ranks[place::count])
-            self._by_host[count] = within, across if place == 0 else None
+            first = self.rank - self.rank % count
+            within = DistributedTransport(self._ranks[first : first + count], self._timeout)
+            across = None
+            if first == self.rank:
+                across = DistributedTransport(self._ranks[::count], self._timeout)
+            self._by_host[count] = within, across
         return self._by_host[count]
 
-    def _subgroup(self, ranks):
-        group = new_group(ranks, self._timeout)
-        return DistributedTransport(group, self._timeout)
+    def close(self):
+        """Free the process groups; the transport cannot be used after this."""
+        self.reset()
+        self._group = None
 
     def reset(self):
         """Forget the groups of :meth:`by_host`."""
@@ -156,7 +165,7 @@ class DistributedTransport(Transport):
         with contextlib.suppress(RuntimeError):  # the others are gone
             heads = self._gather_heads("", [0], text, deadline)
             if heads is not None:
-                self._gather_bytes(np.frombuffer(text, np.uint8), heads[:, 1], deadline)
+                self._gather_padded(np.frombuffer(text, np.uint8), heads[:, 1], deadline)
 
     # --- collectives, which run at once ---
 
@@ -172,8 +181,7 @@ class DistributedTransport(Transport):
         """
         heads = self._gather_heads(name, sizes)
         if heads[:, 1].any():
-            gathered = self._gather_bytes(np.zeros(0, np.uint8), heads[:, 1])
-            texts = np.split(gathered, np.cumsum(heads[:, 1])[:-1])
+            texts = self._gather_padded(np.zeros(0, np.uint8), heads[:, 1])
             failures = [
                 f"rank {rank}: {bytes(text).decode(errors='replace')}"
                 for rank, text in zip(self._ranks, texts)
@@ -197,7 +205,7 @@ class DistributedTransport(Transport):
             (P, n) NumPy, or None if that takes until the deadline.
         """
         gathered = torch.empty((self.size, own.numel()), dtype=own.dtype, device=_HOST)
-        work = dist.all_gather(list(gathered), own, group=self.group, async_op=True)
+        work = self._group.allgather([list(gathered)], [own])
         while deadline is not None and not work.is_completed():
             if time.monotonic() > deadline:
                 return None
@@ -217,20 +225,22 @@ class DistributedTransport(Transport):
             " synchronize"
         )
 
-    def _gather_bytes(self, array, sizes, deadline=None):
-        """Gather (n,) uint8 arrays of ``sizes`` in rank order; None after the deadline."""
+    def _gather_padded(self, array, sizes, deadline=None):
+        """Gather (n,) uint8 arrays of ``sizes``; return a list in rank order, None after the deadline."""
+        rows = self._gather_equal(_padded(array, int(sizes.max())), deadline)
+        return None if rows is None else [row[:size] for row, size in zip(rows, sizes)]
+
+    def _gather_bytes(self, array, sizes):
+        """Gather (n,) uint8 arrays of ``sizes``, one after another in rank order."""
         largest, total = int(sizes.max()), int(sizes.sum())
-        if self.size * largest <= _MOST_PADDING * total or deadline is not None:
-            rows = self._gather_equal(_padded(array, largest), deadline)
-            if rows is None:
-                return None
-            return np.concatenate([row[:size] for row, size in zip(rows, sizes)])
+        if self.size * largest <= _MOST_PADDING * total:
+            return np.concatenate(self._gather_padded(array, sizes))
         out = torch.empty(total, dtype=torch.uint8, device=_HOST)
         parts = out.split(sizes.tolist())
         parts[self.rank].numpy()[:] = array
         for rank, part in enumerate(parts):
             if part.numel():
-                dist.broadcast(part, group=self.group, group_src=rank)
+                self._group.broadcast(part, rank).wait()
         return out.numpy()
 
     def _allgather(self, array, name):
@@ -240,13 +250,12 @@ class DistributedTransport(Transport):
     def _alltoall(self, parts, name):
         received = self._heads(name, [part.size for part in parts])[:, self.rank]
         out = torch.empty(int(received.sum()), dtype=torch.uint8, device=_HOST)
-        dist.all_to_all_single(
+        self._group.alltoall_base(
             out,
             torch.tensor(np.concatenate(parts), device=_HOST),
             received.tolist(),
             [part.size for part in parts],
-            group=self.group,
-        )
+        ).wait()
         return np.split(out.numpy(), np.cumsum(received)[:-1])
 
     def _broadcast(self, array, root, name):
@@ -256,7 +265,7 @@ class DistributedTransport(Transport):
             if array is None
             else torch.tensor(array, device=_HOST)
         )
-        dist.broadcast(out, group=self.group, group_src=root)
+        self._group.broadcast(out, root).wait()
         return out.numpy()
 
     def _allreduce(self, array, name):
@@ -265,28 +274,30 @@ class DistributedTransport(Transport):
     def _sum(self, array, name):
         out = array if isinstance(array, torch.Tensor) else torch.tensor(array, device=_HOST)
         self._heads(name, [out.numel()])
-        dist.all_reduce(out, group=self.group)
+        self._group.allreduce(out).wait()
         return out.numpy()
 
 
-def timeout_of(group: dist.ProcessGroup) -> timedelta:
-    """Return the timeout of a process group with a backend for tensors on the host."""
+def ranks_and_timeout(group: dist.ProcessGroup) -> tuple[list[int], timedelta]:
+    """Return the ranks of a process group with a backend for tensors on the host, and its timeout."""
     # not all backends have options
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)
-    return dist.default_pg_timeout if options is None else options._timeout
+    timeout = dist.default_pg_timeout if options is None else options._timeout
+    return dist.get_process_group_ranks(group), timeout
 
 
-def new_group(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
+def _new_group(ranks, timeout):
     """Create a process group on the host; called by its members, in the same order.
 
-    All ranks of the job together use the groups' usual names, which need no agreement on how many
-    groups each rank has.
+    It is not one of torch.distributed's own: those have names that depend on how many groups a rank
+    has, which may differ between the members, and they stay until the program destroys them.
     """
-    everyone = len(ranks) == dist.get_world_size()
+    members = ",".join(map(str, ranks))
+    number = _groups_of[members] = _groups_of.get(members, 0) + 1
+    name = f"deepreduce/{hashlib.sha256(members.encode()).hexdigest()}/{number}"
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     try:
-        return dist.new_group(
-            None if everyone else ranks, timeout, "gloo", use_local_synchronization=not everyone
-        )
+        return dist.ProcessGroupGloo(store, ranks.index(dist.get_rank()), len(ranks), timeout)
     except RuntimeError as error:
         raise PeerFailedError(
             f"new process group: expected all {len(ranks)} ranks of the model to call register, "

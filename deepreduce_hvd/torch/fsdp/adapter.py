@@ -22,8 +22,8 @@ from deepreduce_hvd.coordination.collective_names import collective_name
 from deepreduce_hvd.coordination.settings import Setting
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
-from deepreduce_hvd.torch.ddp.buckets import BackwardPass, BucketJob
-from deepreduce_hvd.torch.ddp.transport import DistributedTransport, new_group, timeout_of
+from deepreduce_hvd.torch.ddp.buckets import BucketJob
+from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.fsdp.groups import (
     ParameterGroup,
     expect_no_pass_within_another,
@@ -173,10 +173,10 @@ class FsdpAdapter(DistributedAdapter):
         by_parameter = {id(slot.parameter): slot for slot in whole.values()}
         self.groups = [ParameterGroup(group, by_parameter) for group in groups]
         sharded = {slot.name: slot for group in self.groups for slot in group.slots}
-        between = BetweenHosts(*_own_group(hosts))
+        between = BetweenHosts(*ranks_and_timeout(hosts))
         slots = {name: sharded[name] for name in whole if name in sharded}
         super().__init__(compressor, between, slots)
-        self.ranks = DistributedTransport(*_own_group(ranks))
+        self.ranks = DistributedTransport(*ranks_and_timeout(ranks))
 
     def agree(self):
         try:
@@ -216,6 +216,8 @@ class FsdpAdapter(DistributedAdapter):
         backward_pass = self._pass
         if backward_pass is None or backward_pass.task != task:
             backward_pass = self._begin(task)
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(functools.partial(self._end_backward, backward_pass))
         late = group.may_come_late(parameters, buffer)
         job = BucketJob(self, backward_pass, buffer, group.divisor)
 
@@ -227,19 +229,9 @@ class FsdpAdapter(DistributedAdapter):
         if not late:
             job.ended.wait()
 
-    def _begin(self, task):
-        """Begin the step of a backward pass and return the pass."""
-        self.close_steps()
-        backward_pass = self._pass = BackwardPass(task)
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(functools.partial(self._end_backward, backward_pass))
-        return backward_pass
-
     def _end_backward(self, backward_pass):
         """Wait for all results; raise the error of any rank of this host."""
-        for job in backward_pass.jobs:
-            job.ended.wait()
-        error = next((job.error for job in backward_pass.jobs if job.error is not None), None)
+        error = backward_pass.end()
         try:
             self._tell_host(backward_pass, error)
         except PeerFailedError:
@@ -281,6 +273,10 @@ class FsdpAdapter(DistributedAdapter):
 
     # --- state ---
 
+    def close(self):
+        super().close()
+        self.ranks.close()
+
     def state_dict(self):
         self.close_steps()
         return sharded_checkpoint.dump(
@@ -297,9 +293,3 @@ class FsdpAdapter(DistributedAdapter):
             self.ranks,
             self.keeper_of,
         )
-
-
-def _own_group(group):
-    """Return a process group of the same ranks, which nothing else uses, and its timeout."""
-    timeout = timeout_of(group)
-    return new_group(dist.get_process_group_ranks(group), timeout), timeout

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import CheckpointFunction
 
+from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.slot import Slot
 
@@ -159,14 +160,12 @@ def expect_no_pass_within_another():
 
     A step is one backward pass, and nothing tells when the outer pass of such a pass ends.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CheckpointFunction.backward.__code__:
-            raise InvalidArgumentError(
-                "fully_shard: expected torch.utils.checkpoint.checkpoint with use_reentrant=False,"
-                " got use_reentrant=True around a module after fully_shard"
-            )
-        frame = frame.f_back
+    reentrant = CheckpointFunction.backward.__code__
+    if any(one.f_code is reentrant for one in frames_of(sys._getframe(1))):
+        raise InvalidArgumentError(
+            "fully_shard: expected torch.utils.checkpoint.checkpoint with use_reentrant=False, got"
+            " use_reentrant=True around a module after fully_shard"
+        )
 
 
 def modules_and_groups(model):
