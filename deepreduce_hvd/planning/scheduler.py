@@ -208,6 +208,7 @@ class Scheduler:
         self._begin_turn()
 
     def _begin_turn(self):
+        assert self._race.current is not None
         self.layout = self._layout_of(self._plans[self._race.current][1])
         self._begin(self._trial, _TURN_STEPS)
 
@@ -311,8 +312,8 @@ class Scheduler:
         array = np.resize(values, size // dtype.itemsize).astype(dtype)
         # a sum takes the place of its input, so each repetition gets a new copy
         own = [self._timed(transport, kind, array.copy()) for _ in range(repeats)]
-        everywhere = self._gathered(transport, np.float64(own).tobytes())
-        return np.max([np.frombuffer(part, np.float64) for part in everywhere], axis=0)
+        everywhere = self._gathered(transport, np.array(own, np.float64).tobytes())
+        return np.stack([np.frombuffer(part, np.float64) for part in everywhere]).max(0)
 
     def _timed(self, transport, kind, array):
         """Return the seconds of one collective, which is used as in a step."""
