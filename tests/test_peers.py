@@ -1,5 +1,6 @@
 """Test the notes that ranks write to Horovod's rendezvous server."""
 
+import atexit
 import json
 import signal
 import subprocess
@@ -153,6 +154,10 @@ def test_the_answer_to_termination_is_the_callers_again(board):
     assert not thread.is_alive()
 
 
+def no_thread(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+
 def test_a_store_that_does_not_answer_is_asked_once(monkeypatch):
     """The store's own time limit is a minute per request."""
     pytest.importorskip("torch")
@@ -181,11 +186,54 @@ def test_a_store_that_does_not_answer_is_asked_once(monkeypatch):
         answers.set()
 
 
-def test_a_store_that_answers_has_the_notes_of_all_ranks():
+def test_two_threads_that_ask_a_store_both_get_answers():
+    pytest.importorskip("torch")
+    from deepreduce_hvd.torch.ddp.failures import StoreBoard
+
+    class Store:
+        def check(self, keys):
+            asked.set()
+            time.sleep(0.3)
+            return True
+
+        def get(self, key):
+            return Note("failed", 1).pack()
+
+    asked, board, found = threading.Event(), StoreBoard(Store()), []
+    watch = threading.Thread(target=lambda: found.append(board.get(1)))
+    watch.start()
+    assert asked.wait(30)
+    assert board.get(2) == Note("failed", 1)
+    watch.join(30)
+    assert found == [Note("failed", 1)]
+
+
+def test_the_watch_follows_a_new_initialization(monkeypatch):
+    dist = pytest.importorskip("torch.distributed")
+    from deepreduce_hvd.torch.ddp import failures
+
+    class Adapter:
+        def progress(self):
+            return 0
+
+    monkeypatch.setattr(failures, "_watcher", None)
+    for _ in range(2):
+        store = dist.HashStore()
+        monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda store=store: store)
+        failures.watch(Adapter())
+        atexit.unregister(failures._watcher._at_exit)
+        assert failures._watcher.board.put(3, Note("failed", 1))
+        assert store.check(["deepreduce/rank.3"])
+    failures._watcher._stop.set()
+
+
+def test_a_store_that_answers_has_the_notes_of_all_ranks(monkeypatch):
     dist = pytest.importorskip("torch.distributed")
     from deepreduce_hvd.torch.ddp.failures import StoreBoard
 
     board = StoreBoard(dist.HashStore())
+    # from Python 3.12 on, at the end of the process
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
     assert board.get(1) is None
     assert board.put(1, Note("failed", 1)) and board.get(1) == Note("failed", 1)
     board.remove(1)

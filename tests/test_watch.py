@@ -253,6 +253,29 @@ def test_the_end_leaves_a_note(board, monkeypatch, error):
     assert board.get(0) == Note("ended", 7, "" if error is None else "ValueError: a bad batch")
 
 
+def test_the_end_by_a_failure_closes_the_connections_without_a_new_thread(board, monkeypatch):
+    def no_thread(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
+    watcher = start(Adapter(), is_failure=lambda error: True)
+    for rank in (1, 2):
+        board.put(rank, Note("failed", 7))
+    monkeypatch.setattr(sys, "last_value", RuntimeError("a lost connection"), raising=False)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)  # from Python 3.12 on
+    watcher._at_exit()
+    assert watcher._horovod.is_shut_down.is_set() and not watcher._thread.is_alive()
+
+
+def test_waits_that_end_by_themselves_are_not_ended(monkeypatch):
+    monkeypatch.setenv("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "70")
+    for shut_down, expected in ((lambda: None, 70), (None, math.inf)):
+        watcher = Watcher(Horovod(), np, None, None, shut_down)
+        atexit.unregister(watcher._at_exit)
+        watcher._stop.set()
+        assert watcher._end_after == expected
+
+
 def test_a_child_process_leaves_no_note(board, monkeypatch):
     monkeypatch.setenv("HOROVOD_STALL_CHECK_DISABLE", "1")
     watcher = start(Adapter())

@@ -114,12 +114,16 @@ class Watcher:
         framework: the framework's module.
         find_wait: function of a thread's innermost frame that returns a :class:`Wait` or None.
         is_failure: function that returns whether an exception means that Horovod failed.
-        shut_down: function that shuts Horovod down, so that every waiting collective fails.
+        shut_down: function that shuts Horovod down, so that every waiting collective fails. None if
+            the waits end by themselves.
         board: the :class:`~deepreduce_hvd.coordination.peers.Board` for notes; by default, that of
             the job that horovodrun started.
         take_part: function that takes part in handshakes that other ranks wait in. Its argument is
             a function of a handshake's name that returns whether a rank waits there. None if this
             is not possible.
+
+    Attributes:
+        board: the board, or None if the job has none.
     """
 
     def __init__(
@@ -134,9 +138,11 @@ class Watcher:
         self._adapters: weakref.WeakSet = weakref.WeakSet()
         self._process = os.getpid()
         self._stop = threading.Event()
-        self._board = Board.of_job() if board is None else board
+        self.board = Board.of_job() if board is None else board
         self._rank = self._size = 0  # not known yet
         self._limit, self._end_after = _limits()
+        if shut_down is None:
+            self._end_after = math.inf
         self._key = self._call = None
         self._since = 0.0
         self._next_note = self._next_message = 0.0
@@ -144,12 +150,12 @@ class Watcher:
         self._asked_for = ""  # handshake that this rank has asked the others for
         self._failed_at = None  # step in which Horovod failed and the missing ranks were reported
         self._writes = threading.Lock()  # for notes
-        self._thread = None
+        self._closes = False  # whether the thread shuts Horovod down at its end
         atexit.register(self._at_exit)
-        if self._limit:
-            self._pause = min(_LOOK_SECONDS, self._limit / 4)
-            self._thread = threading.Thread(target=self._run, name="deepreduce-watch", daemon=True)
-            self._thread.start()
+        self._pause = min(_LOOK_SECONDS, self._limit / 4) if self._limit else None
+        # always: at the end of the process, Python starts no threads
+        self._thread = threading.Thread(target=self._run, name="deepreduce-watch", daemon=True)
+        self._thread.start()
 
     def add(self, adapter):
         """Watch an adapter too; its ``progress()`` returns how many steps it has begun."""
@@ -167,6 +173,8 @@ class Watcher:
                 self._look()
             except Exception:  # reporting a failure must not cause one
                 log.debug("deepreduce_hvd: the watch on waits failed", exc_info=True)
+        if self._closes:
+            self._shut_down()
 
     def _knows_place(self):
         """Return whether this process is one of several ranks, and store its rank and the size."""
@@ -193,7 +201,7 @@ class Watcher:
             self._begin(key, now, call)
             return
         seconds = now - self._since
-        if wait is not None and self._take_part is not None and self._board is not None:
+        if wait is not None and self._take_part is not None and self.board is not None:
             self._help_handshakes(wait)
         if seconds < self._next_note:
             return
@@ -204,8 +212,8 @@ class Watcher:
             else Note("waits", step, wait.describe(), place, seconds)
         )
         with self._writes:
-            if self._board is not None and self._failed_at is None:
-                self._board.put(self._rank, note)
+            if self.board is not None and self._failed_at is None:
+                self.board.put(self._rank, note)
                 self._noted = True
         self._next_note = seconds + max(self._pause, self._limit / 2)
         if wait is not None and seconds >= self._next_message:
@@ -221,10 +229,10 @@ class Watcher:
         """Ask for the handshake that this rank waits in, or take part in those of others."""
         if not wait.handshake:
             if not wait.joined:
-                self._take_part(self._board.is_asked_for)
+                self._take_part(self.board.is_asked_for)
         elif not self._asked_for:
             self._asked_for = wait.handshake
-            self._board.ask_for(wait.handshake)
+            self.board.ask_for(wait.handshake)
 
     def _end(self, note):
         """Shut Horovod down to end a wait.
@@ -240,10 +248,10 @@ class Watcher:
 
     def _begin(self, key, now, call=None):
         if self._noted:
-            self._board.remove(self._rank)
+            self.board.remove(self._rank)
             self._noted = False
         if self._asked_for:
-            self._board.stop_asking_for(self._asked_for)
+            self.board.stop_asking_for(self._asked_for)
             self._asked_for = ""
         self._key, self._call, self._since = key, call, now
         self._next_note, self._next_message = self._limit * _NOTE_PART, self._limit
@@ -266,7 +274,7 @@ class Watcher:
     def _message(self, own):
         text = f"rank {self._rank} has waited {own.seconds:.0f} s for {own.what}"
         text += f", at {own.place}, in step {own.step}" if own.place else f", in step {own.step}"
-        if self._board is None:
+        if self.board is None:
             return (
                 f"{text}. This rank does not know which ranks are missing; look for a message "
                 "of Horovod on rank 0"
@@ -274,9 +282,7 @@ class Watcher:
         if not peers.reads(self._rank, self._size):
             return f"{text}. The logs of the first ranks say which ranks are missing"
         notes = {
-            rank: self._board.get(rank, own.step)
-            for rank in range(self._size)
-            if rank != self._rank
+            rank: self.board.get(rank, own.step) for rank in range(self._size) if rank != self._rank
         }
         silent = [rank for rank, note in notes.items() if note is None]
         found = [
@@ -312,7 +318,7 @@ class Watcher:
         with self._writes:
             self._failed_at = step
             self._noted = False
-        return peers.who_is_gone(self._board, self._rank, self._size, step, grace)
+        return peers.who_is_gone(self.board, self._rank, self._size, step, grace)
 
     def report(self, grace=peers.GRACE_SECONDS):
         """Log the text of :meth:`explain`."""
@@ -324,21 +330,20 @@ class Watcher:
         """Tell the other ranks how this rank ended."""
         if os.getpid() != self._process:
             return
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(_JOIN_SECONDS)
-        if (not self._size and not self._knows_place()) or self._size == 1:
-            return
+        alone = (not self._size and not self._knows_place()) or self._size == 1
         error = getattr(sys, "last_value", None)  # the exception that ended the main thread
-        if error is not None and self._is_failure(error):
-            # Close the connections at once: the other ranks then notice now that this rank exits,
-            # not after it has found out which rank is gone.
-            closing = threading.Thread(target=self._shut_down, daemon=True)
-            closing.start()
+        failed = not alone and error is not None and self._is_failure(error)
+        # Close the connections at once: the other ranks then notice now that this rank exits, not
+        # after it has found out which rank is gone.
+        self._closes = failed and self._shut_down is not None
+        self._stop.set()
+        if failed:
             self.report(peers.GRACE_SECONDS_AT_THE_END)
-            closing.join()
-        elif self._board is not None:
-            self._board.put(self._rank, Note("ended", self.step, *_cause(error)))
+            self._thread.join(None if self._closes else _JOIN_SECONDS)
+            return
+        self._thread.join(_JOIN_SECONDS)
+        if not alone and self.board is not None:
+            self.board.put(self._rank, Note("ended", self.step, *_cause(error)))
 
 
 def _apart(note, own):

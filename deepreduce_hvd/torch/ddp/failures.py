@@ -4,8 +4,10 @@ The ranks' notes (:mod:`deepreduce_hvd.coordination.peers`) are in the store of 
 which torchrun's own process serves, so that they outlive the ranks.
 """
 
+import queue
 import sys
 import threading
+from concurrent.futures import Future, TimeoutError
 
 import torch
 import torch.distributed as dist
@@ -24,36 +26,53 @@ class StoreBoard(Board):
     """The notes of all ranks of a job, in a store of torch.distributed.
 
     The store may be on a host that can no longer be reached. While a request has no answer, no
-    other one is made.
+    other one is made. One thread makes all requests: at the end of the process, Python starts none.
+
+    Args:
+        store: the store.
+
+    Attributes:
+        store: the store of later requests, which may be another one.
     """
 
     def __init__(self, store):
-        self._store = store
-        self._asks = None  # the thread of the last request
+        self.store = store
+        self._requests: queue.SimpleQueue = queue.SimpleQueue()
+        self._turn = threading.Lock()  # held by the thread that waits for an answer
+        self._last = None  # the Future of the last request
+        threading.Thread(target=self._run, name="deepreduce-notes", daemon=True).start()
 
     def _request(self, method, key, body=None):
-        if self._asks is not None and self._asks.is_alive():
+        if not self._turn.acquire(timeout=_REQUEST_SECONDS):
             return None
-        answers = []
-        self._asks = threading.Thread(
-            target=lambda: answers.append(self._ask(method, key, body)), daemon=True
-        )
-        self._asks.start()
-        self._asks.join(_REQUEST_SECONDS)
-        return answers[0] if answers else None
+        try:
+            if self._last is not None and not self._last.done():
+                return None
+            self._last = Future()
+            self._requests.put((self._last, method, key, body))
+            return self._last.result(_REQUEST_SECONDS)
+        except TimeoutError:
+            return None
+        finally:
+            self._turn.release()
+
+    def _run(self):
+        while True:
+            answer, *request = self._requests.get()
+            answer.set_result(self._ask(*request))
 
     def _ask(self, method, key, body):
         key = f"deepreduce/{key}"
         try:
             if method == "PUT":
-                self._store.set(key, body)
+                self.store.set(key, body)
                 return body
             if method == "DELETE":
-                self._store.delete_key(key)
+                self.store.delete_key(key)
                 return b""
             # a get would wait for a key that does not exist
-            return self._store.get(key) if self._store.check([key]) else None
-        except RuntimeError:  # the store is gone
+            return self.store.get(key) if self.store.check([key]) else None
+        except Exception:  # the store is gone
             return None
 
 
@@ -81,19 +100,19 @@ def _is_failure(error):
     return isinstance(error, RuntimeError) and "gloo" in str(error).lower()
 
 
-def _shut_down():
-    """Do nothing: the process group's timeout ends its waits."""
-
-
 _watcher = None
 
 
 def watch(adapter):
     """Start to watch an adapter's waits."""
     global _watcher
+    # a program may destroy the process groups and initialize torch.distributed again
+    store = dist.distributed_c10d._get_default_store()
     if _watcher is None:
-        board = StoreBoard(dist.distributed_c10d._get_default_store())
-        _watcher = Watcher(sys.modules[__name__], torch, _find_wait, _is_failure, _shut_down, board)
+        # the process group's time limit ends the waits
+        board = StoreBoard(store)
+        _watcher = Watcher(sys.modules[__name__], torch, _find_wait, _is_failure, None, board)
+    _watcher.board.store = store
     _watcher.add(adapter)
 
 
