@@ -68,6 +68,8 @@ class Codec:
     array([ 0.,  0., -3.,  1.], dtype=float32)
     """
 
+    example_arguments = "TopK(0.01)"  # of a call, for suggestions in messages
+
     def __init__(
         self,
         sparsifier: Sparsifier,

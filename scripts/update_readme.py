@@ -1,16 +1,28 @@
-"""Copy the tables that the demo and the benchmarks wrote to results/ into README and pages of
-docs/.
+"""Write the generated parts of README and of the pages of docs/.
 
-Markers in these pages show their places.
+These are the tables that the demo and the benchmarks wrote to results/, and the lists of stages
+from csrc/stages.def and of communicators. Markers in the pages show their places.
 """
 
+import ast
 import json
 import pathlib
 import re
 import statistics
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-_PAGES = ("accuracy.md", "schedule.md", "tutorial-ddp.md")
+#: the pages with generated parts
+PAGES = (
+    ROOT / "README.md",
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("accuracy", "api", "format", "gpu", "schedule", "tutorial-ddp")
+    ),
+)
+_PACKAGE = ROOT / "deepreduce_hvd"
+#: a row of csrc/stages.def: kind, id, name, where it runs, and why on the host only
+_ROW = re.compile(r"^DR_(\w+)\((\d+), (\w+), \w+, (\w+).*?\) *(?:// (.*))?$", re.MULTILINE)
 
 
 def demo_table(rows):
@@ -250,6 +262,99 @@ def hosts_table(rows):
     return lines
 
 
+class Stage(NamedTuple):
+    """A row of csrc/stages.def."""
+
+    kind: str
+    number: int
+    name: str
+    on_device: bool
+    reason: str
+
+
+def stages():
+    """Return the rows of csrc/stages.def."""
+    rows = _ROW.findall((_PACKAGE / "csrc" / "stages.def").read_text())
+    return [
+        Stage(kind, int(number), name, where == "DR_HOST_AND_DEVICE", reason)
+        for kind, number, name, where, reason in rows
+    ]
+
+
+def named(kind):
+    """Return the names of the stages of a kind by id, with what does nothing (id 0) last."""
+    rows = [row for row in stages() if row.kind == kind]
+    return [row.name for row in sorted(rows, key=lambda row: row.number or len(rows))]
+
+
+def communicators():
+    """Return the names of the communicators, without the base classes."""
+    tree = ast.parse((_PACKAGE / "communicators" / "__init__.py").read_text())
+    names = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+    )
+    return sorted(set(names) - {"Communicator", "Transport"}, key=str.lower)
+
+
+def stages_table():
+    """List the stages and the communicators."""
+    exchanges = [name for name in communicators() if name != "Auto"]
+    rows = {
+        "sparsifier": named("SPARSIFIER"),
+        "index codec": named("INDEX_CODEC"),
+        "value codec": named("VALUE_CODEC"),
+        "memory": named("MEMORY"),
+        "communicator": exchanges,
+    }
+    more = {"communicator": ', or `"auto"` ([docs](docs/communicators.md))'}
+    lines = ["| stage | choices |", "|---|---|"]
+    for kind, names in rows.items():
+        lines.append(f"| {kind} | `{' '.join(names)}`{more.get(kind, '')} |")
+    return lines
+
+
+def devices_table():
+    """Say which stages run on a GPU, and why the others do not."""
+    lines = ["| stage | on the GPU | on the host |", "|---|---|---|"]
+    rows = stages()
+    for row in rows:
+        if not row.on_device and (row.kind in ("SPARSIFIER", "MEMORY") or not row.reason):
+            raise SystemExit(
+                "csrc/stages.def: expected sparsifiers and memories on devices, and a comment with"
+                f" the reason for each codec that is not, got {row}"
+            )
+    lines.append("| accumulation, memories, sparsifiers | all | |")
+    for kind, title in (("INDEX_CODEC", "index codecs"), ("VALUE_CODEC", "value codecs")):
+        device = ", ".join(row.name for row in rows if row.kind == kind and row.on_device)
+        host = ". ".join(
+            f"{row.name}: {row.reason}" for row in rows if row.kind == kind and not row.on_device
+        )
+        lines.append(f"| {title} | {device} | {host} |")
+    lines += [
+        "| container, checksum, decode-and-sum | all | |",
+        "| sums without zeros (`decode_sparse`), custom codecs | | all |",
+        "| communicators | Allgather | the others: the native core computes their partial sums |",
+    ]
+    return lines
+
+
+def ids_list():
+    """List the ids of codecs in payloads."""
+    rows = stages()
+    index, value = (
+        ", ".join(f"{row.number} {row.name}" for row in rows if row.kind == kind)
+        for kind in ("INDEX_CODEC", "VALUE_CODEC")
+    )
+    return [f"Index: 0 all, {index}.", "", f"Value: {value}."]
+
+
+def reference(names):
+    """Return the directives of the API reference for some classes."""
+    return ["```{eval-rst}", *(f".. autoclass:: deepreduce_hvd.{name}" for name in names), "```"]
+
+
 def _place(row):
     return row["task"], row["ranks"], row["total_steps"]
 
@@ -264,8 +369,8 @@ def _p(value):
     return "–" if value is None else f"{value:.3f}"
 
 
-def updated(text):
-    """Return a page's text with the tables of results/."""
+def generated():
+    """Yield (name, lines) of every generated part."""
     for name, source, table in (
         ("demo", "demo.json", demo_table),
         ("ddp demo", "demo-ddp.json", demo_table),
@@ -283,16 +388,29 @@ def updated(text):
         ("replay predictions", "replay.json", replay_predictions_table),
     ):
         content = json.loads((ROOT / "results" / source).read_text())
-        lines = "\n".join(table(content["rows"] if isinstance(content, dict) else content))
+        yield name, table(content["rows"] if isinstance(content, dict) else content)
+    yield "stages", stages_table()
+    yield "devices", devices_table()
+    yield "ids", ids_list()
+    yield "sparsifiers", reference(named("SPARSIFIER"))
+    yield "index codecs", reference(named("INDEX_CODEC"))
+    yield "value codecs", reference(named("VALUE_CODEC"))
+    yield "memories", reference(named("MEMORY"))
+    yield "communicators", reference(communicators())
+
+
+def updated(text):
+    """Return a page's text with its generated parts."""
+    for name, lines in generated():
         begin, end = f"<!-- {name} table: begin -->", f"<!-- {name} table: end -->"
-        text = re.sub(
-            f"{begin}.*?{end}", lambda _: f"{begin}\n{lines}\n{end}", text, flags=re.DOTALL
-        )
+        if begin in text:
+            whole = "\n".join((begin, *lines, end))
+            text = re.sub(f"{begin}.*?{end}", lambda _, whole=whole: whole, text, flags=re.DOTALL)
     return text
 
 
 def main():
-    for page in (ROOT / "README.md", *(ROOT / "docs" / name for name in _PAGES)):
+    for page in PAGES:
         page.write_text(updated(page.read_text()))
 
 

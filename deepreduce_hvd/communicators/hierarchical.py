@@ -42,6 +42,8 @@ class Hierarchical(Communicator):
             no method ``exchange``; or ``ranks_per_host`` is not an integer of at least 1.
     """
 
+    example_arguments = "Allgather()"  # of a call, for suggestions in messages
+
     def __init__(self, across: Communicator, ranks_per_host: int | None = None) -> None:
         if not isinstance(across, Communicator) or isinstance(across, Hierarchical):
             raise InvalidArgumentError(

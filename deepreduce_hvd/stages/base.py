@@ -35,6 +35,9 @@ class Stage:
     #: docs/format.md. A custom sparsifier or memory has none.
     stage_id: int | None = None
 
+    #: The arguments of a call that makes an instance, as text, for suggestions in messages.
+    example_arguments: str = ""
+
     def parameters(self, step: int = 0) -> Sequence[float]:
         """Return the parameters of this stage, as the native core takes them.
 

@@ -1,15 +1,5 @@
 """Suggest how to write a stage, for error messages."""
 
-#: calls that make an instance, for classes whose constructor needs an argument
-_CALLS = {
-    "ChunkTopK": "ChunkTopK(0.01)",
-    "Codec": "Codec(TopK(0.01))",
-    "Hierarchical": "Hierarchical(Allgather())",
-    "RandomK": "RandomK(0.01)",
-    "Threshold": "Threshold(0.01)",
-    "TopK": "TopK(0.01)",
-}
-
 
 def article(kind):
     """Return the name of a class with its indefinite article."""
@@ -22,10 +12,13 @@ def makes(value, kind):
 
 
 def written(value):
-    """Return the expression for a stage: its repr, or for a class a call that makes one."""
+    """Return the expression for a stage: its repr, or for a class a call that makes one.
+
+    The class names the arguments of the call as ``example_arguments``.
+    """
     if not isinstance(value, type):
         return repr(value)
-    return _CALLS.get(value.__name__, f"{value.__name__}()")
+    return f"{value.__name__}({getattr(value, 'example_arguments', '')})"
 
 
 def called(text, kind):

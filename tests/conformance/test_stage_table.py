@@ -16,6 +16,7 @@ from deepreduce_hvd.stages import (
     sparsifiers,
     value_codecs as value,
 )
+from deepreduce_hvd.stages.suggestions import written
 
 ROOT = pathlib.Path(dr.__file__).parent
 KINDS = {"sparsifier": sparsifiers, "index": index, "value": value, "memory": memory}
@@ -56,10 +57,8 @@ def test_sources_are_where_the_table_says(row):
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_default_parameters_are_those_of_the_class(row):
-    needed = {"TopK": [0.01], "RandomK": [0.01], "ChunkTopK": [0.01], "Threshold": [0]}
-    stage = getattr(dr, row["name"])(*needed.get(row["name"], []))
-    parameters = stage.fields()[1:]
-    assert parameters == row["parameters"]
+    stage = eval(written(getattr(dr, row["name"])), vars(dr))
+    assert stage.fields()[1:] == row["parameters"]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class ChunkTopK(Sparsifier):
     """
 
     stage_id = 4
+    example_arguments = "0.01"
 
     def __init__(self, ratio: float | None = None, chunk: int | None = None) -> None:
         if (ratio is None) == (chunk is None):

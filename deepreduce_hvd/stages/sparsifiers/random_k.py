@@ -61,6 +61,7 @@ class RandomK(Sparsifier):
     """
 
     stage_id = 2
+    example_arguments = "0.01"
 
     def __init__(self, ratio: float | None = None, k: int | None = None) -> None:
         check_amount("RandomK", ratio, k)

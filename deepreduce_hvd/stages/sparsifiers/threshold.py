@@ -23,6 +23,7 @@ class Threshold(Sparsifier):
     """
 
     stage_id = 3
+    example_arguments = "0.01"
 
     def __init__(self, threshold: float) -> None:
         if not is_number(threshold) or not 0 <= threshold <= np.finfo(np.float32).max:

@@ -33,6 +33,7 @@ class TopK(Sparsifier):
     """
 
     stage_id = 1
+    example_arguments = "0.01"
 
     def __init__(
         self,
