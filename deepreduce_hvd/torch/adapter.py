@@ -107,7 +107,7 @@ class Adapter(TorchAdapter):
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            summed = slot.with_memory(tensor, made, step.loss_scale)
+            summed = slot.with_memory(tensor, made, step.loss_scale, self.transport.size)
             reduced = as_reduced(summed, slot.policy.way)
             slot.count_dense(tensor, reduced)
             kept = Kept(reduced)

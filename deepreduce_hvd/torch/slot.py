@@ -5,6 +5,7 @@ import torch
 
 from deepreduce_hvd import statistics
 from deepreduce_hvd.communicators import wire
+from deepreduce_hvd.schedule.dag import FP16
 
 
 class Slot:
@@ -108,16 +109,18 @@ class Slot:
         self.state = self.backup = ()
         self.payload = None
 
-    def with_memory(self, gradient, made, loss_scale):
+    def with_memory(self, gradient, made, loss_scale, size):
         """Return a gradient plus what the memory keeps, which is zero from then on.
 
         For a parameter that was compressed before and is sent uncompressed now. The memory waits if
-        the gradient is zero because backward did not make it.
+        the gradient is zero because backward did not make it. It also keeps what would exceed
+        float16 in the sum of all ranks, for the next steps.
 
         Args:
             gradient: the gradient.
             made: whether backward made it.
             loss_scale: loss scale of this step, or None.
+            size: number of ranks.
         """
         self.changes = False
         if not self.state:
@@ -128,9 +131,19 @@ class Slot:
         self.back_up()
         self.remembers = False
         (residual,) = self.state  # only Residual, see planning/layout.py
-        total = gradient.detach().float() + residual.to(gradient.device).view(gradient.shape)
-        residual.zero_()
-        return total.to(gradient.dtype)
+        own = gradient.detach().float()
+        kept = residual.to(gradient.device).view(gradient.shape)
+        total = own + kept
+        if gradient.dtype != torch.float16 and self.policy.way != FP16:
+            residual.zero_()
+            return total.to(gradient.dtype)
+        limit = torch.finfo(torch.float16).max / size
+        # a gradient that itself exceeds the range, or is NaN, makes the step void
+        sent = torch.where(own.abs() <= limit, total.clamp(-limit, limit), own)
+        kept = torch.where(own.abs() <= limit, total - sent, kept)
+        self.remembers = bool(kept.any())
+        residual.view(gradient.shape).copy_(kept)
+        return sent.to(gradient.dtype)
 
     def count_dense(self, tensor, reduced):
         self.dense_bytes = tensor.numel() * tensor.element_size()

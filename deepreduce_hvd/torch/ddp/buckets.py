@@ -96,7 +96,8 @@ class BucketJob:
         slot.steps += 1
         made, slot.made = slot.made, False
         if slot.dense:
-            total = slot.with_memory(gradient, made, self._pass.loss_scale)
+            size = self._adapter.transport.size
+            total = slot.with_memory(gradient, made, self._pass.loss_scale, size)
             if total is not gradient:
                 gradient.copy_(total)
             self._uncompressed.setdefault(slot.policy.way, []).append((slot, gradient))

@@ -1,0 +1,55 @@
+"""Test what a parameter sends when it is sent uncompressed after it was compressed."""
+
+import numpy as np
+import pytest
+import torch
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.planning.policies import Policy
+from deepreduce_hvd.torch.slot import Slot
+
+LARGEST = 65504.0
+
+
+def slot_with(residual, way):
+    parameter = torch.nn.Parameter(torch.zeros(len(residual)))
+    slot = Slot("weight", parameter, 0, Policy(way, None, dr.Residual()), keep_backup=False)
+    slot.set_memory({"residual": np.array(residual, np.float32)})
+    return slot
+
+
+@pytest.mark.parametrize("way", ["dense", "fp16"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_lost_and_float16_does_not_overflow(way, size, seed):
+    """Residuals of scaled losses are large: the sum of many steps."""
+    draw = np.random.default_rng(seed)
+    came = draw.normal(0, 6e4, 300).astype(np.float32)
+    slot = slot_with(came, way)
+    came, arrived = came.astype(np.float64), np.zeros(300)
+    for step in range(12):
+        gradient = draw.normal(0, 300, 300).astype(np.float32)
+        sent = slot.with_memory(torch.from_numpy(gradient), True, None, size).numpy()
+        if way == "fp16":
+            assert (np.abs(sent) <= LARGEST / size).all()
+        came, arrived = came + gradient, arrived + sent
+        kept = slot.state[0].numpy()
+        np.testing.assert_allclose(arrived + kept, came, atol=0.1)
+        if way == "dense":
+            assert not kept.any()
+    if size == 1:
+        assert not slot.remembers and not kept.any()
+
+
+def test_a_gradient_out_of_range_is_sent_and_the_memory_stays():
+    """The step is void on all ranks then."""
+    slot = slot_with([5.0, 6.0, 7.0, 8.0], "fp16")
+    gradient = torch.tensor([1.0, float("nan"), float("inf"), 1e6])
+    sent = slot.with_memory(gradient, True, None, 2)
+    torch.testing.assert_close(
+        sent, torch.tensor([6.0, float("nan"), float("inf"), 1e6]), equal_nan=True
+    )
+    assert slot.state[0].tolist() == [0.0, 6.0, 7.0, 8.0]
+    # with the next gradient, the rest is sent
+    sent = slot.with_memory(torch.zeros(4), True, None, 2)
+    assert sent.tolist() == [0.0, 6.0, 7.0, 8.0] and not slot.remembers
