@@ -7,6 +7,7 @@ has a name that contains the process id. It is removed when the process ends. Wh
 leaves behind is removed by the next one.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -97,10 +98,8 @@ def _remove(pid):
     for number in (signal.SIGTERM, signal.SIGKILL):
         for namespace in _namespaces(pid):
             for process in run("ip", "netns", "pids", namespace, check=False).split():
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(int(process), number)
-                except ProcessLookupError:
-                    pass
         deadline = time.monotonic() + 3
         while time.monotonic() < deadline and any(
             run("ip", "netns", "pids", name, check=False).strip() for name in _namespaces(pid)

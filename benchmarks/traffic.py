@@ -106,7 +106,7 @@ def measure(scheme, k, d, size):
         )
     simulator = Simulator(size)
     outcomes = simulator.run(SCHEMES[scheme], buckets)
-    indices, values = outcomes[0].sparse(0, 1.0)
+    _, values = outcomes[0].sparse(0, 1.0)
     return {
         "scheme": scheme, "density": k / d, "elements": d, "k": k, "ranks": size,
         "received_bytes": int(simulator.received_bytes.max()),

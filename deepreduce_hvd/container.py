@@ -4,6 +4,7 @@ This is the only Python file that knows the byte offsets, the version and the li
 """
 
 import dataclasses
+import itertools
 import struct
 
 import numpy as np
@@ -150,7 +151,7 @@ def read(data):
     if check != got:
         raise CorruptPayloadError(f"payload checksum: expected {check:016x}, got {got:016x}")
     ends = np.cumsum([HEADER.size, *lengths]).tolist()
-    index, values, order_map = (raw[a:b] for a, b in zip(ends, ends[1:]))
+    index, values, order_map = (raw[a:b] for a, b in itertools.pairwise(ends))
     for what, good, expected, value in (
         ("flags", flags <= NON_FINITE, "0 or 1", flags),
         ("dtype", dtype in DTYPES.values(), f"0 to {max(DTYPES.values())}", dtype),

@@ -75,11 +75,12 @@ def tool_problems():
         problems.append("make: expected on PATH, got none; Debian package: make")
     command = shlex.split(os.environ.get("CXX", "g++"))
     if shutil.which(command[0]) is None:
-        return problems + [
+        return [
+            *problems,
             f"C++ compiler: expected {command[0]} on PATH, got none; Debian package: g++"
         ]
     answer = subprocess.run(
-        command + ["-dumpfullversion", "-dumpversion"],
+        [*command, "-dumpfullversion", "-dumpversion"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
@@ -114,7 +115,7 @@ def header_problems(with_python=True):
                     )
                 else:
                     file.write(f"#include <{header}>\nint main() {{ return 0; }}\n")
-            trial = command + ["-I" + include] if include else command[:]
+            trial = [*command, "-I" + include] if include else command[:]
             trial += [source, "-o", os.path.join(scratch, "trial")] + (
                 ["-lz"] if header == "zlib.h" else []
             )
@@ -163,7 +164,7 @@ def disk_problems(places):
             path = os.path.dirname(path)
         device = os.stat(path).st_dev
         names, _, total = needs.get(device, ([], path, 0))
-        needs[device] = (names + [what], path, total + size)
+        needs[device] = ([*names, what], path, total + size)
     for names, path, total in needs.values():
         free = shutil.disk_usage(path).free
         if free < total:

@@ -1,6 +1,7 @@
 """Test ``Compressor.close``: memories are freed, and every further use is refused."""
 
 import gc
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -81,7 +82,7 @@ def test_memories_are_freed_whatever_else_lives(horovod, communicator):
 def test_a_commit_is_refused(horovod):
     from horovod.torch.elastic import TorchState
 
-    parameter, compressor = used(horovod)
+    _, compressor = used(horovod)
     state = TorchState(model=torch.nn.Linear(2, 2), compressor=compressor)
     compressor.close()
     with pytest.raises(dr.InvalidArgumentError, match=CLOSED):
@@ -91,7 +92,7 @@ def test_a_commit_is_refused(horovod):
 class TestTensorFlow:
     """The same with TensorFlow, for variables that live on and functions traced before."""
 
-    CODECS = {
+    CODECS: ClassVar = {
         "native": {},
         "no memory": {"memory": dr.NoMemory()},
         "exchange in Python": {"communicator": dr.GTopK()},

@@ -27,7 +27,7 @@ def test_nothing_is_lost_and_float16_does_not_overflow(way, size, seed):
     came = draw.normal(0, 6e4, 300).astype(np.float32)
     slot = slot_with(came, way)
     came, arrived = came.astype(np.float64), np.zeros(300)
-    for step in range(12):
+    for _ in range(12):
         gradient = draw.normal(0, 300, 300).astype(np.float32)
         sent = slot.with_memory(torch.from_numpy(gradient), True, None, size).numpy()
         if way == "fp16":

@@ -7,6 +7,7 @@ Writes results/accuracy-agreement.json. Takes about 5 minutes.
 """
 
 import argparse
+import contextlib
 import functools
 import json
 import os
@@ -113,12 +114,10 @@ def watch(task, candidate, rate, steps, ranks=RANKS):
         if done > steps:
             raise _EnoughError
 
-    try:
+    with contextlib.suppress(_EnoughError):
         training.train(
             task, candidate, ranks, 0, rate, stop, functools.partial(WatchedRanks, samples)
         )
-    except _EnoughError:
-        pass
     means = {name: np.mean([one[name] for one in samples]) for name in samples[0]}
     return {name: float(f"{mean:.4g}") for name, mean in means.items()}
 

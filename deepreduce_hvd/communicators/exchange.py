@@ -252,7 +252,8 @@ class Exchange:
     def wait(self, pending: "Iterable[Exchange]" = ()) -> None:
         """Wait until the exchange is done; advance the exchanges in ``pending`` meanwhile."""
         while not self.done:
-            if not any([exchange.advance() for exchange in (self, *pending)]):
+            # a list, so that all of them advance
+            if not any([exchange.advance() for exchange in (self, *pending)]):  # noqa: C419
                 self._transport.pause()
 
     def encode_seconds(self, number: int) -> float:

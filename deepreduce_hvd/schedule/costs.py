@@ -79,7 +79,7 @@ def traffic(communicator: str, k: float, d: float, ranks: int, value_bits: float
     if ranks == 1:
         return Traffic(0, 0, 0.0)
     levels = levels_of(ranks)
-    power, beyond = folded(ranks)
+    _, beyond = folded(ranks)
     folds = 1 if beyond else 0
     if communicator in ("Allreduce", "SharedRandomK", "CLTK"):
         values = d if communicator == "Allreduce" else k + _PROBE_VALUES

@@ -42,10 +42,8 @@ def hidden_density(
     """
     per_element = bytes_per_element * (ranks - 1) * seconds_per_byte
     left = hidden - selection - latency
-    if per_element == 0:
-        k = elements if left >= 0 else 0.0
-    else:
-        k = left / per_element
+    without_bytes = elements if left >= 0 else 0.0
+    k = without_bytes if per_element == 0 else left / per_element
     return min(max(k / elements, 1 / max_compression), 1.0)
 
 

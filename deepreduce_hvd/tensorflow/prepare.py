@@ -1,7 +1,7 @@
 """Prepare a Keras optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -39,7 +39,7 @@ class _Prepared(_Optimizer):
     momentum_name: str
     original_class: Any
     # not an attribute of instances: Keras saves what these have
-    _factors: dict[int, float] = {}
+    _factors: ClassVar[dict[int, float]] = {}
 
     @property
     def learning_rate(self):

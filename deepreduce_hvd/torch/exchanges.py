@@ -76,7 +76,8 @@ class Exchanges:
         started = [flight.exchange for flight in flights if flight.exchange is not None]
         deadline = time.monotonic() + _MOST_SECONDS
         while not all(exchange.has_sent for exchange in started):
-            if not any([exchange.advance() for exchange in started]):
+            # a list, so that all of them advance
+            if not any([exchange.advance() for exchange in started]):  # noqa: C419
                 if time.monotonic() > deadline:
                     return
                 transport.pause()

@@ -109,10 +109,7 @@ class Parameters:
         Raises:
             InvalidArgumentError: the gradient belongs to no slot, or cannot be compressed.
         """
-        if parameter is None:
-            slot = self._owner_of(tensor)
-        else:
-            slot = self.get(parameter)
+        slot = self._owner_of(tensor) if parameter is None else self.get(parameter)
         if slot is None or slot.parameter.shape != tensor.shape:
             raise InvalidArgumentError(
                 f"compress: expected the gradient of one of the {len(self._by_id)} named"

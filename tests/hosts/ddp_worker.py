@@ -54,7 +54,7 @@ class DdpRank(HostRank):
             return average(bucket)
 
         compressor.adapter.average = average_or_die
-        for steps in range(1000):
+        for _ in range(1000):
             step()
 
     def run(self):

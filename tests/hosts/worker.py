@@ -63,7 +63,7 @@ class HorovodRank(HostRank):
             return compress(tensor)
 
         session.compress = compress_or_die
-        for steps in range(1000):
+        for _ in range(1000):
             step()
 
     def run(self):

@@ -166,13 +166,68 @@ def scenario_refused(directory):
     refused("sparse=False", lambda: sparse(torch.tensor([1, 2])).sum().backward())
 
 
+def _refused_options_of_ddp():
+    def register(network, **options):
+        model = DistributedDataParallel(network, **options)
+        dr.Compressor(CODEC, parameters=network.named_parameters()).register(model)
+
+    network = Network()
+    delayed = list(network.last.named_parameters())
+    refused(
+        "expected no delay_all_reduce_named_params=",
+        lambda: register(
+            network,
+            delay_all_reduce_named_params=[(f"last.{name}", one) for name, one in delayed],
+            param_to_hook_all_reduce=network.first.weight,
+        ),
+    )
+    with torch._dynamo.config.patch(optimize_ddp="python_reducer"):
+        refused("expected DDP's own reducer", lambda: register(Network()))
+    model = DistributedDataParallel(Network())
+    model.mixed_precision = _MixedPrecision(torch.bfloat16)  # DDP sets it only with a GPU
+    refused(
+        "got one that has mixed_precision=",
+        lambda: dr.Compressor(CODEC, parameters=model.module.named_parameters()).register(model),
+    )
+
+
+def scenario_contiguous_gradients_are_encoded_without_a_copy(directory):
+    for channels_last in (False, True):
+        network = Network(channels_last=channels_last)
+        model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS)
+        adapter, buffers, members = compressor.adapter, [], []
+        average, make = adapter.average, adapter.host_path.member
+
+        def watched(bucket, average=average, buffers=buffers):
+            buffers.append(bucket.buffer())
+            return average(bucket)
+
+        def member(*arguments, make=make, members=members):
+            members.append(make(*arguments))
+            return members[-1]
+
+        adapter.average, adapter.host_path.member = watched, member
+        loss_of(model, 0, dist.get_rank()).backward()
+        memory = [
+            range(one.data_ptr(), one.data_ptr() + one.numel() * one.element_size())
+            for one in buffers
+        ]
+        copied = {
+            one.name
+            for one in members
+            if not any(one.gradient.ctypes.data in addresses for addresses in memory)
+        }
+        assert len(members) == 3, members
+        assert copied == ({"convolution.weight"} if channels_last else set()), copied
+
+
 def scenario_members_of_other_groups(directory):
     """PyTorch names groups by their number on a rank, which differs here."""
     rank, size = dist.get_rank(), dist.get_world_size()
     pair, _ = dist.new_group([0, size - 1]), dist.new_group([0], use_local_synchronization=True)
     if rank in (0, size - 1):
         network = Network()
-        model, compressor = distributed(
+        model, _ = distributed(
             network, CODEC, ddp={"process_group": pair}, communicator=dr.Hierarchical(dr.GTopK(), 1)
         )
         loss_of(model, 0, rank).backward()

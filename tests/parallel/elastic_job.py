@@ -60,7 +60,7 @@ class Job:
             "--host-discovery-script",
             discovery,
         ]
-        self.said = open(directory / "said", "w+")
+        self.said = open(directory / "said", "w+")  # noqa: SIM115  # the job writes to it
         self.process = subprocess.Popen(
             [*map(str, [*command, *python_command(HERE / script), directory]), *arguments],
             cwd=root, env=environment, stdout=self.said, stderr=subprocess.STDOUT,

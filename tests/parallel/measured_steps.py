@@ -1,5 +1,6 @@
 """Check profile() and timeline() under torch.distributed; used by workers for DDP and FSDP."""
 
+import itertools
 import json
 import pathlib
 import time
@@ -65,7 +66,7 @@ def _check_trace(events, compressor, compressed, elapsed):
             assert event["ts"] + event["dur"] < 1e6 * elapsed, event
     messages = found["network"]
     assert len(messages) > 1
-    for one, other in zip(messages, messages[1:]):  # one thread runs all of them
+    for one, other in itertools.pairwise(messages):  # one thread runs all of them
         assert other["ts"] >= one["ts"] + one["dur"] - _ROUNDING, (one, other)
     decoded = {event["name"]: event["ts"] for event in found["exchange thread"]}
     assert compressed.keys() <= decoded.keys(), decoded

@@ -81,10 +81,8 @@ class Server:
             for connection, of_rank in list(self._ranks.items()):
                 if of_rank == process:
                     del self._ranks[connection]
-                    try:
+                    with contextlib.suppress(OSError):  # nobody waits for it any more
                         connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-                    except OSError:
-                        pass  # nobody waits for it any more
                     connection.close()
 
     def _pass_on(self, connection):

@@ -200,7 +200,7 @@ def scenario_buckets_change_nothing_with_allgather(directory):
 def scenario_not_finite_on_one_rank_is_nan_on_all(directory):
     for communicator in COMMUNICATORS + HIERARCHICAL:
         network = model()
-        optimizer, compressor = distributed(
+        optimizer, _ = distributed(
             network, communicator, codec_for(communicator), bucket_bytes=10_000
         )
         loss = sum(parameter.sum() for parameter in network.parameters())

@@ -254,7 +254,7 @@ def scenario_what_a_rank_has_not_used_waits(directory):
 def scenario_a_zero_gradient_that_backward_made_is_one(directory):
     """If backward computes a zero gradient, the residual is still sent."""
     network = named(weight=(40, 30))
-    optimizer, compressor = distributed(network, dr.Codec(dr.TopK(0.1)))
+    optimizer, _ = distributed(network, dr.Codec(dr.TopK(0.1)))
     for factor in (1.0, 0.0):
         optimizer.zero_grad()
         (loss_of(network, 0) * factor).backward()

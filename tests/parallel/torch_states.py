@@ -124,7 +124,7 @@ def scenario_states_of_another_world_size(directory):
 
     The states of the run with the other number of ranks are loaded if they exist.
     """
-    network, compressor = train(2)
+    _, compressor = train(2)
     torch.save(compressor.state_dict(), directory / f"world.{hvd.size()}.{hvd.rank()}.pt")
     hvd.barrier()
     for size in (2, 3):

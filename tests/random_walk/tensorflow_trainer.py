@@ -189,7 +189,7 @@ class Trainer:
                 {**state, "rank": rank, "size": len(ranks) + 1}
                 for rank, state in enumerate([*states, states[-1]])
             ]
-            for variable, one in kept.items():  # the first rank takes over from the extra one
+            for one in kept.values():  # the first rank takes over from the extra one
                 first, last = ranks[0], ranks[-1]
                 one.arrays[first] = tuple(
                     own + other for own, other in zip(one.arrays[first], one.arrays[last])

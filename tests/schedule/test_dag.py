@@ -1,6 +1,7 @@
 """The model of a step against the published recurrences, by hand and for random profiles."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -166,7 +167,7 @@ def test_timelines_are_consistent(seed):
         found, _ = predict(rule, profile, network)
         for track in (COMPUTE, NETWORK):
             bars = [event for event in found.events if event.track == track]
-            assert all(one.end <= two.start + 1e-12 for one, two in zip(bars, bars[1:])), rule
+            assert all(one.end <= two.start + 1e-12 for one, two in itertools.pairwise(bars)), rule
         assert sum(found.waits().values()) == pytest.approx(found.step_seconds)
         assert max(event.end for event in found.events) == found.step_seconds
 

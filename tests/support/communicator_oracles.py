@@ -1,5 +1,7 @@
 """Expected results of every communicator, computed in NumPy by one process for all ranks."""
 
+import itertools
+
 import numpy as np
 from simulated_ranks import RAW
 
@@ -91,7 +93,7 @@ class Oracle:
         if self.scheme.startswith("split"):
             own = [self.select(rank) for rank in range(self.size)]
             bounds = [owner * self.d // self.size for owner in range(self.size + 1)]
-            for owner, (start, end) in enumerate(zip(bounds, bounds[1:])):
+            for owner, (start, end) in enumerate(itertools.pairwise(bounds)):
                 part = np.zeros(0, dtype=np.uint32), np.zeros(0, dtype=np.float32)
                 for rank, (indices, values) in enumerate(own):
                     here = (indices >= start) & (indices < end)

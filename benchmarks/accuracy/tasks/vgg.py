@@ -1,5 +1,7 @@
 """A VGG-like network without batch normalization, with SGD and momentum 0.9."""
 
+import itertools
+
 import torch
 
 from .images import ImageClassification
@@ -19,7 +21,7 @@ class VGG(ImageClassification):
     def model(self):
         widths = 1, 16, 32, 64, 64
         layers = []
-        for number, (inputs, outputs) in enumerate(zip(widths, widths[1:])):
+        for number, (inputs, outputs) in enumerate(itertools.pairwise(widths)):
             layers += [torch.nn.Conv2d(inputs, outputs, 3, padding=1), torch.nn.ReLU()]
             if number < 3:
                 layers.append(torch.nn.MaxPool2d(2))

@@ -1,5 +1,6 @@
 """Quantile: the quantile buckets of SketchML."""
 
+import itertools
 import struct
 
 import numpy as np
@@ -80,7 +81,7 @@ class Quantile(ValueCodec):
             (negatives, count - negatives, sides[1]),
         ):
             edges = [first + j * n // buckets for j in range(buckets + 1)] if buckets else []
-            for start, end in zip(edges, edges[1:]):
+            for start, end in itertools.pairwise(edges):
                 symbols[ascending[start:end]] = len(found)
                 # a running sum has a fixed order; np.sum does not
                 total = np.add.accumulate(values[ascending[start:end]].astype(np.float64))[-1]

@@ -182,7 +182,7 @@ class DeviceAllgather(Allgather):
             torch.empty(0, dtype=torch.uint8, device=self.device),
             torch.cuda.current_stream(self.device),
         )
-        for stream, members, payloads in encodings.joined():
+        for stream, members, payloads in encodings.joined():  # noqa: B007  # the last stream
             _keep_parts(members, payloads)
         with torch.cuda.stream(stream):  # the collective waits for the stream's work so far
             # start both before waiting for either
