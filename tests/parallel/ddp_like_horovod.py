@@ -4,11 +4,28 @@ by test_torch_ddp.py under horovodrun and torchrun. Rank 0 writes the parameters
 
 import sys
 
+import random_plans
 import torch
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.schedule import Message
 
 STEPS = 100
+#: {case: settings of the compressor}
+CASES = {
+    "default": {},
+    "quantized": {"codec": dr.Codec(dr.TopK(0.1), index=dr.Rice(), value=dr.QSGD(bits=4))},
+    "plan": {
+        "schedule": random_plans.plan_of(
+            [
+                Message(("4.weight",), "dense"),
+                Message(("2.weight", "0.bias"), "codec", 0.3, "Allgather"),
+                Message(("0.weight",), "codec", 0.01, "Allgather"),
+            ],
+            2,
+        )
+    },
+}
 
 
 def network():
@@ -48,20 +65,28 @@ def main(kind, path):
 
         dist.init_process_group("gloo")
         rank = dist.get_rank()
+    found = {case: run(kind, rank, **options) for case, options in CASES.items()}
+    if rank == 0:
+        torch.save(found, path)
+
+
+def run(kind, rank, codec=None, **options):
     layers = model = network()
-    compressor = dr.Compressor(parameters=layers.named_parameters(), dense_below=50)
+    compressor = dr.Compressor(
+        codec, parameters=layers.named_parameters(), dense_below=50, **options
+    )
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
     dr.prepare(optimizer, compressor)
     if kind == "horovod":
+        import horovod.torch as hvd
+
         optimizer = hvd.DistributedOptimizer(
             optimizer, named_parameters=layers.named_parameters(), compression=compressor
         )
     else:
         model = torch.nn.parallel.DistributedDataParallel(layers)
         compressor.register(model)
-    found = train(layers, model, compressor, optimizer, rank)
-    if rank == 0:
-        torch.save(found, path)
+    return train(layers, model, compressor, optimizer, rank)
 
 
 main(*sys.argv[1:])

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from ddp_tools import CODEC, SMALL_BUCKETS, Network, distributed, gradients_of, loss_of, refused
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
 import deepreduce_hvd as dr
@@ -160,6 +161,7 @@ def scenario_refused(directory):
     refused("got one that has a hook", lambda: compressor().register(model))
     refused("save model.module.state_dict()", lambda: pickle.dumps(model))
     refused("save model.module.state_dict()", lambda: copy.deepcopy(model))
+    _refused_options_of_ddp()
     # tensors of the embedding's gradients have no place in DDP's buckets
     embedding = torch.nn.Embedding(100, 8, sparse=True)
     sparse, _ = distributed(embedding)

@@ -98,14 +98,16 @@ def test_payloads_and_parameters_are_those_under_horovod(tmp_path):
         finished = run(2, "ddp_like_horovod.py", kind, tmp_path / kind, timeout=120)
         assert finished.returncode == 0, finished.stdout[-5000:]
         found[kind] = torch.load(tmp_path / kind)
-    steps = list(zip(found["horovod"]["payloads"], found["ddp"]["payloads"]))
-    assert len(steps) == 100
-    for step, (one, other) in enumerate(steps):
-        assert one.keys() == other.keys() and len(one) == 4
-        for name in one:
-            assert torch.equal(one[name], other[name]), f"step {step}, {name}"
-    for name, parameter in found["horovod"]["parameters"].items():
-        assert torch.equal(parameter, found["ddp"]["parameters"][name]), name
+    for case, compressed in {"default": 4, "quantized": 4, "plan": 3}.items():
+        horovod, ddp = found["horovod"][case], found["ddp"][case]
+        steps = list(zip(horovod["payloads"], ddp["payloads"]))
+        assert len(steps) == 100
+        for step, (one, other) in enumerate(steps):
+            assert one.keys() == other.keys() and len(one) == compressed, case
+            for name in one:
+                assert torch.equal(one[name], other[name]), f"{case}, step {step}, {name}"
+        for name, parameter in horovod["parameters"].items():
+            assert torch.equal(parameter, ddp["parameters"][name]), f"{case}, {name}"
 
 
 def test_trains_where_horovod_and_tensorflow_are_not_installed():

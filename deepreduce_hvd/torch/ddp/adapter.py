@@ -43,6 +43,11 @@ def _check(compressor, model):
             f" {'mixed_precision=' if model.mixed_precision is not None else 'a hook'}; DDP allows"
             " one hook"
         )
+    if model._delay_all_reduce_params:
+        raise InvalidArgumentError(
+            "register: expected no delay_all_reduce_named_params=, whose gradients DDP averages"
+            f" without a hook, got {len(model._delay_all_reduce_params)} parameters; leave it out"
+        )
     _check_parameters(compressor.adapter, model)
 
 
