@@ -77,7 +77,7 @@ def tool_problems():
     if shutil.which(command[0]) is None:
         return [
             *problems,
-            f"C++ compiler: expected {command[0]} on PATH, got none; Debian package: g++"
+            f"C++ compiler: expected {command[0]} on PATH, got none; Debian package: g++",
         ]
     answer = subprocess.run(
         [*command, "-dumpfullversion", "-dumpversion"],
