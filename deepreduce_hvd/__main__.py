@@ -221,7 +221,9 @@ def _check_framework(report, framework):
             f"CUDA {cuda}, operators for the host only: gradients on a GPU are compressed on the"
             " host",
         )
-        report.absent("", f"for GPUs install nvcc of this CUDA, then run: DEEPREDUCE_WITH_CUDA=1 {_BUILD}")  # fmt: skip
+        report.absent(
+            "", f"for GPUs install nvcc of this CUDA, then run: DEEPREDUCE_WITH_CUDA=1 {_BUILD}"
+        )
     else:
         report.good(f"{name} on GPUs", "not in this build of the framework; operators without CUDA")
     return True

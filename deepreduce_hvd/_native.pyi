@@ -1,4 +1,7 @@
-"""The native core's binding for NumPy (csrc/api/python.cc), whose functions the package's own modules wrap."""
+"""The native core's binding for NumPy (csrc/api/python.cc).
+
+The package's own modules wrap its functions.
+"""
 
 from typing import Any
 

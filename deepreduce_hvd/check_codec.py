@@ -113,7 +113,8 @@ def _check_value(codec):
             finite = bool(np.isfinite(decoded).all())
             _expect(finite, codec, "encode", case, "finite decoded values", "NaN or Inf")
             _expect((order is not None) == bool(codec.sorts), codec, "encode", case,
-                    f"{'an array' if codec.sorts else 'None'} as the order, because sorts = {codec.sorts}",
+                    f"{'an array' if codec.sorts else 'None'} as the order, because sorts ="
+                    f" {codec.sorts}",
                     type(order).__name__)  # fmt: skip
             sent = decoded
             if order is not None:

@@ -42,7 +42,8 @@ class Compressor:
     """Compress gradients for ``hvd.DistributedOptimizer(..., compression=)``.
 
     >>> # comp = dr.Compressor(parameters=model.named_parameters())
-    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
+    >>> # named = model.named_parameters()
+    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=named, compression=comp)
 
     Args:
         codec: how a gradient becomes a payload, a :class:`Codec`; or ``"dense"``, uncompressed
@@ -210,7 +211,8 @@ class Compressor:
             f"Compressor({policies.text_of(self.codec)}, memory={policies.text_of(self.memory)},"
             f" communicator={self.communicator!r}, bucket_bytes={self.bucket_bytes},"
             f" schedule={self._schedule_text()}, dense_below={self.dense_below}, seed={self.seed}"
-            f"{changed(Compressor, self, _SHOWN_IF_CHANGED)}, parameters={len(self.policies)} named)"
+            f"{changed(Compressor, self, _SHOWN_IF_CHANGED)},"
+            f" parameters={len(self.policies)} named)"
         )
 
     @of_an_instance

@@ -33,7 +33,8 @@ def prepare(optimizer: Any, compression: Any) -> Any:
 
     >>> # comp = dr.Compressor(parameters=model.named_parameters())
     >>> # opt = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), comp)
-    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), compression=comp)
+    >>> # named = model.named_parameters()
+    >>> # opt = hvd.DistributedOptimizer(opt, named_parameters=named, compression=comp)
 
     Args:
         optimizer: a PyTorch or Keras optimizer, before ``hvd.DistributedOptimizer`` wraps it and

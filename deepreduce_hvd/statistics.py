@@ -103,8 +103,10 @@ def totals(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         "dense_bytes", "sent_bytes", "header_bytes", "index_bytes", "value_bytes", "order_bytes",
         "sent_values", "encode_seconds" and "decode_seconds".
     """
-    additive = ("elements", "dense_bytes", "sent_bytes", "header_bytes", "index_bytes", "value_bytes", "order_bytes",
-                "sent_values", "encode_seconds", "decode_seconds")  # fmt: skip
+    additive = (
+        "elements", "dense_bytes", "sent_bytes", "header_bytes", "index_bytes", "value_bytes",
+        "order_bytes", "sent_values", "encode_seconds", "decode_seconds",
+    )  # fmt: skip
     return {field: sum(row[field] for row in stats.values()) for field in additive}
 
 

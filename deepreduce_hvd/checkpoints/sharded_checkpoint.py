@@ -36,8 +36,8 @@ def load(slots, state, fingerprint, hosts, ranks, keeper_of):
     """Load the state of this rank, or those of all ranks.
 
     Arguments as of :func:`dump`; ``state`` and ``keeper_of`` are those of
-    :func:`deepreduce_hvd.checkpoints.checkpoint.load`. All ranks' states may be of another number of
-    hosts and of another number of shards.
+    :func:`deepreduce_hvd.checkpoints.checkpoint.load`. All ranks' states may be of another number
+    of hosts and of another number of shards.
     """
     if isinstance(state, (list, tuple)):
         loaded = _by_host(slots, state, ranks)

@@ -31,8 +31,8 @@ class ProcessSetTransport(Transport):
             )
         self._by_host = {}
 
-    # A process that uses horovod.torch and horovod.tensorflow loads two copies of Horovod, but their
-    # process sets know only the one imported last. So the set of all ranks is left to the
+    # A process that uses horovod.torch and horovod.tensorflow loads two copies of Horovod, but
+    # their process sets know only the one imported last. So the set of all ranks is left to the
     # framework's own.
 
     @property

@@ -306,4 +306,6 @@ def _by_rank(ranks, texts):
 
 
 def _ordinal(number):
-    return f"{number + 1}{'th' if number % 100 in (10, 11, 12) else {0: 'st', 1: 'nd', 2: 'rd'}.get(number % 10, 'th')}"
+    teens = number % 100 in (10, 11, 12)
+    ending = "th" if teens else {0: "st", 1: "nd", 2: "rd"}.get(number % 10, "th")
+    return f"{number + 1}{ending}"

@@ -108,8 +108,8 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     compressor, no memory, allreduce, a ratio of 0.3, a threshold of 0.01 and the policy leftmost. A
     warning names what works differently here. docs/migration.md lists all names and values.
 
-    >>> # dr.from_params({"compressor": "topk", "compress_ratio": 0.01, "memory": "residual", "communicator": "allgather"},
-    >>> #                model.named_parameters())
+    >>> # params = {"compressor": "topk", "compress_ratio": 0.01, "memory": "residual"}
+    >>> # dr.from_params({**params, "communicator": "allgather"}, model.named_parameters())
 
     Args:
         params: settings by name. "compressor" comes with "compress_ratio", "threshold" or

@@ -75,8 +75,8 @@ def codes(lengths):
         kraft == 1 << LONGEST or (used == 1 and int(lengths.max()) == 1)
     ):
         raise CorruptPayloadError(
-            f"Huffman code: expected lengths of a complete code of at most {LONGEST} bits, got {used}"
-            f" codes of up to {int(lengths.max(initial=0))} bits with Kraft sum"
+            f"Huffman code: expected lengths of a complete code of at most {LONGEST} bits, got"
+            f" {used} codes of up to {int(lengths.max(initial=0))} bits with Kraft sum"
             f" {kraft / (1 << LONGEST):g}"
         )
     table = np.zeros(SYMBOLS, dtype=np.uint32)

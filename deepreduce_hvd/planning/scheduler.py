@@ -44,8 +44,8 @@ _PROFILE_STEPS = 6
 _TURN_STEPS, _UNTIMED = 6, 2
 #: steps between two comparisons with the expected seconds, or more, so that they take a second
 _WINDOW, _WINDOW_SECONDS = 12, 1.0
-#: Two comparisons in a row must differ by more than this ratio. It grows by the same ratio each time
-#: that a repetition ends with the same plan, up to a largest one.
+#: Two comparisons in a row must differ by more than this ratio. It grows by the same ratio each
+#: time that a repetition ends with the same plan, up to a largest one.
 _DIFFERENT, _MOST_DIFFERENT = 1.25, 2.5
 #: Everything is measured again after so many times the seconds that this takes, because steps do
 #: not show a network that has become faster.

@@ -23,7 +23,8 @@ class Trial(NamedTuple):
     Attributes:
         rule: the rule that made it.
         predicted: predicted seconds of a step.
-        measured: measured seconds of a step, see :meth:`~deepreduce_hvd.planning.race.Race.seconds`.
+        measured: measured seconds of a step, see
+            :meth:`~deepreduce_hvd.planning.race.Race.seconds`.
         kept: share of the elements that one rank sends.
     """
 

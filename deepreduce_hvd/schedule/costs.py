@@ -33,7 +33,7 @@ class Traffic:
     received_bytes: float
 
     def seconds(self, latency: float, seconds_per_byte: float) -> float:
-        """Return the seconds of the exchange: messages * latency + received bytes * seconds per byte.
+        """Return messages * latency + received bytes * seconds per byte.
 
         Args:
             latency: seconds per message.

@@ -129,7 +129,11 @@ class Model:
         self.encode = np.array([part.encode_seconds for part in parts])
         none = np.zeros(len(parts))
         #: (L,) seconds by way before a gradient can be sent
-        self.before = {CODEC: self.encode, FP16: profile.to_fp16_seconds * self.elements, DENSE: none}  # fmt: skip
+        self.before = {
+            CODEC: self.encode,
+            FP16: profile.to_fp16_seconds * self.elements,
+            DENSE: none,
+        }
         self.decode = np.array([part.decode_seconds for part in parts])
         points = [np.array(part.payload_points()) for part in parts]
         # payloads are piecewise linear in the density, so those of a message are too

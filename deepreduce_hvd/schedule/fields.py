@@ -32,8 +32,9 @@ def expect_keys(
     expect(isinstance(row, dict), where, "an object with names", row)
     needed, known = set(required), {*required, *optional}
     missing, unknown = sorted(needed - set(row)), sorted(map(str, set(row) - known))
-    expect(not missing, where, f"the keys {', '.join(sorted(known))}", f"none named {', '.join(missing)}")  # fmt: skip
-    expect(not unknown, where, f"the keys {', '.join(sorted(known))}", f"also {', '.join(unknown)}")
+    keys = f"the keys {', '.join(sorted(known))}"
+    expect(not missing, where, keys, f"none named {', '.join(missing)}")
+    expect(not unknown, where, keys, f"also {', '.join(unknown)}")
 
 
 def number_of(row: dict[str, Any], key: str, where: str, least: float = 0.0) -> float:

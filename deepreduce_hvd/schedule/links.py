@@ -47,7 +47,8 @@ class Table:
 
     def __post_init__(self) -> None:
         sizes = [size for size, _ in self.points]
-        good = all(is_number(part) and math.isfinite(part) for point in self.points for part in point)  # fmt: skip
+        numbers = (part for point in self.points for part in point)
+        good = all(is_number(part) and math.isfinite(part) for part in numbers)
         if len(self.points) < 2 or not good or sizes != sorted(set(sizes)) or sizes[0] < 0:
             raise InvalidArgumentError(
                 "table: expected at least 2 (bytes, seconds) pairs with ascending bytes, "

@@ -67,7 +67,12 @@ def optimal_plan(
     for name in communicators:
         good = name in COMMUNICATORS
         expect(good, "optimal_plan communicators", f"some of {', '.join(COMMUNICATORS)}", name)
-    expect("Allgather" in communicators, "optimal_plan communicators", "Allgather among them", communicators)  # fmt: skip
+    expect(
+        "Allgather" in communicators,
+        "optimal_plan communicators",
+        "Allgather among them",
+        communicators,
+    )
     model = Model(profile, network)
     if groups is not None:
         good = all(length >= 1 for length in groups) and sum(groups) == model.count
@@ -214,7 +219,12 @@ class _Clocks:
 
     def fits(self, number: int, message: Message, limit: float) -> bool:
         """Put a message in place of another; keep it if the step is at most ``limit`` seconds."""
-        before = self.messages[number], *(row[number] for row in (self.encode, self.seconds, self.decode))  # fmt: skip
+        before = (
+            self.messages[number],
+            self.encode[number],
+            self.seconds[number],
+            self.decode[number],
+        )
         self._put(number, message, *self._row(number, message))
         if self.step_seconds() <= limit:
             return True

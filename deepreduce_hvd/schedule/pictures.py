@@ -113,7 +113,10 @@ def write_trace(timelines: Mapping[str, Timeline], path: str | os.PathLike[str])
         )
         for track, thread in threads.items():
             events.append(
-                {"name": "thread_name", "ph": "M", "pid": number, "tid": thread, "args": {"name": track}}
+                {
+                    "name": "thread_name", "ph": "M", "pid": number, "tid": thread,
+                    "args": {"name": track},
+                }
             )  # fmt: skip
         for event in found.events:
             events.append(

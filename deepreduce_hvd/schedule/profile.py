@@ -276,7 +276,8 @@ class Profile:
         for number, profile in enumerate(profiles):
             for what in ("hosts", "ranks_per_host", "codec", "density"):
                 expected, got = getattr(first, what), getattr(profile, what)
-                expect(expected == got, f"profile {number} {what}", f"{expected!r} as in profile 0", repr(got))  # fmt: skip
+                where = f"profile {number} {what}"
+                expect(expected == got, where, f"{expected!r} as in profile 0", repr(got))
             expected_elements, elements = (
                 {name: part.elements for name, part in names.items()}
                 for names in (by_name[0], by_name[number])

@@ -62,8 +62,8 @@ def _expect_codec(name, codec, known):
     # receivers find the class by its id, and have no instance
     if not isinstance(getattr_static(type(codec), "decode"), (classmethod, staticmethod)):
         raise InvalidArgumentError(
-            f"{name}.decode: expected a class method, got an ordinary one; write @classmethod above "
-            "def decode(cls, ...)"
+            f"{name}.decode: expected a class method, got an ordinary one; write @classmethod above"
+            " def decode(cls, ...)"
         )
     taken = known.get(codec.stage_id)
     if taken is not type(codec):

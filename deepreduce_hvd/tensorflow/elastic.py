@@ -1,7 +1,8 @@
 """Elastic training on TensorFlow: Horovod's elastic states with a Compressor.
 
 >>> # comp = dr.Compressor(parameters=model.trainable_variables)
->>> # state = deepreduce_hvd.tensorflow.elastic.TensorFlowKerasState(model, optimizer, compressor=comp, epoch=0)
+>>> # elastic = deepreduce_hvd.tensorflow.elastic
+>>> # state = elastic.TensorFlowKerasState(model, optimizer, compressor=comp, epoch=0)
 
 Use these in place of Horovod's own states. Horovod pickles the further arguments of its states and
 sends them to all ranks, which is not possible with a compressor. Everything else is as Horovod

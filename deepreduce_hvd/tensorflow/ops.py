@@ -82,7 +82,8 @@ def allreduce_gradients(
     Horovod itself would send slices uncompressed.
 
     >>> # gradients = tape.gradient(loss, variables)      # of a plain tf.GradientTape
-    >>> # gradients = deepreduce_hvd.tensorflow.allreduce_gradients(gradients, variables, compression=comp)
+    >>> # reduce = deepreduce_hvd.tensorflow.allreduce_gradients
+    >>> # gradients = reduce(gradients, variables, compression=comp)
 
     Args:
         gradients: tensors, tf.IndexedSlices or None, one for each of ``variables``. Each rank adds

@@ -18,7 +18,8 @@ class Pending:
         way: how its gradient is sent, as in :class:`~deepreduce_hvd.planning.policies.Policy`.
         optimizer_step: its :class:`~deepreduce_hvd.torch.optimizer_steps.OptimizerStep`.
         kept: the :class:`~deepreduce_hvd.torch.references.Kept` tensor that Horovod reduces.
-        flight: its :class:`~deepreduce_hvd.torch.optimizer_steps.Flight`, or None if it is not compressed.
+        flight: its :class:`~deepreduce_hvd.torch.optimizer_steps.Flight`, or None if it is not
+            compressed.
     """
 
     def __init__(self, slot, gradient, made, step, kept, flight=None):

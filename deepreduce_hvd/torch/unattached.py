@@ -39,7 +39,7 @@ class UnattachedAdapter(BaseAdapter):
         raise InvalidArgumentError(
             f"{what}: expected an initialized Horovod or a registered model, got neither; in "
             "PyTorch's DDP call register(ddp_model) first; for Horovod "
-            f"{'call hvd.init() before creating the compressor' if _has_horovod() else 'install it'}"
+            + ("call hvd.init() before creating the compressor" if _has_horovod() else "install it")
         )
 
     def compress(self, tensor):

@@ -40,8 +40,8 @@ _ANNOUNCE_SECONDS = 5.0
 _PAUSE_SECONDS = 1e-3
 #: a gather is padded unless that makes it more than this number of times as large
 _MOST_PADDING = 2
-#: {numbers of the members, as text: number of groups so far}; a store may outlive its job, so that a
-#: name must not occur again
+#: {numbers of the members, as text: number of groups so far}; a store may outlive its job, so that
+#: a name must not occur again
 _groups_of: dict[str, int] = {}
 
 
@@ -226,7 +226,11 @@ class DistributedTransport(Transport):
         )
 
     def _gather_padded(self, array, sizes, deadline=None):
-        """Gather (n,) uint8 arrays of ``sizes``; return a list in rank order, None after the deadline."""
+        """Gather (n,) uint8 arrays of ``sizes``.
+
+        Returns:
+            A list in rank order; None after the deadline.
+        """
         rows = self._gather_equal(_padded(array, int(sizes.max())), deadline)
         return None if rows is None else [row[:size] for row, size in zip(rows, sizes)]
 
@@ -279,7 +283,7 @@ class DistributedTransport(Transport):
 
 
 def ranks_and_timeout(group: dist.ProcessGroup) -> tuple[list[int], timedelta]:
-    """Return the ranks of a process group with a backend for tensors on the host, and its timeout."""
+    """Return the ranks of a process group for tensors on the host, and its timeout."""
     # not all backends have options
     options = getattr(group._get_backend(torch.device("cpu")), "options", None)
     timeout = dist.default_pg_timeout if options is None else options._timeout

@@ -43,8 +43,8 @@ def register(compressor, model, mesh):
     expect_unused(compressor)
     if compressor.schedule == "auto":
         raise InvalidArgumentError(
-            "register: expected schedule=None or a Plan for a module after fully_shard, whose shards"
-            " would get different plans, got 'auto'"
+            "register: expected schedule=None or a Plan for a module after fully_shard, whose"
+            " shards would get different plans, got 'auto'"
         )
     found = modules_and_groups(model)
     _check_meshes(mesh, found)
@@ -164,7 +164,8 @@ class FsdpAdapter(DistributedAdapter):
         ranks: process group of the ranks of this host.
 
     Attributes:
-        groups: the :class:`~deepreduce_hvd.torch.fsdp.groups.ParameterGroup` of each parameter group.
+        groups: the :class:`~deepreduce_hvd.torch.fsdp.groups.ParameterGroup` of each parameter
+            group.
         ranks: transport between the ranks of this host.
     """
 
