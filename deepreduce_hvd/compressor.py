@@ -333,6 +333,9 @@ class Compressor:
         Args:
             variables: one or more variables of this compressor.
 
+        Returns:
+            The view, with the methods that Horovod calls.
+
         Raises:
             InvalidArgumentError: a variable that the compressor was not given, or no variable.
         """

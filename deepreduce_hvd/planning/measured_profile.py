@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning import layout
-from deepreduce_hvd.schedule.profile import Parameter, Profile
+from deepreduce_hvd.schedule.parameter import Parameter
+from deepreduce_hvd.schedule.profile import Profile
 
 
 class Costs(NamedTuple):

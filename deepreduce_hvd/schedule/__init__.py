@@ -11,17 +11,15 @@ from deepreduce_hvd.schedule.links import Fit, Link, Network, Table
 from deepreduce_hvd.schedule.merge import (
     finish_seconds,
     finish_with_selection,
-    mg_wfbp,
-    omgs,
     optimal_merge,
     optimal_merge_with_selection,
     selection_cost,
-    single_message,
-    wfbp,
 )
 from deepreduce_hvd.schedule.optimum import optimal_plan
+from deepreduce_hvd.schedule.parameter import Parameter
 from deepreduce_hvd.schedule.plan import Plan
-from deepreduce_hvd.schedule.profile import Parameter, Profile, layer_times
+from deepreduce_hvd.schedule.profile import Profile, layer_times
+from deepreduce_hvd.schedule.published_rules import mg_wfbp, omgs, single_message, wfbp
 
 __all__ = [
     "Event",

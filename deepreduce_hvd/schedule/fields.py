@@ -2,6 +2,7 @@
 found.
 """
 
+import json
 import reprlib
 import sys
 from collections.abc import Iterable
@@ -75,3 +76,15 @@ def pairs_of(row: dict[str, Any], key: str, where: str) -> tuple[tuple[float, fl
         good = good and all(_is_finite(part) and part >= 0 for part in pair)
         expect(good, f"{where} {key}", "pairs of finite numbers of at least 0", pair)
     return tuple((float(first), float(second)) for first, second in pairs)
+
+
+def parsed(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
+    """Return the object of a JSON text with the given format and version."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{where}: expected JSON, got {error}") from error
+    expect(isinstance(data, dict), where, "a JSON object", type(data).__name__)
+    expect(data.get("format") == kind, f"{where} format", repr(kind), repr(data.get("format")))
+    expect(data.get("version") == version, f"{where} version", version, data.get("version"))
+    return data

@@ -10,8 +10,9 @@ from deepreduce_hvd.schedule import dag
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Message, Model
 from deepreduce_hvd.schedule.density import lags
 from deepreduce_hvd.schedule.fields import expect
+from deepreduce_hvd.schedule.grouping import FloatArray, IndexArray
 from deepreduce_hvd.schedule.links import Network
-from deepreduce_hvd.schedule.merge import FloatArray, IndexArray, pareto_paths
+from deepreduce_hvd.schedule.merge import pareto_paths
 from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
 from deepreduce_hvd.schedule.profile import Profile
 

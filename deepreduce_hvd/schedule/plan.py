@@ -16,10 +16,11 @@ from deepreduce_hvd.schedule.fields import (
     integer_of,
     list_of,
     number_of,
+    parsed,
     text_of,
 )
 from deepreduce_hvd.schedule.links import Network
-from deepreduce_hvd.schedule.profile import Profile, parsed
+from deepreduce_hvd.schedule.profile import Profile
 
 FORMAT, VERSION = "deepreduce_hvd plan", 1
 #: the communicators that sum exactly what every rank sends

@@ -11,9 +11,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from deepreduce_hvd.communicators.auto import message_bytes
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.fields import (
     expect,
@@ -22,76 +19,15 @@ from deepreduce_hvd.schedule.fields import (
     list_of,
     number_of,
     pairs_of,
+    parsed,
     text_of,
 )
 from deepreduce_hvd.schedule.links import Fit, Link, Table
+from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parameter_of
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
 _CONVERSIONS = ("to_fp16_seconds", "from_fp16_seconds")
-#: the densities of payloads that are estimated because none were measured
-DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-#: the default codec: top 1 %, 1 bit per value
-DEFAULT_DENSITY, DEFAULT_VALUE_BITS = 0.01, 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """Measurements of one parameter.
-
-    Attributes:
-        name: the name of the parameter.
-        elements: the number of its elements.
-        ready_seconds: when backward has computed its gradient, without any encoding. Time 0 is the
-            start of backward.
-        encode_seconds: seconds in which one rank selects and encodes its gradient.
-        decode_seconds: seconds in which one rank decodes the payload of one rank.
-        payload_bytes: (density, bytes) pairs with ascending densities. If it is empty, payloads are
-            estimated, with 1 bit per value and indices close to the information bound.
-    """
-
-    name: str
-    elements: int
-    ready_seconds: float
-    encode_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    payload_bytes: tuple[tuple[float, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        points = tuple((float(density), float(size)) for density, size in self.payload_bytes)
-        object.__setattr__(self, "payload_bytes", points)
-        where = f"{self.name} payload_bytes"
-        densities, sizes = [point[0] for point in points], [point[1] for point in points]
-        for density in densities:
-            expect(0 < density <= 1, where, "a density in (0, 1]", density)
-        expect(densities == sorted(set(densities)), where, "ascending densities", densities)
-        good = sizes == sorted(sizes) and (not sizes or sizes[0] > 0)
-        expect(good, where, "bytes above 0 that grow with the density", sizes)
-
-    def payload(self, density: float) -> float:
-        """Return the bytes of a payload, linear between the known densities.
-
-        Args:
-            density: the share of elements that the payload keeps, from 0 to 1.
-
-        Returns:
-            Bytes.
-        """
-        points = self.payload_points()
-        return float(np.interp(density, *np.array(points).T))
-
-    def payload_points(self) -> tuple[tuple[float, float], ...]:
-        """Return the (density, bytes) pairs of :meth:`payload`, from density 0 to 1."""
-        points = self.payload_bytes or tuple(
-            (density, message_bytes(density * self.elements, self.elements, DEFAULT_VALUE_BITS))
-            for density in DENSITIES
-        )
-        empty = message_bytes(0, self.elements, 0)
-        if points[-1][0] < 1:  # with the share per element of the last point, at most all elements
-            dense = empty + 4.0 * self.elements
-            last_density, last = points[-1]
-            points = (*points, (1.0, max(last, min(dense, last / last_density))))
-        return ((0.0, min(empty, points[0][1])), *points)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +152,7 @@ class Profile:
             expect_keys(table, f"link {name}", ("seconds",), ("fit",))  # the fit is computed anew
             measured[name] = Table(pairs_of(table, "seconds", f"link {name}"))
         return cls(
-            tuple(_parameter(row) for row in list_of(data, "parameters", "profile")),
+            tuple(parameter_of(row) for row in list_of(data, "parameters", "profile")),
             number_of(data, "forward_seconds", "profile"),
             number_of(data, "update_seconds", "profile"),
             integer_of(data, "hosts", "profile", 1),
@@ -343,19 +279,6 @@ def _slowest_table(name: str, tables: list[Table | None]) -> Table | None:
     return Table(_largest(known))
 
 
-def _parameter(row: Any) -> Parameter:
-    expect_keys(row, "parameter", tuple(field.name for field in dataclasses.fields(Parameter)))
-    name = text_of(row, "name", "parameter")
-    return Parameter(
-        name,
-        integer_of(row, "elements", name, 1),
-        number_of(row, "ready_seconds", name),
-        number_of(row, "encode_seconds", name),
-        number_of(row, "decode_seconds", name),
-        pairs_of(row, "payload_bytes", name),
-    )
-
-
 _REQUIRED = ("name", "elements", "backward_seconds")
 _OPTIONAL = ("forward_seconds", "encode_seconds", "decode_seconds")
 
@@ -423,15 +346,3 @@ def _numbers(row: dict[Any, Any]) -> dict[Any, Any]:
         return value
 
     return {key: value if key == "name" else number(value) for key, value in row.items()}
-
-
-def parsed(text: str, kind: str, version: int, where: str) -> dict[str, Any]:
-    """Return the object of a JSON text with the given format and version."""
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise InvalidArgumentError(f"{where}: expected JSON, got {error}") from error
-    expect(isinstance(data, dict), where, "a JSON object", type(data).__name__)
-    expect(data.get("format") == kind, f"{where} format", repr(kind), repr(data.get("format")))
-    expect(data.get("version") == version, f"{where} version", version, data.get("version"))
-    return data

@@ -7,9 +7,10 @@ from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, Message, Model, Time
 from deepreduce_hvd.schedule.density import lags
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
-from deepreduce_hvd.schedule.merge import mg_wfbp, omgs, selection_cost
+from deepreduce_hvd.schedule.merge import selection_cost
 from deepreduce_hvd.schedule.optimum import optimal_plan
 from deepreduce_hvd.schedule.profile import Profile
+from deepreduce_hvd.schedule.published_rules import mg_wfbp, omgs
 
 #: dense bytes of the buckets of ``Compressor(bucket_bytes=)``, by default
 BUCKET_BYTES = 64 << 20
