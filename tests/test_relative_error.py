@@ -1,5 +1,6 @@
 """Test that value codecs whose error exceeds the values are refused together with a memory."""
 
+import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
@@ -12,6 +13,11 @@ CODECS = [
     for bucket in (16, 64, 512, 8192)
     for norm in ("max", "l2")
 ] + [dr.LloydMax(bits) for bits in range(1, 5)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
