@@ -11,7 +11,7 @@ import sys
 
 import device
 import pytest
-from launch import horovodrun
+from launch import horovodrun, run_ranks
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -86,6 +86,15 @@ def test_steps_and_groups(folder, script):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
     done = on_two_ranks(folder, HERE / "pretend" / script)
+    assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
+
+
+def test_ddp_trains_as_on_the_host(folder):
+    done = run_ranks(
+        "torchrun", "--standalone", "--nproc-per-node=2", "--no-python",
+        sys.executable, RUN, folder, HERE / "pretend" / "ddp.py",
+        folders=[folder, ROOT / "tests" / "parallel"], timeout=300,
+    )  # fmt: skip
     assert done.returncode == 0 and done.stdout.count("as expected") == 2, done.stdout[-5000:]
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import datetime
 import gc
 import pickle
 import time
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import deepreduce_hvd as dr
 from deepreduce_hvd.errors import PeerFailedError
 from deepreduce_hvd.schedule import Message
+from deepreduce_hvd.torch.ddp.transport import ranks_and_timeout
 
 
 def scenario_resume_is_bit_for_bit(directory):
@@ -237,6 +239,12 @@ def scenario_members_of_other_groups(directory):
         other = found.clone()
         dist.broadcast(other, 0, pair)
         assert torch.equal(found, other)
+
+
+def scenario_timeout_of_a_group_without_the_host(directory):
+    seconds = datetime.timedelta(seconds=37)
+    group = dist.new_group(timeout=seconds, backend="cuda:gloo")
+    assert ranks_and_timeout(group) == (list(range(dist.get_world_size())), seconds)
 
 
 def scenario_groups_of_models_that_are_gone_are_freed(directory):

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.ddp.base import DistributedAdapter, expect_unused
 from deepreduce_hvd.torch.ddp.buckets import BucketJob, in_layout_of
+from deepreduce_hvd.torch.ddp.mirrors import Mirrors, expect_no_capture
 from deepreduce_hvd.torch.ddp.transport import DistributedTransport, ranks_and_timeout
 from deepreduce_hvd.torch.parameters import Parameters
 
@@ -62,10 +63,10 @@ def _check_parameters(adapter, model):
                 f"register: expected all trained parameters of the model, got none for {name}; "
                 "create the compressor with parameters=network.named_parameters()"
             )
-        if parameter.device.type != "cpu":
+        if parameter.device.type not in ("cpu", "cuda"):
             raise InvalidArgumentError(
-                f"register: expected parameters on the host, got {name} on {parameter.device}, "
-                "which DDP's hook does not support yet; use Horovod for GPUs"
+                "register: expected parameters on the host or on CUDA devices, got"
+                f" {name} on {parameter.device}"
             )
 
 
@@ -83,6 +84,9 @@ class DdpAdapter(DistributedAdapter):
         super().__init__(compressor, transport, slots)
         self._model = weakref.ref(model)
         self._parameters = Parameters(slots)
+        self._mirrors = Mirrors()
+        for slot in slots.values():
+            slot.move_to(torch.device("cpu"))  # where gradients are encoded
 
     def __reduce__(self):
         raise InvalidArgumentError(
@@ -91,20 +95,26 @@ class DdpAdapter(DistributedAdapter):
             "compressor.state_dict()"
         )
 
+    def close(self):
+        super().close()
+        self._mirrors.clear()
+
     def average(self, bucket):
         """Start to average the gradients of DDP's bucket and return the future of its buffer."""
+        expect_no_capture(bucket.buffer().device)
         backward_pass = self._pass
         if bucket.index() == 0 or backward_pass is None:
             backward_pass = self._begin()
         job = BucketJob(self, backward_pass, bucket.buffer())
-        self._start(backward_pass, job, lambda: self._gradients_in(bucket))
+        self._start(backward_pass, job, lambda: self._gradients_in(bucket, job))
         if bucket.is_last():
             self._at_last_bucket(backward_pass)
         return job.future
 
-    def _gradients_in(self, bucket):
-        """Return the slots and the gradients of a bucket."""
-        if bucket.buffer().layout != torch.strided:
+    def _gradients_in(self, bucket, job):
+        """Return the slots and the gradients of a bucket, or of the mirror that its job gets."""
+        buffer = bucket.buffer()
+        if buffer.layout != torch.strided:
             raise InvalidArgumentError(
                 "DDP: expected dense gradients, got sparse ones; create the embedding with"
                 " sparse=False"
@@ -114,8 +124,12 @@ class DdpAdapter(DistributedAdapter):
                 "DDP: expected join(divide_by_initial_world_size=True), got False, which DDP does"
                 " not tell communication hooks; gradients are divided by the number of all ranks"
             )
-        parameters = bucket.parameters()
-        views = [in_layout_of(*pair) for pair in zip(parameters, bucket.gradients())]
+        parameters, gradients = bucket.parameters(), bucket.gradients()
+        if buffer.device.type != "cpu":
+            mirror = self._mirrors.copy(bucket.index(), buffer)
+            job.use(mirror)
+            gradients = [mirror.view_of(gradient) for gradient in gradients]
+        views = [in_layout_of(*pair) for pair in zip(parameters, gradients)]
         slots = [self._parameters.get(parameter) for parameter in parameters]
         if not _in_backward():  # zeros of join(); a pass under no_sync() may have been the last one
             for slot in slots:

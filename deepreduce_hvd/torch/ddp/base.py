@@ -17,6 +17,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.torch.base_adapter import TorchAdapter
 from deepreduce_hvd.torch.ddp.buckets import BackwardPass
 from deepreduce_hvd.torch.ddp.failures import watch
+from deepreduce_hvd.torch.ddp.mirrors import MirroredJob
 from deepreduce_hvd.torch.host import HostPath
 from deepreduce_hvd.torch.prepare import momentum_warning
 from deepreduce_hvd.torch.slot import Slot
@@ -51,8 +52,13 @@ class DistributedAdapter(TorchAdapter):
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
         self._driver = Driver(self.transport)
+        #: thread that encodes the gradients of GPUs; its jobs never fail
+        self._copier: Driver | None = None
         self.threads = EncodingThreads(compressor.threads, _ranks_on_this_host())
         weakref.finalize(self, self._driver.stop)
+        if any(slot.parameter.device.type != "cpu" for slot in slots.values()):
+            self._copier = Driver(self.transport)
+            weakref.finalize(self, self._copier.stop)
         _watch_for_momentum(self)
         handshake.register(self)
         watch(self)
@@ -135,6 +141,20 @@ class DistributedAdapter(TorchAdapter):
             if backward_pass.loss_scale is None:
                 backward_pass.loss_scale = self._loss_scale()
             slots, gradients = slots_and_gradients()
+        except Exception as error:
+            job.failure = error
+            slots, gradients = [], []
+        encode = functools.partial(self._encode, backward_pass, job, slots, gradients, started)
+        if self._copier is not None:
+            self._copier.put(MirroredJob(job, encode, self._driver))
+            return
+        if job.failure is None:
+            encode()
+        self._driver.put(job)
+
+    def _encode(self, backward_pass, job, slots, gradients, started):
+        """Encode the gradients of a job, which came at the time ``started``."""
+        try:
             if slots and not backward_pass.slots:
                 self.times.begin(started)
             job.encode(slots, gradients)
@@ -144,7 +164,6 @@ class DistributedAdapter(TorchAdapter):
                 self.times.gradients(names, label_of(names), started, time.perf_counter())
         except Exception as error:
             job.failure = error
-        self._driver.put(job)
 
     def _loss_scale(self):
         """Return the current loss scale; None without loss scaling."""
@@ -175,6 +194,8 @@ class DistributedAdapter(TorchAdapter):
 
     def close(self):
         super().close()
+        if self._copier is not None:
+            self._copier.stop()
         self._driver.stop()
         self.transport.close()
 

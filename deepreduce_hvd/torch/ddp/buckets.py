@@ -55,6 +55,7 @@ class BucketJob:
         failure: an error before the exchange, which :meth:`run` raises in its place.
         error: why there is no result, once ``ended`` is set; None if there is one.
         ended: event that is set at the end.
+        mirror: the :class:`~deepreduce_hvd.torch.ddp.mirrors.Mirror` of a bucket on a GPU, or None.
         future: what DDP waits for; its result is the average.
     """
 
@@ -71,17 +72,23 @@ class BucketJob:
         self.failure = None
         self.error = None
         self.ended = threading.Event()
-        self._finished: torch.futures.Future = torch.futures.Future()
+        self.mirror = None
+        devices = [] if buffer.device.type == "cpu" else [buffer.device]
+        self._finished: torch.futures.Future = torch.futures.Future(devices=devices)
         # DDP would take an exception that is set as the outcome for a tensor; from a callback it
         # takes it for an error
         self.future = self._finished.then(self._outcome)
+
+    def use(self, mirror):
+        """Encode, exchange and decode in the mirror of the bucket."""
+        self.mirror, self._buffer = mirror, mirror.host
 
     def encode(self, slots, gradients):
         """Encode the gradients and describe the first collective.
 
         Args:
             slots: slots of the parameters.
-            gradients: views of the buffer.
+            gradients: views of the buffer, or of its mirror.
         """
         for slot, gradient in zip(slots, gradients):
             self._add(slot, gradient)
@@ -195,14 +202,20 @@ class BucketJob:
         """Hand the average, or an error, to DDP."""
         self.error = error
         self._compressed, self._uncompressed, self._exchanges = {}, {}, []
-        self._finished.set_result(None)
-        self._buffer = None
+        try:
+            if error is None and self.mirror is not None:
+                self.mirror.finish(self._finished)
+        except Exception as failed:  # CUDA's
+            self.error = failed
+        if not self._finished.done():
+            self._finished.set_result(self._buffer if self.error is None else None)
+        self._buffer = self.mirror = None
         self.ended.set()
 
-    def _outcome(self, _):
+    def _outcome(self, finished):
         if self.error is not None:
             raise self.error
-        return self._buffer
+        return finished.value()
 
     def _decode(self, part, exchange, total):
         """Write the averages of compressed gradients into the bucket."""

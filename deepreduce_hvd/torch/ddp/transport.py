@@ -283,10 +283,11 @@ class DistributedTransport(Transport):
 
 
 def ranks_and_timeout(group: dist.ProcessGroup) -> tuple[list[int], timedelta]:
-    """Return the ranks of a process group for tensors on the host, and its timeout."""
+    """Return the ranks of a process group, and the timeout of one of its backends."""
+    backends = [group._get_backend(device) for device in group._device_types]
     # not all backends have options
-    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
-    timeout = dist.default_pg_timeout if options is None else options._timeout
+    options = [one.options for one in backends if getattr(one, "options", None) is not None]
+    timeout = options[0]._timeout if options else dist.default_pg_timeout
     return dist.get_process_group_ranks(group), timeout
 
 

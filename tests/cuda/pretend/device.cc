@@ -1,8 +1,9 @@
 // A simulated CUDA device for tests: tensors of device "cuda" in host memory, in a PyTorch without
 // CUDA. Allocated memory is filled with 0xA5. PyTorch's own operators run on the host, on copies.
 // The CUDA operators of this package run in the emulator. Everything executes at once, except
-// non-blocking copies to the host: they arrive when the program waits for an event that was
-// recorded after them.
+// non-blocking copies to the host, and those to the device outside of the default stream: they
+// arrive when the program, or a stream, waits for an event that their stream has recorded after
+// them.
 #include <ATen/ATen.h>
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -11,22 +12,26 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
-#include <c10/core/impl/FakeGuardImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
+#include <mutex>
+#include <set>
 #include <utility>
 
 namespace {
 
 const c10::Device kDevice(c10::kCUDA, 0);
 
-c10::DataPtr poisoned(size_t bytes, c10::Device device) {
+c10::DataPtr poisoned(size_t bytes, c10::Device device, c10::DeleterFnPtr free = &std::free) {
   void* memory = std::aligned_alloc(512, (bytes + 511) / 512 * 512 + 512);
   std::memset(memory, 0xA5, bytes);
-  return {memory, memory, &std::free, device};
+  return {memory, memory, free, device};
 }
 
 struct DeviceMemory final : c10::Allocator {
@@ -37,9 +42,27 @@ struct DeviceMemory final : c10::Allocator {
   }
 } device_memory;
 
+struct Pinned {
+  std::mutex lock;
+  std::set<const void*> addresses;
+} pinned;
+
+void free_pinned(void* memory) {
+  {
+    const std::lock_guard lock(pinned.lock);
+    pinned.addresses.erase(memory);
+  }
+  std::free(memory);
+}
+
 struct PinnedMemory final : at::HostAllocator {
-  c10::DataPtr allocate(size_t bytes) override { return poisoned(bytes, c10::Device(c10::kCPU)); }
-  c10::DeleterFnPtr raw_deleter() const override { return &std::free; }
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr memory = poisoned(bytes, c10::Device(c10::kCPU), &free_pinned);
+    const std::lock_guard lock(pinned.lock);
+    pinned.addresses.insert(memory.get());
+    return memory;
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     std::memcpy(to, from, bytes);
   }
@@ -56,7 +79,10 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
-  bool isPinnedPtr(const void*) const override { return false; }
+  bool isPinnedPtr(const void* address) const override {
+    const std::lock_guard lock(pinned.lock);
+    return pinned.addresses.contains(address);
+  }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_memory; }
   c10::Device getDeviceFromPtr(void*) const override { return kDevice; }
   c10::DeviceIndex deviceCount() const override { return 1; }
@@ -83,17 +109,82 @@ at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride,
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &device_memory,
       c10::DispatchKeySet(c10::DispatchKey::CUDA), at::dtype_or_default(dtype));
 }
-std::deque<std::pair<at::Tensor, at::Tensor>> on_their_way;  // (destination, future contents)
-int64_t arrived = 0;
+
+// The copies of one stream that have started.
+struct Copies {
+  std::deque<std::pair<at::Tensor, at::Tensor>> on_their_way;  // (destination, future contents)
+  int64_t arrived = 0;
+
+  int64_t now() const { return arrived + static_cast<int64_t>(on_their_way.size()); }
+  void wait(int64_t moment) {
+    for (; arrived < moment; ++arrived) {
+      on_host(on_their_way.front().first).copy_(on_their_way.front().second);
+      on_their_way.pop_front();
+    }
+  }
+};
+std::map<c10::StreamId, Copies> copies_of;
+std::recursive_mutex copying;
+std::atomic<c10::StreamId> streams = 0;
+thread_local c10::StreamId current_stream = 0;
 
 at::Tensor& copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
-  if (non_blocking && to.is_cpu() && from.is_cuda()) {
-    on_their_way.emplace_back(to, on_host(from).clone());
+  const std::lock_guard lock(copying);
+  if (non_blocking && to.is_cpu() != from.is_cpu() && (to.is_cpu() || current_stream != 0)) {
+    copies_of[current_stream].on_their_way.emplace_back(to, on_host(from).clone());
   } else {
     on_host(to).copy_(on_host(from));
   }
   return to;
 }
+
+// A point in the work of a stream.
+struct Moment {
+  c10::StreamId stream;
+  int64_t copies;
+};
+
+// Streams in which only copies take time. A stream that waits for an event gets the copies at once.
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr c10::DeviceType static_type = c10::kCUDA;
+  Guard() = default;
+  explicit Guard(c10::DeviceType) {}
+  c10::DeviceType type() const override { return c10::kCUDA; }
+  c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
+  c10::Device getDevice() const override { return kDevice; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  static c10::Stream stream(c10::StreamId id) {
+    return c10::Stream(c10::Stream::UNSAFE, kDevice, id);
+  }
+  c10::Stream getStream(c10::Device) const override { return stream(current_stream); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream(0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
+    return stream(++streams);
+  }
+  c10::Stream exchangeStream(c10::Stream other) const override {
+    return stream(std::exchange(current_stream, other.id()));
+  }
+  void record(void** event, const c10::Stream& on, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    const std::lock_guard lock(copying);
+    delete static_cast<Moment*>(*event);
+    *event = new Moment{on.id(), copies_of[on.id()].now()};
+  }
+  void block(void* event, const c10::Stream&) const override { synchronizeEvent(event); }
+  void synchronizeEvent(void* event) const override {
+    const std::lock_guard lock(copying);
+    if (const auto* moment = static_cast<Moment*>(event)) {
+      copies_of[moment->stream].wait(moment->copies);
+    }
+  }
+  bool queryEvent(void*) const override { return true; }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Moment*>(event);
+  }
+  void recordDataPtrOnStream(const c10::DataPtr&, const c10::Stream&) const override {}
+};
 at::Tensor copy_and_resize(const at::Tensor& from, const at::Tensor& to) {
   if (to.numel() == 0) {
     const at::Tensor memory = at::empty(from.sizes(), to.options());
@@ -136,14 +227,21 @@ void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }  // namespace
 
 extern "C" {
-// A point in time: the number of copies started before it.
-int64_t pretended_now() { return arrived + static_cast<int64_t>(on_their_way.size()); }
-int pretended_reached(int64_t moment) { return arrived >= moment; }
-void pretended_wait(int64_t moment) {
-  for (; arrived < moment; ++arrived) {
-    on_their_way.front().first.copy_(on_their_way.front().second);
-    on_their_way.pop_front();
-  }
+int64_t pretended_new_stream() { return ++streams; }
+int64_t pretended_stream() { return current_stream; }
+void pretended_use(int64_t stream) { current_stream = stream; }
+// A point in the work of a stream: the number of its copies before it.
+int64_t pretended_now(int64_t stream) {
+  const std::lock_guard lock(copying);
+  return copies_of[stream].now();
+}
+int pretended_reached(int64_t stream, int64_t moment) {
+  const std::lock_guard lock(copying);
+  return copies_of[stream].arrived >= moment;
+}
+void pretended_wait(int64_t stream, int64_t moment) {
+  const std::lock_guard lock(copying);
+  copies_of[stream].wait(moment);
 }
 }
 
@@ -152,7 +250,7 @@ REGISTER_CUDA_HOOKS(CUDAHooks);
 REGISTER_HOST_ALLOCATOR(at::kCUDA, &pinned_memory)
 }  // namespace at
 namespace c10::impl {
-C10_REGISTER_GUARD_IMPL(CUDA, FakeGuardImpl<DeviceType::CUDA>);
+C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 }
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) {

@@ -53,16 +53,6 @@ def package(folder):
     return folder
 
 
-class _Stream:
-    """A stream. All streams share one order, so there is nothing to wait for."""
-
-    def __init__(self, device=None):
-        pass
-
-    def wait_stream(self, other):
-        assert isinstance(other, _Stream)
-
-
 def install(folder):
     """Add a device "cuda" to torch in this process.
 
@@ -72,28 +62,59 @@ def install(folder):
     pretended = ctypes.CDLL(
         str(pathlib.Path(folder) / "pretended_device.so"), mode=ctypes.RTLD_GLOBAL
     )
-    pretended.pretended_now.restype, pretended.pretended_wait.restype = ctypes.c_int64, None
-    pretended.pretended_wait.argtypes = pretended.pretended_reached.argtypes = [ctypes.c_int64]
+    number = ctypes.c_int64
+    for name, result, *arguments in (
+        ("new_stream", number),
+        ("stream", number),
+        ("use", None, number),
+        ("now", number, number),
+        ("reached", ctypes.c_int, number, number),
+        ("wait", None, number, number),
+    ):
+        function = getattr(pretended, f"pretended_{name}")
+        function.restype, function.argtypes = result, arguments
     import torch
+
+    class Stream:
+        """A stream; only copies take time, and a stream that waits for another gets them at once."""
+
+        def __init__(self, device=None, number=None):
+            self.number = pretended.pretended_new_stream() if number is None else number
+
+        def wait_stream(self, other):
+            pretended.pretended_wait(other.number, pretended.pretended_now(other.number))
 
     class Event:
         """An event that is done at the second query, so that both answers occur."""
 
+        def __init__(self, blocking=False):
+            pass
+
         def record(self, stream=None):
-            self._moment, self._asked = pretended.pretended_now(), 0
+            self._stream = pretended.pretended_stream() if stream is None else stream.number
+            self._moment, self._asked = pretended.pretended_now(self._stream), 0
 
         def query(self):
             self._asked += 1
             if self._asked > 1:
                 self.synchronize()
-            return bool(pretended.pretended_reached(self._moment))
+            return bool(pretended.pretended_reached(self._stream, self._moment))
 
         def synchronize(self):
-            pretended.pretended_wait(self._moment)
+            pretended.pretended_wait(self._stream, self._moment)
 
-    first = _Stream()
+    @contextlib.contextmanager
+    def stream(used):
+        before = pretended.pretended_stream()
+        pretended.pretended_use(used.number)
+        try:
+            yield
+        finally:
+            pretended.pretended_use(before)
+
     torch.cuda._lazy_init = lambda: None
-    torch.cuda.Event, torch.cuda.Stream = Event, _Stream
-    torch.cuda.current_stream = lambda device=None: first
-    torch.cuda.device = torch.cuda.stream = contextlib.nullcontext
+    torch.cuda.Event, torch.cuda.Stream, torch.cuda.stream = Event, Stream, stream
+    torch.cuda.current_stream = lambda device=None: Stream(number=pretended.pretended_stream())
+    torch.cuda.device = contextlib.nullcontext
+    torch.cuda.is_current_stream_capturing = lambda: False
     return torch

@@ -3,13 +3,15 @@
 #pragma once
 #include <c10/core/Device.h>
 
-extern "C" int64_t pretended_now();
-extern "C" void pretended_wait(int64_t moment);
+extern "C" int64_t pretended_stream();
+extern "C" int64_t pretended_now(int64_t stream);
+extern "C" void pretended_wait(int64_t stream, int64_t moment);
 
 namespace c10::cuda {
 struct CUDAStream {
+  int64_t number;
   void* stream() const { return nullptr; }
-  void synchronize() const { pretended_wait(pretended_now()); }
+  void synchronize() const { pretended_wait(number, pretended_now(number)); }
 };
-inline CUDAStream getCurrentCUDAStream(DeviceIndex = -1) { return {}; }
+inline CUDAStream getCurrentCUDAStream(DeviceIndex = -1) { return {pretended_stream()}; }
 }  // namespace c10::cuda
