@@ -72,17 +72,19 @@ class Scheduler:
             the adapter does, and returns the seconds (to float16, back).
         buckets: function that returns the names of the parameters that share a message, for each
             message, if PyTorch decides that. Default: plans decide.
+        on_host: whether the gradients of GPUs are encoded and summed on the host.
 
     Attributes:
         layout: the layout for the next step.
         trials: the plans that were tried last.
     """
 
-    def __init__(self, compressor, times, time_fp16, buckets=lambda: None):
+    def __init__(self, compressor, times, time_fp16, buckets=lambda: None, on_host=False):
         self._compressor = compressor
         self._times = times
         self._time_fp16 = time_fp16
         self._buckets = buckets
+        self._on_host = on_host
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.policies, compressor.fingerprint)
         if isinstance(self._schedule, Plan):
@@ -188,7 +190,7 @@ class Scheduler:
         if transport.rank == 0:
             try:
                 merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
-                on_device = any(slot.parameter.device.type != "cpu" for slot in slots.values())
+                on_device = any(str(self._device_of(slot)) != "cpu" for slot in slots.values())
                 communicators = ("Allgather",) if on_device else COMMUNICATORS
                 found = plans_to_try(merged, communicators, self._buckets())
                 plans = json.dumps(found).encode()
@@ -340,10 +342,13 @@ class Scheduler:
 
     def _measured_conversions(self, slots):
         """Return {name in a profile: seconds per element} of converting to float16 and back."""
-        device = next(iter(slots.values())).parameter.device
+        device = self._device_of(next(iter(slots.values())))
         pairs = [self._time_fp16(_CONVERTED, device) for _ in range(_REPEATS)]
         to_fp16, from_fp16 = np.median(pairs, axis=0) / _CONVERTED
         return {"to_fp16_seconds": float(to_fp16), "from_fp16_seconds": float(from_fp16)}
+
+    def _device_of(self, slot):
+        return "cpu" if self._on_host else slot.parameter.device
 
     def _call_ranks(self, transport):
         RollCall(transport, self._name("ranks")).wait()

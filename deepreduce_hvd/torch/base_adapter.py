@@ -16,7 +16,7 @@ class TorchAdapter(BaseAdapter):
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         transport: transport over the ranks that take part.
-        buckets: as of :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
+        buckets, on_host: as of :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
 
     Attributes:
         times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`.
@@ -24,10 +24,10 @@ class TorchAdapter(BaseAdapter):
         layout: the :class:`~deepreduce_hvd.planning.layout.Layout` of the steps from now on.
     """
 
-    def __init__(self, compressor, transport, buckets=lambda: None):
+    def __init__(self, compressor, transport, buckets=lambda: None, on_host=False):
         super().__init__(compressor, transport)
         self.times = StepTimes()
-        self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets)
+        self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
         self._steps_ended = 0
         self._warned = set()

@@ -47,7 +47,7 @@ class DistributedAdapter(TorchAdapter):
 
     def __init__(self, compressor, transport, slots):
         self._pass: BackwardPass | None = None
-        super().__init__(compressor, transport, self._buckets_of_pass)
+        super().__init__(compressor, transport, self._buckets_of_pass, on_host=True)
         self.slots = slots
         self.host_path = HostPath(None)
         self._follow(self.scheduler.layout)
