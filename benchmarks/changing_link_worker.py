@@ -10,8 +10,8 @@ from replay_worker import Replay
 
 #: elements of the layers, in network order, and seconds of forward and backward
 _LAYERS, _FORWARD, _BACKWARD = (8_000, *[60_000] * 4, *[200_000] * 6), 0.05, 0.1
-#: steps of "auto" before the change, and after it
-_BEFORE, _AFTER = 20, 150
+#: steps of "auto" before the change, and after it; more until a plan is chosen, if plans take turns
+_BEFORE, _AFTER, _MOST_MORE = 20, 150, 200
 _TURNS = 20
 FIXED = ("none", "fp16", "64 MiB buckets")
 
@@ -48,7 +48,9 @@ def main():
     for _ in range(_BEFORE):
         step()
     say(event="decided", steps=before, chosen=auto.adapter.schedule_notes()[0])
-    for _ in range(_AFTER):
+    for number in range(_AFTER + _MOST_MORE):
+        if number >= _AFTER and has_decided(auto):
+            break
         step()
     auto.adapter.scheduler.step_ends = lambda *_: None
     say(event="changed", chosen=auto.adapter.schedule_notes()[0])

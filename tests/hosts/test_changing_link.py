@@ -1,6 +1,7 @@
 """Test benchmarks/changing_link.py: a link that becomes slow while a job trains."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -24,7 +25,9 @@ def test_another_plan_is_chosen_when_the_link_becomes_slow(tmp_path):
     assert figures["rows"]["none"] > 0.4, "6 MB at 100 Mb/s, each way"
     # times are the benchmark's; a busy machine only makes them longer
     assert figures["steps_until_settled"] <= len(figures["after"])
-    assert figures["chosen_after"].startswith("Schedule: 11 parameters compressed")
+    # a small gradient may go uncompressed, but not most of them
+    chosen = re.match(r"Schedule: (\d+) parameters compressed", figures["chosen_after"])
+    assert chosen and int(chosen[1]) > 5, figures["chosen_after"]
     assert figures["rows"]["auto"] < figures["rows"]["none"] / 1.5
     assert path.with_suffix(".png").stat().st_size > 5000
 
