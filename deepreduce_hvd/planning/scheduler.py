@@ -45,7 +45,7 @@ _TURN_STEPS, _UNTIMED = 6, 2
 #: steps between two comparisons with the expected seconds, or more, so that they take a second
 _WINDOW, _WINDOW_SECONDS = 12, 1.0
 #: Two comparisons in a row must differ by more than this ratio. It grows by the same ratio each
-#: time that a repetition ends with the same plan, up to a largest one.
+#: time that such a difference ends with the same plan, up to a largest one.
 _DIFFERENT, _MOST_DIFFERENT = 1.25, 2.5
 #: Everything is measured again after so many times the seconds that this takes, because steps do
 #: not show a network that has become faster.
@@ -98,7 +98,7 @@ class Scheduler:
         self._network = {}
         self._costs = None
         self._calls = 0
-        self._different = _DIFFERENT
+        self._different, self._differing = _DIFFERENT, 0
         self._begin(self._warm_up, _COLD_STEPS)
 
     def _begin(self, phase, steps):
@@ -236,8 +236,10 @@ class Scheduler:
         winner = self._race.winner(shares)
         chosen = self._plans[winner][1]
         same = self._before is not None and self._before.messages == chosen.messages
-        larger = min(_DIFFERENT * self._different, _MOST_DIFFERENT)
-        self._different = larger if same else _DIFFERENT
+        if not same:
+            self._different = _DIFFERENT
+        elif self._differing >= 2:  # a false alarm
+            self._different = min(_DIFFERENT * self._different, _MOST_DIFFERENT)
         self.layout = self._layout_of(chosen)
         self._expected = self._race.seconds(winner)
         lost = _TURN_STEPS * sum(
