@@ -1,68 +1,21 @@
 """Test the lossless index codecs: any indices, block boundaries, the largest tensors, and sizes."""
 
-import heapq
 import math
 
 import numpy as np
 import pytest
 from codecs_table import INDEX, LOSSLESS, gradient
-from hypothesis import assume, given, settings, strategies
-from native_and_numpy import SIMD_LEVELS, both
+from hypothesis import given, settings, strategies
+from index_sections import assert_refused, by_hand, decoded_natively, index_section, on_support
+from native_and_numpy import SIMD_LEVELS
 
 import deepreduce_hvd as dr
-from deepreduce_hvd import container, reference
+from deepreduce_hvd import container
 from deepreduce_hvd.numerics import huffman_code
 from deepreduce_hvd.numpy_backend import decode_sum_numpy
 from deepreduce_hvd.stages.index_codecs.huffman import static_lengths
 
 LARGEST_D = 2**31 - 1
-
-
-def on_support(indices, d):
-    """Return (d,) float32 that is not zero exactly at ``indices``."""
-    values = np.zeros(d, dtype=np.float32)
-    values[indices] = np.where(np.arange(len(indices)) % 3, np.float32(1), np.float32(-2))
-    return values
-
-
-def index_section(name, indices, d):
-    """Return the section of the native encoder; check that it equals the oracle's.
-
-    It is empty if all or no elements are sent.
-    """
-    values = on_support(indices, d)
-    # with one bit per value, any index section fits before the payload is as large as the tensor
-    codec = dr.Codec(dr.TopK(k=max(len(indices), 1)), index=INDEX[name], value=dr.QSGD(bits=1))
-    data, _ = both(codec, dr.NoMemory(), values, ())
-    sent, _ = dr.decode_sum_sparse([data], d)
-    if dr.inspect(data)["index"] == "all":
-        return None
-    np.testing.assert_array_equal(sent, indices)
-    return container.read(data).index
-
-
-def by_hand(name, section, count, d):
-    """Return a payload with this index section and the values 1, 2, 3, …"""
-    values = (1 + np.arange(count, dtype=np.float32)).tobytes()
-    return container.write(
-        container.Payload(
-            d, count, index_id=INDEX[name].stage_id, value_id=1, index=section, values=values
-        )
-    )
-
-
-def decoded_natively(name, indices, d):
-    """Return the indices that the native decoder finds in the oracle's section.
-
-    No dense array is needed.
-    """
-    indices = np.asarray(indices, dtype=np.uint32)
-    section, _, _ = INDEX[name].encode(indices, d, key=0)
-    np.testing.assert_array_equal(type(INDEX[name]).decode(section, d, indices.size), indices)
-    data = by_hand(name, section, indices.size, d)
-    sent, numbers = dr.decode_sum_sparse([data], d)
-    np.testing.assert_array_equal(numbers, 1 + np.arange(indices.size))
-    return sent
 
 
 @strategies.composite
@@ -177,36 +130,7 @@ def test_index_beyond_d_is_refused(name):
     section, _, _ = INDEX[name].encode(indices, 1000, key=0)
     if name == "huffman":  # the code of Huffman depends on d
         section = b"\0" + huffman_code.encode(indices.view(np.uint8), static_lengths(999))
-    data = container.write(
-        container.Payload(
-            999, 2, index_id=INDEX[name].stage_id, value_id=1, index=section, values=bytes(8)
-        )
-    )
-    with pytest.raises(dr.CorruptPayloadError, match="index"):
-        dr.decode_sum_sparse([data], 999)
-    with pytest.raises(dr.CorruptPayloadError, match="index"):
-        type(INDEX[name]).decode(section, 999, 2)
-
-
-@pytest.mark.parametrize("order", [0, 1])
-def test_indices_that_should_ascend_and_do_not(order):
-    """RawIndex supports any order, but the header must say so. Sparse sums rely on it."""
-    payload = container.Payload(
-        10,
-        2,
-        index_id=1,
-        value_id=1,
-        index=np.array([7, 3], dtype="<u4").tobytes(),
-        values=bytes(8),
-    )
-    if order == 1:
-        payload.value_id, payload.order, payload.order_map = dr.FitDExp.stage_id, 1, b"\2"
-        payload.values, _, _ = dr.FitDExp().encode(np.array([2, 1], dtype=np.float32), key=0)
-    data = container.write(payload)
-    with pytest.raises(dr.CorruptPayloadError, match="ascending"):
-        dr.decode_sum_sparse([data], 10)
-    with pytest.raises(dr.CorruptPayloadError, match="ascending"):
-        reference.decode_sparse(data, 10)
+    assert_refused(name, section, 2, 999, "index")
 
 
 def information_bound(d, count):
@@ -240,29 +164,6 @@ def test_sizes_of_resnet50(density):
 
 
 @pytest.mark.parametrize(
-    ("density", "smallest"), [(0.01, "rice"), (0.3, "rice"), (0.45, "bitmap"), (0.9, "bitmap")]
-)
-def test_bitmap_is_the_smallest_above_two_fifths(density, smallest):
-    d = 50_000
-    indices = np.sort(np.random.default_rng(0).choice(d, int(density * d), replace=False)).astype(
-        np.uint32
-    )
-    sizes = {name: len(INDEX[name].encode(indices, d, 0)[0]) for name in LOSSLESS}
-    assert min(sizes, key=sizes.get) == smallest, sizes
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 368, 4095, 18432, 36863])
-def test_elias_fano_size(count):
-    d = 36_864
-    indices = np.sort(np.random.default_rng(count).choice(d, count, replace=False)).astype(
-        np.uint32
-    )
-    section, _, _ = dr.EliasFano().encode(indices, d, key=0)
-    # two sections of bits, each rounded up to bytes, and the closing bit
-    assert 8 * len(section) <= count * (2 + math.log2(d / count)) + 16
-
-
-@pytest.mark.parametrize(
     ("index", "at_most"),
     [(dr.RLE(), 1.59), (dr.Huffman(), 1.62), (dr.Huffman(delta=True), 1.59), (dr.Rice(), 1.45)],
 )
@@ -279,64 +180,3 @@ def test_published_volumes(index, at_most):
     assert dr.inspect(data)["k"] == 368
     sections = data.size - container.HEADER.size
     assert round(100 * sections / (4 * values.size), 2) <= at_most
-
-
-def heap_cost(frequencies):
-    """Return (bits, longest code) of an unlimited Huffman code, by the textbook algorithm."""
-    heap = [(int(weight), 0) for weight in frequencies if weight]
-    if len(heap) == 1:
-        return heap[0][0], 1
-    heapq.heapify(heap)
-    cost = 0
-    while len(heap) > 1:
-        (first, first_depth), (second, second_depth) = heapq.heappop(heap), heapq.heappop(heap)
-        cost += first + second
-        heapq.heappush(heap, (first + second, max(first_depth, second_depth) + 1))
-    return cost, heap[0][1] if heap else 0
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    strategies.dictionaries(
-        strategies.integers(0, 255),
-        strategies.integers(1, 10**6) | strategies.integers(1, 3),
-        min_size=1,
-    )
-)
-def test_huffman_lengths_are_optimal(weights):
-    frequencies = np.zeros(256, dtype=np.int64)
-    frequencies[list(weights)] = list(weights.values())
-    lengths = huffman_code.code_lengths(frequencies).astype(np.int64)
-    assert ((lengths > 0) == (frequencies > 0)).all()
-    if len(weights) > 1:
-        assert sum(2.0**-length for length in lengths if length) == 1
-    cost, longest = heap_cost(frequencies)
-    assume(longest <= huffman_code.LONGEST)
-    assert int((lengths * frequencies).sum()) == cost
-
-
-def test_huffman_lengths_are_limited():
-    """With Fibonacci weights the unlimited code has the maximum length."""
-    frequencies = np.zeros(256, dtype=np.int64)
-    frequencies[:2] = 1
-    for symbol in range(2, 30):
-        frequencies[symbol] = frequencies[symbol - 1] + frequencies[symbol - 2]
-    lengths = huffman_code.code_lengths(frequencies).astype(np.int64)
-    cost, longest = heap_cost(frequencies)
-    assert longest == 29 and lengths.max() == huffman_code.LONGEST
-    assert sum(2.0**-length for length in lengths if length) == 1
-    assert cost < (lengths * frequencies).sum() < 1.01 * cost
-
-
-def test_native_lengths_are_limited_alike():
-    """With Fibonacci frequencies the code reaches the limit.
-
-    Both encoders give the same section.
-    """
-    frequencies = [1, 1]
-    while len(frequencies) < 20:
-        frequencies.append(frequencies[-1] + frequencies[-2])
-    gaps = np.repeat(np.arange(20), frequencies[::-1])
-    indices = np.cumsum(np.random.default_rng(3).permutation(gaps) + 1) - 1
-    section = index_section("huffman_delta", indices.astype(np.uint32), int(indices[-1]) + 1)
-    assert huffman_code.unpack_lengths(section[1:129]).max() == huffman_code.LONGEST

@@ -14,7 +14,6 @@ from sampling import parametrize_product
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import _native, container
-from deepreduce_hvd.numerics.exact_log import exact_log
 from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 from deepreduce_hvd.stages.index_codecs.bloom import POLICIES, murmur3, scan
 
@@ -37,11 +36,6 @@ def on_support(d, indices):
 )
 def test_murmur3_is_the_published_hash(key, seed, expected):
     assert int(murmur3(np.array([key], dtype=np.uint32), seed)[0]) == expected
-
-
-def test_exact_log_is_a_logarithm():
-    for x in (1e-9, 1e-3, 0.1, 0.5, 0.7071, 0.999, 1.0, 2.0, 1e6):
-        assert math.isclose(exact_log(x), math.log(x), rel_tol=1e-14, abs_tol=1e-15)
 
 
 @pytest.mark.parametrize("rate", [0.1, 1e-2, 1e-3, 1e-4])
