@@ -1,15 +1,63 @@
-"""Test value codecs that sort: the order section, and indices that follow their values."""
+"""Test what FitPoly and FitDExp share: a curve for each sign, and values that are sorted.
+
+Either the order section has their positions, or the indices follow their values.
+"""
 
 import numpy as np
 import pytest
 from codecs_table import gradient
-from fitted_values import FITS, native_and_oracle, relative_error
-from hypothesis import given, strategies
+from fitted_values import FITS, heavy_tailed, native_and_oracle, relative_error
+from hypothesis import given, settings, strategies
+from hypothesis.extra import numpy as numpy_strategies
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container, reference
 from deepreduce_hvd.numerics import bits
-from deepreduce_hvd.numpy_backend import decode_sum_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    numpy_strategies.arrays(
+        np.float32,
+        strategies.integers(0, 200),
+        elements=strategies.floats(width=32, allow_nan=False, allow_infinity=False),
+    ),
+    strategies.sampled_from(FITS),
+)
+def test_any_finite_values(values, value):
+    """For any floats both implementations agree; decoded values are finite, with the same sign."""
+    _, decoded = native_and_oracle(value, values)
+    assert np.isfinite(decoded).all()
+    assert not (np.signbit(decoded) != np.signbit(values))[(decoded != 0) & (values != 0)].any()
+
+
+@pytest.mark.parametrize("simd", [0, 1, 2])
+@pytest.mark.parametrize("value", FITS, ids=repr)
+@pytest.mark.parametrize("name", ["laplace", "lognormal"])
+def test_large_inputs_agree_at_every_simd_level(name, value, simd):
+    values = heavy_tailed(name, 30011)
+    codec = dr.Codec(dr.NoneSparsifier(), value=value)
+    native, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, simd=simd)
+    oracle, _ = encode_numpy(codec, dr.NoMemory(), values, (), 0.0, 1, 2, 3, 4, native=False)
+    assert native.tobytes() == oracle.tobytes()
+    decoded = decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, simd=simd)
+    np.testing.assert_array_equal(
+        decoded,
+        decode_sum_numpy([native], np.zeros(values.size, dtype=np.float32), 1.0, native=False),
+    )
+
+
+@pytest.mark.parametrize("value", FITS, ids=repr)
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5, 6, 7, 11, 12, 13, 300])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_sign_only(sign, count, value):
+    """All-positive and all-negative inputs crash published code."""
+    values = np.float32(sign) * (np.abs(gradient(count)) + np.float32(0.5))
+    _, decoded = native_and_oracle(value, values)
+    assert (np.sign(decoded) == sign).all()
+    if count:
+        assert relative_error(decoded, values) < 0.5
 
 
 @pytest.mark.parametrize("n", range(5, 13))
@@ -69,23 +117,3 @@ def test_order_section_must_be_a_permutation(change):
     for native in (True, False):
         with pytest.raises(dr.CorruptPayloadError, match="order section"):
             decode_sum_numpy([hostile], np.zeros(37, dtype=np.float32), 1.0, native=native)
-
-
-@given(
-    strategies.lists(
-        strategies.integers(0, 32).flatmap(
-            lambda w: strategies.tuples(strategies.integers(0, 2**w - 1), strategies.just(w))
-        )
-    )
-)
-def test_varied_fields_round_trip(fields):
-    values, widths = [value for value, _ in fields], [width for _, width in fields]
-    data = bits.pack_varied(values, widths)
-    assert len(data) == (sum(widths) + 7) // 8
-    assert bits.unpack_varied(data, widths).tolist() == values
-
-
-@pytest.mark.parametrize("data", [b"", b"\x00\x00\x00", b"\x00\x80"])
-def test_varied_fields_must_fill_the_bytes(data):
-    with pytest.raises(dr.CorruptPayloadError):
-        bits.unpack_varied(data, [5, 6])
