@@ -1,5 +1,6 @@
 """Mark tests by the resources that they use, and report failures immediately."""
 
+import collections
 import gc
 import os
 import pathlib
@@ -38,6 +39,11 @@ SUBPROCESSES = (
     "test_build.py", "test_build_cuda.py", "test_check.py", "test_data.py", "test_gpu_check.py",
     "test_preflight.py", "test_set_up.py", "test_two_frameworks.py", "test_types.py",
 )  # fmt: skip
+
+#: {path of a test file: seconds of its tests and their fixtures}
+seconds_of_file = collections.Counter()
+#: files that the summary shows at most, and the seconds from which it shows one
+_MOST_FILES, _LEAST_SECONDS = 25, 5
 
 
 def pytest_addoption(parser):
@@ -115,9 +121,22 @@ def _rank_of_file(item):
     return LONGEST_FIRST.index(place) if place in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Print the files that took longest, with the set-up of their tests."""
+    lines = [
+        f"{seconds:7.0f} s  {file}"
+        for file, seconds in seconds_of_file.most_common(_MOST_FILES)
+        if seconds > _LEAST_SECONDS
+    ]
+    if lines:
+        terminalreporter.section("slowest files")
+        terminalreporter.write_line("\n".join(lines))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report):
     """Print a failure at once, so that an interrupted run shows what failed."""
+    seconds_of_file[report.nodeid.partition("::")[0]] += report.duration
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(
             f"\n{report.nodeid} failed in {report.duration:.0f} s:\n{report.longreprtext[-3000:]}",

@@ -4,6 +4,7 @@ The environments are new. They import the frameworks of this environment, which 
 installed in each test. pip sees these frameworks as installed.
 """
 
+import importlib.metadata
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.slow
 
@@ -143,6 +145,25 @@ def frameworks(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def only_pytorch(tmp_path_factory):
+    """A folder with links to PyTorch and what it requires, as installed here."""
+    folder = tmp_path_factory.mktemp("only_pytorch")
+    wanted, found = ["torch"], set()
+    while wanted:
+        distribution = importlib.metadata.distribution(wanted.pop())
+        if distribution.name in found:
+            continue
+        found.add(distribution.name)
+        for requirement in map(Requirement, distribution.requires or ()):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                wanted.append(requirement.name)
+        for top in {path.parts[0] for path in distribution.files} - {"..", "__pycache__"}:
+            if not (folder / top).exists():
+                (folder / top).symlink_to(SITE / top)
+    return folder
+
+
 def run(command, folder, **variables):
     """Run a command in a folder, without packages from other folders."""
     inherited = {
@@ -197,6 +218,31 @@ def test_a_wheel_built_without_pytorch_trains_with_a_pytorch_that_came_later(
         "NativeMissingError: deepreduce_hvd: expected the TensorFlow operators" in imported.stderr
     )
     assert "`python -m deepreduce_hvd --build`" in imported.stderr
+
+
+def train_with_torchrun(python, folder):
+    """Train with DDP on two ranks; return what each rank wrote."""
+    script = ROOT / "tests/support/installed_ddp_training.py"
+    launcher = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = run([*launcher, script, folder / "report"], folder, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [json.loads((folder / f"report.{rank}").read_text()) for rank in range(2)]
+
+
+def test_ddp_trains_where_only_pytorch_is_installed(wheel, compiler, only_pytorch, tmp_path):
+    python = environment_with(tmp_path / "environment", only_pytorch)
+    install(python, tmp_path, f"deepreduce_hvd[torch] @ {wheel.as_uri()}")
+    first = train_with_torchrun(python, tmp_path)
+    for report in first:
+        assert report["absent"] == ["horovod", "tensorflow"]
+        assert Path(report["package"]).is_relative_to(tmp_path / "environment")
+        assert report["digest"] == first[0]["digest"] and report["payload_bytes"] > 0
+        assert len(report["said"]) == 1 and "compressed by NumPy" in report["said"][0]
+
+    built = run([python, "-m", "deepreduce_hvd", "--build"], tmp_path, **compiler)
+    assert built.returncode == 0 and "all is well" in built.stdout, built.stdout + built.stderr
+    again = train_with_torchrun(python, tmp_path)
+    assert again == [{**report, "said": []} for report in first]
 
 
 def test_build_replaces_operators_for_other_versions(
