@@ -96,6 +96,9 @@ MEMORIES = {
     "momentum_correction_0": dr.MomentumCorrection(0),
 }
 
+#: sizes around the widths of vectors, the blocks of the passes and the memory for candidates
+SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 2047, 2048, 2049, 4097, 16383, 16384, 16385, 20000)
+
 
 def gradient(d, key=7):
     """Return a heavy-tailed test gradient, (d,) float32, the same on every machine."""
