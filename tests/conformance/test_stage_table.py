@@ -1,4 +1,7 @@
-"""Test that the core and Python have the same stages, with the same ids, and the same codes."""
+"""Test that the core and Python have the same stages, with the same ids, and the same codes.
+
+Each stage also has its place in the documentation and in the tests.
+"""
 
 import inspect
 import pathlib
@@ -22,6 +25,7 @@ ROOT = pathlib.Path(dr.__file__).parent
 KINDS = {"sparsifier": sparsifiers, "index": index, "value": value, "memory": memory}
 ROWS = _native.stages()
 DOCS = ROOT.parent / "docs"
+TESTS = ROOT.parent / "tests" / "stages"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,6 +57,23 @@ def test_sources_are_where_the_table_says(row):
         )
         found = re.search(rf"\b{row['file']}_device_codec = [^;]*\bk{row['name']}\b", kernels)
         assert row["on_device"] == bool(found)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+def test_every_stage_has_its_file_of_tests(row):
+    module = inspect.getmodule(getattr(KINDS[row["kind"]], row["name"]))
+    *_, folder, name = module.__name__.split(".")
+    path = TESTS / folder / f"test_{name}.py"
+    assert path.is_file(), f"expected the tests of {row['name']} in {path}"
+    source = path.read_text()
+    assert "\ndef test_" in source and row["name"] in source
+
+
+def test_every_file_of_tests_has_its_module():
+    """The exceptions have tests of all stages of a kind."""
+    for path in TESTS.glob("*/test_*.py"):
+        folder, name = path.parent.name, path.name.removeprefix("test_")
+        assert name == f"all_{folder}.py" or (ROOT / "stages" / folder / name).is_file(), path
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
