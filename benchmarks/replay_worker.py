@@ -143,7 +143,8 @@ def _layer_function(device):
 class Messages:
     """Uncompressed messages with given members, sent one after another by a thread.
 
-    Horovod itself would merge messages that wait.
+    Horovod itself would merge messages that wait. The members of a message are copied into it, and
+    the sums are copied back.
     """
 
     def __init__(self, name, row, gradients, grouping):
@@ -153,22 +154,39 @@ class Messages:
         parameters = [parameter for _, parameter in row.named][::-1]
         first = 0
         for number, length in enumerate(grouping):
-            start, end = gradients.bounds[first], gradients.bounds[first + length]
-            message = number, gradients.flat[start:end]
-            parameters[first + length - 1].register_post_accumulate_grad_hook(
-                lambda _, message=message: self._queue.put(message)
-            )
+            self._add(number, parameters[first : first + length], gradients, first)
             first += length
         row.end = self._queue.join
         threading.Thread(target=self._send, daemon=True).start()
 
+    def _add(self, number, members, gradients, first):
+        """Let the gradients of ``members`` share message ``number``; ``first`` is the first's."""
+        import torch
+
+        bounds = gradients.bounds[first : first + len(members) + 1]
+        own = gradients.flat[bounds[0] : bounds[-1]]
+        message = own if len(members) == 1 else torch.empty_like(own)
+        for start, end, parameter in zip(bounds, bounds[1:], members):
+            part = slice(start - bounds[0], end - bounds[0])
+            last = end == bounds[-1]
+
+            def ready(_, part=part, last=last):
+                if message is not own:
+                    message[part].copy_(own[part])
+                if last:
+                    self._queue.put((number, message, own))
+
+            parameter.register_post_accumulate_grad_hook(ready)
+
     def _send(self):
         while True:
-            number, part = self._queue.get()
-            handle = self._hvd.allreduce_async_(part, name=f"{self._name}.{number}")
+            number, message, own = self._queue.get()
+            handle = self._hvd.allreduce_async_(message, name=f"{self._name}.{number}")
             while not self._hvd.poll(handle):
                 time.sleep(1e-4)
             self._hvd.synchronize(handle)
+            if message is not own:
+                own.copy_(message)
             self._queue.task_done()
 
 

@@ -20,9 +20,17 @@ def horovod():
     hvd.init()
 
 
-def compressor(schedule):
-    named = [(name, tf.Variable(tf.zeros([40, 30]))) for name in "abcd"]
+def variables(names="abcd"):
+    return [tf.Variable(tf.zeros([40, 30]), name=name) for name in names]
+
+
+def compressor(schedule, listed=None):
+    named = list(zip("abcd", variables() if listed is None else listed))
     return dr.Compressor(CODEC, parameters=named, schedule=schedule)
+
+
+def plan_of(*messages):
+    return Plan(messages, (), 0.0, "none", "none", 2, 1, "none")
 
 
 def test_a_plan_sets_ways_and_densities():
@@ -31,7 +39,7 @@ def test_a_plan_sets_ways_and_densities():
         Message(("b",), "fp16"),
         Message(("a",)),
     )
-    plan = Plan(messages, (), 0.0, "none", "none", 2, 1, "none")
+    plan = plan_of(*messages)
     comp = compressor(plan)
     denser = dr.Codec(dr.TopK(0.2), index=dr.Rice())
     expected = {
@@ -43,6 +51,33 @@ def test_a_plan_sets_ways_and_densities():
     assert comp.policies == expected and comp.plan == plan
     kept = {name: list(one["memory"]) for name, one in comp.state_dict()["parameters"].items()}
     assert kept == {"a": [], "b": [], "c": ["residual"], "d": ["residual"]}
+
+
+def test_messages_as_groups():
+    listed = variables()
+    plan = plan_of(
+        Message(("d", "b"), "codec", 0.2, "Allgather"),
+        Message(("c",), "fp16"),
+        Message(("a",), "codec", 0.05, "Allgather"),
+    )
+    groups = dr.tensorflow.message_groups(compressor(plan, listed))
+    assert [list(map(id, group)) for group in groups] == [
+        [id(listed[3]), id(listed[1])],
+        [id(listed[0])],
+    ]
+
+
+def test_groups_need_a_plan():
+    with pytest.raises(dr.InvalidArgumentError, match="expected a compressor with a plan"):
+        dr.tensorflow.message_groups(compressor(None))
+
+
+def test_groups_need_different_names():
+    listed = variables("abba")
+    plan = plan_of(Message(tuple("dcba"), "codec", 0.05, "Allgather"))
+    comp = compressor(plan, listed)
+    with pytest.raises(dr.InvalidArgumentError, match="several named a:0, b:0"):
+        dr.tensorflow.message_groups(comp)
 
 
 def test_auto_is_refused():

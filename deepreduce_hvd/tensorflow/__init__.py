@@ -1,9 +1,10 @@
 """The adapter for TensorFlow."""
 
 from deepreduce_hvd.tensorflow import ops
+from deepreduce_hvd.tensorflow.groups import message_groups
 from deepreduce_hvd.tensorflow.ops import allreduce_gradients
 
-__all__ = ["allreduce_gradients", "cuda_supports"]
+__all__ = ["allreduce_gradients", "cuda_supports", "message_groups"]
 
 #: A function of the 20 numbers of :meth:`Codec.fields`. It returns True if this build supports the
 #: codec and the memory on a GPU, otherwise False. It is None in a build without CUDA kernels.

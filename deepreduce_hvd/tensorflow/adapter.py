@@ -35,7 +35,7 @@ from deepreduce_hvd.tensorflow.variables import (
     Variables,
     View,
     expect_variable,
-    reduces_groups,
+    reduces_several,
     reducing_process_set,
 )
 from deepreduce_hvd.tensorflow.void_steps import VoidSteps
@@ -66,7 +66,7 @@ class Adapter(BaseAdapter):
                 " traced once, got 'auto'"
             )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
-        if compressor.schedule is not None:  # Horovod decides on the messages
+        if compressor.schedule is not None:  # Horovod decides on the messages (message_groups)
             planned = layout.of_plan(
                 compressor.policies, compressor.fingerprint, compressor.schedule
             ).policies
@@ -187,11 +187,11 @@ class Adapter(BaseAdapter):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
         begun = self.void_steps.begin(slot)
         if slot.dense:
-            if slot.policy.way == FP16 and reduces_groups():
+            if slot.policy.way == FP16 and reduces_several():
                 raise InvalidArgumentError(
-                    f"parameter {slot.label}: expected no groups= together with 'fp16', because"
-                    " Horovod's grouped allreduce takes tensors of one dtype on TensorFlow, got"
-                    " groups; use 'dense' for it"
+                    f"parameter {slot.label}: expected a group of its own for 'fp16', because"
+                    " Horovod's grouped allreduce takes tensors of one dtype on TensorFlow, got one"
+                    " of several gradients; use 'dense' for it, or list the groups without it"
                 )
             with tf.control_dependencies(begun):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))

@@ -1,6 +1,58 @@
 """Gradients between compress and decompress, and the messages that they share."""
 
+import collections
+from typing import TYPE_CHECKING, Any
+
 import tensorflow as tf
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.schedule.dag import CODEC
+
+if TYPE_CHECKING:
+    from deepreduce_hvd.compressor import Compressor
+
+
+def message_groups(compressor: "Compressor") -> list[list[Any]]:
+    """Return the messages of a plan, for the argument ``groups=`` of Horovod's tape and optimizers.
+
+    Horovod decides which gradients share a message on TensorFlow. With these groups it follows the
+    plan.
+
+    >>> # plan = deepreduce_hvd.schedule.Plan.load("plan.json")
+    >>> # comp = deepreduce_hvd.Compressor(parameters=variables, schedule=plan)
+    >>> # groups = deepreduce_hvd.tensorflow.message_groups(comp)
+    >>> # tape = hvd.DistributedGradientTape(tape, compression=comp, groups=groups)
+
+    Args:
+        compressor: a :class:`Compressor` with a plan.
+
+    Returns:
+        One list of tf.Variable for each message that is encoded, in the order of the plan. Horovod
+        reduces each of the other variables on its own.
+
+    Raises:
+        InvalidArgumentError: the compressor has no plan; or variables of these messages have the
+            same name, because Horovod would lose their gradients.
+    """
+    variables = compressor.adapter.variables.by_name()
+    if compressor.plan is None:
+        raise InvalidArgumentError(
+            "message_groups: expected a compressor with a plan, such as"
+            " Compressor(schedule=Plan.load('plan.json')), got one without"
+        )
+    groups = [
+        [variables[name] for name in message.members if name in variables]
+        for message in compressor.plan.messages
+        if message.way == CODEC
+    ]
+    names = collections.Counter(variable.name for group in groups for variable in group)
+    repeated = [name for name, count in names.items() if count > 1]
+    if repeated:
+        raise InvalidArgumentError(
+            "message_groups: expected variables with different names, by which Horovod assigns"
+            f" them to groups, got several named {', '.join(repeated[:3])}"
+        )
+    return groups
 
 
 class GradientGroup:

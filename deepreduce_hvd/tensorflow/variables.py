@@ -61,6 +61,11 @@ class Variables:
         known = variable() if variable is not None else None
         return slot if known is not None and _handle(known) is _handle(parameter) else None
 
+    def by_name(self):
+        """Return {name that the compressor was given: variable} of the variables that still exist."""
+        known = ((slot.label, variable()) for variable, slot in self._entries.values())
+        return {name: variable for name, variable in known if variable is not None}
+
     def find(self, tensor, slots):
         """Return the slot that a gradient belongs to, and its variable.
 
@@ -198,10 +203,12 @@ def reducing_process_set():
     return None if frame is None else frame.f_locals.get("process_set")
 
 
-def reduces_groups():
+def reduces_several():
     """Return whether Horovod reduces several gradients in one call, as with ``groups=``."""
     frame = _calling_frame()
-    return frame is not None and frame.f_code.co_name in _GROUPED
+    if frame is None or frame.f_code.co_name not in _GROUPED:
+        return False
+    return len(frame.f_locals["tensors"]) > 1
 
 
 def _names(code, name):

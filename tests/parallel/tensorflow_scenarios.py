@@ -28,6 +28,7 @@ from tensorflow_tools import (
     assert_equal_everywhere,
     batch,
     compressor_of,
+    count,
     local_gradients,
     loss_of,
     make_step,
@@ -117,14 +118,7 @@ def scenario_groups_change_nothing_but_the_messages(directory):
     graph = (
         tf.function(make_step(named, compressor, groups=2)).get_concrete_function(batch(0)).graph
     )
-    assert _count(graph, "HorovodAllgather") == 2
-
-
-def _count(graph, kind):
-    nodes = [
-        node for function in graph.as_graph_def().library.function for node in function.node_def
-    ] + list(graph.as_graph_def().node)
-    return sum(node.op == kind for node in nodes)
+    assert count(graph, "HorovodAllgather") == 2
 
 
 def scenario_sum_and_predivide(directory):

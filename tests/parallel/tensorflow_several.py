@@ -16,8 +16,11 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
 from scenario_runner import sample
+from tensorflow_tools import count
 
 import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
+from deepreduce_hvd.schedule import Message, Plan
 from deepreduce_hvd.tensorflow.elastic import KerasState
 
 SHAPES = ((24, 20), (20, 24), (30, 16))
@@ -140,6 +143,73 @@ def scenario_every_variable_travels_its_own_way(directory):
         half = "dense" if options else "fp16"
         assert paths == ["compressed"] * 2 + [half, "compressed", "dense", "compressed"], paths
         assert mixed.stats()["half0"]["sent_bytes"] == (4 if options else 2) * 24 * 20
+
+
+#: layers of the model whose plan is followed
+LAYERS = (24, 20, 30, 16)
+
+
+def _planned(ways):
+    """Return a Keras model, and a plan whose messages have its variables in turn.
+
+    Args:
+        ways: (way, density) of each message.
+    """
+    network = tf.keras.Sequential([tf.keras.layers.Dense(units) for units in LAYERS])
+    network.build([None, 40])
+    random = np.random.default_rng(0)
+    network.set_weights([random.standard_normal(w.shape) / 8 for w in network.get_weights()])
+    names = [variable.name for variable in network.trainable_variables][::-1]
+    messages = [
+        Message(
+            tuple(names[number :: len(ways)]), way, density, "Allgather" if density else "Allreduce"
+        )
+        for number, (way, density) in enumerate(ways)
+    ]
+    return network, Plan(tuple(messages), (), 0.0, "none", "none", 2, 1, "none")
+
+
+def scenario_messages_of_a_plan(directory):
+    """The groups of a plan change the messages, in a function and in fit, and no result."""
+    ways = (("codec", 0.1), ("fp16", None), ("codec", 0.3), ("dense", None))
+    random = np.random.default_rng(hvd.rank())
+    images = random.standard_normal((64, 40)).astype(np.float32)
+    gathers, results = {}, {}
+    for grouped, through in ((False, "function"), (True, "function"), (True, "fit")):
+        network, plan = _planned(ways)
+        listed = network.trainable_variables
+        codec = dr.Codec(dr.TopK(0.1), index=dr.Rice())
+        compressor = dr.Compressor(codec, parameters=listed, dense_below=0, schedule=plan)
+        groups = dr.tensorflow.message_groups(compressor) if grouped else None
+        if through == "fit":
+            network.compile(
+                hvd_keras.DistributedOptimizer(
+                    tf.keras.optimizers.SGD(0.1), compression=compressor, groups=groups
+                ),
+                loss=lambda truth, output: tf.reduce_mean(output**2),
+            )
+            network.fit(images, images, batch_size=16, shuffle=False, verbose=0)
+        else:
+
+            @tf.function
+            def step(batch, network=network, compressor=compressor, groups=groups):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(network(batch) ** 2)
+                tape = hvd.DistributedGradientTape(tape, compression=compressor, groups=groups)
+                found = tape.gradient(loss, network.trainable_variables)
+                for variable, gradient in zip(network.trainable_variables, found):
+                    variable.assign_sub(0.1 * gradient)
+
+            for start in range(0, 64, 16):
+                step(tf.constant(images[start : start + 16]))
+            graph = step.get_concrete_function(tf.constant(images[:16])).graph
+            gathers[grouped] = count(graph, "HorovodAllgather")
+        results[grouped, through] = [variable.numpy() for variable in listed]
+    encoded = sum(len(range(n, 2 * len(LAYERS), len(ways))) for n in (0, 2))
+    assert gathers == {False: encoded, True: 2}, gathers
+    for other in results.values():
+        for one, two in zip(results[False, "function"], other):
+            np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
 
 
 def _end(references, seconds=30):

@@ -89,6 +89,14 @@ def make_step(named, compressor, **options):
     return step
 
 
+def count(graph, kind):
+    """Return the number of operations of a kind in a graph and its functions."""
+    nodes = [
+        node for function in graph.as_graph_def().library.function for node in function.node_def
+    ] + list(graph.as_graph_def().node)
+    return sum(node.op == kind for node in nodes)
+
+
 class Version1:
     """A graph of tf.compat.v1, whose optimizers and session are those of Horovod's examples."""
 

@@ -16,6 +16,7 @@ reports, test_scenario = scenario_tests(
         "retracing_keeps_the_residuals",
         "a_schedule_stays_out_of_graphs",
         "every_variable_travels_its_own_way",
+        "messages_of_a_plan",
         "prepared_optimizers",
         *scenarios("tensorflow_refusals.py"),
     ),
