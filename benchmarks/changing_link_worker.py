@@ -9,7 +9,7 @@ from decisions import decide, has_decided
 from replay_worker import Replay
 
 #: elements of the layers, in network order, and seconds of forward and backward
-_LAYERS, _FORWARD, _BACKWARD = (8_000, *[60_000] * 4, *[200_000] * 6), 0.05, 0.1
+LAYERS, FORWARD, BACKWARD = (8_000, *[60_000] * 4, *[200_000] * 6), 0.05, 0.1
 #: steps of "auto" before the change, and after it; more until a plan is chosen, if plans take turns
 _BEFORE, _AFTER, _MOST_MORE = 20, 150, 200
 _TURNS = 20
@@ -17,9 +17,9 @@ FIXED = ("none", "fp16", "64 MiB buckets")
 
 
 def main():
-    total = sum(_LAYERS)
-    table = [(f"layer{n}", (d,), _BACKWARD * d / total) for n, d in enumerate(_LAYERS)]
-    replay = Replay(table, _FORWARD)
+    total = sum(LAYERS)
+    table = [(f"layer{n}", (d,), BACKWARD * d / total) for n, d in enumerate(LAYERS)]
+    replay = Replay(table, FORWARD)
     import horovod.torch as hvd
 
     auto = replay.compressed("auto", schedule="auto")

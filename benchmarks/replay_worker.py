@@ -258,6 +258,23 @@ class Replay:
         codec = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.LloydMax(bits=1))
         return self.optimized(name, lambda named: dr.Compressor(codec, parameters=named, **options))
 
+    def profile(self, auto):
+        """Return what a compressor with ``schedule="auto"`` has measured, of the slowest ranks.
+
+        Adds the row :data:`LOCAL`.
+        """
+        import horovod.torch as hvd
+
+        from deepreduce_hvd.schedule import Profile
+
+        self.add(LOCAL)
+        local_seconds = statistics.median(self.step(LOCAL) for _ in range(5))
+        texts = hvd.allgather_object(auto.profile().to_json())
+        profile = Profile.merged([Profile.from_json(text) for text in texts])
+        # time 0 of the profile is the first gradient
+        forward = max(local_seconds - profile.backward_seconds, 0.0)
+        return dataclasses.replace(profile, forward_seconds=forward)
+
     def step(self, name):
         """Make a step of a row; return the seconds of the slowest rank."""
         import horovod.torch as hvd
@@ -272,20 +289,12 @@ def main(network, seconds):
     import horovod.torch as hvd
 
     import deepreduce_hvd as dr
-    from deepreduce_hvd.schedule import Network, Plan, Profile
+    from deepreduce_hvd.schedule import Network, Plan
     from deepreduce_hvd.schedule.rules import predict
 
     auto = replay.compressed("auto", schedule="auto")
     before = decide(auto, lambda _: replay.step("auto"))
-    replay.add(LOCAL)
-    local_seconds = statistics.median(replay.step(LOCAL) for _ in range(5))
-
-    texts = hvd.allgather_object(auto.profile().to_json())
-    profile = Profile.merged([Profile.from_json(text) for text in texts])
-    # time 0 of the profile is the first gradient
-    profile = dataclasses.replace(
-        profile, forward_seconds=max(local_seconds - profile.backward_seconds, 0.0)
-    )
+    profile = replay.profile(auto)
     link = Network(profile.hosts, profile.link())
     messages = {row: predict(rule, profile, link)[1] for row, rule in RULES.items()}
     messages["auto"] = auto.plan.messages

@@ -1,7 +1,7 @@
-"""Run the tests in two parts: single-process tests on all cores, then jobs of ranks two at a time.
+"""Run the tests in two parts: single-process tests on all cores, then jobs of ranks side by side.
 
-Ranks wait for each other for much of their time, so two jobs share two cores well. Each file's jobs
-run one by one, the longest files first (tests/conftest.py). Other options go to pytest:
+Ranks wait for each other for much of their time, so three jobs share two cores well. Each file's
+jobs run one by one, the longest files first (tests/conftest.py). Other options go to pytest:
 ``python scripts/run_tests.py -k bloom``.
 """
 
@@ -15,11 +15,13 @@ import time
 _NO_TESTS = 5
 #: of the slow cases of products of settings, such as index codec x value codec x input, one in so
 #: many is run with --slow; ``pytest -m "not several_processes"`` runs all
-_ONE_IN = 6
+_ONE_IN = 10
 #: cases of each single-process test, without --slow
 _AT_MOST = 20
 #: the same with --fast
 _AT_MOST_FAST = 4
+#: jobs of ranks at a time, on any machine
+_MOST_JOBS = 6
 #: every run shows where its time goes
 _DURATIONS = ("--durations=25", "--durations-min=2")
 
@@ -68,7 +70,7 @@ def main():
             run(
                 "jobs of several ranks",
                 "-n",
-                "2",
+                str(min(os.cpu_count() + 1, _MOST_JOBS)),
                 "--dist",
                 "loadfile",
                 "--no-loadscope-reorder",

@@ -16,14 +16,14 @@ HERE = pathlib.Path(__file__).parent
 os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", "120")
 #: folders and files whose tests start horovodrun or other jobs that use all cores
 SEVERAL_PROCESSES = (
-    "parallel", "hosts", "random_walk", "test_docs.py", "test_examples.py", "test_install.py",
+    "parallel", "hosts", "random_walk", "test_docs_scripts.py", "test_examples.py", "test_install.py",
     "cuda/test_pretend.py", "cuda/test_tensorflow_link.py",
     "cuda/test_tensorflow_kernels.py", "cuda/test_tensorflow_sums.py",
 )  # fmt: skip
 #: of these, the files that take minutes; they run first, so that two workers end together
 LONGEST_FIRST = (
     "test_install.py", "parallel/test_tensorflow_parallel.py", "cuda/test_tensorflow_kernels.py",
-    "parallel/test_torch_parallel.py", "test_examples.py", "test_docs.py",
+    "parallel/test_torch_parallel.py", "test_examples.py", "test_docs_scripts.py",
     "parallel/test_hung_peer.py", "parallel/test_tensorflow_elastic.py",
     "parallel/test_tensorflow_overflow.py", "parallel/test_tensorflow_communicators.py",
     "parallel/test_torch_elastic.py", "random_walk/test_tensorflow_walk.py",

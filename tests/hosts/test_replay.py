@@ -5,7 +5,7 @@ import time
 
 import architectures
 import pytest
-from replay_worker import TOTALS, Device, layers
+from replay_worker import TOTALS, Device, Messages, Replay, layers
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,25 @@ def test_a_device_is_busy_for_the_sum_of_its_seconds():
         sum(range(300))  # work of the host, which must not count as time of the device
     spent = time.perf_counter() - started
     assert spent >= 0.0395
+
+
+def test_messages_are_the_members_of_a_group(monkeypatch):
+    """Each gradient is in one message, and its sum comes back."""
+    pytest.importorskip("horovod.torch", reason="Horovod is not installed")
+    table = [(f"layer{number}", (size,), 0.0) for number, size in enumerate((5, 3, 7, 2))]
+    replay = Replay(table, 0.0)
+    import horovod.torch as hvd
+
+    sizes, allreduce = [], hvd.allreduce_async_
+
+    def doubled(tensor, **options):
+        sizes.append(tensor.numel())
+        return allreduce(tensor.mul_(2), **options)
+
+    monkeypatch.setattr(hvd, "allreduce_async_", doubled)
+    Messages("merged", replay.add("merged"), replay.gradients, [1, 2, 1])
+    prepared = replay.gradients.flat.clone()
+    for _ in range(2):
+        replay.step("merged")
+        assert replay.gradients.flat.equal(2 * prepared)
+    assert sizes == [2, 7 + 3, 5] * 2
