@@ -62,7 +62,7 @@ class Variables:
         return slot if known is not None and _handle(known) is _handle(parameter) else None
 
     def by_name(self):
-        """Return {name that the compressor was given: variable} of the variables that still exist."""
+        """Return {name: variable} of the variables that still exist, by the names of the slots."""
         known = ((slot.label, variable()) for variable, slot in self._entries.values())
         return {name: variable for name, variable in known if variable is not None}
 
