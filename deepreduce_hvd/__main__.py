@@ -31,10 +31,10 @@ class _Framework:
         module: the name of its module.
         distributions: the names of distributions that contain the module.
         library: the first part of the name of the library of operators.
-        trial: function of this package's module with its operators; encodes a gradient and returns
-            the payload, (n,) uint8 on the host.
-        cuda_of: function of the module and this package's module; returns the CUDA version that the
-            framework is built for, or None, and whether its operators work on GPUs.
+        trial: function (codec, gradient) that encodes a gradient with the framework's operators and
+            returns the payload, (n,) uint8 on the host.
+        cuda_of: function (framework's module, module of its operators) that returns the CUDA
+            version the framework is built for, or None, and whether its operators work on GPUs.
     """
 
     def __init__(self, name, module, distributions, library, trial, cuda_of):
@@ -258,7 +258,7 @@ def _check_horovod(report, frameworks):
 
 def _check():
     """Print what is installed; return the exit status, 1 if something needs attention."""
-    # not about processors, but about what this command prints
+    # hide TensorFlow's log lines, which would mix with the output of this command
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     report = _Report()
     print("deepreduce_hvd --check")
@@ -270,7 +270,7 @@ def _check():
 
 
 def _copy_of_sources(folder):
-    """Make the tree that this package was built from, in ``folder``."""
+    """Copy the source tree that this package was built from to ``folder``."""
     shutil.copytree(_PACKAGE / "_sources", folder)
     left_out = shutil.ignore_patterns("_sources", "*.so", "__pycache__")
     shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=left_out, dirs_exist_ok=True)
@@ -295,7 +295,7 @@ def _build(pip_options):
         return 1
     environment = dict(os.environ)
     for framework in found:
-        # the user may have left it out, or asked for it
+        # an explicit choice of the user takes precedence
         if f"DEEPREDUCE_WITHOUT_{framework.name.upper()}" not in environment:
             environment.setdefault(framework.switch, "1")
     # without the cache: pip would install a wheel that it has built for another framework

@@ -15,10 +15,10 @@ from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 
 
 class _Framework(NamedTuple):
-    """Names of modules of this package, and of what they have."""
+    """The modules of this package that support one framework."""
 
-    operators: str | None  #: has the ``backend`` of the framework's tensors; None: no tensors
-    adapter: str  #: "module:name" of what creates the adapter of the framework's parameters
+    operators: str | None  #: module with the ``backend`` for its tensors; None if it has no tensors
+    adapter: str  #: "module:function" that creates the adapter for its parameters
 
 
 #: {top-level module of a type: its framework}
@@ -29,7 +29,7 @@ _FRAMEWORKS = {
     ),
     "keras": _Framework(None, "deepreduce_hvd.tensorflow.adapter:Adapter"),
 }
-#: has ``register`` for models that average their gradients without Horovod; only PyTorch has them
+#: module whose ``register`` handles models that average gradients without Horovod; PyTorch only
 _REGISTRATION = "deepreduce_hvd.torch.registration"
 
 
@@ -64,7 +64,7 @@ def of(array):
 
 
 def adapter_name(named):
-    """Return the name of what creates the adapter for parameters, for ``pkgutil.resolve_name``.
+    """Return the name of the function that creates the adapter, for ``pkgutil.resolve_name``.
 
     Args:
         named: list of (name, parameter or variable of any framework) pairs, at least one.

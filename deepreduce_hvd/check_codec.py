@@ -79,7 +79,7 @@ def _inputs(count):
 
 
 def _call(codec, method, case, function, *arguments):
-    """Return what a function returns that calls a method of the codec."""
+    """Return the result of ``function``, which calls a method of the codec."""
     try:
         return function(*arguments)
     except Exception as error:  # any error is a failure of the codec

@@ -42,7 +42,7 @@ def _meant(value, kind):
 
 
 class _InvalidAttributeError(InvalidArgumentError, AttributeError):
-    """Horovod got a Codec for a Compressor; an AttributeError, so that ``hasattr`` works."""
+    """Horovod got a Codec instead of a Compressor. An AttributeError, so that ``hasattr`` works."""
 
 
 class Codec:
@@ -68,7 +68,7 @@ class Codec:
     array([ 0.,  0., -3.,  1.], dtype=float32)
     """
 
-    example_arguments = "TopK(0.01)"  # of a call, for suggestions in messages
+    example_arguments = "TopK(0.01)"  # for the example call in error messages
 
     def __init__(
         self,

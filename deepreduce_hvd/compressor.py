@@ -284,7 +284,7 @@ class Compressor:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'
             shapes or flat; with ``fully_shard``, those of this rank's shards. The arrays are
             tensors on PyTorch, which ``torch.load(weights_only=True)`` accepts, and NumPy arrays on
-            TensorFlow. A tensor of zeros is a view of one number: a file of it is small.
+            TensorFlow. An all-zero tensor is a view of a single zero, so its file is small.
         """
         return self.adapter.state_dict()
 
@@ -366,12 +366,12 @@ class Compressor:
         print("\n".join([*lines, *adapter.schedule_notes()]))
 
     def profile(self) -> Profile:
-        """Return what was measured of this rank's last steps, on PyTorch.
+        """Return measurements of this rank's last steps, on PyTorch.
 
-        It has the times of gradients, the seconds of encoding and decoding, and the sizes of
-        payloads. With ``schedule="auto"`` it has the network too. ``profile().save(path)`` writes a
-        file for ``deepreduce-plan``. With DDP and ``fully_shard`` a gradient is ready when PyTorch
-        hands over its bucket.
+        The profile contains when gradients become ready, the seconds of encoding and decoding, and
+        the sizes of payloads; with ``schedule="auto"``, also the network. ``profile().save(path)``
+        writes a file for ``deepreduce-plan``. With DDP and ``fully_shard``, a gradient counts as
+        ready when PyTorch hands over its bucket.
 
         Raises:
             InvalidArgumentError: no step with a compressed gradient is complete yet.
@@ -386,7 +386,7 @@ class Compressor:
     def timeline(self, path: str | os.PathLike[str]) -> None:
         """Write this rank's last complete step as a Chrome trace for ui.perfetto.dev, on PyTorch.
 
-        Time 0 is the first gradient. With a plan, its predicted step is beside the measured one.
+        Time 0 is the first gradient. With a plan, the trace also shows the predicted step.
 
         Args:
             path: path of the JSON file.

@@ -305,7 +305,7 @@ def keep_largest_numpy(indices, values, k, native=True, simd=-1):
 
 
 def put_back_numpy(memory, state, indices, values, start=0, native=True):
-    """Add values that were taken from a memory but did not reach the sum back to ``state``.
+    """Return values to ``state`` that were taken from it but did not reach the sum.
 
     Args:
         memory: the :class:`Memory`.

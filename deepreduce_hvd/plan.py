@@ -1,4 +1,4 @@
-"""``deepreduce-plan profile.json``: predict the seconds of a step under every rule of scheduling.
+"""``deepreduce-plan profile.json``: predict the step time under every scheduling rule.
 
 Also ``python -m deepreduce_hvd.plan``. docs/schedule.md explains the model and the rules.
 """
@@ -131,7 +131,7 @@ def _networks(arguments: argparse.Namespace, profile: Profile) -> dict[str, list
 
 
 def _cell(found: Timeline) -> str:
-    """Return the seconds of a step, and what it waits for longest besides computing."""
+    """Return the step time in seconds, and what takes most of it besides computing."""
     waits = found.waits()
     longest = max(("encode", "network", "decode"), key=lambda kind: waits[kind])
     share = waits[longest] / found.step_seconds if found.step_seconds else 0.0

@@ -1,8 +1,8 @@
 """prepare: set an optimizer up for error feedback.
 
-Error feedback delays what it does not send by up to 1 / density steps. An optimizer's momentum
-averages over past steps once more. Both together cost accuracy, and error feedback alone already
-averages. So compressed parameters are stepped without momentum, at the same step size.
+Error feedback delays what it does not send by up to 1 / density steps, so each sent value already
+averages past gradients. Momentum in the optimizer would average them once more, which costs
+accuracy. So compressed parameters are stepped without momentum, at the same step size.
 """
 
 from deepreduce_hvd.errors import InvalidArgumentError
@@ -31,7 +31,8 @@ def warning(optimizer, name, momentum, memory):
 
     Args:
         optimizer: name of the optimizer's class.
-        name: name of its momentum, which is ``momentum``.
+        name: name of its momentum setting.
+        momentum: value of that setting.
         memory: the memory of a parameter that it steps.
     """
     return (
@@ -67,8 +68,8 @@ class Preparation:
     def learning_rate_factor(policy, momentum, dampening=0.0):
         """Return the factor of the learning rate that keeps the step size without momentum.
 
-        With momentum m, a gradient moves a parameter by lr (1 - dampening) / (1 - m) in the end. A
-        memory with its own momentum already multiplies what is sent by 1 / (1 - its momentum).
+        With momentum m, a gradient eventually moves a parameter by lr (1 - dampening) / (1 - m). A
+        memory with momentum of its own, n, already multiplies what is sent by 1 / (1 - n).
         """
         if momentum >= 1:
             raise InvalidArgumentError(f"prepare: expected a momentum below 1, got {momentum}")

@@ -179,7 +179,7 @@ def summary_lines(stats, ranks, frozen):
 def why_nothing(stats, ranks):
     """Return a sentence for the user if no gradient was exchanged, else None.
 
-    Arguments as of :func:`summary_lines`.
+    The arguments are those of :func:`summary_lines`.
     """
     if any(row["path"] != "none" for row in stats.values()):
         return None
@@ -194,7 +194,7 @@ def why_nothing(stats, ranks):
 def notes(stats, frozen=()):
     """Return notes for the user on gradients that were not compressed, as a list of sentences.
 
-    Arguments as of :func:`summary_lines`.
+    The arguments are those of :func:`summary_lines`.
     """
     without = [name for name, row in stats.items() if row["path"] == "none"]
     unused = [name for name in without if name not in frozen]

@@ -216,9 +216,7 @@ def expect_size(name, elements, kind):
 
 
 def expect_loss_scale(scale):
-    """Return what ``loss_scale`` returned, a float; raise InvalidArgumentError if it is no
-    scale.
-    """
+    """Return the loss scale, a float; raise InvalidArgumentError if it is not a valid scale."""
     if not (math.isfinite(scale) and scale > 0):
         raise InvalidArgumentError(
             "Compressor loss_scale: expected a function that returns a finite number "

@@ -13,7 +13,7 @@ _TENSORFLOW_ONLY = (
 
 
 class BaseAdapter:
-    """The side of a compressor that works on one framework's tensors.
+    """Base class of adapters: the part of a compressor that is specific to one framework.
 
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
@@ -56,7 +56,7 @@ class BaseAdapter:
         self.compressor.communicator.reset()
 
     def expect_open(self):
-        """Do nothing; raise InvalidArgumentError in place of this after ``close``."""
+        """Raise InvalidArgumentError if the compressor is closed; do nothing otherwise."""
 
     def close(self):
         """Free the memories and refuse every further use, as :meth:`Compressor.close`."""

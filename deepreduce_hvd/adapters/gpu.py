@@ -1,4 +1,4 @@
-"""Whether a compressor works on a GPU. The operators belong to the adapters."""
+"""Decide whether a compressor encodes gradients on the GPU, for the adapters of all frameworks."""
 
 from deepreduce_hvd.communicators.allgather import Allgather
 
@@ -8,10 +8,9 @@ def why_on_host(compressor, without_operators, cuda_supports):
 
     Args:
         compressor: a :class:`~deepreduce_hvd.Compressor`.
-        without_operators: the reason when the framework's operators are built without CUDA, or
-            None.
-        cuda_supports: a function of a codec's 20 numbers that returns whether the kernels support
-            it.
+        without_operators: why the framework has no CUDA operators, or None if it has them.
+        cuda_supports: a function that takes the 20 numbers of a codec (:meth:`Codec.fields`) and
+            returns whether the CUDA kernels support it.
 
     Returns:
         The reason as text, or None if gradients are compressed on the GPU.
@@ -38,7 +37,7 @@ class BaseDevicePath:
     """The path of one compressor for gradients on GPUs, in any framework.
 
     Args:
-        compressor, without_operators, cuda_supports: as of :func:`why_on_host`.
+        compressor, without_operators, cuda_supports: as for :func:`why_on_host`.
         nccl_built: Horovod's ``nccl_built``.
 
     Attributes:

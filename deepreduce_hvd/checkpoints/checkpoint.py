@@ -49,8 +49,8 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
         slots: {name: slot of the parameter}.
         state: one state, or the list of the states of all ranks.
         fingerprint, rank, size: those of this rank now.
-        keeper_of: a function that returns the rank whose memory keeps what is not sent for a rank.
-            The memory of any other rank would never be sent.
+        keeper_of: a function that returns the rank whose memory stores the residual of a rank. The
+            memory of any other rank is never sent.
     """
     if isinstance(state, (list, tuple)):
         states = {f"compressor state of rank {rank}": one for rank, one in enumerate(state)}
@@ -98,7 +98,7 @@ def identity(fingerprint, rank, size, keeper):
 
     Args:
         fingerprint, rank, size: those of this rank.
-        keeper: the rank whose memory keeps what is not sent for this rank.
+        keeper: the rank whose memory stores the residual of this rank.
     """
     own = {"fingerprint": fingerprint, "rank": rank, "size": size}
     return own if keeper == rank else {**own, "keeper": keeper}
@@ -230,7 +230,7 @@ class _Part:
         self._check_units(slot)
 
     def _check_units(self, slot):
-        """Check the loss scale of a non-zero memory, whose unit is that of the scaled loss."""
+        """Check that a non-zero memory has a loss scale if and only if the slot follows one."""
         if (self.loss_scale is not None) == slot.follows_loss_scale:
             return
         if any(array.any() for array in self.memory.values()):

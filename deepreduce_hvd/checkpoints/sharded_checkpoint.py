@@ -1,7 +1,7 @@
-"""The state of a compressor with fully_shard: that of a rank has the memories of its shards.
+"""The state of a compressor with fully_shard: each rank saves the memories of its own shards.
 
-A state is one of :mod:`deepreduce_hvd.checkpoints.checkpoint`, whose rank and size count hosts. It
-has two more entries: the number of the shard, and of how many shards.
+A state has the form of :mod:`deepreduce_hvd.checkpoints.checkpoint`, but its rank and size count
+hosts. Two more entries give the number of the shard and the number of shards.
 """
 
 import numpy as np
@@ -24,20 +24,20 @@ def dump(slots, fingerprint, hosts, ranks):
 
     Args:
         slots: {name: :class:`~deepreduce_hvd.torch.fsdp.groups.ShardSlot`}.
-        fingerprint: that of the compressor.
-        hosts: transport over the ranks that have the same shard.
-        ranks: transport over the ranks that have the shards of one copy of the model.
+        fingerprint: the fingerprint of the compressor.
+        hosts: transport over the ranks that have the same shard, one per host.
+        ranks: transport over the ranks of this host, which together have all shards.
     """
     state = checkpoint.dump(slots, fingerprint, hosts.rank, hosts.size)
     return {**state, "shard": ranks.rank, "shards": ranks.size}
 
 
 def load(slots, state, fingerprint, hosts, ranks, keeper_of):
-    """Load the state of this rank, or those of all ranks.
+    """Load the state of this rank, or a list of the states of all ranks.
 
-    Arguments as of :func:`dump`; ``state`` and ``keeper_of`` are those of
-    :func:`deepreduce_hvd.checkpoints.checkpoint.load`. All ranks' states may be of another number
-    of hosts and of another number of shards.
+    The arguments are those of :func:`dump`; ``state`` and ``keeper_of`` are those of
+    :func:`deepreduce_hvd.checkpoints.checkpoint.load`. A list may come from a job with another
+    number of hosts or of shards.
     """
     if isinstance(state, (list, tuple)):
         loaded = _by_host(slots, state, ranks)
@@ -86,7 +86,7 @@ def _by_host(slots, states, ranks):
 
 
 def _joined(slots, states, ranks):
-    """Return the state of one host, from those of its shards."""
+    """Merge the states of all shards of one host into one state for this rank's shard."""
     first = states[0]
     for other in states[1:]:
         for key in ("version", "fingerprint", "size"):
@@ -113,7 +113,7 @@ def _joined(slots, states, ranks):
 
 
 def _parameters_of(state):
-    """Return the entries of the parameters of one state, {} if they are none."""
+    """Return the valid parameter entries of one state; {} if there are none."""
     found = state.get("parameters")
     entries = found if isinstance(found, dict) else {}
     return {name: saved for name, saved in entries.items() if isinstance(saved, dict)}
@@ -122,7 +122,8 @@ def _parameters_of(state):
 def _joined_parameter(name, slot, parts, ranks):
     """Return the entry of one parameter for this rank's shard.
 
-    Everything else is left to the checks of :func:`deepreduce_hvd.checkpoints.checkpoint.load`.
+    Only what merging needs is checked here. :func:`deepreduce_hvd.checkpoints.checkpoint.load`
+    checks everything else.
     """
     for what in ("steps", "loss_scale"):
         found = {repr(part.get(what)) for part in parts}

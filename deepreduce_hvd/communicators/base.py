@@ -165,7 +165,7 @@ class Communicator:
         """
 
     def keeper_of(self, rank: int, transport: Transport) -> int:
-        """Return the rank whose memory keeps what is not sent for a rank.
+        """Return the rank whose memory stores the residual of a rank.
 
         Args:
             rank: the rank.

@@ -226,8 +226,8 @@ class Bucket:
 
         Args:
             given: (n,) uint32, ascending indices to take instead of the sparsifier's selection.
-            places_of_held: if True, members that are held contribute zeros where the sparsifier
-                would select.
+            places_of_held: whether members that are held contribute explicit zeros at the indices
+                that the sparsifier would select.
 
         Returns:
             The elements as a :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`. If a
@@ -303,7 +303,7 @@ class Bucket:
                 member.state, member.held = state, held
 
     def put_back(self, indices: np.ndarray, values: np.ndarray) -> None:
-        """Add values that were taken but did not reach the sum back to the memories.
+        """Return values to the memories that were taken from them but did not reach the sum.
 
         Args:
             indices: (n,) uint32, ascending.

@@ -47,10 +47,10 @@ def _trimmed(bucket, total, trim, rank, keeps):
 def butterfly(bucket, channel, trim):
     """Return the sum by recursive doubling; a generator.
 
-    If the number of ranks is not a power of two, each rank beyond the power p first sends its part
-    to the rank whose number is smaller by p. It receives the sum at the end. After a round of
-    distance n, all ranks of a block of 2n ranks hold the same partial sum: they decode both sides'
-    messages and add them, lower block first.
+    Let p be the largest power of two that is at most the number of ranks. Each rank r >= p first
+    sends its part to rank r - p, and receives the sum at the end. After a round of distance n, all
+    ranks of a block of 2n ranks hold the same partial sum: they decode the messages of both halves
+    and add them, the lower half first.
 
     The lowest rank of a block is responsible for the block: its memory takes what encoding loses
     and what ``trim`` drops, once. A last round tells all ranks about failures that only the
@@ -106,7 +106,7 @@ def butterfly(bucket, channel, trim):
 
 
 def tree(bucket, channel, trim):
-    """Return the same sum up a binomial tree and back by one broadcast; a generator.
+    """Return the same sum by a reduction along a binomial tree and a broadcast; a generator.
 
     The arguments are those of :func:`butterfly`.
     """

@@ -44,7 +44,7 @@ class Driver:
         self._jobs.put(job)
 
     def stop(self):
-        """End the thread after the jobs that it has.
+        """Finish the queued jobs, then end the thread.
 
         Wait for it, unless it hangs: a thread that is in a collective while the interpreter ends
         may crash the process.

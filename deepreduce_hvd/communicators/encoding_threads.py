@@ -33,7 +33,7 @@ class Encoding:
         self._payload = self._error = self.times = None
         self._ended = threading.Event()
         self._functions: list[Callable[[], None]] | None = []
-        self._lock = threading.Lock()  # of the functions
+        self._lock = threading.Lock()  # guards the functions
         self._job: Future
 
     def start(self, pool):
@@ -41,13 +41,13 @@ class Encoding:
         self._job = pool.submit(self._run)
 
     def _run(self):
-        # nothing refers to the gradient or the message afterwards: they refer to this object
+        # avoid a reference cycle: the member and the message refer to this object
         (member, bucket), self._work = self._work, None
         started = time.perf_counter()
         try:
             self._payload = _encode(member, bucket)
             self.times = started, time.perf_counter()
-        except BaseException as error:  # it belongs to the thread that wants the payload
+        except BaseException as error:  # ``payload`` raises it in the thread that asks for it
             self._error = error
         with self._lock:
             self._ended.set()
@@ -76,7 +76,7 @@ class Encoding:
         wait([self._job])
 
     def when_done(self, function):
-        """Call ``function()`` at the end, in the thread that encodes, or now if that has passed."""
+        """Call ``function()`` in the encoding thread at its end, or now if it has ended."""
         with self._lock:
             if self._functions is not None:
                 self._functions.append(function)
@@ -113,8 +113,8 @@ class Encodings:
 class EncodingThreads:
     """Threads that encode bucket members as soon as their gradients have come.
 
-    The native core encodes without Python's lock, so that backward goes on meanwhile. Each member
-    has its own memory and its own random numbers. The payloads are therefore the same with any
+    The native core releases Python's global interpreter lock (GIL), so backward goes on meanwhile.
+    Each member has its own memory and its own random numbers. So payloads do not depend on the
     number of threads.
 
     Args:
@@ -135,8 +135,7 @@ class EncodingThreads:
     def start(self, member, codec, memory, seed, step, rank):
         """Start to encode a bucket member in a thread, if it is large enough.
 
-        Members with a custom stage are not encoded in threads. Only the native core releases
-        Python's global interpreter lock.
+        Members with a custom stage are not encoded in threads, because Python code holds the GIL.
 
         Args:
             member: the :class:`~deepreduce_hvd.communicators.bucket.BucketMember`.
@@ -155,7 +154,7 @@ class EncodingThreads:
         encoding = Encoding(member, Bucket(codec, memory, [member], seed, step, rank))
         try:
             encoding.start(self._pool)
-        # Python starts no jobs once its main thread has ended; the program may go on in another one
+        # a pool accepts no jobs once the main thread has ended; other threads may still train
         except RuntimeError:
             return None
         member.encoding = encoding

@@ -32,7 +32,7 @@ class Channel:
         rank: the number of this rank.
         sent_bytes: the bytes that this rank has handed to collectives.
         rounds: the number of collectives that have started.
-        in_groups: whether the exchange has collectives of groups of the ranks.
+        in_groups: whether the exchange uses collectives of subgroups of the ranks.
     """
 
     def __init__(self, transport: Transport, name: str, parent: "Channel | None" = None) -> None:
@@ -257,7 +257,7 @@ class Exchange:
                 self._transport.pause()
 
     def encode_seconds(self, number: int) -> float:
-        """Return the seconds of encoding one member: a thread's, and its share of the message's."""
+        """Return a member's encoding seconds: its thread's, plus its share of the exchange's."""
         early, offsets = self.bucket.members[number].encoding, self.bucket.offsets
         share = float(offsets[number + 1] - offsets[number]) / max(self.bucket.d, 1)
         return self.seconds * share + (0.0 if early is None else early.seconds)

@@ -18,11 +18,11 @@ from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, Pee
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import TopK
 
-#: They select elements, or sum dense tensors.
+#: Communicators that select elements themselves, or that sum dense tensors.
 _NOT_FOR_VECTORS = (CLTK, SharedRandomK, Hierarchical)
 _NO_INDICES = np.zeros(0, dtype=np.uint32)
 _NO_VALUES = np.zeros(0, dtype=np.float32)
-#: numbers of characters that a rank sends to the others; all fits into one notice
+#: maximum characters of an error and of a setting in a message, so that it fits into one notice
 _LONGEST_FAILURE, _LONGEST_SETTING = 600, 120
 
 
@@ -69,7 +69,7 @@ class GivenVector(Bucket):
         self._lost.append((indices[lost], values[lost]))
 
     def rest(self):
-        """Return what this rank gave or received but the sum lacks.
+        """Return the part that the sum lacks and that this rank is responsible for.
 
         Returns:
             A tuple ((n,) uint32 ascending indices, (n,) float32 values).
@@ -165,7 +165,7 @@ class GivenVectorSum(Communicator):
 
 
 def _short(text):
-    """Return a text that is not too long but differs where the whole text does."""
+    """Shorten a long text; a checksum keeps different texts different."""
     if len(text) <= _LONGEST_SETTING:
         return text
     return f"{text[:_LONGEST_SETTING]}... (CRC-32 {zlib.crc32(text.encode()):08x})"

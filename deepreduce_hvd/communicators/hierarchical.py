@@ -28,9 +28,8 @@ class Hierarchical(Communicator):
 
     Gradients are summed densely within a host, where links are fast. The first rank of each host
     exchanges the sum with other hosts by ``across`` and broadcasts the result to the ranks of its
-    host. Only the first rank of each host has a memory that fills. Horovod needs
-    ``HOROVOD_DYNAMIC_PROCESS_SETS=1``. The compressor must work with all ranks, not with a process
-    set.
+    host. Only the memories of these first ranks are used. Horovod needs
+    ``HOROVOD_DYNAMIC_PROCESS_SETS=1``. The compressor must use all ranks, not a process set.
 
     Args:
         across: the communicator between hosts.

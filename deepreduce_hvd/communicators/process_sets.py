@@ -32,8 +32,8 @@ class ProcessSetTransport(Transport):
         self._by_host = {}
 
     # A process that uses horovod.torch and horovod.tensorflow loads two copies of Horovod, but
-    # their process sets know only the one imported last. So the set of all ranks is left to the
-    # framework's own.
+    # process sets know only the copy imported last. So for the set of all ranks, ask the functions
+    # of the framework's own copy.
 
     @property
     def _has_all_ranks(self):

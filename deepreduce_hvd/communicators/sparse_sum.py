@@ -68,7 +68,7 @@ class SparseSum:
 
 
 def failed(rank: int, error: Exception) -> SparseSum:
-    """Return what stands for the partial sum of a rank on which an error was raised.
+    """Return a failure in place of the partial sum of a rank that raised an error.
 
     Args:
         rank: the number of the rank.

@@ -32,14 +32,13 @@ class SplitAllgather(Communicator):
     et al. 2019, SSAR and DSAR).
 
     Args:
-        dense: how to send the sum of a slice that has so many elements that indices cost more than
-            sending all elements. A sum of n elements is sent in this way when n (I + V) >= d W. I
-            is the number of bits per index, V and W the numbers of bits per value of the codec and
-            of the dense form. "auto" sends all elements with the value codec of the :class:`Codec`;
-            as float32 if that codec sorts values, and with 2-bit LloydMax if it cannot send zeros.
-            2, 4 or 8 sends all elements with QSGD of that many bits; None never does it. The owner
-            decides for its own slice. The payload describes itself, so ranks need not agree in
-            advance.
+        dense: how to send all elements of a slice when that takes fewer bits than sending indices.
+            In a slice of d elements, this applies when n (I + V) >= d W for n nonzero ones. I is
+            the number of bits per index; V and W are the bits per value of the codec and of the
+            dense form. "auto" uses the value codec of the :class:`Codec`, but float32 if that codec
+            sorts values, and 2-bit LloydMax if it cannot send zeros. 2, 4 or 8 uses QSGD with that
+            many bits. None never does this. Each owner decides for its own slice. Payloads are
+            self-describing, so ranks need not agree in advance.
 
     Raises:
         InvalidArgumentError: ``dense`` is not one of these.

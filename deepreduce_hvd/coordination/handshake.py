@@ -100,13 +100,14 @@ def name_of(adapter):
 def take_part(transport_class, is_awaited):
     """Start the comparisons that other ranks wait for, while this rank waits elsewhere.
 
-    The program takes their results in :func:`agree`. A comparison that no rank waits for is not
-    started: the others may join it so late that Horovod considers it stalled.
+    :func:`agree` collects their results later. A comparison that no rank waits for is not started:
+    the others might join it so late that Horovod would consider it stalled.
 
     Args:
         transport_class: class of the compressors' transports. Its gathers must be asynchronous, may
             start in any thread, and must be matched by name.
-        is_awaited: function of a :func:`name_of` that returns whether a rank waits there.
+        is_awaited: function that takes a handshake's name (:func:`name_of`) and returns whether a
+            rank waits in it.
     """
     for other in list(_adapters):
         # in elastic training, all ranks call ``sync`` at once
@@ -255,7 +256,7 @@ def _refuse(gather, ranks, rows, own):
     names = list(dict.fromkeys(name for table in tables for name in table))
     differing = [name for name in names if len({table.get(name) for table in tables}) > 1]
     lists = {one.name: one.value for one in own if not isinstance(one.value, str)}
-    # lists depend on the other settings and on each other
+    # lists depend on the other settings and on each other, so report them last and only one
     differing = [name for name in differing if name not in lists] or differing[:1]
     found = []
     for name in differing[:_MOST_SHOWN]:

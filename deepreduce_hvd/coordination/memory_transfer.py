@@ -23,7 +23,7 @@ def copy_of_previous_rank(slots, transport):
 
 
 def hand_over(slots, transport, keepers):
-    """Move memories to the ranks that now send for them.
+    """Move each memory to the rank that now sends on its behalf.
 
     A hierarchical communicator sends from the first rank of a host, and that rank may change when
     ranks have left.
@@ -31,7 +31,7 @@ def hand_over(slots, transport, keepers):
     Args:
         slots: list of this rank's slots.
         transport: transport over all ranks.
-        keepers: for every rank, the rank whose memory keeps what is not sent for it.
+        keepers: for every rank, the rank whose memory stores its residual.
     """
     if keepers == list(range(transport.size)):
         return

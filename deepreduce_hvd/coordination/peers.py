@@ -22,8 +22,7 @@ from typing import NamedTuple
 GRACE_SECONDS = 2.0
 #: the same for a rank that exits; on busy machines some ranks exit late
 GRACE_SECONDS_AT_THE_END = 5.0
-#: seconds left of this time after the launcher has sent SIGTERM; horovodrun kills the process after
-#: 5 s
+#: the same after the launcher has sent SIGTERM; horovodrun kills the process 5 s after that signal
 _LAST_SECONDS = 0.5
 _TIMEOUT_SECONDS = 1.0
 _NOTE_BYTES = 4096

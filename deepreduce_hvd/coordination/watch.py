@@ -153,7 +153,7 @@ class Watcher:
         self._closes = False  # whether the thread shuts Horovod down at its end
         atexit.register(self._at_exit)
         self._pause = min(_LOOK_SECONDS, self._limit / 4) if self._limit else None
-        # always: at the end of the process, Python starts no threads
+        # started now, because Python starts no threads at the end of the process
         self._thread = threading.Thread(target=self._run, name="deepreduce-watch", daemon=True)
         self._thread.start()
 

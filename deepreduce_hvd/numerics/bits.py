@@ -9,7 +9,7 @@ from deepreduce_hvd.errors import CorruptPayloadError
 
 
 def bit_width_of(count):
-    """Return the number of bits that can number ``count`` items: ceil(log2(count)), at least 0.
+    """Return the number of bits that distinguish ``count`` items: ceil(log2(count)), at least 0.
 
     >>> [bit_width_of(n) for n in (0, 1, 2, 3, 4, 5, 368)]
     [0, 0, 1, 2, 2, 3, 9]

@@ -9,7 +9,7 @@ LANES = 8
 # 1.5 * 2^52: adding it rounds to an integer and leaves this integer in the low bits
 _MAGIC = 6755399441055744.0
 _LOG2E = 1.4426950408889634
-# it has 32 significant bits, so its products with small integers are exact
+# the high part of ln 2 has 32 significant bits, so its products with small integers are exact
 _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 _RECIPROCAL_FACTORIALS = [
@@ -39,7 +39,7 @@ def exp(x):
 
 
 def lane_sum(terms):
-    """Return the sum of ``terms`` (..., n) float64 over the last axis, as eight lanes compute it.
+    """Sum ``terms`` (..., n) float64 over the last axis, in the order of eight SIMD lanes.
 
     Lane l adds the terms l, l + 8, l + 16, … in this order. Then lanes l and l + 4, lanes l and l +
     2, and lanes l and l + 1 are added.

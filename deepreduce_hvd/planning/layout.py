@@ -22,9 +22,10 @@ class Layout:
 
     Attributes:
         policies: {parameter name: policy}.
-        messages: names of the parameters that share a message, in the order of the messages. Those
-            that no message has are assigned to buckets.
-        communicators: {name: communicator of its message}; the compressor's for all others.
+        messages: for each message, in order, the names of the parameters that share it. Parameters
+            in no message are assigned to buckets.
+        communicators: {parameter name: communicator of its message}. All others use the
+            compressor's.
         fingerprint: CRC-32 of the compressor's configuration and this layout; ranks compare it.
         plan: the plan that the layout follows, or None.
     """

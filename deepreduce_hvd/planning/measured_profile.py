@@ -73,7 +73,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
 
 
 def profiled(policies, times, slots):
-    """Return the names of the parameters of a profile, as their gradients become ready.
+    """Return the names of a profile's parameters, in the order in which gradients become ready.
 
     These are all that the last complete step compressed.
     """

@@ -1,7 +1,7 @@
 """Find the plan with the shortest steps: plans take turns, and slow ones drop out.
 
-Steps vary, by other programs and by the network, and these disturbances last for many steps. So
-plans are compared in turns: in each round, each plan that is left is used for some steps.
+Step times vary because of other programs and the network, and such a disturbance lasts for many
+steps. So plans take turns: in each round, each remaining plan is used for some steps.
 """
 
 from collections.abc import Sequence

@@ -4,10 +4,10 @@ The steps of a job go through these phases, the same on all ranks:
 
 1. *warm-up*: until the density of the sparsifiers no longer falls.
 2. *profile*: some steps are timed. Then collectives of several sizes are timed between two steps.
-3. *trial*: rank 0 makes plans with the figures of all ranks. They take turns of some steps each,
-   and slow ones drop out (:mod:`deepreduce_hvd.planning.race`).
-4. *watch*: the plan with the shortest measured steps is used. If steps later take much more or less
-   time, everything is measured again, and otherwise after a long time.
+3. *trial*: rank 0 makes plans from the measurements of all ranks. The plans take turns of some
+   steps each, and slow ones drop out (:mod:`deepreduce_hvd.planning.race`).
+4. *watch*: the plan with the shortest measured steps is used. Everything is measured again when the
+   step time changes much, or after a long time.
 
 All decisions are made from numbers that all ranks have exchanged, so all ranks make the same ones
 at the same step. Any plan gives correct sums, so training goes on in all phases.
@@ -39,22 +39,22 @@ from deepreduce_hvd.schedule.profile import Profile
 #: steps that are not timed because caches and allocators are cold
 _COLD_STEPS = 3
 _PROFILE_STEPS = 6
-#: steps of a turn. The time of the first is that of the last step before, and the next one has
-#: messages that are new to Horovod.
+#: Steps per turn, and how many of its first step times are ignored: the first one belongs to the
+#: step before the turn, and the second includes messages that are new to Horovod.
 _TURN_STEPS, _UNTIMED = 6, 2
-#: steps between two comparisons with the expected seconds, or more, so that they take a second
+#: minimum steps, and minimum seconds, between two comparisons with the expected step time
 _WINDOW, _WINDOW_SECONDS = 12, 1.0
-#: Two comparisons in a row must differ by more than this ratio. It grows by the same ratio each
-#: time that such a difference ends with the same plan, up to a largest one.
+#: Everything is measured again when two comparisons in a row differ by more than this ratio. Each
+#: false alarm, which ends with the same plan, multiplies it by this ratio, up to the maximum.
 _DIFFERENT, _MOST_DIFFERENT = 1.25, 2.5
-#: Everything is measured again after so many times the seconds that this takes, because steps do
-#: not show a network that has become faster.
+#: Everything is also measured again after this many times the seconds that measuring takes, because
+#: step times do not show that the network has become faster.
 _REST = 100
-#: Bytes of the timed collectives. Larger ones are left out after the first one that takes longer
-#: than _LONG seconds, which is timed once, and if they are larger than all gradients together.
+#: Sizes of the timed collectives in bytes. The series ends with the first that takes longer than
+#: _LONG seconds, which is timed once, or before those larger than all gradients together.
 _SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2
 _REPEATS = 3
-#: collectives of up to so many bytes are timed more often: what they take is mostly chance
+#: collectives of up to this many bytes are timed more often, because their times are noisy
 _SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
 #: {collective that is timed: dtype}, by the names of a profile's tables
 _COLLECTIVES = {"allgather": np.uint8, "allreduce": np.float32, "allreduce_fp16": np.float16}
@@ -102,7 +102,7 @@ class Scheduler:
         self._begin(self._warm_up, _COLD_STEPS)
 
     def _begin(self, phase, steps):
-        """Begin a phase of so many steps; ``phase`` is called at the end of each."""
+        """Begin a phase of ``steps`` steps; ``phase`` is called at the end of each step."""
         self._phase, self._left, self._seconds = phase, steps, []
 
     # --- what the adapter calls ---
@@ -163,7 +163,7 @@ class Scheduler:
     def _profile(self, transport, slots):
         if self._left > 0:
             return
-        if not self._profiled(slots):  # of several optimizers, not all step in every step
+        if not self._profiled(slots):  # with several optimizers, a step may compress nothing
             self._begin_profile(slots)
             return
         self._costs = {

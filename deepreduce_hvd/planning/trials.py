@@ -13,7 +13,7 @@ from deepreduce_hvd.schedule.rules import predict
 _RULES = ("plan", "codec", "buckets", "dense", "fp16")
 #: how a number of parameters is sent, in words
 _WORDS = {CODEC: "compressed", DENSE: "uncompressed", FP16: "as float16"}
-#: plans of equal ways whose predictions differ by less are tried once
+#: plans that send gradients in the same ways are duplicates if their predictions differ by less
 _SAME = 1e-3
 
 
@@ -37,8 +37,8 @@ class Trial(NamedTuple):
 def plans_to_try(profile, communicators, buckets=None):
     """Return [(rule, plan as JSON)] for the rules to try, those without a codec last.
 
-    Of plans that send each gradient in the same way, and whose predicted steps are equally long,
-    there is only the first.
+    Plans that send every gradient in the same way and have equal predicted steps are duplicates;
+    only the first one is returned.
 
     Args:
         profile: the profile of all ranks.

@@ -17,14 +17,14 @@ _PROBE_VALUES = 2  # that CLTK and SharedRandomK send with their values
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """The traffic of one exchange, along its longest chain of messages.
+    """The traffic of one exchange on its critical path, the longest chain of dependent messages.
 
     This is what the busiest rank receives, with one exception: if the number of ranks is not a
     power of two, the exchanges between pairs end with a message to ranks that receive nothing else.
 
     Attributes:
         collectives: the number of collectives that all ranks enter together.
-        messages: the number of messages that follow one another.
+        messages: the number of messages on the critical path.
         received_bytes: the bytes of these messages.
     """
 
@@ -124,7 +124,7 @@ def hierarchical(
 
 
 def value_bits_of(payload: float, k: float, d: float) -> float:
-    """Return the bits per value with which a message of k of d elements has ``payload`` bytes.
+    """Return the bits per value of a message that sends k of d elements in ``payload`` bytes.
 
     The inverse of :func:`deepreduce_hvd.communicators.auto.message_bytes`.
     """

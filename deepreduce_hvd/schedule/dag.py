@@ -9,7 +9,7 @@ that need no encoding this is the published model:
     tau_c(first) = R(first),  tau_c(next) = max(tau_c + t_c, R(next)),
     step = t_f + tau_c(last) + t_c(last) + t_u,
 
-with R(l) the second at which the gradient of layer l is ready, counted from the start of backward.
+where R(l) is the time in seconds from the start of backward until the gradient of layer l is ready.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ class Message:
 
 
 class Model:
-    """The costs of a profile's messages on a network. Parameters are numbered as they are ready."""
+    """The costs of a profile's messages on a network. Parameters are numbered in ready order."""
 
     def __init__(self, profile: Profile, network: Network) -> None:
         self.profile = profile
@@ -128,7 +128,7 @@ class Model:
         self.elements = np.array([part.elements for part in parts], dtype=np.float64)
         self.encode = np.array([part.encode_seconds for part in parts])
         none = np.zeros(len(parts))
-        #: (L,) seconds by way before a gradient can be sent
+        #: {way: (L,) seconds of preparing each gradient before it can be sent}
         self.before = {
             CODEC: self.encode,
             FP16: profile.to_fp16_seconds * self.elements,
@@ -202,7 +202,7 @@ class Model:
         return seconds * (payload + received) / base
 
     def optimal_grouping(self, way: str, density: float) -> list[int]:
-        """Return the lengths of the messages that end first if all travel in the same way."""
+        """Return the grouping whose last message ends first, if all messages use the same way."""
         ready = self.ready + np.cumsum(self.before[way])
         if way == CODEC:
             return optimal_merge(ready, self.payloads(density), self.network.allgather)[0]
@@ -214,7 +214,7 @@ class Model:
         return optimal_merge(ready, sizes, seconds_of)[0]
 
     def selection_per_step(self) -> float:
-        """Return s of OMGS' model s x log2(x) of selection, from the seconds of encoding."""
+        """Return the factor s of OMGS' selection cost s x log2(x), from the encoding times."""
         steps = float((self.elements * np.log2(np.maximum(self.elements, 2))).sum())
         return float(self.encode.sum()) / steps
 

@@ -68,9 +68,9 @@ def lags(
         network: the network.
         max_compression: the inverse of the smallest density.
         hide_behind: "next" is the published rule: an exchange is in time if it ends before the next
-            layer's gradient is computed. "rest" uses all of the backward pass that is left, except
-            what the later layers need at the smallest density: then the last message ends as early
-            as with the smallest density everywhere, or with backward.
+            layer's gradient is computed. "rest" uses the whole rest of the backward pass, except
+            the time that later layers need at the smallest density. The last message then ends with
+            backward, or as early as with the smallest density everywhere.
 
     Returns:
         A list of :class:`Message`, one per parameter.
@@ -109,9 +109,7 @@ def lags(
 
 
 def _latest_ends(model: Model, least: float) -> list[float]:
-    """Return when each message must end, so that those of ``least`` density after it end in
-    time.
-    """
+    """Return when each message must end, so that later ones of density ``least`` end in time."""
     seconds = [
         model.seconds(layer, layer + 1, CODEC, least, "Allgather") for layer in range(model.count)
     ]

@@ -1,6 +1,4 @@
-"""Checks of values that come from files; errors say where, what was expected, and what was
-found.
-"""
+"""Checks of values from files. Errors name the place, the expected and the actual value."""
 
 import json
 import reprlib

@@ -64,7 +64,7 @@ def on_arrays(
         _expect_seconds(name, seconds)
         return seconds
 
-    # at least two different numbers, so that a function of the whole array shows
+    # at least two different numbers, to detect a function that is not element-wise
     sample = np.unique(np.concatenate([amounts, [0, 1], [amounts.sum()]]).astype(amounts.dtype))
     try:
         together = np.asarray(cost(sample), dtype=np.float64)

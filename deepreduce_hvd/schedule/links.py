@@ -1,6 +1,4 @@
-"""Links between hosts: seconds of an exchange from measured tables, or from a latency and a
-rate.
-"""
+"""Links between hosts: seconds of an exchange, from measured tables or from latency and rate."""
 
 import dataclasses
 import functools
@@ -57,7 +55,7 @@ class Table:
         if min(seconds for _, seconds in self.points) <= 0:
             raise InvalidArgumentError(f"table: expected seconds above 0, got {list(self.points)}")
         points = tuple((float(size), float(seconds)) for size, seconds in self.points)
-        object.__setattr__(self, "points", points)  # integers from a file are the same table
+        object.__setattr__(self, "points", points)  # so that integers from a file compare equal
 
     def seconds(self, size: Any) -> Any:
         """Return the seconds of a collective.
@@ -333,7 +331,7 @@ class Network:
 
         Args:
             size: bytes, a number or an (n,) array.
-            half: whether they are those of float16. On hosts, its sums take longer per byte.
+            half: whether the elements are float16. CPUs take longer per byte to sum them.
 
         Returns:
             Seconds, in the shape of ``size``.
@@ -375,7 +373,7 @@ class Network:
         """Return the bytes that a rank receives in an exchange.
 
         Args:
-            communicator, k, d, payload: as of :meth:`exchange`.
+            communicator, k, d, payload: as for :meth:`exchange`.
 
         Returns:
             Bytes.

@@ -5,8 +5,8 @@ list of the lengths of consecutive groups: ``[2, 1]`` is one message for the fir
 one for the third. A message starts when its last gradient is ready and the message before it has
 ended.
 
-All functions of this module return ``(grouping, finish)``, where ``finish`` is the second at which
-the last message ends. Time 0 is the start of backward.
+Functions that choose a grouping return ``(grouping, finish)``, where ``finish`` is the time in
+seconds at which the last message ends. Time 0 is the start of backward.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ from deepreduce_hvd.schedule.grouping import (
 def finish_seconds(
     ready: npt.ArrayLike, sizes: npt.ArrayLike, grouping: Sequence[int], cost: Cost
 ) -> float:
-    """Return the second at which the last message of a grouping ends.
+    """Return the time in seconds at which the last message of a grouping ends.
 
     Args:
         ready: (L,) ascending seconds at which the gradients are ready.
@@ -41,7 +41,7 @@ def finish_seconds(
         cost: a function from bytes to seconds.
 
     Returns:
-        The second, counted from the start of backward.
+        The time in seconds, from the start of backward.
 
     Raises:
         InvalidArgumentError: the lengths of the groups do not add up to L, the arrays do not have
@@ -72,19 +72,19 @@ def optimal_merge(ready: npt.ArrayLike, sizes: npt.ArrayLike, cost: Cost) -> Gro
     to j). It is exact for every cost, because each gradient is selected and encoded on its own, so
     a payload does not depend on the grouping. The cost need not grow with the bytes.
 
-    Of equally good groupings, the last message contains as many gradients as possible. The same
-    holds for the gradients before it. Every prefix of the result is optimal for its gradients.
+    Among equally good groupings, the one with the most gradients in the last message is returned;
+    the same rule applies to the messages before it. Every prefix is optimal for its gradients.
 
     Args:
         ready: (L,) ascending seconds at which the gradients are ready for sending.
         sizes: (L,) bytes.
-        cost: a function from bytes to seconds, at least 0. Infinity forbids a message. It is called
-            with an (n,) array if that gives the same results as calls with one number each, else
-            with one number each. With arrays, 500 gradients need milliseconds. With numbers, the
+        cost: a function from bytes to seconds, at least 0. Infinity forbids a message. If it also
+            accepts an (n,) array and gives the same results, it is called with arrays, and 500
+            gradients take milliseconds. Otherwise it is called with single numbers, and the
             L (L + 1) / 2 calls take most of the time.
 
     Returns:
-        A tuple (grouping, second at which the last message ends).
+        A tuple (grouping, time in seconds when the last message ends).
 
     Raises:
         InvalidArgumentError: the arrays do not have these shapes, a number is negative or not
@@ -138,17 +138,17 @@ def finish_with_selection(
     selection: Cost,
     cost: Cost,
 ) -> float:
-    """Return the second at which the last message ends if each group is selected as one tensor.
+    """Return the time when the last message ends if each group is selected as one tensor.
 
     The device that computes backward also selects. So the selection of a group starts when its last
     gradient is computed, and backward continues after it.
 
     Args:
-        ready, elements, selection, cost: as of :func:`optimal_merge_with_selection`.
+        ready, elements, selection, cost: as for :func:`optimal_merge_with_selection`.
         grouping: the lengths of the groups, L in total.
 
     Returns:
-        The second, counted from the start of backward.
+        The time in seconds, from the start of backward.
 
     Raises:
         InvalidArgumentError: the arrays do not have these shapes, or a number is negative or not
@@ -183,7 +183,7 @@ def optimal_merge_with_selection(
             accept arrays, see :func:`optimal_merge`.
 
     Returns:
-        A tuple (grouping, second at which the last message ends).
+        A tuple (grouping, time in seconds when the last message ends).
 
     Raises:
         InvalidArgumentError: the arrays do not have these shapes, a number is negative or not

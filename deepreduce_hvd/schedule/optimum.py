@@ -33,15 +33,15 @@ def optimal_plan(
 ) -> Plan:
     """Return the plan with the shortest predicted step, and of equal ones the densest.
 
-    Grouping and way of each message are chosen together by a program over pairs of clocks
+    A dynamic program over pairs of clocks chooses the grouping and the way of each message together
     (:func:`~deepreduce_hvd.schedule.merge.pareto_paths`). Its results compete with everything
     uncompressed, everything as float16, everything encoded (each in its optimal grouping) and LAGS.
-    Then densities are raised in time that is free.
+    Then densities are raised as far as the step does not become longer.
 
-    The plan is never slower in the model than any of these. No single message could be denser
-    without a longer step. The program keeps at most 32 pairs of clocks per gradient. As long as
-    there are no more, nothing needs decoding and only Allgather is used, no other grouping and
-    choice of ways at this density is faster.
+    In the model, the plan is never slower than any of these, and no single message could be denser
+    without a longer step. The program keeps at most 32 pairs of clocks per gradient. If that is
+    enough, decoding takes no time and only Allgather is used, then no other grouping and choice of
+    ways at this density is faster.
 
     Args:
         profile: the profile.
@@ -176,7 +176,7 @@ class _Choices:
                 ends = np.maximum(finish, model.ready[end - 1] + after) + seconds[start]
                 if self.groups is not None:
                     ends[start != self.starts.get(end, -1)] = np.inf
-                # no later message starts before the next gradient is ready: this makes states equal
+                # no later message starts before the next gradient is ready, so states can coincide
                 following = model.ready[min(end, model.count - 1)] + after
                 results.append((after, np.maximum(ends, following)))
             return results

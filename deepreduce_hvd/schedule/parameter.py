@@ -73,7 +73,7 @@ class Parameter:
             for density in DENSITIES
         )
         empty = message_bytes(0, self.elements, 0)
-        if points[-1][0] < 1:  # with the share per element of the last point, at most all elements
+        if points[-1][0] < 1:  # extrapolate with the bytes per element of the last point, capped
             dense = empty + 4.0 * self.elements
             last_density, last = points[-1]
             points = (*points, (1.0, max(last, min(dense, last / last_density))))

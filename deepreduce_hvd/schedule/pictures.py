@@ -14,14 +14,14 @@ _COLORS = {
     "decode": "#ed8936",
     "update": "#a0aec0",
 }
-#: of messages, by the way that ends their label
+#: colors of messages by their way, which is the end of their label
 _WAYS = {"dense": "#c53030", "fp16": "#805ad5", "codec": "#2b6cb0"}
 _LABELS = {
     "forward": "forward, update", "backward": "backward", "encode": "encode", "decode": "decode",
     "dense": "dense message", "fp16": "float16 message", "codec": "encoded message",
 }  # fmt: skip
 _ROW, _MARGIN = 0.62, 1.3  # inches
-_EDGE = 0.004  # of the width: bars that are wider have an edge
+_EDGE = 0.004  # bars that are wider than this fraction of the picture have an edge
 
 
 def _way(label: str) -> str:

@@ -192,7 +192,7 @@ class Profile:
 
     @classmethod
     def merged(cls, profiles: Sequence["Profile"]) -> "Profile":
-        """Return one profile of several ranks: of every measured number the largest counts.
+        """Merge the profiles of several ranks into one, with the largest of each measured number.
 
         A step ends when its slowest rank is ready, so all ranks need one common profile.
 

@@ -15,13 +15,13 @@ def wfbp(ready: npt.ArrayLike, sizes: npt.ArrayLike, cost: Cost) -> Grouping:
     """Return the grouping of wait-free backpropagation: one message per gradient.
 
     Args:
-        ready, sizes, cost: as of :func:`finish_seconds`.
+        ready, sizes, cost: as for :func:`finish_seconds`.
 
     Returns:
-        A tuple (grouping, second at which the last message ends).
+        A tuple (grouping, time in seconds when the last message ends).
 
     Raises:
-        InvalidArgumentError: as of :func:`finish_seconds`.
+        InvalidArgumentError: as for :func:`finish_seconds`.
     """
     at, _ = checked("wfbp", ready, sizes)
     grouping = [1] * at.size
@@ -32,13 +32,13 @@ def single_message(ready: npt.ArrayLike, sizes: npt.ArrayLike, cost: Cost) -> Gr
     """Return the grouping of SyncEASGD: one message for all gradients, after backward.
 
     Args:
-        ready, sizes, cost: as of :func:`finish_seconds`.
+        ready, sizes, cost: as for :func:`finish_seconds`.
 
     Returns:
-        A tuple (grouping, second at which the last message ends).
+        A tuple (grouping, time in seconds when the last message ends).
 
     Raises:
-        InvalidArgumentError: as of :func:`finish_seconds`.
+        InvalidArgumentError: as for :func:`finish_seconds`.
     """
     at, _ = checked("single_message", ready, sizes)
     grouping = [at.size] if at.size else []
@@ -59,7 +59,7 @@ def mg_wfbp(ready: npt.ArrayLike, sizes: npt.ArrayLike, alpha: float, beta: floa
         beta: seconds per byte.
 
     Returns:
-        A tuple (grouping, second at which the last message ends).
+        A tuple (grouping, time in seconds when the last message ends).
 
     Raises:
         InvalidArgumentError: the arrays do not have these shapes, or a number is negative or not
@@ -95,10 +95,10 @@ def omgs(ready: npt.ArrayLike, elements: npt.ArrayLike, selection: Cost, cost: C
     ``lambda x: 2 * (a + 4 * b * ranks * density * x)``.
 
     Args:
-        ready, elements, selection, cost: as of :func:`optimal_merge_with_selection`.
+        ready, elements, selection, cost: as for :func:`optimal_merge_with_selection`.
 
     Returns:
-        A tuple (grouping, second at which the last message ends).
+        A tuple (grouping, time in seconds when the last message ends).
 
     Raises:
         InvalidArgumentError: the arrays do not have these shapes, or a number is negative or not

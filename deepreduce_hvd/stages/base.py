@@ -192,11 +192,11 @@ class ValueCodec(Stage):
     def relative_error(self) -> float:
         """Return an estimate of the norm of the error divided by the norm of the values.
 
-        The result is the larger of two estimates for many values. The first assumes exponentially
-        distributed magnitudes, as in whole gradients. The second assumes equal magnitudes, as among
-        the largest elements. Error feedback adds the error to the next
-        gradient. If the ratio is 1 or more, the memory grows without limit. So
-        :class:`~deepreduce_hvd.Compressor` refuses such a codec together with a memory.
+        It should be the larger of two estimates for many values: one for exponentially distributed
+        magnitudes, as in whole gradients, and one for equal magnitudes, as among the largest
+        elements. Error feedback adds the error to the next gradient, so with a ratio of 1 or more
+        the memory would grow without limit. :class:`~deepreduce_hvd.Compressor` therefore refuses
+        such a codec together with a memory.
 
         Returns:
             The ratio; 0 unless a subclass overrides it.
@@ -245,7 +245,7 @@ class Memory(Stage):
 
     #: The names of the (d,) float32 state arrays of each parameter, in the order of docs/format.md.
     state: tuple[str, ...] = ()
-    #: Whether the first state array is exactly what the payloads have not carried so far.
+    #: Whether the first state array is exactly the residual: all that payloads have not carried.
     keeps_everything: bool = False
 
     def accumulate(self, gradient: np.ndarray, state: Arrays) -> tuple[np.ndarray, Arrays]:
@@ -285,7 +285,7 @@ class Memory(Stage):
         raise NotImplementedError
 
     def put_back(self, state: Arrays, indices: np.ndarray, values: np.ndarray) -> None:
-        """Add values that were sent but did not reach the sum back to the state, in place.
+        """Return values to the state that were sent but did not reach the sum, in place.
 
         :class:`Allgather` is the only communicator that works without this method, alone or within
         :class:`Hierarchical`.

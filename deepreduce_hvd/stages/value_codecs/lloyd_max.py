@@ -8,14 +8,14 @@ from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import ValueCodec, register
 
 _MOST_BITS = 4
-#: Magnitudes are counted in bins: a bin is what the exponent and the first five bits of the
-#: significand of a float32 have in common. The bins cover the 16 octaves below the largest
-#: magnitude; what is smaller counts as zero.
+#: Magnitudes are counted in bins. A bin has all float32 numbers with the same exponent and the same
+#: first five bits of the significand. The bins cover the 16 octaves up to the largest magnitude;
+#: smaller magnitudes count as zero.
 _BINS = 512
 _BIN_SHIFT = 18  # bits of the significand within a bin
 _ITERATIONS = 8
-#: error / values with 1 to 4 bits if the magnitudes are distributed exponentially, from the mean
-#: squared errors of Lloyd-Max quantizers of a Laplace distribution (Adams and Giesler 1978)
+#: relative error with 1 to 4 bits for exponentially distributed magnitudes, from the mean squared
+#: errors of Lloyd-Max quantizers for a Laplace distribution (Adams and Giesler 1978)
 _RELATIVE_ERRORS = (0.7071, 0.4198, 0.2334, 0.1242)
 
 
@@ -52,9 +52,10 @@ def _moments(magnitudes):
 def _levels(magnitudes, number):
     """Fit levels to magnitudes by Lloyd's method.
 
-    The first ranges have equal integrals of the square root of the density, which is close to the
-    optimum, its cube root. Each further step assigns a bin to the level nearest to the mean of the
-    bin. Then a level becomes the mean of its magnitudes. A level without magnitudes stays.
+    The initial ranges have equal integrals of the square root of the density, which is close to the
+    cube root, the asymptotic optimum. Each later step assigns each bin to the level nearest to the
+    mean of the bin. A level then becomes the mean of its magnitudes. A level without magnitudes
+    keeps its value, or takes that of the level below if that is larger.
 
     Args:
         magnitudes: (n,) uint32, bits of float32 numbers that are not negative; n is at least 1.

@@ -81,10 +81,10 @@ class QSGD(ValueCodec):
         return self.bits + 32.0 / self.bucket
 
     def relative_error(self) -> float:
-        # A value at a distance r above the next lower of two levels, which are h apart, is rounded
-        # with a variance of r (h - r). First for exponentially distributed magnitudes, with mean 1
-        # and mean square 2. Then for equal magnitudes of 1, as the largest of a tensor nearly are:
-        # with the max norm they are exact.
+        # Stochastic rounding between two levels that are h apart has variance r (h - r), where r is
+        # the distance to the lower level. First estimate: exponentially distributed magnitudes,
+        # with mean 1 and mean square 2. Second: equal magnitudes of 1, as the largest of a tensor
+        # nearly are; with the max norm, these are exact.
         exponential = math.log(self.bucket) + np.euler_gamma
         if self.norm == "l2":
             exponential = math.sqrt(2 * self.bucket)
