@@ -180,7 +180,7 @@ class Adapter(BaseAdapter):
         )
         slot.dtype = tensor.dtype
         with tf.control_dependencies(agreed):
-            # an identity waits; the cast of an uncompressed gradient may have nothing to do
+            # the identity makes the gradient wait; the later cast of a dense one may be a no-op
             return self._begin(slot, tf.identity(tensor) if agreed else tensor, variable)
 
     def _begin(self, slot, tensor, variable):

@@ -56,7 +56,7 @@ class Agreement:
 
 
 def _tensor_of_session(adapter):
-    """Return the tensor of a session's graph that is there after the handshake of an adapter."""
+    """Return a tensor of a session's graph that is computed once an adapter's handshake is done."""
     with tf.init_scope(), tf.device("CPU:0"):
         graph = tf.compat.v1.get_default_graph()
         in_session = _in_sessions.setdefault(graph, {})
@@ -73,8 +73,8 @@ def _tensor_of_session(adapter):
 class _InSession:
     """The handshakes of one process set in one graph, as an operator.
 
-    The operator covers all compressors, because a failed step must not have started the collectives
-    of another compressor: a session ends only with all collectives that it has started.
+    One operator covers all compressors: a session ends only when all collectives that it started
+    have ended, so a step whose handshake fails must not have started those of another compressor.
 
     Attributes:
         adapters: adapters of the compressors.
@@ -82,7 +82,7 @@ class _InSession:
     """
 
     def __init__(self):
-        # weak, because they have the graph, which has this object
+        # weak, because the adapters refer to the graph, which refers to this object
         self.adapters: weakref.WeakSet = weakref.WeakSet()
         self.name = tf.ensure_shape(tf.numpy_function(self._run, [], tf.bool), []).name
 

@@ -22,7 +22,7 @@ from deepreduce_hvd.adapters.base_adapter import BaseAdapter, ClosedAdapter
 from deepreduce_hvd.coordination.elastic import MemoryKeeper
 from deepreduce_hvd.errors import InvalidArgumentError
 
-# what the mixin is combined with; at runtime the combined class has the other base
+# For type checkers, the mixin derives from the class that it is combined with at run time.
 if TYPE_CHECKING:
     from horovod.tensorflow.elastic import TensorFlowKerasState as _State
 

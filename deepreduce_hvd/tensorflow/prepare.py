@@ -20,7 +20,7 @@ _KNOWN = {
 }
 
 
-# what the mixin is combined with; at runtime the combined class has the other base
+# For type checkers, the mixin derives from the class that it is combined with at run time.
 if TYPE_CHECKING:
     from keras.optimizers import Optimizer as _Optimizer
 else:
@@ -30,9 +30,8 @@ else:
 class _Prepared(_Optimizer):
     """Mixin: compressed variables are updated without momentum.
 
-    For the time of one variable's update, momentum is 0 and the learning rate is larger.
-    ``hvd.DistributedOptimizer`` makes a subclass of the optimizer's class, so this also holds
-    behind it.
+    During the update of such a variable, momentum is 0 and the learning rate is larger. This also
+    works inside ``hvd.DistributedOptimizer``, which makes a subclass of the optimizer's class.
     """
 
     preparation: Preparation
@@ -98,8 +97,8 @@ def momentum_warning(compressor):
     """Return a warning if a Keras optimizer that reduces now has momentum, else None.
 
     Horovod passes only a tensor to ``compress``, so the optimizer is looked for among the callers.
-    Only frames of Horovod are read: Python keeps what is read of a frame until its function ends,
-    and the user's loop ends with the training.
+    Only Horovod's frames are read. Reading a frame's local variables keeps them alive until its
+    function returns, and the user's training loop does not return for long.
     """
     for frame in frames_of(sys._getframe(1)):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")

@@ -22,8 +22,8 @@ from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
-#: function of horovod.tensorflow that has gradients beside variables, in its original form and as
-#: AutoGraph rewrites it
+#: names of Horovod's function that pairs gradients with variables: its original name, and the name
+#: that AutoGraph gives it
 _REDUCING = ("allreduce_grads", "tf__allreduce_grads")
 #: functions that call compress for several gradients, and for one
 _GROUPED = ("grouped_allreduce", "tf__grouped_allreduce")
@@ -74,7 +74,7 @@ class Variables:
             slots: tuple of the slots that it can belong to.
 
         Returns:
-            One of ``slots``; and the variable that Horovod has beside the gradient, or None if
+            One of ``slots``; and the variable that Horovod pairs with the gradient, or None if
             there is none.
 
         Raises:
@@ -142,7 +142,7 @@ class _Met:
         self._passed = {}  # id of a tensor -> (weak reference to it, number of times)
 
     def number(self, tensor, total):
-        """Return how many times ``tensor`` came before, out of ``total`` times."""
+        """Return how many of the ``total`` occurrences of ``tensor`` came before this one."""
         reference, passed = self._passed.pop(id(tensor), (None, 0))
         if reference is None or reference() is not tensor:
             passed = 0
@@ -155,7 +155,7 @@ _met = _Met()
 
 
 def reducing_frame():
-    """Find Horovod's function that has gradients beside variables among the callers.
+    """Find, among the callers, Horovod's function that pairs gradients with variables.
 
     Returns:
         Its frame, and with ``groups=`` the positions of the gradients that it reduces now; None for
@@ -174,7 +174,7 @@ def reducing_frame():
 
 
 def _variable_beside(tensor):
-    """Return the variable that Horovod has beside the gradient it reduces now, or None."""
+    """Return the variable that Horovod pairs with the gradient it reduces now, or None."""
     frame, group = reducing_frame()
     if frame is None:
         return None
@@ -258,7 +258,7 @@ class View:
 
     @property
     def adapter(self):
-        """The compressor's, which is another one after ``close``."""
+        """The compressor's adapter, which ``close`` replaces."""
         return self._compressor.adapter
 
     def compress(self, tensor):

@@ -22,7 +22,7 @@ _DECORATION = re.compile(r"^(__inference_|__forward_)+|(_\d+)+$")
 def find_wait(frame):
     """Return the :class:`Wait` that a thread is in, or None.
 
-    Its call is the frame, because the next call has another frame.
+    The frame identifies the wait, because each call has a frame of its own.
     """
     if frame.f_code in _RUNS_GRAPH:
         return Wait(id(frame), functools.partial(_describe, frame), call=frame)

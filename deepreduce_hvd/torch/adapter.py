@@ -119,10 +119,10 @@ class Adapter(TorchAdapter):
         held = not made and not bool(tensor.any())
         member = self._member(slot, tensor, flight.copies, step.loss_scale, held)
         flight.members[slot] = member
-        # Horovod names a collective without a name by the number of those before it, which must be
-        # equal on all ranks. The program may use such collectives after backward, and without an
-        # optimizer the probe is one. So at the last gradient all messages in flight are sent, and
-        # then no exchange starts or advances until a result is requested.
+        # Horovod names an unnamed collective by a counter, which must agree on all ranks. The
+        # program may use unnamed collectives after backward, and without an optimizer the probe is
+        # one. So at the last gradient, wait until all messages in flight are sent. After that, no
+        # exchange starts or advances until a result is requested.
         if step.more_to_come:
             self._exchanges.encode_early(flight, slot, member)
             if flight.full:

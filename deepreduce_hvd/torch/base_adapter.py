@@ -16,7 +16,7 @@ class TorchAdapter(BaseAdapter):
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         transport: transport over the ranks that take part.
-        buckets, on_host: as of :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
+        buckets, on_host: as for :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
 
     Attributes:
         times: the :class:`~deepreduce_hvd.planning.step_times.StepTimes`.

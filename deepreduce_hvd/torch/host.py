@@ -16,7 +16,7 @@ class HostMember(BucketMember):
     Args:
         slot: slot of the parameter.
         gradient: (d,) contiguous tensor on the host.
-        held: as of :class:`~deepreduce_hvd.communicators.bucket.BucketMember`.
+        held: as for :class:`~deepreduce_hvd.communicators.bucket.BucketMember`.
 
     Raises:
         InvalidArgumentError: the gradient's dtype is not one of docs/format.md.
@@ -75,7 +75,7 @@ class HostPath:
             tensor: the gradient.
             copies: the :class:`~deepreduce_hvd.torch.cuda.copies.CopiesToHost` of its bucket. The
                 member may be encoded once they are done.
-            held: as of :class:`~deepreduce_hvd.communicators.bucket.BucketMember`.
+            held: as for :class:`~deepreduce_hvd.communicators.bucket.BucketMember`.
         """
         gradient = self._on_host(tensor.detach(), copies)
         return HostMember(slot, gradient.contiguous().view(-1), held)

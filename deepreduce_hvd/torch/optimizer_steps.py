@@ -80,7 +80,7 @@ class OptimizerBuckets:
         return self._bucket_of[slot]
 
     def called_for(self, slot):
-        """Return the label of the roll call for a bucket: one roll call per step."""
+        """Return the label of a bucket's roll call, the same for all: there is one per step."""
         return self.slots[0].name
 
 
@@ -203,7 +203,7 @@ class OptimizerStep:
     def add(self, slot):
         """Add a slot whose gradient has come; the step's layout says how it is sent."""
         slot.last_step = self
-        # not earlier: its last gradient may have been in flight when the job's layout changed
+        # only now: its previous gradient may still have been in flight when the layout changed
         slot.policy = self.layout.policies[slot.name]
         self.slots.append(slot)
         self._compressed += not slot.dense
@@ -298,10 +298,10 @@ class OptimizerSteps:
         return last
 
     def leads(self, owner):
-        """Return whether a step of the job begins with the next step of an optimizer.
+        """Return whether the next step of an optimizer begins a new step of the job.
 
-        It does if the optimizer has a step already in the job's step in progress: of several
-        optimizers, each has at most one step in a step of the job.
+        It does if this optimizer has already stepped in the current step of the job, which has at
+        most one step of each optimizer.
         """
         if owner is DIRECT:
             return False

@@ -54,7 +54,7 @@ def as_reduced(gradient, way):
 
 
 def time_fp16(count, device):
-    """Return the seconds of converting ``count`` elements to float16, and of their result."""
+    """Return the seconds of converting ``count`` elements to float16, and of converting back."""
     gradient = torch.zeros(count, device=device)
     started = time.perf_counter()
     reduced = as_reduced(gradient, FP16)

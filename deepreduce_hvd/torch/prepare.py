@@ -21,7 +21,7 @@ _KNOWN = (
 )
 
 
-# what the mixin is combined with; at runtime the combined class has the other base
+# For type checkers, the mixin derives from the class that it is combined with at run time.
 if TYPE_CHECKING:
     _Optimizer = torch.optim.Optimizer
 else:
@@ -31,9 +31,9 @@ else:
 class _Prepared(_Optimizer):
     """Mixin: compressed parameters are stepped without momentum.
 
-    The groups that the user, learning rate schedulers and checkpoints see stay as they are. For the
-    time of ``step``, the optimizer gets other groups. ``hvd.DistributedOptimizer`` makes a subclass
-    of the optimizer's class, so this also holds behind it.
+    The groups that the user, learning rate schedulers and checkpoints see do not change. During
+    ``step``, the optimizer has other groups. This also works inside ``hvd.DistributedOptimizer``,
+    which makes a subclass of the optimizer's class.
     """
 
     preparation: Preparation

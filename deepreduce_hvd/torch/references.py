@@ -3,9 +3,8 @@
 When a peer is gone, Horovod's background thread drops its references to the tensors of all pending
 collectives, while it holds the lock of its tensor table. Dropping the last C++ reference to a
 tensor that Python also knows takes the global interpreter lock (GIL). A thread that starts a
-collective holds the GIL and waits for Horovod's lock: a deadlock. So at that moment another C++
-reference must exist. Python references do not count, because the reference that Horovod's Python
-code keeps is one too.
+collective holds the GIL and waits for Horovod's lock: a deadlock. An extra C++ reference prevents
+this. Python references do not: Horovod's own Python code already keeps one.
 """
 
 import torch

@@ -87,9 +87,7 @@ class Slot:
         self.loss_scale = scale
 
     def back_up(self):
-        """Note that the step in progress changes the memory, and keep a copy where one is
-        needed.
-        """
+        """Note that this step changes the memory, and keep a copy if steps can become void."""
         self.changes = self.remembers = True
         for kept, part in zip(self.backup, self.state):
             kept.copy_(part)
@@ -110,11 +108,11 @@ class Slot:
         self.payload = None
 
     def with_memory(self, gradient, made, loss_scale, size):
-        """Return a gradient plus what the memory keeps, which is zero from then on.
+        """Return a gradient plus the residual, and set the residual to zero.
 
-        For a parameter that was compressed before and is sent uncompressed now. The memory waits if
-        the gradient is zero because backward did not make it. It also keeps what would exceed
-        float16 in the sum of all ranks, for the next steps.
+        Called for a parameter that was compressed before and is sent uncompressed now. If backward
+        did not make the gradient, so that it is zero, the residual stays. It also keeps what would
+        exceed the range of float16 in the sum over all ranks.
 
         Args:
             gradient: the gradient.

@@ -59,7 +59,7 @@ def _describe(synchronize):
 
 
 def _outermost(frame):
-    """Return the frame of the function of Horovod that was called first."""
+    """Return the frame of Horovod's outermost function, which the program called."""
     called = frame
     for one in frames_of(frame):
         module = one.f_globals.get("__name__", "")

@@ -41,8 +41,8 @@ class DistributedAdapter(TorchAdapter):
 
     Attributes:
         layout: how each gradient is sent. PyTorch decides which gradients share a message.
-        times: as of :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient is ready
-            when PyTorch hands over its buffer.
+        times: as in :class:`~deepreduce_hvd.torch.base_adapter.TorchAdapter`. A gradient counts as
+            ready when PyTorch hands over its buffer.
     """
 
     def __init__(self, compressor, transport, slots):

@@ -75,8 +75,8 @@ class BucketJob:
         self.mirror = None
         devices = [] if buffer.device.type == "cpu" else [buffer.device]
         self._finished: torch.futures.Future = torch.futures.Future(devices=devices)
-        # DDP would take an exception that is set as the outcome for a tensor; from a callback it
-        # takes it for an error
+        # DDP would treat an exception that is set as the result as a tensor; an exception that a
+        # callback raises reaches DDP as an error
         self.future = self._finished.then(self._outcome)
 
     def use(self, mirror):
@@ -190,7 +190,7 @@ class BucketJob:
         transport = self._adapter.transport
         for part, exchange in zip(self._compressed.values(), self._exchanges):
             started = time.perf_counter()
-            if exchange.channel.in_groups:  # a rank that has failed is in none of the groups
+            if exchange.channel.in_groups:  # a failed rank tells all ranks, not its groups
                 transport.wait(transport.meet(f"{exchange.name}.groups"))
             total = exchange.finish()
             self._adapter.times.message(exchange.bucket.label, started, time.perf_counter())
@@ -227,7 +227,7 @@ class BucketJob:
             started = time.perf_counter()
             slot.encode_seconds += exchange.encode_seconds(number)
             slot.encoding = None  # it refers to the payload
-            # a slot counts Horovod's probe, which DDP does not need
+            # a slot always counts Horovod's probe, which does not exist with DDP
             slot.count_sent(gradient, exchange, (0 if number else heads) - wire.PROBE_BYTES)
             if total.non_finite(number):
                 backward_pass.void = True

@@ -25,8 +25,8 @@ _REQUEST_SECONDS = 2.0
 class StoreBoard(Board):
     """The notes of all ranks of a job, in a store of torch.distributed.
 
-    The store may be on a host that can no longer be reached. While a request has no answer, no
-    other one is made. One thread makes all requests: at the end of the process, Python starts none.
+    The store may be on a host that can no longer be reached, so there is at most one request at a
+    time. One thread makes all requests, because Python starts no threads at the end of the process.
 
     Args:
         store: the store.
@@ -76,7 +76,7 @@ class StoreBoard(Board):
             return None
 
 
-# The watcher asks these of the module that communicates.
+# The watcher takes this module for Horovod and calls these functions.
 
 
 def is_initialized():
@@ -92,7 +92,7 @@ def size():
 
 
 def _find_wait(frame):
-    """Find no other waits than exchanges, which the watcher finds itself."""
+    """Return None: the only waits are exchanges, which the watcher finds itself."""
     return None
 
 

@@ -8,8 +8,8 @@ Before the data of a collective, all ranks gather a head of fixed size: a checks
 sizes of the data, and whether the rank has failed. So ranks that are at different collectives, and
 ranks that cannot continue, are found before anything can hang.
 
-Collectives get memory of PyTorch, not of NumPy: a thread of Gloo may be the last to release it, and
-to release NumPy's it would wait for the interpreter.
+Collectives use PyTorch's memory, not NumPy's. A Gloo thread may be the last owner, and releasing
+NumPy's memory would make it wait for the interpreter lock.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _TEXT_BYTES = 2000
 #: maximum time in seconds to tell the other ranks about a failure
 _ANNOUNCE_SECONDS = 5.0
 _PAUSE_SECONDS = 1e-3
-#: a gather is padded unless that makes it more than this number of times as large
+#: a gather is padded to equal sizes if that makes it at most this many times as large
 _MOST_PADDING = 2
 #: {numbers of the members, as text: number of groups so far}; a store may outlive its job, so that
 #: a name must not occur again

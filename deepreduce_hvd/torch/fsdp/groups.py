@@ -114,7 +114,7 @@ class ParameterGroup:
         return slots, gradients
 
     def _is_postponed(self, parameters, buffer):
-        """Return whether a buffer is kept for a later backward pass, or add earlier ones to it.
+        """Add kept buffers to this one; return whether it is also kept, for a later backward pass.
 
         As in PyTorch's own hybrid sharding, ``set_requires_all_reduce(False)`` postpones the
         exchange.
