@@ -25,7 +25,7 @@ struct IndexEncoding {
   // unchanged.
   uint32_t decoded_count;
   const uint32_t* decoded;  // (decoded_count,) ascending
-  // values stay those of `indices`, position by position (the naive policy)
+  // true: the values of `indices` are sent in place of those at `decoded` (the naive policy)
   bool values_stay;
 };
 

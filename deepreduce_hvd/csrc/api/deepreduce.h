@@ -90,9 +90,9 @@ typedef struct dr_sparse_encoding {
   int32_t dtype;
   int32_t write_back;
   dr_position position;
-  // Outputs: ascending indices of elements that were not given but that the payload decodes to a
-  // nonzero number (a lossy index codec adds them), and the error of the payload there: minus that
-  // number. In scratch memory.
+  // Outputs, in scratch memory: ascending indices of elements that were not given but that the
+  // payload decodes to nonzero values (a lossy index codec adds them), and the error of the payload
+  // there, the negatives of these values.
   const uint32_t* added_indices;
   const float* added_values;
   uint64_t added_count;
@@ -123,8 +123,8 @@ int dr_decode_sparse(dr_context* context, const uint8_t* const* payloads, const 
 int dr_keep_largest(dr_context* context, const uint32_t* indices, const float* values,
                     uint64_t count, uint64_t k);
 
-// Puts values that were taken from a memory with dr_select or dr_encode, but did not reach the sum,
-// back: values[i] to the element indices[i] - start of the residual (d,). Zeros change nothing.
+// Returns values to a memory that dr_select or dr_encode took from it but that did not reach the
+// sum: values[i] to element indices[i] - start of the residual (d,). Zeros change nothing.
 int dr_put_back(dr_context* context, const dr_stage* memory, const uint32_t* indices,
                 const float* values, uint64_t count, uint64_t start, float* residual, uint64_t d);
 
@@ -171,9 +171,9 @@ int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
 // Writes a notice to context->output.
 int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes);
 
-// The probe that compress gives to Horovod's reduction, exact in float32: one, the rank plus one,
-// and the low and the high 16 bits, divided by 65536, of a mark of the compressor's configuration
-// and the step.
+// The probe that compress gives to Horovod's reduction: four numbers, exact in float32. They are 1,
+// rank + 1, and the low and the high 16 bits of a mark of configuration and step, each divided by
+// 65536.
 #define DR_PROBE_LENGTH 4
 void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe);
 

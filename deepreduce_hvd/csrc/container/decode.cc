@@ -107,7 +107,7 @@ Selection merge(Arena& arena, const Selection& left, const Selection& right) {
     const uint32_t x = float_bits(left.values[i]), y = float_bits(right.values[j]);
     const uint32_t sum = float_bits(left.values[i] + right.values[j]);
     const uint32_t take_left = from_left <= from_right, take_right = from_right <= from_left;
-    // all bits where the other side is not taken
+    // all ones if the other side is not taken, else 0
     const uint32_t only_left = take_right - 1, only_right = take_left - 1;
     indices[n] = std::min(from_left, from_right);
     values[n++] =

@@ -40,8 +40,8 @@ void read_order(Context& context, ByteReader& section, uint32_t count, uint32_t*
   const uint64_t bytes = packed_bytes(count, width);
   const uint8_t* data = section.take(bytes);
   section.expect_end();
-  // count entries that are all < count and hit every position are a permutation; the loops need no
-  // test
+  // The entries are a permutation if they cover all positions 0..count-1. This is checked once, at
+  // the end, so that the loops need no branches.
   uint8_t* seen = context.arena.zeros<uint8_t>(uint64_t{1} << width);
   const uint64_t mask = (uint64_t{1} << width) - 1;
   uint32_t whole = 0;  // number of entries whose 8 bytes lie within the section

@@ -14,7 +14,7 @@ constexpr uint64_t kNoticeHeaderBytes = 8;  // magic, length of the text
 constexpr uint64_t kLongestText = 4096;
 // relative error of a float32 sum over up to 64 ranks, with factors before and after it
 constexpr double kRounding = 2e-6;
-// additional relative error per addition beyond that, averaged over the additions
+// relative error per rank if there are more: that of one addition, averaged over the additions
 constexpr double kHalfUlp = 1.0 / (1 << 25);
 // Below one, so that the rank term makes the probes of two ranks differ in direction. Adasum
 // averages nearly parallel vectors and would otherwise look like an average.

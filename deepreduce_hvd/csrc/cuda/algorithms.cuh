@@ -13,10 +13,10 @@
 namespace deepreduce {
 namespace cuda {
 
-// out[i] = in[0] + ... + in[i - 1]; out may be in. Sums wrap.
+// Exclusive prefix sum: out[i] = in[0] + ... + in[i - 1]. out may equal in. Sums wrap around.
 void exclusive_sum(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
 void exclusive_sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity);
-// out[i] = in[0] + ... + in[i]
+// Inclusive prefix sum: out[i] = in[0] + ... + in[i].
 void inclusive_sum(Device&, const uint32_t* in, uint32_t* out, uint64_t capacity);
 void inclusive_sum(Device&, const uint64_t* in, uint64_t* out, uint64_t capacity);
 // out[i] = max(in[0] ... in[i])

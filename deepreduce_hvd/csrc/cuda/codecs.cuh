@@ -41,7 +41,7 @@ struct DeviceIndexEncoding {
   uint32_t decoded_capacity;      // host: in, decoded_capacity(d, capacity, parameters)
   const uint32_t* decoded_count;  // in: count. A lossy codec points it to another word
   const uint32_t* decoded;        // in: indices. (decoded_capacity,) ascending
-  // host: the values remain those of `indices`, position by position (the naive policy)
+  // host, true: the values of `indices` are sent in place of those at `decoded` (the naive policy)
   bool values_stay;
 };
 

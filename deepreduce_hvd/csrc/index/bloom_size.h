@@ -44,8 +44,8 @@ DR_HOST_DEVICE inline BloomField invalid_bloom_field(uint32_t policy, uint32_t h
   return bits < 1 ? BloomField::bits : BloomField::none;
 }
 
-// Whether a filter for `count` indices can have so many positives. A payload of P0 has a value for
-// each of them.
+// Whether a filter for `count` indices can have `found` positives. In a payload of P0, `count` is
+// the number of positives, because each of them has a value.
 DR_HOST_DEVICE inline bool enough_positives(uint32_t policy, bool decoding, uint64_t found,
                                             uint32_t count) {
   return decoding && policy == kP0 ? found == count : found >= count;
@@ -58,7 +58,7 @@ DR_HOST_DEVICE inline double bloom_rate(double wanted, uint32_t policy, uint32_t
   const double k = count;
   double rate = wanted;
   if (wanted == 0 || (wanted < 0 && policy != kP0)) rate = 0.1 * k / static_cast<double>(d);
-  // balances filter bits and additional values: minimum of the paper's cost
+  // minimizes the cost in the paper: the bits of the filter plus those of the additional values
   if (wanted < 0 && policy == kP0)
     rate = k / (value_bits * (kLn2 * kLn2) * (static_cast<double>(d) - k));
   rate = rate < kSmallestRate ? kSmallestRate : rate;

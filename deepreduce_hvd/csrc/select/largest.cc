@@ -14,7 +14,8 @@ namespace {
 
 constexpr uint64_t kSamples = 1u << 16, kSamplesToCheck = 1u << 13, kElementsASample = 16;
 constexpr unsigned kDigitBits = 11;
-// two histograms in turn: a run of equal magnitudes would wait for its own last count
+// two histograms, used alternately: in a single one, each of a run of equal magnitudes would wait
+// for the increment before it
 constexpr uint32_t kPlaces = (1u << kDigitBits) + 1;
 static_assert(kHistogramSize == 2 * kPlaces, "scratch memory of find_kth");
 constexpr uint32_t kSpareCandidates = 1u << 14;
@@ -40,7 +41,7 @@ Kth find_kth(const SelectKernels& kernels, const float* values, uint32_t count, 
     std::fill(histogram, histogram + kHistogramSize, 0u);
     for (uint32_t i = 0; i < count; ++i) {
       const uint32_t offset = magnitude(values[i]) - low;
-      // larger ones count in places above the range; a minimum is no branch to mispredict
+      // all above the range count in the last place, by a minimum instead of a branch
       ++histogram[i % 2 * kPlaces + std::min(offset >> shift, kPlaces - 1)];
     }
     for (uint32_t place = 0; place < kPlaces; ++place)

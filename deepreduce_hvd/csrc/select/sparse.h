@@ -12,7 +12,7 @@ namespace deepreduce {
 void keep_largest(Context& context, const uint32_t* indices, const float* values, uint32_t count,
                   uint32_t k, uint32_t* new_indices, float* new_values);
 
-// residual[indices[i] - start] gets values[i] back, as the memory does it. Zeros change nothing.
+// Returns values[i] to residual[indices[i] - start]; LowPass weights it. Zeros change nothing.
 void put_back(const dr_stage& memory, const uint32_t* indices, const float* values, uint64_t count,
               uint64_t start, float* residual, uint64_t d);
 

@@ -37,7 +37,7 @@ inline void expect_zero_padding(const uint8_t* data, uint64_t bits, const char* 
     corrupt_payload("%s: expected zero padding, got bits that are set", section);
 }
 
-// Loads 64 bits from position `bit`, of which the low 57 are data; bits past the end are zero.
+// Loads 64 bits from position `bit`. Only the low 57 are valid. Bits past the end are zero.
 DR_HOST_DEVICE inline uint64_t load_bits(const uint8_t* data, uint64_t bytes, uint64_t bit) {
   const uint64_t byte = bit >> 3;
   uint64_t word = 0;

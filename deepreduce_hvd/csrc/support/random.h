@@ -9,7 +9,7 @@
 
 namespace deepreduce {
 
-// The purpose of a random choice; keys of different purposes are never equal.
+// The purpose of a random choice. It is part of the key: with all else equal, keys differ.
 enum class Purpose : uint64_t { selection = 1, rounding = 2, bloom_policy = 3 };
 
 DR_HOST_DEVICE inline uint64_t mix64(uint64_t x) {  // the SplitMix64 step (Steele, Lea, Flood 2014)

@@ -5,9 +5,9 @@
 namespace deepreduce {
 namespace {
 
-// Distances are computed per block. The values fall, up to a relative error of kUnsorted, and the
-// chord falls or rises. So the ends of a block bound its distances. Only the few blocks that may
-// contain the maximum are computed in full, and the one that does once more for its position.
+// The values decrease, up to a relative error of kUnsorted, and the chord is monotonic. So the ends
+// of a block bound the distances within it. Only the few blocks that may contain the maximum are
+// computed in full, and the one that does is computed once more to find the position.
 constexpr double kUnsorted = 1.0 / (1 << 16);  // four times the disorder that sort_sides leaves
 
 template <int width>

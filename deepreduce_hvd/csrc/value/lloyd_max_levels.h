@@ -12,7 +12,7 @@ namespace deepreduce {
 
 constexpr unsigned kLloydMostBits = 4;
 constexpr uint32_t kLloydMostLevels = 1u << (kLloydMostBits - 1);
-// A bin is what the exponent and the first five bits of the significand have in common.
+// A bin has all magnitudes with the same exponent and the same first five bits of the significand.
 constexpr uint32_t kLloydBins = 512, kLloydBinShift = 18;
 constexpr uint32_t kLloydWithin = (1u << kLloydBinShift) - 1;
 constexpr int kLloydIterations = 8;
@@ -62,7 +62,7 @@ DR_HOST_DEVICE inline double lloyd_mean(uint32_t bin, uint64_t count, double sum
   return count > 0 ? sum / static_cast<double>(count) : bits_float(bin << kLloydBinShift);
 }
 
-// Returns a bin's share in the first ranges: the root of count * width.
+// Returns a bin's weight in the choice of the initial ranges: the square root of count * width.
 DR_HOST_DEVICE inline double lloyd_root(uint32_t bin, uint64_t count) {
   return std::sqrt(static_cast<double>(count) * (lloyd_unit(bin) * (1u << kLloydBinShift)));
 }

@@ -45,8 +45,9 @@ __global__ void choose_parameters(const uint32_t* indices, const uint32_t* count
   }
 }
 
-// The cheapest candidate takes no more bits than floor(log2(mean gap)) <= 30 does: that many bits,
-// plus at least one and less than two, per index. The data may begin at any byte of a word.
+// The best candidate takes no more bits than b = floor(log2(mean gap)) <= 30 does: per index, b low
+// bits, a stop bit and less than two more unary bits, so less than 33. The data may begin at any
+// byte of a word.
 constexpr uint32_t kImageWords = (kIndexBlock * 33 / 8 + 2 + 3) / 4 + 1;
 
 __device__ void put(uint32_t* image, uint32_t bit, uint32_t value, unsigned width) {

@@ -1,8 +1,8 @@
-// The host's greedy choice of the cuts of FitPoly: it splits the widest segment repeatedly, until
-// there are as many segments as wanted. Here nodes are split in the order of their bottlenecks. All
-// nodes above a limit, which at most the wanted number of nodes exceed, are split at once. The rest
-// follow one after another. They are few if the tree contains what is needed. The block computes
-// what the tree does not contain.
+// The host's greedy choice of the cuts of FitPoly: it repeatedly splits the segment with the point
+// farthest from its chord, until there are as many segments as wanted. Here, nodes are split in the
+// order of their bottlenecks. All nodes above a limit, which at most the wanted number of nodes
+// exceed, are split at once. The rest follow one after another. They are few if the tree contains
+// what is needed. The block computes what the tree does not contain.
 #include "cuda/value/fit_tree.cuh"
 
 namespace deepreduce {

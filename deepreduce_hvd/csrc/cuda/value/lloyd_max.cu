@@ -9,7 +9,7 @@ namespace cuda {
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
-constexpr uint32_t kEach = 64;  // values per thread where blocks meet in one place
+constexpr uint32_t kEach = 64;  // values per thread in kernels whose blocks add to one place
 
 // What the kernels of an encoder share; it starts as zeros.
 struct Fit {
