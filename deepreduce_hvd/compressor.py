@@ -278,7 +278,8 @@ class Compressor:
     def state_dict(self) -> dict[str, Any]:
         """Return the residuals and step counters of this rank.
 
-        Save one state per rank. Training that resumes from it continues bit for bit.
+        Save one state per rank. Training that resumes from it continues bit for bit, but
+        ``schedule="auto"`` chooses a plan again; :attr:`plan` can be saved too.
 
         Returns:
             A dictionary of numbers, strings and the memory's float32 arrays, in the parameters'

@@ -26,8 +26,8 @@ FIELDS = {
         "norm of the part that the payload does not contain / norm of gradient plus residual; "
         "None if unknown"
     ),
-    "encode_seconds": "mean over all steps",
-    "decode_seconds": "mean over all steps, all ranks' payloads",
+    "encode_seconds": "mean over all steps since a state was loaded, or ranks came or went",
+    "decode_seconds": "the same for decoding all ranks' payloads",
     "steps": "steps so far; TensorFlow counts those of compressed parameters only",
     "rounds": "consecutive collectives in the last step; 0 for Horovod's own allreduce",
     "communicator": (
@@ -54,6 +54,7 @@ def row(
     kept,
     rounds=0,
     communicator=None,
+    untimed_steps=0,
 ):
     """Return the statistics of one parameter.
 
@@ -62,19 +63,21 @@ def row(
         dense_bytes: the size of the uncompressed gradient in bytes.
         sent_bytes: the bytes that this rank handed to the collectives in the last step.
         steps: the number of steps so far.
-        encode_seconds, decode_seconds: the total time in all ``steps``.
+        encode_seconds, decode_seconds: the total time in all ``steps`` but the untimed ones.
         path: how the gradient is sent, as in :data:`FIELDS`.
         payload: (n,) uint8, the last payload of this rank; None if there is none.
         kept: (d,) float32, what the payloads so far have not carried; None if that is not known.
         rounds: the number of collectives one after another in the last step.
         communicator: how the gradient was exchanged.
+        untimed_steps: the number of steps of another job, from which a state came.
     """
+    timed = max(steps - untimed_steps, 1)
     figures = {
         "elements": elements, "dense_bytes": dense_bytes, "sent_bytes": sent_bytes,
         "header_bytes": 0, "index_bytes": 0, "value_bytes": 0, "order_bytes": 0, "sent_values": 0,
         "relative_error": 0.0 if path in ("dense", "sparse") else None,
-        "encode_seconds": encode_seconds / max(steps, 1),
-        "decode_seconds": decode_seconds / max(steps, 1),
+        "encode_seconds": encode_seconds / timed,
+        "decode_seconds": decode_seconds / timed,
         "steps": steps, "rounds": rounds, "communicator": communicator, "path": path,
     }  # fmt: skip
     if payload is None:

@@ -38,6 +38,9 @@ class Slot:
     def numpy_of(value):
         return value
 
+    def set_steps(self, steps):
+        self.steps = steps
+
     def set_memory(self, arrays):
         if self.residual is not None:
             self.residual[...] = arrays["residual"]

@@ -28,10 +28,11 @@ def place(rank, size):
     return types.SimpleNamespace(rank=rank, size=size)
 
 
-def slots_of(shard, shards):
+def slots_of(shard, shards, dims):
     """Return the slots of one rank, with memories of zeros."""
     slots = {}
     for name, (shape, dim) in SHAPES.items():
+        dim = dims.get(name, dim)
         start, stop = sharded_checkpoint.bounds(shape[dim], shard, shards)
         own = (*shape[:dim], stop - start, *shape[dim + 1 :])
         whole = Slot(
@@ -46,10 +47,12 @@ def slots_of(shard, shards):
     return slots
 
 
-def job(hosts, shards):
-    """Return {(host, shard): slots} of all ranks."""
+def job(hosts, shards, **dims):
+    """Return {(host, shard): slots} of all ranks; ``dims`` replace those of :data:`SHAPES`."""
     return {
-        (host, shard): slots_of(shard, shards) for host in range(hosts) for shard in range(shards)
+        (host, shard): slots_of(shard, shards, dims)
+        for host in range(hosts)
+        for shard in range(shards)
     }
 
 
@@ -108,6 +111,34 @@ def test_other_numbers_of_hosts_and_shards_keep_the_sum(seed):
     assert {slot.steps for slots in new.values() for slot in slots.values()} == {4}
 
 
+def test_other_dimensions_keep_the_sum():
+    """Shards of equal sizes along another dimension have other elements."""
+    torch.manual_seed(0)
+    old, new = job(2, 2), job(2, 2, columns=0, cube=1)
+    for slots in old.values():
+        for slot in slots.values():
+            slot.state[0].copy_(torch.randint(-8, 8, slot.state[0].shape).float())
+    all_states = saved(old, 2, 2)
+    load(new, 2, 2, all_states)
+    before = whole_residuals(old, 2)
+    for (host, shard), slots in new.items():
+        for name, (shape, _) in SHAPES.items():
+            dim = slots[name].dim
+            start, stop = sharded_checkpoint.bounds(shape[dim], shard, 2)
+            expected = before[host, name].narrow(dim, start, stop - start)
+            assert torch.equal(slots[name].state[0].view(slots[name].shape), expected), name
+
+
+def test_a_single_state_of_another_dimension_is_refused():
+    (own,) = job(1, 1).values()
+    state = sharded_checkpoint.dump(own, 77, place(0, 1), place(0, 1))
+    (other,) = job(1, 1, cube=2).values()
+    with pytest.raises(
+        dr.InvalidArgumentError, match="cube: expected shards along dimension 2, got .* 0; pass"
+    ):
+        sharded_checkpoint.load(other, state, 77, place(0, 1), place(0, 1), lambda rank: rank)
+
+
 def _changed(change):
     all_states = copy.deepcopy(saved(job(2, 2), 2, 2))
     change(all_states)
@@ -121,6 +152,12 @@ def _changed(change):
         (lambda all_states: all_states.clear(), "one state of each shard of each host"),
         (lambda all_states: all_states[1].pop("shard"), "a state of fully_shard"),
         (lambda all_states: all_states[1].update(shards=3), "one state of each shard"),
+        (lambda all_states: all_states[1].pop("dims"), "a state of fully_shard"),
+        (lambda all_states: all_states[1]["dims"].update(cube=1), "the same dims"),
+        (
+            lambda all_states: [state["dims"].update(cube=3) for state in all_states],
+            "cube: expected a dimension below 3",
+        ),
         (lambda all_states: all_states[1].update(fingerprint=8), "same fingerprint"),
         (lambda all_states: all_states[0].pop("parameters"), "expected"),
         (lambda all_states: all_states[1].update(parameters=3), "expected"),

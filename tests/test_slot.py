@@ -53,3 +53,16 @@ def test_a_gradient_out_of_range_is_sent_and_the_memory_stays():
     # with the next gradient, the rest is sent
     sent = slot.with_memory(torch.zeros(4), True, None, 2)
     assert sent.tolist() == [0.0, 6.0, 7.0, 8.0] and not slot.remembers
+
+
+def test_the_mean_seconds_are_those_of_this_job():
+    """A loaded state has the steps of another job, but not its seconds."""
+    slot = slot_with([1.0, 2.0], "dense")
+    slot.steps, slot.encode_seconds, slot.decode_seconds = 4, 8.0, 4.0
+    assert slot.statistics()["encode_seconds"] == 2.0
+    slot.set_steps(1_000_000)
+    assert slot.statistics()["encode_seconds"] == 0.0
+    slot.steps += 2
+    slot.encode_seconds, slot.decode_seconds = 8.0, 4.0
+    row = slot.statistics()
+    assert (row["encode_seconds"], row["decode_seconds"], row["steps"]) == (4.0, 2.0, 1_000_002)

@@ -10,6 +10,7 @@ import pytest
 from compressors_with_state import OnTensorFlow, assert_equal, snapshot
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.schedule import Message, Plan
 
 
 class TestCheckpoint:
@@ -67,6 +68,20 @@ class TestCheckpoint:
                 checkpoint.compressor = target.compressor.trackable
             else:
                 tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
+        assert_equal(snapshot(target.compressor), before)
+
+    def test_of_a_plan_that_leaves_memories_out(self, tf, tmp_path):
+        source = OnTensorFlow()
+        source.step(0)
+        path = self.saved(tf, tmp_path, source)
+        messages = (Message(("first",), "codec", 0.1, "Allgather"), Message(("second",), "dense"))
+        plan = Plan(messages, (), 0.0, "none", "none", 2, 1, "none")
+        target = OnTensorFlow(schedule=plan)
+        before = snapshot(target.compressor)
+        with pytest.raises(
+            dr.InvalidArgumentError, match="with memories of the same variables .* schedule="
+        ):
+            tf.train.Checkpoint(compressor=target.compressor.trackable).read(path)
         assert_equal(snapshot(target.compressor), before)
 
     def test_of_another_rank(self, tf, tmp_path, monkeypatch):

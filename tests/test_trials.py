@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from deepreduce_hvd.planning.trials import in_words, plans_to_try
+import deepreduce_hvd as dr
+from deepreduce_hvd.planning.trials import expect_one_way, in_words, plans_to_try, send_alike
 from deepreduce_hvd.schedule import Message, Parameter, Profile, Table
 from deepreduce_hvd.schedule.plan import Plan, kept_share
 
@@ -98,3 +99,37 @@ def test_plans_in_words(groups, words):
         how = (0.1, "Allgather") if way == "codec" else ()
         messages.append(Message(members, way, *how))
     assert in_words(SimpleNamespace(messages=messages)) == words
+
+
+def _plan(*messages):
+    return Plan(messages, (), 0.0, "none", "none", 2, 1, "none")
+
+
+def test_plans_that_send_alike_may_have_other_densities_and_messages():
+    one = _plan(Message(("a", "b"), "codec", 0.1, "Allgather"), Message(("c",), "dense"))
+    other = _plan(
+        Message(("a",), "codec", 0.11, "Allgather"),
+        Message(("b",), "codec", 0.1, "Allgather"),
+        Message(("c",), "dense"),
+    )
+    third = _plan(Message(("a", "b"), "codec", 0.1, "Allgather"), Message(("c",), "fp16"))
+    assert send_alike(one, other) and not send_alike(one, third)
+
+
+def test_a_profile_needs_a_plan_that_sends_everything_alike():
+    expect_one_way(
+        _plan(
+            Message(("a",), "codec", 0.1, "Allgather"), Message(("b",), "codec", 0.1, "Allgather")
+        )
+    )
+    encoded = Message(("a",), "codec", 0.1, "Allgather")
+    for other in (
+        Message(("b",), "dense"),
+        Message(("b",), "codec", 0.2, "Allgather"),
+        Message(("b",), "codec", 0.1, "SplitAllgather"),
+    ):
+        for messages in ((encoded, other), (other,)):
+            if len(messages) == 1 and other.density == 0.2:
+                continue  # one density for all
+            with pytest.raises(dr.InvalidArgumentError, match="profile: expected a job that"):
+                expect_one_way(_plan(*messages))

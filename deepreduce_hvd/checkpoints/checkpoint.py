@@ -9,7 +9,7 @@ The state of each parameter is kept in a slot of the adapter. A slot has these m
   saved.
 - ``numpy_of(value)`` returns an array of the framework as a NumPy array, and None for anything
   else.
-- ``set_memory({name: (d,) float32 NumPy array})`` loads the saved arrays.
+- ``set_steps(steps)`` and ``set_memory({name: (d,) float32 NumPy array})`` load what was saved.
 """
 
 import math
@@ -76,7 +76,7 @@ def load(slots, state, fingerprint, rank, size, keeper_of=lambda rank: rank):
     if own == ["compressor state"] and keeper_of(rank) != rank:
         _expect_no_memory(slots, loaded, rank, keeper_of(rank))
     for slot, (steps, loss_scale, memory) in zip(slots.values(), loaded):
-        slot.steps = steps
+        slot.set_steps(steps)
         slot.loss_scale = loss_scale
         slot.set_memory(memory)
 

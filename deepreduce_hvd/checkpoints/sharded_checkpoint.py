@@ -1,7 +1,8 @@
 """The state of a compressor with fully_shard: each rank saves the memories of its own shards.
 
 A state has the form of :mod:`deepreduce_hvd.checkpoints.checkpoint`, but its rank and size count
-hosts. Two more entries give the number of the shard and the number of shards.
+hosts. Three more entries give the number of the shard, the number of shards, and the dimension
+along which each parameter is divided.
 """
 
 import numpy as np
@@ -10,7 +11,8 @@ from deepreduce_hvd.checkpoints import checkpoint
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.settings import is_integer
 
-_KEYS = ("shard", "shards")
+_NUMBERS = ("shard", "shards")
+_KEYS = (*_NUMBERS, "dims")
 
 
 def bounds(size, shard, shards):
@@ -29,7 +31,8 @@ def dump(slots, fingerprint, hosts, ranks):
         ranks: transport over the ranks of this host, which together have all shards.
     """
     state = checkpoint.dump(slots, fingerprint, hosts.rank, hosts.size)
-    return {**state, "shard": ranks.rank, "shards": ranks.size}
+    dims = {name: slot.dim for name, slot in slots.items()}
+    return {**state, "shard": ranks.rank, "shards": ranks.size, "dims": dims}
 
 
 def load(slots, state, fingerprint, hosts, ranks, keeper_of):
@@ -49,14 +52,27 @@ def load(slots, state, fingerprint, hosts, ranks, keeper_of):
                 f" of shard {state['shard']} of {state['shards']}; if the number of ranks has"
                 " changed, pass the list of all ranks' states"
             )
+        for name, slot in slots.items():
+            saved = state["dims"].get(name, slot.dim)
+            if saved != slot.dim:
+                raise InvalidArgumentError(
+                    f"compressor state, parameter {name}: expected shards along dimension"
+                    f" {slot.dim}, got shards along dimension {saved!r}; pass the list of all"
+                    " ranks' states"
+                )
         loaded = _without_shard(state)
     checkpoint.load(slots, loaded, fingerprint, hosts.rank, hosts.size, keeper_of)
 
 
 def _check(where, state):
-    if not isinstance(state, dict) or not all(is_integer(state.get(key)) for key in _KEYS):
+    if (
+        not isinstance(state, dict)
+        or not all(is_integer(state.get(key)) for key in _NUMBERS)
+        or not isinstance(state.get("dims"), dict)
+    ):
         raise InvalidArgumentError(
-            f"{where}: expected a state of fully_shard, with the integers shard and shards, got "
+            f"{where}: expected a state of fully_shard, with the integers shard and shards and the"
+            " dictionary dims, got "
             f"{sorted(state) if isinstance(state, dict) else type(state).__name__}"
         )
 
@@ -89,7 +105,7 @@ def _joined(slots, states, ranks):
     """Merge the states of all shards of one host into one state for this rank's shard."""
     first = states[0]
     for other in states[1:]:
-        for key in ("version", "fingerprint", "size"):
+        for key in ("version", "fingerprint", "size", "dims"):
             if other.get(key) != first.get(key):
                 raise InvalidArgumentError(
                     f"compressor states of host {first['rank']}: expected the same {key}, got "
@@ -104,7 +120,9 @@ def _joined(slots, states, ranks):
                 f"shards, got {', '.join(sorted(map(str, different)))} not in all of them"
             )
     parameters = {
-        name: _joined_parameter(name, slots[name], [part[name] for part in parts], ranks)
+        name: _joined_parameter(
+            name, slots[name], [part[name] for part in parts], first["dims"].get(name), ranks
+        )
         if name in slots
         else saved
         for name, saved in parts[0].items()
@@ -119,11 +137,11 @@ def _parameters_of(state):
     return {name: saved for name, saved in entries.items() if isinstance(saved, dict)}
 
 
-def _joined_parameter(name, slot, parts, ranks):
+def _joined_parameter(name, slot, parts, dim, ranks):
     """Return the entry of one parameter for this rank's shard.
 
-    Only what merging needs is checked here. :func:`deepreduce_hvd.checkpoints.checkpoint.load`
-    checks everything else.
+    ``dim`` is the dimension along which it was divided when it was saved. Only what merging needs
+    is checked here. :func:`deepreduce_hvd.checkpoints.checkpoint.load` checks everything else.
     """
     for what in ("steps", "loss_scale"):
         found = {repr(part.get(what)) for part in parts}
@@ -133,13 +151,17 @@ def _joined_parameter(name, slot, parts, ranks):
                 f"{', '.join(sorted(found))}"
             )
     shape = tuple(slot.parameter.shape)
-    size = shape[slot.dim]
+    if not is_integer(dim) or not 0 <= dim < len(shape):
+        raise InvalidArgumentError(
+            f"compressor states, parameter {name}: expected a dimension below {len(shape)} in dims,"
+            f" got {dim!r}"
+        )
     memory = {}
     for kind in slot.state_names:
         arrays = []
         for shard, part in enumerate(parts):
-            start, stop = bounds(size, shard, len(parts))
-            own = (*shape[: slot.dim], stop - start, *shape[slot.dim + 1 :])
+            start, stop = bounds(shape[dim], shard, len(parts))
+            own = (*shape[:dim], stop - start, *shape[dim + 1 :])
             saved = part.get("memory")
             array = slot.numpy_of(saved.get(kind)) if isinstance(saved, dict) else None
             if array is None or array.size != np.prod(own, dtype=np.int64):
@@ -149,7 +171,7 @@ def _joined_parameter(name, slot, parts, ranks):
                     f" {type(saved).__name__ if array is None else array.shape}"
                 )
             arrays.append(array.reshape(own))
-        whole = np.concatenate(arrays, axis=slot.dim)
-        start, stop = bounds(size, ranks.rank, ranks.size)
+        whole = np.concatenate(arrays, axis=dim)
+        start, stop = bounds(shape[slot.dim], ranks.rank, ranks.size)
         memory[kind] = whole.take(range(start, stop), axis=slot.dim).reshape(-1)
     return {**parts[0], "memory": memory}

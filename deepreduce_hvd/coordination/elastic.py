@@ -174,7 +174,7 @@ class MemoryKeeper:
                     "elastic training: expected rank 0's steps and loss scale, got "
                     f"{taken} and {scale}"
                 )
-            slot.steps = taken
+            slot.set_steps(taken)
             slot.loss_scale = None if np.isnan(scale) else scale
 
     def _commit(self, before, number):

@@ -11,7 +11,9 @@ from deepreduce_hvd.communicators.auto import EXACT_SUMS
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import CODEC, Message
-from deepreduce_hvd.schedule.plan import Plan
+from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan
+from deepreduce_hvd.stages.base import Memory
+from deepreduce_hvd.validation import expect_stages
 
 _MOST_NAMES = 5
 
@@ -100,7 +102,7 @@ def _planned(name: str, policy: Policy, message: Message) -> Policy:
     if policy.dense:
         return policy
     if message.way != CODEC:
-        if policy.memory.state and not policy.memory.keeps_everything:
+        if not _can_be_added(policy.memory):
             raise InvalidArgumentError(
                 "plan: expected Residual or NoMemory for parameters that are sent uncompressed,"
                 f" got {policy.memory!r} for {name}"
@@ -108,6 +110,7 @@ def _planned(name: str, policy: Policy, message: Message) -> Policy:
         return Policy(message.way, None, policy.memory)
     codec, density = policy.codec, message.density
     assert codec is not None and density is not None
+    expect_stages(codec, policy.memory, EXACT_SUMS[message.communicator])
     if density == ratio_of(codec):
         return policy
     sparsifier = codec.sparsifier.with_ratio(density)
@@ -117,6 +120,32 @@ def _planned(name: str, policy: Policy, message: Message) -> Policy:
             f" {density:g}, got {codec.sparsifier!r} for {name}"
         )
     return Policy(CODEC, Codec(sparsifier, codec.index, codec.value), policy.memory)
+
+
+def _can_be_added(memory: Memory) -> bool:
+    """Return whether a gradient that is sent uncompressed can take along what a memory keeps."""
+    return not memory.state or (memory.keeps_everything and len(memory.state) == 1)
+
+
+def communicators_of(policies: Mapping[str, Policy]) -> tuple[str, ...]:
+    """Return the names of the communicators that all codecs and memories of policies support."""
+    return tuple(
+        name
+        for name in COMMUNICATORS
+        if all(
+            _supports(one.codec, one.memory, name)
+            for one in policies.values()
+            if one.codec is not None
+        )
+    )
+
+
+def _supports(codec: Codec, memory: Memory, communicator: str) -> bool:
+    try:
+        expect_stages(codec, memory, EXACT_SUMS[communicator])
+    except InvalidArgumentError:
+        return False
+    return True
 
 
 def ratio_of(codec: Codec) -> float | None:
@@ -152,7 +181,7 @@ def expect_schedule(schedule, policies, communicator):
                 f" compressed parameters with schedule='auto', got {', '.join(map(repr, codecs))}"
             )
         memory = next(iter(compressed)).memory
-        if memory.state and not memory.keeps_everything:
+        if not _can_be_added(memory):
             raise InvalidArgumentError(
                 "Compressor schedule: expected Residual or NoMemory with schedule='auto', got"
                 f" {memory!r}"

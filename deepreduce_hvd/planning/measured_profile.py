@@ -17,15 +17,16 @@ class Costs(NamedTuple):
     payload: int | None
 
     @classmethod
-    def of_steps(cls, seconds, steps, slot):
-        """Return the costs of a parameter.
+    def of_steps(cls, ends, before, slot):
+        """Return the costs of a parameter in the steps between two results of :func:`totals`.
 
         Args:
-            seconds: seconds of encoding and of decoding in all ``steps``.
-            steps: number of steps.
+            ends: its totals at the end of these steps.
+            before: its totals before them.
             slot: slot of the parameter.
         """
-        encode, decode = seconds
+        encode, decode, steps = (now - then for now, then in zip(ends, before))
+        steps = max(steps, 1)  # it may have had no gradient
         return cls(encode / steps, decode / steps, slot.payload_bytes)
 
     def points(self, codec):
@@ -50,8 +51,8 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
         InvalidArgumentError: no step with a compressed gradient is complete yet.
     """
     costs = costs or {
-        name: Costs.of_steps(seconds, max(slots[name].steps, 1), slots[name])
-        for name, seconds in total_seconds(slots).items()
+        name: Costs.of_steps(total, (0.0, 0.0, slots[name].untimed_steps), slots[name])
+        for name, total in totals(slots).items()
     }
     names, elements, ready = profiled(policies, times, slots), elements_of(slots), times.ready
     if not names:
@@ -75,7 +76,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
 def profiled(policies, times, slots):
     """Return the names of a profile's parameters, in the order in which gradients become ready.
 
-    These are all that the last complete step compressed.
+    These are all that the last complete steps compressed.
     """
     ready, elements = times.ready, elements_of(slots)
     return [
@@ -85,9 +86,11 @@ def profiled(policies, times, slots):
     ]
 
 
-def total_seconds(slots):
-    """Return {parameter name: (seconds of encoding, seconds of decoding)} of all steps."""
-    return {name: (slot.encode_seconds, slot.decode_seconds) for name, slot in slots.items()}
+def totals(slots):
+    """Return {parameter name: (seconds of encoding, of decoding, number of steps)} so far."""
+    return {
+        name: (slot.encode_seconds, slot.decode_seconds, slot.steps) for name, slot in slots.items()
+    }
 
 
 def elements_of(slots):

@@ -28,12 +28,12 @@ from deepreduce_hvd.planning.measured_profile import (
     elements_of,
     measured_profile,
     profiled,
-    total_seconds,
+    totals,
 )
 from deepreduce_hvd.planning.race import Race
-from deepreduce_hvd.planning.trials import Trial, in_words, plans_to_try
+from deepreduce_hvd.planning.trials import Trial, expect_one_way, in_words, plans_to_try, send_alike
 from deepreduce_hvd.schedule.links import Table
-from deepreduce_hvd.schedule.plan import COMMUNICATORS, Plan, kept_share
+from deepreduce_hvd.schedule.plan import Plan, kept_share
 from deepreduce_hvd.schedule.profile import Profile
 
 #: steps that are not timed because caches and allocators are cold
@@ -157,7 +157,7 @@ class Scheduler:
             self._begin_profile(slots)
 
     def _begin_profile(self, slots):
-        self._totals = total_seconds(slots)
+        self._totals = totals(slots)
         self._begin(self._profile, _PROFILE_STEPS)
 
     def _profile(self, transport, slots):
@@ -167,12 +167,8 @@ class Scheduler:
             self._begin_profile(slots)
             return
         self._costs = {
-            name: Costs.of_steps(
-                [now - before for now, before in zip(ends, self._totals[name])],
-                _PROFILE_STEPS,
-                slots[name],
-            )
-            for name, ends in total_seconds(slots).items()
+            name: Costs.of_steps(ends, self._totals[name], slots[name])
+            for name, ends in totals(slots).items()
         }
         self._measure_and_plan(transport, slots)
 
@@ -191,7 +187,9 @@ class Scheduler:
             try:
                 merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
                 on_device = any(str(self._device_of(slot)) != "cpu" for slot in slots.values())
-                communicators = ("Allgather",) if on_device else COMMUNICATORS
+                communicators = (
+                    ("Allgather",) if on_device else layout.communicators_of(self._base.policies)
+                )
                 found = plans_to_try(merged, communicators, self._buckets())
                 plans = json.dumps(found).encode()
             except Exception as error:  # tell the other ranks, or they would wait
@@ -204,7 +202,8 @@ class Scheduler:
             raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {found}")
         self._plans = [(rule, Plan.from_json(text)) for rule, text in found]
         self._before = self.layout.plan
-        self._planning_seconds = self._slowest(transport, time.perf_counter() - started)
+        (self._planning_seconds,) = self._slowest(transport, [time.perf_counter() - started])
+        self._medians = {}  # number of a plan -> medians of the steps of its turns
         self.trials = []
         self._race = Race([plan.step_seconds for _, plan in self._plans])
         self._begin_turn()
@@ -221,8 +220,10 @@ class Scheduler:
         if self._left > 0:
             return
         self._call_ranks(transport)
-        mean = float(np.mean(self._seconds[_UNTIMED:]))
-        self._race.turn_ends(self._slowest(transport, mean))
+        timed = self._seconds[_UNTIMED:]
+        mean, median = self._slowest(transport, [np.mean(timed), np.median(timed)])
+        self._medians.setdefault(self._race.current, []).append(median)
+        self._race.turn_ends(mean)
         elements = elements_of(slots)
         shares = [kept_share(plan.messages, elements) for _, plan in self._plans]
         self.trials = [
@@ -235,17 +236,18 @@ class Scheduler:
             return
         winner = self._race.winner(shares)
         chosen = self._plans[winner][1]
-        same = self._before is not None and self._before.messages == chosen.messages
-        if not same:
+        if self._before is None or not send_alike(self._before, chosen):
             self._different = _DIFFERENT
         elif self._differing >= 2:  # a false alarm
             self._different = min(_DIFFERENT * self._different, _MOST_DIFFERENT)
         self.layout = self._layout_of(chosen)
-        self._expected = self._race.seconds(winner)
+        # medians, as those that are compared with it: some steps may always be longer than others
+        self._expected = float(np.mean(self._medians[winner]))
+        fastest = self._race.seconds(winner)
         lost = _TURN_STEPS * sum(
-            max(seconds - self._expected, 0) for turns in self._race.blocks for seconds in turns
+            max(seconds - fastest, 0) for turns in self._race.blocks for seconds in turns
         )
-        self._until_rest_ends = _REST * (self._planning_seconds + lost) / self._expected
+        self._until_rest_ends = _REST * (self._planning_seconds + lost) / fastest
         self._differing = 0
         self._begin_window()
 
@@ -257,7 +259,7 @@ class Scheduler:
         if self._left > 0:
             return
         self._call_ranks(transport)
-        measured = self._slowest(transport, float(np.median(self._seconds[1:])))
+        (measured,) = self._slowest(transport, [np.median(self._seconds[1:])])
         differs = _ratio(measured, self._expected) > self._different
         self._differing = self._differing + 1 if differs else 0
         self._until_rest_ends -= self._window
@@ -276,7 +278,13 @@ class Scheduler:
             slots: slots of the parameters, by name.
             ranks: number of ranks; each counts as a host of its own, because the tables are
                 measured between all of them.
+
+        Raises:
+            InvalidArgumentError: the job has a fixed plan, whose steps do not show what the other
+                ways of its gradients cost; or no step with a compressed gradient is complete yet.
         """
+        if isinstance(self._schedule, Plan):
+            expect_one_way(self._schedule)
         return measured_profile(
             self._base.policies, self._times, slots, ranks, self._costs, **self._network
         )
@@ -356,11 +364,9 @@ class Scheduler:
         RollCall(transport, self._name("ranks")).wait()
 
     def _slowest(self, transport, seconds):
-        """Return the largest of all ranks' numbers."""
-        return max(
-            float(np.frombuffer(part, np.float64)[0])
-            for part in self._gathered(transport, np.float64(seconds).tobytes())
-        )
+        """Return the largest of all ranks' numbers, for each of a list of them."""
+        parts = self._gathered(transport, np.array(seconds, np.float64).tobytes())
+        return np.max([np.frombuffer(part, np.float64) for part in parts], axis=0).tolist()
 
     def _gathered(self, transport, content):
         """Return the bytes that each rank gives, in rank order."""

@@ -40,13 +40,13 @@ class StepTimes:
         """{parameter name: seconds from the beginning of a step to its gradient}.
 
         The time that the compressor itself took until then is left out. The numbers are medians
-        over the last complete steps, of the parameters that had a gradient in the last one.
+        over those of the last complete steps in which the parameter had a gradient. Optimizers that
+        share a compressor need not all take part in each step.
         """
-        if not self._kept:
-            return {}
+        names = dict.fromkeys(name for ready, _ in self._kept for name in ready)
         return {
             name: statistics.median(ready[name] for ready, _ in self._kept if name in ready)
-            for name in self._kept[-1][0]
+            for name in names
         }
 
     @property

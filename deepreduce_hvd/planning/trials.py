@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
+from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.optimum import optimal_plan
@@ -67,6 +68,15 @@ def _are_same(one, other):
     return abs(ratio - 1) < _SAME and _ways(one) == _ways(other)
 
 
+def send_alike(one, other):
+    """Return whether two plans send each gradient in the same way, whatever the densities are."""
+    ways = [
+        {name: (way, communicator) for name, (way, _, communicator) in _ways(plan).items()}
+        for plan in (one, other)
+    ]
+    return ways[0] == ways[1]
+
+
 def _ways(plan):
     """Return {parameter name: how its gradient is sent}."""
     return {
@@ -90,6 +100,21 @@ def _by_bucket(profile, buckets):
             parameters += [dataclasses.replace(part, ready_seconds=ready) for part in parts]
             groups.append(len(parts))
     return dataclasses.replace(profile, parameters=tuple(parameters)), groups
+
+
+def expect_one_way(plan):
+    """Check that a job with this plan shows what each of its gradients costs with the codec.
+
+    Raises:
+        InvalidArgumentError: the plan sends some gradients otherwise, or with other densities.
+    """
+    ways = {(one.way, one.density, one.communicator) for one in plan.messages}
+    if len(ways) > 1 or not all(communicator == "Allgather" for *_, communicator in ways):
+        raise InvalidArgumentError(
+            "profile: expected a job that compresses all of its gradients alike and exchanges them"
+            f" by Allgather, got one with the plan of {in_words(plan)}; measure without schedule=,"
+            " or with schedule='auto'"
+        )
 
 
 def in_words(plan):

@@ -28,11 +28,12 @@ def message_groups(compressor: "Compressor") -> list[list[Any]]:
 
     Returns:
         One list of tf.Variable for each message that is encoded, in the order of the plan. Horovod
-        reduces each of the other variables on its own.
+        reduces each of the other variables on its own. A tape or an optimizer that uses the groups
+        must have a gradient for at least one variable of each.
 
     Raises:
-        InvalidArgumentError: the compressor has no plan; or variables of these messages have the
-            same name, because Horovod would lose their gradients.
+        InvalidArgumentError: the compressor has no plan; or several of its variables have the same
+            name, as in Keras 3. With groups, Horovod would lose all of their gradients but one.
     """
     variables = compressor.adapter.variables.by_name()
     if compressor.plan is None:
@@ -45,12 +46,13 @@ def message_groups(compressor: "Compressor") -> list[list[Any]]:
         for message in compressor.plan.messages
         if message.way == CODEC
     ]
-    names = collections.Counter(variable.name for group in groups for variable in group)
+    names = collections.Counter(variable.name for variable in variables.values())
     repeated = [name for name, count in names.items() if count > 1]
     if repeated:
         raise InvalidArgumentError(
-            "message_groups: expected variables with different names, by which Horovod assigns"
-            f" them to groups, got several named {', '.join(repeated[:3])}"
+            "message_groups: expected variables with different names, because Horovod would lose"
+            f" gradients of the others with groups=, got several named {', '.join(repeated[:3])};"
+            " without groups=, the plan sets the way and the density of each variable"
         )
     return groups
 

@@ -4,6 +4,7 @@ It is in tf.Variables that are created once, so retracing a function keeps it.
 """
 
 import json
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -99,6 +100,8 @@ class Slot(tf.Module):
                 for kind in self.state_names
             ]
         self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
+        #: steps of another job, whose seconds are not known
+        self.untimed_steps = 0
         if follows_loss_scale:  # loss scale of the last step; 0 before the first
             self.scale = local_variable(np.float64(0), name="deepreduce_loss_scale")
 
@@ -190,9 +193,12 @@ class Slot(tf.Module):
     def steps(self):
         return int(read(self.steps_taken))
 
-    @steps.setter
-    def steps(self, value):
-        write(self.steps_taken, value)
+    def set_steps(self, steps):
+        """Go on after the steps of another job; the seconds start again."""
+        write(self.steps_taken, steps)
+        write(self.seconds.variable, np.zeros(2))
+        self._exchanged.encode_seconds = self._exchanged.decode_seconds = 0.0
+        self.untimed_steps = steps
 
     def memory(self):
         return {kind: read(part) for kind, part in zip(self.state_names, self.state)}
@@ -255,7 +261,7 @@ class Slot(tf.Module):
             float(seconds[0]) + last.encode_seconds, float(seconds[1]) + last.decode_seconds,
             path=path, payload=None if self.dense or payload.size == 0 else payload,
             kept=read(self.state[0]) if self.policy.memory.keeps_everything else None,
-            rounds=rounds, communicator=communicator,
+            rounds=rounds, communicator=communicator, untimed_steps=self.untimed_steps,
         )  # fmt: skip
 
 
@@ -286,17 +292,31 @@ class Identity(tf.train.experimental.PythonState):
         adapter = self._adapter
         adapter.close_steps()  # the variables are read after this
         scaled = {"loss_scale": True} if adapter.void_steps.active else {}
-        return json.dumps({**checkpoint.identity(**self._own()), **scaled})
+        memories = {"memories": self._memories()}
+        return json.dumps({**checkpoint.identity(**self._own()), **memories, **scaled})
+
+    def _memories(self):
+        """Return a CRC of the names of the variables that have a memory."""
+        names = [slot.label for slot in self._adapter.slots.values() if slot.state_names]
+        return zlib.crc32(repr(sorted(names)).encode())
 
     def deserialize(self, string_value):
         adapter, found = self._adapter, json.loads(string_value)
         follows, expected = found.pop("loss_scale", False), adapter.void_steps.active
+        memories = found.pop("memories", None)
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
             raise InvalidArgumentError(
                 f"compressor checkpoint: expected one saved {expected} loss_scale=, like this"
                 f" Compressor, got one saved {got}"
+            )
+        # TensorFlow would ignore a saved memory without a variable
+        if memories != self._memories():
+            raise InvalidArgumentError(
+                "compressor checkpoint: expected one with memories of the same variables as this"
+                " Compressor, got others; with schedule=, variables that the plan sends"
+                " uncompressed have no memory"
             )
         adapter.void_steps.forget(adapter.slots.values())
 

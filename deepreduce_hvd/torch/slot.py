@@ -43,6 +43,8 @@ class Slot:
         self.rounds = 0
         self.communicator = None
         self.steps = 0
+        #: steps of another job, whose seconds are not known
+        self.untimed_steps = 0
         self.encode_seconds = 0.0
         self.decode_seconds = 0.0
         self.payload = None
@@ -201,6 +203,11 @@ class Slot:
             return value.detach().cpu().resolve_neg().numpy()
         return value if isinstance(value, np.ndarray) else None
 
+    def set_steps(self, steps):
+        """Go on after the steps of another job; the seconds start again."""
+        self.steps = self.untimed_steps = steps
+        self.encode_seconds = self.decode_seconds = 0.0
+
     def set_memory(self, arrays):
         self.threshold.zero_()
         self.remembers = True
@@ -216,7 +223,7 @@ class Slot:
         path = "none" if self.steps == 0 else self.uncompressed_path or "compressed"
         return statistics.row(
             self.shape.numel(), self.dense_bytes, self.sent_bytes, self.steps, self.encode_seconds,
-            self.decode_seconds,
+            self.decode_seconds, untimed_steps=self.untimed_steps,
             rounds=self.rounds, communicator=self.communicator, path=path,
             payload=None if payload is None else payload.cpu().numpy(),
             kept=self.state[0].cpu().numpy() if kept else None,

@@ -147,6 +147,18 @@ def scenario_auto_with_nothing_to_measure(directory):
     compressor.summary()
 
 
+@mock.patch.object(scheduler_module, "_REST", 10**9)
+def scenario_auto_with_steps_that_are_regularly_longer(directory):
+    """Such steps are no change: everything is measured once."""
+    network = Network()
+    model, compressor = distributed(network, CODEC, ddp=SMALL_BUCKETS, schedule="auto")
+    _, calls = train_with_equal_times(
+        model, network, compressor, _DECIDED + 60, lambda step: 1.0 if step % 4 else 3.0
+    )
+    rounds = np.flatnonzero(np.diff(calls) > 20)
+    assert len(rounds) == 1 and compressor.plan is not None, rounds
+
+
 def scenario_plans_that_change_in_every_step_lose_nothing(directory):
     """Sent + kept = what came in, while each step has another random plan."""
     size = dist.get_world_size()
