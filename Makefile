@@ -48,8 +48,9 @@ setup: python
 data: python
 	@$(PYTHON) scripts/set_up.py --data
 
+# DEMO_OPTIONS='--seeds 3' repeats the rows with other seeds
 demo: setup
-	$(WITH_VENV) python examples/demo.py
+	$(WITH_VENV) python examples/demo.py $(DEMO_OPTIONS)
 
 demo-ddp: setup
 	$(WITH_VENV) python examples/demo_ddp.py
