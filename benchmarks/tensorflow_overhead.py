@@ -35,6 +35,16 @@ def parse():
     return parser.parse_args()
 
 
+def reduce_on_one_rank(hvd):
+    """Let Horovod reduce and compress gradients on one rank too, where it returns them as they are.
+
+    Args:
+        hvd: the module ``horovod.tensorflow``.
+    """
+    hvd._allreduce_cond = hvd.allreduce
+    hvd._grouped_allreduce_cond = hvd.grouped_allreduce
+
+
 def measure(options):
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import horovod.tensorflow as hvd
@@ -47,6 +57,8 @@ def measure(options):
     from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
     hvd.init()
+    if options.ranks == 1:
+        reduce_on_one_rank(hvd)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     shapes = resnet50.shapes()
