@@ -35,8 +35,8 @@ def run_all(namespace, *arguments, **options):
     if nccl:
         # each gather of messages comes with a gather of their lengths
         scenarios = namespace["scenario_groups_change_nothing_but_the_messages"].__globals__
-        count = scenarios["_count"]
-        scenarios["_count"] = lambda graph, kind: (
+        count = scenarios["count"]
+        scenarios["count"] = lambda graph, kind: (
             count(graph, kind) / (2 if kind == "HorovodAllgather" else 1)
         )
     _run_all(
