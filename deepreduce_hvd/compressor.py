@@ -375,7 +375,8 @@ class Compressor:
         ready when PyTorch hands over its bucket.
 
         Raises:
-            InvalidArgumentError: no step with a compressed gradient is complete yet.
+            InvalidArgumentError: no step with a compressed gradient is complete yet, or the job has
+                a plan that does not compress all gradients alike.
         """
         return self.adapter.profile()
 

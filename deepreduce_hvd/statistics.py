@@ -26,8 +26,8 @@ FIELDS = {
         "norm of the part that the payload does not contain / norm of gradient plus residual; "
         "None if unknown"
     ),
-    "encode_seconds": "mean over all steps since a state was loaded, or ranks came or went",
-    "decode_seconds": "the same for decoding all ranks' payloads",
+    "encode_seconds": "mean over all steps of this job",
+    "decode_seconds": "mean over all steps of this job, all ranks' payloads",
     "steps": "steps so far; TensorFlow counts those of compressed parameters only",
     "rounds": "consecutive collectives in the last step; 0 for Horovod's own allreduce",
     "communicator": (
@@ -69,7 +69,7 @@ def row(
         kept: (d,) float32, what the payloads so far have not carried; None if that is not known.
         rounds: the number of collectives one after another in the last step.
         communicator: how the gradient was exchanged.
-        untimed_steps: the number of steps of another job, from which a state came.
+        untimed_steps: how many of ``steps`` another job made, whose state was loaded.
     """
     timed = max(steps - untimed_steps, 1)
     figures = {

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning.measured_profile import Costs, totals
 from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.torch.slot import Slot
 
@@ -61,8 +62,19 @@ def test_the_mean_seconds_are_those_of_this_job():
     slot.steps, slot.encode_seconds, slot.decode_seconds = 4, 8.0, 4.0
     assert slot.statistics()["encode_seconds"] == 2.0
     slot.set_steps(1_000_000)
-    assert slot.statistics()["encode_seconds"] == 0.0
-    slot.steps += 2
-    slot.encode_seconds, slot.decode_seconds = 8.0, 4.0
+    slot.steps += 4
+    slot.encode_seconds, slot.decode_seconds = 24.0, 12.0
     row = slot.statistics()
-    assert (row["encode_seconds"], row["decode_seconds"], row["steps"]) == (4.0, 2.0, 1_000_002)
+    assert (row["encode_seconds"], row["decode_seconds"], row["steps"]) == (3.0, 1.5, 1_000_004)
+
+
+@pytest.mark.parametrize("loaded", [0, 1_000_000])
+def test_a_state_that_is_loaded_between_measurements_changes_no_cost(loaded):
+    slot = slot_with([1.0, 2.0], "dense")
+    slot.steps, slot.encode_seconds, slot.decode_seconds = 4, 8.0, 4.0
+    before = totals({"weight": slot})["weight"]
+    slot.set_steps(loaded)
+    slot.steps += 2
+    slot.encode_seconds, slot.decode_seconds = 14.0, 10.0
+    found = Costs.of_steps(totals({"weight": slot})["weight"], before, slot)
+    assert (found.encode, found.decode) == (3.0, 3.0)

@@ -51,7 +51,7 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
         InvalidArgumentError: no step with a compressed gradient is complete yet.
     """
     costs = costs or {
-        name: Costs.of_steps(total, (0.0, 0.0, slots[name].untimed_steps), slots[name])
+        name: Costs.of_steps(total, (0.0, 0.0, 0), slots[name])
         for name, total in totals(slots).items()
     }
     names, elements, ready = profiled(policies, times, slots), elements_of(slots), times.ready
@@ -87,9 +87,10 @@ def profiled(policies, times, slots):
 
 
 def totals(slots):
-    """Return {parameter name: (seconds of encoding, of decoding, number of steps)} so far."""
+    """Return {parameter name: (seconds of encoding, of decoding, number of steps)} of this job."""
     return {
-        name: (slot.encode_seconds, slot.decode_seconds, slot.steps) for name, slot in slots.items()
+        name: (slot.encode_seconds, slot.decode_seconds, slot.steps - slot.untimed_steps)
+        for name, slot in slots.items()
     }
 
 

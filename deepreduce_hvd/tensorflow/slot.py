@@ -100,7 +100,7 @@ class Slot(tf.Module):
                 for kind in self.state_names
             ]
         self.steps_taken = local_variable(np.int64(0), name="deepreduce_steps")
-        #: steps of another job, whose seconds are not known
+        #: how many of ``steps`` are of another job and not timed; less than 0 if steps went back
         self.untimed_steps = 0
         if follows_loss_scale:  # loss scale of the last step; 0 before the first
             self.scale = local_variable(np.float64(0), name="deepreduce_loss_scale")
@@ -194,11 +194,9 @@ class Slot(tf.Module):
         return int(read(self.steps_taken))
 
     def set_steps(self, steps):
-        """Go on after the steps of another job; the seconds start again."""
+        """Continue after the steps of another job, which this one has not timed."""
+        self.untimed_steps += steps - self.steps
         write(self.steps_taken, steps)
-        write(self.seconds.variable, np.zeros(2))
-        self._exchanged.encode_seconds = self._exchanged.decode_seconds = 0.0
-        self.untimed_steps = steps
 
     def memory(self):
         return {kind: read(part) for kind, part in zip(self.state_names, self.state)}

@@ -43,7 +43,7 @@ class Slot:
         self.rounds = 0
         self.communicator = None
         self.steps = 0
-        #: steps of another job, whose seconds are not known
+        #: how many of ``steps`` are of another job and not timed; less than 0 if steps went back
         self.untimed_steps = 0
         self.encode_seconds = 0.0
         self.decode_seconds = 0.0
@@ -204,9 +204,9 @@ class Slot:
         return value if isinstance(value, np.ndarray) else None
 
     def set_steps(self, steps):
-        """Go on after the steps of another job; the seconds start again."""
-        self.steps = self.untimed_steps = steps
-        self.encode_seconds = self.decode_seconds = 0.0
+        """Continue after the steps of another job, which this one has not timed."""
+        self.untimed_steps += steps - self.steps
+        self.steps = steps
 
     def set_memory(self, arrays):
         self.threshold.zero_()
