@@ -129,6 +129,7 @@ def _run_page(document, path, *arguments):
     return finished.stdout
 
 
+@pytest.mark.slow
 def test_the_script_for_lightning_runs_and_resumes(tmp_path):
     pytest.importorskip("lightning", reason="Lightning is not installed")
     path = tmp_path / "lightning_train.py"
@@ -142,6 +143,7 @@ def test_the_script_for_lightning_runs_and_resumes(tmp_path):
     assert resumed[0][0] == "100" and float(resumed[-1][1]) < losses[0], resumed
 
 
+@pytest.mark.slow
 def test_the_script_for_accelerate_runs(tmp_path):
     pytest.importorskip("accelerate", reason="Accelerate is not installed")
     output = _run_page("docs/accelerate.md", tmp_path / "accelerate_train.py", tmp_path)
