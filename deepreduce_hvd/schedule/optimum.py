@@ -247,11 +247,15 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
     """
     clocks = _Clocks(model, messages)
     limit = clocks.step_seconds() * (1 + 1e-12)  # rounding
-    for better in (DENSE, FP16):
-        for number, message in enumerate(clocks.messages):
-            worse = message.way != better and message.way != DENSE
-            if better in ways and worse:
-                clocks.fits(number, Message(message.members, better), limit)
+    changed = True
+    while changed:  # a small message can be shorter uncompressed, and leave time for others
+        changed = False
+        for better in (DENSE, FP16):
+            for number, message in enumerate(clocks.messages):
+                worse = message.way != better and message.way != DENSE
+                if better in ways and worse:
+                    found = Message(message.members, better)
+                    changed |= clocks.fits(number, found, limit)
     encoded = [number for number, one in enumerate(clocks.messages) if one.way == CODEC]
     if encoded:
         least = min(clocks.messages[number].density or 0.0 for number in encoded)

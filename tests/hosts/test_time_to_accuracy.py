@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 
@@ -35,8 +36,12 @@ def test_a_few_steps(tmp_path):
         assert 0.02 < row["accuracy"] < 0.9
     none, default = results["rows"]
     assert 34e6 < none["sent_bytes"] < 36e6, "8.6 M floats and their headers"
-    # the first steps of the default send a quarter of the elements, in about four bits each
-    assert none["sent_bytes"] / 50 < default["sent_bytes"] < none["sent_bytes"] / 25
+    # The first steps of the default send a quarter of the elements. The indices need the entropy of
+    # this choice, 0.81 bits per element of the tensor, and each value one bit. The counters of the
+    # interface include packets that TCP sends again, which a busy machine makes more frequent.
+    bits = 0.25 - 0.25 * math.log2(0.25) - 0.75 * math.log2(0.75)
+    expected = none["sent_bytes"] * bits / 32
+    assert 0.9 * expected < default["sent_bytes"] < 1.5 * expected
     assert path.with_suffix(".png").stat().st_size > 5000
 
     # The rows exist, so nothing is trained. Both rows reach this target at once, which only changes
