@@ -38,7 +38,7 @@ def test_a_few_steps(tmp_path):
     assert 34e6 < none["sent_bytes"] < 36e6, "8.6 M floats and their headers"
     # The first steps of the default send a quarter of the elements. The indices need the entropy of
     # this choice, 0.81 bits per element of the tensor, and each value one bit. The counters of the
-    # interface include packets that TCP sends again, which a busy machine makes more frequent.
+    # interface include packets that TCP sends again.
     bits = 0.25 - 0.25 * math.log2(0.25) - 0.75 * math.log2(0.75)
     expected = none["sent_bytes"] * bits / 32
     assert 0.9 * expected < default["sent_bytes"] < 1.5 * expected
