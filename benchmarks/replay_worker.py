@@ -10,6 +10,7 @@ import json
 import math
 import os
 import queue
+import random
 import statistics
 import sys
 import threading
@@ -69,9 +70,9 @@ class Gradients:
 
         self.table = table
         sizes = [math.prod(shape) for _, shape, _ in table][::-1]
-        random = np.random.default_rng(seed)
-        values = random.standard_normal(sum(sizes), dtype=np.float32)
-        values *= np.exp(random.standard_normal(sum(sizes), dtype=np.float32))
+        draw = np.random.default_rng(seed)
+        values = draw.standard_normal(sum(sizes), dtype=np.float32)
+        values *= np.exp(draw.standard_normal(sum(sizes), dtype=np.float32))
         values *= np.float32(1e-3)
         self.flat = torch.from_numpy(values)
         self._prepared = self.flat.clone()
@@ -338,10 +339,11 @@ def main(network, seconds):
     found = {name: [] for name in replay.rows}
     started, number = time.perf_counter(), 0
     while number < _WARM_UP + _MOST:
-        for name, taken in found.items():
+        # in another order each time, the same on all ranks: a row can slow down the next one
+        for name in random.Random(number).sample(list(found), len(found)):
             spent = replay.step(name)
             if number >= _WARM_UP:
-                taken.append(spent)
+                found[name].append(spent)
         number += 1
         enough = time.perf_counter() - started > seconds and number >= _WARM_UP + _FEWEST
         if hvd.broadcast_object(enough):

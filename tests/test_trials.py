@@ -1,5 +1,6 @@
 """Which plans ``schedule="auto"`` tries, and in which order."""
 
+import dataclasses
 import random
 from types import SimpleNamespace
 
@@ -65,13 +66,19 @@ def test_plans_for_given_buckets(seed):
         assert plan.step_seconds >= found["plan"].step_seconds * (1 - 1e-6)
 
 
-def test_of_plans_that_are_predicted_to_be_the_same_one_is_tried():
-    """Without a network that limits anything, all groupings take equally long."""
+def test_each_grouping_of_payloads_is_tried_once():
+    """Without a network that limits anything, the same step is predicted for all of them."""
     table = Table(((1e3, 1e-9), (1e7, 1e-9)))
     parts = tuple(Parameter(f"p{n}", 10_000, 0.01 * (n + 1), 1e-4, 1e-5) for n in range(5))
     profile = Profile(parts, 0.01, 0.0, 2, 1, "codec", 1.0, table, table)
-    rules = [rule for rule, _ in plans_to_try(profile, ("Allgather",))]
-    assert "codec" in rules and "buckets" not in rules
+    plans = [(rule, Plan.from_json(text)) for rule, text in plans_to_try(profile, ("Allgather",))]
+    rules = dict(plans)
+    assert len(rules["buckets"].messages) == 1 < len(rules["codec"].messages)
+    assert rules["buckets"].step_seconds == pytest.approx(rules["codec"].step_seconds, rel=1e-3)
+    # with one parameter, there is only one grouping
+    alone = dataclasses.replace(profile, parameters=parts[:1])
+    rules = [rule for rule, _ in plans_to_try(alone, ("Allgather",))]
+    assert "buckets" not in rules
 
 
 def test_the_share_that_is_sent():

@@ -14,8 +14,6 @@ from deepreduce_hvd.schedule.rules import predict
 _RULES = ("plan", "codec", "buckets", "dense", "fp16")
 #: how a number of parameters is sent, in words
 _WORDS = {CODEC: "compressed", DENSE: "uncompressed", FP16: "as float16"}
-#: plans that send gradients in the same ways are duplicates if their predictions differ by less
-_SAME = 1e-3
 
 
 class Trial(NamedTuple):
@@ -38,8 +36,9 @@ class Trial(NamedTuple):
 def plans_to_try(profile, communicators, buckets=None):
     """Return [(rule, plan as JSON)] for the rules to try, those without a codec last.
 
-    Plans that send every gradient in the same way and have equal predicted steps are duplicates;
-    only the first one is returned.
+    Plans that send every gradient in the same way, and in the same messages where it is encoded,
+    are duplicates; only the first one is returned. Predictions do not count: a plan of few messages
+    can be faster than one of many for which the same step is predicted.
 
     Args:
         profile: the profile of all ranks.
@@ -64,8 +63,11 @@ def plans_to_try(profile, communicators, buckets=None):
 
 
 def _are_same(one, other):
-    ratio = one.step_seconds / other.step_seconds
-    return abs(ratio - 1) < _SAME and _ways(one) == _ways(other)
+    encoded = [
+        [message.members for message in plan.messages if message.way == CODEC]
+        for plan in (one, other)
+    ]
+    return encoded[0] == encoded[1] and _ways(one) == _ways(other)
 
 
 def send_alike(one, other):

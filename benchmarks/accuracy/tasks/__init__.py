@@ -4,7 +4,7 @@ The data sets and the recommender's model are those of examples/, which PYTHONPA
 """
 
 from .base import Task
-from .lstm import LSTMLanguageModel
+from .lstm import LSTMLanguageModel, PlainLSTMLanguageModel
 from .ncf import Recommender
 from .resnet import ResidualNetwork
 from .transformer import TransformerLanguageModel
@@ -14,5 +14,8 @@ __all__ = ["TASKS", "Task"]
 
 TASKS = {
     kind.name: kind
-    for kind in (TransformerLanguageModel, ResidualNetwork, VGG, LSTMLanguageModel, Recommender)
+    for kind in (
+        TransformerLanguageModel, ResidualNetwork, VGG, LSTMLanguageModel, PlainLSTMLanguageModel,
+        Recommender,
+    )  # fmt: skip
 }

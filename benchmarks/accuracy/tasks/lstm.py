@@ -1,4 +1,4 @@
-"""An LSTM that predicts the next character, with SGD, momentum 0.9 and gradient clipping."""
+"""An LSTM that predicts the next character, with SGD and gradient clipping."""
 
 import torch
 
@@ -6,7 +6,7 @@ from .text import LanguageModel
 
 
 class LSTMLanguageModel(LanguageModel):
-    """An LSTM that starts each sample with a state of zeros."""
+    """An LSTM that starts each sample with a state of zeros, with momentum 0.9."""
 
     name = "lstm"
     batch = 48
@@ -14,12 +14,25 @@ class LSTMLanguageModel(LanguageModel):
     width, layers = 160, 1
     learning_rates = (2.0, 4.0, 8.0)
     clip = 0.25
+    momentum = 0.9
 
     def model(self):
         return _LSTM(self.symbols, self.width, self.layers)
 
     def optimizer(self, model, learning_rate):
-        return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
+        return torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=self.momentum)
+
+
+class PlainLSTMLanguageModel(LSTMLanguageModel):
+    """The same without momentum.
+
+    The public code of gTop-k (hclhkbu/gtopkssgd, dl_trainer.py) trains its LSTM on the Penn
+    Treebank so.
+    """
+
+    name = "plain-lstm"
+    learning_rates = (20.0, 40.0, 80.0)
+    momentum = 0.0
 
 
 class _LSTM(torch.nn.Module):
