@@ -1,6 +1,6 @@
 """Measure whole training steps on 2 hosts with fixed settings and with ``schedule="auto"``.
 
-    python benchmarks/auto_schedule.py [--links 100mbit,1gbit,10gbit,unshaped] [--steps 15]
+    python benchmarks/auto_schedule.py [--links 100mbit,1gbit,10gbit,unshaped] [--steps 40]
 
 Every link is one job of Horovod and one of PyTorch's DDP, each on two hosts (network namespaces of
 this machine). Each row trains the same network, of 8.6 million parameters, with a real forward and
@@ -77,7 +77,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--links", default=",".join(LINKS), help="comma-separated")
-    parser.add_argument("--steps", type=int, default=15, help="measured steps per row")
+    parser.add_argument("--steps", type=int, default=40, help="measured steps per row")
     parser.add_argument("--launchers", default=",".join(ROWS), help="comma-separated")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "auto-schedule.json")
     arguments = parser.parse_args()

@@ -4,6 +4,7 @@ Arguments: the launcher and the number of measured steps per row.
 """
 
 import json
+import random
 import statistics
 import sys
 import time
@@ -108,7 +109,8 @@ def main(launcher, steps):
     before = decide(trained[auto][2], lambda number: step(auto, number))
     seconds = {row: [] for row in trained}
     for number in range(steps + 2):
-        for row in trained:
+        # in another order each time, the same on all ranks: a row can slow down the next one
+        for row in random.Random(number).sample(list(trained), len(trained)):
             # a step ends when the slowest rank has ended it
             slowest = job.slowest(step(row, number))
             if number >= 2:
