@@ -37,7 +37,7 @@ def draw(rows, path):
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     places = list(dict.fromkeys((row["network"], row["link"]) for row in rows))
     columns = min(len(places), 4)
@@ -60,6 +60,9 @@ def draw(rows, path):
         )  # fmt: skip
         axis.invert_yaxis()
         axis.set_xscale("log")
+        axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter(ticker.NullFormatter())
         axis.set_title(f"{NETWORKS[place[0]]}, {LINKS[place[1]]}")
         axis.grid(axis="x", which="both", alpha=0.3)
         axis.set_axisbelow(True)
