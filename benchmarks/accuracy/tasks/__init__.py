@@ -12,10 +12,9 @@ from .vgg import VGG
 
 __all__ = ["TASKS", "Task"]
 
-TASKS = {
-    kind.name: kind
-    for kind in (
-        TransformerLanguageModel, ResidualNetwork, VGG, LSTMLanguageModel, PlainLSTMLanguageModel,
-        Recommender,
-    )  # fmt: skip
-}
+_KINDS = (
+    TransformerLanguageModel, ResidualNetwork, VGG, LSTMLanguageModel, PlainLSTMLanguageModel,
+    Recommender,
+)  # fmt: skip
+
+TASKS = {kind.name: kind for kind in _KINDS}

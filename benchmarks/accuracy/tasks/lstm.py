@@ -31,7 +31,7 @@ class PlainLSTMLanguageModel(LSTMLanguageModel):
     """
 
     name = "plain-lstm"
-    learning_rates = (20.0, 40.0, 80.0)
+    learning_rates = (10.0, 20.0, 40.0)
     momentum = 0.0
 
 
