@@ -52,6 +52,7 @@ CANDIDATES = {
     # what each part of the default does
     "not prepared": Candidate(dr.recommended_codec(), prepared=False),
     "no warm-up": Candidate(_codec(warmup_steps=0)),
+    "warm-up of 375 steps": Candidate(_codec(warmup_steps=375)),
     "neither": Candidate(_codec(warmup_steps=0), prepared=False),
     # bits per value and density
     "raw values": Candidate(_codec(value=dr.RawValue())),
@@ -74,6 +75,7 @@ CANDIDATES = {
     "clip before compression": Candidate(dr.recommended_codec(), clips_before=True),
     # other memories
     "momentum correction": Candidate(_codec(), dr.MomentumCorrection(0.9)),
+    "momentum correction 0.5": Candidate(_codec(), dr.MomentumCorrection(0.5)),
     "momentum correction, clip before": Candidate(
         _codec(), dr.MomentumCorrection(0.9), clips_before=True
     ),
