@@ -199,6 +199,9 @@ def plot(entries, path):
                 panel.plot([x], [np.mean(values)], ls="", ms=8, mec="white", mew=0.8, **style)
         panel.set_xscale("log")
         low, high = panel.get_xlim()
+        if high < 4 * low:  # differences of a few bytes would fill the panel
+            low, high = low / 2, 2 * high
+            panel.set_xlim(low, high)
         panel.xaxis.set_major_locator(
             ticker.LogLocator(subs=(1, 2, 5) if high < 30 * low else (1,))
         )
