@@ -6,7 +6,7 @@ from .text import LanguageModel
 
 
 class LSTMLanguageModel(LanguageModel):
-    """An LSTM that starts each sample with a state of zeros, with momentum 0.9."""
+    """An LSTM whose state is zero at the start of each sample, trained with momentum 0.9."""
 
     name = "lstm"
     batch = 48
@@ -26,8 +26,8 @@ class LSTMLanguageModel(LanguageModel):
 class PlainLSTMLanguageModel(LSTMLanguageModel):
     """The same without momentum.
 
-    The public code of gTop-k (hclhkbu/gtopkssgd, dl_trainer.py) trains its LSTM on the Penn
-    Treebank so.
+    The public code of gTop-k (hclhkbu/gtopkssgd, dl_trainer.py) also trains its LSTM without
+    momentum, on the Penn Treebank.
     """
 
     name = "plain-lstm"
