@@ -13,16 +13,16 @@ All decisions are made from numbers that all ranks have exchanged, so all ranks 
 at the same step. Any plan gives correct sums, so training goes on in all phases.
 """
 
+import dataclasses
 import json
 import time
 
 import numpy as np
 
 from deepreduce_hvd.communicators import wire
-from deepreduce_hvd.coordination.collective_names import collective_name
-from deepreduce_hvd.coordination.roll_call import RollCall
 from deepreduce_hvd.errors import PeerFailedError
 from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.figures import Figures
 from deepreduce_hvd.planning.measured_profile import (
     Costs,
     elements_of,
@@ -30,9 +30,20 @@ from deepreduce_hvd.planning.measured_profile import (
     profiled,
     totals,
 )
+from deepreduce_hvd.planning.measurements import (
+    conversion_seconds,
+    network_tables,
+    seconds_of_density,
+)
 from deepreduce_hvd.planning.race import Race
-from deepreduce_hvd.planning.trials import Trial, expect_one_way, in_words, plans_to_try, send_alike
-from deepreduce_hvd.schedule.links import Table
+from deepreduce_hvd.planning.trials import (
+    Trial,
+    encodes_in_background,
+    expect_one_way,
+    in_words,
+    plans_to_try,
+    send_alike,
+)
 from deepreduce_hvd.schedule.plan import Plan, kept_share
 from deepreduce_hvd.schedule.profile import Profile
 
@@ -50,16 +61,6 @@ _DIFFERENT, _MOST_DIFFERENT = 1.25, 2.5
 #: Everything is also measured again after this many times the seconds that measuring takes, because
 #: step times do not show that the network has become faster.
 _REST = 100
-#: Sizes of the timed collectives in bytes. The series ends with the first that takes longer than
-#: _LONG seconds, which is timed once, or before those larger than all gradients together.
-_SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2
-_REPEATS = 3
-#: collectives of up to this many bytes are timed more often, because their times are noisy
-_SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
-#: {collective that is timed: dtype}, by the names of a profile's tables
-_COLLECTIVES = {"allgather": np.uint8, "allreduce": np.float32, "allreduce_fp16": np.float16}
-_VALUES = 1 << 16  # random values, which are repeated
-_CONVERTED = 1 << 22  # elements that are converted to float16 to time it
 
 
 class Scheduler:
@@ -96,8 +97,8 @@ class Scheduler:
         self.layout = self._base
         self.trials = []
         self._network = {}
-        self._costs = None
-        self._calls = 0
+        self._costs = self._in_background = None
+        self._figures = Figures(self._compressor.number)
         self._different, self._differing = _DIFFERENT, 0
         self._begin(self._warm_up, _COLD_STEPS)
 
@@ -175,14 +176,15 @@ class Scheduler:
     def _measure_and_plan(self, transport, slots):
         """Measure the network, make plans, and begin the trials."""
         started = time.perf_counter()
-        self._call_ranks(transport)
+        self._figures.call_ranks(transport)
+        (seconds,) = self._figures.slowest(transport, [np.median(self._seconds)])
         self._network = {
-            **self._measured_tables(transport, slots),
-            **self._measured_conversions(slots),
+            **network_tables(self._figures, transport, 4 * sum(elements_of(slots).values())),
+            **self._measured_costs(slots),
         }
         own = self.profile(slots, transport.size)
-        profiles = self._gathered(transport, own.to_json().encode())
-        plans = failure = None
+        profiles = self._figures.gathered(transport, own.to_json().encode())
+        found = failure = None
         if transport.rank == 0:
             try:
                 merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
@@ -190,19 +192,23 @@ class Scheduler:
                 communicators = (
                     ("Allgather",) if on_device else layout.communicators_of(self._base.policies)
                 )
-                found = plans_to_try(merged, communicators, self._buckets())
-                plans = json.dumps(found).encode()
+                if self._in_background is None:  # the steps so far used buckets
+                    self._in_background = encodes_in_background(merged, seconds, self._buckets())
+                merged = dataclasses.replace(merged, encodes_in_background=self._in_background)
+                plans = plans_to_try(merged, communicators, self._buckets())
+                found = json.dumps([self._in_background, plans]).encode()
             except Exception as error:  # tell the other ranks, or they would wait
-                plans, failure = json.dumps(wire.describe(error)).encode(), error
-        agreed = transport.broadcast(
-            None if plans is None else np.frombuffer(plans, dtype=np.uint8), 0, self._name("plans")
-        )
-        found = json.loads(np.asarray(transport.wait(agreed)).tobytes().decode())
-        if isinstance(found, str):
-            raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {found}")
-        self._plans = [(rule, Plan.from_json(text)) for rule, text in found]
+                found, failure = json.dumps(wire.describe(error)).encode(), error
+        content = json.loads(self._figures.of_first(transport, found).decode())
+        if isinstance(content, str):
+            raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {content}")
+        self._in_background, plans = content
+        self._network["encodes_in_background"] = self._in_background
+        self._plans = [(rule, Plan.from_json(text)) for rule, text in plans]
         self._before = self.layout.plan
-        (self._planning_seconds,) = self._slowest(transport, [time.perf_counter() - started])
+        (self._planning_seconds,) = self._figures.slowest(
+            transport, [time.perf_counter() - started]
+        )
         self._medians = {}  # number of a plan -> medians of the steps of its turns
         self.trials = []
         self._race = Race([plan.step_seconds for _, plan in self._plans])
@@ -219,9 +225,9 @@ class Scheduler:
     def _trial(self, transport, slots):
         if self._left > 0:
             return
-        self._call_ranks(transport)
+        self._figures.call_ranks(transport)
         timed = self._seconds[_UNTIMED:]
-        mean, median = self._slowest(transport, [np.mean(timed), np.median(timed)])
+        mean, median = self._figures.slowest(transport, [np.mean(timed), np.median(timed)])
         self._medians.setdefault(self._race.current, []).append(median)
         self._race.turn_ends(mean)
         elements = elements_of(slots)
@@ -258,8 +264,8 @@ class Scheduler:
     def _watch(self, transport, slots):
         if self._left > 0:
             return
-        self._call_ranks(transport)
-        (measured,) = self._slowest(transport, [np.median(self._seconds[1:])])
+        self._figures.call_ranks(transport)
+        (measured,) = self._figures.slowest(transport, [np.median(self._seconds[1:])])
         differs = _ratio(measured, self._expected) > self._different
         self._differing = self._differing + 1 if differs else 0
         self._until_rest_ends -= self._window
@@ -293,96 +299,17 @@ class Scheduler:
         """Return the names of the parameters that the last complete step compressed."""
         return profiled(self._base.policies, self._times, slots)
 
-    def _measured_tables(self, transport, slots):
-        """Return {name of a profile's table: table of seconds by bytes} of this network."""
-        largest = 4 * sum(elements_of(slots).values())
-        tables = {}
-        for kind in _COLLECTIVES:
-            points: list[tuple[int, float]] = []
-            for size in _SIZES:
-                if len(points) > 1 and size > largest:
-                    break
-                seconds = self._repeated(transport, kind, size, 1)
-                is_last = bool(points) and seconds[0] > _LONG
-                if not is_last:
-                    more = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
-                    seconds = self._repeated(transport, kind, size, more)
-                points.append((size, float(np.median(seconds))))
-                if is_last:
-                    break
-            tables[kind] = Table(tuple(points))
-        return tables
-
-    def _repeated(self, transport, kind, size, repeats):
-        """Return (repeats,) float64 seconds of a collective of ``size`` bytes.
-
-        Each is that of the slowest rank.
-        """
-        # float16 sums of zeros take less time than those of gradients
-        values = 1e-3 * np.random.default_rng(0).standard_normal(_VALUES, np.float32)
-        dtype = np.dtype(_COLLECTIVES[kind])
-        array = np.resize(values, size // dtype.itemsize).astype(dtype)
-        # a sum takes the place of its input, so each repetition gets a new copy
-        own = [self._timed(transport, kind, array.copy()) for _ in range(repeats)]
-        everywhere = self._gathered(transport, np.array(own, np.float64).tobytes())
-        return np.stack([np.frombuffer(part, np.float64) for part in everywhere]).max(0)
-
-    def _timed(self, transport, kind, array):
-        """Return the seconds of one collective, which is used as in a step."""
-        # gradients have the same name in each step, which saves Horovod work
-        name = collective_name(self._compressor.number, f"schedule.{kind}.{array.nbytes}")
-        # all ranks start together, or the wait for the last one would count
-        transport.wait(transport.allreduce(np.zeros(1, np.float32), self._name("start")))
-        started = time.perf_counter()
-        if kind == "allgather":
-            handle = transport.allgather(array, name)
-            while not transport.test(handle):  # exchanges wait like this, allreduces as below
-                transport.pause()
-            transport.wait(handle)
-        else:
-            # Horovod copies gradients that it merges, but not a single one
-            parts = np.split(array, 2) if transport.merges_sums else [array]
-            handles = [
-                transport.allreduce_in_place(part, f"{name}.{number}")
-                for number, part in enumerate(parts)
-            ]
-            for handle in handles:
-                transport.wait(handle)
-        return time.perf_counter() - started
-
-    def _measured_conversions(self, slots):
-        """Return {name in a profile: seconds per element} of converting to float16 and back."""
+    def _measured_costs(self, slots):
+        """Return {name in a profile: seconds} of converting and encoding."""
         device = self._device_of(next(iter(slots.values())))
-        pairs = [self._time_fp16(_CONVERTED, device) for _ in range(_REPEATS)]
-        to_fp16, from_fp16 = np.median(pairs, axis=0) / _CONVERTED
-        return {"to_fp16_seconds": float(to_fp16), "from_fp16_seconds": float(from_fp16)}
+        found = conversion_seconds(self._time_fp16, device)
+        if str(device) == "cpu":  # a GPU encodes its own gradients
+            (codec,) = {one.codec for one in self._base.policies.values() if one.codec is not None}
+            found.update(seconds_of_density(codec))
+        return found
 
     def _device_of(self, slot):
         return "cpu" if self._on_host else slot.parameter.device
-
-    def _call_ranks(self, transport):
-        RollCall(transport, self._name("ranks")).wait()
-
-    def _slowest(self, transport, seconds):
-        """Return the largest of all ranks' numbers, for each of a list of them."""
-        parts = self._gathered(transport, np.array(seconds, np.float64).tobytes())
-        return np.max([np.frombuffer(part, np.float64) for part in parts], axis=0).tolist()
-
-    def _gathered(self, transport, content):
-        """Return the bytes that each rank gives, in rank order."""
-        size = np.frombuffer(np.uint32(len(content)).tobytes(), dtype=np.uint8)
-        data = np.concatenate([size, np.frombuffer(content, dtype=np.uint8)])
-        gathered = np.asarray(transport.wait(transport.allgather(data, self._name("figures"))))
-        joined, parts = gathered.tobytes(), []
-        while joined:
-            end = 4 + int(np.frombuffer(joined[:4], np.uint32)[0])
-            parts.append(joined[4:end])
-            joined = joined[end:]
-        return parts
-
-    def _name(self, label):
-        self._calls += 1
-        return collective_name(self._compressor.number, f"schedule.{label}.{self._calls}")
 
 
 def _ratio(one, other):

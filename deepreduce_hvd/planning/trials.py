@@ -46,10 +46,7 @@ def plans_to_try(profile, communicators, buckets=None):
         buckets: names of the parameters that share a message, for each message, if something else
             decides that, as PyTorch's DDP does. None if plans decide.
     """
-    network = Network(profile.hosts, profile.link())
-    groups = None
-    if buckets is not None:
-        profile, groups = _by_bucket(profile, buckets)
+    network, profile, groups = _network_of(profile, buckets)
     plans: list[tuple[str, Plan]] = []
     for rule in _RULES:
         if rule == "plan":
@@ -60,6 +57,32 @@ def plans_to_try(profile, communicators, buckets=None):
         if not any(_are_same(found, other) for _, other in plans):
             plans.append((rule, found))
     return [(rule, plan.to_json()) for rule, plan in plans]
+
+
+def encodes_in_background(profile, seconds, buckets=None):
+    """Return whether backward seems to go on while threads encode, from a measured step.
+
+    If the threads have cores of their own, it does. If backward needs all cores, it waits as if the
+    device encoded. The answer is the one whose prediction is closer to the measured step.
+
+    Args:
+        profile: the profile of all ranks.
+        seconds: seconds of a step in which all payloads shared buckets.
+        buckets: as for :func:`plans_to_try`.
+    """
+    network, profile, groups = _network_of(profile, buckets)
+    errors = []
+    for in_background in (False, True):
+        one = dataclasses.replace(profile, encodes_in_background=in_background)
+        predicted = predict("buckets", one, network, groups=groups)[0].step_seconds
+        errors.append(abs(predicted - seconds))
+    return errors[1] < errors[0]
+
+
+def _network_of(profile, buckets):
+    """Return the network, the profile in the order of messages, and their lengths or None."""
+    network = Network(profile.hosts, profile.link())
+    return (network, profile, None) if buckets is None else (network, *_by_bucket(profile, buckets))
 
 
 def _are_same(one, other):

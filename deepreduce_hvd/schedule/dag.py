@@ -1,10 +1,11 @@
 """The model of a step: the schedule of the device and the network.
 
 The device computes forward, backward layer by layer, encodes each gradient after its layer, and
-later decodes. Conversion to float16 and back counts as encoding and decoding. The network sends one
-message at a time, in the order of the gradients. A message starts when its last gradient is encoded
-and the message before it has ended. Messages are decoded after backward, in order. For payloads
-that need no encoding this is the published model:
+later decodes. Conversion to float16 and back counts as encoding and decoding. If a profile says so,
+threads beside the device encode instead, one gradient after another, and backward goes on. The
+network sends one message at a time, in the order of the gradients. A message starts when its last
+gradient is encoded and the message before it has ended. Messages are decoded after backward, in
+order. For payloads that need no encoding this is the published model:
 
     tau_c(first) = R(first),  tau_c(next) = max(tau_c + t_c, R(next)),
     step = t_f + tau_c(last) + t_c(last) + t_u,
@@ -28,7 +29,7 @@ from deepreduce_hvd.schedule.profile import Profile
 DENSE, FP16, CODEC = "dense", "fp16", "codec"
 WAYS = (DENSE, FP16, CODEC)
 COMPUTE, NETWORK = "compute", "network"
-#: in measured timelines only: what threads encode while backward goes on
+#: what threads encode while backward goes on
 THREADS = "encoding threads"
 #: in measured timelines only: the thread that decodes under torch.distributed
 EXCHANGES = "exchange thread"
@@ -53,8 +54,7 @@ class Timeline:
     """The events of a step.
 
     Attributes:
-        events: the events of the tracks "compute" and "network", and of "encoding threads" in a
-            measured timeline.
+        events: the events of the tracks "compute", "network" and "encoding threads".
         step_seconds: the end of the step.
     """
 
@@ -65,13 +65,31 @@ class Timeline:
         """Return the seconds of a step by cause; they add up to the step.
 
         The causes are :data:`KINDS`. "network" is the time in which the device waits for messages.
+        If it waits while threads encode and no message is under way, this counts as "encode".
         """
         seconds = dict.fromkeys(KINDS, 0.0)
         for event in self.events:
             if event.track == COMPUTE:
                 seconds[event.kind] += event.end - event.start
-        seconds["network"] = max(self.step_seconds - sum(seconds.values()), 0.0)
+        idle = max(self.step_seconds - sum(seconds.values()), 0.0)
+        spans = {
+            track: [(event.start, event.end) for event in self.events if event.track == track]
+            for track in (COMPUTE, NETWORK, THREADS)
+        }
+        others = spans[COMPUTE] + spans[NETWORK]
+        encoding = min(_covered(others + spans[THREADS]) - _covered(others), idle)
+        seconds["encode"] += encoding
+        seconds["network"] = idle - encoding
         return seconds
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the seconds that at least one of several (start, end) spans covers."""
+    total, until = 0.0, 0.0
+    for start, end in sorted(spans):
+        total += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return total
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +145,6 @@ class Model:
         self.ready = np.array([part.ready_seconds for part in parts])
         self.elements = np.array([part.elements for part in parts], dtype=np.float64)
         self.encode = np.array([part.encode_seconds for part in parts])
-        none = np.zeros(len(parts))
-        #: {way: (L,) seconds of preparing each gradient before it can be sent}
-        self.before = {
-            CODEC: self.encode,
-            FP16: profile.to_fp16_seconds * self.elements,
-            DENSE: none,
-        }
         self.decode = np.array([part.decode_seconds for part in parts])
         points = [np.array(part.payload_points()) for part in parts]
         # payloads are piecewise linear in the density, so those of a message are too
@@ -149,6 +160,31 @@ class Model:
     def count(self) -> int:
         """The number of parameters."""
         return self.ready.size
+
+    def preparation(
+        self, way: str, density: float | None, first: int = 0, last: int | None = None
+    ) -> np.ndarray:
+        """Return the seconds that prepare each of some gradients for sending.
+
+        Args:
+            way: one of :data:`WAYS`.
+            density: the density of the codec; None for the other ways.
+            first, last: the gradients ``first`` to ``last`` - 1. Default: all.
+        """
+        elements = self.elements[first:last]
+        if density is None:
+            return (self.profile.to_fp16_seconds if way == FP16 else 0.0) * elements
+        more = self.profile.seconds_per_kept_element * (density - self.profile.density)
+        return np.maximum(self.encode[first:last] + more * elements, 0.0)
+
+    def prepared(self, way: str, density: float | None) -> np.ndarray:
+        """Return (L,) when each gradient can be sent, if all of them travel in the same way."""
+        seconds = np.cumsum(self.preparation(way, density))
+        if way != CODEC or not self.profile.encodes_in_background:
+            return self.ready + seconds
+        # a thread encodes the gradients in order, each when it is ready
+        started = np.concatenate([[0.0], seconds[:-1]])
+        return seconds + np.maximum.accumulate(self.ready - started)
 
     def payload(self, first: int, last: int, density: float) -> float:
         """Return the bytes of the payloads of parameters ``first`` to ``last`` - 1."""
@@ -203,7 +239,7 @@ class Model:
 
     def optimal_grouping(self, way: str, density: float) -> list[int]:
         """Return the grouping whose last message ends first, if all messages use the same way."""
-        ready = self.ready + np.cumsum(self.before[way])
+        ready = self.prepared(way, density if way == CODEC else None)
         if way == CODEC:
             return optimal_merge(ready, self.payloads(density), self.network.allgather)[0]
         sizes = np.array([self.size(layer, layer + 1, way) for layer in range(self.count)])
@@ -256,8 +292,8 @@ def timeline(
         messages: the messages, in order.
         overlap: False sends only after backward.
         merged_selection: True selects each message as one tensor, when its last gradient is
-            computed, in s x log2(x) seconds (OMGS). The default encodes every gradient when it is
-            computed.
+            computed, in s x log2(x) seconds on the device (OMGS). The default encodes every
+            gradient when it is computed.
 
     Returns:
         The predicted :class:`Timeline`.
@@ -276,20 +312,25 @@ def timeline(
 
     per_step = model.selection_per_step()
     clock = bar(COMPUTE, "forward", "forward", 0.0, profile.forward_seconds)
-    computed, ready = 0.0, []
+    computed, encoder, ready = 0.0, 0.0, []
     for message, first, last in zip(messages, bounds, bounds[1:]):
-        for layer in range(first, last):
+        encoded = message.way == CODEC
+        in_background = encoded and profile.encodes_in_background and not merged_selection
+        preparation = model.preparation(message.way, message.density, first, last).tolist()
+        for layer, seconds in zip(range(first, last), preparation):
             name, at = model.names[layer], float(model.ready[layer])
             clock = bar(COMPUTE, "backward", name, clock, at - computed)
             computed = at
-            if message.way != CODEC or not merged_selection:
-                clock = bar(COMPUTE, "encode", name, clock, float(model.before[message.way][layer]))
-        if message.way == CODEC and merged_selection:
+            if in_background:
+                encoder = bar(THREADS, "encode", name, max(encoder, clock), seconds)
+            elif not (encoded and merged_selection):
+                clock = bar(COMPUTE, "encode", name, clock, seconds)
+        if encoded and merged_selection:
             total = float(model.elements[first:last].sum())
             seconds = per_step * total * float(np.log2(max(total, 2)))
             clock = bar(COMPUTE, "encode", message.label, clock, seconds)
-        ready.append(clock)
-    free, ends = 0.0 if overlap else clock, []
+        ready.append(encoder if in_background else clock)
+    free, ends = 0.0 if overlap else max(clock, encoder), []
     for message, first, last, at in zip(messages, bounds, bounds[1:], ready):
         how = message.way, message.density, message.communicator
         seconds = model.seconds(first, last, *how)

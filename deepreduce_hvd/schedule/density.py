@@ -1,11 +1,16 @@
 """Densities whose exchanges are hidden behind the backward pass."""
 
+import math
+from collections.abc import Callable
+
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, Message, Model
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.profile import Profile
 
 MAX_COMPRESSION = 1000.0
+_HALVINGS = 40  # of an interval of densities
+_ROUNDING = 1 + 1e-12
 
 
 def hidden_density(
@@ -59,7 +64,8 @@ def lags(
     In the order in which gradients are ready, each one gets the largest density between
     1 / max_compression and 1 whose exchange ends in time. What ends in time uncompressed is sent
     uncompressed, which also saves its encoding. The density is found in closed form: payloads are
-    piecewise linear in it. Source: LAGS-SGD (Shi et al. 2019).
+    piecewise linear in it. If denser payloads take longer to encode, halving an interval follows.
+    Source: LAGS-SGD (Shi et al. 2019).
 
     The time of decoding, after backward, is not considered.
 
@@ -82,12 +88,15 @@ def lags(
     expect(hide_behind in ("next", "rest"), "lags hide_behind", "'next' or 'rest'", hide_behind)
     model = Model(profile, network)
     least = 1 / max_compression
-    reserved = _latest_ends(model, least) if hide_behind == "rest" else None
+    reserved = latest = None
+    if hide_behind == "rest":
+        reserved, latest = _latest(model, least)
+    in_background = profile.encodes_in_background
     messages = []
-    encoded, free = 0.0, 0.0  # seconds of encoding so far; when the network is free
+    # seconds by which encoding has delayed backward; when the threads and the network are free
+    delay, encoder, free = 0.0, 0.0, 0.0
     for layer, name in enumerate(model.names):
-        computed = float(model.ready[layer]) + encoded
-        ready = computed + float(model.encode[layer])
+        computed = float(model.ready[layer]) + delay
         last = layer + 1 == model.count
         following = 0.0 if last else float(model.ready[layer + 1] - model.ready[layer])
         uncompressed = max(free, computed) + model.seconds(
@@ -98,26 +107,74 @@ def lags(
             messages.append(Message((name,)))
             free = uncompressed
             continue
-        in_time = ready + following if reserved is None else reserved[layer]
-        budget = in_time - max(free, ready)
-        density = model.density_of(layer, layer + 1, network.largest_payload(budget))
-        density = min(max(density, least), 1.0)
+
+        def encoded(density: float, layer: int = layer, computed: float = computed) -> float:
+            """Return when the gradient is encoded."""
+            start = max(encoder, computed) if in_background else computed
+            return start + float(model.preparation(CODEC, density, layer, layer + 1)[0])
+
+        def hidden(density: float, layer: int = layer, computed: float = computed) -> float:
+            """Return the largest density that is in time if encoding takes as for ``density``."""
+            ready = encoded(density)
+            if reserved is None or latest is None:
+                in_time = (computed if in_background else ready) + following
+            elif ready > latest[layer]:
+                return 0.0
+            else:
+                in_time = reserved[layer]
+            budget = in_time - max(free, ready)
+            return model.density_of(layer, layer + 1, network.largest_payload(budget))
+
+        most = min(max(hidden(least), least), 1.0)
+        density = largest_density(least, most, lambda tried: hidden(tried) >= tried)
         messages.append(Message((name,), CODEC, density, "Allgather"))
-        encoded += float(model.encode[layer])
+        ready = encoded(density)
+        if in_background:
+            encoder = ready
+        else:
+            delay += ready - computed
         free = max(free, ready) + model.seconds(layer, layer + 1, CODEC, density, "Allgather")
     return messages
 
 
-def _latest_ends(model: Model, least: float) -> list[float]:
-    """Return when each message must end, so that later ones of density ``least`` end in time."""
+def largest_density(least: float, most: float, good: Callable[[float], bool]) -> float:
+    """Return the largest density from ``least`` to ``most`` that is good, by halving.
+
+    Densities below a good one are assumed to be good, and ``least`` too.
+    """
+    if good(most):
+        return most
+    low, high = least, most
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if good(middle):
+            low = middle
+        else:
+            high = middle
+        if high - low <= 1e-6 * low:
+            break
+    return low
+
+
+def _latest(model: Model, least: float) -> tuple[list[float], list[float]]:
+    """Return when each message must end, and when each gradient must be encoded.
+
+    Then later ones of density ``least`` end in time.
+    """
     seconds = [
         model.seconds(layer, layer + 1, CODEC, least, "Allgather") for layer in range(model.count)
     ]
-    ready = model.ready + model.encode.cumsum()
+    ready = model.prepared(CODEC, least)
+    preparation = model.preparation(CODEC, least)
     finish = 0.0
     for at, taken in zip(ready.tolist(), seconds):
         finish = max(finish, at) + taken
-    latest = [max(finish, float(ready[-1]))]
-    for taken in reversed(seconds[1:]):
-        latest.append(latest[-1] - taken)
-    return latest[::-1]
+    ends = [max(finish, float(ready[-1]))]
+    encoded = [math.inf]
+    in_background = model.profile.encodes_in_background
+    for layer in range(model.count - 1, 0, -1):
+        start = ends[-1] - seconds[layer]
+        backward = 0.0 if in_background else float(model.ready[layer] - model.ready[layer - 1])
+        encoded.append(min(start, encoded[-1]) - float(preparation[layer]) - backward)
+        ends.append(start)
+    return ends[::-1], [at * _ROUNDING for at in encoded[::-1]]

@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from deepreduce_hvd.schedule import dag
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Message, Model
-from deepreduce_hvd.schedule.density import lags
+from deepreduce_hvd.schedule.density import lags, largest_density
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.grouping import FloatArray, IndexArray
 from deepreduce_hvd.schedule.links import Network
@@ -18,7 +18,6 @@ from deepreduce_hvd.schedule.profile import Profile
 
 _SIZES = 64  # of messages at which communicators are compared
 _STATES = 32  # pairs of clocks that the program keeps per prefix of the gradients
-_HALVINGS = 40  # of an interval of densities
 _EQUAL = 1 + 1e-9  # steps within this ratio count as equal, and the denser plan is taken
 
 
@@ -41,7 +40,7 @@ def optimal_plan(
     In the model, the plan is never slower than any of these, and no single message could be denser
     without a longer step. The program keeps at most 32 pairs of clocks per gradient. If that is
     enough, decoding takes no time and only Allgather is used, then no other grouping and choice of
-    ways at this density is faster.
+    ways at this density is faster. If threads encode, conversion to float16 must also take no time.
 
     Args:
         profile: the profile.
@@ -111,8 +110,10 @@ class _Choices:
         self.starts = dict(zip(ends, [0, *ends]))
         self.payloads = model.payloads(density)
         self.before = {
-            way: np.concatenate([[0.0], np.cumsum(seconds)])
-            for way, seconds in model.before.items()
+            way: np.concatenate(
+                [[0.0], np.cumsum(model.preparation(way, density if way == CODEC else None))]
+            )
+            for way in WAYS
         }
         # Seconds of each communicator by elements of a message, at the average payload per element.
         # An Allgather is computed exactly; with 2 ranks it is always the fastest.
@@ -153,8 +154,14 @@ class _Choices:
         return self.messages([(length, way) for length in grouping])
 
     def mixed(self, ways: Sequence[str]) -> list[list[Message]]:
-        """Return the groupings, with a way for each message, that may give the shortest step."""
+        """Return the groupings, with a way for each message, that may give the shortest step.
+
+        The first clock is how long preparation has delayed backward so far. If threads encode, it
+        is when they have encoded the last gradient, and conversions to float16 delay only their own
+        message.
+        """
         model, network = self.model, self.model.network
+        in_background = model.profile.encodes_in_background
         payload_sums = np.concatenate([[0.0], np.cumsum(self.payloads)])
         element_sums = np.concatenate([[0.0], np.cumsum(model.elements)])
 
@@ -163,8 +170,20 @@ class _Choices:
         ) -> list[tuple[FloatArray, FloatArray]]:
             elements = element_sums[end] - element_sums[:end]
             results = []
+            following = model.ready[min(end, model.count - 1)]
             for way in ways:
-                after = encoded + (self.before[way][end] - self.before[way][start])
+                preparation = self.before[way][end] - self.before[way][:end]
+                if not in_background:
+                    after = encoded + preparation[start]
+                    ready, next_ready = model.ready[end - 1] + after, following + after
+                else:
+                    after, next_ready = encoded, following
+                    ready = model.ready[end - 1] + preparation[start]
+                    if way == CODEC:
+                        # the end if threads have nothing else to encode, by the first gradient
+                        alone = np.maximum.accumulate((model.ready[:end] + preparation)[::-1])[::-1]
+                        ready = after = np.maximum(encoded + preparation[start], alone[start])
+                    after = np.maximum(after, following)  # states that do not differ coincide
                 if way == CODEC:
                     seconds = network.allgather(payload_sums[end] - payload_sums[:end])
                     for curve in self.curves.values():
@@ -173,12 +192,11 @@ class _Choices:
                     size = elements * dag.BYTES[way]
                     seconds = network.allreduce(size, way == FP16)
                 seconds = np.broadcast_to(seconds, elements.shape)
-                ends = np.maximum(finish, model.ready[end - 1] + after) + seconds[start]
+                ends = np.maximum(finish, ready) + seconds[start]
                 if self.groups is not None:
                     ends[start != self.starts.get(end, -1)] = np.inf
                 # no later message starts before the next gradient is ready, so states can coincide
-                following = model.ready[min(end, model.count - 1)] + after
-                results.append((after, np.maximum(ends, following)))
+                results.append((after, np.maximum(ends, next_ready)))
             return results
 
         return [
@@ -194,49 +212,69 @@ class _Clocks:
         self.model = model
         self.messages = list(messages)
         self.bounds = dag.positions(model.profile, messages)
-        rows = [self._row(number, message) for number, message in enumerate(messages)]
-        self.encode, self.seconds, self.decode = (list(column) for column in zip(*rows))
+        self.rows = [self._row(number, message) for number, message in enumerate(messages)]
 
-    def _row(self, number: int, message: Message) -> tuple[float, float, float]:
+    def _row(self, number: int, message: Message) -> "_Row":
         first, last = self.bounds[number : number + 2]
         model = self.model
-        encode = float(model.before[message.way][first:last].sum())
         how = message.way, message.density, message.communicator
-        seconds = model.seconds(first, last, *how)
-        return encode, seconds, model.decode_seconds(first, last, *how)
+        preparation = model.preparation(message.way, message.density, first, last)
+        total, alone = float(preparation.sum()), 0.0
+        in_background = message.way == CODEC and model.profile.encodes_in_background
+        if in_background:
+            left = preparation[::-1].cumsum()[::-1]
+            alone = float((model.ready[first:last] + left).max())
+        return _Row(
+            0.0 if in_background else total,
+            total if in_background else 0.0,
+            alone,
+            model.seconds(first, last, *how),
+            model.decode_seconds(first, last, *how),
+        )
 
     def step_seconds(self) -> float:
         """Return the seconds of a step."""
         model = self.model
-        encoded, free, ends = 0.0, 0.0, []
-        for last, encode, seconds in zip(self.bounds[1:], self.encode, self.seconds):
-            encoded += encode
-            free = max(free, float(model.ready[last - 1]) + encoded) + seconds
+        delay, encoder, free, ends = 0.0, 0.0, 0.0, []
+        for last, row in zip(self.bounds[1:], self.rows):
+            delay += row.device
+            ready = float(model.ready[last - 1]) + delay
+            if row.background:
+                encoder = ready = max(encoder + row.background, row.alone + delay, ready)
+            free = max(free, ready) + row.exchange
             ends.append(free)
-        clock = float(model.ready[-1]) + encoded
-        for end, decode in zip(ends, self.decode):
-            clock = max(clock, end) + decode
+        clock = float(model.ready[-1]) + delay
+        for end, row in zip(ends, self.rows):
+            clock = max(clock, end) + row.decode
         return model.profile.forward_seconds + clock + model.profile.update_seconds
 
     def fits(self, number: int, message: Message, limit: float) -> bool:
         """Put a message in place of another; keep it if the step is at most ``limit`` seconds."""
-        before = (
-            self.messages[number],
-            self.encode[number],
-            self.seconds[number],
-            self.decode[number],
-        )
-        self._put(number, message, *self._row(number, message))
+        before = self.messages[number], self.rows[number]
+        self.messages[number], self.rows[number] = message, self._row(number, message)
         if self.step_seconds() <= limit:
             return True
-        self._put(number, *before)
+        self.messages[number], self.rows[number] = before
         return False
 
-    def _put(
-        self, number: int, message: Message, encode: float, seconds: float, decode: float
-    ) -> None:
-        self.messages[number] = message
-        self.encode[number], self.seconds[number], self.decode[number] = encode, seconds, decode
+
+class _Row(NamedTuple):
+    """Seconds of one message.
+
+    Attributes:
+        device: preparation on the device, which delays backward.
+        background: preparation by threads.
+        alone: when the threads are done if they have nothing else to encode, from the start of
+            backward.
+        exchange: on the network.
+        decode: decoding.
+    """
+
+    device: float
+    background: float
+    alone: float
+    exchange: float
+    decode: float
 
 
 def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> list[Message]:
@@ -269,7 +307,7 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
             ]
             return _Clocks(model, raised).step_seconds() <= limit
 
-        common = _largest(least, all_fit)
+        common = largest_density(least, 1.0, all_fit)
         for number in encoded:
             message = clocks.messages[number]
             if common > (message.density or 0.0):
@@ -280,25 +318,9 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
         def fits(density: float, number: int = number, message: Message = message) -> bool:
             return clocks.fits(number, _denser(message, density), limit)
 
-        _largest(message.density or 0.0, fits)
+        largest_density(message.density or 0.0, 1.0, fits)
     return clocks.messages
 
 
 def _denser(message: Message, density: float) -> Message:
     return dataclasses.replace(message, density=density)
-
-
-def _largest(least: float, good: Any) -> float:
-    """Return the largest density between ``least`` and 1 that is good, by halving."""
-    if good(1.0):
-        return 1.0
-    low, high = least, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        if good(middle):
-            low = middle
-        else:
-            high = middle
-        if high - low <= 1e-6 * low:
-            break
-    return low

@@ -15,6 +15,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.fields import (
     expect,
     expect_keys,
+    flag_of,
     integer_of,
     list_of,
     number_of,
@@ -27,7 +28,9 @@ from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parame
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
-_CONVERSIONS = ("to_fp16_seconds", "from_fp16_seconds")
+#: optional numbers: seconds per element
+_PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
+_FLAG = "encodes_in_background"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,10 @@ class Profile:
         allreduce_fp16: the same for tensors of float16; None if it was not measured.
         to_fp16_seconds: seconds per element in which one rank converts a gradient to float16.
         from_fp16_seconds: seconds per element in which it converts the sum back.
+        seconds_per_kept_element: seconds of encoding for each element that a density above
+            ``density`` sends in addition.
+        encodes_in_background: whether threads encode while backward goes on. Otherwise backward
+            waits for encoding.
     """
 
     parameters: tuple[Parameter, ...]
@@ -61,6 +68,8 @@ class Profile:
     allreduce_fp16: Table | None = None
     to_fp16_seconds: float = 0.0
     from_fp16_seconds: float = 0.0
+    seconds_per_kept_element: float = 0.0
+    encodes_in_background: bool = False
 
     def __post_init__(self) -> None:
         expect(bool(self.parameters), "parameters", "at least one", "none")
@@ -143,10 +152,12 @@ class Profile:
         data = parsed(text, FORMAT, VERSION, "profile")
         plain = ("forward_seconds", "update_seconds", "hosts", "ranks_per_host", "codec", "density")
         required = ("format", "version", "link", "parameters", *plain)
-        expect_keys(data, "profile", required, _CONVERSIONS)
+        expect_keys(data, "profile", required, (*_PER_ELEMENT, _FLAG))
         measured: dict[str, Any] = {
-            key: number_of(data, key, "profile") for key in _CONVERSIONS if key in data
+            key: number_of(data, key, "profile") for key in _PER_ELEMENT if key in data
         }
+        if _FLAG in data:
+            measured[_FLAG] = flag_of(data, _FLAG, "profile")
         expect_keys(data["link"], "link", (), _TABLES)
         for name, table in data["link"].items():
             expect_keys(table, f"link {name}", ("seconds",), ("fit",))  # the fit is computed anew
@@ -210,7 +221,7 @@ class Profile:
         first = profiles[0]
         by_name = [{part.name: part for part in profile.parameters} for profile in profiles]
         for number, profile in enumerate(profiles):
-            for what in ("hosts", "ranks_per_host", "codec", "density"):
+            for what in ("hosts", "ranks_per_host", "codec", "density", _FLAG):
                 expected, got = getattr(first, what), getattr(profile, what)
                 where = f"profile {number} {what}"
                 expect(expected == got, where, f"{expected!r} as in profile 0", repr(got))
@@ -232,7 +243,7 @@ class Profile:
             name: _slowest_table(name, [getattr(profile, name) for profile in profiles])
             for name in _TABLES
         }
-        for key in _CONVERSIONS:
+        for key in _PER_ELEMENT:
             measured[key] = max(getattr(profile, key) for profile in profiles)
         parameters.sort(key=lambda part: part.ready_seconds)  # stable: ties in the first's order
         return dataclasses.replace(

@@ -234,7 +234,7 @@ def scenario_auto_starts_again_when_steps_change(directory):
         if times.seconds is not None:  # as if the network had become slower
             times.seconds = 1.0 if step <= DECIDED else 10.0
         optimizer.step()
-        calls = scheduler._calls
+        calls = scheduler._figures.calls
         measured.append(calls)
     rounds = np.flatnonzero(np.diff(measured) > 20)
     expect(
@@ -262,7 +262,7 @@ def scenario_auto_starts_again_after_a_rest(directory):
         if times.seconds is not None:
             times.seconds = 1.0
         optimizer.step()
-        measured.append(scheduler._calls)
+        measured.append(scheduler._figures.calls)
     rounds = np.flatnonzero(np.diff(measured) > 20)
     expect(len(rounds) > 1, "measured after steps", rounds)
     expect(all(one == measured for one in hvd.allgather_object(measured)), "ranks differ")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -19,7 +20,19 @@ from deepreduce_hvd.schedule import (
     speedup_bound,
     timeline,
 )
-from deepreduce_hvd.schedule.dag import CODEC, COMPUTE, DENSE, FP16, NETWORK, Model
+from deepreduce_hvd.schedule.dag import (
+    CODEC,
+    COMPUTE,
+    DENSE,
+    FP16,
+    NETWORK,
+    THREADS,
+    WAYS,
+    Event,
+    Model,
+    Timeline,
+)
+from deepreduce_hvd.schedule.optimum import _Clocks
 from deepreduce_hvd.schedule.rules import RULES, predict
 
 #: 1 s per byte and no latency: a dense message of two ranks takes 4 s per element
@@ -70,6 +83,92 @@ def test_an_encoded_step_by_hand():
         (COMPUTE, "update", 11.5, 11.625),
     ]
     assert found.waits()["network"] == pytest.approx(3.5)
+
+
+def test_a_step_that_is_encoded_in_the_background_by_hand():
+    profile = dataclasses.replace(
+        PROFILE, encodes_in_background=True, seconds_per_kept_element=1.0, density=0.25
+    )
+    messages = [Message((name,), CODEC, 0.5, "Allgather") for name in ("last", "first")]
+    found = timeline(profile, TWO, messages)
+    # 0.5 s for density 0.25, and 1 s for each of 0.25 x 1 and 0.25 x 2 more elements
+    assert rows(found) == [
+        (COMPUTE, "forward", 0.0, 1.0),
+        (COMPUTE, "backward", 1.0, 3.0),
+        (THREADS, "encode", 3.0, 3.75),
+        (COMPUTE, "backward", 3.0, 6.0),
+        (THREADS, "encode", 6.0, 7.0),
+        (NETWORK, "exchange", 3.75, 6.75),
+        (NETWORK, "exchange", 7.0, 11.0),
+        *rows(found)[7:],
+    ]
+    decoding = [event for event in found.events if event.kind == "decode"]
+    assert [event.start for event in decoding] == [6.75, 11.0]
+    waits = found.waits()
+    # of the second gradient's encoding, 0.75 s are beside a message and 0.25 s are not
+    assert waits["encode"] == pytest.approx(0.0) and waits["backward"] == 5.0
+    assert sum(waits.values()) == pytest.approx(found.step_seconds)
+
+
+def test_waiting_for_the_threads_counts_as_encoding():
+    events = (
+        Event(COMPUTE, "backward", "a", 0.0, 4.0),
+        Event(THREADS, "encode", "a", 4.0, 7.0),
+        Event(NETWORK, "exchange", "b", 3.0, 5.0),
+        Event(NETWORK, "exchange", "a", 7.0, 9.0),
+        Event(COMPUTE, "decode", "a", 9.0, 10.0),
+    )
+    waits = Timeline(events, 10.0).waits()
+    assert (waits["encode"], waits["network"], waits["decode"]) == (2.0, 3.0, 1.0)
+
+
+def simulated_step(profile, network, messages):
+    """Return the seconds of a step, from a queue of gradients for the encoder."""
+    model, device, encoder, free, number = Model(profile, network), 0.0, 0.0, 0.0, 0
+    ends, before = [], 0.0
+    for message in messages:
+        sent = 0.0
+        for name in message.members:
+            part = profile.parameters[number]
+            assert part.name == name
+            device += part.ready_seconds - before
+            before = part.ready_seconds
+            if message.way == CODEC:
+                more = (message.density - profile.density) * part.elements
+                seconds = part.encode_seconds + profile.seconds_per_kept_element * more
+                if profile.encodes_in_background:
+                    encoder = sent = max(encoder, device) + seconds
+                else:
+                    device = sent = device + seconds
+            else:
+                converted = profile.to_fp16_seconds * part.elements if message.way == FP16 else 0.0
+                device = sent = device + converted
+            number += 1
+        how = message.way, message.density, message.communicator
+        first, last = number - len(message.members), number
+        free = max(free, sent) + model.seconds(first, last, *how)
+        ends.append((free, model.decode_seconds(first, last, *how)))
+    for end, seconds in ends:
+        device = max(device, end) + seconds
+    return profile.forward_seconds + device + profile.update_seconds
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_schedules_against_a_simulation(seed):
+    profile, network = random_profile(seed, 9, encode=9.0), random_network(seed)
+    draw, names = random.Random(seed), [part.name for part in profile.parameters]
+    messages = []
+    while names:
+        length = draw.randint(1, len(names))
+        members, names = tuple(names[:length]), names[length:]
+        way = draw.choice(WAYS)
+        codec = (draw.uniform(0.01, 1.0), "Allgather") if way == CODEC else ()
+        messages.append(Message(members, way, *codec))
+    expected = simulated_step(profile, network, messages)
+    assert timeline(profile, network, messages).step_seconds == pytest.approx(expected, rel=1e-12)
+    assert _Clocks(Model(profile, network), messages).step_seconds() == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_float16_is_converted_on_the_device():
@@ -152,7 +251,7 @@ def test_the_step_is_the_finish_of_the_grouping(seed):
     profile, network = random_profile(seed, 15, decode=0), random_network(seed)
     model = Model(profile, network)
     grouping, finish = optimal_merge(
-        model.ready + np.cumsum(model.encode), model.payloads(0.01), network.allgather
+        model.prepared(CODEC, 0.01), model.payloads(0.01), network.allgather
     )
     found, messages = predict("codec", profile, network)
     assert [len(message.members) for message in messages] == grouping
@@ -165,7 +264,7 @@ def test_timelines_are_consistent(seed):
     profile, network = random_profile(seed, 10), random_network(seed)
     for rule in RULES:
         found, _ = predict(rule, profile, network)
-        for track in (COMPUTE, NETWORK):
+        for track in (COMPUTE, NETWORK, THREADS):
             bars = [event for event in found.events if event.track == track]
             assert all(one.end <= two.start + 1e-12 for one, two in itertools.pairwise(bars)), rule
         assert sum(found.waits().values()) == pytest.approx(found.step_seconds)

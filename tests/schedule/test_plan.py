@@ -156,7 +156,7 @@ def test_ways_and_densities_can_be_limited():
 
 
 def test_many_ranks_use_another_communicator():
-    profile = random_profile(7, 6, density=0.1)
+    profile = random_profile(6, 6, density=0.1)
     plan = optimal_plan(profile, Network(64, Link.parse("1gbit:1us")))
     assert {message.communicator for message in plan.messages} & {
         "SplitAllgather", "RecursiveDoubling"
