@@ -72,20 +72,25 @@ class Scheduler:
         time_fp16: function of a number of elements and a device that converts so many elements as
             the adapter does, and returns the seconds (to float16, back).
         buckets: function that returns the names of the parameters that share a message, for each
-            message, if PyTorch decides that. Default: plans decide.
+            message, if the framework decides that. Default: plans decide.
         on_host: whether the gradients of GPUs are encoded and summed on the host.
+        communicators: names of the communicators that plans may use. Default: all that the codecs
+            and memories support.
 
     Attributes:
         layout: the layout for the next step.
         trials: the plans that were tried last.
     """
 
-    def __init__(self, compressor, times, time_fp16, buckets=lambda: None, on_host=False):
+    def __init__(
+        self, compressor, times, time_fp16, buckets=lambda: None, on_host=False, communicators=None
+    ):
         self._compressor = compressor
         self._times = times
         self._time_fp16 = time_fp16
         self._buckets = buckets
         self._on_host = on_host
+        self._communicators = communicators
         self._schedule = compressor.schedule
         self._base = layout.of_settings(compressor.policies, compressor.fingerprint)
         if isinstance(self._schedule, Plan):
@@ -190,7 +195,9 @@ class Scheduler:
                 merged = Profile.merged([Profile.from_json(text.decode()) for text in profiles])
                 on_device = any(str(self._device_of(slot)) != "cpu" for slot in slots.values())
                 communicators = (
-                    ("Allgather",) if on_device else layout.communicators_of(self._base.policies)
+                    ("Allgather",)
+                    if on_device
+                    else self._communicators or layout.communicators_of(self._base.policies)
                 )
                 if self._in_background is None:  # the steps so far used buckets
                     self._in_background = encodes_in_background(merged, seconds, self._buckets())
