@@ -29,13 +29,20 @@ class Costs(NamedTuple):
         steps = max(steps, 1)  # it may have had no gradient
         return cls(encode / steps, decode / steps, slot.payload_bytes)
 
-    def points(self, codec):
-        """Return the (density, bytes) pairs that are known of payloads of ``codec``."""
+    def points(self, codec, growth=None):
+        """Return the (density, bytes) pairs that are known of payloads of ``codec``.
+
+        Args:
+            codec: the codec.
+            growth: None, or (density, bytes / bytes at the codec's own density) pairs.
+        """
         ratio = layout.ratio_of(codec)
-        return () if ratio is None or self.payload is None else ((ratio, float(self.payload)),)
+        if ratio is None or self.payload is None:
+            return ()
+        return tuple((at, factor * self.payload) for at, factor in growth or ((ratio, 1.0),))
 
 
-def measured_profile(policies, times, slots, ranks, costs=None, **network):
+def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **measured):
     """Return the :class:`~deepreduce_hvd.schedule.Profile` of this rank.
 
     Args:
@@ -45,7 +52,8 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
         ranks: number of ranks. Each counts as a host of its own, because all of them exchange
             payloads.
         costs: {parameter name: :class:`Costs`}; None for the averages over all steps.
-        network: what was measured of the network, as arguments of ``Profile``.
+        growth: as for :meth:`Costs.points`.
+        measured: what else was measured, as arguments of ``Profile``.
 
     Raises:
         InvalidArgumentError: no step with a compressed gradient is complete yet.
@@ -63,13 +71,13 @@ def measured_profile(policies, times, slots, ranks, costs=None, **network):
     parts = [
         Parameter(
             name, elements[name], max(ready[name], 0.0), costs[name].encode,
-            costs[name].decode / ranks, costs[name].points(policies[name].codec),
+            costs[name].decode / ranks, costs[name].points(policies[name].codec, growth),
         )
         for name in names
     ]  # fmt: skip
     return Profile(
         tuple(parts), times.rest, 0.0, ranks, 1, repr(codec), layout.ratio_of(codec) or 1.0,
-        **network,
+        **measured,
     )  # fmt: skip
 
 

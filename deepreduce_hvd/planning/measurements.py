@@ -4,10 +4,11 @@ All ranks measure at the same time, between two steps.
 """
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 
-from deepreduce_hvd.codec import Codec
+from deepreduce_hvd.codec import Codec, decode
 from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule.links import Table
 
@@ -21,8 +22,8 @@ _SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
 _COLLECTIVES = {"allgather": np.uint8, "allreduce": np.float32, "allreduce_fp16": np.float16}
 _VALUES = 1 << 16  # random values, which are repeated
 _CONVERTED = 1 << 22  # elements that are converted to float16 to time it
-#: elements that are encoded to time it, and a density at which it takes longer
-_ENCODED, _DENSER = 1 << 20, 0.25
+#: elements that are encoded at these densities
+_ENCODED, _DENSITIES = 1 << 20, (0.03, 0.1, 0.25, 0.5, 1.0)
 
 
 def network_tables(figures, transport, largest):
@@ -105,24 +106,48 @@ def conversion_seconds(time_fp16, device):
     return {"to_fp16_seconds": float(to_fp16), "from_fp16_seconds": float(from_fp16)}
 
 
-def seconds_of_density(codec):
-    """Return {name in a profile: seconds} of encoding, for each element more that is sent.
+class CodecCurve(NamedTuple):
+    """How payloads of a codec grow with the density.
 
-    Args:
-        codec: a codec whose sparsifier has a ratio; it encodes on the host.
+    Attributes:
+        growth: (density, bytes / bytes at the codec's own density) pairs with ascending densities,
+            the first of which is the codec's own.
+        max_density: the density at which most of the energy (the sum of squares) is sent.
+        seconds_per_kept_element: seconds of encoding for each element more that is sent.
+    """
+
+    growth: tuple[tuple[float, float], ...]
+    max_density: float
+    seconds_per_kept_element: float
+
+
+def curve_of(codec):
+    """Return the :class:`CodecCurve` of a codec whose sparsifier has a ratio.
+
+    The host encodes normal random values, because gradients with a residual are nearly normal. With
+    few bits per value, more elements can carry less: one bit says the sign, and all elements that
+    are sent get the same magnitude.
     """
     ratio, sparsifier = layout.ratio_of(codec), codec.sparsifier
-    if ratio is None or ratio >= _DENSER:
-        return {}
-    denser = Codec(sparsifier.with_ratio(_DENSER), codec.index, codec.value)
-    gradient = np.resize(_random_values(), _ENCODED)
-    medians = []
-    for one in (codec, denser):
-        seconds = []
+    assert ratio is not None
+    gradient = np.random.default_rng(0).standard_normal(_ENCODED, np.float32)
+    densities = [ratio, *(density for density in _DENSITIES if density > 1.5 * ratio)]
+    sizes, seconds, lost = [], [], []
+    for density in densities:
+        denser = Codec(sparsifier.with_ratio(density), codec.index, codec.value)
+        spent = []
         for _ in range(_REPEATS):
             started = time.perf_counter()
-            one.encode(gradient, step=sparsifier.schedule_steps)
-            seconds.append(time.perf_counter() - started)
-        medians.append(np.median(seconds))
-    more = (medians[1] - medians[0]) / ((_DENSER - ratio) * _ENCODED)
-    return {"seconds_per_kept_element": max(float(more), 0.0)}
+            payload = denser.encode(gradient, step=sparsifier.schedule_steps)
+            spent.append(time.perf_counter() - started)
+        sizes.append(payload.size)
+        seconds.append(float(np.median(spent)))
+        lost.append(float(np.square(gradient - decode(payload)).sum()))
+    growth = np.maximum.accumulate(sizes) / sizes[0]
+    slope = 0.0
+    if len(densities) > 1:
+        kept = _ENCODED * (np.array(densities) - ratio)
+        slope = max(float(kept @ (np.array(seconds) - seconds[0]) / (kept @ kept)), 0.0)
+    return CodecCurve(
+        tuple(zip(densities, growth.tolist())), densities[int(np.argmin(lost))], slope
+    )

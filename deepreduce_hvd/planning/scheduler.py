@@ -30,11 +30,7 @@ from deepreduce_hvd.planning.measured_profile import (
     profiled,
     totals,
 )
-from deepreduce_hvd.planning.measurements import (
-    conversion_seconds,
-    network_tables,
-    seconds_of_density,
-)
+from deepreduce_hvd.planning.measurements import conversion_seconds, curve_of, network_tables
 from deepreduce_hvd.planning.race import Race
 from deepreduce_hvd.planning.trials import (
     Trial,
@@ -101,8 +97,8 @@ class Scheduler:
         """Forget all measurements, because the ranks may have changed."""
         self.layout = self._base
         self.trials = []
-        self._network = {}
-        self._costs = self._in_background = None
+        self._measured = {}
+        self._costs = self._curve = self._in_background = None
         self._figures = Figures(self._compressor.number)
         self._different, self._differing = _DIFFERENT, 0
         self._begin(self._warm_up, _COLD_STEPS)
@@ -183,7 +179,7 @@ class Scheduler:
         started = time.perf_counter()
         self._figures.call_ranks(transport)
         (seconds,) = self._figures.slowest(transport, [np.median(self._seconds)])
-        self._network = {
+        self._measured = {
             **network_tables(self._figures, transport, 4 * sum(elements_of(slots).values())),
             **self._measured_costs(slots),
         }
@@ -210,7 +206,7 @@ class Scheduler:
         if isinstance(content, str):
             raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {content}")
         self._in_background, plans = content
-        self._network["encodes_in_background"] = self._in_background
+        self._measured["encodes_in_background"] = self._in_background
         self._plans = [(rule, Plan.from_json(text)) for rule, text in plans]
         self._before = self.layout.plan
         (self._planning_seconds,) = self._figures.slowest(
@@ -299,7 +295,7 @@ class Scheduler:
         if isinstance(self._schedule, Plan):
             expect_one_way(self._schedule)
         return measured_profile(
-            self._base.policies, self._times, slots, ranks, self._costs, **self._network
+            self._base.policies, self._times, slots, ranks, self._costs, **self._measured
         )
 
     def _profiled(self, slots):
@@ -307,13 +303,15 @@ class Scheduler:
         return profiled(self._base.policies, self._times, slots)
 
     def _measured_costs(self, slots):
-        """Return {name in a profile: seconds} of converting and encoding."""
+        """Return what conversion and encoding cost, as arguments of ``measured_profile``."""
         device = self._device_of(next(iter(slots.values())))
-        found = conversion_seconds(self._time_fp16, device)
+        (codec,) = {one.codec for one in self._base.policies.values() if one.codec is not None}
+        if self._curve is None:
+            self._curve = curve_of(codec)
+        found = {"growth": self._curve.growth, "max_density": self._curve.max_density}
         if str(device) == "cpu":  # a GPU encodes its own gradients
-            (codec,) = {one.codec for one in self._base.policies.values() if one.codec is not None}
-            found.update(seconds_of_density(codec))
-        return found
+            found["seconds_per_kept_element"] = self._curve.seconds_per_kept_element
+        return {**found, **conversion_seconds(self._time_fp16, device)}
 
     def _device_of(self, slot):
         return "cpu" if self._on_host else slot.parameter.device

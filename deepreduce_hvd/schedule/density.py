@@ -62,10 +62,10 @@ def lags(
     """Return one message per gradient, each as dense as can be hidden behind backward.
 
     In the order in which gradients are ready, each one gets the largest density between
-    1 / max_compression and 1 whose exchange ends in time. What ends in time uncompressed is sent
-    uncompressed, which also saves its encoding. The density is found in closed form: payloads are
-    piecewise linear in it. If denser payloads take longer to encode, halving an interval follows.
-    Source: LAGS-SGD (Shi et al. 2019).
+    1 / max_compression and ``profile.max_density`` whose exchange ends in time. What ends in time
+    uncompressed is sent uncompressed, which also saves its encoding. The density is found in closed
+    form: payloads are piecewise linear in it. If denser payloads take longer to encode, halving an
+    interval follows. Source: LAGS-SGD (Shi et al. 2019).
 
     The time of decoding, after backward, is not considered.
 
@@ -125,7 +125,7 @@ def lags(
             budget = in_time - max(free, ready)
             return model.density_of(layer, layer + 1, network.largest_payload(budget))
 
-        most = min(max(hidden(least), least), 1.0)
+        most = max(min(hidden(least), profile.max_density), least)
         density = largest_density(least, most, lambda tried: hidden(tried) >= tried)
         messages.append(Message((name,), CODEC, density, "Allgather"))
         ready = encoded(density)

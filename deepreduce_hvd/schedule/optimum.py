@@ -295,6 +295,7 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
                     found = Message(message.members, better)
                     changed |= clocks.fits(number, found, limit)
     encoded = [number for number, one in enumerate(clocks.messages) if one.way == CODEC]
+    most = model.profile.max_density
     if encoded:
         least = min(clocks.messages[number].density or 0.0 for number in encoded)
 
@@ -307,7 +308,7 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
             ]
             return _Clocks(model, raised).step_seconds() <= limit
 
-        common = largest_density(least, 1.0, all_fit)
+        common = largest_density(least, max(most, least), all_fit)
         for number in encoded:
             message = clocks.messages[number]
             if common > (message.density or 0.0):
@@ -318,7 +319,8 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
         def fits(density: float, number: int = number, message: Message = message) -> bool:
             return clocks.fits(number, _denser(message, density), limit)
 
-        largest_density(message.density or 0.0, 1.0, fits)
+        density = message.density or 0.0
+        largest_density(density, max(most, density), fits)
     return clocks.messages
 
 

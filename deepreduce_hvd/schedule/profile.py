@@ -28,8 +28,9 @@ from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parame
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
-#: optional numbers: seconds per element
+#: seconds per element
 _PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
+_OPTIONAL = (*_PER_ELEMENT, "max_density")
 _FLAG = "encodes_in_background"
 
 
@@ -52,6 +53,8 @@ class Profile:
         from_fp16_seconds: seconds per element in which it converts the sum back.
         seconds_per_kept_element: seconds of encoding for each element that a density above
             ``density`` sends in addition.
+        max_density: the largest density of the codec in a plan. With few bits per value, a larger
+            one can carry less of a gradient.
         encodes_in_background: whether threads encode while backward goes on. Otherwise backward
             waits for encoding.
     """
@@ -70,10 +73,13 @@ class Profile:
     from_fp16_seconds: float = 0.0
     seconds_per_kept_element: float = 0.0
     encodes_in_background: bool = False
+    max_density: float = 1.0
 
     def __post_init__(self) -> None:
         expect(bool(self.parameters), "parameters", "at least one", "none")
-        expect(0 < self.density <= 1, "profile density", "a density in (0, 1]", self.density)
+        for what in ("density", "max_density"):
+            value = getattr(self, what)
+            expect(0 < value <= 1, f"profile {what}", "a density in (0, 1]", value)
         names = [parameter.name for parameter in self.parameters]
         repeated = sorted({name for name in names if names.count(name) > 1})
         expect(not repeated, "parameters", "unique names", f"{', '.join(repeated)} more than once")
@@ -152,9 +158,9 @@ class Profile:
         data = parsed(text, FORMAT, VERSION, "profile")
         plain = ("forward_seconds", "update_seconds", "hosts", "ranks_per_host", "codec", "density")
         required = ("format", "version", "link", "parameters", *plain)
-        expect_keys(data, "profile", required, (*_PER_ELEMENT, _FLAG))
+        expect_keys(data, "profile", required, (*_OPTIONAL, _FLAG))
         measured: dict[str, Any] = {
-            key: number_of(data, key, "profile") for key in _PER_ELEMENT if key in data
+            key: number_of(data, key, "profile") for key in _OPTIONAL if key in data
         }
         if _FLAG in data:
             measured[_FLAG] = flag_of(data, _FLAG, "profile")
@@ -221,7 +227,7 @@ class Profile:
         first = profiles[0]
         by_name = [{part.name: part for part in profile.parameters} for profile in profiles]
         for number, profile in enumerate(profiles):
-            for what in ("hosts", "ranks_per_host", "codec", "density", _FLAG):
+            for what in ("hosts", "ranks_per_host", "codec", "density", "max_density", _FLAG):
                 expected, got = getattr(first, what), getattr(profile, what)
                 where = f"profile {number} {what}"
                 expect(expected == got, where, f"{expected!r} as in profile 0", repr(got))
@@ -291,7 +297,7 @@ def _slowest_table(name: str, tables: list[Table | None]) -> Table | None:
 
 
 _REQUIRED = ("name", "elements", "backward_seconds")
-_OPTIONAL = ("forward_seconds", "encode_seconds", "decode_seconds")
+_COLUMNS = ("forward_seconds", "encode_seconds", "decode_seconds")
 
 
 def layer_times(text: str) -> Profile:
@@ -332,10 +338,10 @@ def layer_times(text: str) -> Profile:
             ) from error
     clock, parameters = 0.0, []
     for row in reversed(rows):
-        expect_keys(row, "layer", _REQUIRED, _OPTIONAL)
+        expect_keys(row, "layer", _REQUIRED, _COLUMNS)
         name = text_of(row, "name", "layer")
         clock += number_of(row, "backward_seconds", name)
-        encode, decode = (number_of(row, key, name) if key in row else 0.0 for key in _OPTIONAL[1:])
+        encode, decode = (number_of(row, key, name) if key in row else 0.0 for key in _COLUMNS[1:])
         parameters.append(
             Parameter(name, integer_of(row, "elements", name, 1), clock, encode, decode)
         )

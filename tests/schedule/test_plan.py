@@ -105,7 +105,8 @@ def test_no_message_can_be_denser(seed):
         if message.way == CODEC:
             assert message.density >= profile.density * (1 - 1e-12)
             better.append(Message(message.members, FP16))
-            if message.density < 0.99:
+            assert message.density <= profile.max_density
+            if message.density < 0.99 * profile.max_density:
                 better.append(dataclasses.replace(message, density=message.density * 1.001))
         for one in better:
             changed = [*plan.messages[:number], one, *plan.messages[number + 1 :]]

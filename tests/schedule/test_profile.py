@@ -57,7 +57,7 @@ def test_what_was_measured_of_float16_is_kept_and_may_be_missing():
 def test_how_gradients_are_encoded_is_kept_and_may_be_missing():
     assert Profile.from_json(BACKGROUND.to_json()) == BACKGROUND != PROFILE
     data = json.loads(PROFILE.to_json())
-    del data["seconds_per_kept_element"], data["encodes_in_background"]
+    del data["seconds_per_kept_element"], data["encodes_in_background"], data["max_density"]
     assert Profile.from_json(json.dumps(data)) == PROFILE
     slower = dataclasses.replace(BACKGROUND, seconds_per_kept_element=4e-9)
     assert Profile.merged([BACKGROUND, slower]) == slower
@@ -93,6 +93,7 @@ def changed(*path, value):
         (changed("to_fp16_seconds", value=-1), "to_fp16_seconds: expected a finite number"),
         (changed("seconds_per_kept_element", value="1"), "a finite number of at least 0"),
         (changed("encodes_in_background", value=1), "expected true or false, got 1"),
+        (changed("max_density", value=0), r"profile max_density: expected a density in \(0, 1\]"),
         (changed("density", value=0), r"a density in \(0, 1\], got 0"),
         (changed("parameters", value=[]), "at least one"),
         (changed("parameters", value={}), "a list"),

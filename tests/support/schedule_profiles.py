@@ -36,6 +36,7 @@ def random_profile(seed, count, encode=1.0, decode=1.0, density=0.01):
         from_fp16_seconds=decode * 1e-10,
         seconds_per_kept_element=encode * 1e-9 * (seed % 3),
         encodes_in_background=in_background,
+        max_density=0.6 if seed % 4 == 3 else 1.0,
     )
 
 

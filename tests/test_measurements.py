@@ -1,0 +1,52 @@
+"""What ``schedule="auto"`` measures of a codec, against direct encoding."""
+
+import numpy as np
+import pytest
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.planning.measured_profile import Costs
+from deepreduce_hvd.planning.measurements import curve_of
+from deepreduce_hvd.schedule import Parameter
+
+CODECS = {
+    "the default": dr.recommended_codec(),
+    "pairs": dr.Codec(dr.TopK(0.002)),
+    "QSGD": dr.Codec(dr.TopK(0.02), index=dr.EliasFano(), value=dr.QSGD(4)),
+    "RandomK": dr.Codec(dr.RandomK(0.05), index=dr.Rice(), value=dr.Float16()),
+}
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_payloads_at_other_densities_are_predicted_from_one(name):
+    codec = CODECS[name]
+    curve, ratio = curve_of(codec), codec.sparsifier.ratio
+    gradient = np.random.default_rng(7).standard_normal(300_000, np.float32)
+    step = codec.sparsifier.schedule_steps
+
+    def payload(density):
+        denser = dr.Codec(codec.sparsifier.with_ratio(density), codec.index, codec.value)
+        return denser.encode(gradient, step=step).size
+
+    points = Costs(0.0, 0.0, payload(ratio)).points(codec, curve.growth)
+    parameter = Parameter("p", gradient.size, 0.0, 0.0, 0.0, points)
+    assert parameter.payload_bytes[0] == (ratio, payload(ratio))
+    for density in (0.1, 0.25, 0.5):
+        assert parameter.payload(density) == pytest.approx(payload(density), rel=0.05)
+    assert curve.seconds_per_kept_element >= 0
+
+
+def test_one_bit_per_value_carries_most_at_half_of_the_elements():
+    # of a normal distribution, sign x mean of the largest 54 % keeps most of the energy
+    assert curve_of(dr.recommended_codec()).max_density == 0.5
+    assert curve_of(dr.Codec(dr.TopK(0.01))).max_density == 1.0
+
+
+def test_a_codec_that_is_already_dense():
+    curve = curve_of(dr.Codec(dr.TopK(1.0)))
+    assert curve == (((1.0, 1.0),), 1.0, 0.0)
+
+
+def test_without_a_payload_or_a_ratio_nothing_is_known():
+    growth = ((0.01, 1.0), (0.1, 7.0))
+    assert Costs(0.0, 0.0, None).points(dr.recommended_codec(), growth) == ()
+    assert Costs(0.0, 0.0, 90).points(dr.Codec(dr.Threshold(0.1)), growth) == ()
