@@ -20,6 +20,7 @@ _REPEATS = 3
 _SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
 #: {collective that is timed: dtype}, by the names of a profile's tables
 _COLLECTIVES = {"allgather": np.uint8, "allreduce": np.float32, "allreduce_fp16": np.float16}
+_TOGETHER = 8  # small allgathers that are timed together
 _VALUES = 1 << 16  # random values, which are repeated
 _CONVERTED = 1 << 22  # elements that are converted to float16 to time it
 #: elements that are encoded at these densities
@@ -52,22 +53,47 @@ def network_tables(figures, transport, largest):
     return tables
 
 
+def gather_overlap(figures, transport):
+    """Return the seconds of an allgather in which the next one can already be under way.
+
+    A message that waits for another one of the same size takes less time than one alone.
+    """
+    array = np.resize(_random_values(), _SMALL // 4).view(np.uint8)
+    seconds = []
+    for count in (1, _TOGETHER):
+        own = [_timed_together(figures, transport, array, count) for _ in range(_REPEATS_OF_SMALL)]
+        seconds.append(float(np.median(figures.slowest(transport, own))))
+    alone, together = seconds
+    return min(max(alone - (together - alone) / (_TOGETHER - 1), 0.0), alone)
+
+
+def _timed_together(figures, transport, array, count):
+    """Return the seconds of several allgathers that start together."""
+    transport.wait(transport.allreduce(np.zeros(1, np.float32), figures.name("start")))
+    started = time.perf_counter()
+    handles = [
+        transport.allgather(array, figures.lasting_name(f"together.{number}"))
+        for number in range(count)
+    ]
+    for handle in handles:
+        while not transport.test(handle):
+            transport.pause()
+        transport.wait(handle)
+    return time.perf_counter() - started
+
+
 def _random_values():
     return np.random.default_rng(0).standard_normal(_VALUES, np.float32)
 
 
 def _repeated(figures, transport, kind, size, repeats):
-    """Return (repeats,) float64 seconds of a collective of ``size`` bytes.
-
-    Each is that of the slowest rank.
-    """
+    """Return a list of seconds of a collective of ``size`` bytes, each of the slowest rank."""
     dtype = np.dtype(_COLLECTIVES[kind])
     # float16 sums of zeros take less time than those of gradients
     array = np.resize(1e-3 * _random_values(), size // dtype.itemsize).astype(dtype)
     # a sum takes the place of its input, so each repetition gets a new copy
     own = [_timed(figures, transport, kind, array.copy()) for _ in range(repeats)]
-    everywhere = figures.gathered(transport, np.array(own, np.float64).tobytes())
-    return np.stack([np.frombuffer(part, np.float64) for part in everywhere]).max(0)
+    return figures.slowest(transport, own)
 
 
 def _timed(figures, transport, kind, array):

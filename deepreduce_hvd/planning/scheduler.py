@@ -30,7 +30,12 @@ from deepreduce_hvd.planning.measured_profile import (
     profiled,
     totals,
 )
-from deepreduce_hvd.planning.measurements import conversion_seconds, curve_of, network_tables
+from deepreduce_hvd.planning.measurements import (
+    conversion_seconds,
+    curve_of,
+    gather_overlap,
+    network_tables,
+)
 from deepreduce_hvd.planning.race import Race
 from deepreduce_hvd.planning.trials import (
     Trial,
@@ -181,6 +186,7 @@ class Scheduler:
         (seconds,) = self._figures.slowest(transport, [np.median(self._seconds)])
         self._measured = {
             **network_tables(self._figures, transport, 4 * sum(elements_of(slots).values())),
+            "gather_overlap": gather_overlap(self._figures, transport),
             **self._measured_costs(slots),
         }
         own = self.profile(slots, transport.size)

@@ -4,8 +4,9 @@ The device computes forward, backward layer by layer, encodes each gradient afte
 later decodes. Conversion to float16 and back counts as encoding and decoding. If a profile says so,
 threads beside the device encode instead, one gradient after another, and backward goes on. The
 network sends one message at a time, in the order of the gradients. A message starts when its last
-gradient is encoded and the message before it has ended. Messages are decoded after backward, in
-order. For payloads that need no encoding this is the published model:
+gradient is encoded and the message before it has ended. If it was measured that allgathers overlap,
+the next one starts earlier. Messages are decoded after backward, in order. For payloads that need
+no encoding this is the published model:
 
     tau_c(first) = R(first),  tau_c(next) = max(tau_c + t_c, R(next)),
     step = t_f + tau_c(last) + t_c(last) + t_u,
@@ -217,6 +218,14 @@ class Model:
         payload = self.payload(first, last, density)
         return self.network.exchange(communicator, density * elements, elements, payload)
 
+    def occupied(
+        self, first: int, last: int, way: str, density: float | None, communicator: str
+    ) -> float:
+        """Return the seconds of this message until the next one can start; as :meth:`seconds`."""
+        if density is not None and communicator == "Allgather":
+            return float(self.network.gather_occupied(self.payload(first, last, density)))
+        return self.seconds(first, last, way, density, communicator)
+
     def decode_seconds(
         self, first: int, last: int, way: str, density: float | None, communicator: str
     ) -> float:
@@ -241,7 +250,7 @@ class Model:
         """Return the grouping whose last message ends first, if all messages use the same way."""
         ready = self.prepared(way, density if way == CODEC else None)
         if way == CODEC:
-            return optimal_merge(ready, self.payloads(density), self.network.allgather)[0]
+            return optimal_merge(ready, self.payloads(density), self.network.gather_occupied)[0]
         sizes = np.array([self.size(layer, layer + 1, way) for layer in range(self.count)])
 
         def seconds_of(size: Any) -> Any:
@@ -333,9 +342,9 @@ def timeline(
     free, ends = 0.0 if overlap else max(clock, encoder), []
     for message, first, last, at in zip(messages, bounds, bounds[1:], ready):
         how = message.way, message.density, message.communicator
-        seconds = model.seconds(first, last, *how)
-        free = bar(NETWORK, "exchange", message.label, max(free, at), seconds)
-        ends.append(free)
+        start, seconds = max(free, at), model.seconds(first, last, *how)
+        ends.append(bar(NETWORK, "exchange", message.label, start, seconds))
+        free = start + model.occupied(first, last, *how)
     for message, first, last, end in zip(messages, bounds, bounds[1:], ends):
         how = message.way, message.density, message.communicator
         seconds = model.decode_seconds(first, last, *how)

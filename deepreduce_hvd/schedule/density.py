@@ -133,7 +133,7 @@ def lags(
             encoder = ready
         else:
             delay += ready - computed
-        free = max(free, ready) + model.seconds(layer, layer + 1, CODEC, density, "Allgather")
+        free = max(free, ready) + model.occupied(layer, layer + 1, CODEC, density, "Allgather")
     return messages
 
 
@@ -161,14 +161,15 @@ def _latest(model: Model, least: float) -> tuple[list[float], list[float]]:
 
     Then later ones of density ``least`` end in time.
     """
-    seconds = [
-        model.seconds(layer, layer + 1, CODEC, least, "Allgather") for layer in range(model.count)
-    ]
+    messages = [(layer, layer + 1, CODEC, least, "Allgather") for layer in range(model.count)]
+    seconds = [model.seconds(*message) for message in messages]
+    occupied = [model.occupied(*message) for message in messages]
     ready = model.prepared(CODEC, least)
     preparation = model.preparation(CODEC, least)
-    finish = 0.0
-    for at, taken in zip(ready.tolist(), seconds):
-        finish = max(finish, at) + taken
+    free = finish = 0.0
+    for at, taken, until_next in zip(ready.tolist(), seconds, occupied):
+        start = max(free, at)
+        free, finish = start + until_next, start + taken
     ends = [max(finish, float(ready[-1]))]
     encoded = [math.inf]
     in_background = model.profile.encodes_in_background
@@ -176,5 +177,5 @@ def _latest(model: Model, least: float) -> tuple[list[float], list[float]]:
         start = ends[-1] - seconds[layer]
         backward = 0.0 if in_background else float(model.ready[layer] - model.ready[layer - 1])
         encoded.append(min(start, encoded[-1]) - float(preparation[layer]) - backward)
-        ends.append(start)
+        ends.append(start + seconds[layer - 1] - occupied[layer - 1])
     return ends[::-1], [at * _ROUNDING for at in encoded[::-1]]

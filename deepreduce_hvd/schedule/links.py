@@ -133,6 +133,8 @@ class Link:
             it, and for other numbers of hosts, float16 takes as long per byte as float32.
         measured_hosts: the number of hosts of the tables; 0 if there are none.
         measured_ranks_per_host: their number of ranks per host.
+        gather_overlap: seconds at the end of each allgather in which the next one can already be
+            under way, between the measured hosts.
     """
 
     name: str
@@ -145,6 +147,7 @@ class Link:
     half_table: Table | None = None
     measured_hosts: int = 0
     measured_ranks_per_host: int = 1
+    gather_overlap: float = 0.0
 
     @classmethod
     def of_rate(
@@ -179,6 +182,7 @@ class Link:
         hosts: int,
         ranks_per_host: int,
         half: Table | None = None,
+        gather_overlap: float = 0.0,
     ) -> "Link":
         """Return a link from measured tables; its constants are those of their fits.
 
@@ -188,6 +192,8 @@ class Link:
             hosts: the number of hosts on which they were measured, at least 2.
             ranks_per_host: the number of ranks of each host.
             half: measured seconds of an allreduce of float16, by the bytes of the tensor, or None.
+            gather_overlap: seconds at the end of an allgather in which the next one can already be
+                under way.
 
         Returns:
             A :class:`Link` named "measured".
@@ -205,6 +211,7 @@ class Link:
             half,
             hosts,
             ranks_per_host,
+            gather_overlap,
         )
 
     @classmethod
@@ -309,6 +316,11 @@ class Network:
             return self.link.gather_table.seconds(size)
         alpha, beta = self.gather_line
         return alpha + beta * size
+
+    def gather_occupied(self, size: Any) -> Any:
+        """Return the seconds of an allgather until the next one can start; as :meth:`allgather`."""
+        overlap = self.link.gather_overlap if self._is_measured else 0.0
+        return np.maximum(self.allgather(size) - overlap, 0.0)
 
     def largest_payload(self, seconds: float) -> float:
         """Return the largest payload whose allgather needs at most some seconds.

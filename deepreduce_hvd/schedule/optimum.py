@@ -40,7 +40,8 @@ def optimal_plan(
     In the model, the plan is never slower than any of these, and no single message could be denser
     without a longer step. The program keeps at most 32 pairs of clocks per gradient. If that is
     enough, decoding takes no time and only Allgather is used, then no other grouping and choice of
-    ways at this density is faster. If threads encode, conversion to float16 must also take no time.
+    ways at this density is faster. If threads encode, conversion to float16 must also take no time;
+    and allgathers must not overlap.
 
     Args:
         profile: the profile.
@@ -185,7 +186,7 @@ class _Choices:
                         ready = after = np.maximum(encoded + preparation[start], alone[start])
                     after = np.maximum(after, following)  # states that do not differ coincide
                 if way == CODEC:
-                    seconds = network.allgather(payload_sums[end] - payload_sums[:end])
+                    seconds = network.gather_occupied(payload_sums[end] - payload_sums[:end])
                     for curve in self.curves.values():
                         seconds = np.minimum(seconds, np.interp(elements, self.sizes, curve))
                 else:
@@ -229,6 +230,7 @@ class _Clocks:
             total if in_background else 0.0,
             alone,
             model.seconds(first, last, *how),
+            model.occupied(first, last, *how),
             model.decode_seconds(first, last, *how),
         )
 
@@ -241,8 +243,9 @@ class _Clocks:
             ready = float(model.ready[last - 1]) + delay
             if row.background:
                 encoder = ready = max(encoder + row.background, row.alone + delay, ready)
-            free = max(free, ready) + row.exchange
-            ends.append(free)
+            start = max(free, ready)
+            ends.append(start + row.exchange)
+            free = start + row.occupied
         clock = float(model.ready[-1]) + delay
         for end, row in zip(ends, self.rows):
             clock = max(clock, end) + row.decode
@@ -266,7 +269,8 @@ class _Row(NamedTuple):
         background: preparation by threads.
         alone: when the threads are done if they have nothing else to encode, from the start of
             backward.
-        exchange: on the network.
+        exchange: of the message.
+        occupied: of the message until the next one can start.
         decode: decoding.
     """
 
@@ -274,6 +278,7 @@ class _Row(NamedTuple):
     background: float
     alone: float
     exchange: float
+    occupied: float
     decode: float
 
 

@@ -30,7 +30,7 @@ FORMAT, VERSION = "deepreduce_hvd profile", 1
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
 #: seconds per element
 _PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
-_OPTIONAL = (*_PER_ELEMENT, "max_density")
+_OPTIONAL = (*_PER_ELEMENT, "max_density", "gather_overlap")
 _FLAG = "encodes_in_background"
 
 
@@ -49,6 +49,8 @@ class Profile:
         allgather: measured seconds of an allgather, by the bytes of one rank's payload.
         allreduce: measured seconds of a dense allreduce, by the bytes of the tensor.
         allreduce_fp16: the same for tensors of float16; None if it was not measured.
+        gather_overlap: seconds at the end of each allgather in which the next one can already be
+            under way.
         to_fp16_seconds: seconds per element in which one rank converts a gradient to float16.
         from_fp16_seconds: seconds per element in which it converts the sum back.
         seconds_per_kept_element: seconds of encoding for each element that a density above
@@ -74,6 +76,7 @@ class Profile:
     seconds_per_kept_element: float = 0.0
     encodes_in_background: bool = False
     max_density: float = 1.0
+    gather_overlap: float = 0.0
 
     def __post_init__(self) -> None:
         expect(bool(self.parameters), "parameters", "at least one", "none")
@@ -110,7 +113,12 @@ class Profile:
         if self.allgather is None or self.allreduce is None:
             return None
         return Link.of_tables(
-            self.allgather, self.allreduce, self.hosts, self.ranks_per_host, self.allreduce_fp16
+            self.allgather,
+            self.allreduce,
+            self.hosts,
+            self.ranks_per_host,
+            self.allreduce_fp16,
+            self.gather_overlap,
         )
 
     @property
@@ -257,6 +265,7 @@ class Profile:
             parameters=tuple(parameters),
             forward_seconds=max(profile.forward_seconds for profile in profiles),
             update_seconds=max(profile.update_seconds for profile in profiles),
+            gather_overlap=min(profile.gather_overlap for profile in profiles),
             **measured,
         )
 

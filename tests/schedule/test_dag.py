@@ -318,6 +318,52 @@ def test_measured_tables_are_used_between_the_measured_hosts():
     assert rows(found)[3][3] - rows(found)[3][2] == pytest.approx(reduce.seconds(12))
 
 
+def test_allgathers_that_overlap_by_hand():
+    table = Table(((1.0, 2.0), (9.0, 10.0)))  # 1 s, and 1 s per byte
+    profile = dataclasses.replace(
+        PROFILE, hosts=2, allgather=table, allreduce=table, gather_overlap=1.5
+    )
+    network = Network(2, profile.link())
+    parts = [dataclasses.replace(part, ready_seconds=1.0) for part in profile.parameters]
+    profile = dataclasses.replace(profile, parameters=tuple(parts))
+    messages = [Message((name,), CODEC, 0.5, "Allgather") for name in ("last", "first")]
+    exchanges = [
+        event for event in timeline(profile, network, messages).events if event.track == NETWORK
+    ]
+    # payloads of 3 and 4 bytes take 4 s and 5 s; the second starts 1.5 s before the first ends
+    assert [(one.start, one.end) for one in exchanges] == [(2.5, 6.5), (5.0, 10.0)]
+    assert network.gather_occupied(3.0) == 2.5 and network.allgather(3.0) == 4.0
+    assert network.gather_occupied(0.0) == 0.5
+    # for other numbers of hosts, and for sums, nothing is known of overlaps
+    other = Network(4, profile.link())
+    assert other.gather_occupied(3.0) == other.allgather(3.0)
+    dense = [Message(("last",)), Message(("first",))]
+    ends = [event for event in timeline(profile, network, dense).events if event.track == NETWORK]
+    assert ends[1].start == ends[0].end
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_clocks_and_rules_with_allgathers_that_overlap(seed):
+    draw = random.Random(seed)
+    table = Table(((1e3, 2e-4), (1e6, 2e-3)))
+    profile = dataclasses.replace(
+        random_profile(seed, 9), hosts=2, allgather=table, allreduce=table,
+        gather_overlap=draw.uniform(1e-5, 3e-4),
+    )  # fmt: skip
+    network = Network(2, profile.link())
+    assert Profile.from_json(profile.to_json()) == profile
+    steps = {}
+    for rule in set(RULES) - {"serial", "OMGS"}:
+        found, messages = predict(rule, profile, network)
+        steps[rule] = found.step_seconds
+        clocks = _Clocks(Model(profile, network), messages)
+        assert clocks.step_seconds() == pytest.approx(found.step_seconds, rel=1e-12)
+    assert steps["plan"] <= min(steps.values()) * (1 + 1e-8)
+    serial = dataclasses.replace(profile, gather_overlap=0.0)
+    slower = predict("top-k", serial, Network(2, serial.link()))[0].step_seconds
+    assert steps["top-k"] <= slower
+
+
 def test_one_host_sends_nothing():
     found = timeline(PROFILE, Network(1, LINK), [Message(("last", "first"), FP16)])
     assert found.step_seconds == pytest.approx(6.125)
