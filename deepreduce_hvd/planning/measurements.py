@@ -13,8 +13,9 @@ from deepreduce_hvd.planning import layout
 from deepreduce_hvd.schedule.links import Table
 
 #: Sizes of the timed collectives in bytes. The series ends with the first that takes longer than
-#: _LONG seconds, which is timed once, or before those larger than all gradients together.
-_SIZES, _LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2
+#: _LONG seconds, or before those larger than all gradients together. What takes longer than
+#: _VERY_LONG seconds is timed once.
+_SIZES, _LONG, _VERY_LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2, 1.0
 _REPEATS = 3
 #: collectives of up to this many bytes are timed more often, because their times are noisy
 _SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
@@ -43,7 +44,7 @@ def network_tables(figures, transport, largest):
                 break
             seconds = _repeated(figures, transport, kind, size, 1)
             is_last = bool(points) and seconds[0] > _LONG
-            if not is_last:
+            if seconds[0] <= _VERY_LONG:
                 more = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
                 seconds = _repeated(figures, transport, kind, size, more)
             points.append((size, float(np.median(seconds))))

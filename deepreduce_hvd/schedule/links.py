@@ -60,8 +60,9 @@ class Table:
     def seconds(self, size: Any) -> Any:
         """Return the seconds of a collective.
 
-        The table is linear between its points. Above the last point it goes on with the slope of
-        the fit. Below the first it is constant.
+        The table is linear between its points. Above the last point it goes on with the slope
+        between the last two, or with that of the fit if they do not grow. Below the first it is
+        constant.
 
         Args:
             size: bytes, a number or an (n,) array.
@@ -71,7 +72,7 @@ class Table:
         """
         sizes, seconds = self._columns
         beyond = np.maximum(np.asarray(size, dtype=np.float64) - sizes[-1], 0.0)
-        return np.interp(size, sizes, seconds) + beyond * self._fit.beta
+        return np.interp(size, sizes, seconds) + beyond * self._slope
 
     def largest(self, seconds: float) -> float:
         """Return the largest size that needs at most some seconds.
@@ -84,8 +85,8 @@ class Table:
         """
         last_size, last = self.points[-1]
         if last <= seconds:
-            beta = self._fit.beta
-            return last_size + (seconds - last) / beta if beta > 0 else math.inf
+            slope = self._slope
+            return last_size + (seconds - last) / slope if slope > 0 else math.inf
         for (low, below), (high, above) in reversed(list(zip(self.points, self.points[1:]))):
             if below <= seconds:
                 return low + (seconds - below) / (above - below) * (high - low)
@@ -103,6 +104,13 @@ class Table:
     def _columns(self) -> tuple[np.ndarray, np.ndarray]:
         sizes, seconds = np.array(self.points).T
         return sizes, seconds
+
+    @functools.cached_property
+    def _slope(self) -> float:
+        """Seconds per byte above the last point."""
+        (size, seconds), (last_size, last) = self.points[-2:]
+        slope = (last - seconds) / (last_size - size)
+        return slope if slope > 0 else self._fit.beta
 
     @functools.cached_property
     def _fit(self) -> Fit:
