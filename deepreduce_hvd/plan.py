@@ -57,6 +57,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NS",
         help="nanoseconds to decode the payload of one rank, per element of the tensor",
     )
+    parser.add_argument(
+        "--background",
+        action="store_true",
+        help="threads encode while backward goes on; default: as in the profile, or backward waits",
+    )
     parser.add_argument("--rules", help="rules to show; default: all")
     for option, what in (
         ("--plot", "draw the timelines to this file; needs matplotlib"),
@@ -96,7 +101,11 @@ def _loaded(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
     if not any(part.payload_bytes for part in parameters):
         notes.append("payloads are estimated: 1 bit per value, indices near the information bound")
     changed = dataclasses.replace(
-        profile, parameters=tuple(parameters), forward_seconds=forward, update_seconds=update
+        profile,
+        parameters=tuple(parameters),
+        forward_seconds=forward,
+        update_seconds=update,
+        encodes_in_background=profile.encodes_in_background or arguments.background,
     )
     return changed, notes
 

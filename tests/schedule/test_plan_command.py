@@ -57,6 +57,26 @@ def test_values_of_the_command_line(layers, capsys):
     assert "encode" in text
 
 
+def test_encoding_in_the_background(layers, capsys):
+    options = (
+        "--hosts",
+        2,
+        "--link",
+        "1gbit",
+        "--forward",
+        0.01,
+        "--encode",
+        9,
+        "--rules",
+        "top-k",
+    )
+    waits, goes_on = (run(capsys, layers, *options, *more) for more in ((), ("--background",)))
+    # 0.01 + 0.008 s of computing; encoding takes 8.64 ms, most of it after the largest gradient
+    step = float(re.search(r"^top-k +(\S+)", waits, re.MULTILINE)[1])
+    other = float(re.search(r"^top-k +(\S+)", goes_on, re.MULTILINE)[1])
+    assert step > 0.018 + 0.0086 and 0.018 < other < step - 0.003
+
+
 def test_profiles_of_several_ranks_and_a_measured_link(tmp_path, capsys):
     profile = random_profile(1, 5)
     table = Table(((1e3, 1e-3), (1e6, 1e-2)))
