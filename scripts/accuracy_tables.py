@@ -2,6 +2,20 @@
 
 import statistics
 
+#: index and value codecs of DeepReduce, and the same elements without them
+DEEP_REDUCE = (
+    "raw values",
+    *(f"Bloom {policy}, {rate} %" for rate in ("0.1", "1", "10") for policy in ("P0", "P1", "P2")),
+    "FitPoly",
+    "FitDExp",
+)
+#: densities of layers, and a choice from each chunk instead of each tensor
+CHOICES = "default", "LAGS", "raw values, no warm-up", "chunks"
+SCALECOM = (
+    "raw values", "GTopK, raw values", "CLTK, TopK", "CLTK, TopK, LowPass",
+    "CLTK, TopK, LowPass 0.3", "CLTK", "CLTK, LowPass", "CLTK, LowPass 0.3",
+)  # fmt: skip
+
 
 def laboratory_table(rows):
     """Compare the default with uncompressed training, for each task and number of ranks."""
@@ -52,8 +66,16 @@ def small_tensors_table(rows):
 
 
 def candidates_table(rows, ranks):
-    """Compare all candidates with uncompressed training, with seed 0, one column per task."""
-    rows = [row for row in rows if row["ranks"] == ranks and row["candidate"] != "none"]
+    """Compare candidates with uncompressed training, with seed 0, one column per task.
+
+    Those with a table of their own are left out.
+    """
+    others = {"none", *DEEP_REDUCE, *CHOICES} - {"default", "raw values"}
+    rows = [
+        row
+        for row in rows
+        if row["ranks"] == ranks and row["batch_factor"] == 1 and row["candidate"] not in others
+    ]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     found = {(row["candidate"], row["task"]): row for row in rows}
     lines = [
@@ -74,25 +96,93 @@ def candidates_table(rows, ranks):
     return lines
 
 
+def gtopk_table(rows):
+    """Compare GTopK and Allgather with uncompressed training, by number of ranks."""
+    rows = [row for row in rows if row["batch_factor"] == 1]
+    return _by_place(rows, ("raw values", "GTopK, raw values"))
+
+
+def scalecom_table(rows):
+    """Compare CLTK and others with uncompressed training on 8 and 64 ranks."""
+    rows = [row for row in rows if row["ranks"] in (8, 64)]
+    return _by_place(rows, SCALECOM)
+
+
+def _by_place(rows, candidates):
+    """Return the difference to uncompressed training by task, ranks and samples.
+
+    A line has the candidates as columns, and needs figures of another one than Allgather. A column
+    without figures is left out.
+    """
+    places = sorted({_place(row) for row in rows if row["candidate"] in candidates[1:]})
+    found = {(*_place(row), row["candidate"]): row for row in rows if _place(row) in places}
+    candidates = [name for name in candidates if any(name == key[-1] for key in found)]
+    lines = [
+        f"| task | ranks | samples per rank | uncompressed | {' | '.join(candidates)} |",
+        "|---|" + "---:|" * (3 + len(candidates)),
+    ]
+    for place in places:
+        plain = found[(*place, "none")]
+        cells = [plain["task"], str(plain["ranks"]), str(plain["samples"])]
+        cells.append(_mean(plain, list(plain["by_seed"])))
+        cells += [_difference(found.get((*place, name))) for name in candidates]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _difference(row):
+    """Return the mean difference to uncompressed training and the number of seeds."""
+    if row is None:
+        return ""
+    if "gain" not in row:
+        return "diverged"
+    return f"{row['gain']:+.4f} ({len(row['gains'])})"
+
+
+def choices_table(rows, candidates):
+    """Compare candidates with uncompressed training on 4 ranks, one column per task."""
+    names = set(candidates) - {"default", "raw values"}
+    rows = [row for row in rows if row["ranks"] == 4 and row["batch_factor"] == 1]
+    tasks = list(dict.fromkeys(row["task"] for row in rows if row["candidate"] in names))
+    found = {(row["candidate"], row["task"]): row for row in rows}
+    lines = [
+        "| compression | " + " | ".join(f"{task} | bytes" for task in tasks) + " |",
+        "|---|" + "---:|---:|" * len(tasks),
+    ]
+    for name in candidates:
+        cells = []
+        for row in (found.get((name, task)) for task in tasks):
+            size = "" if row is None else f"{row['bytes_per_step']:,.0f}"
+            cells += [_difference(row), size]
+        if any(cells):
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def agreement_table(rows):
-    """Show what 16 ranks have in common, and how much of their sum a communicator sends."""
+    """Show what ranks have in common, and how much of their sum a communicator sends."""
     lines = [
         (
-            "| 16 ranks, after the warm-up | elements in the sum | energy of the sum that is "
-            "sent | residual / gradient | steps in the residual | cosine | ranks that select |"
+            "| task, compression | ranks | samples per rank | elements in the sum | energy of the sum that is "
+            "sent | residual / gradient | steps in the residual | cosine | with residual | "
+            "ranks that select |"
         ),
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "|---|" + "---:|" * 9,
     ]
     for row in rows:
         sent = f"{100 * row['share_sent']:.1f} % | {100 * row['energy_sent']:.1f} %"
         residual = f"{row['residual_to_gradient']:.1f} | {row['steps_in_residual']:.0f}"
-        common = f"{row['cosine']:.3f} | {row['ranks_that_select']:.2f}"
-        lines.append(f"| *{row['task']}*, {row['candidate']} | {sent} | {residual} | {common} |")
+        common = (
+            f"{row['cosine']:.3f} | {row['cosine_with_residual']:.3f} | "
+            f"{row['ranks_that_select']:.2f}"
+        )
+        what = f"*{row['task']}*, {row['candidate']} | {row['ranks']} | {row['samples']}"
+        lines.append(f"| {what} | {sent} | {residual} | {common} |")
     return lines
 
 
 def _place(row):
-    return row["task"], row["ranks"], row["total_steps"]
+    return row["task"], row["ranks"], row["total_steps"], row["batch_factor"]
 
 
 def _mean(row, seeds):

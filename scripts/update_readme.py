@@ -183,6 +183,18 @@ def generated():
         ("small tensors", "accuracy-lab.json", accuracy_tables.small_tensors_table),
         ("candidates", "accuracy-lab.json", lambda rows: accuracy_tables.candidates_table(rows, 4)),
         ("16 ranks", "accuracy-lab.json", lambda rows: accuracy_tables.candidates_table(rows, 16)),
+        ("gTop-k", "accuracy-lab.json", accuracy_tables.gtopk_table),
+        ("ScaleCom", "accuracy-lab.json", accuracy_tables.scalecom_table),
+        (
+            "choices",
+            "accuracy-lab.json",
+            lambda rows: accuracy_tables.choices_table(rows, accuracy_tables.CHOICES),
+        ),
+        (
+            "DeepReduce",
+            "accuracy-lab.json",
+            lambda rows: accuracy_tables.choices_table(rows, accuracy_tables.DEEP_REDUCE),
+        ),
         ("ddp hosts", "bench-hosts-ddp.json", hosts_table),
         ("agreement", "accuracy-agreement.json", accuracy_tables.agreement_table),
         ("auto schedule", "auto-schedule.json", schedule_tables.auto_schedule_table),

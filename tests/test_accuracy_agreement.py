@@ -23,12 +23,16 @@ def slow_figures(gradients, residuals, selected, sent):
     def norm(values):
         return math.sqrt(sum(value * value for value in values))
 
-    cosines = [
-        sum(a * b for a, b in zip(gradients[one], gradients[other]))
-        / (norm(gradients[one]) * norm(gradients[other]))
-        for one in range(size)
-        for other in range(one)
-    ]
+    def cosine(rows):
+        cosines = [
+            sum(a * b for a, b in zip(rows[one], rows[other]))
+            / (norm(rows[one]) * norm(rows[other]))
+            for one in range(size)
+            for other in range(one)
+        ]
+        return sum(cosines) / len(cosines)
+
+    whole = [[a + b for a, b in zip(*pair)] for pair in zip(gradients, residuals)]
     left, gradient = mean(residuals), mean(gradients)
     total = [a + b for a, b in zip(left, gradient)]
     missing = [a - b for a, b in zip(total, sent)]
@@ -39,7 +43,8 @@ def slow_figures(gradients, residuals, selected, sent):
         "energy_sent": 1 - (norm(missing) / norm(total)) ** 2,
         "residual_to_gradient": norm(left) / norm(gradient),
         "steps_in_residual": sum(map(abs, left)) / sum(map(abs, sent)),
-        "cosine": sum(cosines) / len(cosines),
+        "cosine": cosine(gradients),
+        "cosine_with_residual": cosine(whole),
         "ranks_that_select": sum(chosen) / len(chosen),
     }
 
@@ -66,7 +71,7 @@ def test_figures_of_equal_and_of_opposite_ranks():
     )
     assert same == pytest.approx({
         "share_sent": 0.25, "energy_sent": 0.64, "residual_to_gradient": 0, "steps_in_residual": 0,
-        "cosine": 1, "ranks_that_select": 3,
+        "cosine": 1, "cosine_with_residual": 1, "ranks_that_select": 3,
     })  # fmt: skip
     other = agreement.figures(
         np.stack([gradient, -2 * gradient]), np.ones((2, 4)), [[0], [3]], np.ones(4)
@@ -100,7 +105,7 @@ def test_watching_does_not_change_a_training(communicator, monkeypatch):
     for one in samples:
         at_most = share * (4 if isinstance(communicator, dr.Allgather) else 1)
         assert share / 2 < one["share_sent"] <= at_most and 1 <= one["ranks_that_select"] <= 4
-    found = agreement.watch(Small(), candidate, 0.05, 20, ranks=4)
+    found = agreement.watch(Small(), candidate, 4, 0.05, 20)
     expected = {name: np.mean([one[name] for one in samples[:3]]) for name in samples[0]}
     assert found == pytest.approx(expected, rel=5e-4)
     assert all(float(f"{value:.4g}") == value for value in found.values())
@@ -110,15 +115,16 @@ def test_the_command_writes_a_row_per_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(agreement, "RESULTS", tmp_path)
     monkeypatch.setitem(agreement.TASKS, "small", Small)
     monkeypatch.setattr(agreement, "_FIRST", 20)
-    monkeypatch.setattr(agreement, "RUNS", (("small", "no warm-up", 0.05, 25),))
+    monkeypatch.setattr(agreement, "RUNS", (("small", "no warm-up", 4, 8, 0.05, 25),))
     monkeypatch.setattr("sys.argv", ["agreement.py"])
     agreement.main()
     (row,) = json.loads((tmp_path / "accuracy-agreement.json").read_text())
-    assert (row["task"], row["ranks"], row["last_step"]) == ("small", 16, 25)
+    assert (row["task"], row["ranks"], row["last_step"]) == ("small", 4, 25)
+    assert row["samples"] == 8 * Small.batch // 4
     assert f"cosine {row['cosine']}" in capsys.readouterr().out
 
 
 def test_the_runs_are_of_candidates_and_tasks_that_there_are():
-    for task, candidate, rate, steps in agreement.RUNS:
+    for task, candidate, _, _, rate, steps in agreement.RUNS:
         assert candidate in candidates.CANDIDATES and rate in agreement.TASKS[task].learning_rates
         assert 75 <= steps < agreement.TASKS[task].total_steps

@@ -1,7 +1,9 @@
 """What the accuracy laboratory compares: codecs, memories, communicators and preparations."""
 
 import dataclasses
+from collections.abc import Callable
 
+from layerwise import layerwise_codecs
 from oracles import LargestOfSelections, LargestOfSum
 
 import deepreduce_hvd as dr
@@ -12,7 +14,8 @@ class Candidate:
     """One way to train.
 
     Attributes:
-        codec: codec of the compressed tensors; None averages gradients uncompressed.
+        codec: codec of the compressed tensors; None averages gradients uncompressed. A function
+            of the task returns a dictionary with the codec of each compressed tensor.
         memory, communicator, dense_below: as of :class:`~deepreduce_hvd.Compressor`.
         prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer; without a
             codec, as for the default codec.
@@ -23,7 +26,7 @@ class Candidate:
             norm is then larger by the square root of the number of ranks.
     """
 
-    codec: dr.Codec | None = None
+    codec: dr.Codec | Callable[..., dict] | None = None
     memory: dr.Memory | None = None
     communicator: dr.Communicator | None = None
     prepared: bool = True
@@ -67,9 +70,19 @@ CANDIDATES = {
     "dense below 128": Candidate(dr.recommended_codec(), dense_below=128),
     # index and value codecs of DeepReduce
     "Top-r pairs": Candidate(dr.Codec(dr.TopK(0.01))),
-    "Bloom P0": Candidate(_codec(value=dr.RawValue(), index=dr.Bloom(fpr=1e-3, policy="p0"))),
-    "Bloom P2": Candidate(_codec(value=dr.RawValue(), index=dr.Bloom(fpr=1e-3, policy="p2"))),
     "FitPoly": Candidate(_codec(value=dr.FitPoly())),
+    "FitDExp": Candidate(_codec(value=dr.FitDExp())),
+    **{
+        f"Bloom {policy.upper()}, {name}": Candidate(
+            _codec(value=dr.RawValue(), index=dr.Bloom(fpr=rate, policy=policy))
+        )
+        for policy in ("p0", "p1", "p2")
+        for rate, name in ((1e-1, "10 %"), (1e-2, "1 %"), (1e-3, "0.1 %"))
+    },
+    # where elements are chosen: of each tensor, of each chunk, or layers of different density
+    "raw values, no warm-up": Candidate(_codec(value=dr.RawValue(), warmup_steps=0)),
+    "chunks": Candidate(_codec(value=dr.RawValue(), sparsifier=_CHUNKS)),
+    "LAGS": Candidate(lambda task: layerwise_codecs(task, _codec, 0.01)),
     # clipping of gradients that arrive in spikes
     "clip at 4 times the norm": Candidate(dr.recommended_codec(), clip_factor=4.0),
     "clip before compression": Candidate(dr.recommended_codec(), clips_before=True),
@@ -84,6 +97,12 @@ CANDIDATES = {
     "GTopK": Candidate(_codec(), communicator=_GTOPK),
     "GTopK, LloydMax 2": Candidate(_codec(value=dr.LloydMax(2)), communicator=_GTOPK),
     "GTopK, raw values": Candidate(_codec(value=dr.RawValue()), communicator=_GTOPK),
+    "GTopK, raw values, not prepared": Candidate(
+        _codec(value=dr.RawValue()), communicator=_GTOPK, prepared=False
+    ),
+    "GTopK, raw values, no warm-up": Candidate(
+        _codec(value=dr.RawValue(), warmup_steps=0), communicator=_GTOPK
+    ),
     "GTopK, 16 %": Candidate(_codec(0.16), communicator=_GTOPK),
     "SplitAllgather": Candidate(_codec(), communicator=dr.SplitAllgather()),
     "SplitAllgather, raw values": Candidate(
@@ -94,6 +113,11 @@ CANDIDATES = {
     "CLTK, LowPass": Candidate(
         _codec(value=dr.RawValue(), sparsifier=_CHUNKS), dr.LowPass(0.1), _CLTK
     ),
+    "CLTK, LowPass 0.3": Candidate(
+        _codec(value=dr.RawValue(), sparsifier=_CHUNKS), dr.LowPass(0.3), _CLTK
+    ),
+    "CLTK, TopK, LowPass": Candidate(_codec(value=dr.RawValue()), dr.LowPass(0.1), _CLTK),
+    "CLTK, TopK, LowPass 0.3": Candidate(_codec(value=dr.RawValue()), dr.LowPass(0.3), _CLTK),
     # k elements in total, as with GTopK and CLTK, but a better choice of them
     "1 % in total, of the sum": Candidate(_codec(value=dr.RawValue()), communicator=LargestOfSum()),
     "1 % in total, of all selections": Candidate(

@@ -45,11 +45,16 @@ def equivalent(differences, margin):
     return max(not_worse(np.multiply(sign, differences), margin) for sign in (1, -1))
 
 
+#: what a candidate and uncompressed training have in common when they are compared
+_PLACE = "task", "ranks", "total_steps", "batch_factor"
+
+
 def _by_candidate(rows):
-    """Return {(task, ranks, steps, candidate): {learning rate: {seed: row}}}."""
+    """Return {(task, ranks, steps, batch factor, candidate): {learning rate: {seed: row}}}."""
     found = {}
     for row in rows:
-        place = row["task"], row["ranks"], row["total_steps"], row["candidate"]
+        place = row["task"], row["ranks"], row["total_steps"], row.get("batch_factor", 1)
+        place += (row["candidate"],)
         found.setdefault(place, {}).setdefault(row["learning_rate"], {})[row["seed"]] = row
     return found
 
@@ -73,24 +78,26 @@ def _quality(task, by_seed, seeds):
     return np.mean(values) if TASKS[task].larger_is_better else -np.mean(values)
 
 
-def tuned_rate(rows, task, ranks, steps):
+def tuned_rate(rows, task, ranks, steps, factor=1):
     """Return the learning rate that is best for uncompressed training; None if there is none."""
-    rates = _by_candidate(rows).get((task, ranks, steps, "none"), {})
+    rates = _by_candidate(rows).get((task, ranks, steps, factor, "none"), {})
     best = _best_rate(task, rates) if rates else None
     return None if best is None or _quality(task, rates[best], ()) == -np.inf else best
 
 
 def summarize(rows):
-    """Return one entry per task, number of ranks, steps and candidate."""
+    """Return one entry per task, number of ranks, steps, batch factor and candidate."""
     entries = []
-    for (name, ranks, steps, candidate), rates in sorted(_by_candidate(rows).items()):
+    for (name, ranks, steps, factor, candidate), rates in sorted(_by_candidate(rows).items()):
         best = _best_rate(name, rates)
         rows_of_best = list(rates[best].values())
         # a run that diverged ended in the density warm-up, or soon after
         finished = [row for row in rows_of_best if row["metric"] is not None] or rows_of_best
         entries.append({
             "task": name, "metric": TASKS[name].metric, "ranks": ranks, "total_steps": steps,
-            "candidate": candidate, "learning_rate": best, "by_seed": _metrics(rates[best]),
+            "batch_factor": factor, "samples": TASKS[name].batch * factor // ranks,
+            "candidate": candidate, "learning_rate": best,
+            "by_seed": _metrics(rates[best]),
             "other_rates": {
                 rate: _metrics(rates[rate]) for rate in sorted(rates) if rate != best
             },
@@ -113,7 +120,7 @@ def recorded():
         rates = {entry["learning_rate"]: entry["by_seed"], **entry["other_rates"]}
         for rate, by_seed in rates.items():
             for seed, metric in by_seed.items():
-                row = {name: entry[name] for name in ("task", "candidate", "ranks", "total_steps")}
+                row = {name: entry[name] for name in ("candidate", *_PLACE)}
                 row.update(seed=int(seed), learning_rate=float(rate), metric=metric)
                 row["bytes"] = entry["bytes_per_step"]
                 if entry["training_loss"] is not None:
@@ -131,12 +138,11 @@ def _mean(values):
 
 
 def _compare(entry, entries):
-    place = "task", "ranks", "total_steps"
     plain = next(
         (
             other
             for other in entries
-            if other["candidate"] == "none" and all(other[key] == entry[key] for key in place)
+            if other["candidate"] == "none" and all(other[key] == entry[key] for key in _PLACE)
         ),
         None,
     )
@@ -165,12 +171,14 @@ def _compare(entry, entries):
 def plot(entries, path):
     """Draw bytes per step against the metric, one panel per task, with every seed's point.
 
-    Runs with another number of steps than the task now has are left out. A candidate has the same
+    Runs with another number of steps than the task now has, or a larger batch, are left out. A candidate has the same
     color, and a number of ranks the same marker, in all panels.
     Uncompressed training is a horizontal line, with a band of one standard deviation of its seeds.
     """
     entries = [
-        entry for entry in entries if entry["total_steps"] == TASKS[entry["task"]].total_steps
+        entry
+        for entry in entries
+        if entry["total_steps"] == TASKS[entry["task"]].total_steps and entry["batch_factor"] == 1
     ]
     names = [name for name in TASKS if any(entry["task"] == name for entry in entries)]
     if not names:
@@ -254,7 +262,7 @@ def _draw_uncompressed(panel, values, line):
 def report(rows):
     """Print the table and write the two files."""
     entries = summarize(rows)
-    print(f"{'task':12} {'ranks':>5} {'steps':>6}  {'candidate':32} {'rate':>7} {'mean':>8} {'gain':>8} {'p':>6} {'bytes':>9} {'loss':>6}  seeds")  # fmt: skip
+    print(f"{'task':12} {'ranks':>5} {'steps':>6} {'batch':>5}  {'candidate':32} {'rate':>7} {'mean':>8} {'gain':>8} {'p':>6} {'bytes':>9} {'loss':>6}  seeds")  # fmt: skip
     for entry in entries:
         values = [value for value in entry["by_seed"].values() if value is not None]
         mean = f"{np.mean(values):8.4f}" if values else "diverged"
@@ -263,7 +271,7 @@ def report(rows):
         loss = entry["training_loss"]
         loss = " " * 6 if loss is None else f"{loss:6.4f}"
         print(
-            f"{entry['task']:12} {entry['ranks']:5} {entry['total_steps']:6}  "
+            f"{entry['task']:12} {entry['ranks']:5} {entry['total_steps']:6} {entry['batch_factor']:5}  "
             f"{entry['candidate']:32} {entry['learning_rate']:7.4f} {mean} {gain} {p} "
             f"{entry['bytes_per_step']:9.0f} {loss}  {len(values)}"
         )

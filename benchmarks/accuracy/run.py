@@ -30,7 +30,7 @@ def seeds_of(text):
     return range(int(first), int(last or first) + 1)
 
 
-def rates_of(text, task, ranks, rows):
+def rates_of(text, task, ranks, rows, factor=1):
     """Return the learning rates to try.
 
     Args:
@@ -38,12 +38,13 @@ def rates_of(text, task, ranks, rows):
         task: class of the task.
         ranks: number of ranks.
         rows: outcomes of the runs so far.
+        factor: how many times the batch is as large as the task's own.
     """
     if text is None:
         return task.learning_rates
     if text != "best":
         return [float(rate) for rate in text.split(",")]
-    rate = tuned_rate(rows, task.name, ranks, task.total_steps)
+    rate = tuned_rate(rows, task.name, ranks, task.total_steps, factor)
     if rate is None:
         raise SystemExit(
             f"--rates best: expected uncompressed runs of {task.name} with {ranks} ranks "
@@ -62,9 +63,10 @@ def keys_of(options, rows):
         for seed, candidate, rate in itertools.product(
             seeds_of(options.seeds),
             options.candidates.split(";"),
-            rates_of(options.rates, task, options.ranks, rows),
+            rates_of(options.rates, task, options.ranks, rows, options.batch_factor),
         ):
-            keys.append((name, candidate, options.ranks, seed, rate, task.total_steps))
+            size = task.total_steps, options.batch_factor
+            keys.append((name, candidate, options.ranks, seed, rate, *size))
     return keys
 
 
@@ -87,6 +89,10 @@ def main(arguments=None, path=RUNS):
     parser.add_argument("--tasks", type=names(TASKS), default=";".join(TASKS))
     parser.add_argument("--candidates", type=names(CANDIDATES), default=";".join(CANDIDATES))
     parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument(
+        "--batch-factor", type=int, default=1,
+        help="how many times the batch is as large as the task's own (default: 1)",
+    )  # fmt: skip
     parser.add_argument("--seeds", default="0", help="such as 0 or 0-4")
     parser.add_argument(
         "--rates",

@@ -1,7 +1,7 @@
 """Runs of the accuracy laboratory: train in several processes, and keep every outcome in a file.
 
 The file has one line of JSON per run. A run is named by its key: task, candidate, ranks, seed, peak
-learning rate, and the number of steps.
+learning rate, number of steps, and how many times its batch is as large as the task's own.
 """
 
 import concurrent.futures
@@ -18,7 +18,7 @@ from candidates import CANDIDATES
 from tasks import TASKS
 from training import train
 
-_KEY = ("task", "candidate", "ranks", "seed", "learning_rate", "total_steps")
+_KEY = ("task", "candidate", "ranks", "seed", "learning_rate", "total_steps", "batch_factor")
 
 
 def known(path):
@@ -33,7 +33,8 @@ def known(path):
 
 def key_of(row):
     """Return the key of the run that ``row`` is the outcome of."""
-    return tuple(row[name] for name in _KEY)
+    # the first runs have no batch factor
+    return tuple(row.get(name, 1) if name == "batch_factor" else row[name] for name in _KEY)
 
 
 def _append(path, row):
@@ -43,14 +44,16 @@ def _append(path, row):
 
 
 def described(key):
-    name, candidate, ranks, seed, rate, _ = key
-    return f"{name}, {candidate}, {ranks} ranks, seed {seed}, rate {rate:g}"
+    name, candidate, ranks, seed, rate, _, factor = key
+    batch = "" if factor == 1 else f", {factor} x batch"
+    return f"{name}, {candidate}, {ranks} ranks{batch}, seed {seed}, rate {rate:g}"
 
 
 @functools.cache
-def _task(name, total_steps):
+def _task(name, total_steps, factor):
     task = TASKS[name]()
     task.total_steps = total_steps
+    task.batch *= factor
     return task
 
 
@@ -66,7 +69,7 @@ def run(path, key, verbose=False):
         The outcome, as in the file.
     """
     torch.set_num_threads(1)
-    name, candidate, ranks, seed, rate, total_steps = key
+    name, candidate, ranks, seed, rate, total_steps, factor = key
     started = time.monotonic()
 
     def progress(done, total, loss):
@@ -78,7 +81,7 @@ def run(path, key, verbose=False):
             )
 
     outcome = train(
-        _task(name, total_steps),
+        _task(name, total_steps, factor),
         CANDIDATES[candidate],
         ranks,
         seed,

@@ -33,7 +33,8 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
     model = task.model()
     named = dict(model.named_parameters())
     shapes = {name: parameter.numel() for name, parameter in named.items()}
-    stages = candidate.codec, candidate.memory, candidate.communicator
+    codec = candidate.codec(task) if callable(candidate.codec) else candidate.codec
+    stages = codec, candidate.memory, candidate.communicator
     settings = {"dense_below": candidate.dense_below, "seed": seed}
     if candidate.estimates is None:
         ranks = make_ranks(size, shapes, *stages, **settings)
@@ -83,10 +84,11 @@ def _clip(model, norm):
 
 def _prepare(optimizer, ranks, named):
     """Prepare the optimizer as :func:`deepreduce_hvd.prepare` does for a real compressor."""
-    codec, memory = ranks.codec or dr.recommended_codec(), ranks.memory
+    # without compression, the settings are those for the default codec
+    codecs = ranks.codecs or dict.fromkeys(ranks.large, dr.recommended_codec())
     compressor = types.SimpleNamespace(
         policies={
-            name: Policy(CODEC, codec, memory) if name in ranks.large else Policy(DENSE)
+            name: Policy(CODEC, codecs[name], ranks.memory) if name in codecs else Policy(DENSE)
             for name in named
         },
         adapter=types.SimpleNamespace(

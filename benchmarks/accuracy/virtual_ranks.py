@@ -15,13 +15,15 @@ class VirtualRanks:
     Args:
         size: number of ranks.
         shapes: {parameter name: number of elements}.
-        codec, memory, communicator: as of :class:`~deepreduce_hvd.Compressor`; a codec of None
-            averages the gradients uncompressed.
+        codec: codec of the compressed tensors; or a dictionary with the codec of each parameter
+            that has one; or None, which averages the gradients uncompressed.
+        memory, communicator: as of :class:`~deepreduce_hvd.Compressor`.
         dense_below: tensors with fewer elements are not compressed.
         seed: seed of all random choices.
 
     Attributes:
-        large: {name: elements} of the tensors that a codec compresses.
+        large: {name: elements} of the tensors that a codec can compress.
+        codecs: {name: codec} of the tensors that are compressed.
         sent_bytes: bytes that one rank has handed to collectives so far, the mean over the ranks.
         steps: number of steps so far.
     """
@@ -30,7 +32,6 @@ class VirtualRanks:
         self, size, shapes, codec, memory=None, communicator=None, dense_below=1024, seed=0
     ):
         self.size = size
-        self.codec = codec
         self.memory = dr.Residual() if memory is None else memory
         self.communicator = dr.Allgather() if communicator is None else communicator
         self.seed = seed
@@ -38,7 +39,9 @@ class VirtualRanks:
         self.large = {
             name: shapes[name] for name in reversed(shapes) if shapes[name] >= dense_below
         }
-        self.compressed = {} if codec is None else self.large
+        codec_of = codec if isinstance(codec, dict) else dict.fromkeys(shapes, codec)
+        self.codecs = {name: codec_of[name] for name in self.large if codec_of.get(name)}
+        self.compressed = {name: self.large[name] for name in self.codecs}
         self._states = [
             {
                 name: tuple(np.zeros(d, dtype=np.float32) for _ in self.memory.state)
@@ -72,8 +75,15 @@ class VirtualRanks:
         self.steps += 1
         return result
 
-    def _buckets(self, gradients):
-        """Return the bucket of each rank."""
+    def _parts(self):
+        """Return (codec, names) of each bucket: its members have one codec."""
+        parts = {}
+        for name, codec in self.codecs.items():
+            parts.setdefault(repr(codec), (codec, []))[1].append(name)
+        return list(parts.values())
+
+    def _buckets(self, gradients, codec, names):
+        """Return the bucket of each rank with these members."""
         buckets = []
         for rank, own in enumerate(gradients):
             members = [
@@ -81,22 +91,23 @@ class VirtualRanks:
                     name, own[name], self._states[rank][name], zlib.crc32(name.encode()),
                     threshold=self._thresholds[rank][name],
                 )
-                for name in self.compressed
+                for name in names
             ]  # fmt: skip
-            buckets.append(Bucket(self.codec, self.memory, members, self.seed, self.steps, rank))
+            buckets.append(Bucket(codec, self.memory, members, self.seed, self.steps, rank))
         return buckets
 
     def _exchange(self, gradients):
-        simulator = Simulator(self.size)
-        outcomes = simulator.run(self.communicator, self._buckets(gradients))
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
-        self.sent_bytes += float(simulator.sent_bytes.mean())
         result = {}
-        for number, (name, d) in enumerate(self.compressed.items()):
-            result[name] = np.zeros(d, dtype=np.float32)
-            outcomes[0].add_to(number, result[name], 1 / self.size)
+        for codec, names in self._parts():
+            simulator = Simulator(self.size)
+            outcomes = simulator.run(self.communicator, self._buckets(gradients, codec, names))
+            for outcome in outcomes:
+                if isinstance(outcome, Exception):
+                    raise outcome
+            self.sent_bytes += float(simulator.sent_bytes.mean())
+            for number, name in enumerate(names):
+                result[name] = np.zeros(self.compressed[name], dtype=np.float32)
+                outcomes[0].add_to(number, result[name], 1 / self.size)
         return result
 
 

@@ -1,0 +1,66 @@
+"""Test the tables of docs/accuracy.md."""
+
+import accuracy_tables
+import candidates
+import pytest
+import report
+import tasks
+
+
+def _row(candidate, seed, metric, ranks=8, factor=1, task="resnet"):
+    return {
+        "task": task, "candidate": candidate, "ranks": ranks, "seed": seed, "learning_rate": 0.1,
+        "total_steps": tasks.TASKS[task].total_steps, "batch_factor": factor, "metric": metric,
+        "bytes": 1000.0 if candidate == "none" else 20.0,
+    }  # fmt: skip
+
+
+def _cells(lines):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_a_line_has_the_differences_at_one_number_of_ranks_and_samples():
+    rows = report.summarize([
+        _row("none", 0, 0.8, factor=8), _row("none", 1, 0.9, factor=8), _row("none", 0, 0.5),
+        _row("GTopK, raw values", 0, 0.75, factor=8), _row("GTopK, raw values", 1, 0.86, factor=8),
+        _row("raw values", 0, 0.83, factor=8), _row("GTopK, raw values", 0, None),
+        _row("none", 0, 0.7, ranks=64), _row("raw values", 0, 0.7, ranks=64),
+    ])  # fmt: skip
+    head, _, small, large = _cells(accuracy_tables.scalecom_table(rows))
+    assert head == [
+        "task", "ranks", "samples per rank", "uncompressed", "raw values", "GTopK, raw values"
+    ]  # fmt: skip
+    assert small == ["resnet", "8", "16", "0.5000", "", "diverged"]
+    assert large[:3] == ["resnet", "8", "128"] and large[3].startswith("0.8500 ± 0.0707")
+    assert large[4:] == ["+0.0300 (1)", "-0.0450 (2)"]  # no column without figures
+    # the table of gTop-k has batches of one size and all numbers of ranks
+    lines = _cells(accuracy_tables.gtopk_table(rows))[2:]
+    assert [line[:3] for line in lines] == [["resnet", "8", "16"]]
+
+
+def test_choices_have_differences_bytes_and_seeds_per_task():
+    rows = report.summarize(
+        [_row("none", seed, 0.8, ranks=4) for seed in (0, 1)]
+        + [_row("FitPoly", seed, 0.79, ranks=4) for seed in (0, 1)]
+        + [_row("raw values", 0, 0.81, ranks=4), _row("FitDExp", 0, 0.7, ranks=8)]
+        + [_row("none", 0, 0.8, ranks=4, task="vgg"), _row("default", 0, 0.8, ranks=4, task="vgg")]
+    )
+    head, _, *lines = _cells(accuracy_tables.choices_table(rows, accuracy_tables.DEEP_REDUCE))
+    assert head == ["compression", "resnet", "bytes"]
+    assert lines == [["raw values", "+0.0100 (1)", "20"], ["FitPoly", "-0.0100 (2)", "20"]]
+
+
+@pytest.mark.parametrize(
+    "names", [accuracy_tables.DEEP_REDUCE, accuracy_tables.CHOICES, accuracy_tables.SCALECOM]
+)
+def test_the_columns_are_candidates(names):
+    assert set(names) <= set(candidates.CANDIDATES)
+
+
+def test_the_table_of_all_candidates_has_batches_of_one_size_and_no_columns_of_other_tables():
+    rows = report.summarize(
+        [_row(name, 0, 0.8, ranks=4) for name in ("none", "default", "2 %", "FitPoly", "LAGS")]
+        + [_row(name, 0, 0.8, ranks=4, factor=8) for name in ("none", "5 %")]
+    )
+    lines = _cells(accuracy_tables.candidates_table(rows, 4))
+    assert [line[0] for line in lines[2:]] == ["2 %", "default"]
