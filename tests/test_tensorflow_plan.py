@@ -84,6 +84,37 @@ def test_groups_need_different_names():
             dr.tensorflow.message_groups(comp)
 
 
-def test_auto_is_refused():
-    with pytest.raises(dr.InvalidArgumentError, match="expected None or a plan on TensorFlow"):
-        compressor("auto")
+def test_auto_needs_eager_execution():
+    with (
+        tf.Graph().as_default(),
+        pytest.raises(dr.InvalidArgumentError, match="expected None or a plan in a graph"),
+    ):
+        compressor("auto", [tf.compat.v1.get_variable("a", [40, 30], use_resource=True)])
+
+
+def test_measurements_need_auto():
+    for call in (dr.Compressor.profile, lambda one: one.timeline("step.json")):
+        with pytest.raises(dr.InvalidArgumentError, match="expected schedule='auto' on TensorFlow"):
+            call(compressor(None))
+
+
+def test_with_other_schedules_the_step_stays_as_it_is():
+    """Programs can be decorated whatever their schedule is."""
+    comp = compressor(None)
+    step = dr.tensorflow.scheduled(comp)(lambda number, more: number + more)
+    assert step(1, more=2) == 3
+    callback = dr.tensorflow.schedule_callback(comp)
+    callback.on_train_batch_begin(0)
+    callback.on_train_batch_end(0)
+
+
+def test_auto_before_the_first_step():
+    comp = compressor("auto")
+    assert comp.plan is None
+    assert comp.adapter.schedule_notes() == ["Schedule: no plan yet, buckets."]
+    with pytest.raises(dr.InvalidArgumentError, match="expected some complete steps"):
+        comp.profile()
+    with pytest.raises(dr.InvalidArgumentError, match="expected a complete step"):
+        comp.timeline("step.json")
+    kept = {name: list(one["memory"]) for name, one in comp.state_dict()["parameters"].items()}
+    assert kept == {name: ["residual"] for name in "abcd"}

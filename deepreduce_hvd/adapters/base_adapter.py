@@ -5,8 +5,6 @@ from deepreduce_hvd.coordination import handshake
 from deepreduce_hvd.coordination.settings import step_counters
 from deepreduce_hvd.errors import InvalidArgumentError
 
-_PYTORCH_ONLY = "{}: expected a compressor of PyTorch parameters, got one of TensorFlow's"
-
 _TENSORFLOW_ONLY = (
     "{}: expected a compressor of TensorFlow variables, got one of PyTorch parameters"
 )
@@ -76,11 +74,11 @@ class BaseAdapter:
 
     def profile(self):
         """Return the profile of this rank, as :meth:`Compressor.profile`."""
-        raise InvalidArgumentError(_PYTORCH_ONLY.format("profile"))
+        raise NotImplementedError
 
     def timeline(self, path):
         """Write the last step as a trace, as :meth:`Compressor.timeline`."""
-        raise InvalidArgumentError(_PYTORCH_ONLY.format("timeline"))
+        raise NotImplementedError
 
     def bound_to(self, variables):
         """Return the view for some variables, as :meth:`Compressor.bound_to`."""

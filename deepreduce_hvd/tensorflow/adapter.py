@@ -8,7 +8,6 @@ import warnings
 import weakref
 import zlib
 
-import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.elastic import notification_manager
 
@@ -16,20 +15,20 @@ from deepreduce_hvd.adapters.base_adapter import BaseAdapter
 from deepreduce_hvd.communicators import Allgather, wire
 from deepreduce_hvd.coordination.elastic import expect_keeper
 from deepreduce_hvd.errors import InvalidArgumentError
-from deepreduce_hvd.planning import layout
-from deepreduce_hvd.planning.policies import Policy
 from deepreduce_hvd.schedule.dag import FP16
-from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.tensorflow.agreement import Agreement
+from deepreduce_hvd.tensorflow.auto_schedule import AutoSchedule, lasting_policies
 from deepreduce_hvd.tensorflow.collectives import Collectives
 from deepreduce_hvd.tensorflow.device import DevicePath
 from deepreduce_hvd.tensorflow.exchange import GroupExchange, HorovodTransport
-from deepreduce_hvd.tensorflow.graph import is_elastic, position_of, refuse_xla
+from deepreduce_hvd.tensorflow.graph import is_elastic, refuse_xla
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.host import HostPath
-from deepreduce_hvd.tensorflow.ops import DTYPES, checked, operators
+from deepreduce_hvd.tensorflow.ops import DTYPES
 from deepreduce_hvd.tensorflow.prepare import momentum_warning
 from deepreduce_hvd.tensorflow.schedule import CodecNumbers
+from deepreduce_hvd.tensorflow.slices import reduce_slices
 from deepreduce_hvd.tensorflow.slot import Identity, Slot, reduced_dtype, sent_dtype
 from deepreduce_hvd.tensorflow.variables import (
     Variables,
@@ -40,6 +39,7 @@ from deepreduce_hvd.tensorflow.variables import (
 )
 from deepreduce_hvd.tensorflow.void_steps import VoidSteps
 from deepreduce_hvd.tensorflow.waits import watch
+from deepreduce_hvd.tensorflow.ways import Choice, Undecided
 from deepreduce_hvd.validation import expect_size
 
 #: number of variables whose step counters the watch on waits reads
@@ -52,6 +52,10 @@ class Adapter(BaseAdapter):
     Args:
         compressor: the :class:`~deepreduce_hvd.Compressor`.
         named: list of its (name, variable) pairs.
+
+    Attributes:
+        auto: the :class:`~deepreduce_hvd.tensorflow.auto_schedule.AutoSchedule` with
+            ``schedule="auto"``, otherwise None.
     """
 
     def __init__(self, compressor, named):
@@ -60,30 +64,17 @@ class Adapter(BaseAdapter):
                 "Compressor writer: expected None on TensorFlow, got a writer; write scalars of"
                 " stats() with tf.summary"
             )
-        if compressor.schedule == "auto":
-            raise InvalidArgumentError(
-                "Compressor schedule: expected None or a plan on TensorFlow, whose graphs are"
-                " traced once, got 'auto'"
-            )
         super().__init__(compressor, HorovodTransport(compressor.process_set))
-        if compressor.schedule is not None:  # Horovod decides on the messages (message_groups)
-            planned = layout.of_plan(
-                compressor.policies, compressor.fingerprint, compressor.schedule
-            ).policies
-            # the plan never changes, so what is sent uncompressed needs no memory
-            compressor.policies = {
-                name: Policy(policy.way) if policy.dense else policy
-                for name, policy in planned.items()
-            }
-            self.plan = compressor.schedule
+        if isinstance(compressor.schedule, Plan):  # Horovod decides on messages (message_groups)
+            compressor.policies = lasting_policies(compressor)
         self.device_path = DevicePath(compressor)
-        self._host_path = HostPath(compressor)
-        self._collectives = Collectives(compressor, self.process_set)
+        self.host_path = HostPath(compressor)
+        self.collectives = Collectives(compressor, self.process_set)
         self.void_steps = VoidSteps(compressor.loss_scale)
         with tf.init_scope(), tf.device("CPU:0"):
             self.slots = {name: self._make_slot(name, parameter) for name, parameter in named}
             # policy -> its CodecNumbers
-            self._numbers = {
+            self.numbers = {
                 policy: CodecNumbers(policy.codec, policy.memory)
                 for policy in set(compressor.policies.values())
                 if policy.codec is not None and policy.codec.is_native(policy.memory)
@@ -91,6 +82,7 @@ class Adapter(BaseAdapter):
             self.variables = Variables()
             for name, parameter in named:
                 self.variables.add(parameter, self.slots[name])
+            self.auto = AutoSchedule(self) if compressor.schedule == "auto" else None
         self._views = {}  # slots -> their View
         self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
@@ -106,7 +98,8 @@ class Adapter(BaseAdapter):
         """
         if not self._agreement.eager:
             return 0
-        compressed = [slot for slot in self.slots.values() if not slot.dense]
+        policies = self.compressor.policies
+        compressed = [slot for name, slot in self.slots.items() if not policies[name].dense]
         return max((slot.steps for slot in compressed[:_STEPS_READ]), default=0)
 
     def _make_slot(self, name, parameter):
@@ -119,11 +112,40 @@ class Adapter(BaseAdapter):
                 f" {', '.join(kind.name for kind in DTYPES)}, got {dtype.name}"
             )
         expect_size(name, tf.TensorShape(parameter.shape).num_elements(), "variable")
-        home = self.device_path.home(parameter)
-        return Slot(
-            name, parameter, zlib.crc32(name.encode()), self.compressor.policies[name], home,
-            self.device_path.nccl, self.void_steps.active,
+        slot = Slot(
+            name, parameter, zlib.crc32(name.encode()), self.compressor.policies[name],
+            self.device_path.home(parameter), self.device_path.nccl, self.void_steps.active,
         )  # fmt: skip
+        if self.compressor.schedule == "auto" and not slot.dense:
+            slot.choice = Choice(slot)
+        return slot
+
+    # --- plans ---
+
+    @property
+    def plan(self):  # type: ignore[override]  # with "auto" it changes
+        """The plan of the next step, or None."""
+        return self.compressor.schedule if self.auto is None else self.auto.scheduler.layout.plan
+
+    def profile(self):
+        """Return the profile of this rank, as :meth:`Compressor.profile`."""
+        return self._expect_auto("profile").profile()
+
+    def timeline(self, path):
+        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
+        self._expect_auto("timeline").write_timeline(path)
+
+    def schedule_notes(self):
+        """Return sentences for the user on the schedule, for :meth:`Compressor.summary`."""
+        return [] if self.auto is None else self.auto.scheduler.notes()
+
+    def _expect_auto(self, what):
+        if self.auto is None:
+            raise InvalidArgumentError(
+                f"{what}: expected schedule='auto' on TensorFlow, where only such a compressor"
+                " measures its steps, got another schedule"
+            )
+        return self.auto
 
     # --- checkpoints ---
 
@@ -143,12 +165,12 @@ class Adapter(BaseAdapter):
         The same variables give the same view object, because Horovod caches graphs by compression
         object.
         """
-        slots = tuple(self._slot_of(variable, "bound_to") for variable in variables)
+        slots = tuple(self.slot_of(variable, "bound_to") for variable in variables)
         if not slots:
             raise InvalidArgumentError("bound_to: expected at least one variable, got none")
         return self._views.setdefault(slots, View(self.compressor, slots))
 
-    def _slot_of(self, variable, caller):
+    def slot_of(self, variable, caller):
         slot = self.variables.slot_of(variable)
         if slot is None:
             raise InvalidArgumentError(
@@ -174,7 +196,7 @@ class Adapter(BaseAdapter):
             )
         refuse_xla()
         self._expect_keeper()
-        agreed = self._agree()
+        agreed = self.require_agreement()
         slot, variable = self.variables.find(
             tensor, tuple(self.slots.values()) if slots is None else slots
         )
@@ -186,7 +208,7 @@ class Adapter(BaseAdapter):
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
         begun = self.void_steps.begin(slot)
-        if slot.dense:
+        if slot.dense and slot.choice is None:
             if slot.policy.way == FP16 and reduces_several():
                 raise InvalidArgumentError(
                     f"parameter {slot.label}: expected a group of its own for 'fp16', because"
@@ -199,6 +221,8 @@ class Adapter(BaseAdapter):
         self._warn_of_momentum(slot)
         if variable is not None:
             tensor = expect_variable(tensor, slot, variable)
+        if self.auto is not None and slot.choice is not None:
+            return self.auto.begin(slot, tensor, begun)
         graph = tf.compat.v1.get_default_graph() if not tf.executing_eagerly() else None
         # Allgather can send payloads of several codecs in one message; other communicators sum a
         # group as one tensor
@@ -212,8 +236,8 @@ class Adapter(BaseAdapter):
         with tf.device("CPU:0"):
             step = slot.steps_taken.read_value()  # before the encoder increments it
             probe = tf.identity(
-                self._collectives.probe(step, reduced_dtype(tensor.dtype)),
-                name=f"{self._collectives.name_for(slot)}.probe",
+                self.collectives.probe(step, reduced_dtype(tensor.dtype)),
+                name=f"{self.collectives.name_for(slot)}.probe",
             )
             if group.exchange is not None:
                 return probe, Pending(
@@ -235,17 +259,19 @@ class Adapter(BaseAdapter):
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)
 
     def _encode(self, slot, tensor, step):
-        numbers = self._numbers.get(slot.policy)
+        numbers = self.numbers.get(slot.policy)
         if slot.home is not None:
             return self.device_path.encode(slot, tensor, numbers)
-        return self._host_path.encode(slot, tensor, numbers, step)
+        return self.host_path.encode(slot, tensor, numbers, step)
 
     # --- decompress ---
 
     @tf.autograph.experimental.do_not_convert
     def decompress(self, tensor, pending):
         """Return the reduced gradient, as :meth:`Compressor.decompress`."""
-        return self.void_steps.look_at(pending.slot, self._result(tensor, pending))
+        undecided = isinstance(pending, Undecided)
+        result = pending.result(tensor) if undecided else self._result(tensor, pending)
+        return self.void_steps.look_at(pending.slot, result)
 
     def _result(self, tensor, pending):
         if pending.group is None:
@@ -254,7 +280,7 @@ class Adapter(BaseAdapter):
         # the next gradient that Horovod compresses starts another message
         self._groups = {kind: one for kind, one in self._groups.items() if one is not group}
         with tf.device("CPU:0"):
-            scale = self._collectives.scale_of(slot, tensor, pending.step)
+            scale = self.collectives.scale_of(slot, tensor, pending.step)
             if group.exchange is not None:
                 total = group.exchange.sum_of(pending.member, scale)
                 return tf.ensure_shape(
@@ -267,8 +293,8 @@ class Adapter(BaseAdapter):
             return tf.ensure_shape(result, slot.shape)
 
     def _gather(self, group):
-        name = self._collectives.name_for(group.slots[0])
-        allgather = self._collectives.allgather
+        name = self.collectives.name_for(group.slots[0])
+        allgather = self.collectives.allgather
         if any(slot.home is not None for slot in group.slots):
             group.gathered, group.lengths = self.device_path.gather(group, name, allgather)
         else:
@@ -285,13 +311,11 @@ class Adapter(BaseAdapter):
     def _decode(self, slot, group, pending, scale):
         arguments = (
             slot, group, pending.gradient, pending.member, self._shape_of(pending), scale,
-            self._collectives.size,
+            self.collectives.size,
         )  # fmt: skip
         if slot.home is not None:
-            return self.device_path.decode(*arguments, self._numbers[slot.policy])
-        return self._host_path.decode(*arguments)
-
-    # --- slices ---
+            return self.device_path.decode(*arguments, self.numbers[slot.policy])
+        return self.host_path.decode(*arguments)
 
     def allreduce_slices(self, slices, variable, op):
         """Return the reduced gradient of an embedding, as tf.IndexedSlices.
@@ -301,57 +325,7 @@ class Adapter(BaseAdapter):
             variable: its variable.
             op: hvd.Average or hvd.Sum.
         """
-        slot = self._slot_of(variable, "allreduce_gradients")
-        if slot.dense:
-            return hvd.allreduce(
-                tf.convert_to_tensor(slices),
-                op=op,
-                compression=self.bound_to([variable]),
-                process_set=self.process_set,
-            )
-        if not isinstance(self.compressor.communicator, Allgather):
-            raise InvalidArgumentError(
-                f"parameter {slot.label}: expected Allgather for slices, got"
-                f" {self.compressor.communicator!r}; with sparse_as_dense=True all communicators"
-                " work"
-            )
-        codec, memory = slot.policy.codec, slot.policy.memory
-        if not codec.is_native(memory) or type(memory) not in (NoMemory, Residual):
-            raise InvalidArgumentError(
-                f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for"
-                f" slices, got {codec!r} and {memory!r}; with sparse_as_dense=True all codecs and"
-                " memories work"
-            )
-        refuse_xla()
-        agreed = self._agree()
-        if slot.home is not None:
-            slot.move_to_host()
-        slot.dtype = slices.dtype
-        with tf.device("CPU:0"), tf.control_dependencies(agreed):
-            step = slot.steps_taken.read_value()  # before the encoder increments it
-            position = position_of(self.compressor, slot, 0)  # the records have the step
-            with tf.control_dependencies([step, *self.void_steps.begin(slot)]):
-                payload = checked(
-                    operators.deepreduce_encode_slices, slices.values,
-                    tf.cast(slices.indices, tf.int64), self._numbers[slot.policy].at(step),
-                    position, [part.handle for part in slot.state], slot.records,
-                    rows=slot.shape[0],
-                )  # fmt: skip
-            name = self._collectives.name_for(slot)
-            probe = self._collectives.probe(step, reduced_dtype(slices.dtype))
-            reduced = self._collectives.allreduce(probe, op, f"{name}.probe")
-            scale = self._collectives.scale_of(slot, reduced, step)
-            with tf.control_dependencies([scale]):  # then all ranks take part
-                gathered = self._collectives.allgather(payload, name)
-            values, indices = checked(
-                operators.deepreduce_decode_slices, gathered, scale, self._collectives.size,
-                slot.seconds.variable.handle,
-                T=slices.dtype, shape=slot.shape, variable=slot.label,
-            )  # fmt: skip
-            dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
-        return self.void_steps.look_at(
-            slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape)
-        )
+        return reduce_slices(self, slices, variable, op)
 
     # --- end of a step, and elastic training ---
 
@@ -363,6 +337,8 @@ class Adapter(BaseAdapter):
         """Discard the steps in progress."""
         self._groups = {}
         self.void_steps.forget(self.slots.values())
+        if self.auto is not None:
+            self.auto.restart()
 
     def _expect_keeper(self):
         """Raise InvalidArgumentError in elastic training without a MemoryKeeper.
@@ -387,7 +363,7 @@ class Adapter(BaseAdapter):
         """
         return super().describe(with_steps and self._agreement.eager)
 
-    def _agree(self):
+    def require_agreement(self):
         """Compare process sets with Horovod, and configurations with the other ranks.
 
         Returns:

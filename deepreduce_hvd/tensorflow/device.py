@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from deepreduce_hvd.adapters.gpu import BaseDevicePath
 from deepreduce_hvd.tensorflow import ops as adapter
-from deepreduce_hvd.tensorflow.graph import position_of
+from deepreduce_hvd.tensorflow.graph import after, position_of, time_after
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
 HOST = "CPU:0"
@@ -60,7 +60,7 @@ class DevicePath(BaseDevicePath):
             numbers: the codec's :class:`CodecNumbers`.
         """
         with tf.device(HOST):
-            started = _now(after=gradient)
+            started = time_after(gradient)
             step = slot.steps_taken.read_value()
             with tf.control_dependencies([step]):
                 updates = [slot.steps_taken.assign_add(1)]
@@ -74,8 +74,8 @@ class DevicePath(BaseDevicePath):
         with tf.device(slot.payload_home):
             updates.append(slot.payload.variable.assign(message))
         with tf.device(HOST):
-            updates.append(slot.seconds.variable.assign_add([_now(after=message) - started, 0]))
-        with tf.device(slot.home), _after(updates):
+            updates.append(slot.seconds.variable.assign_add([time_after(message) - started, 0]))
+        with tf.device(slot.home), after(updates):
             return tf.identity(message)
 
     def gather(self, group, name, allgather):
@@ -102,7 +102,7 @@ class DevicePath(BaseDevicePath):
     def decode(self, slot, group, gradient, member, shape, scale, ranks, numbers):
         """Return the sum of one gradient over ``ranks`` ranks, on the slot's GPU."""
         with tf.device(HOST):
-            started = _now(after=group.lengths)
+            started = time_after(group.lengths)
             shape, table = tf.cast(shape, tf.int64), tf.constant(numbers.last)
         with tf.device(slot.home), tf.control_dependencies([started]):
             total = checked(
@@ -111,20 +111,10 @@ class DevicePath(BaseDevicePath):
                 member=member, members=len(group.payloads), variable=slot.label, T=tf.float32,
             )  # fmt: skip
         with tf.device(HOST):
-            update = slot.seconds.variable.assign_add([0, _now(after=total) - started])
-        with tf.device(slot.home), _after([update]):
+            update = slot.seconds.variable.assign_add([0, time_after(total) - started])
+        with tf.device(slot.home), after([update]):
             return (
                 tf.cast(total, gradient.dtype)
                 if gradient.dtype != tf.float32
                 else tf.identity(total)
             )
-
-
-def _now(after):
-    """Return the time in seconds, read once a tensor is there."""
-    with tf.control_dependencies([after]):
-        return tf.timestamp()
-
-
-def _after(updates):
-    return tf.control_dependencies([update for update in updates if tf.is_tensor(update)])

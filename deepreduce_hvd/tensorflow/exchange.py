@@ -48,6 +48,7 @@ class HorovodTransport(ProcessSetTransport):
     """
 
     horovod = hvd
+    merges_sums = False  # the next one starts when the one before is done
 
     @_names_failures
     def allgather(self, array, name):
@@ -72,6 +73,10 @@ class HorovodTransport(ProcessSetTransport):
         return hvd.allreduce(
             tf.constant(array), op=hvd.Sum, name=name, process_set=self.process_set
         ).numpy()
+
+    def allreduce_in_place(self, array, name):
+        """Sum as gradients are summed, which leaves the array as it is on TensorFlow."""
+        return self.allreduce(array, name)
 
     def test(self, handle):
         return True

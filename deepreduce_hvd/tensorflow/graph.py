@@ -1,4 +1,4 @@
-"""Inputs of operators: ranks, which may change after tracing, and constants."""
+"""Inputs of operators: ranks, which may change after tracing, constants, and the time."""
 
 import os
 
@@ -42,6 +42,17 @@ def stack(parts, dtype):
 def position_of(compressor, slot, step):
     """Return seed, step, key and rank, which key an operator's random choices, (4,) int64."""
     return stack([compressor.seed, step, slot.key, rank_of_job()], tf.int64)
+
+
+def time_after(tensor):
+    """Return the time in seconds, read once a tensor is there."""
+    with tf.control_dependencies([tensor]):
+        return tf.timestamp()
+
+
+def after(updates):
+    """Return a context whose operators run after updates of variables."""
+    return tf.control_dependencies([update for update in updates if tf.is_tensor(update)])
 
 
 def refuse_xla():

@@ -74,7 +74,8 @@ class HostPath:
 
     def decode(self, slot, group, gradient, member, shape, scale, ranks):
         """Return the sum of one gradient over ``ranks`` ranks."""
-        if slot.policy.codec.is_native(NoMemory()):
+        # a plan may send the next gradient otherwise, but not with another codec
+        if self._compressor.policies[slot.label].codec.is_native(NoMemory()):
             return checked(
                 operators.deepreduce_decode_sum, group.gathered, scale, tf.cast(shape, tf.int64),
                 ranks, [], [gradient], [slot.seconds.variable.handle], [],

@@ -130,7 +130,7 @@ def prepare(optimizer, compressor):
 
     def policy_of(variable):
         slot = known.slot_of(variable)
-        return None if slot is None else slot.policy
+        return None if slot is None else compressor.policies[slot.label]
 
     preparation = Preparation(compressor, policy_of)
     changes = preparation.describe(

@@ -29,3 +29,10 @@ class CodecNumbers:
             return self.last
         row = tf.gather(self._schedule, tf.minimum(step, self._steps))
         return tf.tensor_scatter_nd_update(self.last[0], self._changing[:, None], row)[None]
+
+    def table(self):
+        """Return the numbers at all steps of the schedule, then the last ones, (rows, 20)."""
+        table = np.repeat(self.last, self._steps + 1, axis=0)
+        if self._schedule is not None:
+            table[:, self._changing] = self._schedule
+        return table

@@ -83,10 +83,11 @@ class Slot(tf.Module):
         self.shape = tf.TensorShape(parameter.shape)
         self.elements = self.shape.num_elements()
         self.policy = policy
-        self.dense = policy.dense
+        #: the :class:`~deepreduce_hvd.tensorflow.ways.Choice` of a way that may change, or None
+        self.choice = None
         #: whether the variable was not trainable when the compressor was created
         self.frozen = not getattr(parameter, "trainable", True)
-        self.home = None if self.dense else home
+        self.home = None if policy.dense else home
         self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
         # dtype of the last gradient traced
         self.dtype = tf.as_dtype(parameter.dtype)
@@ -123,6 +124,11 @@ class Slot(tf.Module):
         # the same as ``threshold``, for exchanges that select in Python
         self.selected = np.zeros(1, np.float32)
         self._exchanged = _Exchanged()
+
+    @property
+    def dense(self):
+        """Whether its last gradient was sent uncompressed, by the policy."""
+        return self.policy.dense
 
     def move_to_host(self):
         """Move the memory from a GPU to the host, where slices are compressed."""
@@ -177,6 +183,12 @@ class Slot(tf.Module):
         """Undo the last step."""
         for part, copy in zip(self.state, self.copies):
             write(part, read(copy))
+        self.memory_changes()
+
+    def memory_changes(self):
+        """Note that the memory was written outside of graphs and may be nonzero."""
+        if self.choice is not None:
+            write(self.choice.remembers, True)
 
     @property
     def loss_scale(self):
@@ -217,6 +229,7 @@ class Slot(tf.Module):
         write(self.threshold.variable, np.float32(0))
         for kind, part in zip(self.state_names, self.state):
             write(part, arrays[kind])
+        self.memory_changes()
 
     def count_exchange(self, exchange, encode_seconds, decode_seconds):
         """Count this variable's share, by elements, of a group's exchange."""
@@ -229,6 +242,21 @@ class Slot(tf.Module):
         )
         last.encode_seconds += encode_seconds * last.share
         last.decode_seconds += decode_seconds * last.share
+
+    @property
+    def encode_seconds(self):
+        """Seconds of encoding in all steps."""
+        return float(read(self.seconds.variable)[0]) + self._exchanged.encode_seconds
+
+    @property
+    def decode_seconds(self):
+        """Seconds of decoding in all steps."""
+        return float(read(self.seconds.variable)[1]) + self._exchanged.decode_seconds
+
+    @property
+    def payload_bytes(self):
+        """Bytes of the last payload; None if there was none."""
+        return int(read(self.payload.variable).size) or None
 
     def statistics(self):
         """Return one row of Compressor.stats()."""
@@ -253,12 +281,12 @@ class Slot(tf.Module):
             )
         elif payload.size == 0 and not last.rounds:
             sent_bytes, rounds, communicator, path = 0, 0, None, "none"
-        seconds = read(self.seconds.variable)
+        keeps_everything = not self.dense and self.policy.memory.keeps_everything
         return statistics.row(
             self.elements, self.elements * self.dtype.size, sent_bytes, self.steps,
-            float(seconds[0]) + last.encode_seconds, float(seconds[1]) + last.decode_seconds,
+            self.encode_seconds, self.decode_seconds,
             path=path, payload=None if self.dense or payload.size == 0 else payload,
-            kept=read(self.state[0]) if self.policy.memory.keeps_everything else None,
+            kept=read(self.state[0]) if keeps_everything else None,
             rounds=rounds, communicator=communicator, untimed_steps=self.untimed_steps,
         )  # fmt: skip
 
@@ -317,6 +345,8 @@ class Identity(tf.train.experimental.PythonState):
                 " uncompressed have no memory"
             )
         adapter.void_steps.forget(adapter.slots.values())
+        for slot in adapter.slots.values():
+            slot.memory_changes()
 
 
 class _Exchanged:

@@ -135,6 +135,9 @@ class VoidSteps:
                 updates.append(part.assign(kept))
                 # shares the buffer until the encoder changes one of them
                 updates.append(copy.assign(kept))
+        if slot.choice is not None:
+            remembers = tf.logical_or(slot.choice.remembers.read_value(), undo)
+            updates.append(slot.choice.remembers.assign(remembers))
         return [update for update in [undo, *updates] if tf.is_tensor(update)]
 
     def look_at(self, slot, result):

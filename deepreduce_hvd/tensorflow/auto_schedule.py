@@ -1,0 +1,178 @@
+"""Plans on TensorFlow: ``schedule="auto"``, and a plan that never changes."""
+
+import os
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.planning import layout
+from deepreduce_hvd.planning.policies import Policy
+from deepreduce_hvd.planning.scheduler import Scheduler
+from deepreduce_hvd.planning.step_times import StepTimes
+from deepreduce_hvd.schedule.dag import THREADS
+from deepreduce_hvd.tensorflow.schedule import CodecNumbers
+from deepreduce_hvd.tensorflow.ways import COUNT, DONE, ENCODED, READY, Undecided
+
+#: where the seconds of encoding and of decoding are beside a slot's moments
+_ENCODE, _DECODE = 4, 5
+
+
+class AutoSchedule:
+    """The schedule of one compressor with ``schedule="auto"``.
+
+    Args:
+        adapter: its :class:`~deepreduce_hvd.tensorflow.adapter.Adapter`.
+
+    Attributes:
+        scheduler: the :class:`~deepreduce_hvd.planning.scheduler.Scheduler`.
+        is_told: whether the program says when steps begin and end.
+    """
+
+    def __init__(self, adapter):
+        if not tf.executing_eagerly():
+            raise InvalidArgumentError(
+                "Compressor schedule: expected None or a plan in a graph of tf.compat.v1, got"
+                " 'auto'"
+            )
+        self._adapter = adapter
+        self._slots = [slot for slot in adapter.slots.values() if slot.choice is not None]
+        self._times = StepTimes()
+        self.scheduler = Scheduler(
+            adapter.compressor, self._times, _time_fp16, self._messages, on_host=True,
+            communicators=("Allgather",),
+        )  # fmt: skip
+        self.is_told = False
+        self._tables = {}  # policy -> numbers of its codec at each step
+        self._seen = np.zeros((len(self._slots), 6))
+        self._read_all = tf.function(self._all_moments)
+        # with one thread, backward waits while a gradient is encoded
+        threads = tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count()
+        self._has_one_thread = threads == 1
+        self._follow(self.scheduler.layout)
+
+    def begin(self, slot, gradient, before):
+        """Build what Horovod reduces for a gradient whose way may change.
+
+        Args:
+            slot, gradient, before: as for :class:`~deepreduce_hvd.tensorflow.ways.Undecided`.
+        """
+        if not self.is_told:
+            raise InvalidArgumentError(
+                "compress: expected to be told when steps begin and end with schedule='auto' on"
+                " TensorFlow, got nothing that does it; write"
+                " @deepreduce_hvd.tensorflow.scheduled(comp) above the training step, or"
+                " model.fit(..., callbacks=[deepreduce_hvd.tensorflow.schedule_callback(comp)])"
+            )
+        pending = Undecided(self._adapter, slot, gradient, before)
+        return pending.reduced, pending
+
+    def restart(self):
+        """Forget all measurements, because the ranks may have changed."""
+        self._times.forget()
+        self.scheduler.restart()
+
+    def profile(self):
+        """Return the profile of this rank, as :meth:`Compressor.profile`."""
+        return self.scheduler.profile(self._adapter.slots, self._adapter.transport.size)
+
+    def write_timeline(self, path):
+        """Write the last step as a trace, as :meth:`Compressor.timeline`."""
+        self._times.write(path, self._layout.plan)
+
+    # --- steps ---
+
+    def step_begins(self):
+        """Prepare for a step: from now on, gradients are sent as the scheduler says."""
+        if self._layout is not self.scheduler.layout:
+            self._follow(self.scheduler.layout)
+
+    def step_ends(self):
+        """Record the times of a step, and let the scheduler move on by one step.
+
+        Nothing happens if no gradient was reduced, as when gradients are accumulated.
+        """
+        if not self._slots:
+            return
+        found = self._read_all().numpy()
+        seen, self._seen = self._seen, found
+        came = [place for place in range(len(found)) if found[place, COUNT] != seen[place, COUNT]]
+        if not came:
+            return
+        self._record([self._slots[place].label for place in came], found[came], seen[came])
+        self.scheduler.step_ends(self._adapter.transport, self._adapter.slots)
+
+    def _follow(self, new):
+        """Send gradients as a layout says, in all graphs."""
+        self._layout = new
+        with tf.device("CPU:0"):
+            for slot in self._slots:
+                slot.policy = new.policies[slot.label]
+                slot.choice.follow(slot.policy, self._table_of(slot.policy))
+
+    def _table_of(self, policy):
+        if policy.dense or not policy.codec.is_native(policy.memory):
+            return None
+        if policy not in self._tables:
+            # variables share the memory of a tensor
+            table = CodecNumbers(policy.codec, policy.memory).table()
+            self._tables[policy] = tf.constant(table)
+        return self._tables[policy]
+
+    def _messages(self):
+        """Return the messages of plans: on TensorFlow each gradient is one of its own."""
+        ready = self._times.ready
+        return [[name] for name in sorted(ready, key=ready.__getitem__)]
+
+    # --- times ---
+
+    def _all_moments(self):
+        return tf.stack(
+            [tf.concat([slot.choice.moments, slot.seconds.variable], 0) for slot in self._slots]
+        )
+
+    def _record(self, names, found, seen):
+        """Record the times of a step.
+
+        Args:
+            names: names of the parameters that had a gradient.
+            found: their moments and seconds, (n, 6).
+            seen: those after the step before.
+        """
+        spent = (found - seen)[:, [_ENCODE, _DECODE]].tolist()
+        rows = list(zip(names, found.tolist(), spent))
+        times = self._times
+        times.begin(min(moments[READY] for _, moments, _ in rows))
+        for name, moments, (encode, _) in sorted(rows, key=lambda row: row[1][READY]):
+            ready, encoded = moments[READY], moments[ENCODED]
+            times.gradients((name,), name, ready, ready + encode * self._has_one_thread)
+            if encode > 0 and not self._has_one_thread:
+                times.encoded(name, encoded - encode, encoded)
+        for name, moments, (_, decode) in sorted(rows, key=lambda row: row[1][DONE]):
+            came = moments[DONE] - decode
+            times.message(name, moments[ENCODED], came)
+            times.result(name, came, moments[DONE], THREADS)
+
+
+def lasting_policies(compressor):
+    """Return {parameter name: policy} of a compressor whose plan never changes.
+
+    What such a plan sends uncompressed needs no memory.
+    """
+    planned = layout.of_plan(compressor.policies, compressor.fingerprint, compressor.schedule)
+    return {
+        name: Policy(policy.way) if policy.dense else policy
+        for name, policy in planned.policies.items()
+    }
+
+
+def _time_fp16(count, device):
+    """Return the seconds of converting ``count`` elements to float16, and of converting back."""
+    with tf.device("CPU:0"):
+        gradient = tf.zeros(count)
+        started = time.perf_counter()
+        half = tf.cast(gradient, tf.float16)
+        between = time.perf_counter()
+        tf.cast(half, tf.float32)
+    return between - started, time.perf_counter() - between

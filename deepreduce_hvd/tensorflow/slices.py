@@ -1,0 +1,79 @@
+"""Gradients of embeddings as slices: their rows are compressed without a dense copy."""
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from deepreduce_hvd.communicators import Allgather
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.stages.memories import NoMemory, Residual
+from deepreduce_hvd.tensorflow.graph import position_of, refuse_xla
+from deepreduce_hvd.tensorflow.ops import checked, operators
+from deepreduce_hvd.tensorflow.slot import reduced_dtype
+
+
+def reduce_slices(adapter, slices, variable, op):
+    """Return the reduced gradient of an embedding, as tf.IndexedSlices.
+
+    Args:
+        adapter: the :class:`~deepreduce_hvd.tensorflow.adapter.Adapter`.
+        slices: the gradient, tf.IndexedSlices.
+        variable: its variable.
+        op: hvd.Average or hvd.Sum.
+    """
+    slot = adapter.slot_of(variable, "allreduce_gradients")
+    if slot.choice is not None:
+        raise InvalidArgumentError(
+            f"parameter {slot.label}: expected a dense gradient with schedule='auto', whose plans"
+            " are for dense gradients, got slices; use sparse_as_dense=True or another schedule"
+        )
+    if slot.dense:
+        return hvd.allreduce(
+            tf.convert_to_tensor(slices),
+            op=op,
+            compression=adapter.bound_to([variable]),
+            process_set=adapter.process_set,
+        )
+    if not isinstance(adapter.compressor.communicator, Allgather):
+        raise InvalidArgumentError(
+            f"parameter {slot.label}: expected Allgather for slices, got"
+            f" {adapter.compressor.communicator!r}; with sparse_as_dense=True all communicators"
+            " work"
+        )
+    codec, memory = slot.policy.codec, slot.policy.memory
+    if not codec.is_native(memory) or type(memory) not in (NoMemory, Residual):
+        raise InvalidArgumentError(
+            f"parameter {slot.label}: expected a built-in codec and NoMemory or Residual for"
+            f" slices, got {codec!r} and {memory!r}; with sparse_as_dense=True all codecs and"
+            " memories work"
+        )
+    refuse_xla()
+    agreed = adapter.require_agreement()
+    if slot.home is not None:
+        slot.move_to_host()
+    slot.dtype = slices.dtype
+    collectives = adapter.collectives
+    with tf.device("CPU:0"), tf.control_dependencies(agreed):
+        step = slot.steps_taken.read_value()  # before the encoder increments it
+        position = position_of(adapter.compressor, slot, 0)  # the records have the step
+        with tf.control_dependencies([step, *adapter.void_steps.begin(slot)]):
+            payload = checked(
+                operators.deepreduce_encode_slices, slices.values,
+                tf.cast(slices.indices, tf.int64), adapter.numbers[slot.policy].at(step),
+                position, [part.handle for part in slot.state], slot.records,
+                rows=slot.shape[0],
+            )  # fmt: skip
+        name = collectives.name_for(slot)
+        probe = collectives.probe(step, reduced_dtype(slices.dtype))
+        reduced = collectives.allreduce(probe, op, f"{name}.probe")
+        scale = collectives.scale_of(slot, reduced, step)
+        with tf.control_dependencies([scale]):  # then all ranks take part
+            gathered = collectives.allgather(payload, name)
+        values, indices = checked(
+            operators.deepreduce_decode_slices, gathered, scale, collectives.size,
+            slot.seconds.variable.handle,
+            T=slices.dtype, shape=slot.shape, variable=slot.label,
+        )  # fmt: skip
+        dense_shape = tf.constant(slot.shape.as_list(), tf.int64)
+    return adapter.void_steps.look_at(
+        slot, tf.IndexedSlices(values, indices, dense_shape=dense_shape)
+    )
