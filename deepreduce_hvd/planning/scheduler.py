@@ -300,6 +300,8 @@ class Scheduler:
         """
         if isinstance(self._schedule, Plan):
             expect_one_way(self._schedule)
+        if not self._measured:
+            self._measured = self._measured_costs(slots)
         return measured_profile(
             self._base.policies, self._times, slots, ranks, self._costs, **self._measured
         )
@@ -311,13 +313,16 @@ class Scheduler:
     def _measured_costs(self, slots):
         """Return what conversion and encoding cost, as arguments of ``measured_profile``."""
         device = self._device_of(next(iter(slots.values())))
-        (codec,) = {one.codec for one in self._base.policies.values() if one.codec is not None}
-        if self._curve is None:
-            self._curve = curve_of(codec)
-        found = {"growth": self._curve.growth, "max_density": self._curve.max_density}
-        if str(device) == "cpu":  # a GPU encodes its own gradients
-            found["seconds_per_kept_element"] = self._curve.seconds_per_kept_element
-        return {**found, **conversion_seconds(self._time_fp16, device)}
+        found = conversion_seconds(self._time_fp16, device)
+        codecs = {one.codec for one in self._base.policies.values() if one.codec is not None}
+        # one with a ratio, unless a job without "auto" has others
+        if len(codecs) == 1 and layout.ratio_of(next(iter(codecs))) is not None:
+            if self._curve is None:
+                self._curve = curve_of(*codecs)
+            found.update(growth=self._curve.growth, max_density=self._curve.max_density)
+            if str(device) == "cpu":  # a GPU encodes its own gradients
+                found["seconds_per_kept_element"] = self._curve.seconds_per_kept_element
+        return found
 
     def _device_of(self, slot):
         return "cpu" if self._on_host else slot.parameter.device

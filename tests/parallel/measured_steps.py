@@ -42,7 +42,9 @@ def check(compressor, network, step, directory):
         row = compressed[one.name]
         assert one.elements == row["elements"] and 0 < one.encode_seconds < elapsed / 6, one
         payload = row["header_bytes"] + row["index_bytes"] + row["value_bytes"] + row["order_bytes"]
-        assert [size for _, size in one.payload_bytes] == [payload], (one, row)
+        sizes = [size for _, size in one.payload_bytes]  # the others are of larger densities
+        assert sizes[0] == payload and sizes[-1] > 1.5 * payload, (one, row)
+    assert profile.to_fp16_seconds > 0, profile
     profile.save(path)
     assert Profile.load(path) == profile
     compressor.timeline(path)
