@@ -67,11 +67,11 @@ class Compressor:
             of each gradient before it traces the next one. Use Horovod's ``groups=`` to merge
             messages.
         schedule: which gradients share a message and how each message is sent. None: buckets of
-            ``bucket_bytes``. ``"auto"``, on PyTorch: after some steps, the job measures its layers
-            and its network, tries the fastest plans, and uses the one whose steps take the least
-            time; sending all gradients uncompressed, or as float16, is among them
-            (docs/schedule.md). A :class:`~deepreduce_hvd.schedule.Plan`: that plan from the first
-            step on. With :meth:`register`, PyTorch decides which gradients share a message.
+            ``bucket_bytes``. ``"auto"``: after some steps, the job measures its layers and network,
+            tries the fastest plans, and uses the one whose steps take the least time; sending all
+            gradients uncompressed, or as float16, is among them (docs/schedule.md). On TensorFlow
+            it needs a decorator or a callback. A :class:`~deepreduce_hvd.schedule.Plan`: that plan
+            from the first step on. With :meth:`register`, PyTorch decides which share a message.
         threads: on PyTorch, number of threads that encode gradients while backward makes others; 0
             leaves encoding to the thread of backward. Payloads do not depend on it. Default: the
             cores of this host per local rank, less one, but at least 1 and at most 4. They are used
@@ -367,7 +367,7 @@ class Compressor:
         print("\n".join([*lines, *adapter.schedule_notes()]))
 
     def profile(self) -> Profile:
-        """Return measurements of this rank's last steps, on PyTorch.
+        """Return measurements of this rank's last steps; on TensorFlow with ``schedule="auto"``.
 
         The profile contains when gradients become ready, the seconds of encoding and decoding, and
         the sizes of payloads; with ``schedule="auto"``, also the network. ``profile().save(path)``
@@ -386,9 +386,9 @@ class Compressor:
         return self.adapter.plan
 
     def timeline(self, path: str | os.PathLike[str]) -> None:
-        """Write this rank's last complete step as a Chrome trace for ui.perfetto.dev, on PyTorch.
+        """Write this rank's last complete step as a Chrome trace; on TensorFlow, with ``"auto"``.
 
-        Time 0 is the first gradient. With a plan, the trace also shows the predicted step.
+        It is for ui.perfetto.dev. Time 0 is the first gradient. A plan adds the predicted step.
 
         Args:
             path: path of the JSON file.

@@ -66,7 +66,7 @@ class AutoSchedule:
                 " model.fit(..., callbacks=[deepreduce_hvd.tensorflow.schedule_callback(comp)])"
             )
         pending = Undecided(self._adapter, slot, gradient, before)
-        return pending.reduced, pending
+        return pending.probe, pending
 
     def restart(self):
         """Forget all measurements, because the ranks may have changed."""

@@ -61,8 +61,8 @@ class Collectives:
             process_set=self._process_set,
         )
 
-    def allreduce(self, tensor, op, name):
-        """Reduce a tensor over all ranks."""
+    def allreduce(self, tensor, op, name, **factors):
+        """Reduce a tensor over all ranks; ``factors`` are further arguments of Horovod."""
         return hvd.allreduce(
-            tensor, op=op, name=f"HorovodAllreduce.{name}", process_set=self._process_set
+            tensor, op=op, name=f"HorovodAllreduce.{name}", process_set=self._process_set, **factors
         )

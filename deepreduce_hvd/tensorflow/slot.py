@@ -270,7 +270,8 @@ class Slot(tf.Module):
                 last.rounds,
                 last.scheme,
             )
-        sent_bytes += wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
+        probe_bytes = wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
+        sent_bytes += probe_bytes
         path = "compressed"
         if self.dense:
             sent_bytes, rounds, communicator, path = (
@@ -279,6 +280,8 @@ class Slot(tf.Module):
                 None,
                 self.policy.way,
             )
+            if self.choice is not None:
+                sent_bytes += probe_bytes
         elif payload.size == 0 and not last.rounds:
             sent_bytes, rounds, communicator, path = 0, 0, None, "none"
         keeps_everything = not self.dense and self.policy.memory.keeps_everything

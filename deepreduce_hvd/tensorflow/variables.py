@@ -203,6 +203,16 @@ def reducing_process_set():
     return None if frame is None else frame.f_locals.get("process_set")
 
 
+def arguments_of_reduction():
+    """Return the operation and the factors of Horovod's current reduction, as it takes them."""
+    frame = _calling_frame()
+    if frame is None:
+        raise InvalidArgumentError(
+            "compress: expected a call by Horovod's allreduce with schedule='auto', got another one"
+        )
+    return {name: frame.f_locals[name] for name in ("op", "prescale_factor", "postscale_factor")}
+
+
 def reduces_several():
     """Return whether Horovod reduces several gradients in one call, as with ``groups=``."""
     frame = _calling_frame()

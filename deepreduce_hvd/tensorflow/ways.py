@@ -2,11 +2,11 @@
 
 Horovod keeps the graph of its reductions and does not trace it again when a function around it is
 traced again. So with ``schedule="auto"`` a graph has all ways of each gradient, and a variable of
-its slot selects the one that runs. All ways reduce one tensor through Horovod: the gradient itself
-when it is sent uncompressed, otherwise the probe.
+its slot selects the one that runs. In all ways Horovod itself reduces the probe. TensorFlow runs a
+branch when all of its inputs are there. The probes do not depend on gradients, so they are reduced
+while forward runs, and no gradient waits for its probe.
 """
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.tensorflow.graph import after, time_after
 from deepreduce_hvd.tensorflow.groups import GradientGroup, Pending
 from deepreduce_hvd.tensorflow.slot import local_variable, reduced_dtype
-from deepreduce_hvd.tensorflow.variables import reduces_several
+from deepreduce_hvd.tensorflow.variables import arguments_of_reduction, reduces_several
 
 #: the branches of a graph, in the order of their numbers in :attr:`Choice.way`
 _WAYS = (CODEC, DENSE, FP16)
@@ -80,7 +80,7 @@ class Undecided(Pending):
         before: tensors that must be computed before the memory is used.
 
     Attributes:
-        reduced: the tensor that Horovod reduces.
+        probe: the tensor that Horovod reduces.
 
     Raises:
         InvalidArgumentError: Horovod reduces several gradients in one call.
@@ -92,51 +92,77 @@ class Undecided(Pending):
                 f"parameter {slot.label}: expected a message of its own with schedule='auto', got"
                 " groups= of several gradients; leave out groups="
             )
-        super().__init__(slot, gradient, None, 0)
-        self._adapter = adapter
-        self._policy = adapter.compressor.policies[slot.label]
-        self._name = adapter.collectives.name_for(slot)
         with tf.device("CPU:0"):
-            self.step = slot.steps_taken.read_value()
-            self._ready = time_after(gradient)
-            self._way = slot.choice.way.read_value()
-            with tf.control_dependencies([self.step, self._ready, *before]):
-                self.gradient = tf.identity(gradient)
-            reduced, self._payload, self._half = tf.switch_case(
-                self._way, [self._encoded, self._uncompressed, self._halved]
+            step = slot.steps_taken.read_value()  # before a way increments it
+        super().__init__(slot, gradient, None, 0, step)
+        self._collectives = adapter.collectives
+        self._host_path = adapter.host_path
+        self._policy = adapter.compressor.policies[slot.label]
+        self._name = self._collectives.name_for(slot)
+        self._dtype = reduced_dtype(gradient.dtype)
+        self._reduction = arguments_of_reduction()
+        with tf.device("CPU:0"):
+            self.probe = tf.identity(
+                self._collectives.probe(step, self._dtype), name=f"{self._name}.probe"
             )
-            with tf.control_dependencies([self._payload]):
-                self._encoded_at = tf.timestamp()
-            self.reduced = tf.identity(reduced, name=f"{self._name}.probe")
+            self._ready = time_after(gradient)
+            with tf.control_dependencies([step, self._ready, *before]):
+                self.gradient = tf.identity(gradient)
 
-    # --- the ways to Horovod: each returns what it reduces, a payload and a sum of float16 ---
+    def result(self, probe):
+        """Return the reduced gradient.
 
-    def _encoded(self):
+        Args:
+            probe: the probe after Horovod's reduction.
+        """
+        choice = self.slot.choice
+        with tf.device("CPU:0"):
+            self._scale = self._collectives.scale_of(self.slot, probe, self.step)
+            with tf.control_dependencies([self._scale]):  # then all ranks take part
+                way = choice.way.read_value()
+            result, encoded = tf.switch_case(
+                way, [self._compressed, self._uncompressed, self._halved]
+            )
+            done = time_after(result)
+            count = choice.moments.read_value()[COUNT] + 1
+            moments = tf.stack([self._ready, encoded, done, count])
+            with after([choice.moments.assign(moments)]):
+                return tf.ensure_shape(tf.identity(result), self.slot.shape)
+
+    # --- the ways: each returns the reduced gradient, and when it was encoded ---
+
+    def _compressed(self):
+        slot, group = self.slot, GradientGroup(None, None)
         native = self._policy.codec.is_native(self._policy.memory)
-        payload = self._adapter.host_path.encode(
-            self.slot, self.gradient, self.slot.choice if native else None, self.step
+        numbers = slot.choice if native else None
+        group.payloads.append(self._host_path.encode(slot, self.gradient, numbers, self.step))
+        encoded = time_after(group.message)
+        with after([slot.choice.remembers.assign(True)]):
+            group.gathered = self._collectives.allgather(group.message, self._name)
+        result = self._host_path.decode(
+            slot, group, self.gradient, 0, self.shape, self._scale, self._collectives.size
         )
-        with after([self.slot.choice.remembers.assign(True)]):
-            return self._probe(), tf.identity(payload), _empty(tf.float16)
+        return result, encoded
 
     def _uncompressed(self):
-        limit = self._limit() if self.gradient.dtype == tf.float16 else None
-        with after([self.slot.steps_taken.assign_add(1)]):
-            return self._with_memory(limit), _empty(tf.uint8), _empty(tf.float16)
+        limit = self._limit() if self.dtype == tf.float16 else None
+        return self._reduced(self._with_memory(limit), DENSE)
 
     def _halved(self):
-        half = tf.cast(self._with_memory(self._limit()), tf.float16)
-        with after([self.slot.steps_taken.assign_add(1)]):
-            summed = self._adapter.collectives.allreduce(half, hvd.Sum, f"{self._name}.fp16")
-            return self._probe(), _empty(tf.uint8), summed
+        return self._reduced(tf.cast(self._with_memory(self._limit()), tf.float16), FP16)
 
-    def _probe(self):
-        dtype = reduced_dtype(self.gradient.dtype)
-        return self._adapter.collectives.probe(self.step, dtype)
+    def _reduced(self, sent, way):
+        encoded = time_after(sent)
+        with after([self.slot.steps_taken.assign_add(1)]):
+            # as Horovod reduces the probe
+            reduced = self._collectives.allreduce(
+                sent, name=f"{self._name}.{way}", **self._reduction
+            )
+        return tf.cast(tf.reshape(reduced, self.shape), self.dtype), encoded
 
     def _limit(self):
         """Return a number whose sum over all ranks, rounded, is in the range of float16."""
-        size = tf.cast(self._adapter.collectives.size, reduced_dtype(self.gradient.dtype))
+        size = tf.cast(self._collectives.size, self._dtype)
         return (1 - 2.0**-10) * tf.float16.max / size  # each rank's number may be rounded up
 
     def _with_memory(self, limit):
@@ -147,7 +173,7 @@ class Undecided(Pending):
                 stays where the gradient alone exceeds it or is not finite.
         """
         remembers = self.slot.choice.remembers
-        own = tf.reshape(tf.cast(self.gradient, reduced_dtype(self.gradient.dtype)), [-1])
+        own = tf.reshape(tf.cast(self.gradient, self._dtype), [-1])
         if not self.slot.state:
             return own
         (residual,) = self.slot.state  # only Residual, see planning/layout.py
@@ -169,53 +195,3 @@ class Undecided(Pending):
                 return tf.identity(sent)
 
         return tf.cond(remembers.read_value(), added, lambda: own)
-
-    # --- the ways from Horovod ---
-
-    def result(self, reduced):
-        """Return the reduced gradient.
-
-        Args:
-            reduced: :attr:`reduced` after Horovod's reduction.
-        """
-        choice = self.slot.choice
-        with tf.device("CPU:0"):
-            result = tf.switch_case(
-                self._way,
-                [
-                    lambda: self._decoded(reduced),
-                    lambda: self._shaped(reduced),
-                    lambda: self._scaled(reduced),
-                ],
-            )
-            done = time_after(result)
-            count = choice.moments.read_value()[COUNT] + 1
-            moments = tf.stack([self._ready, self._encoded_at, done, count])
-            with after([choice.moments.assign(moments)]):
-                return tf.ensure_shape(tf.identity(result), self.slot.shape)
-
-    def _decoded(self, reduced):
-        scale, group = self._scale(reduced), GradientGroup(None, None)
-        group.payloads.append(self._payload)
-        with tf.control_dependencies([scale]):  # then all ranks take part
-            group.gathered = self._adapter.collectives.allgather(self._payload, self._name)
-        return self._adapter.host_path.decode(
-            self.slot, group, self.gradient, 0, self.shape, scale, self._adapter.collectives.size
-        )
-
-    def _shaped(self, total):
-        """Return a sum, (d,), as a gradient."""
-        return tf.cast(tf.reshape(total, self.shape), self.dtype)
-
-    def _scaled(self, reduced):
-        """Return the sum of float16 as a gradient."""
-        dtype = reduced_dtype(self.dtype)
-        return self._shaped(tf.cast(self._half, dtype) * tf.cast(self._scale(reduced), dtype))
-
-    def _scale(self, reduced):
-        probe = tf.ensure_shape(reduced, [4])
-        return self._adapter.collectives.scale_of(self.slot, probe, self.step)
-
-
-def _empty(dtype):
-    return tf.zeros([0], dtype)
