@@ -22,7 +22,15 @@ from tensorflow_tools import (
 )
 
 import deepreduce_hvd as dr
+import deepreduce_hvd.tensorflow
 from deepreduce_hvd.tensorflow import elastic as tensorflow_elastic
+
+#: {name of settings: the settings of the compressor}
+SETTINGS = {
+    "allgather": {"communicator": dr.Allgather()},
+    "doubling": {"communicator": dr.RecursiveDoubling()},
+    "auto": {"schedule": "auto"},
+}
 
 
 class Network:
@@ -37,15 +45,16 @@ class Optimizer:
         return []
 
 
-def main(directory, communicator, kind):
+def main(directory, settings, kind):
     directory = pathlib.Path(directory)
     elastic_worker.announce(directory)
     hvd.init()
     named = model(sizes=((48, 64), (64, elastic_worker.FEWEST_ELEMENTS)))
     # RandomK and QSGD depend on the step counter: a joining rank must get it
     codec = dr.Codec(dr.RandomK(0.05), dr.Rice(), dr.QSGD(bits=4))
-    compressor = compressor_of(named, codec, communicator=communicator)
+    compressor = compressor_of(named, codec, **settings)
     reduced_step = tf.function(make_step(named, compressor))
+    reduced_step = dr.tensorflow.scheduled(compressor)(reduced_step)
     if kind == "stock":  # Horovod's own state, without the compressor
         state = hvd.elastic.TensorFlowKerasState(Network(named), Optimizer(), step=0)
     else:
@@ -84,8 +93,4 @@ if __name__ == "__main__":
     signal.alarm(900)
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
-    main(
-        sys.argv[1],
-        {"allgather": dr.Allgather(), "doubling": dr.RecursiveDoubling()}[sys.argv[2]],
-        sys.argv[3],
-    )
+    main(sys.argv[1], SETTINGS[sys.argv[2]], sys.argv[3])

@@ -53,6 +53,11 @@ def scenario_auto_measures_and_decides_alike(directory):
     assert densities[:5] == expected, (densities[:5], expected)
     assert plans[0] == "" and plans[-1] != "" and len(set(plans)) > 2, list(map(len, plans))
     assert function.experimental_get_tracing_count() == 1
+    paths = {
+        name: row["path"].replace("compressed", "codec") for name, row in compressor.stats().items()
+    }
+    for message in compressor.plan.messages:
+        assert {paths[name] for name in message.members} == {message.way}, (message, paths)
     trials = compressor.adapter.auto.scheduler.trials
     assert {trial.measured for trial in trials} == {1.0}, trials
     assert len(trials) > 2 and {trial.kept for trial in trials} >= {1.0, 0.05}, trials

@@ -14,10 +14,17 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("communicator", "removal"), [("allgather", "after a commit"), ("doubling", "without a commit")]
+    ("settings", "removal"),
+    [
+        ("allgather", "after a commit"),
+        ("doubling", "without a commit"),
+        ("auto", "after a commit"),
+        ("auto", "without a commit"),
+    ],
 )
-def test_ranks_come_and_go(tmp_path, communicator, removal):
-    come_and_go(Job(tmp_path, "tensorflow_elastic.py", communicator, "ours"), removal)
+def test_ranks_come_and_go(tmp_path, settings, removal):
+    job = Job(tmp_path, "tensorflow_elastic.py", settings, "ours")
+    come_and_go(job, removal, keeps=settings != "auto")
 
 
 def test_a_state_that_does_not_keep_the_compressor_is_refused(tmp_path):
