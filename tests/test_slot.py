@@ -42,6 +42,16 @@ def test_nothing_is_lost_and_float16_does_not_overflow(way, size, seed):
         assert not slot.remembers and not kept.any()
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 64, 1000])
+def test_sums_of_float16_do_not_overflow_by_rounding(size):
+    """65504 / 3 would be rounded up to 21840, and 3 times 21840 is beyond the range."""
+    sent = slot_with([6e4, -6e4], "fp16").with_memory(torch.zeros(2), True, None, size)
+    total = np.zeros(2, np.float16)
+    for _ in range(size):
+        total += sent.numpy().astype(np.float16)
+    assert np.isfinite(total).all() and np.abs(total).min() > 3e4
+
+
 def test_a_gradient_out_of_range_is_sent_and_the_memory_stays():
     """The step is void on all ranks then."""
     slot = slot_with([5.0, 6.0, 7.0, 8.0], "fp16")

@@ -163,7 +163,8 @@ class Undecided(Pending):
     def _limit(self):
         """Return a number whose sum over all ranks, rounded, is in the range of float16."""
         size = tf.cast(self._collectives.size, self._dtype)
-        return (1 - 2.0**-10) * tf.float16.max / size  # each rank's number may be rounded up
+        # each addend and each sum may be rounded up by a factor of 1 + 2^-11
+        return tf.float16.max / (size * (1 + size * 2**-11))
 
     def _with_memory(self, limit):
         """Return the gradient plus the residual, (d,), and leave zeros as the residual.

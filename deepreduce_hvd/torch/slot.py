@@ -137,7 +137,8 @@ class Slot:
         if gradient.dtype != torch.float16 and self.policy.way != FP16:
             residual.zero_()
             return total.to(gradient.dtype)
-        limit = torch.finfo(torch.float16).max / size
+        # each addend and each sum may be rounded up by a factor of 1 + 2^-11
+        limit = torch.finfo(torch.float16).max / (size * (1 + size * 2**-11))
         # a gradient that itself exceeds the range, or is NaN, makes the step void
         sent = torch.where(own.abs() <= limit, total.clamp(-limit, limit), own)
         kept = torch.where(own.abs() <= limit, total - sent, kept)
