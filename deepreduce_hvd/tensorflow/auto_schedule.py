@@ -128,9 +128,11 @@ class AutoSchedule:
     # --- times ---
 
     def _all_moments(self):
-        return tf.stack(
-            [tf.concat([slot.choice.moments, slot.seconds.variable], 0) for slot in self._slots]
-        )
+        """Return the moments of all slots, and their seconds beside them, (n, 6)."""
+        with tf.device("CPU:0"):
+            return tf.stack(
+                [tf.concat([slot.choice.moments, slot.seconds.variable], 0) for slot in self._slots]
+            )
 
     def _record(self, names, found, seen):
         """Record the times of a step.
