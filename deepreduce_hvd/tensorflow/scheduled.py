@@ -34,10 +34,16 @@ def scheduled(compressor: "Compressor") -> Callable[[Step], Step]:
         compressor: the :class:`Compressor`. Steps that share it can be decorated separately.
 
     Returns:
-        The decorator. All ranks call the decorated function equally often, outside of other
-        functions of TensorFlow.
+        The decorator. All ranks call the decorated function equally often.
+
+    Raises:
+        InvalidArgumentError: the decorated function is called while a function of TensorFlow is
+            traced.
     """
-    _expect_told(compressor)
+    auto = compressor.adapter.auto
+    if auto is None:
+        return lambda function: function
+    auto.is_told = True
 
     def decorate(function: Step) -> Step:
         @functools.wraps(function, updated=())
@@ -48,9 +54,9 @@ def scheduled(compressor: "Compressor") -> Callable[[Step], Step]:
                     " a function is traced; write @deepreduce_hvd.tensorflow.scheduled(comp) above"
                     " @tf.function"
                 )
-            _begin(compressor)
+            compressor.adapter.auto.step_begins()
             result = function(*arguments, **options)
-            _end(compressor)
+            compressor.adapter.auto.step_ends()
             return result
 
         return step  # type: ignore[return-value]  # it takes and returns the same
@@ -74,26 +80,11 @@ def schedule_callback(compressor: "Compressor") -> Any:
     Returns:
         A ``tf.keras.callbacks.Callback``. All ranks give it to ``fit``.
     """
-    _expect_told(compressor)
+    auto = compressor.adapter.auto
+    if auto is None:
+        return tf.keras.callbacks.Callback()
+    auto.is_told = True
     return tf.keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs=None: _begin(compressor),
-        on_train_batch_end=lambda batch, logs=None: _end(compressor),
+        on_train_batch_begin=lambda batch, logs=None: compressor.adapter.auto.step_begins(),
+        on_train_batch_end=lambda batch, logs=None: compressor.adapter.auto.step_ends(),
     )
-
-
-def _expect_told(compressor):
-    auto = compressor.adapter.auto
-    if auto is not None:
-        auto.is_told = True
-
-
-def _begin(compressor):
-    auto = compressor.adapter.auto
-    if auto is not None:
-        auto.step_begins()
-
-
-def _end(compressor):
-    auto = compressor.adapter.auto
-    if auto is not None:
-        auto.step_ends()
