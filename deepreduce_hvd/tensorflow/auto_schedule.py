@@ -39,10 +39,11 @@ class AutoSchedule:
         self._adapter = adapter
         self._slots = [slot for slot in adapter.slots.values() if slot.choice is not None]
         self._times = StepTimes()
+        # each gradient is a message of its own, but Horovod merges those that wait, so predictions
+        # of plans with larger messages are closer
         self.scheduler = Scheduler(
-            adapter.compressor, self._times, _time_fp16, self._messages, on_host=True,
-            communicators=("Allgather",),
-        )  # fmt: skip
+            adapter.compressor, self._times, _time_fp16, on_host=True, communicators=("Allgather",)
+        )
         self.is_told = False
         self._tables = {}  # policy -> numbers of its codec at each step
         self._seen = np.zeros((len(self._slots), 6))
@@ -119,11 +120,6 @@ class AutoSchedule:
             table = CodecNumbers(policy.codec, policy.memory).table()
             self._tables[policy] = tf.constant(table)
         return self._tables[policy]
-
-    def _messages(self):
-        """Return the messages of plans: on TensorFlow each gradient is one of its own."""
-        ready = self._times.ready
-        return [[name] for name in sorted(ready, key=ready.__getitem__)]
 
     # --- times ---
 

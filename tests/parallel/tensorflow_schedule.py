@@ -63,7 +63,6 @@ def scenario_auto_measures_and_decides_alike(directory):
     assert len(trials) > 2 and {trial.kept for trial in trials} >= {1.0, 0.05}, trials
     most = max(trials, key=lambda trial: trial.kept)
     assert compressor.plan.step_seconds == most.predicted, (compressor.plan, trials)
-    assert all(len(message.members) == 1 for message in compressor.plan.messages)
     for message in compressor.plan.messages:
         assert message.way != "codec" or message.communicator == "Allgather", message
     profile = compressor.profile()
