@@ -114,7 +114,10 @@ def _by_place(rows, candidates):
     A line has the candidates as columns, and needs figures of another one than Allgather. A column
     without figures is left out.
     """
-    places = sorted({_place(row) for row in rows if row["candidate"] in candidates[1:]})
+    plain = {_place(row): row for row in rows if row["candidate"] == "none"}
+    places = sorted(
+        {_place(row) for row in rows if row["candidate"] in candidates[1:]} & set(plain)
+    )
     found = {(*_place(row), row["candidate"]): row for row in rows if _place(row) in places}
     candidates = [name for name in candidates if any(name == key[-1] for key in found)]
     lines = [
@@ -122,9 +125,9 @@ def _by_place(rows, candidates):
         "|---|" + "---:|" * (3 + len(candidates)),
     ]
     for place in places:
-        plain = found[(*place, "none")]
-        cells = [plain["task"], str(plain["ranks"]), str(plain["samples"])]
-        cells.append(_mean(plain, list(plain["by_seed"])))
+        other = plain[place]
+        cells = [other["task"], str(other["ranks"]), str(other["samples"])]
+        cells.append(_mean(other, list(other["by_seed"])))
         cells += [_difference(found.get((*place, name))) for name in candidates]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

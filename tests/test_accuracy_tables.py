@@ -25,6 +25,7 @@ def test_a_line_has_the_differences_at_one_number_of_ranks_and_samples():
         _row("GTopK, raw values", 0, 0.75, factor=8), _row("GTopK, raw values", 1, 0.86, factor=8),
         _row("raw values", 0, 0.83, factor=8), _row("GTopK, raw values", 0, None),
         _row("none", 0, 0.7, ranks=64), _row("raw values", 0, 0.7, ranks=64),
+        _row("CLTK", 0, 0.7, ranks=64, factor=8),
     ])  # fmt: skip
     head, _, small, large = _cells(accuracy_tables.scalecom_table(rows))
     assert head == [
@@ -33,6 +34,7 @@ def test_a_line_has_the_differences_at_one_number_of_ranks_and_samples():
     assert small == ["resnet", "8", "16", "0.5000", "", "diverged"]
     assert large[:3] == ["resnet", "8", "128"] and large[3].startswith("0.8500 ± 0.0707")
     assert large[4:] == ["+0.0300 (1)", "-0.0450 (2)"]  # no column without figures
+    # no line for 64 ranks: one would have only Allgather, the other nothing to compare with
     # the table of gTop-k has batches of one size and all numbers of ranks
     lines = _cells(accuracy_tables.gtopk_table(rows))[2:]
     assert [line[:3] for line in lines] == [["resnet", "8", "16"]]

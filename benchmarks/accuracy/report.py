@@ -185,7 +185,7 @@ def plot(entries, path):
         return
     candidates = sorted({entry["candidate"] for entry in entries} - {"none"})
     ranks = sorted({entry["ranks"] for entry in entries})
-    maps = ["tab10"] if len(candidates) <= 10 else ["tab20", "tab20b"]
+    maps = ["tab10"] if len(candidates) <= 10 else ["tab20", "tab20b", "tab20c"]
     palette = [color for name in maps for color in pyplot.get_cmap(name).colors]
     colors = {name: palette[number % len(palette)] for number, name in enumerate(candidates)}
     markers = dict(zip(ranks, "os^DvP*X" * len(ranks)))
