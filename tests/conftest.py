@@ -35,7 +35,7 @@ LONGEST_FIRST = (
 #: files whose tests start builds, scripts, type checkers or trainings of the accuracy laboratory,
 #: which use one core each
 SUBPROCESSES = (
-    "test_accuracy_agreement.py", "test_accuracy_laboratory.py",
+    "test_accuracy_agreement.py", "test_accuracy_laboratory.py", "test_accuracy_runs.py",
     "test_build.py", "test_build_cuda.py", "test_check.py", "test_data.py", "test_gpu_check.py",
     "test_preflight.py", "test_set_up.py", "test_two_frameworks.py", "test_types.py",
 )  # fmt: skip

@@ -18,6 +18,18 @@ def test_low_pass_by_its_formula():
     )
 
 
+@pytest.mark.parametrize("beta", [0.1, 0.3, 1.0])
+def test_nothing_is_lost(beta):
+    """The residual is beta times the gradients that were not sent yet."""
+    residual, missing = np.zeros(3000, np.float32), np.zeros(3000)
+    codec = dr.Codec(dr.TopK(0.1), dr.Rice(), dr.LloydMax(bits=1))
+    for key in range(30):
+        g = gradient(3000, key=key)
+        payload = codec.encode(g, residual, memory=dr.LowPass(beta))
+        missing += g.astype(np.float64) - dr.decode(payload)
+    np.testing.assert_allclose(residual, beta * missing, rtol=0, atol=1e-4)
+
+
 def test_low_pass_of_one_is_the_residual():
     m, g = gradient(3000, key=3), gradient(3000)
     low_pass, residual = (
