@@ -80,6 +80,22 @@ def hosts_table(rows):
     return lines
 
 
+def network_bytes_table(rows):
+    """Compare the bytes of Top-r pairs and of the default, per network."""
+    found = {(row["network"], row["name"]): row for row in rows}
+    lines = [
+        "| network | uncompressed | Top-r pairs | default | share of Top-r pairs | small tensors |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for network in dict.fromkeys(row["network"] for row in rows):
+        pairs, default = (found[network, name] for name in ("Top-r pairs", "default"))
+        lines.append(
+            f"| {network} | {default['dense']:,} | {pairs['bytes']:,} | {default['bytes']:,} | "
+            f"{default['bytes'] / pairs['bytes']:.3f} | {default['uncompressed']:,} |"
+        )
+    return lines
+
+
 class Stage(NamedTuple):
     """A row of csrc/stages.def."""
 
@@ -195,6 +211,7 @@ def generated():
             "accuracy-lab.json",
             lambda rows: accuracy_tables.choices_table(rows, accuracy_tables.DEEP_REDUCE),
         ),
+        ("network bytes", "network-bytes.json", network_bytes_table),
         ("ddp hosts", "bench-hosts-ddp.json", hosts_table),
         ("agreement", "accuracy-agreement.json", accuracy_tables.agreement_table),
         ("auto schedule", "auto-schedule.json", schedule_tables.auto_schedule_table),

@@ -13,8 +13,8 @@ class LowPass(Memory):
 
     Let m be the residual, g the gradient, p = m + g, and s the decoded payload. The new residual is
     (1 - beta) m + beta (p - s). It is computed in float32 as p - (1 - beta) g - beta s, from left
-    to right. So m = beta (sum of all g - sum of all s): nothing is lost, but with ``beta`` less than
-    1 only a part of what was not sent competes for the next payload.
+    to right. So m = beta (sum of all g - sum of all s). Nothing is lost, but with ``beta`` less
+    than 1, only a part of what was not sent competes for the next payload.
 
     Args:
         beta: a number in (0, 1]. 1 is plain error feedback; 0.1 to 0.3 is for large batches.
