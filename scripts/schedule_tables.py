@@ -51,6 +51,32 @@ def changing_link_table(jobs):
     return lines
 
 
+def whole_step_table(rows):
+    """Compare whole steps of each network, and what they take longer than without an exchange."""
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    found = {(row["network"], row["row"]): row for row in rows}
+    shown = {"resnet18": "ResNet-18", "transformer": "transformer"}
+    lines = [
+        "| milliseconds per step (exposed) | "
+        + " | ".join(
+            f"{shown[name]}, {found[name, 'none']['parameters'] / 1e6:.1f} million parameters"
+            for name in networks
+        )
+        + " |",
+        "|---|" + "---:|" * len(networks),
+    ]
+    for name in dict.fromkeys(row["row"] for row in rows):
+        cells = [
+            f"{1e3 * found[network, name]['seconds']:.0f}"
+            f" ({1e3 * found[network, name]['exposed']:.0f})"
+            for network in networks
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    cells = [f"{1e3 * found[network, 'none']['coding']:.0f}" for network in networks]
+    lines.append("| encoding and decoding alone, one thread | " + " | ".join(cells) + " |")
+    return lines
+
+
 def replay_table(rows):
     """Compare the steps of all rows, in milliseconds, by network and link."""
     places = list(dict.fromkeys((row["network"], row["link"]) for row in rows))

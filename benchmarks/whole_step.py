@@ -1,0 +1,69 @@
+"""Measure whole training steps of a residual network and of a transformer on 2 hosts.
+
+    python benchmarks/whole_step.py [--networks resnet18,transformer] [--link 1gbit] [--steps 20]
+
+Every network is one job of Horovod on two hosts (network namespaces of this machine), with a real
+forward and backward pass. The rows of a job run in turns. "No exchange" trains each rank alone; the
+seconds by which the other rows are longer are exposed. They are compared with the seconds in which
+the core encodes and decodes the same gradients. Writes results/whole-step.json. Needs root,
+iproute2 and openssh-server.
+"""
+
+import argparse
+import pathlib
+import sys
+import time
+
+from jobs import run_job
+from links import bits_per_second
+from measure import split_choices, write
+from network import Network, NetworkError, problems
+from whole_step_rows import LOCAL, NETWORKS
+
+HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = HERE.parent / "results"
+_LONGEST = 900  # maximum seconds of one job
+
+
+def measured(network, link, name, steps):
+    """Return the rows of one job, and print them."""
+    rows = []
+    run_job(network, [HERE / "whole_step_worker.py", name, steps], _LONGEST, rows.append)
+    local = next(row["seconds"] for row in rows if row["row"] == LOCAL)
+    for row in rows:
+        row.update(network=name, link=link, exposed=row["seconds"] - local)
+        print(
+            f"{name:<12}{row['row']:<18}{1e3 * row['seconds']:>9.1f} ms"
+            f"{1e3 * row['exposed']:>9.1f} exposed  {row['chosen']}",
+            flush=True,
+        )
+    print(f"{name:<12}encode and decode {1e3 * rows[0]['coding']:>9.1f} ms", flush=True)
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--networks", default=",".join(NETWORKS), help="comma-separated")
+    parser.add_argument("--link", default="1gbit")
+    parser.add_argument("--steps", type=int, default=20, help="measured steps per row")
+    parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "whole-step.json")
+    arguments = parser.parse_args()
+    split_choices(parser, arguments, "networks", NETWORKS, ",")
+    bits_per_second(arguments.link)
+    if found := problems():
+        sys.exit("\n".join(found))
+    rows, started = [], time.perf_counter()
+    with Network(2, arguments.link) as network:
+        for name in arguments.networks:
+            rows += measured(network, arguments.link, name, arguments.steps)
+    write(arguments.output, {"rows": rows})
+    print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except NetworkError as error:
+        sys.exit(f"whole_step.py: {error}")
