@@ -326,7 +326,14 @@ class Network:
         return alpha + beta * size
 
     def gather_occupied(self, size: Any) -> Any:
-        """Return the seconds of an allgather until the next one can start; as :meth:`allgather`."""
+        """Return the seconds of an allgather until the next one can start.
+
+        Args:
+            size: bytes of one rank's payload, a number or an (n,) array.
+
+        Returns:
+            Seconds, in the shape of ``size``.
+        """
         overlap = self.link.gather_overlap if self._is_measured else 0.0
         return np.maximum(self.allgather(size) - overlap, 0.0)
 
