@@ -216,6 +216,7 @@ def generated():
         ("agreement", "accuracy-agreement.json", accuracy_tables.agreement_table),
         ("auto schedule", "auto-schedule.json", schedule_tables.auto_schedule_table),
         ("auto predictions", "auto-schedule.json", schedule_tables.auto_predictions_table),
+        ("whole step", "whole-step.json", schedule_tables.whole_step_table),
         ("changing link", "changing-link.json", schedule_tables.changing_link_table),
         ("replay", "replay.json", schedule_tables.replay_table),
         ("more ranks", "more-ranks.json", schedule_tables.ranks_table),
