@@ -60,9 +60,8 @@ class Table:
     def seconds(self, size: Any) -> Any:
         """Return the seconds of a collective.
 
-        The table is linear between its points. Above the last point it goes on with the slope
-        between the last two, or with that of the fit if they do not grow. Below the first it is
-        constant.
+        The table is linear between its points. Above the last point it goes on with the slope of
+        the fit. Below the first it is constant.
 
         Args:
             size: bytes, a number or an (n,) array.
@@ -72,7 +71,7 @@ class Table:
         """
         sizes, seconds = self._columns
         beyond = np.maximum(np.asarray(size, dtype=np.float64) - sizes[-1], 0.0)
-        return np.interp(size, sizes, seconds) + beyond * self._slope
+        return np.interp(size, sizes, seconds) + beyond * self._fit.beta
 
     def largest(self, seconds: float) -> float:
         """Return the largest size that needs at most some seconds.
@@ -85,15 +84,19 @@ class Table:
         """
         last_size, last = self.points[-1]
         if last <= seconds:
-            slope = self._slope
-            return last_size + (seconds - last) / slope if slope > 0 else math.inf
+            beta = self._fit.beta
+            return last_size + (seconds - last) / beta if beta > 0 else math.inf
         for (low, below), (high, above) in reversed(list(zip(self.points, self.points[1:]))):
             if below <= seconds:
                 return low + (seconds - below) / (above - below) * (high - low)
         return -1.0
 
     def fit(self) -> Fit:
-        """Return the line through the points, by least squares of the relative error.
+        """Return the line through the points.
+
+        The seconds per byte are those of least squares of the error, which large messages decide.
+        The seconds at 0 bytes are then those of least squares of the relative error, which small
+        messages decide.
 
         Returns:
             A :class:`Fit` with alpha and beta of at least 0.
@@ -106,23 +109,14 @@ class Table:
         return sizes, seconds
 
     @functools.cached_property
-    def _slope(self) -> float:
-        """Seconds per byte above the last point."""
-        (size, seconds), (last_size, last) = self.points[-2:]
-        slope = (last - seconds) / (last_size - size)
-        return slope if slope > 0 else self._fit.beta
-
-    @functools.cached_property
     def _fit(self) -> Fit:
         sizes, seconds = self._columns
-        rows = np.stack([1 / seconds, sizes / seconds], axis=1)  # relative: small sizes count too
-        solution = np.linalg.lstsq(rows, np.ones(sizes.size), rcond=None)[0]
-        if solution.min() < 0:
-            column = int(np.argmax(solution))
-            alone = float(rows[:, column].sum() / (rows[:, column] ** 2).sum())
-            solution = np.array([alone if index == column else 0.0 for index in range(2)])
-        error = float(np.sqrt(np.mean((rows @ solution - 1) ** 2)))
-        return Fit(float(solution[0]), float(solution[1]), error)
+        # Small messages can pass in a burst, so large ones decide on the seconds per byte.
+        beta = max(float(np.polyfit(sizes, seconds, 1)[0]), 0.0)
+        weights = 1 / seconds**2
+        alpha = max(float((weights * (seconds - beta * sizes)).sum() / weights.sum()), 0.0)
+        error = float(np.sqrt(np.mean(((alpha + beta * sizes) / seconds - 1) ** 2)))
+        return Fit(alpha, beta, error)
 
 
 @dataclasses.dataclass(frozen=True)
