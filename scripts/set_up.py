@@ -28,7 +28,6 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMPS = VENV / "set-up.json"
 PINS = ROOT / "requirements.txt"
-_PAUSE = 20  # seconds before packages are tried again
 #: installed without its dependencies, because they include the full tensorflow, which overwrites
 #: the files of tensorflow-cpu
 WITHOUT_DEPENDENCIES = "tf_keras"
@@ -86,30 +85,19 @@ def install_pins():
     rest = LOGS / "requirements-with-dependencies.txt"
     rest.write_text("\n".join(line for line in lines if line not in alone) + "\n")
     pip = [PYTHON, "-m", "pip", "install", "--progress-bar", "off", "--disable-pip-version-check"]
-    install(
+    run(
         [*pip, "-r", rest],
         f"pinned packages: installing {len(lines)}",
         "1 to 3 min, 0.7 GB of downloads",
         log_name="packages",
     )
-    install(
+    run(
         [*pip, "--no-deps", *alone],
         f"pinned packages: {alone[0]}",
         "3 s",
         log_name="packages-alone",
     )
     stamp("pins", wanted)
-
-
-def install(command, what, usually, log_name):
-    """Run pip, and once more if it fails: an index can be out of date for some seconds."""
-    try:
-        run(command, what, usually, log_name=log_name)
-    except SetUpError as error:
-        say(f"{error}")
-        say(f"{what}: failed, trying once more in {_PAUSE} s")
-        time.sleep(_PAUSE)
-        run(command, what, usually, log_name=log_name)
 
 
 def install_package():

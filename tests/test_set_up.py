@@ -38,26 +38,6 @@ def test_a_failing_step_shows_the_end_of_its_log():
     )
 
 
-@pytest.mark.parametrize("failures", [0, 1, 2])
-def test_packages_are_tried_twice(own_place, monkeypatch, capsys, failures):
-    """An index can be out of date for some seconds."""
-    monkeypatch.setattr(set_up, "_PAUSE", 0)
-    tries = own_place / "tries"
-    program = (
-        f"import pathlib; tries = pathlib.Path({str(tries)!r})\n"
-        "count = tries.stat().st_size if tries.exists() else 0\n"
-        f"tries.write_text('x' * (count + 1)); raise SystemExit(count < {failures})"
-    )
-    command = [sys.executable, "-c", program], "packages", "no time", "packages"
-    if failures < 2:
-        set_up.install(*command)
-    else:
-        with pytest.raises(console.SetUpError, match="expected exit status 0, got 1"):
-            set_up.install(*command)
-    assert tries.stat().st_size == min(failures + 1, 2)
-    assert ("trying once more" in capsys.readouterr().out) == (failures > 0)
-
-
 def test_progress_is_the_last_percentage_or_the_last_line(own_place):
     log = own_place / "log"
     log.write_text("[  3%] Building\n[ 42%] Building\nwarning: x\n\n")
