@@ -10,7 +10,7 @@ import numpy as np
 
 from deepreduce_hvd.codec import Codec, decode
 from deepreduce_hvd.planning import layout
-from deepreduce_hvd.schedule.links import Table
+from deepreduce_hvd.schedule.tables import Table
 
 #: Sizes of the timed collectives in bytes. The series ends with the first that takes longer than
 #: _LONG seconds, or before those larger than all gradients together. What takes longer than

@@ -7,7 +7,7 @@ docs/schedule.md explains the model.
 from deepreduce_hvd.schedule.costs import Traffic, hierarchical, speedup_bound, traffic
 from deepreduce_hvd.schedule.dag import Event, Message, Timeline, timeline
 from deepreduce_hvd.schedule.density import hidden_density, lags
-from deepreduce_hvd.schedule.links import Fit, Link, Network, Table
+from deepreduce_hvd.schedule.links import Link, Network
 from deepreduce_hvd.schedule.merge import (
     finish_seconds,
     finish_with_selection,
@@ -20,6 +20,7 @@ from deepreduce_hvd.schedule.parameter import Parameter
 from deepreduce_hvd.schedule.plan import Plan
 from deepreduce_hvd.schedule.profile import Profile, layer_times
 from deepreduce_hvd.schedule.published_rules import mg_wfbp, omgs, single_message, wfbp
+from deepreduce_hvd.schedule.tables import Fit, Table
 
 __all__ = [
     "Event",

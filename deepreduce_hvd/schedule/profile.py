@@ -23,8 +23,9 @@ from deepreduce_hvd.schedule.fields import (
     parsed,
     text_of,
 )
-from deepreduce_hvd.schedule.links import Fit, Link, Table
+from deepreduce_hvd.schedule.links import Link
 from deepreduce_hvd.schedule.parameter import DEFAULT_DENSITY, Parameter, parameter_of
+from deepreduce_hvd.schedule.tables import Fit, Table
 
 FORMAT, VERSION = "deepreduce_hvd profile", 1
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")

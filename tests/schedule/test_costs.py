@@ -18,7 +18,8 @@ from deepreduce_hvd.schedule.costs import (
     traffic,
     value_bits_of,
 )
-from deepreduce_hvd.schedule.links import Link, Network, Table
+from deepreduce_hvd.schedule.links import Link, Network
+from deepreduce_hvd.schedule.tables import Table
 
 ELEMENTS = 20_000
 
