@@ -12,14 +12,15 @@ class Figures:
     Each has a name of its own. All ranks must make the same ones in the same order.
 
     Args:
-        number: number of the compressor in this process.
+        compressor: the compressor. Its number is read for each exchange, because the ranks agree on
+            it after it is created.
 
     Attributes:
         calls: how many there have been.
     """
 
-    def __init__(self, number):
-        self._number = number
+    def __init__(self, compressor):
+        self._compressor = compressor
         self.calls = 0
 
     def call_ranks(self, transport):
@@ -52,8 +53,8 @@ class Figures:
     def name(self, label):
         """Return the name of the next exchange."""
         self.calls += 1
-        return collective_name(self._number, f"schedule.{label}.{self.calls}")
+        return collective_name(self._compressor.number, f"schedule.{label}.{self.calls}")
 
     def lasting_name(self, label):
         """Return a name that is the same each time, which saves Horovod work."""
-        return collective_name(self._number, f"schedule.{label}")
+        return collective_name(self._compressor.number, f"schedule.{label}")

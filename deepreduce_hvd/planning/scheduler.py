@@ -104,7 +104,7 @@ class Scheduler:
         self.trials = []
         self._measured = {}
         self._costs = self._curve = self._in_background = None
-        self._figures = Figures(self._compressor.number)
+        self._figures = Figures(self._compressor)
         self._different, self._differing = _DIFFERENT, 0
         self._begin(self._warm_up, _COLD_STEPS)
 

@@ -74,6 +74,8 @@ def scenario_auto_measures_and_decides_alike(directory):
     """All ranks change plans at the same steps; the messages of plans are DDP's buckets."""
     network = Network()
     codec = dr.Codec(dr.TopK(0.05, warmup_steps=3), index=dr.Rice(), value=dr.LloydMax(bits=1))
+    for _ in range(dist.get_rank()):  # ranks may create other numbers of compressors before
+        dr.Compressor(codec, parameters=Network().named_parameters())
     model, compressor = distributed(network, codec, ddp=SMALL_BUCKETS, schedule="auto")
     buckets = []
     average = compressor.adapter.average
