@@ -58,9 +58,11 @@ def _parser() -> argparse.ArgumentParser:
         help="nanoseconds to decode the payload of one rank, per element of the tensor",
     )
     parser.add_argument(
-        "--background",
-        action="store_true",
-        help="threads encode while backward goes on; default: as in the profile, or backward waits",
+        "--delay",
+        type=float,
+        metavar="SHARE",
+        help="seconds by which a second of encoding delays backward: 0 if threads with cores of"
+        " their own encode; default: as in the profile, or 1",
     )
     parser.add_argument("--rules", help="rules to show; default: all")
     for option, what in (
@@ -105,7 +107,7 @@ def _loaded(arguments: argparse.Namespace) -> tuple[Profile, list[str]]:
         parameters=tuple(parameters),
         forward_seconds=forward,
         update_seconds=update,
-        encodes_in_background=profile.encodes_in_background or arguments.background,
+        encoding_delay=profile.encoding_delay if arguments.delay is None else arguments.delay,
     )
     return changed, notes
 

@@ -8,7 +8,7 @@ import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning.trials import (
-    encodes_in_background,
+    encoding_delay,
     expect_one_way,
     in_words,
     plans_to_try,
@@ -89,8 +89,8 @@ def test_each_grouping_of_payloads_is_tried_once():
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_where_threads_encode_is_found_from_a_measured_step(given):
-    """The measured step is that of the model, with noise of up to 5 %."""
+def test_the_delay_by_encoding_is_found_from_a_measured_step(given):
+    """The measured step is that of the model, or outside of all that the model predicts."""
     for seed in range(20):
         draw = random.Random(seed)
         profile = profile_of(draw, 1e-4, 1e-9)
@@ -102,15 +102,16 @@ def test_where_threads_encode_is_found_from_a_measured_step(given):
         buckets = [[part.name] for part in parts] if given else None
         groups = [1] * len(parts) if given else None
         network = Network(profile.hosts, profile.link())
-        steps = {}
-        for in_background in (False, True):
-            one = dataclasses.replace(profile, encodes_in_background=in_background)
-            steps[in_background] = predict("buckets", one, network, groups=groups)[0].step_seconds
-        if steps[True] > 0.8 * steps[False]:
-            continue  # it makes little difference
-        for expected, seconds in steps.items():
-            noisy = seconds * draw.uniform(0.95, 1.05)
-            assert encodes_in_background(profile, noisy, buckets) is expected
+
+        def step(delay, profile=profile, network=network, groups=groups):
+            one = dataclasses.replace(profile, encoding_delay=delay)
+            return predict("buckets", one, network, groups=groups)[0].step_seconds
+
+        seconds = step(draw.uniform(0.1, 0.9))
+        found = encoding_delay(profile, seconds, buckets)
+        assert step(found) == pytest.approx(seconds, rel=1e-4)
+        assert encoding_delay(profile, step(0.0) * 0.99, buckets) < 1e-9
+        assert encoding_delay(profile, step(1.0) * 1.01, buckets) == 1.0
 
 
 def test_the_share_that_is_sent():

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
+from deepreduce_hvd.schedule.density import largest_good
 from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.optimum import optimal_plan
 from deepreduce_hvd.schedule.plan import Plan
@@ -59,11 +60,12 @@ def plans_to_try(profile, communicators, buckets=None):
     return [(rule, plan.to_json()) for rule, plan in plans]
 
 
-def encodes_in_background(profile, seconds, buckets=None):
-    """Return whether backward seems to go on while threads encode, from a measured step.
+def encoding_delay(profile, seconds, buckets=None):
+    """Return by how much encoding delays backward, see :class:`~deepreduce_hvd.schedule.Profile`.
 
-    If the threads have cores of their own, it does. If backward needs all cores, it waits as if the
-    device encoded. The answer is the one whose prediction is closer to the measured step.
+    If threads have cores of their own, backward goes on while they encode. If backward needs all
+    cores, it waits as if the device encoded. The answer is the delay for which the prediction is
+    the measured step, or else the closest.
 
     Args:
         profile: the profile of all ranks.
@@ -71,12 +73,12 @@ def encodes_in_background(profile, seconds, buckets=None):
         buckets: as for :func:`plans_to_try`.
     """
     network, profile, groups = _network_of(profile, buckets)
-    errors = []
-    for in_background in (False, True):
-        one = dataclasses.replace(profile, encodes_in_background=in_background)
-        predicted = predict("buckets", one, network, groups=groups)[0].step_seconds
-        errors.append(abs(predicted - seconds))
-    return errors[1] < errors[0]
+
+    def is_short(delay):
+        one = dataclasses.replace(profile, encoding_delay=delay)
+        return predict("buckets", one, network, groups=groups)[0].step_seconds <= seconds
+
+    return largest_good(0.0, 1.0, is_short)
 
 
 def _network_of(profile, buckets):

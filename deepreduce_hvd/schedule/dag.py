@@ -2,11 +2,12 @@
 
 The device computes forward, backward layer by layer, encodes each gradient after its layer, and
 later decodes. Conversion to float16 and back counts as encoding and decoding. If a profile says so,
-threads beside the device encode instead, one gradient after another, and backward goes on. The
-network sends one message at a time, in the order of the gradients. A message starts when its last
-gradient is encoded and the message before it has ended. If it was measured that allgathers overlap,
-the next one starts earlier. Messages are decoded after backward, in order. For payloads that need
-no encoding this is the published model:
+threads beside the device encode instead, one gradient after another, and backward goes on. Threads
+that share cores with backward delay it by a part of the seconds in which they encode. The network
+sends one message at a time, in the order of the gradients. A message starts when its last gradient
+is encoded and the message before it has ended. If it was measured that allgathers overlap, the next
+one starts earlier. Messages are decoded after backward, in order. For payloads that need no
+encoding this is the published model:
 
     tau_c(first) = R(first),  tau_c(next) = max(tau_c + t_c, R(next)),
     step = t_f + tau_c(last) + t_c(last) + t_u,
@@ -181,11 +182,27 @@ class Model:
     def prepared(self, way: str, density: float | None) -> np.ndarray:
         """Return (L,) when each gradient can be sent, if all of them travel in the same way."""
         seconds = np.cumsum(self.preparation(way, density))
-        if way != CODEC or not self.profile.encodes_in_background:
+        if way != CODEC:
             return self.ready + seconds
+        before = np.concatenate([[0.0], seconds[:-1]])
+        computed = self.ready + self.profile.encoding_delay * before
         # a thread encodes the gradients in order, each when it is ready
-        started = np.concatenate([[0.0], seconds[:-1]])
-        return seconds + np.maximum.accumulate(self.ready - started)
+        return seconds + np.maximum.accumulate(computed - before)
+
+    def alone(self, way: str, density: float | None, first: int, last: int) -> np.ndarray:
+        """Return when the gradients first, first + 1, ... to ``last`` - 1 can be sent together.
+
+        For each first one, no gradient before it is prepared. Seconds from the start of backward.
+        """
+        seconds = self.preparation(way, density, first, last)
+        ready = self.ready[first:last]
+        left = seconds[::-1].cumsum()[::-1]
+        if way != CODEC:
+            return ready[-1] + left
+        delay = self.profile.encoding_delay
+        # max over j of ready[j] + delay * (sum from the first to j - 1) + (sum from j on)
+        latest = np.maximum.accumulate((ready + (1 - delay) * left)[::-1])[::-1]
+        return latest + delay * left
 
     def payload(self, first: int, last: int, density: float) -> float:
         """Return the bytes of the payloads of parameters ``first`` to ``last`` - 1."""
@@ -324,21 +341,23 @@ def timeline(
     computed, encoder, ready = 0.0, 0.0, []
     for message, first, last in zip(messages, bounds, bounds[1:]):
         encoded = message.way == CODEC
-        in_background = encoded and profile.encodes_in_background and not merged_selection
         preparation = model.preparation(message.way, message.density, first, last).tolist()
         for layer, seconds in zip(range(first, last), preparation):
             name, at = model.names[layer], float(model.ready[layer])
             clock = bar(COMPUTE, "backward", name, clock, at - computed)
             computed = at
-            if in_background:
-                encoder = bar(THREADS, "encode", name, max(encoder, clock), seconds)
-            elif not (encoded and merged_selection):
+            if not encoded:
                 clock = bar(COMPUTE, "encode", name, clock, seconds)
+            elif not merged_selection:
+                delay = profile.encoding_delay
+                if delay < 1:
+                    encoder = bar(THREADS, "encode", name, max(encoder, clock), seconds)
+                clock = bar(COMPUTE, "encode", name, clock, delay * seconds)
         if encoded and merged_selection:
             total = float(model.elements[first:last].sum())
             seconds = per_step * total * float(np.log2(max(total, 2)))
             clock = bar(COMPUTE, "encode", message.label, clock, seconds)
-        ready.append(encoder if in_background else clock)
+        ready.append(max(encoder, clock) if encoded else clock)
     free, ends = 0.0 if overlap else max(clock, encoder), []
     for message, first, last, at in zip(messages, bounds, bounds[1:], ready):
         how = message.way, message.density, message.communicator

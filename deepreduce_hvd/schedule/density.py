@@ -9,7 +9,7 @@ from deepreduce_hvd.schedule.links import Network
 from deepreduce_hvd.schedule.profile import Profile
 
 MAX_COMPRESSION = 1000.0
-_HALVINGS = 40  # of an interval of densities
+_HALVINGS = 40  # of an interval
 _ROUNDING = 1 + 1e-12
 
 
@@ -88,10 +88,7 @@ def lags(
     expect(hide_behind in ("next", "rest"), "lags hide_behind", "'next' or 'rest'", hide_behind)
     model = Model(profile, network)
     least = 1 / max_compression
-    reserved = latest = None
-    if hide_behind == "rest":
-        reserved, latest = _latest(model, least)
-    in_background = profile.encodes_in_background
+    deadlines = _Deadlines(model, least) if hide_behind == "rest" else None
     messages = []
     # seconds by which encoding has delayed backward; when the threads and the network are free
     delay, encoder, free = 0.0, 0.0, 0.0
@@ -102,45 +99,44 @@ def lags(
         uncompressed = max(free, computed) + model.seconds(
             layer, layer + 1, DENSE, None, "Allreduce"
         )
-        in_time = computed + following if reserved is None else reserved[layer]
+        in_time = computed + following if deadlines is None else deadlines.sent[layer]
         if uncompressed <= in_time:
             messages.append(Message((name,)))
             free = uncompressed
             continue
 
-        def encoded(density: float, layer: int = layer, computed: float = computed) -> float:
-            """Return when the gradient is encoded."""
-            start = max(encoder, computed) if in_background else computed
-            return start + float(model.preparation(CODEC, density, layer, layer + 1)[0])
+        def encoded(
+            density: float, layer: int = layer, computed: float = computed
+        ) -> tuple[float, float]:
+            """Return when the gradient is encoded, and when backward continues."""
+            seconds = float(model.preparation(CODEC, density, layer, layer + 1)[0])
+            return max(encoder, computed) + seconds, computed + profile.encoding_delay * seconds
 
-        def hidden(density: float, layer: int = layer, computed: float = computed) -> float:
+        def hidden(density: float, layer: int = layer, following: float = following) -> float:
             """Return the largest density that is in time if encoding takes as for ``density``."""
-            ready = encoded(density)
-            if reserved is None or latest is None:
-                in_time = (computed if in_background else ready) + following
-            elif ready > latest[layer]:
+            ready, continued = encoded(density)
+            if deadlines is None:
+                in_time = continued + following
+            elif ready > deadlines.encoded[layer] or continued > deadlines.continued[layer]:
                 return 0.0
             else:
-                in_time = reserved[layer]
+                in_time = deadlines.sent[layer]
             budget = in_time - max(free, ready)
             return model.density_of(layer, layer + 1, network.largest_payload(budget))
 
         most = max(min(hidden(least), profile.max_density), least)
-        density = largest_density(least, most, lambda tried: hidden(tried) >= tried)
+        density = largest_good(least, most, lambda tried: hidden(tried) >= tried)
         messages.append(Message((name,), CODEC, density, "Allgather"))
-        ready = encoded(density)
-        if in_background:
-            encoder = ready
-        else:
-            delay += ready - computed
-        free = max(free, ready) + model.occupied(layer, layer + 1, CODEC, density, "Allgather")
+        encoder, continued = encoded(density)
+        delay += continued - computed
+        free = max(free, encoder) + model.occupied(layer, layer + 1, CODEC, density, "Allgather")
     return messages
 
 
-def largest_density(least: float, most: float, good: Callable[[float], bool]) -> float:
-    """Return the largest density from ``least`` to ``most`` that is good, by halving.
+def largest_good(least: float, most: float, good: Callable[[float], bool]) -> float:
+    """Return the largest number from ``least`` to ``most`` that is good, by halving.
 
-    Densities below a good one are assumed to be good, and ``least`` too.
+    Numbers below a good one are assumed to be good, and ``least`` too.
     """
     if good(most):
         return most
@@ -156,26 +152,34 @@ def largest_density(least: float, most: float, good: Callable[[float], bool]) ->
     return low
 
 
-def _latest(model: Model, least: float) -> tuple[list[float], list[float]]:
-    """Return when each message must end, and when each gradient must be encoded.
+class _Deadlines:
+    """When each gradient must be done, so that later ones of the smallest density end in time.
 
-    Then later ones of density ``least`` end in time.
+    Attributes:
+        sent: (L,) latest ends of the messages, in seconds from the start of backward.
+        encoded: (L,) when each gradient must be encoded.
+        continued: (L,) when backward must continue after each gradient.
     """
-    messages = [(layer, layer + 1, CODEC, least, "Allgather") for layer in range(model.count)]
-    seconds = [model.seconds(*message) for message in messages]
-    occupied = [model.occupied(*message) for message in messages]
-    ready = model.prepared(CODEC, least)
-    preparation = model.preparation(CODEC, least)
-    free = finish = 0.0
-    for at, taken, until_next in zip(ready.tolist(), seconds, occupied):
-        start = max(free, at)
-        free, finish = start + until_next, start + taken
-    ends = [max(finish, float(ready[-1]))]
-    encoded = [math.inf]
-    in_background = model.profile.encodes_in_background
-    for layer in range(model.count - 1, 0, -1):
-        start = ends[-1] - seconds[layer]
-        backward = 0.0 if in_background else float(model.ready[layer] - model.ready[layer - 1])
-        encoded.append(min(start, encoded[-1]) - float(preparation[layer]) - backward)
-        ends.append(start + seconds[layer - 1] - occupied[layer - 1])
-    return ends[::-1], [at * _ROUNDING for at in encoded[::-1]]
+
+    def __init__(self, model: Model, least: float) -> None:
+        messages = [(layer, layer + 1, CODEC, least, "Allgather") for layer in range(model.count)]
+        seconds = [model.seconds(*message) for message in messages]
+        occupied = [model.occupied(*message) for message in messages]
+        ready = model.prepared(CODEC, least)
+        preparation = model.preparation(CODEC, least).tolist()
+        delay = model.profile.encoding_delay
+        free = finish = 0.0
+        for at, taken, until_next in zip(ready.tolist(), seconds, occupied):
+            start = max(free, at)
+            free, finish = start + until_next, start + taken
+        sent, encoded, continued = [max(finish, float(ready[-1]))], [math.inf], [math.inf]
+        for layer in range(model.count - 1, 0, -1):
+            start = sent[-1] - seconds[layer]
+            begun = min(start, encoded[-1]) - preparation[layer]  # the latest start of encoding
+            backward = float(model.ready[layer] - model.ready[layer - 1])
+            continued.append(min(begun, continued[-1] - delay * preparation[layer]) - backward)
+            encoded.append(begun)
+            sent.append(start + seconds[layer - 1] - occupied[layer - 1])
+        self.sent = sent[::-1]
+        self.encoded = [at * _ROUNDING for at in encoded[::-1]]
+        self.continued = [at * _ROUNDING for at in continued[::-1]]

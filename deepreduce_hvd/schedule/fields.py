@@ -52,13 +52,6 @@ def integer_of(row: dict[str, Any], key: str, where: str, least: int) -> int:
     return int(value)
 
 
-def flag_of(row: dict[str, Any], key: str, where: str) -> bool:
-    """Return true or false."""
-    value = row[key]
-    expect(isinstance(value, bool), f"{where} {key}", "true or false", repr(value))
-    return bool(value)
-
-
 def text_of(row: dict[str, Any], key: str, where: str) -> str:
     """Return text that is not empty."""
     value = row[key]

@@ -8,7 +8,7 @@ import numpy as np
 
 from deepreduce_hvd.schedule import dag
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16, WAYS, Message, Model
-from deepreduce_hvd.schedule.density import lags, largest_density
+from deepreduce_hvd.schedule.density import lags, largest_good
 from deepreduce_hvd.schedule.fields import expect
 from deepreduce_hvd.schedule.grouping import FloatArray, IndexArray
 from deepreduce_hvd.schedule.links import Network
@@ -41,7 +41,8 @@ def optimal_plan(
     without a longer step. The program keeps at most 32 pairs of clocks per gradient. If that is
     enough, decoding takes no time and only Allgather is used, then no other grouping and choice of
     ways at this density is faster. If threads encode, conversion to float16 must also take no time;
-    and allgathers must not overlap.
+    and allgathers must not overlap. If encoding delays backward in part, the program's clocks are
+    approximate.
 
     Args:
         profile: the profile.
@@ -80,7 +81,11 @@ def optimal_plan(
         expect(good, "optimal_plan groups", f"lengths that add up to {model.count}", list(groups))
     choices = _Choices(model, least, tuple(communicators), groups)
     candidates = [choices.grouped(way) for way in WAYS if way in ways]
-    candidates += choices.mixed([way for way in WAYS if way in ways])
+    allowed = [way for way in WAYS if way in ways]
+    if profile.encoding_delay > 0:
+        candidates += choices.mixed(allowed, by_threads=False)
+    if profile.encoding_delay < 1:
+        candidates += choices.mixed(allowed, by_threads=True)
     if groups is None and set(ways) >= {DENSE, CODEC}:
         for hide_behind in ("next", "rest"):
             candidates.append(
@@ -90,7 +95,7 @@ def optimal_plan(
     steps = [_Clocks(model, messages).step_seconds() for messages in candidates]
     fastest = [messages for messages, step in zip(candidates, steps) if step <= min(steps) * _EQUAL]
     best = max(fastest, key=lambda messages: kept_share(messages, elements))
-    return Plan.of(profile, network, _filled(model, best, [way for way in WAYS if way in ways]))
+    return Plan.of(profile, network, _filled(model, best, allowed))
 
 
 class _Choices:
@@ -154,15 +159,17 @@ class _Choices:
             grouping = self.model.optimal_grouping(way, self.density)
         return self.messages([(length, way) for length in grouping])
 
-    def mixed(self, ways: Sequence[str]) -> list[list[Message]]:
+    def mixed(self, ways: Sequence[str], *, by_threads: bool) -> list[list[Message]]:
         """Return the groupings, with a way for each message, that may give the shortest step.
 
-        The first clock is how long preparation has delayed backward so far. If threads encode, it
-        is when they have encoded the last gradient, and conversions to float16 delay only their own
-        message.
+        The first clock is how long preparation has delayed backward so far. A message does not wait
+        for threads that encode the one before. With ``by_threads``, this clock is when the threads
+        have encoded the last gradient. Backward is then delayed as if all gradients were encoded,
+        and conversions to float16 delay only their own message.
         """
         model, network = self.model, self.model.network
-        in_background = model.profile.encodes_in_background
+        delay = model.profile.encoding_delay
+        delays = delay * self.before[CODEC] if by_threads else np.zeros(model.count + 1)
         payload_sums = np.concatenate([[0.0], np.cumsum(self.payloads)])
         element_sums = np.concatenate([[0.0], np.cumsum(model.elements)])
 
@@ -174,17 +181,18 @@ class _Choices:
             following = model.ready[min(end, model.count - 1)]
             for way in ways:
                 preparation = self.before[way][end] - self.before[way][:end]
-                if not in_background:
-                    after = encoded + preparation[start]
-                    ready, next_ready = model.ready[end - 1] + after, following + after
+                alone = model.alone(way, self.density if way == CODEC else None, 0, end)
+                ready = (alone + delays[:end])[start]
+                if not by_threads:
+                    ready = ready + encoded
+                    share = delay if way == CODEC else 1.0
+                    after = encoded + share * preparation[start]
+                    next_ready = following + after
                 else:
-                    after, next_ready = encoded, following
-                    ready = model.ready[end - 1] + preparation[start]
+                    after, next_ready = encoded, following + delays[end]
                     if way == CODEC:
-                        # the end if threads have nothing else to encode, by the first gradient
-                        alone = np.maximum.accumulate((model.ready[:end] + preparation)[::-1])[::-1]
-                        ready = after = np.maximum(encoded + preparation[start], alone[start])
-                    after = np.maximum(after, following)  # states that do not differ coincide
+                        ready = after = np.maximum(encoded + preparation[start], ready)
+                    after = np.maximum(after, next_ready)  # states that do not differ coincide
                 if way == CODEC:
                     seconds = network.gather_occupied(payload_sums[end] - payload_sums[:end])
                     for curve in self.curves.values():
@@ -219,16 +227,12 @@ class _Clocks:
         first, last = self.bounds[number : number + 2]
         model = self.model
         how = message.way, message.density, message.communicator
-        preparation = model.preparation(message.way, message.density, first, last)
-        total, alone = float(preparation.sum()), 0.0
-        in_background = message.way == CODEC and model.profile.encodes_in_background
-        if in_background:
-            left = preparation[::-1].cumsum()[::-1]
-            alone = float((model.ready[first:last] + left).max())
+        preparation = float(model.preparation(message.way, message.density, first, last).sum())
+        encoded = message.way == CODEC
         return _Row(
-            0.0 if in_background else total,
-            total if in_background else 0.0,
-            alone,
+            preparation * (model.profile.encoding_delay if encoded else 1.0),
+            preparation if encoded else 0.0,
+            float(model.alone(message.way, message.density, first, last)[0]),
             model.seconds(first, last, *how),
             model.occupied(first, last, *how),
             model.decode_seconds(first, last, *how),
@@ -238,11 +242,11 @@ class _Clocks:
         """Return the seconds of a step."""
         model = self.model
         delay, encoder, free, ends = 0.0, 0.0, 0.0, []
-        for last, row in zip(self.bounds[1:], self.rows):
+        for row in self.rows:
+            ready = row.alone + delay
+            if row.encoding:
+                encoder = ready = max(encoder + row.encoding, ready)
             delay += row.device
-            ready = float(model.ready[last - 1]) + delay
-            if row.background:
-                encoder = ready = max(encoder + row.background, row.alone + delay, ready)
             start = max(free, ready)
             ends.append(start + row.exchange)
             free = start + row.occupied
@@ -265,9 +269,9 @@ class _Row(NamedTuple):
     """Seconds of one message.
 
     Attributes:
-        device: preparation on the device, which delays backward.
-        background: preparation by threads.
-        alone: when the threads are done if they have nothing else to encode, from the start of
+        device: the delay of backward by preparation.
+        encoding: encoding, by threads or by the device.
+        alone: when the message can be sent if nothing before it is prepared, from the start of
             backward.
         exchange: of the message.
         occupied: of the message until the next one can start.
@@ -275,7 +279,7 @@ class _Row(NamedTuple):
     """
 
     device: float
-    background: float
+    encoding: float
     alone: float
     exchange: float
     occupied: float
@@ -313,7 +317,7 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
             ]
             return _Clocks(model, raised).step_seconds() <= limit
 
-        common = largest_density(least, max(most, least), all_fit)
+        common = largest_good(least, max(most, least), all_fit)
         for number in encoded:
             message = clocks.messages[number]
             if common > (message.density or 0.0):
@@ -325,7 +329,7 @@ def _filled(model: Model, messages: Sequence[Message], ways: Sequence[str]) -> l
             return clocks.fits(number, _denser(message, density), limit)
 
         density = message.density or 0.0
-        largest_density(density, max(most, density), fits)
+        largest_good(density, max(most, density), fits)
     return clocks.messages
 
 

@@ -15,7 +15,6 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.fields import (
     expect,
     expect_keys,
-    flag_of,
     integer_of,
     list_of,
     number_of,
@@ -31,8 +30,7 @@ FORMAT, VERSION = "deepreduce_hvd profile", 1
 _TABLES = ("allgather", "allreduce", "allreduce_fp16")
 #: seconds per element
 _PER_ELEMENT = ("to_fp16_seconds", "from_fp16_seconds", "seconds_per_kept_element")
-_OPTIONAL = (*_PER_ELEMENT, "max_density", "gather_overlap")
-_FLAG = "encodes_in_background"
+_OPTIONAL = (*_PER_ELEMENT, "max_density", "gather_overlap", "encoding_delay")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +56,8 @@ class Profile:
             ``density`` sends in addition.
         max_density: the largest density of the codec in a plan. With few bits per value, a larger
             one can carry less of a gradient.
-        encodes_in_background: whether threads encode while backward goes on. Otherwise backward
-            waits for encoding.
+        encoding_delay: seconds by which each second of encoding delays backward. With 1, backward
+            waits for encoding. With 0, threads encode while it goes on.
     """
 
     parameters: tuple[Parameter, ...]
@@ -75,7 +73,7 @@ class Profile:
     to_fp16_seconds: float = 0.0
     from_fp16_seconds: float = 0.0
     seconds_per_kept_element: float = 0.0
-    encodes_in_background: bool = False
+    encoding_delay: float = 1.0
     max_density: float = 1.0
     gather_overlap: float = 0.0
 
@@ -84,6 +82,8 @@ class Profile:
         for what in ("density", "max_density"):
             value = getattr(self, what)
             expect(0 < value <= 1, f"profile {what}", "a density in (0, 1]", value)
+        delay = self.encoding_delay
+        expect(0 <= delay <= 1, "profile encoding_delay", "a number in [0, 1]", delay)
         names = [parameter.name for parameter in self.parameters]
         repeated = sorted({name for name in names if names.count(name) > 1})
         expect(not repeated, "parameters", "unique names", f"{', '.join(repeated)} more than once")
@@ -167,12 +167,10 @@ class Profile:
         data = parsed(text, FORMAT, VERSION, "profile")
         plain = ("forward_seconds", "update_seconds", "hosts", "ranks_per_host", "codec", "density")
         required = ("format", "version", "link", "parameters", *plain)
-        expect_keys(data, "profile", required, (*_OPTIONAL, _FLAG))
+        expect_keys(data, "profile", required, _OPTIONAL)
         measured: dict[str, Any] = {
             key: number_of(data, key, "profile") for key in _OPTIONAL if key in data
         }
-        if _FLAG in data:
-            measured[_FLAG] = flag_of(data, _FLAG, "profile")
         expect_keys(data["link"], "link", (), _TABLES)
         for name, table in data["link"].items():
             expect_keys(table, f"link {name}", ("seconds",), ("fit",))  # the fit is computed anew
@@ -236,7 +234,7 @@ class Profile:
         first = profiles[0]
         by_name = [{part.name: part for part in profile.parameters} for profile in profiles]
         for number, profile in enumerate(profiles):
-            for what in ("hosts", "ranks_per_host", "codec", "density", "max_density", _FLAG):
+            for what in ("hosts", "ranks_per_host", "codec", "density", "max_density"):
                 expected, got = getattr(first, what), getattr(profile, what)
                 where = f"profile {number} {what}"
                 expect(expected == got, where, f"{expected!r} as in profile 0", repr(got))
@@ -258,7 +256,7 @@ class Profile:
             name: _slowest_table(name, [getattr(profile, name) for profile in profiles])
             for name in _TABLES
         }
-        for key in _PER_ELEMENT:
+        for key in (*_PER_ELEMENT, "encoding_delay"):
             measured[key] = max(getattr(profile, key) for profile in profiles)
         parameters.sort(key=lambda part: part.ready_seconds)  # stable: ties in the first's order
         return dataclasses.replace(

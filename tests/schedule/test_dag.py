@@ -87,7 +87,7 @@ def test_an_encoded_step_by_hand():
 
 def test_a_step_that_is_encoded_in_the_background_by_hand():
     profile = dataclasses.replace(
-        PROFILE, encodes_in_background=True, seconds_per_kept_element=1.0, density=0.25
+        PROFILE, encoding_delay=0.0, seconds_per_kept_element=1.0, density=0.25
     )
     messages = [Message((name,), CODEC, 0.5, "Allgather") for name in ("last", "first")]
     found = timeline(profile, TWO, messages)
@@ -108,6 +108,23 @@ def test_a_step_that_is_encoded_in_the_background_by_hand():
     # of the second gradient's encoding, 0.75 s are beside a message and 0.25 s are not
     assert waits["encode"] == pytest.approx(0.0) and waits["backward"] == 5.0
     assert sum(waits.values()) == pytest.approx(found.step_seconds)
+
+
+def test_a_step_that_encoding_delays_in_part_by_hand():
+    profile = dataclasses.replace(PROFILE, encoding_delay=0.25)
+    messages = [Message((name,), CODEC, 0.5, "Allgather") for name in ("last", "first")]
+    found = timeline(profile, TWO, messages)
+    # the first gradient is computed 0.125 s later
+    assert [row for row in rows(found) if row[1] in ("backward", "encode")] == [
+        (COMPUTE, "backward", 1.0, 3.0),
+        (THREADS, "encode", 3.0, 3.5),
+        (COMPUTE, "encode", 3.0, 3.125),
+        (COMPUTE, "backward", 3.125, 6.125),
+        (THREADS, "encode", 6.125, 6.625),
+        (COMPUTE, "encode", 6.125, 6.25),
+    ]
+    sent = [event.start for event in found.events if event.track == NETWORK]
+    assert sent == [3.5, 6.625]
 
 
 def test_waiting_for_the_threads_counts_as_encoding():
@@ -136,10 +153,8 @@ def simulated_step(profile, network, messages):
             if message.way == CODEC:
                 more = (message.density - profile.density) * part.elements
                 seconds = part.encode_seconds + profile.seconds_per_kept_element * more
-                if profile.encodes_in_background:
-                    encoder = sent = max(encoder, device) + seconds
-                else:
-                    device = sent = device + seconds
+                encoder = sent = max(encoder, device) + seconds
+                device += profile.encoding_delay * seconds
             else:
                 converted = profile.to_fp16_seconds * part.elements if message.way == FP16 else 0.0
                 device = sent = device + converted

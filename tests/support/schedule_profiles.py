@@ -8,9 +8,10 @@ from deepreduce_hvd.schedule import Link, Network, Parameter, Profile
 def random_profile(seed, count, encode=1.0, decode=1.0, density=0.01):
     """Return a profile of random layers; encode and decode scale the seconds of these.
 
-    With odd seeds, threads encode in the background. Then conversion to float16 takes no time.
+    With odd seeds, threads encode: with half of them, encoding delays backward in part. Conversion
+    to float16 then takes no time.
     """
-    in_background = seed % 2 == 1
+    encoding_delay = (1.0, 0.0, 1.0, 0.4)[seed % 4]
     random = np.random.default_rng(seed)
     clock, parameters = 0.0, []
     for layer in range(count):
@@ -32,11 +33,11 @@ def random_profile(seed, count, encode=1.0, decode=1.0, density=0.01):
         1e-3,
         5e-4,
         density=density,
-        to_fp16_seconds=0.0 if in_background else encode * 2e-10,
+        to_fp16_seconds=encode * 2e-10 if encoding_delay == 1 else 0.0,
         from_fp16_seconds=decode * 1e-10,
         seconds_per_kept_element=encode * 1e-9 * (seed % 3),
-        encodes_in_background=in_background,
-        max_density=0.6 if seed % 4 == 3 else 1.0,
+        encoding_delay=encoding_delay,
+        max_density=0.6 if seed % 8 in (3, 5) else 1.0,
     )
 
 
