@@ -5,7 +5,7 @@ import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning.measured_profile import Costs
-from deepreduce_hvd.planning.measurements import curve_of
+from deepreduce_hvd.planning.measurements import curve_of, network_tables
 from deepreduce_hvd.schedule import Parameter
 
 CODECS = {
@@ -50,3 +50,49 @@ def test_without_a_payload_or_a_ratio_nothing_is_known():
     growth = ((0.01, 1.0), (0.1, 7.0))
     assert Costs(0.0, 0.0, None).points(dr.recommended_codec(), growth) == ()
     assert Costs(0.0, 0.0, 90).points(dr.Codec(dr.Threshold(0.1)), growth) == ()
+
+
+class Recorder:
+    """Figures and a transport of one rank, which note the bytes of each sum."""
+
+    merges_sums = True
+
+    def __init__(self):
+        self.sums = []
+
+    def name(self, label):
+        return label
+
+    lasting_name = name
+
+    def slowest(self, transport, seconds):
+        return seconds
+
+    def allgather(self, array, name):
+        return 0
+
+    def allreduce(self, array, name):
+        return 0
+
+    def allreduce_in_place(self, array, name):
+        self.sums.append((name.rpartition(".")[0], array.nbytes))
+        return 0
+
+    def test(self, handle):
+        return True
+
+    def wait(self, handle):
+        pass
+
+
+def test_sums_are_timed_as_horovod_makes_them():
+    """It merges gradients, with copies, but sends one of 64 MiB alone."""
+    many, one = Recorder(), Recorder()
+    for recorder, gradients in ((many, [1 << 22] * 8), (one, [1 << 24])):
+        tables = network_tables(recorder, recorder, gradients)
+        assert [size for size, _ in tables["allreduce"].points][-1] == 1 << 26
+    largest = ("allreduce.67108864", 1 << 26)
+    assert largest not in many.sums and ("allreduce.67108864", 1 << 25) in many.sums
+    assert largest in one.sums and ("allreduce.16777216", 1 << 23) in one.sums
+    # in float16, the same gradient has half of the bytes
+    assert ("allreduce_fp16.67108864", 1 << 25) in one.sums

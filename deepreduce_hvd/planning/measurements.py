@@ -17,6 +17,8 @@ from deepreduce_hvd.schedule.tables import Table
 #: _VERY_LONG seconds is timed once.
 _SIZES, _LONG, _VERY_LONG = (1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26), 0.2, 1.0
 _REPEATS = 3
+#: Horovod sends a gradient of at least this many bytes alone, without a copy.
+_ALONE = 1 << 26
 #: collectives of up to this many bytes are timed more often, because their times are noisy
 _SMALL, _REPEATS_OF_SMALL = 1 << 14, 9
 #: {collective that is timed: dtype}, by the names of a profile's tables
@@ -28,25 +30,28 @@ _CONVERTED = 1 << 22  # elements that are converted to float16 to time it
 _ENCODED, _DENSITIES = 1 << 20, (0.03, 0.1, 0.25, 0.5, 1.0)
 
 
-def network_tables(figures, transport, largest):
+def network_tables(figures, transport, gradients):
     """Return {name of a profile's table: table of seconds by bytes} of this network.
 
     Args:
         figures: the :class:`~deepreduce_hvd.planning.figures.Figures` of the scheduler.
         transport: transport over the ranks.
-        largest: bytes of all gradients together.
+        gradients: list of the elements of each gradient.
     """
     tables = {}
-    for kind in _COLLECTIVES:
+    largest = 4 * sum(gradients)
+    for kind, dtype in _COLLECTIVES.items():
+        largest_gradient = np.dtype(dtype).itemsize * max(gradients)
         points: list[tuple[int, float]] = []
         for size in _SIZES:
             if len(points) > 1 and size > largest:
                 break
-            seconds = _repeated(figures, transport, kind, size, 1)
+            merged = transport.merges_sums and not _ALONE <= size <= largest_gradient
+            seconds = _repeated(figures, transport, kind, size, 1, merged)
             is_last = bool(points) and seconds[0] > _LONG
             if seconds[0] <= _VERY_LONG:
                 more = _REPEATS_OF_SMALL if size <= _SMALL else _REPEATS
-                seconds = _repeated(figures, transport, kind, size, more)
+                seconds = _repeated(figures, transport, kind, size, more, merged)
             points.append((size, float(np.median(seconds))))
             if is_last:
                 break
@@ -87,18 +92,21 @@ def _random_values():
     return np.random.default_rng(0).standard_normal(_VALUES, np.float32)
 
 
-def _repeated(figures, transport, kind, size, repeats):
+def _repeated(figures, transport, kind, size, repeats, merged):
     """Return a list of seconds of a collective of ``size`` bytes, each of the slowest rank."""
     dtype = np.dtype(_COLLECTIVES[kind])
     # float16 sums of zeros take less time than those of gradients
     array = np.resize(1e-3 * _random_values(), size // dtype.itemsize).astype(dtype)
     # a sum takes the place of its input, so each repetition gets a new copy
-    own = [_timed(figures, transport, kind, array.copy()) for _ in range(repeats)]
+    own = [_timed(figures, transport, kind, array.copy(), merged) for _ in range(repeats)]
     return figures.slowest(transport, own)
 
 
-def _timed(figures, transport, kind, array):
-    """Return the seconds of one collective, which is used as in a step."""
+def _timed(figures, transport, kind, array, merged):
+    """Return the seconds of one collective, which is used as in a step.
+
+    With ``merged``, a sum is that of two gradients, which Horovod merges.
+    """
     name = figures.lasting_name(f"{kind}.{array.nbytes}")  # as gradients have
     # all ranks start together, or the wait for the last one would count
     transport.wait(transport.allreduce(np.zeros(1, np.float32), figures.name("start")))
@@ -110,7 +118,7 @@ def _timed(figures, transport, kind, array):
         transport.wait(handle)
     else:
         # Horovod copies gradients that it merges, but not a single one
-        parts = np.split(array, 2) if transport.merges_sums else [array]
+        parts = np.split(array, 2) if merged else [array]
         handles = [
             transport.allreduce_in_place(part, f"{name}.{number}")
             for number, part in enumerate(parts)

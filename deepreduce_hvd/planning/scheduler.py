@@ -185,7 +185,7 @@ class Scheduler:
         self._figures.call_ranks(transport)
         (seconds,) = self._figures.slowest(transport, [np.median(self._seconds)])
         self._measured = {
-            **network_tables(self._figures, transport, 4 * sum(elements_of(slots).values())),
+            **network_tables(self._figures, transport, list(elements_of(slots).values())),
             "gather_overlap": gather_overlap(self._figures, transport),
             **self._measured_costs(slots),
         }
