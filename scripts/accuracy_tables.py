@@ -1,5 +1,6 @@
 """The tables of docs/accuracy.md, from the figures of the accuracy laboratory."""
 
+import math
 import statistics
 
 #: index and value codecs of DeepReduce, and the same elements without them
@@ -140,6 +141,22 @@ def _difference(row):
     if "gain" not in row:
         return "diverged"
     return f"{row['gain']:+.4f} ({len(row['gains'])})"
+
+
+def many_seeds_table(rows):
+    """Show the mean differences that have at least 10 seeds, with their standard errors."""
+    lines = [
+        "| task, ranks | compression | difference | standard error | seeds |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for row in rows:
+        gains = list(row.get("gains", {}).values())
+        if len(gains) >= 10:
+            error = statistics.stdev(gains) / math.sqrt(len(gains))
+            place = f"{row['task']}, {row['ranks']}"
+            cells = f"{row['gain']:+.4f} | {error:.4f} | {len(gains)}"
+            lines.append(f"| {place} | {row['candidate']} | {cells} |")
+    return lines
 
 
 def choices_table(rows, candidates):

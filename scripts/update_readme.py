@@ -197,6 +197,7 @@ def generated():
         ("bench", "bench.json", bench_table),
         ("laboratory", "accuracy-lab.json", accuracy_tables.laboratory_table),
         ("small tensors", "accuracy-lab.json", accuracy_tables.small_tensors_table),
+        ("many seeds", "accuracy-lab.json", accuracy_tables.many_seeds_table),
         ("candidates", "accuracy-lab.json", lambda rows: accuracy_tables.candidates_table(rows, 4)),
         ("16 ranks", "accuracy-lab.json", lambda rows: accuracy_tables.candidates_table(rows, 16)),
         ("gTop-k", "accuracy-lab.json", accuracy_tables.gtopk_table),

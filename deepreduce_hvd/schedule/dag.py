@@ -190,9 +190,15 @@ class Model:
         return seconds + np.maximum.accumulate(computed - before)
 
     def alone(self, way: str, density: float | None, first: int, last: int) -> np.ndarray:
-        """Return when the gradients first, first + 1, ... to ``last`` - 1 can be sent together.
+        """Return when groups of gradients can be sent that start at each of some gradients.
 
-        For each first one, no gradient before it is prepared. Seconds from the start of backward.
+        Group i has the gradients ``first`` + i to ``last`` - 1. No gradient before it is prepared.
+
+        Args:
+            way, density, first, last: as for :meth:`preparation`.
+
+        Returns:
+            (``last`` - ``first``,) seconds from the start of backward.
         """
         seconds = self.preparation(way, density, first, last)
         ready = self.ready[first:last]

@@ -80,8 +80,8 @@ def optimal_plan(
         good = all(length >= 1 for length in groups) and sum(groups) == model.count
         expect(good, "optimal_plan groups", f"lengths that add up to {model.count}", list(groups))
     choices = _Choices(model, least, tuple(communicators), groups)
-    candidates = [choices.grouped(way) for way in WAYS if way in ways]
     allowed = [way for way in WAYS if way in ways]
+    candidates = [choices.grouped(way) for way in allowed]
     if profile.encoding_delay > 0:
         candidates += choices.mixed(allowed, by_threads=False)
     if profile.encoding_delay < 1:
