@@ -8,8 +8,8 @@ import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning.trials import (
-    encoding_delay,
     expect_one_way,
+    fitted_to_step,
     in_words,
     plans_to_try,
     send_alike,
@@ -89,8 +89,8 @@ def test_each_grouping_of_payloads_is_tried_once():
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_the_delay_by_encoding_is_found_from_a_measured_step(given):
-    """The measured step is that of the model, or outside of all that the model predicts."""
+def test_a_profile_is_fitted_to_a_measured_step(given):
+    """The fitted profile predicts the measured step, unless that is too short for the model."""
     for seed in range(20):
         draw = random.Random(seed)
         profile = profile_of(draw, 1e-4, 1e-9)
@@ -103,15 +103,18 @@ def test_the_delay_by_encoding_is_found_from_a_measured_step(given):
         groups = [1] * len(parts) if given else None
         network = Network(profile.hosts, profile.link())
 
-        def step(delay, profile=profile, network=network, groups=groups):
-            one = dataclasses.replace(profile, encoding_delay=delay)
+        def step(profile=profile, network=network, groups=groups, **numbers):
+            one = dataclasses.replace(profile, **numbers)
             return predict("buckets", one, network, groups=groups)[0].step_seconds
 
-        seconds = step(draw.uniform(0.1, 0.9))
-        found = encoding_delay(profile, seconds, buckets)
-        assert step(found) == pytest.approx(seconds, rel=1e-4)
-        assert encoding_delay(profile, step(0.0) * 0.99, buckets) < 1e-9
-        assert encoding_delay(profile, step(1.0) * 1.01, buckets) == 1.0
+        shortest, longest = step(encoding_delay=0.0), step(encoding_delay=1.0)
+        rest = draw.uniform(0.001, 0.1)
+        for seconds in (step(encoding_delay=draw.uniform(0.1, 0.9)), longest + rest):
+            found = fitted_to_step(profile, seconds, buckets)
+            assert step(**found) == pytest.approx(seconds, rel=1e-4)
+            assert found["update_seconds"] == pytest.approx(max(seconds - longest, 0.0), abs=1e-9)
+        found = fitted_to_step(profile, 0.99 * shortest, buckets)
+        assert found["encoding_delay"] < 1e-9 and found["update_seconds"] == 0
 
 
 def test_the_share_that_is_sent():

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 
+from bucket_topk import BucketTopK
 from layerwise import layerwise_codecs
 from oracles import LargestOfSelections, LargestOfSum
 
@@ -82,6 +83,8 @@ CANDIDATES = {
     # where elements are chosen: of each tensor, of each chunk, or layers of different density
     "raw values, no warm-up": Candidate(_codec(value=dr.RawValue(), warmup_steps=0)),
     "chunks": Candidate(_codec(value=dr.RawValue(), sparsifier=_CHUNKS)),
+    "buckets": Candidate(_codec(value=dr.RawValue(), sparsifier=BucketTopK(0.01, warmup_steps=50))),
+    "buckets, no warm-up": Candidate(_codec(value=dr.RawValue(), sparsifier=BucketTopK(0.01))),
     "LAGS": Candidate(lambda task: layerwise_codecs(task, _codec, 0.01)),
     # clipping of gradients that arrive in spikes
     "clip at 4 times the norm": Candidate(dr.recommended_codec(), clip_factor=4.0),

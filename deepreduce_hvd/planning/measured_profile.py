@@ -76,8 +76,8 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
         for name in names
     ]  # fmt: skip
     return Profile(
-        tuple(parts), times.rest, 0.0, ranks, 1, repr(codec), layout.ratio_of(codec) or 1.0,
-        **measured,
+        tuple(parts), times.rest, hosts=ranks, codec=repr(codec),
+        density=layout.ratio_of(codec) or 1.0, **measured,
     )  # fmt: skip
 
 

@@ -39,8 +39,8 @@ from deepreduce_hvd.planning.measurements import (
 from deepreduce_hvd.planning.race import Race
 from deepreduce_hvd.planning.trials import (
     Trial,
-    encoding_delay,
     expect_one_way,
+    fitted_to_step,
     in_words,
     plans_to_try,
     send_alike,
@@ -103,7 +103,7 @@ class Scheduler:
         self.layout = self._base
         self.trials = []
         self._measured = {}
-        self._costs = self._curve = self._encoding_delay = None
+        self._costs = self._curve = self._fitted = None
         self._figures = Figures(self._compressor)
         self._different, self._differing = _DIFFERENT, 0
         self._begin(self._warm_up, _COLD_STEPS)
@@ -201,18 +201,18 @@ class Scheduler:
                     if on_device
                     else self._communicators or layout.communicators_of(self._base.policies)
                 )
-                if self._encoding_delay is None:  # the steps so far used buckets
-                    self._encoding_delay = encoding_delay(merged, seconds, self._buckets())
-                merged = dataclasses.replace(merged, encoding_delay=self._encoding_delay)
+                if self._fitted is None:  # the steps so far used buckets
+                    self._fitted = fitted_to_step(merged, seconds, self._buckets())
+                merged = dataclasses.replace(merged, **self._fitted)
                 plans = plans_to_try(merged, communicators, self._buckets())
-                found = json.dumps([self._encoding_delay, plans]).encode()
+                found = json.dumps([self._fitted, plans]).encode()
             except Exception as error:  # tell the other ranks, or they would wait
                 found, failure = json.dumps(wire.describe(error)).encode(), error
         content = json.loads(self._figures.of_first(transport, found).decode())
         if isinstance(content, str):
             raise failure or PeerFailedError(f"schedule: rank {transport.ranks[0]}: {content}")
-        self._encoding_delay, plans = content
-        self._measured["encoding_delay"] = self._encoding_delay
+        self._fitted, plans = content
+        self._measured.update(self._fitted)
         self._plans = [(rule, Plan.from_json(text)) for rule, text in plans]
         self._before = self.layout.plan
         (self._planning_seconds,) = self._figures.slowest(

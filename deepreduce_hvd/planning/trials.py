@@ -60,12 +60,14 @@ def plans_to_try(profile, communicators, buckets=None):
     return [(rule, plan.to_json()) for rule, plan in plans]
 
 
-def encoding_delay(profile, seconds, buckets=None):
-    """Return by how much encoding delays backward, see :class:`~deepreduce_hvd.schedule.Profile`.
+def fitted_to_step(profile, seconds, buckets=None):
+    """Return {name: value} of the numbers of a profile with which it predicts the measured step.
 
     If threads have cores of their own, backward goes on while they encode. If backward needs all
-    cores, it waits as if the device encoded. The answer is the delay for which the prediction is
-    the measured step, or else the closest.
+    cores, it waits as if the device encoded. So ``encoding_delay`` is the one with which the
+    prediction is the measured step. If the step takes longer than with any delay, the rest is in
+    ``update_seconds``, which all plans have: the time of Python and of Horovod's threads, for
+    example. If it takes less, the delay is 0.
 
     Args:
         profile: the profile of all ranks.
@@ -74,11 +76,13 @@ def encoding_delay(profile, seconds, buckets=None):
     """
     network, profile, groups = _network_of(profile, buckets)
 
-    def is_short(delay):
+    def predicted(delay):
         one = dataclasses.replace(profile, encoding_delay=delay)
-        return predict("buckets", one, network, groups=groups)[0].step_seconds <= seconds
+        return predict("buckets", one, network, groups=groups)[0].step_seconds
 
-    return largest_good(0.0, 1.0, is_short)
+    delay = largest_good(0.0, 1.0, lambda delay: predicted(delay) <= seconds)
+    rest = max(seconds - predicted(delay), 0.0) if delay == 1 else 0.0
+    return {"encoding_delay": delay, "update_seconds": profile.update_seconds + rest}
 
 
 def _network_of(profile, buckets):

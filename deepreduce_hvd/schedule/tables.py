@@ -89,7 +89,8 @@ class Table:
 
         The seconds per byte are those of least squares of the error, which large messages decide.
         The seconds at 0 bytes are then those of least squares of the relative error, which small
-        messages decide.
+        messages decide. Messages that take less than their bytes, because a link lets a burst
+        pass, do not count there.
 
         Returns:
             A :class:`Fit` with alpha and beta of at least 0.
@@ -104,9 +105,9 @@ class Table:
     @functools.cached_property
     def _fit(self) -> Fit:
         sizes, seconds = self._columns
-        # Small messages can pass in a burst, so large ones decide on the seconds per byte.
         beta = max(float(np.polyfit(sizes, seconds, 1)[0]), 0.0)
-        weights = 1 / seconds**2
-        alpha = max(float((weights * (seconds - beta * sizes)).sum() / weights.sum()), 0.0)
+        rest = seconds - beta * sizes
+        weights = (rest > 0) / seconds**2
+        alpha = float(np.average(rest, weights=weights)) if weights.any() else 0.0
         error = float(np.sqrt(np.mean(((alpha + beta * sizes) / seconds - 1) ** 2)))
         return Fit(alpha, beta, error)
