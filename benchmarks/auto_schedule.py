@@ -1,11 +1,10 @@
 """Measure whole training steps on 2 hosts with fixed settings and with ``schedule="auto"``.
 
-    python benchmarks/auto_schedule.py [--links 100mbit,1gbit,10gbit,unshaped] [--steps 40]
+    python benchmarks/auto_schedule.py [--links 100mbit,1gbit,10gbit,unshaped] [--turns 6]
 
-Every link is one job of Horovod and one of PyTorch's DDP, each on two hosts (network namespaces of
-this machine). Each row trains the same network, of 8.6 million parameters, with a real forward and
-backward pass. The rows of a job run in turns, so that a slow moment of the machine meets all of
-them. Writes results/auto-schedule.json and .png. Needs root, iproute2 and openssh-server.
+Every link is one job of Horovod with PyTorch, one of PyTorch's DDP and one of Horovod with
+TensorFlow, each on two hosts (network namespaces of this machine). Each row trains the same network, of 8.6 million parameters, with a real forward and
+backward pass. The rows of a job run in turns of a few steps. Writes results/auto-schedule.json and .png. Needs root, iproute2 and openssh-server.
 """
 
 import argparse
@@ -13,7 +12,7 @@ import pathlib
 import sys
 import time
 
-from auto_schedule_rows import AUTO, DDP, ROWS
+from auto_schedule_rows import AUTO, FRAMEWORKS
 from jobs import run_job
 from measure import split_choices, write
 from network import Network, NetworkError, problems
@@ -23,26 +22,31 @@ RESULTS = HERE.parent / "results"
 LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshaped": "unshaped"}
 _LONGEST = 900  # maximum seconds of one job
 _COLORS = ("#cbd5e0", "#a0aec0", "#d69e2e", "#ed8936")  # of fixed rows
+_WORKERS = {"TensorFlow": "auto_schedule_tensorflow_worker.py"}
+_OTHER_WORKER = "auto_schedule_worker.py"
 
 
 def draw(rows, path):
-    """Plot milliseconds per step by link, for Horovod and for DDP."""
+    """Plot milliseconds per step by link, for each framework."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     links = [link for link in LINKS if any(row["link"] == link for row in rows)]
-    figure, both = pyplot.subplots(1, 2, sharey=True, figsize=(13, 4.5), layout="constrained")
-    for axes, (launcher, names) in zip(both, ROWS.items()):
-        width = 0.8 / len(names)
-        for place, name in enumerate(names):
+    figure, parts = pyplot.subplots(1, 3, sharey=True, figsize=(18, 4.5), layout="constrained")
+    for axes, framework in zip(parts, FRAMEWORKS.values()):
+        width = 0.8 / len(framework.rows)
+        for place, name in enumerate(framework.rows):
             own = {row["link"]: row for row in rows if row["row"] == name}
             axes.bar(
-                [links.index(link) + (place - len(names) / 2 + 0.5) * width for link in own],
+                [
+                    links.index(link) + (place - len(framework.rows) / 2 + 0.5) * width
+                    for link in own
+                ],
                 [1e3 * row["seconds"] for row in own.values()],
                 width,
-                label=name.removeprefix(DDP),
+                label=name.rpartition(": ")[2],
                 color="#2b6cb0" if name in AUTO else _COLORS[place],
             )
         axes.set_yscale("log")
@@ -50,22 +54,22 @@ def draw(rows, path):
         axes.legend()
         axes.grid(axis="y", which="both", alpha=0.3)
         axes.set_axisbelow(True)
-        axes.set_title({"horovodrun": "Horovod", "torchrun": "PyTorch's DDP"}[launcher])
-    both[0].set_ylabel("milliseconds per step")
+        axes.set_title(framework.title)
+    parts[0].set_ylabel("milliseconds per step")
     figure.suptitle("Training steps of 8.6 million parameters on 2 hosts")
     figure.savefig(path, dpi=110)
 
 
-def measured(network, link, launcher, steps):
+def measured(network, link, framework, turns):
     """Return the rows of one job, and print them."""
-    words = [HERE / "auto_schedule_worker.py", launcher, steps]
+    words = [HERE / _WORKERS.get(framework, _OTHER_WORKER), framework, turns]
     rows = []
-    run_job(network, words, _LONGEST, rows.append, launcher)
+    run_job(network, words, _LONGEST, rows.append, FRAMEWORKS[framework].launcher)
     best = min(row["seconds"] for row in rows if row["row"] not in AUTO)
     for row in rows:
         row.update(link=link, against_best_fixed=row["seconds"] / best)
         print(
-            f"{LINKS[link]:<10}{row['row']:<26}{1e3 * row['seconds']:>10.1f} ms"
+            f"{LINKS[link]:<10}{row['row']:<38}{1e3 * row['seconds']:>10.1f} ms"
             f"{row['against_best_fixed']:>8.2f}  {row['chosen']}",
             flush=True,
         )
@@ -77,20 +81,20 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--links", default=",".join(LINKS), help="comma-separated")
-    parser.add_argument("--steps", type=int, default=40, help="measured steps per row")
-    parser.add_argument("--launchers", default=",".join(ROWS), help="comma-separated")
+    parser.add_argument("--turns", type=int, default=6, help="turns of each row, of 4 steps")
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="comma-separated")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "auto-schedule.json")
     arguments = parser.parse_args()
     split_choices(parser, arguments, "links", LINKS, ",")
-    split_choices(parser, arguments, "launchers", ROWS, ",")
+    split_choices(parser, arguments, "frameworks", FRAMEWORKS, ",")
     if found := problems():
         sys.exit("\n".join(found))
     rows, started = [], time.perf_counter()
     with Network(2) as network:
         for link in arguments.links:
             network.shape(None if link == "unshaped" else link)
-            for launcher in arguments.launchers:
-                rows += measured(network, link, launcher, arguments.steps)
+            for framework in arguments.frameworks:
+                rows += measured(network, link, framework, arguments.turns)
     write(arguments.output, {"rows": rows})
     draw(rows, arguments.output.with_suffix(".png"))
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")

@@ -1,18 +1,17 @@
 """One rank of benchmarks/auto_schedule.py, with Horovod or with PyTorch's DDP.
 
-Arguments: the launcher and the number of measured steps per row.
+Arguments: the framework and the number of turns of each row.
 """
 
-import json
-import random
-import statistics
+import itertools
 import sys
 import time
 
 import torch
-from auto_schedule_rows import AUTO, DDP, ROWS
-from decisions import decide
+from auto_schedule_rows import AUTO, DDP, FRAMEWORKS, print_rows
+from decisions import decide, scheduler_of
 from time_to_accuracy_worker import load, vgg
+from turns import seconds_in_turns
 
 import deepreduce_hvd as dr
 
@@ -86,49 +85,31 @@ def compressor_of(row, network):
     return dr.Compressor(_CODEC, parameters=network.named_parameters(), **_OPTIONS.get(row, {}))
 
 
-def main(launcher, steps):
-    job = {"horovodrun": HorovodJob, "torchrun": DdpJob}[launcher]()
+def main(framework, turns):
+    job = {"Horovod": HorovodJob, "DDP": DdpJob}[framework]()
     images, labels, _, _ = load()
     trained = {}
-    for row in ROWS[launcher]:
+    for row in FRAMEWORKS[framework].rows:
         torch.manual_seed(0)
         network = vgg()
         trained[row] = job.train(row, network, torch.optim.SGD(network.parameters(), lr=0.01))
+    batches = zip(itertools.cycle(images.split(32)), itertools.cycle(labels.split(32)))
 
-    def step(row, number):
+    def step(row):
         model, optimizer, _ = trained[row]
-        batch = slice(32 * number, 32 * number + 32)
+        batch, classes = next(batches)
         started = time.perf_counter()
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(images[batch]), labels[batch])
-        loss.backward()
+        torch.nn.functional.cross_entropy(model(batch), classes).backward()
         optimizer.step()
         return time.perf_counter() - started
 
-    (auto,) = set(AUTO) & set(ROWS[launcher])
-    before = decide(trained[auto][2], lambda number: step(auto, number))
-    seconds = {row: [] for row in trained}
-    for number in range(steps + 2):
-        # in another order each time, the same on all ranks: a row can slow down the next one
-        for row in random.Random(number).sample(list(trained), len(trained)):
-            # a step ends when the slowest rank has ended it
-            slowest = job.slowest(step(row, number))
-            if number >= 2:
-                seconds[row].append(slowest)
-    if job.rank:
-        return
-    for row, (_, _, compressor) in trained.items():
-        adapter = compressor.adapter if row == auto else None
-        print("ROW " + json.dumps({
-            "row": row, "seconds": statistics.median(seconds[row]), "fastest": min(seconds[row]),
-            "slowest": max(seconds[row]), "steps": steps,
-            "steps_to_decide": before if adapter else None,
-            "chosen": adapter.schedule_notes()[0] if adapter else "",
-            "trials": [
-                {"rule": trial.rule, "predicted": trial.predicted, "measured": trial.measured}
-                for trial in (adapter.scheduler.trials if adapter else [])
-            ],
-        }), flush=True)  # fmt: skip
+    (auto,) = set(AUTO) & set(trained)
+    compressor = trained[auto][2]
+    before = decide(compressor, lambda _: step(auto))
+    seconds = seconds_in_turns(trained, lambda row: job.slowest(step(row)), turns)
+    if job.rank == 0:
+        print_rows(seconds, before, compressor.adapter, scheduler_of(compressor))
 
 
 if __name__ == "__main__":

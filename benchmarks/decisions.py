@@ -4,9 +4,15 @@
 MOST = 250
 
 
+def scheduler_of(compressor):
+    """Return what chooses the plans of a compressor, on PyTorch or on TensorFlow."""
+    adapter = compressor.adapter
+    return getattr(adapter, "auto", adapter).scheduler
+
+
 def has_decided(compressor):
     """Return whether all plans had their turns, and one of them is used."""
-    scheduler = compressor.adapter.scheduler
+    scheduler = scheduler_of(compressor)
     return bool(scheduler.trials) and compressor.plan is not None and not scheduler.is_trying
 
 
@@ -24,7 +30,7 @@ def decide(compressor, step):
     """
     for number in range(MOST):
         if has_decided(compressor):
-            compressor.adapter.scheduler.step_ends = lambda *_: None
+            scheduler_of(compressor).step_ends = lambda *_: None
             return number
         step(number)
     raise RuntimeError(f"auto: expected a plan within {MOST} steps, got none")

@@ -21,7 +21,7 @@ def _start(network, launcher, command, environment):
     return jobs, os.fdopen(reader)
 
 
-def run_job(network, command, seconds, report, launcher="horovodrun"):
+def run_job(network, command, seconds, report, launcher="horovodrun", variables=()):
     """Run one job, one rank per host.
 
     Args:
@@ -30,6 +30,8 @@ def run_job(network, command, seconds, report, launcher="horovodrun"):
         seconds: the longest that the job may take.
         report: called with each dictionary that a rank prints after the word ROW.
         launcher: "horovodrun" or "torchrun".
+        variables: dictionary of environment variables of the job, in addition to those that all
+            jobs have.
 
     Raises:
         NetworkError: the job failed or took too long; the message has the end of its output.
@@ -40,7 +42,7 @@ def run_job(network, command, seconds, report, launcher="horovodrun"):
         # keep freed memory: allocating new pages for Horovod's fp16 in every step takes as long as
         # its arithmetic
         "MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": str(2**25),
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": str(ROOT), **dict(variables),
     }  # fmt: skip
 
     def too_long(*_):

@@ -1,15 +1,19 @@
 """Measure whole training steps of a residual network and of a transformer on 2 hosts.
 
-    python benchmarks/whole_step.py [--networks resnet18,transformer] [--link 1gbit] [--steps 20]
+    python benchmarks/whole_step.py [--networks resnet18,transformer] [--link 1gbit] [--turns 5]
+        [--cycles 1,5]
 
 Every network is one job of Horovod on two hosts (network namespaces of this machine), with a real
-forward and backward pass. The rows of a job run in turns. "No exchange" trains each rank alone; the
+forward and backward pass. The rows of a job run in turns of a few steps. "No exchange" trains each rank alone; the
 seconds by which the other rows are longer are exposed. They are compared with the seconds in which
-the core encodes and decodes the same gradients. Writes results/whole-step.json. Needs root,
-iproute2 and openssh-server.
+the core encodes and decodes the same gradients, and with the processor time of Horovod's threads.
+Each network has a job per cycle time of Horovod: the milliseconds between two looks for new
+messages. Horovod's default is 1. Writes results/whole-step.json. Needs root, iproute2 and
+openssh-server.
 """
 
 import argparse
+import itertools
 import pathlib
 import sys
 import time
@@ -25,16 +29,21 @@ RESULTS = HERE.parent / "results"
 _LONGEST = 900  # maximum seconds of one job
 
 
-def measured(network, link, name, steps):
+def measured(network, link, name, cycle, turns):
     """Return the rows of one job, and print them."""
     rows = []
-    run_job(network, [HERE / "whole_step_worker.py", name, steps], _LONGEST, rows.append)
+    command = [HERE / "whole_step_worker.py", name, turns]
+    variables = {"HOROVOD_CYCLE_TIME": str(cycle)}
+    run_job(network, command, _LONGEST, rows.append, variables=variables)
     local = next(row["seconds"] for row in rows if row["row"] == LOCAL)
     for row in rows:
-        row.update(network=name, link=link, exposed=row["seconds"] - local)
+        row.update(network=name, link=link, cycle=cycle, exposed=row["seconds"] - local)
+        threads = ", ".join(
+            f"{kind} {1e3 * spent:.0f}" for kind, spent in row["processor_seconds"].items()
+        )
         print(
-            f"{name:<12}{row['row']:<18}{1e3 * row['seconds']:>9.1f} ms"
-            f"{1e3 * row['exposed']:>9.1f} exposed  {row['chosen']}",
+            f"{name:<12}{cycle:>3g} ms  {row['row']:<18}{1e3 * row['seconds']:>9.1f} ms"
+            f"{1e3 * row['exposed']:>9.1f} exposed  threads: {threads}  {row['chosen']}",
             flush=True,
         )
     print(f"{name:<12}encode and decode {1e3 * rows[0]['coding']:>9.1f} ms", flush=True)
@@ -47,17 +56,19 @@ def main():
     )
     parser.add_argument("--networks", default=",".join(NETWORKS), help="comma-separated")
     parser.add_argument("--link", default="1gbit")
-    parser.add_argument("--steps", type=int, default=20, help="measured steps per row")
+    parser.add_argument("--cycles", default="1,5", help="milliseconds, comma-separated")
+    parser.add_argument("--turns", type=int, default=5, help="turns of each row, of 4 steps")
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS / "whole-step.json")
     arguments = parser.parse_args()
     split_choices(parser, arguments, "networks", NETWORKS, ",")
     bits_per_second(arguments.link)
+    cycles = [float(word) for word in arguments.cycles.split(",")]
     if found := problems():
         sys.exit("\n".join(found))
     rows, started = [], time.perf_counter()
     with Network(2, arguments.link) as network:
-        for name in arguments.networks:
-            rows += measured(network, arguments.link, name, arguments.steps)
+        for name, cycle in itertools.product(arguments.networks, cycles):
+            rows += measured(network, arguments.link, name, cycle, arguments.turns)
     write(arguments.output, {"rows": rows})
     print(f"{arguments.output} written; {time.perf_counter() - started:.0f} s")
 

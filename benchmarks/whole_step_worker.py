@@ -1,12 +1,15 @@
 """One rank of benchmarks/whole_step.py.
 
-Arguments: the network and the number of measured steps per row.
+Arguments: the network and the number of turns of each row.
 """
 
+import collections
+import contextlib
 import json
-import random
+import pathlib
 import statistics
 import sys
+import threading
 import time
 
 import numpy as np
@@ -14,6 +17,7 @@ import torch
 from auto_schedule_worker import HorovodJob
 from decisions import decide
 from measure import default_codec
+from turns import seconds_in_turns
 from whole_step_rows import LOCAL, ROWS
 
 import deepreduce_hvd as dr
@@ -62,6 +66,9 @@ class Transformer(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = torch.nn.Embedding(_WORDS, _WIDTH)
+        # PyTorch's own scale gives logits so large that most probabilities are denormal numbers,
+        # with which processors are slow
+        torch.nn.init.normal_(self.embedding.weight, std=0.02)
         layer = torch.nn.TransformerEncoderLayer(_WIDTH, 8, 4 * _WIDTH, 0.0, batch_first=True)
         self.layers = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 
@@ -100,7 +107,19 @@ def seconds_of_coding(network):
     return statistics.median(spent)
 
 
-def main(name, steps):
+def processor_seconds():
+    """Return {kind of thread: seconds of processor time so far} of this process."""
+    python = {one.native_id: one.name for one in threading.enumerate()}
+    spent = collections.Counter()
+    for task in pathlib.Path("/proc/self/task").iterdir():
+        name = python.get(int(task.name), "Horovod")
+        kind = {"MainThread": "main", "Horovod": "Horovod"}.get(name, "compressor")
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            spent[kind] += int((task / "schedstat").read_text().split()[0]) / 1e9
+    return spent
+
+
+def main(name, turns):
     job = HorovodJob()
     make = {"resnet18": resnet18, "transformer": Transformer}[name]
     draw = torch.Generator().manual_seed(job.rank)
@@ -122,14 +141,16 @@ def main(name, steps):
         optimizer.step()
         return time.perf_counter() - started
 
+    def slowest_step(row):
+        earlier = processor_seconds()
+        own = step(row)
+        spent = processor_seconds()
+        processor[row].update({kind: spent[kind] - earlier[kind] for kind in spent}, steps=1)
+        return job.slowest(own)
+
     before = decide(trained["auto"][2], lambda _: step("auto"))
-    seconds = {row: [] for row in ROWS}
-    for number in range(steps + 2):
-        # in another order each time, the same on all ranks: a row can slow down the next one
-        for row in random.Random(number).sample(ROWS, len(ROWS)):
-            slowest = job.slowest(step(row))
-            if number >= 2:
-                seconds[row].append(slowest)
+    processor = {row: collections.Counter() for row in ROWS}
+    seconds = seconds_in_turns(ROWS, slowest_step, turns)
     coding = job.slowest(seconds_of_coding(trained[LOCAL][0]))
     if job.rank:
         return
@@ -137,7 +158,11 @@ def main(name, steps):
         adapter = trained[row][2].adapter if row == "auto" else None
         print("ROW " + json.dumps({
             "row": row, "seconds": statistics.median(spent), "fastest": min(spent),
-            "slowest": max(spent), "steps": steps, "coding": coding,
+            "slowest": max(spent), "steps": len(spent), "coding": coding,
+            "processor_seconds": {
+                kind: processor[row][kind] / processor[row]["steps"]
+                for kind in ("main", "compressor", "Horovod")
+            },
             "parameters": sum(one.numel() for one in trained[row][0].parameters()),
             "steps_to_decide": before if adapter else None,
             "chosen": adapter.schedule_notes()[0] if adapter else "",

@@ -10,8 +10,11 @@ DEEP_REDUCE = (
     "FitPoly",
     "FitDExp",
 )
-#: densities of layers, and a choice from each chunk instead of each tensor
-CHOICES = "default", "LAGS", "raw values, no warm-up", "chunks"
+#: densities of layers, and a choice from each bucket or chunk instead of each tensor
+CHOICES = (
+    "default", "LAGS", "raw values", "buckets", "raw values, no warm-up", "buckets, no warm-up",
+    "chunks",
+)  # fmt: skip
 SCALECOM = (
     "raw values", "GTopK, raw values", "CLTK, TopK", "CLTK, TopK, LowPass",
     "CLTK, TopK, LowPass 0.3", "CLTK", "CLTK, LowPass", "CLTK, LowPass 0.3",
@@ -156,6 +159,29 @@ def many_seeds_table(rows):
             place = f"{row['task']}, {row['ranks']}"
             cells = f"{row['gain']:+.4f} | {error:.4f} | {len(gains)}"
             lines.append(f"| {place} | {row['candidate']} | {cells} |")
+    return lines
+
+
+def rates_table(rows, task):
+    """Show the metric of a task with 4 ranks at each learning rate that has at least 5 seeds."""
+    lines = [
+        "| compression | learning rate | metric | difference | seeds | bytes per step |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    rows = [row for row in rows if (row["task"], row["ranks"]) == (task, 4)]
+    (plain,) = (row for row in rows if row["candidate"] == "none")
+    base = statistics.mean(plain["by_seed"].values())
+    for row in rows:
+        by_rate = {row["learning_rate"]: row["by_seed"]}
+        by_rate |= {float(rate): found for rate, found in row["other_rates"].items()}
+        for rate, by_seed in sorted(by_rate.items()):
+            if len(by_seed) < 5:
+                continue
+            # fewer bits per character are better
+            gain = f"{base - statistics.mean(by_seed.values()):+.4f}" if row != plain else ""
+            cells = f"{_mean({'by_seed': by_seed}, list(by_seed))} | {gain} | {len(by_seed)}"
+            size = f"{row['bytes_per_step']:,.0f}"
+            lines.append(f"| {row['candidate']} | {rate:g} | {cells} | {size} |")
     return lines
 
 

@@ -51,29 +51,44 @@ def changing_link_table(jobs):
     return lines
 
 
+_NETWORKS = {"resnet18": "ResNet-18", "transformer": "transformer"}
+
+
+def _whole_step_places(rows):
+    """Return the (network, cycle time) pairs of the rows and the first two lines of a table."""
+    places = list(dict.fromkeys((row["network"], row["cycle"]) for row in rows))
+    heads = " | ".join(f"{_NETWORKS[network]}, {cycle:g} ms" for network, cycle in places)
+    return places, heads, "|---|" + "---:|" * len(places)
+
+
 def whole_step_table(rows):
     """Compare whole steps of each network, and what they take longer than without an exchange."""
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    found = {(row["network"], row["row"]): row for row in rows}
-    shown = {"resnet18": "ResNet-18", "transformer": "transformer"}
-    lines = [
-        "| milliseconds per step (exposed) | "
-        + " | ".join(
-            f"{shown[name]}, {found[name, 'none']['parameters'] / 1e6:.1f} million parameters"
-            for name in networks
-        )
-        + " |",
-        "|---|" + "---:|" * len(networks),
-    ]
+    places, heads, line = _whole_step_places(rows)
+    found = {(row["network"], row["cycle"], row["row"]): row for row in rows}
+    lines = [f"| milliseconds per step (exposed) | {heads} |", line]
+    for name in dict.fromkeys(row["row"] for row in rows):
+        own = [found[(*place, name)] for place in places]
+        cells = [f"{1e3 * row['seconds']:.0f} ({1e3 * row['exposed']:.0f})" for row in own]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    cells = [f"{1e3 * found[(*place, 'none')]['coding']:.0f}" for place in places]
+    lines.append("| encoding and decoding alone, one thread | " + " | ".join(cells) + " |")
+    return lines
+
+
+def whole_step_threads_table(rows):
+    """Show which threads of a rank take the processor time of a step."""
+    places, heads, line = _whole_step_places(rows)
+    found = {(row["network"], row["cycle"], row["row"]): row for row in rows}
+    lines = [f"| main + compressor + Horovod | {heads} |", line]
     for name in dict.fromkeys(row["row"] for row in rows):
         cells = [
-            f"{1e3 * found[network, name]['seconds']:.0f}"
-            f" ({1e3 * found[network, name]['exposed']:.0f})"
-            for network in networks
+            " + ".join(
+                f"{1e3 * found[(*place, name)]['processor_seconds'].get(kind, 0):.0f}"
+                for kind in ("main", "compressor", "Horovod")
+            )
+            for place in places
         ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    cells = [f"{1e3 * found[network, 'none']['coding']:.0f}" for network in networks]
-    lines.append("| encoding and decoding alone, one thread | " + " | ".join(cells) + " |")
     return lines
 
 

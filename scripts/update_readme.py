@@ -84,14 +84,20 @@ def network_bytes_table(rows):
     """Compare the bytes of Top-r pairs and of the default, per network."""
     found = {(row["network"], row["name"]): row for row in rows}
     lines = [
-        "| network | uncompressed | Top-r pairs | default | share of Top-r pairs | small tensors |",
-        "|---|---:|---:|---:|---:|---:|",
+        (
+            "| network | uncompressed | Top-r pairs | default | share of Top-r pairs | small tensors |"
+            " small tensors in 4 bits | share of Top-r pairs |"
+        ),
+        "|---|" + "---:|" * 7,
     ]
     for network in dict.fromkeys(row["network"] for row in rows):
-        pairs, default = (found[network, name] for name in ("Top-r pairs", "default"))
+        pairs, default, smaller = (
+            found[network, name] for name in ("Top-r pairs", "default", "small tensors in 4 bits")
+        )
+        shares = [f"{row['bytes'] / pairs['bytes']:.3f}" for row in (default, smaller)]
         lines.append(
             f"| {network} | {default['dense']:,} | {pairs['bytes']:,} | {default['bytes']:,} | "
-            f"{default['bytes'] / pairs['bytes']:.3f} | {default['uncompressed']:,} |"
+            f"{shares[0]} | {default['uncompressed']:,} | {smaller['bytes']:,} | {shares[1]} |"
         )
     return lines
 
@@ -207,6 +213,7 @@ def generated():
             "accuracy-lab.json",
             lambda rows: accuracy_tables.choices_table(rows, accuracy_tables.CHOICES),
         ),
+        ("lstm rates", "accuracy-lab.json", lambda rows: accuracy_tables.rates_table(rows, "lstm")),
         (
             "DeepReduce",
             "accuracy-lab.json",
@@ -218,6 +225,7 @@ def generated():
         ("auto schedule", "auto-schedule.json", schedule_tables.auto_schedule_table),
         ("auto predictions", "auto-schedule.json", schedule_tables.auto_predictions_table),
         ("whole step", "whole-step.json", schedule_tables.whole_step_table),
+        ("whole step threads", "whole-step.json", schedule_tables.whole_step_threads_table),
         ("changing link", "changing-link.json", schedule_tables.changing_link_table),
         ("replay", "replay.json", schedule_tables.replay_table),
         ("more ranks", "more-ranks.json", schedule_tables.ranks_table),

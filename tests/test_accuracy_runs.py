@@ -176,6 +176,15 @@ def test_a_run_with_a_larger_batch_is_another_run(tmp_path, monkeypatch, capsys)
     assert {row["batch_factor"] for row in report.recorded().values()} == {1, 8}
 
 
+def test_rates_are_compared_over_the_seeds_that_both_have():
+    """Seed 0 is lucky with rate 0.3, which is worse with the others."""
+    rows = [_row("none", 0.1, 0, 0.5), _row("none", 0.4, 0, 0.6)]
+    rows += [_row("none", 0.2, seed, 0.7) for seed in range(5)]
+    rows += [_row("none", 0.3, seed, 0.75 if seed == 0 else 0.65) for seed in range(3)]
+    (entry,) = report.summarize(rows)
+    assert entry["learning_rate"] == 0.2 and len(entry["by_seed"]) == 5
+
+
 def test_the_best_rate_is_that_of_uncompressed_training():
     rows = [
         _row("none", 1.0, 0, 0.5), _row("none", 2.0, 0, 0.6), _row("none", 2.0, 1, 0.6),

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from bucket_topk import BucketTopK
-from layerwise import layerwise_codecs
+from layerwise import codecs_by_size, layerwise_codecs
 from oracles import LargestOfSelections, LargestOfSum
 
 import deepreduce_hvd as dr
@@ -46,6 +46,8 @@ def _codec(ratio=0.01, value=None, warmup_steps=50, sparsifier=None, index=None)
     )
 
 
+#: all elements
+_SMALL = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
 _GTOPK, _CLTK = dr.GTopK(), dr.CLTK()
 _CHUNKS = dr.ChunkTopK(0.01)
 
@@ -69,6 +71,9 @@ CANDIDATES = {
     "5 %": Candidate(_codec(0.05)),
     # tensors of fewer than 1024 elements too
     "dense below 128": Candidate(dr.recommended_codec(), dense_below=128),
+    "small tensors in 4 bits": Candidate(
+        lambda task: codecs_by_size(task, dr.recommended_codec(), _SMALL), dense_below=16
+    ),
     # index and value codecs of DeepReduce
     "Top-r pairs": Candidate(dr.Codec(dr.TopK(0.01))),
     "FitPoly": Candidate(_codec(value=dr.FitPoly())),

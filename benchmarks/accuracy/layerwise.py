@@ -1,4 +1,4 @@
-"""A density for each layer, as LAGS-SGD chooses it (Shi et al. 2019).
+"""A codec for each tensor: densities as LAGS-SGD chooses them (Shi et al. 2019), or by size.
 
 LAGS sends a layer as densely as the exchange can be hidden behind the backward pass of the next
 layer. So the number of elements of a layer is in proportion to the time of the next one.
@@ -7,6 +7,17 @@ layer. So the number of elements of a layer is in proportion to the time of the 
 import torch
 
 from deepreduce_hvd.schedule import hidden_density
+
+
+def sizes(task):
+    """Return {parameter name: number of elements} of a task's model."""
+    with torch.random.fork_rng():
+        return {name: one.numel() for name, one in task.model().named_parameters()}
+
+
+def codecs_by_size(task, large, small, dense_below=1024):
+    """Return {parameter name: codec}, one for tensors of ``dense_below`` elements or more."""
+    return {name: small if d < dense_below else large for name, d in sizes(task).items()}
 
 
 def multiplications(task):
@@ -75,8 +86,6 @@ def layerwise_codecs(task, codec_of, ratio, dense_below=1024):
         ratio: share of the elements of all large layers that is sent.
         dense_below: number of elements from which a layer is large.
     """
-    seconds = multiplications(task)
-    with torch.random.fork_rng():
-        shapes = {name: one.numel() for name, one in task.model().named_parameters()}
+    seconds, shapes = multiplications(task), sizes(task)
     large = {name: shapes[name] for name in reversed(shapes) if shapes[name] >= dense_below}
     return {name: codec_of(density) for name, density in densities(large, seconds, ratio).items()}

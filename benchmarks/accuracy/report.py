@@ -1,10 +1,10 @@
 """Summarize the accuracy laboratory's runs: a table, results/accuracy-lab.json and a plot.
 
-For each task and candidate, the learning rate counts that is best with the seeds that all its rates
-have. The margin is the task's own. t-tests, paired by seed, give two p-values: that the candidate
-is worse than uncompressed training by more than the margin, and that it differs by more than the
-margin in either direction (two one-sided tests, TOST; Schuirmann 1987). Below 0.05 it is not worse,
-or equivalent.
+For each task and candidate, the learning rate counts that is best in most comparisons with its
+other rates, over the seeds that both have. The margin is the task's own. t-tests, paired by seed,
+give two p-values: that the candidate is worse than uncompressed training by more than the margin,
+and that it differs by more than the margin in either direction (two one-sided tests, TOST;
+Schuirmann 1987). Below 0.05 it is not worse, or equivalent.
 """
 
 import json
@@ -60,14 +60,23 @@ def _by_candidate(rows):
 
 
 def _best_rate(task, rates):
-    """Return the learning rate with the best mean over the seeds that all rates have.
+    """Return the learning rate that is best in most comparisons with another one.
+
+    Two rates are compared by their means over the seeds that both have.
 
     Args:
         task: name of the task.
         rates: {learning rate: {seed: row}}, not empty.
     """
-    shared = set.intersection(*(set(by_seed) for by_seed in rates.values()))
-    return max(rates, key=lambda rate: (_quality(task, rates[rate], shared), len(rates[rate])))
+
+    def is_best(rate, other):
+        shared = rates[rate].keys() & rates[other].keys()
+        return _quality(task, rates[rate], shared) >= _quality(task, rates[other], shared)
+
+    def rank(rate):
+        return sum(is_best(rate, other) for other in rates), len(rates[rate])
+
+    return max(rates, key=rank)
 
 
 def _quality(task, by_seed, seeds):

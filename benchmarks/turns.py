@@ -1,0 +1,33 @@
+"""Measure several settings in turns in one job, so that a slow moment of the machine meets all."""
+
+import random
+
+_MEASURED = 4  # steps of a turn, after one that is not measured
+_LONG = 1.5  # seconds
+
+
+def seconds_in_turns(names, step, count):
+    """Return {setting: list of seconds of its steps}.
+
+    A turn of a setting has four measured steps, after one that is not measured: the settings before
+    it have taken its place in the processor's caches, and a job does not do that to itself. A step
+    of more than 1.5 s hardly depends on caches. It is measured, and is its setting's whole turn.
+
+    Args:
+        names: names of the settings.
+        step: function of a name that makes a step, and returns its seconds on the slowest rank. It
+            returns the same on all ranks.
+        count: number of turns of each setting.
+    """
+    for name in names:  # the first step of a job takes longer
+        step(name)
+    seconds = {name: [] for name in names}
+    for turn in range(count):
+        # in another order each time, the same on all ranks: a setting can slow down the next one
+        for name in random.Random(turn).sample(list(names), len(names)):
+            first = step(name)
+            if first > _LONG:
+                seconds[name].append(first)
+            else:
+                seconds[name] += [step(name) for _ in range(_MEASURED)]
+    return seconds
