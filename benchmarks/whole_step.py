@@ -4,11 +4,11 @@
         [--cycles 1,5]
 
 Every network is one job of Horovod on two hosts (network namespaces of this machine), with a real
-forward and backward pass. The rows of a job run in turns of a few steps. "No exchange" trains each rank alone; the
-seconds by which the other rows are longer are exposed. They are compared with the seconds in which
-the core encodes and decodes the same gradients, and with the processor time of Horovod's threads.
-Each network has a job per cycle time of Horovod: the milliseconds between two looks for new
-messages. Horovod's default is 1. Writes results/whole-step.json. Needs root, iproute2 and
+forward and backward pass. The rows of a job run in turns of a few steps. "No exchange" trains each
+rank alone; the seconds by which the other rows are longer are exposed. They are compared with the
+seconds in which the core encodes and decodes the same gradients, and with the processor time of the
+rank's threads. Each network has a job per cycle time of Horovod: the milliseconds between two looks
+for new messages. Horovod's default is 1. Writes results/whole-step.json. Needs root, iproute2 and
 openssh-server.
 """
 
