@@ -24,8 +24,6 @@ RESULTS = HERE.parent / "results"
 LINKS = {"100mbit": "100 Mb/s", "1gbit": "1 Gb/s", "10gbit": "10 Gb/s", "unshaped": "unshaped"}
 _LONGEST = 900  # maximum seconds of one job
 _COLORS = ("#cbd5e0", "#a0aec0", "#d69e2e", "#ed8936")  # of fixed rows
-_WORKERS = {"TensorFlow": "auto_schedule_tensorflow_worker.py"}
-_OTHER_WORKER = "auto_schedule_worker.py"
 
 
 def draw(rows, path):
@@ -64,9 +62,9 @@ def draw(rows, path):
 
 def measured(network, link, framework, turns):
     """Return the rows of one job, and print them."""
-    words = [HERE / _WORKERS.get(framework, _OTHER_WORKER), framework, turns]
-    rows = []
-    run_job(network, words, _LONGEST, rows.append, FRAMEWORKS[framework].launcher)
+    how, rows = FRAMEWORKS[framework], []
+    words = [HERE / how.worker, framework, turns]
+    run_job(network, words, _LONGEST, rows.append, how.launcher)
     best = min(row["seconds"] for row in rows if row["row"] not in AUTO)
     for row in rows:
         row.update(link=link, against_best_fixed=row["seconds"] / best)

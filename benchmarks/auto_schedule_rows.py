@@ -15,25 +15,27 @@ class Framework(NamedTuple):
     Attributes:
         title: its name in the plot.
         launcher: of :func:`jobs.run_job`.
+        worker: file of the program of a rank.
         rows: names of the rows.
     """
 
     title: str
     launcher: str
+    worker: str
     rows: tuple[str, ...]
 
 
 FRAMEWORKS = {
     "Horovod": Framework(
-        "Horovod", "horovodrun",
+        "Horovod", "horovodrun", "auto_schedule_worker.py",
         ("none", "fp16", "64 MiB buckets", "one message per gradient", "auto"),
     ),
     "DDP": Framework(
-        "PyTorch's DDP", "torchrun",
+        "PyTorch's DDP", "torchrun", "auto_schedule_worker.py",
         (f"{DDP}none", f"{DDP}fp16", f"{DDP}DDP's buckets", f"{DDP}auto"),
     ),
     "TensorFlow": Framework(
-        "Horovod with TensorFlow", "horovodrun",
+        "Horovod with TensorFlow", "horovodrun", "auto_schedule_tensorflow_worker.py",
         tuple(
             f"{TENSORFLOW}{name}"
             for name in ("none", "fp16", "one message", "one message per gradient", "auto")

@@ -9,9 +9,9 @@ _LONG = 1.5  # seconds
 def seconds_in_turns(names, step, count):
     """Return {setting: list of seconds of its steps}.
 
-    A turn of a setting has four measured steps, after one that is not measured: the settings before
-    it have taken its place in the processor's caches, and a job does not do that to itself. A step
-    of more than 1.5 s hardly depends on caches. It is measured, and is its setting's whole turn.
+    A turn of a setting has four measured steps, after one that is not measured, because a job makes
+    its steps without those of other settings between them. If the first step takes more than 1.5 s,
+    it is measured, and is the whole turn, to save time.
 
     Args:
         names: names of the settings.

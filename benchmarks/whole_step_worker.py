@@ -66,8 +66,8 @@ class Transformer(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding = torch.nn.Embedding(_WORDS, _WIDTH)
-        # PyTorch's own scale gives logits so large that most probabilities are denormal numbers,
-        # with which processors are slow
+        # with PyTorch's own scale, backward computes with denormal numbers, and a step takes four
+        # times as long
         torch.nn.init.normal_(self.embedding.weight, std=0.02)
         layer = torch.nn.TransformerEncoderLayer(_WIDTH, 8, 4 * _WIDTH, 0.0, batch_first=True)
         self.layers = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
@@ -108,7 +108,10 @@ def seconds_of_coding(network):
 
 
 def processor_seconds():
-    """Return {kind of thread: seconds of processor time so far} of this process."""
+    """Return {kind of thread: seconds of processor time so far} of this process.
+
+    Threads that Python did not start count as Horovod's.
+    """
     python = {one.native_id: one.name for one in threading.enumerate()}
     spent = collections.Counter()
     for task in pathlib.Path("/proc/self/task").iterdir():

@@ -170,13 +170,13 @@ def many_seeds_table(rows):
     return lines
 
 
-def rates_table(rows, task):
-    """Show the metric of a task with 4 ranks at each learning rate that has at least 5 seeds."""
+def lstm_rates_table(rows):
+    """Show the metric of lstm with 4 ranks at each learning rate that has at least 5 seeds."""
     lines = [
         "| compression | learning rate | metric | difference | seeds | bytes per step |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    rows = [row for row in rows if (row["task"], row["ranks"]) == (task, 4)]
+    rows = [row for row in rows if (row["task"], row["ranks"]) == ("lstm", 4)]
     (plain,) = (row for row in rows if row["candidate"] == "none")
     base = statistics.mean(plain["by_seed"].values())
     for row in rows:

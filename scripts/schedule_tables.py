@@ -83,7 +83,7 @@ def whole_step_threads_table(rows):
     for name in dict.fromkeys(row["row"] for row in rows):
         cells = [
             " + ".join(
-                f"{1e3 * found[(*place, name)]['processor_seconds'].get(kind, 0):.0f}"
+                f"{1e3 * found[(*place, name)]['processor_seconds'][kind]:.0f}"
                 for kind in ("main", "compressor", "Horovod")
             )
             for place in places

@@ -213,7 +213,7 @@ def generated():
             "accuracy-lab.json",
             lambda rows: accuracy_tables.choices_table(rows, accuracy_tables.CHOICES),
         ),
-        ("lstm rates", "accuracy-lab.json", lambda rows: accuracy_tables.rates_table(rows, "lstm")),
+        ("lstm rates", "accuracy-lab.json", accuracy_tables.lstm_rates_table),
         (
             "DeepReduce",
             "accuracy-lab.json",

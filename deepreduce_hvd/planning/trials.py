@@ -61,13 +61,12 @@ def plans_to_try(profile, communicators, buckets=None):
 
 
 def fitted_to_step(profile, seconds, buckets=None):
-    """Return {name: value} of the numbers of a profile with which it predicts the measured step.
+    """Return {field: value} of a profile, such that the predicted step is the measured one.
 
     If threads have cores of their own, backward goes on while they encode. If backward needs all
-    cores, it waits as if the device encoded. So ``encoding_delay`` is the one with which the
-    prediction is the measured step. If the step takes longer than with any delay, the rest is in
-    ``update_seconds``, which all plans have: the time of Python and of Horovod's threads, for
-    example. If it takes less, the delay is 0.
+    cores, it waits as if the device encoded. ``encoding_delay`` says where between these two the
+    measured step is. If the step takes longer than with a delay of 1, the rest is added to
+    ``update_seconds``, so that all plans have it. If it takes less than with 0, the delay is 0.
 
     Args:
         profile: the profile of all ranks.
@@ -80,7 +79,7 @@ def fitted_to_step(profile, seconds, buckets=None):
         one = dataclasses.replace(profile, encoding_delay=delay)
         return predict("buckets", one, network, groups=groups)[0].step_seconds
 
-    delay = largest_good(0.0, 1.0, lambda delay: predicted(delay) <= seconds)
+    delay = largest_good(0.0, 1.0, lambda one: predicted(one) <= seconds)
     rest = max(seconds - predicted(delay), 0.0) if delay == 1 else 0.0
     return {"encoding_delay": delay, "update_seconds": profile.update_seconds + rest}
 

@@ -122,14 +122,21 @@ def test_fits_find_the_line_and_its_error():
     assert falling.beta == 0 and falling.alpha > 0
 
 
-@pytest.mark.parametrize("burst", [1 << 14, 1 << 18, 1 << 20])
-def test_small_messages_that_pass_in_a_burst_do_not_change_the_line(burst):
-    latency, per_byte = 1e-3, 8e-9
-    points = [
-        (size, latency + per_byte * max(size - burst, 0)) for size in (1 << 10, 1 << 14, 1 << 22)
-    ]
+def test_small_messages_that_pass_in_a_burst_do_not_change_the_rate():
+    # 100 Mb/s, where 16 KiB pass at once
+    per_byte = 8e-8
+    points = [(1 << 10, 1e-3), (1 << 14, 1.1e-3)]
+    points += [(size, 1e-3 + per_byte * (size - (1 << 14))) for size in (1 << 18, 1 << 22)]
     fit = Table(tuple(points)).fit()
-    assert fit.beta == pytest.approx(per_byte, rel=0.3)
+    assert fit.beta == pytest.approx(per_byte, rel=0.01) and 9e-4 < fit.alpha < 1e-3
+
+
+@pytest.mark.parametrize("per_byte", [8e-8, 8e-9])
+@pytest.mark.parametrize("burst", [1 << 14, 1 << 18])
+def test_small_messages_that_pass_in_a_burst_do_not_change_the_latency(burst, per_byte):
+    sizes, latency = [1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 24, 1 << 26], 1e-3
+    fit = Table(tuple((size, latency + per_byte * max(size - burst, 0)) for size in sizes)).fit()
+    assert fit.beta == pytest.approx(per_byte, rel=0.01)
     assert fit.alpha == pytest.approx(latency, rel=0.1)
 
 
