@@ -1,6 +1,7 @@
 """Train a small network on Fashion-MNIST with ``horovodrun -np 2``, with and without DeepReduce.
 
-``make demo`` runs this script. It prints a table and writes results/demo.json and results/demo.png.
+``make demo`` runs this script. It prints a table and writes demo.json and demo.png in
+build/results/.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Train a small network on Fashion-MNIST with PyTorch's DDP under ``torchrun --nproc-per-node 2``.
 
 ``make demo-ddp`` runs this script: the job of ``make demo``, without Horovod, beside PyTorch's own
-communication hooks. It prints a table and writes results/demo-ddp.json and results/demo-ddp.png.
+communication hooks. It prints a table and writes demo-ddp.json and demo-ddp.png in build/results/.
 """
 
 import os

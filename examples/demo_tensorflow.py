@@ -1,7 +1,7 @@
 """Train a small Keras network on Fashion-MNIST with ``horovodrun -np 2`` and DeepReduce.
 
 ``make demo-tf`` runs this script, which also trains without DeepReduce. It prints a table and
-writes results/demo-tf.json and results/demo-tf.png.
+writes demo-tf.json and demo-tf.png in build/results/.
 """
 
 import os

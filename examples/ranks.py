@@ -28,7 +28,8 @@ def _passes(text):
 def command_line(description, passes_over, epochs, output):
     """Return the parser of the options that every example has.
 
-    By default the results go to results/``output``.
+    By default the results go to build/results/``output``. The figures in README and docs/ are in
+    results/, which the tests compare with the pages.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
@@ -43,8 +44,8 @@ def command_line(description, passes_over, epochs, output):
     parser.add_argument(
         "--output",
         type=pathlib.Path,
-        default=ROOT / "results" / output,
-        help=f"where the figures go (default results/{output})",
+        default=ROOT / "build" / "results" / output,
+        help=f"where the figures go (default build/results/{output})",
     )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     return parser

@@ -2,7 +2,7 @@
 
 The model is like NCF. A batch uses some rows of the embedding tables; the gradients of all other
 rows are zero. ``make recommender`` runs this script. It prints a table and writes
-results/recommender.json.
+build/results/recommender.json.
 """
 
 import json
@@ -170,7 +170,7 @@ def worker(options):
             "seconds_per_step": float(np.median(seconds)),
         })  # fmt: skip
     if hvd.rank() == 0:
-        options.output.parent.mkdir(exist_ok=True)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
         figures = {
             "data": "MovieLens-100k",
             "ranks": hvd.size(),

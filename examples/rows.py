@@ -245,7 +245,7 @@ class Demo:
         pairs = next((row["bytes_per_step"] for row in rows if row["name"] == "Top-r pairs"), None)
         for row in rows:
             row["share_of_top_r_pairs"] = None if pairs is None else row["bytes_per_step"] / pairs
-        options.output.parent.mkdir(exist_ok=True)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
         figures = {
             "data": "Fashion-MNIST", "ranks": size, "epochs": options.epochs,
             "seeds": options.seeds,

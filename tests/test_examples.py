@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import ranks
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -19,6 +20,12 @@ def run(example, *arguments):
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
     return finished.stdout
+
+
+def test_a_run_does_not_replace_the_figures_of_the_pages():
+    """The tests compare results/ with README and docs/, also after a demo."""
+    default = ranks.command_line("an example", "the data", 1, "demo.json").parse_args([]).output
+    assert default.parent == ROOT / "build" / "results"
 
 
 @pytest.mark.slow
