@@ -2,9 +2,9 @@
 
     python benchmarks/network_bytes.py
 
-Each tensor is encoded as random values from a normal distribution. Tensors with fewer than 1,024
-elements are sent uncompressed, as with a ``Compressor``, or with all elements in 4 bits each. Takes
-about 10 s.
+Each tensor is encoded as random values from a normal distribution, by the default codec or by one
+for large tensors only. Tensors that are too small for a codec are sent uncompressed, as with a
+``Compressor``. Takes about 10 s.
 """
 
 import json
@@ -19,9 +19,7 @@ import deepreduce_hvd as dr
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
 NETWORKS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base", "lstm": "LSTM"}
-_FEWEST = 1024  # elements of a large tensor
-_FEWEST_OF_SMALL = 16  # elements of a small tensor that is compressed
-_SMALL = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+_LARGE, _SMALL = 1024, 32  # elements from which the default compresses as a large or small tensor
 
 
 def bytes_of(shapes, large, small=None):
@@ -35,7 +33,7 @@ def bytes_of(shapes, large, small=None):
     payloads = uncompressed = 0
     for shape in shapes:
         elements = math.prod(shape)
-        codec = large if elements >= _FEWEST else small if elements >= _FEWEST_OF_SMALL else None
+        codec = large if elements >= _LARGE else small if elements >= _SMALL else None
         if codec is None:
             uncompressed += 4 * elements
         else:
@@ -46,8 +44,8 @@ def bytes_of(shapes, large, small=None):
 def main():
     codecs = {
         "Top-r pairs": (dr.Codec(dr.TopK(0.01)),),
-        "default": (default_codec(),),
-        "small tensors in 4 bits": (default_codec(), _SMALL),
+        "default": (default_codec(), dr.recommended_codec((1,))),
+        "large tensors": (default_codec(),),
     }
     rows = []
     for key, network in NETWORKS.items():

@@ -48,7 +48,7 @@ class Compressor:
     Args:
         codec: how a gradient becomes a payload, a :class:`Codec`; or ``"dense"``, uncompressed
             through Horovod's own allreduce; or ``"fp16"``, the same converted to float16. Default:
-            :func:`recommended_codec`. To treat parameters differently, give an ordered mapping of
+            that of :func:`recommended_codec` for the parameter's shape. To treat parameters differently, give an ordered mapping of
             name patterns to these, such as ``{"embed*": "dense", "*.bias": "fp16"}``: the first
             pattern that matches counts, ``*`` and ``?`` are wildcards, and parameters that no
             pattern matches get the default. Or give a function of (name, shape) that returns one of
@@ -77,7 +77,10 @@ class Compressor:
             cores of this host per local rank, less one, but at least 1 and at most 4. They are used
             with :class:`Allgather`, on the host, for codecs without custom stages.
         dense_below: tensors with fewer elements are sent uncompressed, even if ``codec`` gives them
-            a :class:`Codec`.
+            a :class:`Codec`. Default: 32 for tensors with the default codec, and 1,024 for others.
+            It is 1,024 for all tensors with a communicator other than :class:`Allgather` or with a
+            ``schedule``, and for tensors with a memory other than :class:`Residual` and
+            :class:`NoMemory`.
         seed: seed of all random choices; equal on all ranks.
         process_set: the Horovod process set; give the same one to DistributedOptimizer. Default:
             all ranks. On TensorFlow, compressors whose process sets share ranks must be used for
@@ -112,14 +115,15 @@ class Compressor:
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         schedule: str | Plan | None = None,
         threads: int | None = None,
-        dense_below: int = 1024,
+        dense_below: int | None = None,
         seed: int = 0,
         process_set: Any = None,
         loss_scale: Callable[[], float] | None = None,
         writer: Any = None,
         writer_interval: int = 100,
     ) -> None:
-        self.codec = policies.recommended_codec() if codec is None else codec
+        #: as given; None for the default
+        self.codec = codec
         self.memory = Residual() if memory is None else memory
         scheme = Auto() if communicator == "auto" else communicator
         self.communicator = cast(Communicator, Allgather() if scheme is None else scheme)
@@ -145,19 +149,18 @@ class Compressor:
         # in the given order, because buckets depend on it
         names = [(name, tuple(parameter.shape)) for name, parameter in named]
         # {name of a parameter: its Policy}
-        self.policies = policies.resolve(
-            self.codec, self.memory, policies.recommended_codec(), Residual(), dict(names),
-            dense_below,
-        )  # fmt: skip
+        compresses_small = type(self.communicator) is Allgather and schedule is None
+        self.policies = policies.resolve(codec, memory, dict(names), dense_below, compresses_small)
         pairs = {(one.codec, one.memory) for one in self.policies.values() if not one.dense}
-        if isinstance(self.codec, Codec) and isinstance(self.memory, Memory):
-            pairs.add((self.codec, self.memory))  # even if all parameters are small
+        single = policies.recommended_codec() if codec is None else codec
+        if isinstance(single, Codec) and isinstance(self.memory, Memory):
+            pairs.add((single, self.memory))  # even if all parameters are small
         for pair in pairs:
             expect_stages(*pair, self.communicator)
         layout.expect_schedule(schedule, self.policies, self.communicator)
         description = (
             container.VERSION, *self._stages(), repr(self.communicator), bucket_bytes, dense_below,
-            seed, names,
+            seed, names, codec is None and compresses_small,
         )  # fmt: skip
         # CRC-32 of the configuration; ranks compare it in every step
         self.fingerprint = zlib.crc32(repr(description).encode())
@@ -169,7 +172,7 @@ class Compressor:
     def _stages(self) -> tuple[Any, Any]:
         """Return what ranks compare of codecs and memories: one of each, or one per parameter."""
         if policies.is_single(self.codec) and policies.is_single(self.memory):
-            return repr(self.codec), repr(self.memory)
+            return policies.text_of(self.codec), repr(self.memory)
         return "policies", [f"{name}: {policy!r}" for name, policy in self.policies.items()]
 
     def _schedule_text(self) -> str:

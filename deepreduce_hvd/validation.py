@@ -93,15 +93,15 @@ def expect_settings(
     Raises:
         InvalidArgumentError: one of them has the wrong type or value.
     """
-    for name, value in (("bucket_bytes", bucket_bytes), ("dense_below", dense_below)):
-        if not is_integer(value) or value < 0:
-            raise InvalidArgumentError(
-                f"Compressor {name}: expected an integer of at least 0, got {value!r}"
-            )
-    if threads is not None and (not is_integer(threads) or threads < 0):
+    if not is_integer(bucket_bytes) or bucket_bytes < 0:
         raise InvalidArgumentError(
-            f"Compressor threads: expected None or an integer of at least 0, got {threads!r}"
+            f"Compressor bucket_bytes: expected an integer of at least 0, got {bucket_bytes!r}"
         )
+    for name, value in (("threads", threads), ("dense_below", dense_below)):
+        if value is not None and (not is_integer(value) or value < 0):
+            raise InvalidArgumentError(
+                f"Compressor {name}: expected None or an integer of at least 0, got {value!r}"
+            )
     if not is_integer(seed) or not 0 <= seed < 2**63:
         raise InvalidArgumentError(
             f"Compressor seed: expected an integer in [0, 2^63), got {seed!r}"

@@ -13,7 +13,7 @@ from deepreduce_hvd.statistics import totals
 def instances(warmup_steps=0):
     """Return {name: codec} of the instances of DeepReduce that the demos compare.
 
-    All of them use the top 1 %.
+    All of them use the top 1 %. None is the default of a compressor.
     """
     top = dr.TopK(0.01, warmup_steps=warmup_steps)
     return {
@@ -27,7 +27,7 @@ def instances(warmup_steps=0):
             top, index=dr.Bloom(fpr="auto", policy="p0"), value=dr.QSGD(bits=4)
         ),
         "QSGD + Rice": dr.Codec(top, index=dr.Rice(), value=dr.QSGD(bits=4)),
-        "default": dr.recommended_codec(),
+        "default": None,
     }
 
 
@@ -164,8 +164,9 @@ class Demo:
         self._launcher = launcher
         self.options = parse(description, output)
         codecs = instances(self.options.warmup_steps)
-        rows = {**dict.fromkeys(baselines), **{name: codecs[name] for name in shown or codecs}}
-        #: {name: codec, or None for a baseline} of the rows to train
+        rows = dict.fromkeys(baselines)
+        rows |= {name: {"codec": codecs[name]} for name in shown or codecs}
+        #: {name: settings of the compressor, or None for a baseline} of the rows to train
         self.rows = self._chosen(rows)
 
     def _chosen(self, rows):
@@ -188,9 +189,9 @@ class Demo:
         """
         data = job.load()
         results = []
-        for number, (name, codec) in enumerate(self.rows.items(), 1):
+        for number, (name, settings) in enumerate(self.rows.items(), 1):
             label = f"[{number}/{len(self.rows)}] {name:<16}"
-            row = self._row(job, data, label, name, codec)
+            row = self._row(job, data, label, name, settings)
             results.append(row)
             if job.rank == 0:
                 print(
@@ -201,7 +202,7 @@ class Demo:
         if job.rank == 0:
             self._write(results, job.size)
 
-    def _row(self, job, data, label, name, codec):
+    def _row(self, job, data, label, name, settings):
         """Train one row with each seed; return its figures."""
         options = self.options
         accuracies, seconds, sent, sent_on_the_way = [], [], 0.0, 0.0
@@ -211,8 +212,8 @@ class Demo:
             def compression(network, watch=watch):
                 watch.compression = (
                     job.baseline(name)
-                    if codec is None
-                    else dr.Compressor(codec, parameters=job.parameters(network))
+                    if settings is None
+                    else dr.Compressor(**settings, parameters=job.parameters(network))
                 )
                 return watch.compression
 
@@ -232,7 +233,7 @@ class Demo:
             "share_of_dense": sent / dense_bytes,
             "seconds_per_step": sorted(seconds)[len(seconds) // 2],
         }  # fmt: skip
-        if codec is not None:
+        if settings is not None:
             figures = totals(watch.compression.stats())
             row["sections"] = {
                 field: figures[field]

@@ -12,13 +12,13 @@ DEEP_REDUCE = (
 )
 #: densities of layers, and a choice from each bucket or chunk instead of each tensor
 CHOICES = (
-    "default", "LAGS", "raw values", "buckets", "raw values, no warm-up", "buckets, no warm-up",
+    "large tensors", "LAGS", "raw values", "buckets", "raw values, no warm-up", "buckets, no warm-up",
     "chunks",
 )  # fmt: skip
 #: how candidates send tensors with fewer than 1,024 elements
 SMALL_TENSORS = {
-    "dense below 128": "`dense_below=128`",
-    "small tensors in 4 bits": "all elements in 4 bits",
+    "large tensors": "uncompressed",
+    "dense below 128": "the largest, from 128 elements on",
 }
 SCALECOM = (
     "raw values", "GTopK, raw values", "CLTK, TopK", "CLTK, TopK, LowPass",
@@ -82,7 +82,7 @@ def candidates_table(rows, ranks):
 
     Those with a table of their own are left out.
     """
-    others = {"none", *DEEP_REDUCE, *CHOICES} - {"default", "raw values"}
+    others = {"none", *DEEP_REDUCE, *CHOICES} - {"large tensors", "raw values"}
     rows = [
         row
         for row in rows
@@ -195,7 +195,7 @@ def lstm_rates_table(rows):
 
 def choices_table(rows, candidates):
     """Compare candidates with uncompressed training on 4 ranks, one column per task."""
-    names = set(candidates) - {"default", "raw values"}
+    names = set(candidates) - {"large tensors", "raw values"}
     rows = [row for row in rows if row["ranks"] == 4 and row["batch_factor"] == 1]
     tasks = list(dict.fromkeys(row["task"] for row in rows if row["candidate"] in names))
     found = {(row["candidate"], row["task"]): row for row in rows}

@@ -85,19 +85,19 @@ def network_bytes_table(rows):
     found = {(row["network"], row["name"]): row for row in rows}
     lines = [
         (
-            "| network | uncompressed | Top-r pairs | default | share of Top-r pairs | small tensors |"
-            " small tensors in 4 bits | share of Top-r pairs |"
+            "| network | uncompressed | Top-r pairs | default | share of Top-r pairs |"
+            " small tensors uncompressed | share of Top-r pairs | uncompressed bytes |"
         ),
         "|---|" + "---:|" * 7,
     ]
     for network in dict.fromkeys(row["network"] for row in rows):
-        pairs, default, smaller = (
-            found[network, name] for name in ("Top-r pairs", "default", "small tensors in 4 bits")
+        pairs, default, large = (
+            found[network, name] for name in ("Top-r pairs", "default", "large tensors")
         )
-        shares = [f"{row['bytes'] / pairs['bytes']:.3f}" for row in (default, smaller)]
+        shares = [f"{row['bytes'] / pairs['bytes']:.3f}" for row in (default, large)]
         lines.append(
             f"| {network} | {default['dense']:,} | {pairs['bytes']:,} | {default['bytes']:,} | "
-            f"{shares[0]} | {default['uncompressed']:,} | {smaller['bytes']:,} | {shares[1]} |"
+            f"{shares[0]} | {large['bytes']:,} | {shares[1]} | {large['uncompressed']:,} |"
         )
     return lines
 

@@ -221,6 +221,21 @@ def test_a_task_has_its_shapes_and_starts_at_chance(name, shape, chance):
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
+def test_the_default_is_that_of_a_compressor(name):
+    hvd = pytest.importorskip("horovod.torch", reason="Horovod is not installed")
+    hvd.init()
+    task, candidate = _task(name), candidates.CANDIDATES["default"]
+    model = task.model()
+    shapes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    ranks = VirtualRanks(2, shapes, candidate.codec(task), dense_below=candidate.dense_below)
+    policies = dr.Compressor(parameters=model.named_parameters()).policies
+    assert ranks.codecs == {
+        name: policy.codec for name, policy in policies.items() if not policy.dense
+    }
+    assert len(set(ranks.codecs.values())) == 2
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
 def test_some_steps_of_a_task_are_the_same_again_and_lower_the_loss(name):
     task = _task(name)
     task.total_steps = 30 if name == "ncf" else 4

@@ -23,8 +23,12 @@ def initialized_horovod():
 
 def test_the_recommended_instance():
     compressor = dr.Compressor(parameters=named())
-    assert repr(compressor.codec) == repr(dr.recommended_codec())
+    assert compressor.codec is None
     assert compressor.memory == dr.Residual()
+    large = dr.Codec(dr.TopK(0.01, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
+    small = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+    for shape, expected in ((None, large), ((2, 512), large), ((1023,), small), ((), small)):
+        assert dr.recommended_codec(shape) == expected
 
 
 def test_auto_by_name():
@@ -63,7 +67,7 @@ def test_buckets_close_once_they_hold_enough():
         ),
         (
             {"parameters": [("a", torch.zeros(3))], "dense_below": -1},
-            "dense_below: expected an integer of at least 0, got -1",
+            "dense_below: expected None or an integer of at least 0, got -1",
         ),
         (
             {"parameters": [("a", torch.zeros(3))], "loss_scale": 2.0},
@@ -244,7 +248,7 @@ def test_a_codec_of_the_users_own_trains():
 def test_a_compressor_shows_its_settings():
     text = repr(dr.Compressor(parameters=named(), bucket_bytes=5, dense_below=6, seed=7))
     assert text.endswith(", seed=7, parameters=2 named)"), "the others have their defaults"
-    for part in (repr(dr.recommended_codec()), "memory=Residual(", "communicator=Allgather()", "bucket_bytes=5",
+    for part in ("Compressor(recommended_codec(shape), memory=Residual(", "communicator=Allgather()", "bucket_bytes=5",
                  "dense_below=6", "seed=7", "parameters=2 named"):  # fmt: skip
         assert part in text
 

@@ -375,7 +375,7 @@ def test_the_page_has_the_settings_without_effect():
 
 
 def test_the_pages_dictionaries_are_accepted():
-    """The last one has the defaults of Compressor."""
+    """The last one has the default of Compressor for large tensors, and sends others as it says."""
     text = PAGE.read_text()
     found = re.findall(r"dr\.from_params\(\s*(\{.*?\})", text, re.DOTALL)
     *others, last = map(ast.literal_eval, found)
@@ -383,6 +383,6 @@ def test_the_pages_dictionaries_are_accepted():
         quiet(params)
     (dense_below,) = re.findall(r"dense_below=(\d+),\n\)", text)
     compressor = quiet(last, dense_below=int(dense_below))
-    default = dr.Compressor(parameters=named())
+    default = dr.Compressor(parameters=named(), dense_below=int(dense_below))
     assert compressor.communicator == default.communicator
     assert compressor.policies == default.policies

@@ -26,8 +26,8 @@ def horovod():
     hvd.init()
 
 
-def resolved(codec=None, memory=None, dense_below=0, shapes=SHAPES):
-    return policies.resolve(codec, memory, ONE, dr.Residual(), shapes, dense_below)
+def resolved(codec=None, memory=None, dense_below=0, shapes=SHAPES, compresses_small=False):
+    return policies.resolve(codec, memory, shapes, dense_below, compresses_small)
 
 
 def compressor(codec=None, memory=None, **options):
@@ -41,7 +41,7 @@ def test_the_first_pattern_that_matches_counts():
         "embed.weight": Policy("dense"),
         "body.0.weight": Policy("codec", TWO, dr.NoMemory()),
         "body.0.bias": Policy("fp16"),
-        "head": Policy("codec", ONE, dr.Residual()),
+        "head": Policy("codec", dr.recommended_codec(), dr.Residual()),
     }
 
 
@@ -58,6 +58,57 @@ def test_small_tensors_are_dense_unless_another_way_is_given():
     found = resolved({"*.bias": "fp16", "*": TWO}, dense_below=1700)
     ways = [policy.way for policy in found.values()]
     assert ways == ["codec", "dense", "fp16", "codec"]
+
+
+LARGE = dr.Codec(dr.TopK(0.01, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
+SMALL = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+SIZES = 0, 1, 31, 32, 1023, 1024, 5000
+
+
+@pytest.mark.parametrize(
+    ("settings", "outcome"),
+    [
+        ({}, [None, None, None, SMALL, SMALL, LARGE, LARGE]),
+        ({"memory": dr.NoMemory()}, [None, None, None, SMALL, SMALL, LARGE, LARGE]),
+        ({"dense_below": 0}, [SMALL] * 5 + [LARGE] * 2),
+        ({"dense_below": 1023}, [None] * 4 + [SMALL] + [LARGE] * 2),
+        ({"dense_below": 5000}, [None] * 6 + [LARGE]),
+        ({"memory": dr.MomentumCorrection()}, [None] * 5 + [LARGE] * 2),
+        ({"memory": dr.LowPass(0.1)}, [None] * 5 + [LARGE] * 2),
+        ({"communicator": dr.GTopK()}, [None] * 5 + [LARGE] * 2),
+        ({"communicator": "auto"}, [None] * 5 + [LARGE] * 2),
+        ({"schedule": "auto"}, [None] * 5 + [LARGE] * 2),
+        ({"schedule": "auto", "dense_below": 31}, [None] * 2 + [LARGE] * 5),
+        ({"codec": TWO}, [None] * 5 + [TWO] * 2),
+        ({"codec": LARGE}, [None] * 5 + [LARGE] * 2),
+        ({"codec": {"p1": TWO, "p1024": TWO, "p31": SMALL}}, [None] * 3 + [SMALL] * 2 + [TWO, LARGE]),
+        ({"codec": lambda name, shape: dr.recommended_codec(shape), "dense_below": 32},
+         [None] * 3 + [SMALL] * 2 + [LARGE] * 2),
+    ],
+)  # fmt: skip
+def test_the_default_is_by_size(settings, outcome):
+    named = [(f"p{size}", torch.nn.Parameter(torch.zeros(size))) for size in SIZES]
+    comp = dr.Compressor(parameters=named, **settings)
+    assert [policy.codec for policy in comp.policies.values()] == outcome
+    assert all(policy.way in ("dense", "codec") for policy in comp.policies.values())
+
+
+def test_only_parts_of_large_tensors_are_delayed():
+    delays = [policy.delays for policy in compressor().policies.values()]
+    assert delays == [True, True, False, True]
+    selects = [policy.selects for policy in compressor(memory=dr.NoMemory()).policies.values()]
+    assert selects == [True, True, False, True]
+
+
+def test_a_state_is_not_loaded_where_other_tensors_are_compressed():
+    """Small tensors have a memory only without a schedule, by default."""
+    state = compressor().state_dict()
+    compressor().load_state_dict(state)
+    with pytest.raises(dr.InvalidArgumentError, match="expected one with the same configuration"):
+        compressor(schedule="auto").load_state_dict(state)
+    with pytest.raises(dr.InvalidArgumentError, match="expected one with the same configuration"):
+        compressor(dr.recommended_codec()).load_state_dict(state)
+    compressor(TWO, schedule="auto").load_state_dict(compressor(TWO).state_dict())
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -78,7 +129,7 @@ def test_random_patterns(seed):
         given = {one: value for one, value in given.items() if one in needed}
     found = resolved(given, shapes=shapes)
     for name in names:
-        expected = given.get(first[name], ONE)
+        expected = given.get(first[name], dr.recommended_codec())
         assert (found[name].codec or found[name].way) == expected, (given, name)
 
 

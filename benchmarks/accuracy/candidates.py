@@ -19,7 +19,7 @@ class Candidate:
             of the task returns a dictionary with the codec of each compressed tensor.
         memory, communicator, dense_below: as of :class:`~deepreduce_hvd.Compressor`.
         prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer; without a
-            codec, as for the default codec.
+            codec, as if large tensors had the default codec.
         estimates: None, or the momentum of EF21-SGDM in place of a memory; 1 is EF21.
         clip_factor: factor of the norm to which a task clips the mean gradient.
         clips_before: whether each rank clips its own gradient before compression, as in Deep
@@ -46,17 +46,19 @@ def _codec(ratio=0.01, value=None, warmup_steps=50, sparsifier=None, index=None)
     )
 
 
-#: all elements
-_SMALL = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+_LARGE = dr.recommended_codec()
 _GTOPK, _CLTK = dr.GTopK(), dr.CLTK()
 _CHUNKS = dr.ChunkTopK(0.01)
 
 CANDIDATES = {
     "none": Candidate(prepared=False),
     "none, prepared": Candidate(),
-    "default": Candidate(dr.recommended_codec()),
-    # what each part of the default does
-    "not prepared": Candidate(dr.recommended_codec(), prepared=False),
+    "default": Candidate(
+        lambda task: codecs_by_size(task, _LARGE, dr.recommended_codec((1,))), dense_below=32
+    ),
+    # what each part of the default does, with small tensors uncompressed
+    "large tensors": Candidate(_LARGE),
+    "not prepared": Candidate(_LARGE, prepared=False),
     "no warm-up": Candidate(_codec(warmup_steps=0)),
     "warm-up of 375 steps": Candidate(_codec(warmup_steps=375)),
     "neither": Candidate(_codec(warmup_steps=0), prepared=False),
@@ -69,11 +71,8 @@ CANDIDATES = {
     "0.1 %": Candidate(_codec(0.001)),
     "2 %": Candidate(_codec(0.02)),
     "5 %": Candidate(_codec(0.05)),
-    # tensors of fewer than 1024 elements too
-    "dense below 128": Candidate(dr.recommended_codec(), dense_below=128),
-    "small tensors in 4 bits": Candidate(
-        lambda task: codecs_by_size(task, dr.recommended_codec(), _SMALL), dense_below=16
-    ),
+    # tensors of fewer than 1024 elements too, in other ways than the default
+    "dense below 128": Candidate(_LARGE, dense_below=128),
     # index and value codecs of DeepReduce
     "Top-r pairs": Candidate(dr.Codec(dr.TopK(0.01))),
     "FitPoly": Candidate(_codec(value=dr.FitPoly())),
@@ -92,8 +91,8 @@ CANDIDATES = {
     "buckets, no warm-up": Candidate(_codec(value=dr.RawValue(), sparsifier=BucketTopK(0.01))),
     "LAGS": Candidate(lambda task: layerwise_codecs(task, _codec, 0.01)),
     # clipping of gradients that arrive in spikes
-    "clip at 4 times the norm": Candidate(dr.recommended_codec(), clip_factor=4.0),
-    "clip before compression": Candidate(dr.recommended_codec(), clips_before=True),
+    "clip at 4 times the norm": Candidate(_LARGE, clip_factor=4.0),
+    "clip before compression": Candidate(_LARGE, clips_before=True),
     # other memories
     "momentum correction": Candidate(_codec(), dr.MomentumCorrection(0.9)),
     "momentum correction 0.5": Candidate(_codec(), dr.MomentumCorrection(0.5)),

@@ -84,14 +84,16 @@ def measured_profile(policies, times, slots, ranks, costs=None, growth=None, **m
 def profiled(policies, times, slots):
     """Return the names of a profile's parameters, in the order in which gradients become ready.
 
-    These are all that the last complete steps compressed.
+    These are all of which the last complete steps selected elements. If they selected of none,
+    these are all that they compressed.
     """
     ready, elements = times.ready, elements_of(slots)
-    return [
+    compressed = [
         name
         for name in sorted(ready, key=ready.__getitem__)
         if not policies[name].dense and elements[name]
     ]
+    return [name for name in compressed if policies[name].selects] or compressed
 
 
 def totals(slots):

@@ -17,7 +17,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.schedule.dag import CODEC, DENSE, FP16
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import Rice
-from deepreduce_hvd.stages.memories import NoMemory
+from deepreduce_hvd.stages.memories import NoMemory, Residual
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, TopK
 from deepreduce_hvd.stages.value_codecs import LloydMax
 from deepreduce_hvd.validation import is_model, meant, shown
@@ -32,18 +32,27 @@ MemoryChoice: TypeAlias = (
     Memory | Mapping[str, Memory] | Callable[[str, _Shape], Memory | None] | None
 )
 _MOST_NAMES = 5
+_LARGE = 1024  # elements from which a tensor is large
+_SMALLEST = 32  # elements from which the payload of a small tensor is smaller than the tensor
 
 
-def recommended_codec() -> Codec:
+def recommended_codec(shape: _Shape | None = None) -> Codec:
     """Return the default codec of :class:`Compressor`.
 
-    It sends the 1 % of elements of largest magnitude. In the first 50 steps the ratio falls from
-    25 % to 1 %. From then on, each sent element takes about 9 bits. docs/accuracy.md gives the
-    measurements behind this choice.
+    For large tensors, it sends the 1 % of elements of largest magnitude. In the first 50 steps the
+    ratio falls from 25 % to 1 %. From then on, each sent element takes about 9 bits. For tensors
+    with fewer than 1,024 elements, it sends all elements in 4 bits each, without delay.
+    docs/accuracy.md gives the measurements behind this choice.
+
+    Args:
+        shape: shape of the tensor. Default: that of a large tensor.
 
     Returns:
-        ``Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``.
+        ``Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``, or
+        ``Codec(NoneSparsifier(), value=LloydMax(bits=4))`` for a small tensor.
     """
+    if shape is not None and math.prod(shape) < _LARGE:
+        return Codec(NoneSparsifier(), value=LloydMax(bits=4))
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
 
 
@@ -68,10 +77,14 @@ class Policy:
         return self.way != CODEC
 
     @property
+    def selects(self) -> bool:
+        """Whether only some elements of a gradient are sent."""
+        return self.codec is not None and not isinstance(self.codec.sparsifier, NoneSparsifier)
+
+    @property
     def delays(self) -> bool:
         """Whether parts of a gradient are sent in later steps."""
-        selects = self.codec is not None and not isinstance(self.codec.sparsifier, NoneSparsifier)
-        return selects and bool(self.memory.state)
+        return self.selects and bool(self.memory.state)
 
     def __hash__(self) -> int:
         return hash(repr(self))  # custom stages may have attributes that are not hashable
@@ -83,35 +96,42 @@ class Policy:
 def resolve(
     codec: Any,
     memory: Any,
-    default_codec: Codec,
-    default_memory: Memory,
-    shapes: Mapping[str, tuple[int, ...]],
-    dense_below: int,
+    shapes: Mapping[str, _Shape],
+    dense_below: int | None,
+    compresses_small: bool,
 ) -> dict[str, Policy]:
     """Return {parameter name: :class:`Policy`}.
 
     Args:
         codec: a :class:`Codec`, "dense" or "fp16"; a mapping of patterns to these; a function of
-            (name, shape) that returns one of these; or None.
-        memory: the same with a :class:`Memory`.
-        default_codec, default_memory: used where ``codec`` or ``memory`` gives none.
+            (name, shape) that returns one of these; or None. Where it gives none,
+            :func:`recommended_codec` is used.
+        memory: the same with a :class:`Memory`. The default is :class:`Residual`.
         shapes: {parameter name: shape}.
         dense_below: parameters with fewer elements are sent uncompressed instead of with a codec.
+            None: 32 where a parameter uses the default codec for small tensors, otherwise 1,024.
+        compresses_small: whether small tensors have a default codec of their own.
 
     Raises:
         InvalidArgumentError: a value of another type, or a pattern that no parameter needs.
     """
-    codec_of = _chooser("codec", codec, default_codec, shapes)
-    memory_of = _chooser("memory", memory, default_memory, shapes)
+    codec_of = _chooser("codec", codec, shapes)
+    memory_of = _chooser("memory", memory, shapes)
     policies = {}
     for name, shape in shapes.items():
-        chosen = codec_of(name, shape)
+        chosen, kept = codec_of(name, shape), memory_of(name, shape) or Residual()
         if isinstance(chosen, str):
             policies[name] = Policy(chosen)
-        elif math.prod(shape) < dense_below:
+            continue
+        by_size = chosen is None and compresses_small and type(kept) in (NoMemory, Residual)
+        fewest = dense_below
+        if fewest is None:
+            fewest = _SMALLEST if by_size else _LARGE
+        if math.prod(shape) < fewest:
             policies[name] = Policy(DENSE)
         else:
-            policies[name] = Policy(CODEC, chosen, memory_of(name, shape))
+            default = recommended_codec(shape if by_size else None)
+            policies[name] = Policy(CODEC, default if chosen is None else chosen, kept)
     return policies
 
 
@@ -121,7 +141,9 @@ def is_single(value: Any) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """Return an argument as text, the same on all ranks."""
+    """Return the argument ``codec`` or ``memory`` as text, the same on all ranks."""
+    if value is None:
+        return "recommended_codec(shape)"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {chosen!r}" for key, chosen in value.items()) + "}"
     return repr(value) if is_single(value) else "a function of name and shape"
@@ -168,20 +190,16 @@ def _checked(what: str, where: str, value: Any) -> Any:
     return value
 
 
-def _chooser(
-    what: str, given: Any, default: Any, shapes: Mapping[str, tuple[int, ...]]
-) -> Callable[[str, tuple[int, ...]], Any]:
-    """Return a function of (name, shape) that returns what a parameter uses."""
+def _chooser(what: str, given: Any, shapes: Mapping[str, _Shape]) -> Callable[[str, _Shape], Any]:
+    """Return a function of (name, shape) that returns what is given for a parameter, or None."""
 
-    def chosen(name: str, shape: tuple[int, ...]) -> Any:
+    def chosen(name: str, shape: _Shape) -> Any:
         if isinstance(given, Mapping):
             patterns = (key for key in given if fnmatch.fnmatchcase(name, key))
-            value = given.get(next(patterns, None))
-        elif is_single(given):
-            value = given
-        else:
-            value = _checked(what, f" of parameter {name}", given(name, shape))
-        return default if value is None else value
+            return given.get(next(patterns, None))
+        if is_single(given):
+            return given
+        return _checked(what, f" of parameter {name}", given(name, shape))
 
     expect_choice(what, given)
     if isinstance(given, Mapping):

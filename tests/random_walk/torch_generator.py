@@ -93,17 +93,20 @@ def _compressor(draw, size):
     if size > 2:
         subsets += [(first, last) for last in range(size) for first in range(last)]
     partial = draw.random() < 0.15 and not isinstance(communicator, dr.Hierarchical)
+    others, below = _others(draw, codec, other), draw.choice((0, 0, 1, 10, 100, 1024, None))
+    if isinstance(communicator, dr.Allgather) and draw.random() < 0.3:
+        codec, below = None, draw.choice((None, None, 0, 100))
     return CompressorSettings(
         codec,
         memory,
         communicator,
         bucket_bytes=draw.choice((0, 500, 4000, 1 << 26)),
         threads=draw.randrange(4),
-        dense_below=draw.choice((0, 0, 1, 10, 100, 1024)),
+        dense_below=below,
         seed=draw.randrange(1 << 40),
         loss_scale=draw.random() < 0.5,
         ranks=draw.choice(subsets) if partial else None,
-        others=_others(draw, codec, other),
+        others=others,
     )
 
 

@@ -7,6 +7,10 @@ from own_stages import WithoutPutBack
 
 import deepreduce_hvd as dr
 
+#: the default codecs
+_LARGE = dr.Codec(dr.TopK(0.01, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
+_SMALL = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+
 
 @dataclasses.dataclass
 class Parameter:
@@ -46,16 +50,16 @@ class Parameter:
 class CompressorSettings:
     """The settings of a compressor.
 
-    ``ranks`` are those of its process set, None for all. ``others`` are {end of a parameter's name:
+    ``codec`` is None for the default, with the communicator Allgather. ``ranks`` are those of its process set, None for all. ``others`` are {end of a parameter's name:
     a codec in place of ``codec``, "dense" or "fp16"}.
     """
 
-    codec: dr.Codec
+    codec: dr.Codec | None
     memory: object
     communicator: object
     bucket_bytes: int
     threads: int  # on rank 0; rank r has (threads + r) % 4
-    dense_below: int
+    dense_below: int | None
     seed: int
     loss_scale: bool
     ranks: tuple | None
@@ -63,8 +67,13 @@ class CompressorSettings:
 
     def codec_of(self, name, elements):
         """Return the codec of a parameter, "dense" or "fp16"."""
-        codec = self.others.get(name[-1], self.codec)
-        return "dense" if elements < self.dense_below and codec != "fp16" else codec
+        codec, below = self.others.get(name[-1], self.codec), self.dense_below
+        by_size = codec is None and type(self.memory) in (dr.Residual, dr.NoMemory)
+        if codec is None:
+            codec = _SMALL if by_size and elements < 1024 else _LARGE
+        if below is None:
+            below = 32 if by_size else 1024
+        return "dense" if elements < below and codec != "fp16" else codec
 
     @property
     def scheme(self):
@@ -170,7 +179,7 @@ def refusal(program):
     for settings in program.compressors:
         if isinstance(settings.memory, WithoutPutBack) and settings.communicator.puts_back:
             return "expected one with a put_back"
-        sparsifier = settings.codec.sparsifier
+        sparsifier = getattr(settings.codec, "sparsifier", None)
         if isinstance(settings.scheme, dr.GTopK) and isinstance(sparsifier, dr.Threshold):
             return "GTopK: expected a sparsifier with a fixed k"
         shared = isinstance(settings.scheme, dr.SharedRandomK)
