@@ -48,11 +48,11 @@ class Compressor:
     Args:
         codec: how a gradient becomes a payload, a :class:`Codec`; or ``"dense"``, uncompressed
             through Horovod's own allreduce; or ``"fp16"``, the same converted to float16. Default:
-            that of :func:`recommended_codec` for the parameter's shape. To treat parameters differently, give an ordered mapping of
-            name patterns to these, such as ``{"embed*": "dense", "*.bias": "fp16"}``: the first
-            pattern that matches counts, ``*`` and ``?`` are wildcards, and parameters that no
-            pattern matches get the default. Or give a function of (name, shape) that returns one of
-            these, or None for the default.
+            that of :func:`recommended_codec` for the parameter's shape. To treat parameters
+            differently, give an ordered mapping of name patterns to these, such as
+            ``{"embed*": "dense", "*.bias": "fp16"}``: the first pattern that matches counts, ``*``
+            and ``?`` are wildcards, and parameters that no pattern matches get the default. Or give
+            a function of (name, shape) that returns one of these, or None for the default.
         memory: the error feedback, which keeps what a payload leaves out; a :class:`Memory`, or a
             mapping or a function as for ``codec``. Default: :class:`Residual`.
         communicator: how the payloads of all ranks become a sum. Default: :class:`Allgather`.

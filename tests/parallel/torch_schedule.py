@@ -348,6 +348,37 @@ def scenario_auto_with_nothing_to_measure(directory):
         assert_equal_everywhere(network.named_parameters(), f"nothing {dense_below}")
 
 
+def scenario_a_plan_from_the_profile_of_the_default(directory):
+    """The default compresses small tensors only without a schedule, so a profile omits them."""
+    large, plan = ["0.weight", "2.weight"], None
+    for _ in range(2):
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(
+            torch.nn.Linear(64, 48), torch.nn.LayerNorm(48), torch.nn.Linear(48, 40)
+        )
+        names = [name for name, _ in network.named_parameters()]
+        compressor = dr.Compressor(parameters=network.named_parameters(), schedule=plan)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(network.parameters(), lr=0.01),
+            named_parameters=network.named_parameters(),
+            compression=compressor,
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(step * hvd.size() + hvd.rank())
+            network(torch.randn(8, 64, generator=generator)).square().mean().backward()
+            optimizer.step()
+        compressed = [
+            name for name, row in compressor.stats().items() if row["path"] == "compressed"
+        ]
+        expect(compressed == (names if plan is None else large), plan, compressed)
+        profile = compressor.profile()
+        expect({part.name for part in profile.parameters} == set(large), profile.parameters)
+        expect(profile.density == 0.01, "the density is", profile.density)
+        plan = plan_of([Message(tuple(large[::-1]), "codec", 0.01, "Allgather")])
+        assert_equal_everywhere(network.named_parameters(), "default")
+
+
 def scenario_auto_plans_for_all_optimizers_of_a_compressor(directory):
     """A step of the job has one step of each optimizer, even if one of them compresses nothing."""
     parts = torch.nn.ModuleDict(

@@ -92,10 +92,10 @@ def _compressor(draw, size):
     subsets = [(rank,) for rank in range(size)]
     if size > 2:
         subsets += [(first, last) for last in range(size) for first in range(last)]
-    partial = draw.random() < 0.15 and not isinstance(communicator, dr.Hierarchical)
     others, below = _others(draw, codec, other), draw.choice((0, 0, 1, 10, 100, 1024, None))
-    if isinstance(communicator, dr.Allgather) and draw.random() < 0.3:
-        codec, below = None, draw.choice((None, None, 0, 100))
+    if draw.random() < 0.2:
+        communicator, codec, below = dr.Allgather(), None, draw.choice((None, None, 0, 100))
+    partial = draw.random() < 0.15 and not isinstance(communicator, dr.Hierarchical)
     return CompressorSettings(
         codec,
         memory,
