@@ -52,6 +52,24 @@ def test_choices_have_differences_bytes_and_seeds_per_task():
     assert lines == [["raw values", "+0.0100 (1)", "20"], ["FitPoly", "-0.0100 (2)", "20"]]
 
 
+def test_small_tensors_compare_with_the_default_over_the_seeds_that_both_have():
+    rows = report.summarize(
+        [_row("none", seed, 0.8, ranks=4) for seed in (0, 1)]
+        + [_row("default", seed, 0.82 + seed, ranks=4) for seed in (0, 5)]
+        + [_row("large tensors", seed, 0.85, ranks=4) for seed in (0, 1)]
+        + [_row("dense below 128", 0, None, ranks=4)]
+        # without the default, there is nothing to compare with
+        + [_row(name, 0, 0.7, ranks=8) for name in ("none", "large tensors")]
+    )
+    _, _, *lines = _cells(accuracy_tables.small_tensors_table(rows))
+    assert lines == [
+        ["the largest, from 128 elements on", "resnet, 4", "0.8200",
+         "diverged with 1 of 1 seeds", "–", "–", "–", "20", "20", "1"],
+        ["uncompressed", "resnet, 4", "0.8200", "0.8500", "+0.0300", "+0.0500", "0.000", "20",
+         "20", "1"],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "names", [accuracy_tables.DEEP_REDUCE, accuracy_tables.CHOICES, accuracy_tables.SCALECOM]
 )
