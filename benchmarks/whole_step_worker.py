@@ -91,7 +91,7 @@ def batch_of(name, draw):
 def seconds_of_coding(network):
     """Return the seconds in which one thread encodes the last gradients and decodes two payloads.
 
-    Gradients with fewer than 1,024 elements are left out, as by a ``Compressor``.
+    Gradients with fewer than 1,024 elements are left out, as by a ``Compressor`` with a codec.
     """
     codec = default_codec()
     gradients = [one.grad.numpy().ravel() for one in network.parameters() if one.numel() >= 1024]
