@@ -12,7 +12,9 @@ import horovod.torch as hvd
 import numpy as np
 import random_plans
 import torch
+import torch_given_plans
 from scenario_runner import sample
+from torch_given_plans import CODEC, plan_of
 from torch_gradients_tools import expect, run_reporting
 from torch_tools import (
     assert_equal_everywhere,
@@ -25,16 +27,10 @@ from torch_tools import (
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.planning import layout, scheduler as scheduler_module
-from deepreduce_hvd.schedule import Message, Plan
+from deepreduce_hvd.schedule import Message
 
-CODEC = dr.Codec(dr.TopK(0.05), index=dr.Rice(), value=dr.LloydMax(bits=1))
 #: the first step in which everything has been measured and all plans had their turns
 DECIDED = 170
-
-
-def plan_of(messages):
-    """Return a plan with these messages and no predictions."""
-    return random_plans.plan_of(messages, hvd.size(), repr(CODEC))
 
 
 def residuals(compressor, name):
@@ -133,40 +129,6 @@ def scenario_plans_that_change_while_gradients_of_others_are_in_flight(directory
             difference = (arrived + residuals(compressor, name) - total).abs().max()
             expect(float(difference) <= 0.05, seed, name, difference)  # float16 rounds
         assert_equal_everywhere(weights.items(), f"in flight {seed}")
-
-
-def scenario_a_plan_of_policies_equals_the_policies(directory):
-    """A fixed plan trains like the same policies by name, and twice in the same way."""
-
-    def train(**options):
-        network = model()
-        optimizer, compressor = distributed(
-            network, options.pop("codec", CODEC), compressor_options={"dense_below": 0, **options}
-        )
-        for step in range(4):
-            network.zero_grad()
-            backward(network, step)
-            optimizer.step()
-        return network, compressor
-
-    names = [name for name, _ in model().named_parameters()][::-1]
-    plan = plan_of(
-        [
-            Message(tuple(names[:2]), "codec", 0.2, "Allgather"),
-            Message((names[2],), "fp16"),
-            Message((names[3],), "dense"),
-            Message(tuple(names[4:]), "codec", 0.05, "Allgather"),
-        ]
-    )
-    denser = dr.Codec(dr.TopK(0.2), index=CODEC.index, value=CODEC.value)
-    ways = {names[0]: denser, names[1]: denser, names[2]: "fp16", names[3]: "dense", "*": CODEC}
-    path = f"{directory}/plan.{hvd.size()}.{hvd.rank()}.json"
-    plan.save(path)
-    planned, compressor = train(schedule=Plan.load(path))
-    expect(compressor.plan == plan, "the plan is", compressor.plan)
-    for other, _ in (train(schedule=plan), train(codec=ways)):
-        for (name, one), (_, two) in zip(planned.named_parameters(), other.named_parameters()):
-            expect(torch.equal(one, two), name, "differs")
 
 
 @mock.patch.object(scheduler_module, "_REST", 10**9)
@@ -348,37 +310,6 @@ def scenario_auto_with_nothing_to_measure(directory):
         assert_equal_everywhere(network.named_parameters(), f"nothing {dense_below}")
 
 
-def scenario_a_plan_from_the_profile_of_the_default(directory):
-    """The default compresses small tensors only without a schedule, so a profile omits them."""
-    large, plan = ["0.weight", "2.weight"], None
-    for _ in range(2):
-        torch.manual_seed(0)
-        network = torch.nn.Sequential(
-            torch.nn.Linear(64, 48), torch.nn.LayerNorm(48), torch.nn.Linear(48, 40)
-        )
-        names = [name for name, _ in network.named_parameters()]
-        compressor = dr.Compressor(parameters=network.named_parameters(), schedule=plan)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(network.parameters(), lr=0.01),
-            named_parameters=network.named_parameters(),
-            compression=compressor,
-        )
-        for step in range(4):
-            optimizer.zero_grad()
-            generator = torch.Generator().manual_seed(step * hvd.size() + hvd.rank())
-            network(torch.randn(8, 64, generator=generator)).square().mean().backward()
-            optimizer.step()
-        compressed = [
-            name for name, row in compressor.stats().items() if row["path"] == "compressed"
-        ]
-        expect(compressed == (names if plan is None else large), plan, compressed)
-        profile = compressor.profile()
-        expect({part.name for part in profile.parameters} == set(large), profile.parameters)
-        expect(profile.density == 0.01, "the density is", profile.density)
-        plan = plan_of([Message(tuple(large[::-1]), "codec", 0.01, "Allgather")])
-        assert_equal_everywhere(network.named_parameters(), "default")
-
-
 def scenario_auto_plans_for_all_optimizers_of_a_compressor(directory):
     """A step of the job has one step of each optimizer, even if one of them compresses nothing."""
     parts = torch.nn.ModuleDict(
@@ -428,4 +359,4 @@ def scenario_ranks_with_other_schedules_are_told(directory):
 
 
 if __name__ == "__main__":
-    run_reporting(globals(), sys.argv[1])
+    run_reporting({**globals(), **vars(torch_given_plans)}, sys.argv[1])
