@@ -13,56 +13,56 @@ import pathlib
 
 import architectures
 import numpy as np
-from measure import default_codec
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.planning.policies import resolve
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results"
 NETWORKS = {"resnet50": "ResNet-50", "vgg16": "VGG-16", "bert_base": "BERT-base", "lstm": "LSTM"}
-_LARGE, _SMALL = 1024, 32  # elements from which the default compresses as a large or small tensor
+_STEP = 50  # after the density warm-up of the default
 
 
-def bytes_of(shapes, large, small=None):
-    """Return the bytes of one step's gradients: (of payloads, of uncompressed tensors).
+def bytes_of(shapes, codec, compresses_small):
+    """Return the bytes of one step's gradients: of large and small payloads, and uncompressed.
 
     Args:
         shapes: those of the gradients.
-        large, small: codecs of large and of small tensors; None sends them uncompressed.
+        codec: codec of a compressor; None is the default.
+        compresses_small: whether the default compresses small tensors.
+
+    Returns:
+        {"large": bytes of payloads of selected elements, "small": bytes of payloads of all
+        elements, "uncompressed": bytes of uncompressed tensors}.
     """
     draw = np.random.default_rng(0)
-    payloads = uncompressed = 0
-    for shape in shapes:
-        elements = math.prod(shape)
-        codec = large if elements >= _LARGE else small if elements >= _SMALL else None
-        if codec is None:
-            uncompressed += 4 * elements
+    found = {"large": 0, "small": 0, "uncompressed": 0}
+    named = {str(number): shape for number, shape in enumerate(shapes)}
+    for name, policy in resolve(codec, None, named, None, compresses_small).items():
+        elements = math.prod(named[name])
+        if policy.dense:
+            found["uncompressed"] += 4 * elements
         else:
-            payloads += codec.encode(draw.standard_normal(elements, np.float32)).size
-    return payloads, uncompressed
+            gradient = draw.standard_normal(elements, np.float32)
+            kind = "large" if policy.selects else "small"
+            found[kind] += policy.codec.encode(gradient, step=_STEP).size
+    return found
 
 
 def main():
     codecs = {
-        "Top-r pairs": (dr.Codec(dr.TopK(0.01)),),
-        "default": (default_codec(), dr.recommended_codec((1,))),
-        "large tensors": (default_codec(),),
+        "Top-r pairs": (dr.Codec(dr.TopK(0.01)), False),
+        "default": (None, True),
+        "large tensors": (None, False),
     }
     rows = []
     for key, network in NETWORKS.items():
         shapes = [shape for _, shape, _ in getattr(architectures, key)()]
         dense = 4 * sum(map(math.prod, shapes))
         for name, own in codecs.items():
-            payloads, uncompressed = bytes_of(shapes, *own)
-            rows.append(
-                {
-                    "network": network,
-                    "name": name,
-                    "bytes": payloads + uncompressed,
-                    "uncompressed": uncompressed,
-                    "dense": dense,
-                }
-            )
-            print(f"{network:<12}{name:<24}{payloads + uncompressed:>12,} of {dense:,}", flush=True)
+            parts = bytes_of(shapes, *own)
+            total = sum(parts.values())
+            rows.append({"network": network, "name": name, "bytes": total, **parts, "dense": dense})
+            print(f"{network:<12}{name:<24}{total:>12,} of {dense:,}", flush=True)
     path = RESULTS / "network-bytes.json"
     path.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"{path} written")

@@ -51,10 +51,10 @@ def small_tensors_table(rows):
     """Compare the default with other ways to send small tensors, over the seeds that both have."""
     lines = [
         (
-            "| small tensors | task, ranks | default | metric | difference | to uncompressed | "
-            "not worse: p | bytes, default | bytes | seeds |"
+            "| small tensors | task, ranks | default | metric | difference | standard error | "
+            "to uncompressed | not worse: p | bytes, default | bytes | seeds |"
         ),
-        "|---|---|" + "---:|" * 8,
+        "|---|---|" + "---:|" * 9,
     ]
     default = {_place(row): row for row in rows if row["candidate"] == "default"}
     for row in sorted(rows, key=lambda row: row["candidate"]):
@@ -66,12 +66,12 @@ def small_tensors_table(rows):
         what = f"{row['task']}, {row['ranks']} | {_mean(other, seeds)}"
         sizes = f"{other['bytes_per_step']:,.0f} | {row['bytes_per_step']:,.0f}"
         if None in values:
-            cells = f"diverged with {values.count(None)} of {len(values)} seeds | – | – | –"
+            cells = f"diverged with {values.count(None)} of {len(values)} seeds | – | – | – | –"
         else:
-            gained = statistics.mean(row["gains"][seed] - other["gains"][seed] for seed in seeds)
+            gained = [row["gains"][seed] - other["gains"][seed] for seed in seeds]
             cells = (
-                f"{_mean(row, seeds)} | {gained:+.4f} | {row['gain']:+.4f} | "
-                f"{_p(row['p_not_worse'])}"
+                f"{_mean(row, seeds)} | {statistics.mean(gained):+.4f} | {_error(gained)} | "
+                f"{row['gain']:+.4f} | {_p(row['p_not_worse'])}"
             )
         name = SMALL_TENSORS[row["candidate"]]
         lines.append(f"| {name} | {what} | {cells} | {sizes} | {len(seeds)} |")
@@ -164,9 +164,8 @@ def many_seeds_table(rows):
     for row in rows:
         gains = list(row.get("gains", {}).values())
         if len(gains) >= 10:
-            error = statistics.stdev(gains) / math.sqrt(len(gains))
             place = f"{row['task']}, {row['ranks']}"
-            cells = f"{row['gain']:+.4f} | {error:.4f} | {len(gains)}"
+            cells = f"{row['gain']:+.4f} | {_error(gains)} | {len(gains)}"
             lines.append(f"| {place} | {row['candidate']} | {cells} |")
     return lines
 
@@ -244,6 +243,13 @@ def _mean(row, seeds):
     values = [row["by_seed"][seed] for seed in seeds]
     spread = f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.4f}{spread}"
+
+
+def _error(values):
+    """Return the standard error of the mean."""
+    if len(values) < 2:
+        return "–"
+    return f"{statistics.stdev(values) / math.sqrt(len(values)):.4f}"
 
 
 def _p(value):

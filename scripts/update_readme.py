@@ -86,9 +86,10 @@ def network_bytes_table(rows):
     lines = [
         (
             "| network | uncompressed | Top-r pairs | default | share of Top-r pairs |"
-            " small tensors uncompressed | share of Top-r pairs | uncompressed bytes |"
+            " payloads of small tensors | small tensors uncompressed | share of Top-r pairs |"
+            " uncompressed bytes |"
         ),
-        "|---|" + "---:|" * 7,
+        "|---|" + "---:|" * 8,
     ]
     for network in dict.fromkeys(row["network"] for row in rows):
         pairs, default, large = (
@@ -97,7 +98,8 @@ def network_bytes_table(rows):
         shares = [f"{row['bytes'] / pairs['bytes']:.3f}" for row in (default, large)]
         lines.append(
             f"| {network} | {default['dense']:,} | {pairs['bytes']:,} | {default['bytes']:,} | "
-            f"{shares[0]} | {large['bytes']:,} | {shares[1]} | {large['uncompressed']:,} |"
+            f"{shares[0]} | {default['small']:,} | {large['bytes']:,} | {shares[1]} | "
+            f"{large['uncompressed']:,} |"
         )
     return lines
 

@@ -64,8 +64,8 @@ def test_small_tensors_compare_with_the_default_over_the_seeds_that_both_have():
     _, _, *lines = _cells(accuracy_tables.small_tensors_table(rows))
     assert lines == [
         ["the largest, from 128 elements on", "resnet, 4", "0.8200",
-         "diverged with 1 of 1 seeds", "–", "–", "–", "20", "20", "1"],
-        ["uncompressed", "resnet, 4", "0.8200", "0.8500", "+0.0300", "+0.0500", "0.000", "20",
+         "diverged with 1 of 1 seeds", "–", "–", "–", "–", "20", "20", "1"],
+        ["uncompressed", "resnet, 4", "0.8200", "0.8500", "+0.0300", "–", "+0.0500", "0.000", "20",
          "20", "1"],
     ]  # fmt: skip
 

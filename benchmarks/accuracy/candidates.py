@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from bucket_topk import BucketTopK
-from layerwise import codecs_by_size, layerwise_codecs
+from layerwise import layerwise_codecs, recommended_codecs
 from oracles import LargestOfSelections, LargestOfSum
 
 import deepreduce_hvd as dr
@@ -53,9 +53,7 @@ _CHUNKS = dr.ChunkTopK(0.01)
 CANDIDATES = {
     "none": Candidate(prepared=False),
     "none, prepared": Candidate(),
-    "default": Candidate(
-        lambda task: codecs_by_size(task, _LARGE, dr.recommended_codec((1,))), dense_below=32
-    ),
+    "default": Candidate(recommended_codecs, dense_below=32),
     # what each part of the default does, with small tensors uncompressed
     "large tensors": Candidate(_LARGE),
     "not prepared": Candidate(_LARGE, prepared=False),

@@ -1,4 +1,4 @@
-"""A codec for each tensor: densities as LAGS-SGD chooses them (Shi et al. 2019), or by size.
+"""A codec for each tensor: densities as LAGS-SGD chooses them (Shi et al. 2019), or the default.
 
 LAGS sends a layer as densely as the exchange can be hidden behind the backward pass of the next
 layer. So the number of elements of a layer is in proportion to the time of the next one.
@@ -6,6 +6,7 @@ layer. So the number of elements of a layer is in proportion to the time of the 
 
 import torch
 
+from deepreduce_hvd import recommended_codec
 from deepreduce_hvd.schedule import hidden_density
 
 
@@ -15,9 +16,9 @@ def sizes(task):
         return {name: one.numel() for name, one in task.model().named_parameters()}
 
 
-def codecs_by_size(task, large, small, dense_below=1024):
-    """Return {parameter name: codec}, one for tensors of ``dense_below`` elements or more."""
-    return {name: small if d < dense_below else large for name, d in sizes(task).items()}
+def recommended_codecs(task):
+    """Return {parameter name: default codec} of a task's model."""
+    return {name: recommended_codec((d,)) for name, d in sizes(task).items()}
 
 
 def multiplications(task):

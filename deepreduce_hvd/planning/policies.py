@@ -124,14 +124,11 @@ def resolve(
             policies[name] = Policy(chosen)
             continue
         by_size = chosen is None and compresses_small and type(kept) in (NoMemory, Residual)
-        fewest = dense_below
-        if fewest is None:
-            fewest = _SMALLEST if by_size else _LARGE
-        if math.prod(shape) < fewest:
-            policies[name] = Policy(DENSE)
-        else:
-            default = recommended_codec(shape if by_size else None)
-            policies[name] = Policy(CODEC, default if chosen is None else chosen, kept)
+        fewest = (_SMALLEST if by_size else _LARGE) if dense_below is None else dense_below
+        if chosen is None:
+            chosen = recommended_codec(shape if by_size else None)
+        small = math.prod(shape) < fewest
+        policies[name] = Policy(DENSE) if small else Policy(CODEC, chosen, kept)
     return policies
 
 
@@ -141,7 +138,7 @@ def is_single(value: Any) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """Return the argument ``codec`` or ``memory`` as text, the same on all ranks."""
+    """Return an argument as text, the same on all ranks. None stands for the default codec."""
     if value is None:
         return "recommended_codec(shape)"
     if isinstance(value, Mapping):

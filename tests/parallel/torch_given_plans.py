@@ -60,11 +60,10 @@ def scenario_a_plan_from_the_profile_of_the_default(directory):
             torch.nn.Linear(64, 48), torch.nn.LayerNorm(48), torch.nn.Linear(48, 40)
         )
         names = [name for name, _ in network.named_parameters()]
-        compressor = dr.Compressor(parameters=network.named_parameters(), schedule=plan)
-        optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(network.parameters(), lr=0.01),
-            named_parameters=network.named_parameters(),
-            compression=compressor,
+        optimizer, compressor = distributed(
+            network,
+            lambda name, shape: None,  # the default
+            compressor_options={"dense_below": None, "schedule": plan},
         )
         for step in range(4):
             optimizer.zero_grad()

@@ -50,8 +50,9 @@ class Parameter:
 class CompressorSettings:
     """The settings of a compressor.
 
-    ``codec`` is None for the default, with the communicator Allgather. ``ranks`` are those of its process set, None for all. ``others`` are {end of a parameter's name:
-    a codec in place of ``codec``, "dense" or "fp16"}.
+    ``codec`` is None for the default, with the communicator Allgather. ``ranks`` are those of its
+    process set, None for all. ``others`` are {end of a parameter's name: a codec in place of
+    ``codec``, "dense" or "fp16"}.
     """
 
     codec: dr.Codec | None
