@@ -17,6 +17,7 @@ import deepreduce_hvd as dr
 
 _CODEC = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.LloydMax(bits=1))
 _OPTIONS = {
+    "default": {"codec": None},
     "one message per gradient": {"bucket_bytes": 0},
     "auto": {"schedule": "auto"},
     f"{DDP}auto": {"schedule": "auto"},
@@ -82,7 +83,8 @@ class DdpJob:
 
 
 def compressor_of(row, network):
-    return dr.Compressor(_CODEC, parameters=network.named_parameters(), **_OPTIONS.get(row, {}))
+    options = {"codec": _CODEC} | _OPTIONS.get(row, {})
+    return dr.Compressor(parameters=network.named_parameters(), **options)
 
 
 def main(framework, turns):

@@ -4,4 +4,6 @@
 NETWORKS = {"resnet18": "ResNet-18", "transformer": "transformer"}
 #: each rank trains alone
 LOCAL = "no exchange"
-ROWS = (LOCAL, "none", "fp16", "64 MiB buckets", "auto")
+#: a Compressor without arguments; the other compressors send small tensors uncompressed
+DEFAULT = "default"
+ROWS = (LOCAL, "none", "fp16", "64 MiB buckets", DEFAULT, "auto")

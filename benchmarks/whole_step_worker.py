@@ -18,7 +18,7 @@ from auto_schedule_worker import HorovodJob
 from decisions import decide
 from measure import default_codec
 from turns import seconds_in_turns
-from whole_step_rows import LOCAL, ROWS
+from whole_step_rows import DEFAULT, LOCAL, ROWS
 
 import deepreduce_hvd as dr
 
@@ -151,6 +151,8 @@ def main(name, turns):
         processor[row].update({kind: spent[kind] - earlier[kind] for kind in spent}, steps=1)
         return job.slowest(own)
 
+    for _ in range(dr.recommended_codec().sparsifier.warmup_steps):
+        step(DEFAULT)
     before = decide(trained["auto"][2], lambda _: step("auto"))
     processor = {row: collections.Counter() for row in ROWS}
     seconds = seconds_in_turns(ROWS, slowest_step, turns)

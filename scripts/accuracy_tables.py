@@ -26,6 +26,64 @@ SCALECOM = (
 )  # fmt: skip
 
 
+def of_laboratory():
+    """Return {name of a table in docs/accuracy.md: function of the laboratory's entries}."""
+    own = {
+        "laboratory": laboratory_table,
+        "small tensors": small_tensors_table,
+        "many seeds": many_seeds_table,
+        "candidates": lambda rows: candidates_table(rows, 4),
+        "16 ranks": lambda rows: candidates_table(rows, 16),
+        "gTop-k": gtopk_table,
+        "ScaleCom": scalecom_table,
+        "choices": lambda rows: choices_table(rows, CHOICES),
+        "lstm rates": lstm_rates_table,
+        "DeepReduce": lambda rows: choices_table(rows, DEEP_REDUCE),
+    }
+    return {"lengths": lengths_table} | {name: _of_length_1(table) for name, table in own.items()}
+
+
+def _of_length_1(table):
+    """Return a function that makes ``table`` of the runs with their task's own number of steps."""
+    return lambda rows: table([row for row in rows if row["length"] == 1])
+
+
+def lengths_table(rows):
+    """Compare the default with uncompressed training, for each task and number of steps.
+
+    Tasks that were run with one number of steps are left out.
+    """
+    rows = [row for row in rows if row["batch_factor"] == 1]
+    tried = {}
+    for row in rows:
+        if row["candidate"] == "none":
+            tried.setdefault((row["task"], row["ranks"]), set()).add(row["total_steps"])
+    lines = [
+        (
+            "| task, ranks | steps | rate | uncompressed | rate | default | difference | "
+            "standard error | not worse: p | seeds |"
+        ),
+        "|---|" + "---:|" * 9,
+    ]
+    default = {_place(row): row for row in rows if row["candidate"] == "default"}
+    for row in rows:
+        if row["candidate"] != "none" or len(tried[row["task"], row["ranks"]]) < 2:
+            continue
+        other = default.get(_place(row))
+        seeds = list(row["by_seed"] if other is None else other["gains"])
+        cells = f"{row['total_steps']:,} | {row['learning_rate']:g} | {_mean(row, seeds)}"
+        if other is None:
+            cells += " | " * 5
+        else:
+            gains = list(other["gains"].values())
+            cells += (
+                f" | {other['learning_rate']:g} | {_mean(other, seeds)} | {other['gain']:+.4f} | "
+                f"{_error(gains)} | {_p(other['p_not_worse'])}"
+            )
+        lines.append(f"| {row['task']}, {row['ranks']} | {cells} | {len(seeds)} |")
+    return lines
+
+
 def laboratory_table(rows):
     """Compare the default with uncompressed training, for each task and number of ranks."""
     lines = [

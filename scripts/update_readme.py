@@ -203,23 +203,9 @@ def generated():
         ("demo", "demo.json", demo_table),
         ("ddp demo", "demo-ddp.json", demo_table),
         ("bench", "bench.json", bench_table),
-        ("laboratory", "accuracy-lab.json", accuracy_tables.laboratory_table),
-        ("small tensors", "accuracy-lab.json", accuracy_tables.small_tensors_table),
-        ("many seeds", "accuracy-lab.json", accuracy_tables.many_seeds_table),
-        ("candidates", "accuracy-lab.json", lambda rows: accuracy_tables.candidates_table(rows, 4)),
-        ("16 ranks", "accuracy-lab.json", lambda rows: accuracy_tables.candidates_table(rows, 16)),
-        ("gTop-k", "accuracy-lab.json", accuracy_tables.gtopk_table),
-        ("ScaleCom", "accuracy-lab.json", accuracy_tables.scalecom_table),
-        (
-            "choices",
-            "accuracy-lab.json",
-            lambda rows: accuracy_tables.choices_table(rows, accuracy_tables.CHOICES),
-        ),
-        ("lstm rates", "accuracy-lab.json", accuracy_tables.lstm_rates_table),
-        (
-            "DeepReduce",
-            "accuracy-lab.json",
-            lambda rows: accuracy_tables.choices_table(rows, accuracy_tables.DEEP_REDUCE),
+        *(
+            (name, "accuracy-lab.json", table)
+            for name, table in accuracy_tables.of_laboratory().items()
         ),
         ("network bytes", "network-bytes.json", network_bytes_table),
         ("ddp hosts", "bench-hosts-ddp.json", hosts_table),

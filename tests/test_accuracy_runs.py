@@ -163,7 +163,7 @@ def test_a_run_with_a_larger_batch_is_another_run(tmp_path, monkeypatch, capsys)
     ]
     rows = [old, _row("default", 1.0, 0, 0.55), *large]
     assert command.rates_of("best", tasks.TASKS["ncf"], 4, rows) == [1.0]
-    assert command.rates_of("best", tasks.TASKS["ncf"], 4, rows, 8) == [4.0]
+    assert command.rates_of("best", tasks.TASKS["ncf"], 4, rows, factor=8) == [4.0]
     entries = report.summarize(rows)
     gains = {one["batch_factor"]: one["gain"] for one in entries if one["candidate"] == "default"}
     assert gains == {1: pytest.approx(0.05), 8: pytest.approx(-0.05)}
@@ -174,6 +174,29 @@ def test_a_run_with_a_larger_batch_is_another_run(tmp_path, monkeypatch, capsys)
     assert command.main(arguments, path) == 0
     assert "2 runs, 2 of them known" in capsys.readouterr().out
     assert {row["batch_factor"] for row in report.recorded().values()} == {1, 8}
+
+
+def test_a_run_can_have_another_number_of_steps_than_its_task(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    own = tasks.TASKS["ncf"].total_steps
+    rows = [_row("none", 1.0, 0, 0.5), _row("none", 3.0, 0, 0.4)]
+    rows += [row | {"total_steps": 2 * own, "metric": 1 - row["metric"]} for row in rows]
+    ncf = tasks.TASKS["ncf"]
+    assert command.rates_of("best", ncf, 4, rows) == [1.0]
+    assert command.rates_of("best", ncf, 4, rows, 2 * own) == [3.0]
+    with pytest.raises(SystemExit, match=f"and {3 * own} steps .*\n.*--ranks 4 --steps {3 * own}"):
+        command.rates_of("best", ncf, 4, rows, 3 * own)
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["--tasks=ncf", "--candidates=none", f"--steps={2 * own}", "--rates=1,3"]
+    assert command.main(arguments, path) == 0
+    assert "2 runs, 2 of them known" in capsys.readouterr().out
+    lengths = {
+        row["total_steps"]: row["length"]
+        for row in json.loads((tmp_path / "accuracy-lab.json").read_text())
+    }
+    assert lengths == {own: 1, 2 * own: 2}
+    assert f"ncf, none, 4 ranks, {2 * own} steps, seed 0" in runs.described(runs.key_of(rows[-1]))
 
 
 def test_rates_are_compared_over_the_seeds_that_both_have():

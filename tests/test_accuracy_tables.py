@@ -7,10 +7,11 @@ import report
 import tasks
 
 
-def _row(candidate, seed, metric, ranks=8, factor=1, task="resnet"):
+def _row(candidate, seed, metric, ranks=8, factor=1, task="resnet", length=1):
     return {
         "task": task, "candidate": candidate, "ranks": ranks, "seed": seed, "learning_rate": 0.1,
-        "total_steps": tasks.TASKS[task].total_steps, "batch_factor": factor, "metric": metric,
+        "total_steps": length * tasks.TASKS[task].total_steps,
+        "batch_factor": factor, "metric": metric,
         "bytes": 1000.0 if candidate == "none" else 20.0,
     }  # fmt: skip
 
@@ -84,3 +85,26 @@ def test_the_table_of_all_candidates_has_batches_of_one_size_and_no_columns_of_o
     )
     lines = _cells(accuracy_tables.candidates_table(rows, 4))
     assert [line[0] for line in lines[2:]] == ["2 %", "default"]
+
+
+def test_numbers_of_steps_have_a_table_of_their_own():
+    rows = report.summarize(
+        [_row("none", 0, 0.8), _row("default", 0, 0.81)]
+        + [_row("none", seed, 0.9, length=4) for seed in (0, 1)]
+        + [_row("default", seed, 0.89 - 0.02 * seed, length=4) for seed in (0, 1, 2)]
+        + [_row("none", 0, 0.91, length=8)]
+        # a batch of another size; a task with one number of steps; nothing to compare with
+        + [_row("none", 0, 0.7, factor=8, length=2), _row("none", 0, 0.7, task="vgg")]
+        + [_row("default", 0, 0.7, length=2)]
+    )
+    _, _, *lines = _cells(accuracy_tables.lengths_table(rows))
+    assert [line[:2] for line in lines] == [
+        ["resnet, 8", steps] for steps in ("600", "2,400", "4,800")
+    ]
+    assert lines[0][3:] == ["0.8000", "0.1", "0.8100", "+0.0100", "–", "–", "1"]
+    assert lines[1][6:8] == ["-0.0200", "0.0100"] and lines[1][-1] == "2"
+    assert lines[2][2:] == ["0.1", "0.9100", "", "", "", "", "", "1"]
+    tables = accuracy_tables.of_laboratory()
+    lines = _cells(tables["laboratory"](rows))
+    assert [line[0] for line in lines[2:]] == ["resnet, 8"]  # of 600 steps
+    assert lines[2][3] == "+0.0100"

@@ -104,6 +104,7 @@ def summarize(rows):
         finished = [row for row in rows_of_best if row["metric"] is not None] or rows_of_best
         entries.append({
             "task": name, "metric": TASKS[name].metric, "ranks": ranks, "total_steps": steps,
+            "length": steps / TASKS[name].total_steps,
             "batch_factor": factor, "samples": TASKS[name].batch * factor // ranks,
             "candidate": candidate, "learning_rate": best,
             "by_seed": _metrics(rates[best]),

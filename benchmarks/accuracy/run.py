@@ -30,7 +30,7 @@ def seeds_of(text):
     return range(int(first), int(last or first) + 1)
 
 
-def rates_of(text, task, ranks, rows, factor=1):
+def rates_of(text, task, ranks, rows, steps=None, factor=1):
     """Return the learning rates to try.
 
     Args:
@@ -38,19 +38,21 @@ def rates_of(text, task, ranks, rows, factor=1):
         task: class of the task.
         ranks: number of ranks.
         rows: outcomes of the runs so far.
+        steps: number of steps, or None for the task's own.
         factor: how many times the batch is as large as the task's own.
     """
     if text is None:
         return task.learning_rates
     if text != "best":
         return [float(rate) for rate in text.split(",")]
-    rate = tuned_rate(rows, task.name, ranks, task.total_steps, factor)
+    rate = tuned_rate(rows, task.name, ranks, steps or task.total_steps, factor)
     if rate is None:
+        of_steps = f" --steps {steps}" if steps else ""
         raise SystemExit(
-            f"--rates best: expected uncompressed runs of {task.name} with {ranks} ranks "
-            "that do not diverge, got none; run first:\n"
+            f"--rates best: expected uncompressed runs of {task.name} with {ranks} ranks and "
+            f"{steps or task.total_steps} steps that do not diverge, got none; run first:\n"
             f"  make accuracy ACCURACY_OPTIONS='--tasks {task.name} --candidates none "
-            f"--ranks {ranks}'"
+            f"--ranks {ranks}{of_steps}'"
         )
     return [rate]
 
@@ -63,9 +65,9 @@ def keys_of(options, rows):
         for seed, candidate, rate in itertools.product(
             seeds_of(options.seeds),
             options.candidates.split(";"),
-            rates_of(options.rates, task, options.ranks, rows, options.batch_factor),
+            rates_of(options.rates, task, options.ranks, rows, options.steps, options.batch_factor),
         ):
-            size = task.total_steps, options.batch_factor
+            size = options.steps or task.total_steps, options.batch_factor
             keys.append((name, candidate, options.ranks, seed, rate, *size))
     return keys
 
@@ -93,6 +95,7 @@ def main(arguments=None, path=RUNS):
         "--batch-factor", type=int, default=1,
         help="how many times the batch is as large as the task's own (default: 1)",
     )  # fmt: skip
+    parser.add_argument("--steps", type=int, help="number of steps; default: those of each task")
     parser.add_argument("--seeds", default="0", help="such as 0 or 0-4")
     parser.add_argument(
         "--rates",

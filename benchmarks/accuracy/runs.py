@@ -44,9 +44,10 @@ def _append(path, row):
 
 
 def described(key):
-    name, candidate, ranks, seed, rate, _, factor = key
+    name, candidate, ranks, seed, rate, steps, factor = key
     batch = "" if factor == 1 else f", {factor} x batch"
-    return f"{name}, {candidate}, {ranks} ranks{batch}, seed {seed}, rate {rate:g}"
+    length = "" if steps == TASKS[name].total_steps else f", {steps} steps"
+    return f"{name}, {candidate}, {ranks} ranks{batch}{length}, seed {seed}, rate {rate:g}"
 
 
 @functools.cache
