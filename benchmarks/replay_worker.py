@@ -10,7 +10,6 @@ import json
 import math
 import os
 import queue
-import random
 import statistics
 import sys
 import threading
@@ -19,6 +18,7 @@ import time
 import architectures
 import numpy as np
 from decisions import decide
+from turns import seconds_in_turns
 
 #: seconds of forward and backward; a third is forward
 TOTALS = {"resnet50": 0.18, "vgg16": 0.27, "bert_base": 0.25, "lstm": 0.12}
@@ -35,7 +35,7 @@ RULES = {
     "auto": "plan",
 }
 LOCAL = "no exchange"
-_WARM_UP, _FEWEST, _MOST = 1, 3, 20  # steps of each row
+_FEWEST, _MOST = 3, 10  # turns of each row
 _SHORTEST_SLEEP = 3e-4
 
 
@@ -336,18 +336,13 @@ def main(network, seconds):
     for name in ("OMGS", "LAGS"):
         replay.compressed(name, schedule=renamed(name))
 
-    found = {name: [] for name in replay.rows}
-    started, number = time.perf_counter(), 0
-    while number < _WARM_UP + _MOST:
-        # in another order each time, the same on all ranks: a row can slow down the next one
-        for name in random.Random(number).sample(list(found), len(found)):
-            spent = replay.step(name)
-            if number >= _WARM_UP:
-                found[name].append(spent)
-        number += 1
-        enough = time.perf_counter() - started > seconds and number >= _WARM_UP + _FEWEST
-        if hvd.broadcast_object(enough):
-            break
+    started = time.perf_counter()
+
+    def enough(turns):
+        late = time.perf_counter() - started > seconds
+        return turns >= _FEWEST and hvd.broadcast_object(late)
+
+    found = seconds_in_turns(replay.rows, replay.step, _MOST, enough)
     if hvd.rank():
         return
     optimum = predict("plan", profile, link)[0].step_seconds

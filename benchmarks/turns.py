@@ -6,7 +6,7 @@ _MEASURED = 4  # steps of a turn, after one that is not measured
 _LONG = 1.5  # seconds
 
 
-def seconds_in_turns(names, step, count):
+def seconds_in_turns(names, step, count, enough=lambda turns: False):
     """Return {setting: list of seconds of its steps}.
 
     A turn of a setting has four measured steps, after one that is not measured, because a job makes
@@ -17,7 +17,9 @@ def seconds_in_turns(names, step, count):
         names: names of the settings.
         step: function of a name that makes a step, and returns its seconds on the slowest rank. It
             returns the same on all ranks.
-        count: number of turns of each setting.
+        count: number of turns of each setting, at most.
+        enough: function of the number of turns so far that returns whether to end, the same on all
+            ranks.
     """
     for name in names:  # the first step of a job takes longer
         step(name)
@@ -30,4 +32,6 @@ def seconds_in_turns(names, step, count):
                 seconds[name].append(first)
             else:
                 seconds[name] += [step(name) for _ in range(_MEASURED)]
+        if enough(turn + 1):
+            break
     return seconds

@@ -36,3 +36,15 @@ def test_a_long_step_is_a_turn():
     found = turns.seconds_in_turns(seconds, step, 3)
     assert found == {"long": [2.0] * 3, "short": [0.5] * 12}
     assert calls.count("long") == 4 and calls.count("short") == 16
+
+
+def test_turns_end_when_there_are_enough():
+    asked = []
+
+    def enough(count):
+        asked.append(count)
+        return count == 3
+
+    found = turns.seconds_in_turns("ab", lambda name: 0.0, 9, enough)
+    assert asked == [1, 2, 3]
+    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 12, "b": 12}

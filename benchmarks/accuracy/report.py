@@ -1,4 +1,4 @@
-"""Summarize the accuracy laboratory's runs: a table, results/accuracy-lab.json and a plot.
+"""Summarize the accuracy laboratory's runs: a table, results/accuracy-lab.json and two plots.
 
 For each task and candidate, the learning rate counts that is best in most comparisons with its
 other rates, over the seeds that both have. The margin is the task's own. t-tests, paired by seed,
@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 import runs
 import scipy.stats
+from length_plot import plot_lengths
 from tasks import TASKS
 
 matplotlib.use("Agg")
@@ -181,15 +182,11 @@ def _compare(entry, entries):
 def plot(entries, path):
     """Draw bytes per step against the metric, one panel per task, with every seed's point.
 
-    Runs with another number of steps than the task now has, or a larger batch, are left out. A candidate has the same
-    color, and a number of ranks the same marker, in all panels.
-    Uncompressed training is a horizontal line, with a band of one standard deviation of its seeds.
+    Runs with another number of steps than the task's own, or a larger batch, are left out. A
+    candidate has the same color, and a number of ranks the same marker, in all panels. Uncompressed
+    training is a horizontal line, with a band of one standard deviation of its seeds.
     """
-    entries = [
-        entry
-        for entry in entries
-        if entry["total_steps"] == TASKS[entry["task"]].total_steps and entry["batch_factor"] == 1
-    ]
+    entries = [entry for entry in entries if entry["length"] == 1 and entry["batch_factor"] == 1]
     names = [name for name in TASKS if any(entry["task"] == name for entry in entries)]
     if not names:
         return
@@ -270,7 +267,7 @@ def _draw_uncompressed(panel, values, line):
 
 
 def report(rows):
-    """Print the table and write the two files."""
+    """Print the table, and write the figures and two plots."""
     entries = summarize(rows)
     print(f"{'task':12} {'ranks':>5} {'steps':>6} {'batch':>5}  {'candidate':32} {'rate':>7} {'mean':>8} {'gain':>8} {'p':>6} {'bytes':>9} {'loss':>6}  seeds")  # fmt: skip
     for entry in entries:
@@ -289,3 +286,4 @@ def report(rows):
         "[\n" + ",\n".join(map(json.dumps, entries)) + "\n]\n"
     )
     plot(entries, RESULTS / "accuracy-lab.png")
+    plot_lengths(entries, RESULTS / "accuracy-lengths.png")
