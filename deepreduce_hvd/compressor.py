@@ -160,7 +160,7 @@ class Compressor:
         layout.expect_schedule(schedule, self.policies, self.communicator)
         description = (
             container.VERSION, *self._stages(), repr(self.communicator), bucket_bytes, dense_below,
-            seed, names, codec is None and compresses_small,
+            seed, names, list(map(repr, self.policies.values())),
         )  # fmt: skip
         # CRC-32 of the configuration; ranks compare it in every step
         self.fingerprint = zlib.crc32(repr(description).encode())
@@ -306,7 +306,9 @@ class Compressor:
             InvalidArgumentError: for one of these reasons. The compressor is left unchanged.
 
                 - The state is of another configuration (codec, memory, communicator, bucket_bytes,
-                  dense_below, seed) or model.
+                  dense_below, seed) or model. With ``schedule=``, the default codec does not
+                  compress small tensors, so this is another configuration unless both jobs have
+                  ``dense_below=1024``.
                 - A single state is of another rank or number of ranks.
                 - Entries are missing, unknown or invalid.
                 - A memory has the wrong shape or dtype, or contains NaN or Inf.

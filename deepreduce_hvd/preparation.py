@@ -100,7 +100,7 @@ class Preparation:
             return f"{optimizer}: nothing changes, as it steps no delayed gradient with momentum"
         texts = [
             (
-                f"{number} of {total} parameters are compressed and stepped with {what} 0 in "
+                f"{number} of {total} parameters are sent in parts and stepped with {what} 0 in "
                 f"place of {momentum:g}"
             )
             + (f" and a learning rate {factor:.4g} times as large" if factor != 1 else "")

@@ -26,7 +26,7 @@ def test_the_recommended_instance():
     assert compressor.codec is None
     assert compressor.memory == dr.Residual()
     large = dr.Codec(dr.TopK(0.01, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
-    small = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+    small = dr.Codec(dr.NoneSparsifier(), index=dr.Rice(), value=dr.LloydMax(bits=4))
     for shape, expected in ((None, large), ((2, 512), large), ((1023,), small), ((), small)):
         assert dr.recommended_codec(shape) == expected
 

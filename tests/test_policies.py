@@ -61,7 +61,7 @@ def test_small_tensors_are_dense_unless_another_way_is_given():
 
 
 LARGE = dr.Codec(dr.TopK(0.01, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
-SMALL = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+SMALL = dr.Codec(dr.NoneSparsifier(), index=dr.Rice(), value=dr.LloydMax(bits=4))
 SIZES = 0, 1, 31, 32, 1023, 1024, 5000
 
 
@@ -82,8 +82,11 @@ SIZES = 0, 1, 31, 32, 1023, 1024, 5000
         ({"codec": TWO}, [None] * 5 + [TWO] * 2),
         ({"codec": LARGE}, [None] * 5 + [LARGE] * 2),
         ({"codec": {"p1": TWO, "p1024": TWO, "p31": SMALL}}, [None] * 3 + [SMALL] * 2 + [TWO, LARGE]),
-        ({"codec": lambda name, shape: dr.recommended_codec(shape), "dense_below": 32},
+        ({"codec": lambda name, shape: dr.recommended_codec(shape)},
          [None] * 3 + [SMALL] * 2 + [LARGE] * 2),
+        ({"codec": lambda name, shape: dr.recommended_codec(shape), "communicator": dr.GTopK()},
+         [None] * 5 + [LARGE] * 2),
+        ({"codec": {"*": SMALL}}, [None] * 3 + [SMALL] * 4),
     ],
 )  # fmt: skip
 def test_the_default_is_by_size(settings, outcome):
@@ -109,6 +112,8 @@ def test_a_state_is_not_loaded_where_other_tensors_are_compressed():
     with pytest.raises(dr.InvalidArgumentError, match="expected one with the same configuration"):
         compressor(dr.recommended_codec()).load_state_dict(state)
     compressor(TWO, schedule="auto").load_state_dict(compressor(TWO).state_dict())
+    state = compressor(dense_below=1024).state_dict()
+    compressor(schedule="auto", dense_below=1024).load_state_dict(state)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -210,7 +215,7 @@ def test_prepare_leaves_what_is_not_compressed(capsys):
     optimizer = torch.optim.SGD(weights.values(), lr=1.0, momentum=0.5)
     optimizer = dr.prepare(optimizer, comp)
     said = capsys.readouterr().out
-    assert "1 of 4 parameters are compressed" in said
+    assert "1 of 4 parameters are sent in parts" in said
     for _ in range(2):
         for weight in weights.values():
             weight.grad = torch.ones_like(weight)

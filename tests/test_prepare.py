@@ -116,7 +116,7 @@ def test_compressed_parameters_are_stepped_without_momentum(seed, capsys):
     assert {name: optimizer.param_groups[0][name] for name in settings} == settings
     said = capsys.readouterr().out
     assert f"prepared {kind.__name__}: " in said
-    assert ("2 of 4 parameters are compressed" in said) == (kind is not torch.optim.Adagrad)
+    assert ("2 of 4 parameters are sent in parts" in said) == (kind is not torch.optim.Adagrad)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])

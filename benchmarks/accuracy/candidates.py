@@ -69,6 +69,7 @@ CANDIDATES = {
     "0.1 %": Candidate(_codec(0.001)),
     "2 %": Candidate(_codec(0.02)),
     "5 %": Candidate(_codec(0.05)),
+    "25 %": Candidate(_codec(0.25)),
     # tensors of fewer than 1024 elements too, in other ways than the default
     "dense below 128": Candidate(_LARGE, dense_below=128),
     # index and value codecs of DeepReduce

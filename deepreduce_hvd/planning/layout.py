@@ -89,7 +89,8 @@ def _expect_members(message: Message, policies: Mapping[str, Policy]) -> None:
     if uncompressed and message.way == CODEC:
         raise InvalidArgumentError(
             "plan: expected a codec only for parameters that the compressor compresses, got one"
-            f" for {', '.join(uncompressed[:_MOST_NAMES])}"
+            f" for {', '.join(uncompressed[:_MOST_NAMES])}; with schedule=, tensors with fewer"
+            " elements than dense_below, 1,024 by default, are not compressed"
         )
     if message.way == CODEC and message.communicator not in EXACT_SUMS:
         raise InvalidArgumentError(

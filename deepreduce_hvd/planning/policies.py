@@ -49,10 +49,11 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
 
     Returns:
         ``Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``, or
-        ``Codec(NoneSparsifier(), value=LloydMax(bits=4))`` for a small tensor.
+        ``Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))`` for a small tensor. Only
+        sparse gradients of TensorFlow have indices then.
     """
     if shape is not None and math.prod(shape) < _LARGE:
-        return Codec(NoneSparsifier(), value=LloydMax(bits=4))
+        return Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))
 
 
@@ -123,7 +124,8 @@ def resolve(
         if isinstance(chosen, str):
             policies[name] = Policy(chosen)
             continue
-        by_size = chosen is None and compresses_small and type(kept) in (NoMemory, Residual)
+        by_size = compresses_small and type(kept) in (NoMemory, Residual)
+        by_size = by_size and chosen in (None, recommended_codec(shape))
         fewest = (_SMALLEST if by_size else _LARGE) if dense_below is None else dense_below
         if chosen is None:
             chosen = recommended_codec(shape if by_size else None)

@@ -314,7 +314,8 @@ class Scheduler:
         """Return what conversion and encoding cost, as arguments of ``measured_profile``."""
         device = self._device_of(next(iter(slots.values())))
         found = conversion_seconds(self._time_fp16, device)
-        codecs = {one.codec for one in self._base.policies.values() if one.codec is not None}
+        # those of the parameters that a profile has
+        codecs = {one.codec for one in self._base.policies.values() if one.selects}
         # one with a ratio, unless a job without "auto" has others
         if len(codecs) == 1 and layout.ratio_of(next(iter(codecs))) is not None:
             if self._curve is None:

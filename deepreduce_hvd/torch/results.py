@@ -72,14 +72,16 @@ def is_finite(result):
 def sparse_like(like, indices, values):
     """Return a sum in the layout of a parameter's sparse gradient.
 
-    The result has whole slices of the gradient's dense dimensions.
+    The result has whole slices of the gradient's dense dimensions, without those that are zero.
 
     Args:
         like: the parameter's sparse gradient.
         indices: (n,) NumPy array of distinct flat indices in the dense tensor.
         values: (n,) float32 NumPy array.
     """
-    flat, values = torch.from_numpy(indices.astype(np.int64)), torch.from_numpy(np.array(values))
+    nonzero = values != 0
+    flat = torch.from_numpy(indices[nonzero].astype(np.int64))
+    values = torch.from_numpy(values[nonzero])
     sparse_shape = like.shape[: like.sparse_dim()]
     slice_size = int(torch.Size(like.shape[like.sparse_dim() :]).numel())
     rows, of_row = torch.unique(flat // slice_size, return_inverse=True)

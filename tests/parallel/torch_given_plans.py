@@ -77,5 +77,9 @@ def scenario_a_plan_from_the_profile_of_the_default(directory):
         profile = compressor.profile()
         expect({part.name for part in profile.parameters} == set(large), profile.parameters)
         expect(profile.density == 0.01, "the density is", profile.density)
+        # what larger densities cost was measured, so that a plan can use them
+        expect(profile.max_density < 1, "the largest density is", profile.max_density)
+        points = [len(part.payload_bytes) for part in profile.parameters]
+        expect(min(points) > 1, "points of payload sizes:", points)
         plan = plan_of([Message(tuple(large[::-1]), "codec", 0.01, "Allgather")])
         assert_equal_everywhere(network.named_parameters(), "default")

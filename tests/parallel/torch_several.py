@@ -204,6 +204,37 @@ def scenario_sparse_gradients_that_horovod_sums_itself(directory):
             optimizer.step()
 
 
+def scenario_rows_without_a_gradient_do_not_move(directory):
+    """With the default codec of small tensors, neither padding nor rows that no rank looked up."""
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(60, 16, padding_idx=0, sparse=sparse)
+        before = table.weight.detach().clone()
+        pairs = list(table.named_parameters())
+        kind = torch.optim.SparseAdam if sparse else torch.optim.Adam
+        optimizer = hvd.DistributedOptimizer(
+            kind(table.parameters(), lr=0.1),
+            named_parameters=pairs,
+            compression=dr.Compressor(parameters=pairs),
+            sparse_as_dense=sparse,
+        )
+        draw = torch.Generator().manual_seed(hvd.rank())
+        for _ in range(20):
+            optimizer.zero_grad()
+            words = torch.randint(30, (8,), generator=draw)  # 0 is padding
+            (table(words) * torch.randn(8, 16, generator=draw)).sum().backward()
+            optimizer.synchronize()
+            expect(table.weight.grad.is_sparse == sparse, "sparse", table.weight.grad.is_sparse)
+            if sparse:
+                rows = set(table.weight.grad.coalesce().indices().flatten().tolist())
+                expect(rows and rows <= set(range(1, 30)), "rows", rows)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        expect(torch.equal(table.weight[0], before[0]), "padding moved", table.weight[0])
+        expect(torch.equal(table.weight[30:], before[30:]), "rows without a gradient moved")
+        expect(not torch.equal(table.weight[1:30], before[1:30]), "nothing moved")
+
+
 def scenario_equal_embeddings_with_nan(directory):
     """NaN on one rank in one of two otherwise equal sparse gradients skips the step everywhere.
 

@@ -9,7 +9,7 @@ import deepreduce_hvd as dr
 
 #: the default codecs
 _LARGE = dr.Codec(dr.TopK(0.01, warmup_steps=50), index=dr.Rice(), value=dr.LloydMax(bits=1))
-_SMALL = dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4))
+_SMALL = dr.Codec(dr.NoneSparsifier(), index=dr.Rice(), value=dr.LloydMax(bits=4))
 
 
 @dataclasses.dataclass

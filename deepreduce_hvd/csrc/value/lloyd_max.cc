@@ -10,13 +10,19 @@ namespace {
 constexpr uint32_t kBlock = 1024;  // values that are packed at a time
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
 
-DR_INLINE uint32_t largest_of(const float* values, uint32_t n) {
-  uint32_t largest = 0;  // bits without the sign have the order of magnitudes
+// The smallest and the largest magnitude. Bits without the sign have the order of magnitudes.
+struct Extent {
+  uint32_t smallest, largest;
+};
+
+DR_INLINE Extent extent_of(const float* values, uint32_t n) {
+  uint32_t smallest = kMagnitude, largest = 0;
   for (uint32_t i = 0; i < n; ++i) {
     const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
+    smallest = magnitude < smallest ? magnitude : smallest;
     largest = magnitude > largest ? magnitude : largest;
   }
-  return largest;
+  return {smallest, largest};
 }
 
 // Applies one threshold after another to a whole block, because such loops can be vectorized. n is
@@ -47,8 +53,8 @@ DR_INLINE void quantize_all(const float* __restrict values, uint32_t n, unsigned
 }
 
 #define DR_KERNELS(level, attribute)                                                               \
-  attribute uint32_t largest_##level(const float* values, uint32_t n) {                            \
-    return largest_of(values, n);                                                                  \
+  attribute Extent extent_##level(const float* values, uint32_t n) {                               \
+    return extent_of(values, n);                                                                   \
   }                                                                                                \
   attribute void quantize_##level(const float* values, uint32_t n, unsigned bits,                  \
                                   const float* levels, const uint32_t* thresholds, uint8_t* codes, \
@@ -102,9 +108,10 @@ void encode(Context& context, ValueEncoding& encoding, ByteWriter& section) {
   float levels[kLloydMostLevels];
   uint32_t thresholds[kLloydMostLevels];
   LloydTables* tables = context.arena.array<LloydTables>(1);
-  const uint32_t largest = DR_CHOOSE(context.simd, largest)(encoding.values, count);
-  make_tables(context, encoding.values, count, largest, *tables);
-  lloyd_fit(*tables, number, levels, thresholds);
+  const Extent extent = DR_CHOOSE(context.simd, extent)(encoding.values, count);
+  make_tables(context, encoding.values, count, extent.largest, *tables);
+  const bool has_zeros = extent.smallest == 0 && lloyd_keeps_zeros(number);
+  lloyd_fit(*tables, number, has_zeros, levels, thresholds);
   const uint64_t head = lloyd_head_bytes(bits), code_bytes = packed_bytes(count, bits);
   uint8_t* out = section.extend(head + code_bytes + 8);
   out[0] = static_cast<uint8_t>(bits);

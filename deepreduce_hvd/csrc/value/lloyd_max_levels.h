@@ -91,9 +91,14 @@ DR_HOST_DEVICE inline uint32_t lloyd_search(const double* numbers, uint32_t at, 
   return at;
 }
 
+// Whether the lowest of `number` levels is 0 if some magnitudes are 0. With fewer levels, it would
+// cost too much accuracy.
+DR_HOST_DEVICE inline bool lloyd_keeps_zeros(uint32_t number) { return number >= 4; }
+
 // Fits `number` levels. A magnitude has level i if its bits reach i of the number - 1 thresholds.
-DR_HOST_DEVICE inline void lloyd_fit(const LloydTables& tables, uint32_t number, float* levels,
-                                     uint32_t* thresholds) {
+// With `has_zeros`, the lowest level is 0.
+DR_HOST_DEVICE inline void lloyd_fit(const LloydTables& tables, uint32_t number, bool has_zeros,
+                                     float* levels, uint32_t* thresholds) {
   uint32_t ends[kLloydMostLevels + 1];
   double fitted[kLloydMostLevels] = {};
   ends[0] = tables.lowest;
@@ -104,7 +109,10 @@ DR_HOST_DEVICE inline void lloyd_fit(const LloydTables& tables, uint32_t number,
                                               tables.roots[kLloydBins] * i)
                                : lloyd_search(tables.means, tables.lowest, kLloydBins, 1.0,
                                               (fitted[i - 1] + fitted[i]) / 2);
-    for (uint32_t i = 0; i < number; ++i) {
+    // zeros may be in bin 0, which then is below all thresholds
+    for (uint32_t i = 1; i < number; ++i)
+      if (has_zeros && tables.first == 0 && ends[i] == 0) ends[i] = 1;
+    for (uint32_t i = has_zeros ? 1 : 0; i < number; ++i) {
       const uint64_t before = i == 0 ? 0 : tables.counted[ends[i]];
       const uint64_t count = tables.counted[ends[i + 1]] - before;
       if (count > 0)

@@ -14,6 +14,8 @@ _MOST_BITS = 4
 _BINS = 512
 _BIN_SHIFT = 18  # bits of the significand within a bin
 _ITERATIONS = 8
+#: number of levels from which zeros stay zeros: with fewer, a level for them costs too much accuracy
+_LEVELS_FOR_ZERO = 4
 #: relative error with 1 to 4 bits for exponentially distributed magnitudes, from the mean squared
 #: errors of Lloyd-Max quantizers for a Laplace distribution (Adams and Giesler 1978)
 _RELATIVE_ERRORS = (0.7071, 0.4198, 0.2334, 0.1242)
@@ -55,7 +57,8 @@ def _levels(magnitudes, number):
     The initial ranges have equal integrals of the square root of the density, which is close to the
     cube root, the asymptotic optimum. Each later step assigns each bin to the level nearest to the
     mean of the bin. A level then becomes the mean of its magnitudes. A level without magnitudes
-    keeps its value, or takes that of the level below if that is larger.
+    keeps its value, or takes that of the level below if that is larger. With four levels or more,
+    the lowest one is 0 if some magnitudes are 0.
 
     Args:
         magnitudes: (n,) uint32, bits of float32 numbers that are not negative; n is at least 1.
@@ -73,12 +76,15 @@ def _levels(magnitudes, number):
     roots = np.concatenate([[0.0], np.cumsum(np.sqrt(counts * widths))])
     boundaries = np.searchsorted(roots * number, roots[-1] * np.arange(1, number), side="left")
     levels = np.zeros(number)
+    has_zeros = number >= _LEVELS_FOR_ZERO and not magnitudes.all()
     for iteration in range(_ITERATIONS):
         if iteration > 0:
             middles = (levels[:-1] + levels[1:]) / 2
             boundaries = np.searchsorted(means, middles, side="left")
+        if has_zeros and first == 0:  # zeros may be in bin 0
+            boundaries = np.maximum(boundaries, 1)
         ends = np.concatenate([[0], boundaries, [_BINS]])
-        for i in range(number):
+        for i in range(1 if has_zeros else 0, number):
             count = counted[ends[i + 1]] - (counted[ends[i]] if i > 0 else 0)
             if count > 0:
                 levels[i] = (summed[ends[i + 1]] - summed[ends[i]]) / count
@@ -96,8 +102,9 @@ class LloydMax(ValueCodec):
     fitted with eight steps of Lloyd's method. The result is close to the smallest mean squared
     error if magnitudes have no gaps. If they form distant clusters, more bits may gain nothing.
     With ``bits=1`` a value becomes its sign times the mean magnitude, as in EF-SignSGD (Karimireddy
-    et al. 2019). Nothing is random, and the error is always smaller than the values, so a memory
-    can keep it with any number of bits.
+    et al. 2019). With three or four bits, zeros stay zeros: then the lowest level is 0. Nothing is
+    random, and the error is always smaller than the values, so a memory can keep it with any number
+    of bits.
 
     The largest 1 % of a gradient have similar magnitudes. Few levels are enough for them.
 

@@ -77,6 +77,37 @@ def test_any_values(values, bits):
     assert (np.diff(np.abs(decoded[order])) >= 0).all(), "larger values get no smaller level"
 
 
+@settings(max_examples=150, deadline=None)
+@given(ARRAYS, strategies.sampled_from((3, 4)), strategies.data())
+def test_zeros_stay_zeros(values, bits, data):
+    """Then a parameter without a gradient does not move, such as a row for padding."""
+    places = data.draw(strategies.lists(strategies.integers(0, 5000), min_size=1, max_size=40))
+    zeros = [place % (values.size + 1) for place in places]
+    values = np.insert(
+        values, zeros, np.copysign(np.float32(0), data.draw(strategies.sampled_from((1, -1))))
+    )
+    section, decoded = section_and_decoded(dr.LloydMax(bits), values)
+    assert not decoded[values == 0].any()
+    if section is None:
+        return
+    assert levels_of(section)[0] == 0
+    # a part of every gradient is sent, except of numbers that float32 can hardly tell from zero
+    if np.abs(values).max() > 1e-38:
+        assert decoded[np.abs(values).argmax()] != 0
+
+
+def test_a_level_for_zeros_costs_little():
+    values = np.random.default_rng(5).standard_normal(960).astype(np.float32)
+    with_zero = values.copy()
+    with_zero[7] = 0
+    errors = [
+        squared_error(one, section_and_decoded(dr.LloydMax(4), one)[1])
+        / squared_error(one, 0 * one)
+        for one in (values, with_zero)
+    ]
+    assert errors[0] < errors[1] < 2 * errors[0] < 0.05
+
+
 @pytest.mark.parametrize("bits", BITS)
 def test_equal_magnitudes_are_exact(bits):
     for magnitude in (np.float32(0.3), LARGEST, np.float32(1e-45), np.float32(0)):

@@ -16,15 +16,21 @@ struct Fit {
   uint64_t within[kLloydBins];  // sums of the lower bits of the magnitudes in each bin
   uint32_t counts[kLloydBins];
   uint32_t largest;
+  uint32_t has_zeros;  // 1 if any magnitude is 0
   float levels[kLloydMostLevels];
   uint32_t thresholds[kLloydMostLevels];
 };
 
-__global__ void find_largest(const float* values, const uint32_t* count_at, Fit* fit) {
+__global__ void find_extent(const float* values, const uint32_t* count_at, Fit* fit) {
   const uint32_t count = *count_at;
   uint32_t most = 0;  // magnitudes compare like their bits
-  for (uint64_t i = grid_index(); i < count; i += grid_stride())
-    most = larger(most, float_bits(values[i]) & kMagnitude);
+  bool zeros = false;
+  for (uint64_t i = grid_index(); i < count; i += grid_stride()) {
+    const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
+    most = larger(most, magnitude);
+    zeros = zeros || magnitude == 0;
+  }
+  if (zeros) fit->has_zeros = 1;  // all threads that write it write the same
   for (uint32_t half = 16; half > 0; half /= 2)
     most = larger(most, __shfl_xor_sync(0xFFFFFFFFu, most, half));
   if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&fit->largest, most);
@@ -89,7 +95,8 @@ __global__ void fit_levels(const uint32_t* count_at, unsigned bits, Fit* fit, ui
     *section_bytes = 0;
     return;
   }
-  lloyd_fit(tables, number, fit->levels, fit->thresholds);
+  const bool has_zeros = fit->has_zeros != 0 && lloyd_keeps_zeros(number);
+  lloyd_fit(tables, number, has_zeros, fit->levels, fit->thresholds);
   section[0] = static_cast<uint8_t>(bits);
   for (uint32_t i = 0; i < 4 * number; ++i)
     section[1 + i] = static_cast<uint8_t>(float_bits(fit->levels[i / 4]) >> 8 * (i % 4));
@@ -172,7 +179,7 @@ void encode(Device& device, DeviceValueEncoding& encoding) {
   const unsigned bits = lloyd_max_bits(encoding.parameters);
   const uint64_t mark = device.mark();
   Fit* fit = device.zeros<Fit>(1);
-  launch(device, find_largest, blocks_for(encoding.capacity, kEach), kThreads, 0, encoding.values,
+  launch(device, find_extent, blocks_for(encoding.capacity, kEach), kThreads, 0, encoding.values,
          encoding.count, fit);
   launch(device, count_bins, blocks_for(encoding.capacity, kEach), kThreads, 0, encoding.values,
          encoding.count, fit);
