@@ -46,6 +46,10 @@ def _delays(policy):
     return policy is not None and policy.delays
 
 
+def _momentum_of(memory):
+    return getattr(memory, "momentum", 0.0)
+
+
 class Preparation:
     """What changes in an optimizer's steps, in any framework.
 
@@ -54,27 +58,39 @@ class Preparation:
         policy_of: function of a parameter that returns its
             :class:`~deepreduce_hvd.planning.policies.Policy`, or None if the compressor does not
             have it.
+        normalizes: whether the optimizer divides by the size of recent gradients before it applies
+            its momentum, as RMSprop.
     """
 
-    def __init__(self, compressor, policy_of):
+    def __init__(self, compressor, policy_of, normalizes=False):
         self.compressor = compressor
         self.policy_of = policy_of
+        self._normalizes = normalizes
 
     def compresses(self, parameter):
         """Return whether parts of a parameter's gradients are sent in later steps."""
         return _delays(self.policy_of(parameter))
 
-    @staticmethod
-    def learning_rate_factor(policy, momentum, dampening=0.0):
+    def learning_rate_factor(self, policy, momentum, dampening=0.0):
         """Return the factor of the learning rate that keeps the step size without momentum.
 
         With momentum m, a gradient eventually moves a parameter by lr (1 - dampening) / (1 - m). A
-        memory with momentum of its own, n, already multiplies what is sent by 1 / (1 - n).
+        memory with momentum of its own, n, already multiplies what is sent by 1 / (1 - n), unless
+        the optimizer normalizes it.
         """
         if momentum >= 1:
             raise InvalidArgumentError(f"prepare: expected a momentum below 1, got {momentum}")
-        own = getattr(policy.memory, "momentum", 0.0)
+        own = 0.0 if self._normalizes else _momentum_of(policy.memory)
         return (1 - dampening) * (1 - own) / (1 - momentum)
+
+    @staticmethod
+    def weight_decay_factor(policy):
+        """Return the factor of a weight decay that is added to the gradient.
+
+        A memory with momentum n multiplies what is sent by 1 / (1 - n), and the decay is added
+        after it.
+        """
+        return 1 / (1 - _momentum_of(policy.memory))
 
     def describe(self, optimizer, what, groups, scales_learning_rate):
         """Return a sentence on what changes.

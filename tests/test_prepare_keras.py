@@ -15,6 +15,7 @@ SETTINGS = {
     "RMSprop": ("momentum", "centered"),
     "Adam": ("beta_1", "amsgrad"),
     "AdamW": ("beta_1", "weight_decay"),
+    "Adamax": ("beta_1",),
     "Adagrad": (),
 }
 
@@ -52,7 +53,7 @@ def gradients(step):
 
 
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(10))
 def test_compressed_variables_are_updated_without_momentum(library, seed, capsys):
     draw = random.Random(seed)
     kind = draw.choice(list(SETTINGS))
@@ -135,6 +136,11 @@ def test_what_cannot_be_prepared_is_refused():
     compressor = dr.Compressor(parameters=own)
     with pytest.raises(dr.InvalidArgumentError, match=r"expected one of SGD, .* got .*Ftrl"):
         dr.prepare(keras.optimizers.Ftrl(), compressor)
+    for library in (keras, tf_keras):
+        with pytest.raises(
+            dr.InvalidArgumentError, match="another optimizer than Nadam, .*; use Adam"
+        ):
+            dr.prepare(library.optimizers.Nadam(), compressor)
     with pytest.raises(dr.InvalidArgumentError, match="no legacy optimizers"):
         dr.prepare(tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9), compressor)
     wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compressor)

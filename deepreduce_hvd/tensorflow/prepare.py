@@ -125,6 +125,11 @@ def prepare(optimizer, compressor):
             f" {type(optimizer).__module__}.{type(optimizer).__name__}; prepare the optimizer"
             " inside of a LossScaleOptimizer, and use no legacy optimizers"
         )
+    if kind == "Nadam":
+        raise InvalidArgumentError(
+            "prepare: expected another optimizer than Nadam, whose bias correction depends on"
+            " momentum and is shared by all variables; use Adam or AdamW"
+        )
     original, name = type(optimizer), _KNOWN[kind]
     known = compressor.adapter.variables
 
@@ -132,7 +137,7 @@ def prepare(optimizer, compressor):
         slot = known.slot_of(variable)
         return None if slot is None else compressor.policies[slot.label]
 
-    preparation = Preparation(compressor, policy_of)
+    preparation = Preparation(compressor, policy_of, normalizes=kind == "RMSprop")
     changes = preparation.describe(
         original.__name__,
         name,

@@ -31,21 +31,63 @@ else:
 class _Prepared(_Optimizer):
     """Mixin: compressed parameters are stepped without momentum.
 
-    The groups that the user, learning rate schedulers and checkpoints see do not change. During
-    ``step``, the optimizer has other groups. This also works inside ``hvd.DistributedOptimizer``,
-    which makes a subclass of the optimizer's class.
+    The groups that the user, closures, hooks, learning rate schedulers and checkpoints see do not
+    change. While the original class steps, the optimizer has other groups. This also works inside
+    ``hvd.DistributedOptimizer``, which makes a subclass of the optimizer's class.
     """
 
     preparation: Preparation
     original_class: type
 
+    # torch.compile would keep the groups of the first step
+    @torch._disable_dynamo
     def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         groups = self.param_groups
         self.param_groups = [part for group in groups for part in _split(group, self.preparation)]
         try:
-            return super().step(closure)
+            _without_hooks(self.original_class.step)(self)
         finally:
             self.param_groups = groups
+        if isinstance(self, torch.optim.RMSprop):
+            for parameter in self._stepped_without_momentum():
+                state = self.state.get(parameter)
+                if state and "momentum_buffer" not in state:
+                    # RMSprop expects it if the run goes on without prepare
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+        return loss
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        if isinstance(self, torch.optim.SGD):
+            # as if this optimizer had made all steps: hvd.broadcast_optimizer_state expects the same
+            # state on all ranks, and only rank 0 may load one
+            for parameter in self._stepped_without_momentum():
+                state = self.state.get(parameter, {})
+                state.pop("momentum_buffer", None)
+                if not state:
+                    self.state.pop(parameter, None)
+
+    def _stepped_without_momentum(self):
+        """Return the parameters whose momentum is replaced."""
+        return [
+            parameter
+            for group in self.param_groups
+            if momentum_of(group)
+            for parameter in group["params"]
+            if self.preparation.compresses(parameter)
+        ]
+
+
+def _without_hooks(step):
+    """Return the function of a class's ``step`` that PyTorch's wrapper for hooks calls.
+
+    The wrapper of the prepared class runs the hooks.
+    """
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _split(group, preparation):
@@ -59,17 +101,26 @@ def _split(group, preparation):
     if "betas" in group:
         first, second = group["betas"]  # both numbers or both tensors
         return [{**group, "params": compressed, "betas": (first * 0, second)}, *parts]
-    by_factor: dict[float, list] = {}  # memories with a momentum of their own have another factor
+    # memories with a momentum of their own have other factors
+    by_factors: dict[tuple[float, float], list] = {}
     for parameter in compressed:
-        factor = preparation.learning_rate_factor(
-            preparation.policy_of(parameter), change, group.get("dampening", 0)
+        policy = preparation.policy_of(parameter)
+        factors = (
+            preparation.learning_rate_factor(policy, change, group.get("dampening", 0)),
+            preparation.weight_decay_factor(policy),
         )
-        by_factor.setdefault(factor, []).append(parameter)
+        by_factors.setdefault(factors, []).append(parameter)
     plain = {**group, "momentum": 0.0}
     if "nesterov" in group:
         plain.update(nesterov=False, dampening=0.0)
     stepped = [
-        {**plain, "params": own, "lr": group["lr"] * factor} for factor, own in by_factor.items()
+        {
+            **plain,
+            "params": own,
+            "lr": group["lr"] * of_rate,
+            "weight_decay": group["weight_decay"] * of_decay,
+        }
+        for (of_rate, of_decay), own in by_factors.items()
     ]
     return [*stepped, *parts]
 
@@ -121,7 +172,11 @@ def prepare(optimizer, compressor):
         )
     original = type(optimizer)
     policies = _policies(compressor)
-    preparation = Preparation(compressor, lambda parameter: policies.get(id(parameter)))
+    preparation = Preparation(
+        compressor,
+        lambda parameter: policies.get(id(parameter)),
+        normalizes=issubclass(original, torch.optim.RMSprop),
+    )
     changes = preparation.describe(
         original.__name__,
         "betas[0]" if "betas" in optimizer.defaults else "momentum",
@@ -135,9 +190,16 @@ def prepare(optimizer, compressor):
         ],
         scales_learning_rate="betas" not in optimizer.defaults,
     )
+    step = original.profile_hook_step(_Prepared.step)
+    step.hooked = True
     optimizer.__class__ = type(
         original.__name__,
         (_Prepared, original),
-        {"preparation": preparation, "original_class": original, "__module__": original.__module__},
+        {
+            "preparation": preparation,
+            "original_class": original,
+            "step": step,
+            "__module__": original.__module__,
+        },
     )
     return changes

@@ -14,7 +14,7 @@ _MOST_BITS = 4
 _BINS = 512
 _BIN_SHIFT = 18  # bits of the significand within a bin
 _ITERATIONS = 8
-#: number of levels from which zeros stay zeros: with fewer, a level for them costs too much accuracy
+#: number of levels from which zeros stay zeros; with fewer, a level for them would cost too much
 _LEVELS_FOR_ZERO = 4
 #: relative error with 1 to 4 bits for exponentially distributed magnitudes, from the mean squared
 #: errors of Lloyd-Max quantizers for a Laplace distribution (Adams and Giesler 1978)
