@@ -1,6 +1,6 @@
 """Prepare a PyTorch optimizer for error feedback: see :func:`deepreduce_hvd.prepare`."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,7 +37,7 @@ class _Prepared(_Optimizer):
     """
 
     preparation: Preparation
-    original_class: type
+    original_class: type[torch.optim.Optimizer]
 
     # torch.compile would keep the groups of the first step
     @torch._disable_dynamo
@@ -63,8 +63,8 @@ class _Prepared(_Optimizer):
     def load_state_dict(self, state_dict):
         super().load_state_dict(state_dict)
         if isinstance(self, torch.optim.SGD):
-            # as if this optimizer had made all steps: hvd.broadcast_optimizer_state expects the same
-            # state on all ranks, and only rank 0 may load one
+            # as if this optimizer had made all steps: hvd.broadcast_optimizer_state expects the
+            # same state on all ranks, and only rank 0 may load one
             for parameter in self._stepped_without_momentum():
                 state = self.state.get(parameter, {})
                 state.pop("momentum_buffer", None)
@@ -190,7 +190,7 @@ def prepare(optimizer, compressor):
         ],
         scales_learning_rate="betas" not in optimizer.defaults,
     )
-    step = original.profile_hook_step(_Prepared.step)
+    step: Any = original.profile_hook_step(_Prepared.step)
     step.hooked = True
     optimizer.__class__ = type(
         original.__name__,
