@@ -29,6 +29,8 @@ _FRAMEWORKS = {
 _INDEX_DTYPES = ("int32", "int64", "uint32", "uint64")
 #: ranks of a process set -> (the initialization of Horovod, numbers for calls without a name)
 _numbers: dict[tuple[int, ...], tuple[Any, "itertools.count[int]"]] = {}
+#: (ranks of a process set, name) -> number of calls with this name, as far as this rank knows
+_steps: dict[tuple[Any, str], int] = {}
 _in_flight: "weakref.WeakSet[SparseHandle]" = weakref.WeakSet()
 
 
@@ -212,7 +214,8 @@ def sparse_allreduce_async(
             _expect_codec("value", value, ValueCodec, RawValue),
         )
         own_indices, own_values = _expect_vector(framework, indices, values, d)
-        vector = GivenVector(label, own_indices, own_values, d, transport.rank)
+        step = 0 if name is None else _steps.get((key, name), 0)
+        vector = GivenVector(label, own_indices, own_values, d, transport.rank, step)
         total = GivenVectorSum(scheme, *codecs, {"op": "Average" if average else "Sum"})
     except Exception as error:  # tell the other ranks, or they would wait
         vector = GivenVector.failed(label, error, transport.rank)
@@ -221,6 +224,8 @@ def sparse_allreduce_async(
 
     def finish(exchange):
         result = exchange.finish()
+        if name is not None:
+            _steps[key, name] = vector.step + 1
         found = _finite_sum(label, result, transport.size if average else 1)
         return SparseVectors(*_as_given(framework, (*found, *vector.rest()), indices, values))
 

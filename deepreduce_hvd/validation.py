@@ -48,6 +48,12 @@ def expect_stages(codec, memory, communicator):
             "without limit. Use more bits, a "
             "smaller bucket, or NoMemory()"
         )
+    if memory.state and codec.index.misplaces_values:
+        raise InvalidArgumentError(
+            "Compressor codec: expected an index codec that keeps values at their indices, got "
+            f"{codec.index!r}; {memory!r} would grow without limit. Use another Bloom policy, such "
+            "as p0 or p2, or NoMemory()"
+        )
     if communicator.puts_back and not overrides(memory, Memory, "put_back"):
         raise InvalidArgumentError(
             "Compressor memory: expected one with a put_back method, which "

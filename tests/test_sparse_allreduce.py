@@ -189,7 +189,9 @@ def test_an_overflow_raises_on_all(scheme):
         b"[]",
         b"{}",
         b'{"count": "3", "settings": {}}',
-        b'{"count": 3, "settings": []}',
+        b'{"count": 3, "step": 0, "settings": []}',
+        b'{"count": 3, "settings": {}}',
+        b'{"count": 3, "step": "0", "settings": {}}',
         b"[" * 4000,
         b"\xff\xfe",
         b'{"failure": 3}',
@@ -203,6 +205,27 @@ def test_descriptions_of_other_ranks_are_checked(text):
         GivenVectorSum._compare(vector, hostile, 2)
     with pytest.raises(dr.CorruptPayloadError):
         GivenVectorSum._compare(vector, own, 2)
+
+
+def test_random_choices_differ_between_calls():
+    """Their mean is the vector, with a name too. Ranks that joined later count fewer calls."""
+    indices = np.arange(50, dtype=np.uint32)
+    values = np.random.default_rng(3).standard_normal(50).astype(np.float32)
+
+    def summed(*steps):
+        given = [
+            GivenVector("v", indices, values, 100, rank, step) for rank, step in enumerate(steps)
+        ]
+        total = GivenVectorSum(dr.RecursiveDoubling(), dr.Rice(), dr.QSGD(bits=2), {})
+        results = Simulator(len(steps)).run(total, given)
+        found = [dense_of(100, result.sparse(0, 1.0)) for result in results]
+        assert all(np.array_equal(one, found[0]) for one in found)
+        assert {one.step for one in given} == {max(steps)}
+        return found[0]
+
+    np.testing.assert_array_equal(summed(0, 7, 2), summed(7, 7, 7))
+    mean = np.mean([summed(step, step) for step in range(400)], axis=0)[:50] / 2
+    assert np.linalg.norm(mean - values) < 0.2 * np.linalg.norm(values)
 
 
 def test_long_settings_fit_and_differ():

@@ -31,7 +31,7 @@ _COUNT_UNION_EVERY = 100
 
 def index_bits(count, d):
     """Return bits per index for ``count`` random elements of ``d``, near the information bound."""
-    return math.log2(d / count) + 1 / math.log(2) if count < d else 0.0
+    return math.log2(d / count) + 1 / math.log(2) if 0 < count < d else 0.0
 
 
 def message_bytes(count, d, value_bits):

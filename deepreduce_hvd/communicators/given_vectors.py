@@ -35,14 +35,15 @@ class GivenVector(Bucket):
         values: (n,) float32.
         d: the number of elements of the dense vector.
         rank: the number of this rank.
+        step: how many vectors of this name there were before. Random choices depend on it.
     """
 
-    def __init__(self, name, indices, values, d, rank=0):
+    def __init__(self, name, indices, values, d, rank=0, step=0):
         member = BucketMember(
             name, np.broadcast_to(np.float32(0), d), (), zlib.crc32(name.encode())
         )
         # the codec is known when the exchange begins
-        super().__init__(cast(Any, None), NoMemory(), [member], rank=rank)
+        super().__init__(cast(Any, None), NoMemory(), [member], step=step, rank=rank)
         self._given = SparseSum(indices, values)
         self._lost = []
 
@@ -110,12 +111,13 @@ class GivenVectorSum(Communicator):
             others = ", ".join(kind.__name__ for kind in _NOT_FOR_VECTORS)
             raise InvalidArgumentError(
                 f"communicator: expected a communicator other than {others}, got {communicator!r}"
+                + ("; write communicator=dr.Auto()" if communicator == "auto" else "")
             )
         expect_exchange("communicator", communicator)
 
     def exchange(self, bucket, channel):
         described = yield channel.allgather(self._description(bucket))
-        most = self._compare(bucket, described, channel.size)
+        most, bucket.step = self._compare(bucket, described, channel.size)
         # GTopK keeps as many elements as the longest vector has
         bucket.codec = Codec(TopK(k=max(most, 1)), self.index, self.value)
         self.communicator.check(bucket.codec, bucket.memory)
@@ -137,13 +139,17 @@ class GivenVectorSum(Communicator):
             }
             described = {
                 "count": bucket.count,
+                "step": bucket.step,
                 "settings": {what: _short(text) for what, text in settings.items()},
             }
         return wire.write_notice(json.dumps(described))
 
     @staticmethod
     def _compare(bucket, described, size):
-        """Return the largest number of elements that a rank gives; raise if ranks differ."""
+        """Return the largest number of elements that a rank gives, and the largest step.
+
+        Raises an error if ranks differ. Steps differ in elastic training, after ranks have joined.
+        """
         ranks = _read(bucket.name, described, size)
         failures = [
             f"rank {rank}: {one['failure']}" for rank, one in enumerate(ranks) if "failure" in one
@@ -161,7 +167,7 @@ class GivenVectorSum(Communicator):
                         f"{bucket.name}: expected the same {what} on all ranks, got {expected} on"
                         f" rank 0 and {got} on rank {rank}"
                     )
-        return max(one["count"] for one in ranks)
+        return tuple(max(one[what] for one in ranks) for what in ("count", "step"))
 
 
 def _short(text):
@@ -180,7 +186,10 @@ def _read(name, described, size):
             isinstance(one, dict)
             and (
                 isinstance(one.get("failure"), str)
-                or (type(one.get("count")) is int and isinstance(one.get("settings"), dict))
+                or (
+                    type(one.get("count")) is type(one.get("step")) is int
+                    and isinstance(one.get("settings"), dict)
+                )
             )
             for one in ranks
         )

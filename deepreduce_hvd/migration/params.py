@@ -16,6 +16,8 @@ from deepreduce_hvd.stages.value_codecs import RawValue
 _PARTS = ("index", "value", "both", None)
 #: settings that all layers share
 _FOR_ALL = ("memory", "communicator", "layers")
+#: settings for which None has a meaning; elsewhere it means not given, as argparse uses it
+_WITH_NONE = {*CHOICES, "dense"}
 _RAW = {"index": RawIndex(), "value": RawValue()}
 
 
@@ -30,7 +32,9 @@ class _Settings:
             raise InvalidArgumentError(
                 f"params: expected a dictionary of settings, got {type(params).__name__}"
             )
-        self._params = params
+        self._params = {
+            name: value for name, value in params.items() if value is not None or name in _WITH_NONE
+        }
         self._used = set()
         self.differences = []
 
@@ -137,15 +141,38 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     communicator = _communicator(settings, codec)
     layers = _layers(settings, params)
     settings.finish()
-    as_it_is = settings("communicator") == "allreduce" and isinstance(
-        codec.sparsifier, NoneSparsifier
-    )
-    options.setdefault("dense_below", container.MAX_ELEMENTS + 1 if as_it_is else 0)
+    if memory.state:
+        _note_unsent_ends(settings, [codec, *layers.values()])
     chosen = {**layers, "*": codec} if layers else codec
+    if settings("communicator") == "allreduce" and layers:
+        chosen = {pattern: _as_it_is(own) for pattern, own in chosen.items()}
+    everything = not layers and settings("communicator") == "allreduce" and _sends_all(codec)
+    options.setdefault("dense_below", container.MAX_ELEMENTS + 1 if everything else 0)
     compressor = Compressor(chosen, memory, communicator, parameters, **options)
     for text in settings.differences:
         warnings.warn(f"deepreduce_hvd: from_params: {text}", stacklevel=2)
     return compressor
+
+
+def _sends_all(codec):
+    return isinstance(codec, Codec) and isinstance(codec.sparsifier, NoneSparsifier)
+
+
+def _as_it_is(codec):
+    """Return "dense" for a codec that sends all elements, or what was given."""
+    return "dense" if _sends_all(codec) else codec
+
+
+def _note_unsent_ends(settings, codecs):
+    """Note codecs with which a memory grows at the end of tensors."""
+    for codec in codecs:
+        if isinstance(codec, Codec) and getattr(codec.index, "policy", None) == "leftmost":
+            settings.differ(
+                "policy leftmost: false positives take the places of the last indices, so the end"
+                " of a tensor is hardly ever sent, and its residual grows, as in DeepReduce's code;"
+                " write 'policy': 'p0' or 'p2'"
+            )
+            return
 
 
 def _layers(settings, params):

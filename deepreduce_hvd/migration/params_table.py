@@ -92,7 +92,7 @@ def _ratio(settings):
 
 def _policy(settings):
     name = settings("policy")
-    if name not in POLICIES:
+    if not isinstance(name, str) or name not in POLICIES:
         raise InvalidArgumentError(f"policy: expected one of {', '.join(POLICIES)}, got {name!r}")
     return POLICIES[name]
 

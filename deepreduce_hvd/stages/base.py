@@ -126,6 +126,14 @@ class IndexCodec(Stage):
     #: Whether the codec can encode indices in any order. Sorted values then need no order mapping.
     any_order: bool = False
 
+    @property
+    def misplaces_values(self) -> bool:
+        """Whether values can arrive at other indices than their own.
+
+        A memory would keep this error, which is larger than the values, and grow.
+        """
+        return False
+
     def encode(
         self, indices: np.ndarray, d: int, key: int, value_bits: float = 32.0
     ) -> tuple[bytes, np.ndarray, bool]:

@@ -29,7 +29,6 @@ class TorchAdapter(BaseAdapter):
         self.times = StepTimes()
         self.scheduler = Scheduler(compressor, self.times, time_fp16, buckets, on_host)
         self.layout = self.scheduler.layout
-        self._steps_ended = 0
         self._warned = set()
         if WHY_NO_OPERATORS is not None:
             self._warn_once(
@@ -69,10 +68,10 @@ class TorchAdapter(BaseAdapter):
         if void:
             for slot in slots:
                 slot.restore()
-        self._steps_ended += 1
-        writer = self.compressor.writer
-        if writer is not None and self._steps_ended % self.compressor.writer_interval == 0:
-            write_scalars(writer, self.stats(), self._steps_ended)
+        writer, steps = self.compressor.writer, self.progress()
+        # a pass that only accumulates has no gradients
+        if writer is not None and slots and steps % self.compressor.writer_interval == 0:
+            write_scalars(writer, self.stats(), steps)
 
     def warn_of_non_finite(self, name):
         """Warn once about the NaN or Inf of a parameter, unless the compressor scales losses."""

@@ -7,6 +7,7 @@ scenario says otherwise.
 import sys
 
 import fsdp_random
+import fsdp_roots
 import fsdp_states
 from ddp_tools import main
 
@@ -22,5 +23,5 @@ def scenario_many_random_programs(directory):
 
 
 if __name__ == "__main__":
-    main({**globals(), **vars(fsdp_states)})
+    main({**globals(), **vars(fsdp_states), **vars(fsdp_roots)})
     sys.exit()

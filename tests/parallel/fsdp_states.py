@@ -20,7 +20,7 @@ from fsdp_tools import (
     shard,
     sharded,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -311,6 +311,9 @@ def scenario_refused(directory):
         "expected schedule=None or a Plan",
         lambda: made(network, schedule="auto").register(network, mesh["hosts"]),
     )
+    ignoring = torch.nn.Sequential(torch.nn.Linear(30, 30))
+    fully_shard(ignoring, mesh=mesh["ranks"], ignored_params={ignoring[0].bias})
+    refused("got also 0.bias", lambda: made(ignoring).register(ignoring, mesh["hosts"]))
     compressor = made(network)
     compressor.register(network, mesh["hosts"])
     refused("one compressor per model", lambda: compressor.register(network, mesh["hosts"]))

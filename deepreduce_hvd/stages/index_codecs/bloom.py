@@ -150,7 +150,9 @@ class Bloom(IndexCodec):
             positives, which causes no error. "p2" selects k positives by conflict sets, "p1"
             selects k at random, and "leftmost" selects the first k; the values at the selected
             positives are sent. "naive" assigns the k original values to the first k positives. Its
-            values are wrong from the first false positive on; it is the baseline of the paper.
+            values are wrong from the first false positive on; it is the baseline of the paper, and
+            an error together with a memory. With "leftmost", false positives take the places of the
+            last indices, so the end of a tensor is hardly ever sent.
 
     Raises:
         InvalidArgumentError: ``fpr`` or ``policy`` is not one of the values above. Encoding also
@@ -178,6 +180,10 @@ class Bloom(IndexCodec):
             )
         self.fpr = fpr
         self.policy = policy
+
+    @property
+    def misplaces_values(self) -> bool:
+        return self.policy == "naive"
 
     def parameters(self, step: int = 0) -> tuple[float, ...]:
         rate = -1.0 if isinstance(self.fpr, str) else self.fpr or 0.0  # -1: "auto", 0: None

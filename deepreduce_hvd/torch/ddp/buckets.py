@@ -298,6 +298,7 @@ class BackwardPass:
         buckets: names of the parameters in each of them.
         void: whether some result has NaN or Inf.
         failure: an error at its beginning, or None.
+        ended: whether all gradients so far have been waited for.
     """
 
     def __init__(self, task=None):
@@ -308,6 +309,7 @@ class BackwardPass:
         self.buckets = []
         self.void = False
         self.failure = None
+        self.ended = True
 
     def end(self):
         """Wait for all buckets and release them.

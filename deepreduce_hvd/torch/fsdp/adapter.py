@@ -118,6 +118,13 @@ def _check_parameters(slots, groups):
                 f"register: expected parameters on the host, got a {name} on {parameter.device},"
                 " which is not supported yet; use Horovod for GPUs"
             )
+    managed = {id(one.sharded_param) for group in groups for one in group.fsdp_params}
+    others = [name for name, slot in slots.items() if id(slot.parameter) not in managed]
+    if others:
+        raise InvalidArgumentError(
+            f"register: expected parameters that fully_shard manages, got also {', '.join(others)};"
+            " leave out those in ignored_params= and of other models"
+        )
 
 
 class BetweenHosts(DistributedTransport):
@@ -217,6 +224,10 @@ class FsdpAdapter(DistributedAdapter):
         backward_pass = self._pass
         if backward_pass is None or backward_pass.task != task:
             backward_pass = self._begin(task)
+        # PyTorch ends each root module at the end of the pass, and gradients of one can come after
+        # the end of another
+        if backward_pass.ended:
+            backward_pass.ended = False
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(functools.partial(self._end_backward, backward_pass))
         late = group.may_come_late(parameters, buffer)
@@ -224,14 +235,15 @@ class FsdpAdapter(DistributedAdapter):
 
         def shards():
             expect_no_pass_within_another()
-            return group.shards(parameters, buffer)
+            return group.shards(parameters, buffer, backward_pass.loss_scale)
 
         self._start(backward_pass, job, shards)
         if not late:
             job.ended.wait()
 
     def _end_backward(self, backward_pass):
-        """Wait for all results; raise the error of any rank of this host."""
+        """Wait for all results so far; raise the error of any rank of this host."""
+        backward_pass.ended = True
         error = backward_pass.end()
         try:
             self._tell_host(backward_pass, error)

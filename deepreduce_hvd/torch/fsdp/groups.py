@@ -79,7 +79,7 @@ class ParameterGroup:
         """
         return None if self._group.gradient_divide_factor is None else 1
 
-    def shards(self, parameters, buffer):
+    def shards(self, parameters, buffer, loss_scale):
         """Return the slots of the shards to exchange, and views of their gradients in the buffer.
 
         Shards without elements are left out; their steps are counted here.
@@ -87,6 +87,7 @@ class ParameterGroup:
         Args:
             parameters: PyTorch's descriptions of the parameters whose shards are in the buffer.
             buffer: (n,) tensor.
+            loss_scale: loss scale of this step, or None.
         """
         if self._is_postponed(parameters, buffer):
             return [], []
@@ -107,6 +108,8 @@ class ParameterGroup:
                 )
             if not slot.shape.numel():
                 slot.steps += 1
+                if slot.state or not slot.dense:  # as for other shards
+                    slot.follow_loss_scale(loss_scale)
                 continue
             slots.append(slot)
             gradients.append(part[: slot.shape.numel()].view(slot.shape))

@@ -1,0 +1,74 @@
+"""Test models whose modules are called one by one, and empty shards, with fully_shard.
+
+Run by fsdp_scenarios.py.
+"""
+
+import time
+
+import torch
+import torch.distributed as dist
+from fsdp_tools import meshes, shard
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.torch.ddp.buckets import BucketJob
+
+
+def _sharded(network, calls, **options):
+    mesh = meshes(2)
+    shard(network, mesh["ranks"], calls)
+    compressor = dr.Compressor(
+        dr.Codec(dr.TopK(0.25)), parameters=network.named_parameters(), dense_below=0, **options
+    )
+    compressor.register(network, mesh["hosts"])
+    return compressor
+
+
+def scenario_several_roots(directory):
+    """Backward returns after all averages, also if the modules are called one by one.
+
+    PyTorch then ends each of them at the end of the pass. The exchange is made slow, so that an
+    average that nobody waits for is missing.
+    """
+    run = BucketJob.run
+
+    def slow(job):
+        time.sleep(0.2)
+        return run(job)
+
+    BucketJob.run = slow
+    found = []
+    try:
+        for whole in (True, False):
+            torch.manual_seed(0)
+            network = torch.nn.Sequential(
+                torch.nn.Linear(30, 40), torch.nn.Tanh(), torch.nn.Linear(40, 50)
+            )
+            compressor = _sharded(network, [["0"], ["2"], [""]])
+            for step in range(2):
+                torch.manual_seed(10 * step + dist.get_rank())
+                inputs = torch.randn(8, 30)
+                network.zero_grad()
+                outputs = network(inputs) if whole else network[2](network[1](network[0](inputs)))
+                outputs.square().mean().backward()
+                gradients = [one.grad.to_local().clone() for one in network.parameters()]
+            found.append(gradients)
+            assert {row["steps"] for row in compressor.stats().values()} == {2}
+    finally:
+        BucketJob.run = run
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
+def scenario_empty_shards_resume_with_a_loss_scale(directory):
+    states = []
+    for turn in range(2):
+        torch.manual_seed(0)
+        # the second rank of a host has no row of the first layer
+        network = torch.nn.Sequential(torch.nn.Linear(500, 1), torch.nn.Linear(1, 400))
+        compressor = _sharded(network, [[""]], loss_scale=lambda: 1024.0)
+        if turn:
+            compressor.load_state_dict(states)
+        network(torch.randn(4, 500)).square().mean().backward()
+        states = [None] * dist.get_world_size()
+        dist.all_gather_object(states, compressor.state_dict())
+        assert {row["steps"] for row in compressor.stats().values()} == {turn + 1}
