@@ -5,7 +5,7 @@ import random
 
 import torch
 import torch.distributed as dist
-from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
+from codecs_table import INDEX_WITH_MEMORY as INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from ddp_tools import (
     Network,
     Oracle,

@@ -17,7 +17,7 @@ import tensorflow_refusals
 import tensorflow_several
 import tensorflow_states
 import tensorflow_variables
-from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
+from codecs_table import INDEX_WITH_MEMORY as INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from scenario_runner import sample
 from tensorflow_tools import (
     ALL_COMPRESSED,

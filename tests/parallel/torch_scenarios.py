@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch_refusals
 import torch_states
-from codecs_table import INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
+from codecs_table import INDEX_WITH_MEMORY as INDEX, MEMORIES, VALUE_WITH_MEMORY as VALUE
 from scenario_runner import sample
 from torch_tools import (
     ALL_COMPRESSED,

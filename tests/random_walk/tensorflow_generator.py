@@ -5,7 +5,7 @@ import itertools
 import math
 
 import numpy as np
-from codecs_table import INDEX, VALUE_WITH_MEMORY as VALUE
+from codecs_table import INDEX_WITH_MEMORY as INDEX, VALUE_WITH_MEMORY as VALUE
 from own_stages import OwnResidual
 from tensorflow_program import (
     DRAWN,

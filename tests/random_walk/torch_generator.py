@@ -8,7 +8,12 @@ import dataclasses
 import random
 
 import torch
-from codecs_table import INDEX, MEMORIES, SPARSIFIERS, VALUE_WITH_MEMORY as VALUE
+from codecs_table import (
+    INDEX_WITH_MEMORY as INDEX,
+    MEMORIES,
+    SPARSIFIERS,
+    VALUE_WITH_MEMORY as VALUE,
+)
 from own_stages import OwnResidual, Three, WithoutPutBack
 from torch_program import CompressorSettings, Parameter, Part, Program, Step, refusal
 

@@ -70,6 +70,9 @@ VALUE_WITH_MEMORY = {
     for name, codec in VALUE.items()
 }
 
+#: the index codecs that a compressor with a memory accepts
+INDEX_WITH_MEMORY = {name: codec for name, codec in INDEX.items() if not codec.misplaces_values}
+
 #: name -> sparsifier for the small inputs below
 SPARSIFIERS = {
     "topk": dr.TopK(0.05),
