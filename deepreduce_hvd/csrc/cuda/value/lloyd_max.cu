@@ -30,7 +30,7 @@ __global__ void find_extent(const float* values, const uint32_t* count_at, Fit* 
     most = larger(most, magnitude);
     zeros = zeros || magnitude == 0;
   }
-  if (zeros) fit->has_zeros = 1;  // all threads that write it write the same
+  if (zeros) atomicMax(&fit->has_zeros, 1u);
   for (uint32_t half = 16; half > 0; half /= 2)
     most = larger(most, __shfl_xor_sync(0xFFFFFFFFu, most, half));
   if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&fit->largest, most);
