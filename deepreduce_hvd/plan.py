@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     for option, what in (
         ("--plot", "draw the timelines to this file; needs matplotlib"),
         ("--trace", "write the timelines as a Chrome trace for ui.perfetto.dev"),
-        ("--save", "write the best plan to this file"),
+        ("--save", "write the plan of the rule 'plan' to this file"),
     ):
         parser.add_argument(
             option, metavar="FILE", help=f"{what}; of the first number of hosts and the first link"

@@ -3,7 +3,6 @@
 This holds whatever else changes the parameter groups.
 """
 
-import copy
 import random
 
 import horovod.torch as hvd
@@ -161,21 +160,6 @@ def test_none_undoes_it():
     same(model, twin)
 
 
-def test_a_state_is_that_of_the_plain_optimizer():
-    """A run that was saved without prepare continues with it, and vice versa."""
-    model = network()
-    compressor = compressor_of(model)
-    plain = torch.optim.AdamW(model.parameters(), lr=0.1)
-    step(model, plain, torch.randn(8, 30))
-    prepared = dr.prepare(torch.optim.AdamW(model.parameters(), lr=0.5), compressor)
-    prepared.load_state_dict(plain.state_dict())
-    assert prepared.param_groups[0]["lr"] == 0.1
-    step(model, prepared, torch.randn(8, 30))
-    saved = prepared.state_dict()
-    assert saved["param_groups"] == plain.state_dict()["param_groups"]
-    plain.load_state_dict(saved)
-
-
 @pytest.mark.parametrize(
     ("kind", "large_settings"),
     [
@@ -195,90 +179,6 @@ def test_a_memory_with_momentum_has_other_factors(kind, large_settings):
     train_both(model, optimizer, twin, plain, 3)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
-
-
-def test_compiled_steps_are_those_of_eager_mode():
-    """torch.compile would trace the groups of the first step, which has no momentum buffers."""
-    model, twin = network(), network()
-    settings = {"lr": 0.01, "momentum": 0.9}
-    optimizer = dr.prepare(torch.optim.SGD(model.parameters(), **settings), compressor_of(model))
-    eager = dr.prepare(torch.optim.SGD(twin.parameters(), **settings), compressor_of(twin))
-    compiled = torch.compile(lambda: optimizer.step(), backend="eager")
-    for _ in range(5):
-        inputs = torch.randn(8, 30)
-        optimizer.zero_grad()
-        model(inputs).square().mean().backward()
-        compiled()
-        step(twin, eager, inputs)
-    same(model, twin)
-
-
-@pytest.mark.parametrize("place", ["closure", "hook"])
-def test_closures_and_hooks_have_the_groups_of_the_user(place):
-    """They may read and set the learning rate, as Lightning's training_step does."""
-    model, twin = network(), network()
-    compressor = compressor_of(model)
-    optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9), compressor)
-    other = dr.prepare(
-        torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9), compressor_of(twin)
-    )
-    seen, inputs = [], torch.randn(8, 30)
-
-    def set_rate(*_):
-        seen.append((len(optimizer.param_groups), optimizer.param_groups[0]["momentum"]))
-        optimizer.param_groups[0]["lr"] = 0.01
-
-    def closure():
-        optimizer.zero_grad()
-        loss = model(inputs).square().mean()
-        loss.backward()
-        if place == "closure":
-            set_rate()
-        return loss
-
-    if place == "hook":
-        optimizer.register_step_pre_hook(set_rate)
-    with torch.no_grad():
-        loss = optimizer.step(closure)
-    assert loss.item() == pytest.approx(twin(inputs).square().mean().item())
-    step(twin, other, inputs)
-    same(model, twin)
-    assert seen == [(1, 0.9)] and optimizer.param_groups[0]["lr"] == 0.01
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop])
-@pytest.mark.parametrize("way", ["undone", "loaded"])
-def test_a_run_goes_on_without_prepare(kind, way):
-    model = network()
-    optimizer = dr.prepare(kind(model.parameters(), momentum=0.9, lr=0.01), compressor_of(model))
-    step(model, optimizer, torch.randn(8, 30))
-    saved = copy.deepcopy(optimizer.state_dict())
-    if way == "undone":
-        dr.prepare(optimizer, None)
-    else:
-        optimizer = kind(model.parameters(), momentum=0.9, lr=0.01)
-        optimizer.load_state_dict(saved)
-    before = [parameter.detach().clone() for parameter in model.parameters()]
-    step(model, optimizer, torch.randn(8, 30))
-    assert all(not one.equal(two) for one, two in zip(model.parameters(), before))
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam])
-def test_a_loaded_state_has_the_entries_of_other_ranks(kind):
-    """hvd.broadcast_optimizer_state sends each entry of rank 0, which alone may load a state."""
-    model, twin = network(), network()
-    settings = {} if kind is torch.optim.Adam else {"momentum": 0.9}
-    plain = kind(model.parameters(), lr=0.01, **settings)
-    step(model, plain, torch.randn(8, 30))
-    loaded = dr.prepare(kind(model.parameters(), lr=0.01, **settings), compressor_of(model))
-    loaded.load_state_dict(plain.state_dict())
-    fresh = dr.prepare(kind(twin.parameters(), lr=0.01, **settings), compressor_of(twin))
-    step(twin, fresh, torch.randn(8, 30))
-    entries = [
-        {number: sorted(state) for number, state in one.state_dict()["state"].items()}
-        for one in (loaded, fresh)
-    ]
-    assert entries[0] == entries[1]
 
 
 @pytest.mark.parametrize(
@@ -315,29 +215,6 @@ def test_tensors_as_settings():
     train_both(model, optimizer, twin, plain, 3)
     for one, two in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
-
-
-def test_a_copy_is_prepared_too():
-    model = network()
-    compressor = compressor_of(model)
-    optimizer = dr.prepare(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor)
-    both = copy.deepcopy((model, optimizer))
-    assert type(both[1]) is type(optimizer)
-
-
-def test_groups_are_back_after_a_step_that_fails():
-    model = network()
-    optimizer = dr.prepare(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compressor_of(model)
-    )
-    groups = optimizer.param_groups
-
-    def closure():
-        raise RuntimeError("no more data")
-
-    with pytest.raises(RuntimeError, match="no more data"):
-        optimizer.step(closure)
-    assert optimizer.param_groups is groups
 
 
 def test_what_cannot_be_prepared_is_refused():

@@ -40,7 +40,7 @@ def hidden_density(
         max_compression: the inverse of the smallest density.
 
     Returns:
-        The density.
+        The density; 1 for a layer without elements.
 
     >>> hidden_density(0.5, 1000, 8, 0.1, 1e-3, ranks=2)
     0.05
@@ -49,7 +49,7 @@ def hidden_density(
     left = hidden - selection - latency
     without_bytes = elements if left >= 0 else 0.0
     k = without_bytes if per_element == 0 else left / per_element
-    return min(max(k / elements, 1 / max_compression), 1.0)
+    return min(max(k / elements, 1 / max_compression), 1.0) if elements > 0 else 1.0
 
 
 def lags(

@@ -28,6 +28,7 @@ def test_closed_form():
     assert hidden_density(0.1, 1000, 8, 0.3, 1e-3, **arguments) == 0.001
     assert hidden_density(9e9, 1000, 8, 0.3, 1e-3, **arguments) == 1.0
     assert hidden_density(1.0, 1000, 8, 0.3, 0.0, **arguments) == 1.0
+    assert hidden_density(1.0, 0, 8, 0.3, 1e-3, **arguments) == 1.0
     assert hidden_density(0.2, 1000, 8, 0.3, 0.0, **arguments) == 0.001
 
 
