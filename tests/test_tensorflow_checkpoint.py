@@ -33,6 +33,24 @@ class TestCheckpoint:
         tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
         assert_equal(snapshot(target.compressor), snapshot(source.compressor))
 
+    def test_mean_seconds_are_those_of_the_own_steps(self, tf, tmp_path):
+        """Steps of the saved job are not timed here."""
+        source, target = OnTensorFlow(), OnTensorFlow()
+        for step in range(50):
+            source.step(step)
+        path = self.saved(tf, tmp_path, source)
+        target.step(0)
+        before = target.compressor.stats()
+        tf.train.Checkpoint(compressor=target.compressor.trackable).read(path).assert_consumed()
+        for name, row in target.compressor.stats().items():
+            assert row["steps"] == source.compressor.stats()[name]["steps"] in (0, 50)
+            for what in ("encode_seconds", "decode_seconds"):
+                assert row[what] == pytest.approx(before[name][what]), (name, what)
+        target.step(50)
+        for name, slot in target.compressor.adapter.slots.items():
+            assert slot.steps - slot.untimed_steps == 2 * (slot.steps > 0), name
+        assert target.compressor.adapter.progress() == 51
+
     def test_a_compressor_that_only_the_checkpoint_holds(self, tf, tmp_path):
         source, target = OnTensorFlow(), OnTensorFlow()
         source.step(0)

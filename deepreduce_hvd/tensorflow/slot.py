@@ -321,8 +321,11 @@ class Identity(tf.train.experimental.PythonState):
         adapter = self._adapter
         adapter.close_steps()  # the variables are read after this
         scaled = {"loss_scale": True} if adapter.void_steps.active else {}
-        memories = {"memories": self._memories()}
-        return json.dumps({**checkpoint.identity(**self._own()), **memories, **scaled})
+        own = {
+            "memories": self._memories(),
+            "steps": {slot.label: slot.steps for slot in adapter.slots.values()},
+        }
+        return json.dumps({**checkpoint.identity(**self._own()), **own, **scaled})
 
     def _memories(self):
         """Return a CRC of the names of the variables that have a memory."""
@@ -332,7 +335,7 @@ class Identity(tf.train.experimental.PythonState):
     def deserialize(self, string_value):
         adapter, found = self._adapter, json.loads(string_value)
         follows, expected = found.pop("loss_scale", False), adapter.void_steps.active
-        memories = found.pop("memories", None)
+        memories, steps = found.pop("memories", None), found.pop("steps", {})
         checkpoint.check_identity("compressor checkpoint", found, **self._own())
         if follows != expected:
             expected, got = ("with" if follow else "without" for follow in (expected, follows))
@@ -350,6 +353,8 @@ class Identity(tf.train.experimental.PythonState):
         adapter.void_steps.forget(adapter.slots.values())
         for slot in adapter.slots.values():
             slot.memory_changes()
+            # the variable with the number of steps is restored after this
+            slot.untimed_steps += steps.get(slot.label, slot.steps) - slot.steps
 
 
 class _Exchanged:
