@@ -60,12 +60,14 @@ class Preparation:
             have it.
         normalizes: whether the optimizer divides by the size of recent gradients before it applies
             its momentum, as RMSprop.
+        decouples: whether its weight decay is not added to gradients, as with AdamW.
     """
 
-    def __init__(self, compressor, policy_of, normalizes=False):
+    def __init__(self, compressor, policy_of, normalizes=False, decouples=False):
         self.compressor = compressor
         self.policy_of = policy_of
         self._normalizes = normalizes
+        self._decouples = decouples
 
     def compresses(self, parameter):
         """Return whether parts of a parameter's gradients are sent in later steps."""
@@ -83,14 +85,18 @@ class Preparation:
         own = 0.0 if self._normalizes else _momentum_of(policy.memory)
         return (1 - dampening) * (1 - own) / (1 - momentum)
 
-    @staticmethod
-    def weight_decay_factor(policy):
-        """Return the factor of a weight decay that is added to the gradient.
+    def weight_decay_factor(self, policy, decoupled):
+        """Return the factor of the weight decay.
 
-        A memory with momentum n multiplies what is sent by 1 / (1 - n), and the decay is added
-        after it.
+        A memory with momentum n multiplies what is sent by 1 / (1 - n). A decay that is added to
+        the gradient is added after that, so it needs the same factor.
+
+        Args:
+            policy: the policy of the parameter.
+            decoupled: whether the parameter's group has a decay that is not added to gradients.
         """
-        return 1 / (1 - _momentum_of(policy.memory))
+        coupled = not (decoupled or self._decouples)
+        return 1 / (1 - _momentum_of(policy.memory)) if coupled else 1.0
 
     def describe(self, optimizer, what, groups, scales_learning_rate):
         """Return a sentence on what changes.

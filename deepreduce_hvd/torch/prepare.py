@@ -98,30 +98,29 @@ def _split(group, preparation):
         return [group]
     rest = [p for p in group["params"] if not preparation.compresses(p)]
     parts = [{**group, "params": rest}] if rest else []
-    if "betas" in group:
-        first, second = group["betas"]  # both numbers or both tensors
-        return [{**group, "params": compressed, "betas": (first * 0, second)}, *parts]
     # memories with a momentum of their own have other factors
     by_factors: dict[tuple[float, float], list] = {}
     for parameter in compressed:
-        policy = preparation.policy_of(parameter)
-        factors = (
-            preparation.learning_rate_factor(policy, change, group.get("dampening", 0)),
-            preparation.weight_decay_factor(policy),
-        )
-        by_factors.setdefault(factors, []).append(parameter)
-    plain = {**group, "momentum": 0.0}
+        policy, rate = preparation.policy_of(parameter), 1.0
+        if "betas" not in group:
+            rate = preparation.learning_rate_factor(policy, change, group.get("dampening", 0))
+        decay = preparation.weight_decay_factor(policy, group.get("decoupled_weight_decay"))
+        by_factors.setdefault((rate, decay), []).append(parameter)
+    plain = dict(group)
+    if "betas" in group:
+        first, second = group["betas"]  # both numbers or both tensors
+        plain["betas"] = first * 0, second
+    else:
+        plain["momentum"] = 0.0
     if "nesterov" in group:
         plain.update(nesterov=False, dampening=0.0)
-    stepped = [
-        {
-            **plain,
-            "params": own,
-            "lr": group["lr"] * of_rate,
-            "weight_decay": group["weight_decay"] * of_decay,
-        }
-        for (of_rate, of_decay), own in by_factors.items()
-    ]
+    stepped = []
+    for (rate, decay), own in by_factors.items():
+        stepped.append({**plain, "params": own})
+        if rate != 1:
+            stepped[-1]["lr"] = group["lr"] * rate
+        if decay != 1:
+            stepped[-1]["weight_decay"] = group["weight_decay"] * decay
     return [*stepped, *parts]
 
 
@@ -176,6 +175,7 @@ def prepare(optimizer, compressor):
         compressor,
         lambda parameter: policies.get(id(parameter)),
         normalizes=issubclass(original, torch.optim.RMSprop),
+        decouples=issubclass(original, torch.optim.AdamW),
     )
     changes = preparation.describe(
         original.__name__,
