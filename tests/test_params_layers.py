@@ -1,46 +1,44 @@
-"""Test from_params: layers, settings of None, and policies with which a memory grows."""
+"""Test the setting "layers" of from_params: parameters with their own settings."""
 
-import horovod.torch as hvd
 import pytest
-from test_params import GATHERED, TOPK, made, quiet
+import torch
+from test_params import TOPK, initialized_horovod  # noqa: F401
 
 import deepreduce_hvd as dr
 
 
-@pytest.fixture(autouse=True, scope="module")
-def horovod():
-    hvd.init()
+def with_layers(layers, **more):
+    network = torch.nn.Sequential(torch.nn.Linear(40, 50), torch.nn.Tanh(), torch.nn.Linear(50, 3))
+    return dr.from_params({**TOPK, **more, "layers": layers}, network.named_parameters())
 
 
-def test_layers_count_with_allreduce():
-    """Layers without a compressor go through Horovod's own allreduce, and others do not."""
-
-    def ways(params):
-        return [repr(policy.codec or policy.way) for policy in quiet(params).policies.values()]
-
-    random, dense = repr(dr.RandomK(0.1)), "'dense'"
-    one = {"compressor": "randomk", "compress_ratio": 0.1}
-    first, second = ways({"layers": {"weight": one}})
-    assert random in first and second == dense
-    first, second = ways({**one, "layers": {"weight": {"compressor": "none"}}})
-    assert first == dense and random in second
-
-
-def test_none_is_not_given():
-    """As from a parser of arguments."""
-    nothing = dict.fromkeys(("compress_ratio", "warmup_steps", "quantum_bits", "layers"))
-    assert quiet({**nothing, **GATHERED, "compressor": "topk"}).codec.sparsifier == dr.TopK(0.3)
-    settings = {"quantum_bits": None, "bucket_size": None, "compressor": "qsgd", **GATHERED}
-    assert made(settings)[0].codec.value == dr.QSGD(bits=8, bucket=128, norm="l2")
+def test_layers_with_their_own_settings():
+    layers = {
+        "0.weight": "dense",
+        "0.*": {"compress_ratio": 0.5},
+        "2.w*": {"compressor": "none", "deepreduce": None},
+    }
+    compressor = with_layers(layers, deepreduce="index", index="rice")
+    rice = dr.Rice()
+    expected = {
+        "0.weight": None,
+        "0.bias": dr.Codec(dr.TopK(0.5), index=rice),
+        "2.weight": dr.Codec(dr.NoneSparsifier()),
+        "2.bias": dr.Codec(dr.TopK(0.01), index=rice),
+    }
+    assert {name: policy.codec for name, policy in compressor.policies.items()} == expected
 
 
-def test_policies_with_which_a_memory_grows():
-    bloom = {**TOPK, "deepreduce": "index"}
-    assert "residual" in TOPK.values()
-    _, (text,) = made(bloom)
-    assert "the end of a tensor is hardly ever sent" in text
-    quiet({**bloom, "policy": "p0"})
-    quiet({**bloom, "memory": "none"})
-    with pytest.raises(dr.InvalidArgumentError, match="keeps values at their indices, got .*naive"):
-        made({**bloom, "policy": "naive"})
-    quiet({**bloom, "policy": "naive", "memory": "none"})
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("dense", "layers: expected a dictionary of name patterns, .* got 'dense'"),
+        ({"0.*": {"memory": "none"}}, "layers '0.\\*': expected settings of a codec, got memory"),
+        ({"0.*": {"threshold": 1.0}}, "expected settings that apply to this choice .* threshold"),
+        ({"0.*": "half"}, "expected a Codec, 'dense' or 'fp16', got 'half'"),
+        ({"9.*": "dense"}, "expected a pattern that a parameter needs"),
+    ],
+)
+def test_layers_that_are_refused(layers, message):
+    with pytest.raises(dr.InvalidArgumentError, match=message):
+        with_layers(layers)

@@ -1,0 +1,46 @@
+"""Test from_params: layers with allreduce, settings of None, policies with which a memory grows."""
+
+import horovod.torch as hvd
+import pytest
+from test_params import GATHERED, TOPK, made, quiet
+
+import deepreduce_hvd as dr
+
+
+@pytest.fixture(autouse=True, scope="module")
+def horovod():
+    hvd.init()
+
+
+def test_layers_count_with_allreduce():
+    """Layers without a compressor go through Horovod's own allreduce, and others do not."""
+
+    def ways(params):
+        return [repr(policy.codec or policy.way) for policy in quiet(params).policies.values()]
+
+    random, dense = repr(dr.RandomK(0.1)), "'dense'"
+    one = {"compressor": "randomk", "compress_ratio": 0.1}
+    first, second = ways({"layers": {"weight": one}})
+    assert random in first and second == dense
+    first, second = ways({**one, "layers": {"weight": {"compressor": "none"}}})
+    assert first == dense and random in second
+
+
+def test_none_is_not_given():
+    """As from a parser of arguments."""
+    nothing = dict.fromkeys(("compress_ratio", "warmup_steps", "quantum_bits", "layers"))
+    assert quiet({**nothing, **GATHERED, "compressor": "topk"}).codec.sparsifier == dr.TopK(0.3)
+    settings = {"quantum_bits": None, "bucket_size": None, "compressor": "qsgd", **GATHERED}
+    assert made(settings)[0].codec.value == dr.QSGD(bits=8, bucket=128, norm="l2")
+
+
+def test_policies_with_which_a_memory_grows():
+    bloom = {**TOPK, "deepreduce": "index"}
+    assert "residual" in TOPK.values()
+    _, (text,) = made(bloom)
+    assert "the end of a tensor is hardly ever sent" in text
+    quiet({**bloom, "policy": "p0"})
+    quiet({**bloom, "memory": "none"})
+    with pytest.raises(dr.InvalidArgumentError, match="keeps values at their indices, got .*naive"):
+        made({**bloom, "policy": "naive"})
+    quiet({**bloom, "policy": "naive", "memory": "none"})
