@@ -1,15 +1,9 @@
 """Test from_params: layers with allreduce, settings of None, policies with which a memory grows."""
 
-import horovod.torch as hvd
 import pytest
-from test_params import GATHERED, TOPK, made, quiet
+from test_params import GATHERED, TOPK, initialized_horovod, made, quiet  # noqa: F401
 
 import deepreduce_hvd as dr
-
-
-@pytest.fixture(autouse=True, scope="module")
-def horovod():
-    hvd.init()
 
 
 def test_layers_count_with_allreduce():

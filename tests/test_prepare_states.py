@@ -2,17 +2,11 @@
 
 import copy
 
-import horovod.torch as hvd
 import pytest
 import torch
-from test_prepare import compressor_of, network, same, step
+from test_prepare import compressor_of, horovod, network, same, step  # noqa: F401
 
 import deepreduce_hvd as dr
-
-
-@pytest.fixture(autouse=True, scope="module")
-def horovod():
-    hvd.init()
 
 
 def test_a_state_is_that_of_the_plain_optimizer():
