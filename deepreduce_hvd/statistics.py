@@ -15,8 +15,8 @@ FIELDS = {
     "sent_bytes": (
         "bytes that this rank passed to collectives in the last step. They include the probe of "
         "four numbers. The roll call is counted once per step, for one parameter. In DDP, the "
-        "heads of collectives are counted for one parameter of each bucket instead, and the zeros "
-        "are not counted with which payloads of different lengths are made equally long."
+        "heads of collectives are counted for one parameter of each bucket instead. Padding of "
+        "payloads to equal lengths is not counted."
     ),
     "header_bytes": "of these, bytes of the payload header",
     "index_bytes": "of these, bytes of the index section",

@@ -1,4 +1,4 @@
-"""Test models whose modules are called one by one, and empty shards, with fully_shard.
+"""Test modules that are called one by one, empty shards, and states of models, with fully_shard.
 
 Run by fsdp_scenarios.py.
 """
@@ -8,6 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 from fsdp_tools import meshes, shard
+from torch.distributed.checkpoint import state_dict
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.torch.ddp.buckets import BucketJob
@@ -17,7 +18,9 @@ def _sharded(network, calls, **options):
     mesh = meshes(2)
     shard(network, mesh["ranks"], calls)
     compressor = dr.Compressor(
-        dr.Codec(dr.TopK(0.25)), parameters=network.named_parameters(), dense_below=0, **options
+        dr.Codec(dr.TopK(0.25)),
+        parameters=network.named_parameters(),
+        **{"dense_below": 0, **options},
     )
     compressor.register(network, mesh["hosts"])
     return compressor
@@ -72,3 +75,40 @@ def scenario_empty_shards_resume_with_a_loss_scale(directory):
         states = [None] * dist.get_world_size()
         dist.all_gather_object(states, compressor.state_dict())
         assert {row["steps"] for row in compressor.stats().values()} == {turn + 1}
+
+
+def scenario_whole_states_of_model_and_optimizer(directory):
+    """As docs/tutorial-fsdp.md says: saved on rank 0, and loaded on all ranks."""
+    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    # parameters that SGD steps without momentum have no state
+    incomplete = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True, strict=False)
+    path, found = directory / "whole.pt", []
+    for turn in range(2):
+        torch.manual_seed(turn)
+        network = torch.nn.Sequential(torch.nn.Linear(60, 50), torch.nn.Linear(50, 40))
+        # PyTorch refuses a state without tensors, which SGD without momentum has
+        compressor = _sharded(network, [["0"], [""]], dense_below=1024)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+        optimizer = dr.prepare(optimizer, compressor)
+        if turn:
+            saved = torch.load(path, weights_only=True)
+            state_dict.set_model_state_dict(network, saved["model"], options=options)
+            state_dict.set_optimizer_state_dict(
+                network, optimizer, saved["optimizer"], options=incomplete
+            )
+            assert optimizer.param_groups[0]["lr"] == 0.1
+        else:
+            network(torch.randn(4, 60)).square().mean().backward()
+            optimizer.step()
+            saved = {
+                "model": state_dict.get_model_state_dict(network, options=options),
+                "optimizer": state_dict.get_optimizer_state_dict(
+                    network, optimizer, options=options
+                ),
+            }
+            if dist.get_rank() == 0:
+                torch.save(saved, path)
+            dist.barrier()
+        found.append([one.full_tensor() for one in network.parameters()])
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
