@@ -42,6 +42,7 @@ UNSUPPORTED = (
     "not supported on",
 )
 SANITIZER_SECONDS = 90
+DDP_SECONDS = 120
 CANNOT = 2  # exit status of gpu_tensorflow.py if there is nothing to compare
 
 
@@ -245,6 +246,20 @@ def ranks():
     return None
 
 
+def ddp(backend, ranks, device="cuda:0"):
+    """Compare DDP on this GPU with DDP on the host; return why it did not run, or None."""
+    import torch.distributed
+
+    if not getattr(torch.distributed, f"is_{backend}_available")():
+        return f"this PyTorch has no {backend}"
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    script = ("scripts/gpu_ddp.py", backend, "--device", device)
+    expect_success(
+        f"DDP with {backend}", run(sys.executable, *launcher, *script, timeout=DDP_SECONDS)
+    )
+    return None
+
+
 def tensorflow(architecture):
     """Compare TensorFlow's kernels on the GPU with the host's; return why not, or None."""
     reason = why_no_tensorflow()
@@ -287,6 +302,13 @@ def check():
     )
     parts.run("measuring", "1 minute", lambda: script("benchmarks/gpu.py"))
     parts.run("two ranks on this GPU against two on the host", "half a minute", ranks)
+    # NCCL needs a GPU for each rank
+    for backend, ranks_here in (("gloo", 2), ("nccl", 1)):
+        parts.run(
+            f"DDP with {backend}, {ranks_here} ranks on this GPU, against the host",
+            "half a minute",
+            functools.partial(ddp, backend, ranks_here),
+        )
     parts.run(
         "TensorFlow's operators: building, comparing the GPU with the host",
         "2 minutes",
@@ -329,6 +351,8 @@ def dry_run(architectures):
                 "comparison",
                 run(sys.executable, "scripts/gpu_equality.py", "--small", "--device", "cpu"),
             )
+        with part("trying DDP on the host, which does not test the GPU", "10 s"):
+            ddp("gloo", 2, device="cpu")
         with (
             tempfile.TemporaryDirectory() as scratch,
             part("trying the measurements on the host, with meaningless figures", "some seconds"),
@@ -361,7 +385,7 @@ def dry_run(architectures):
     not_run += [
         "linking and loading the CUDA operators", "byte-equality of the GPU with the host",
         "compute-sanitizer memcheck and racecheck",
-        "two ranks on one GPU", "TensorFlow's kernels on a GPU",
+        "two ranks on one GPU", "DDP on a GPU", "TensorFlow's kernels on a GPU",
         "every measurement on a GPU; results/gpu.json and gpu.png are unchanged",
     ]  # fmt: skip
     return not_run

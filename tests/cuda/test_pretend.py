@@ -47,7 +47,7 @@ def run(folder, script, *arguments):
 
 
 def on_two_ranks(folder, script):
-    return horovodrun(2, RUN, folder, script, folders=[folder])
+    return horovodrun(2, RUN, folder, script, folders=[folder, ROOT / "scripts"])
 
 
 def test_same_bytes_as_the_host(folder):
