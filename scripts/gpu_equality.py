@@ -95,6 +95,16 @@ class Comparison(Differences):
                 self.refused(payloads[0], values.size, what)
         except Exception as error:
             self.failures.append(f"{what}: {type(error).__name__}: {error}")
+            self.expect_usable()
+
+    def expect_usable(self):
+        """End the comparison after a fault of the device, which every later call would report."""
+        if torch.device(self.device).type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as error:
+                self.show()
+                raise SystemExit(f"the GPU cannot be used after this: {error}") from None
 
     def same(self, mine, expected, what):
         self.made += 1

@@ -75,8 +75,8 @@ void Device::copy(void* to, const void* from, uint64_t bytes) {
     check("copying memory");
 }
 
-void Device::check(const char* what) {
-  const cudaError_t error = cudaGetLastError();
+namespace {
+void throw_if_failed(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   Failure failure;
   failure.status = DR_CUDA_ERROR;
@@ -84,6 +84,21 @@ void Device::check(const char* what) {
                 cudaGetErrorString(error));
   throw failure;
 }
+}  // namespace
+
+void Device::check(const char* what) { throw_if_failed(cudaGetLastError(), what); }
+
+#ifdef __CUDACC__
+void Device::check_launch(const void* kernel) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) return;
+  const char* name = nullptr;
+#if CUDART_VERSION >= 12030
+  cudaFuncGetName(&name, kernel);
+#endif
+  throw_if_failed(error, name == nullptr ? "launch" : name);
+}
+#endif
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -87,6 +87,8 @@ class Device {
 
   // Throws if the last call of the CUDA runtime failed.
   void check(const char* what);
+  // Throws if the last launch failed, and names its kernel.
+  void check_launch(const void* kernel);
 
  private:
   void* take(uint64_t bytes);
@@ -109,7 +111,7 @@ inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads =
 #define DR_LAUNCH(needs_fibers)                               \
   kernel<<<blocks, threads, shared_bytes, device.stream()>>>( \
       static_cast<Parameters>(arguments)...);                 \
-  device.check("launch")
+  device.check_launch(reinterpret_cast<const void*>(kernel))
 #else
 #define DR_LAUNCH(needs_fibers)                               \
   emulation::run(blocks, threads, shared_bytes, needs_fibers, \
