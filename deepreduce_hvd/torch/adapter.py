@@ -153,7 +153,7 @@ class Adapter(TorchAdapter):
             slot.follow_loss_scale(loss_scale)
             slot.back_up()
             if on_device:
-                return self.device_path.member(slot, tensor, hvd.rank(), held)
+                return self.device_path.member(slot, tensor, held)
             return self.host_path.member(slot, tensor, copies, held)
         # catch all errors: the other ranks must get a notice instead of waiting
         except Exception as error:

@@ -1,8 +1,8 @@
 """PyTorch tensors: operators over the native core, and the backend for the neutral layers.
 
 ``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for
-tracing. A build with CUDA also works on tensors of a CUDA device. It adds start_encode_ and
-start_decode_sum_, which do not wait for the device, and cuda_supports and raise_failure
+tracing. A build with CUDA also works on tensors of a CUDA device. It adds start_decode_sum_ and the
+class BucketEncodings, which do not wait for the device, and cuda_supports and raise_failure
 (docs/gpu.md).
 
 If the installation has no operators for the installed PyTorch, the core's NumPy binding is used

@@ -20,6 +20,8 @@ import weakref
 import numpy as np
 from emulation_build import SANITIZERS, build
 
+import deepreduce_hvd as dr
+from deepreduce_hvd import container
 from deepreduce_hvd.errors import OF_STATUS
 
 #: sections are decoded from addresses of any alignment
@@ -227,7 +229,7 @@ class _Encoding(ctypes.Structure):
         ("seed", ctypes.c_uint64), ("step", ctypes.c_uint64), ("tensor", ctypes.c_uint64),
         ("rank", ctypes.c_uint64),
         ("payload", ctypes.c_void_p), ("payload_capacity", ctypes.c_uint64),
-        ("result", ctypes.c_void_p),
+        ("result", ctypes.c_void_p), ("header", ctypes.c_void_p),
     ]  # fmt: skip
 
 
@@ -290,7 +292,7 @@ def _in_workspace(function):
         function(ctypes.byref(context), _pointer(workspace), ctypes.byref(size)),
         context.message.decode(),
     )
-    return context, check
+    return context, check, workspace
 
 
 def _finish(context, check, result):
@@ -328,9 +330,10 @@ def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank
         capacity,
         ctypes.addressof(result),
     )
-    context, check = _in_workspace(
+    one = ctypes.c_uint64(1)
+    context, check, _ = _in_workspace(
         lambda context, workspace, size: library().dr_cuda_encode(
-            context, ctypes.byref(fields), ctypes.byref(encoding), workspace, size, None
+            context, ctypes.byref(fields), ctypes.byref(encoding), one, workspace, size, None
         )
     )
     _finish(context, check, result)
@@ -344,7 +347,7 @@ def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
     payloads = [placed(payload, misalignment) for payload in payloads]
     pointers = (ctypes.c_void_p * len(payloads))(*[payload.ctypes.data for payload in payloads])
     sizes = (ctypes.c_uint64 * len(payloads))(*[payload.size for payload in payloads])
-    context, check = _in_workspace(
+    context, check, _ = _in_workspace(
         lambda context, workspace, size: library().dr_cuda_decode_sum(
             context, ctypes.byref(fields), pointers, sizes, ctypes.c_uint64(len(payloads)),
             _pointer(out), ctypes.c_uint64(out.size), ctypes.c_float(scale),
@@ -353,3 +356,61 @@ def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
     )  # fmt: skip
     _finish(context, check, result)
     return out
+
+
+class Recorded:
+    """A graph that encodes several tensors, as dr_cuda_record makes it.
+
+    Args:
+        codecs: list of codecs, one for each tensor.
+        memories: list of their memories.
+        gradients: list of (d,) float32 arrays. Each launch reads what they contain then.
+        states: list of tuples of (d,) float32 arrays, which each launch updates.
+        step: the step of the codecs' schedules.
+    """
+
+    def __init__(self, codecs, memories, gradients, states, step):
+        library().dr_cuda_payload_capacity.restype = ctypes.c_uint64
+        count = len(codecs)
+        self._results = (Result * count)()
+        self._payloads, self._headers = [], []
+        self._encodings = (_Encoding * count)()
+        for number, (gradient, state) in enumerate(zip(gradients, states)):
+            capacity = library().dr_cuda_payload_capacity(ctypes.c_uint64(gradient.size), 0)
+            self._payloads.append(placed(np.full(capacity, 0xA5, dtype=np.uint8)))
+            self._headers.append(placed(np.full(container.HEADER.size, 0xA5, dtype=np.uint8)))
+            self._encodings[number] = _Encoding(
+                gradient.ctypes.data, 0, gradient.size,
+                *[array.ctypes.data for array in state], *[None] * (2 - len(state)), 0, 0, 0, 0,
+                self._payloads[-1].ctypes.data, capacity,
+                ctypes.addressof(self._results[number]), self._headers[-1].ctypes.data,
+            )  # fmt: skip
+        fields = (_Codec * count)(
+            *[_codec(codec, memory, step) for codec, memory in zip(codecs, memories)]
+        )
+        self._kept = gradients, states, fields
+        self._graph = ctypes.c_void_p()
+        self._context, self._check, self._workspace = _in_workspace(
+            lambda context, workspace, size: library().dr_cuda_record(
+                context, fields, self._encodings, ctypes.c_uint64(count), workspace, size,
+                ctypes.byref(self._graph),
+            )
+        )  # fmt: skip
+        weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
+
+    def launch(self):
+        """Encode all tensors; return (payload, header) of each."""
+        self._check(
+            library().dr_cuda_launch(ctypes.byref(self._context), self._graph, None),
+            self._context.message.decode(),
+        )
+        made = []
+        for payload, header, result in zip(self._payloads, self._headers, self._results):
+            _finish(self._context, self._check, result)
+            made.append((payload[: result.payload_bytes].copy(), header.copy()))
+        return made
+
+
+def repeats(codec):
+    """Return whether a graph may encode with a codec: see dr_cuda_repeats."""
+    return bool(library().dr_cuda_repeats(ctypes.byref(_codec(codec, dr.NoMemory(), 0))))

@@ -48,7 +48,7 @@ class EncodeOnDeviceOp : public WaitingKernel {
     encoding.velocity = slot.memory[1];
     encoding.position = slot.position;
     size_t workspace_bytes = 0;
-    int status = dr_cuda_encode(&call.context, &slot.codec, &encoding, nullptr, &workspace_bytes,
+    int status = dr_cuda_encode(&call.context, &slot.codec, &encoding, 1, nullptr, &workspace_bytes,
                                 device.stream());
     if (status != DR_OK) return status_of(status, call.context.message);
 
@@ -62,7 +62,7 @@ class EncodeOnDeviceOp : public WaitingKernel {
     TF_RETURN_IF_ERROR(device.on_device(sizeof(dr_cuda_result), &result));
     TF_RETURN_IF_ERROR(device.on_device(workspace_bytes, &workspace));
     encoding.result = static_cast<dr_cuda_result*>(result);
-    status = dr_cuda_encode(&call.context, &slot.codec, &encoding, workspace, &workspace_bytes,
+    status = dr_cuda_encode(&call.context, &slot.codec, &encoding, 1, workspace, &workspace_bytes,
                             device.stream());
     if (status != DR_OK) return status_of(status, call.context.message);
 

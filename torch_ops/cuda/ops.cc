@@ -15,7 +15,6 @@ namespace deepreduce_torch {
 namespace {
 
 constexpr int64_t kHeaderBytes = DR_HEADER_BYTES;
-constexpr int64_t kReportBytes = sizeof(dr_cuda_result) + kHeaderBytes;
 
 void check(const dr_context& context, int status) { DR_CHECK_STATUS(status, context.message); }
 
@@ -102,44 +101,6 @@ at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Te
   return pinned.to(gradient.device(), true);
 }
 
-// Starts to encode, without waiting. Returns two device tensors: memory that will start with the
-// payload, and a report. The report is the dr_cuda_result followed by the payload's header, which
-// contains the payload's size.
-std::tuple<at::Tensor, at::Tensor> start_encode_(const at::Tensor& gradient,
-                                                 const std::optional<at::Tensor>& residual,
-                                                 const std::optional<at::Tensor>& velocity,
-                                                 at::ArrayRef<double> codec_fields, int64_t seed,
-                                                 int64_t step, int64_t tensor, int64_t rank) {
-  DR_EXPECT(gradient.is_cuda(), "gradient: expected a CUDA tensor like its residual, got ",
-            describe(gradient));
-  expect_gradient(gradient);
-  const c10::cuda::CUDAGuard guard(gradient.device());
-  const dr_codec codec = codec_of(codec_fields);
-  expect_of_the_device(codec);
-  dr_cuda_encoding encoding{};
-  encoding.gradient = gradient.const_data_ptr();
-  encoding.dtype = dtype_code(gradient.scalar_type());
-  encoding.d = static_cast<uint64_t>(gradient.numel());
-  encoding.residual = state_data(residual, gradient.numel(), gradient.device(), "residual");
-  encoding.velocity = state_data(velocity, gradient.numel(), gradient.device(), "velocity");
-  encoding.position = position_of(seed, step, tensor, rank);
-  encoding.payload_capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
-  const at::Tensor room = device_bytes(encoding.payload_capacity, gradient.device());
-  const at::Tensor report = device_bytes(kReportBytes, gradient.device());
-  encoding.payload = room.mutable_data_ptr<uint8_t>();
-  encoding.result = static_cast<dr_cuda_result*>(report.mutable_data_ptr());
-  dr_context context{};
-  size_t workspace_bytes = 0;
-  check(context, dr_cuda_encode(&context, &codec, &encoding, nullptr, &workspace_bytes,
-                                current_stream(gradient)));
-  const at::Tensor workspace = device_bytes(workspace_bytes, gradient.device());
-  check(context, dr_cuda_encode(&context, &codec, &encoding, workspace.mutable_data_ptr(),
-                                &workspace_bytes, current_stream(gradient)));
-  report.narrow(0, sizeof(dr_cuda_result), kHeaderBytes)
-      .copy_(room.narrow(0, 0, kHeaderBytes), /*non_blocking=*/true);
-  return {room, report};
-}
-
 at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
                   const std::optional<at::Tensor>& velocity,
                   const std::optional<at::Tensor>& threshold, at::ArrayRef<double> codec_fields,
@@ -151,9 +112,27 @@ at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& r
   if (!supports(codec_fields))
     return encode_on_host(gradient, residual, velocity, threshold, codec_fields, seed, step, tensor,
                           rank);
-  const auto [room, report] =
-      start_encode_(gradient, residual, velocity, codec_fields, seed, step, tensor, rank);
-  const at::Tensor result = to_host({report})[0].narrow(0, 0, sizeof(dr_cuda_result));
+  const dr_codec codec = codec_of(codec_fields);
+  dr_cuda_encoding encoding{};
+  encoding.gradient = gradient.const_data_ptr();
+  encoding.dtype = dtype_code(gradient.scalar_type());
+  encoding.d = static_cast<uint64_t>(gradient.numel());
+  encoding.residual = state_data(residual, gradient.numel(), gradient.device(), "residual");
+  encoding.velocity = state_data(velocity, gradient.numel(), gradient.device(), "velocity");
+  encoding.position = position_of(seed, step, tensor, rank);
+  encoding.payload_capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
+  const at::Tensor room = device_bytes(encoding.payload_capacity, gradient.device());
+  const at::Tensor report = device_bytes(sizeof(dr_cuda_result), gradient.device());
+  encoding.payload = room.mutable_data_ptr<uint8_t>();
+  encoding.result = static_cast<dr_cuda_result*>(report.mutable_data_ptr());
+  dr_context context{};
+  size_t workspace_bytes = 0;
+  check(context, dr_cuda_encode(&context, &codec, &encoding, 1, nullptr, &workspace_bytes,
+                                current_stream(gradient)));
+  const at::Tensor workspace = device_bytes(workspace_bytes, gradient.device());
+  check(context, dr_cuda_encode(&context, &codec, &encoding, 1, workspace.mutable_data_ptr(),
+                                &workspace_bytes, current_stream(gradient)));
+  const at::Tensor result = to_host({report})[0];
   raise_failure(result, "");
   const int64_t bytes = static_cast<int64_t>(as_result(result).payload_bytes);
   // copy it, unless it nearly fills the memory, which has room for all elements
@@ -313,15 +292,11 @@ TORCH_LIBRARY_FRAGMENT(deepreduce, library) {
   library.def("raise_failure(Tensor result, str parameter='') -> ()",
               &deepreduce_torch::raise_failure);
   library.def(
-      "start_encode_(Tensor gradient, Tensor(a!)? residual, Tensor(b!)? velocity, float[] codec, int seed, int step, int tensor, int rank) "
-      "-> (Tensor, Tensor)");
-  library.def(
       "start_decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[] codec) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(deepreduce, CUDA, library) {
   library.impl("encode", &deepreduce_torch::encode);
-  library.impl("start_encode_", &deepreduce_torch::start_encode_);
   library.impl("decode_sum_", &deepreduce_torch::decode_sum_);
   library.impl("start_decode_sum_", &deepreduce_torch::start_decode_sum_);
   library.impl("decode", &deepreduce_torch::decode);

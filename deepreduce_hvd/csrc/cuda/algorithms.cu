@@ -32,7 +32,7 @@ void with_scratch(Device& device, const char* what, Call call) {
   with_scratch(device, what, [&](void* scratch, size_t& bytes) { return cub_call; })
 #else
 #define DR_ALGORITHM(what, cub_call, host_loop) \
-  if (!device.measuring()) host_loop
+  if (!device.measuring()) emulation::submit([=] { host_loop; })
 
 template <class Key>
 void sort_on_host(const Key* keys, Key* sorted_keys, const uint32_t* items, uint32_t* sorted_items,

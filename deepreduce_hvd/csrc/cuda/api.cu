@@ -3,10 +3,17 @@
 
 #include "container/payload.h"
 #include "cuda/encode.cuh"
+#include "cuda/graph.cuh"
+
+struct dr_cuda_graph : deepreduce::cuda::Graph {
+  using Graph::Graph;
+};
 
 namespace deepreduce {
 namespace cuda {
 namespace {
+
+constexpr uint32_t kBranches = 8;  // of a graph; a device runs more kernels at a time
 
 template <class Work>
 int guarded(dr_context* context, Work work) {
@@ -20,13 +27,22 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
+// An earlier error of other code in this thread is not a failure of this call.
+void forget_earlier_error() { static_cast<void>(cudaGetLastError()); }
+
+void expect_workspace(const Encodings& work, size_t bytes) {
+  if (bytes < work.workspace_bytes())
+    invalid_argument("workspace: expected at least %llu bytes, got %llu",
+                     static_cast<unsigned long long>(work.workspace_bytes()),
+                     static_cast<unsigned long long>(bytes));
+}
+
 // Runs work(device). Without a workspace, returns the required size instead. The size is never 0,
 // so that the caller's workspace is not null.
 template <class Work>
 void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result,
                  Work work) {
-  // an earlier error of other code in this thread is not a failure of this call
-  static_cast<void>(cudaGetLastError());
+  forget_earlier_error();
   if (workspace == nullptr) {
     Device device;
     work(device);
@@ -62,15 +78,44 @@ uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype) {
   return kHeaderBytes + d * dense_element_bytes(dtype);
 }
 
-int dr_cuda_encode(dr_context* context, const dr_codec* codec, const dr_cuda_encoding* encoding,
-                   void* workspace, size_t* workspace_bytes, void* cuda_stream) {
+int dr_cuda_encode(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+                   uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream) {
   return guarded(context, [&] {
-    check(*codec, *encoding);
-    if (workspace != nullptr) check_room(*encoding);
-    with_device(workspace, workspace_bytes, cuda_stream, encoding->result,
-                [&](Device& device) { encode(device, *codec, *encoding); });
+    forget_earlier_error();
+    const Encodings work(codecs, encodings, count, 1);
+    if (workspace == nullptr) {
+      *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
+    } else {
+      expect_workspace(work, *workspace_bytes);
+      work.encode(0, workspace, static_cast<cudaStream_t>(cuda_stream));
+    }
   });
 }
+
+int dr_cuda_record(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+                   uint64_t count, void* workspace, size_t* workspace_bytes,
+                   dr_cuda_graph** graph) {
+  return guarded(context, [&] {
+    forget_earlier_error();
+    const Encodings work(codecs, encodings, count, kBranches);
+    if (workspace == nullptr) {
+      *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
+    } else {
+      expect_workspace(work, *workspace_bytes);
+      *graph = new dr_cuda_graph(work.branches(), [&](uint32_t branch, cudaStream_t stream) {
+        work.encode(branch, workspace, stream);
+      });
+    }
+  });
+}
+
+int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph, void* cuda_stream) {
+  return guarded(context, [&] { graph->launch(static_cast<cudaStream_t>(cuda_stream)); });
+}
+
+void dr_cuda_free(dr_cuda_graph* graph) { delete graph; }
+
+int dr_cuda_repeats(const dr_codec* codec) { return repeats(*codec); }
 
 int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads,
                        const uint64_t* sizes, uint64_t payload_count, float* out, uint64_t d,

@@ -96,6 +96,7 @@ struct DeviceIndexCodec {
   // anything.
   void (*decode)(Device&, const DeviceSection* section, uint32_t d, uint32_t capacity,
                  uint64_t most_bytes, const double* parameters, uint32_t* indices);
+  bool random = false;  // whether the encoder draws random numbers, with its key
 };
 
 struct DeviceValueEncoding {
@@ -124,6 +125,7 @@ struct DeviceValueCodec {
   // Fills values (capacity,), in the order sent. Refuses everything that the CPU core refuses.
   void (*decode)(Device&, const DeviceSection* section, uint32_t capacity, uint64_t most_bytes,
                  float* values);
+  bool random = false;  // as in DeviceIndexCodec
 };
 
 // Returns null if the id is unknown or the codec has no CUDA kernels.

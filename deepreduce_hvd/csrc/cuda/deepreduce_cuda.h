@@ -39,18 +39,33 @@ typedef struct dr_cuda_encoding {
   // size of the memory at payload; dr_cuda_payload_capacity returns a size that is always enough
   uint64_t payload_capacity;
   dr_cuda_result* result;  // device memory
+  uint8_t* header;  // device memory for a copy of the payload's first DR_HEADER_BYTES, or null
 } dr_cuda_encoding;
 
 // Returns the maximum size of a payload of d elements of this dtype, with any codec: 40 bytes plus
 // the size of the dense elements.
 uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype);
 
-// Encodes one tensor. With a null workspace, only sets *workspace_bytes to the required size;
-// pointers other than codec are then not read. Returns the failures that are known without the
-// device; the others are in encoding->result. A codec without device support is DR_UNKNOWN_CODEC.
-// cuda_stream is a cudaStream_t. Of `context`, only `message` is used.
-int dr_cuda_encode(dr_context* context, const dr_codec* codec, const dr_cuda_encoding* encoding,
-                   void* workspace, size_t* workspace_bytes, void* cuda_stream);
+// Encodes `count` tensors of one device; codecs and encodings have one entry for each. With a null
+// workspace, only sets *workspace_bytes to the required size; then payload, result and header are
+// not read. Returns the failures that are known without the device; the others are in
+// encoding->result. A codec without device support is DR_UNKNOWN_CODEC. cuda_stream is a
+// cudaStream_t. Of `context`, only `message` is used.
+int dr_cuda_encode(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+                   uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream);
+
+// Records the same work of the current device as a graph in place of doing it. dr_cuda_launch then
+// does it, as often as it is called, with what is in the same memory at that time. So the graph is
+// for encodings of which dr_cuda_repeats is true, while all arrays and the workspace exist. With a
+// null workspace, only sets *workspace_bytes, which is larger than for dr_cuda_encode: small
+// tensors are encoded at the same time.
+typedef struct dr_cuda_graph dr_cuda_graph;
+int dr_cuda_record(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+                   uint64_t count, void* workspace, size_t* workspace_bytes, dr_cuda_graph** graph);
+int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph, void* cuda_stream);
+void dr_cuda_free(dr_cuda_graph* graph);
+// Returns whether encoding draws no random numbers, so that it is the same in each step.
+int dr_cuda_repeats(const dr_codec* codec);
 
 // Adds scale * the dense tensor of each payload to out (d,), in the given order. `payloads`, in
 // host memory, has device pointers of any alignment; `sizes` is in host memory. Payloads must be of

@@ -75,7 +75,6 @@ void Device::copy(void* to, const void* from, uint64_t bytes) {
     check("copying memory");
 }
 
-namespace {
 void throw_if_failed(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   Failure failure;
@@ -84,7 +83,6 @@ void throw_if_failed(cudaError_t error, const char* what) {
                 cudaGetErrorString(error));
   throw failure;
 }
-}  // namespace
 
 void Device::check(const char* what) { throw_if_failed(cudaGetLastError(), what); }
 

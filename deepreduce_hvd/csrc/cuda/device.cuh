@@ -99,6 +99,9 @@ class Device {
   dr_cuda_result* result_ = nullptr;
 };
 
+// Throws a failure of the CUDA runtime.
+void throw_if_failed(cudaError_t error, const char* what);
+
 // Returns the number of blocks for `items` items, `each` per thread: at least one, at most
 // kMostBlocks.
 inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads = kThreads) {
@@ -113,9 +116,11 @@ inline uint32_t blocks_for(uint64_t items, uint32_t each = 1, uint32_t threads =
       static_cast<Parameters>(arguments)...);                 \
   device.check_launch(reinterpret_cast<const void*>(kernel))
 #else
-#define DR_LAUNCH(needs_fibers)                               \
-  emulation::run(blocks, threads, shared_bytes, needs_fibers, \
-                 [&] { kernel(static_cast<Parameters>(arguments)...); })
+#define DR_LAUNCH(needs_fibers)                                             \
+  emulation::submit([=] {                                                   \
+    emulation::run(blocks, threads, shared_bytes, needs_fibers,             \
+                   [&] { kernel(static_cast<Parameters>(arguments)...); }); \
+  })
 #endif
 
 // Starts kernel<<<blocks, threads, shared_bytes>>>(arguments...) on the stream of the call. Does

@@ -131,6 +131,7 @@ class DevicePath(BaseDevicePath):
             hvd.nccl_built,
         )
         self.side_streams = SideStreams()
+        self._encodings = {}  # names of members -> BucketEncodings
 
     def sums(self):
         """Return the :class:`DeviceSums` of a new step."""
@@ -144,20 +145,37 @@ class DevicePath(BaseDevicePath):
         """Return the device for the state of a parameter."""
         return parameter.device if self.takes(parameter) else torch.device("cpu")
 
-    def member(self, slot, gradient, rank, held):
+    def member(self, slot, gradient, held):
         flat = gradient.detach().contiguous().view(-1)
         codec, memory = slot.policy.codec, slot.policy.memory
         if held:
             return DeviceMember(slot, flat, nothing=payload_of_nothing(codec, flat.numel()))
+        return DeviceMember(slot, flat, codec.fields(memory, slot.steps - 1))
 
-        def start():
-            return operators.checked(
-                torch.ops.deepreduce.start_encode_, flat, *residual_and_velocity(slot.state),
-                codec.fields(memory, slot.steps - 1),
-                self.compressor.seed, slot.steps - 1, slot.key, rank,
-            )  # fmt: skip
+    def start_encodings(self, members):
+        """Start to encode gradients of one device, on its current stream.
 
-        return DeviceMember(slot, flat, start)
+        Args:
+            members: list of :class:`~deepreduce_hvd.torch.cuda.exchange.DeviceMember`. A list with
+                the same names as in earlier steps is started faster.
+
+        Returns:
+            A list of uint8 tensors, which will begin with the payloads, and (n, m) uint8: for each
+            member a dr_cuda_result, followed by the payload's header. They are valid until the
+            next call for the same members.
+        """
+        names = tuple(member.name for member in members)
+        if names not in self._encodings:
+            self._encodings[names] = torch.classes.deepreduce.BucketEncodings(list(names))
+        slots = [member.slot for member in members]
+        residuals, velocities = zip(*[residual_and_velocity(slot.state) for slot in slots])
+        return operators.checked(
+            self._encodings[names].start,
+            [member.on_device for member in members], list(residuals), list(velocities),
+            [number for member in members for number in member.fields],
+            self.compressor.seed, [slot.steps - 1 for slot in slots], [slot.key for slot in slots],
+            hvd.rank(),
+        )  # fmt: skip
 
     def communicator(self, slots, planned=None):
         """Return the communicator for the payloads of a bucket.
@@ -173,7 +191,9 @@ class DevicePath(BaseDevicePath):
         if not any(self.takes(slot.parameter) for slot in slots):
             return self.compressor.communicator if planned is None else planned
         devices = {slot.parameter.device for slot in slots}
-        return DeviceAllgather(devices.pop() if self.nccl and len(devices) == 1 else None)
+        return DeviceAllgather(
+            self.start_encodings, devices.pop() if self.nccl and len(devices) == 1 else None
+        )
 
     def from_host(self, summed, result):
         """Fill ``result``, on a device, from ``summed``, (d,) float32 in pinned memory."""

@@ -3,6 +3,7 @@
 It waits for the device at most twice, for any number of gradients, and never in a backward hook.
 """
 
+import functools
 import struct
 from typing import Any
 
@@ -28,43 +29,28 @@ class DeviceMember(BucketMember):
     Args:
         slot: slot of the parameter.
         gradient: (d,) tensor on a GPU.
-        start: function that starts the encoding on the current stream. It returns two tensors on
-            the device: memory that begins with the payload, and a report, a dr_cuda_result followed
-            by the payload's header.
-        nothing: the payload of a held member, (n,) uint8 NumPy; replaces ``start``.
+        fields: the numbers of its codec and memory.
+        nothing: the payload of a held member, (n,) uint8 NumPy; None for other members.
     """
 
-    def __init__(self, slot, gradient, start=None, nothing=None):
-        held = nothing is not None
+    def __init__(self, slot, gradient, fields=None, nothing=None):
         super().__init__(
-            slot.name, np.broadcast_to(np.float32(0), gradient.numel()), (), slot.key, held=held
+            slot.name, _shape_only(gradient.numel()), (), slot.key, held=fields is None
         )
         self.slot = slot
+        self.on_device = gradient
+        self.fields = fields
         self.device = gradient.device
         self.ready_on = torch.cuda.current_stream(gradient.device)  # computes the gradient
+        #: memory that begins with the payload, on the device
+        self.room: Any = None
         self.payload: Any = None  # (n,) uint8 tensor, on the device
         self.header = None  # (40,) uint8 NumPy
-        self._start = start
-        if held:
+        if nothing is not None:
             self.payload, self.header = (
                 torch.from_numpy(nothing).to(self.device),
                 nothing[: container.HEADER.size],
             )
-
-    def start(self):
-        """Start the encoding; return the report on the device.
-
-        Return None if there is none: the encoding failed to start, or the payload exists already.
-        """
-        if self.payload is not None:
-            return None
-        try:
-            self._room, report = self._start()
-            return report
-        # catch everything: the other ranks must get a notice instead of waiting
-        except Exception as error:
-            self.failure = error
-            return None
 
     def finish(self, report):
         """Read the report once it is on the host."""
@@ -72,10 +58,10 @@ class DeviceMember(BucketMember):
         try:
             operators.checked(torch.ops.deepreduce.raise_failure, result)
             total_bytes, _ = container.read_header(header)
-            self.payload, self.header = self._room[:total_bytes], header
+            self.payload, self.header = self.room[:total_bytes], header
         except Exception as error:  # the other ranks must get a notice
             self.failure = error
-        self._room = None
+        self.room = None
 
     def keep(self, payload):
         """Store the payload's new memory."""
@@ -86,13 +72,25 @@ class DeviceMember(BucketMember):
         return self.payload.numpy()
 
 
+@functools.cache
+def _shape_only(d):
+    """Return (d,) float32 NumPy without memory, for a gradient that is on a GPU."""
+    return np.broadcast_to(np.float32(0), d)
+
+
 class DeviceEncodings:
     """The encodings of a bucket's members on GPUs.
 
     All start before the first one is waited for.
+
+    Args:
+        members: the bucket's members.
+        start: function of the members on one device that starts their encodings on its current
+            stream; see :meth:`DevicePath.start_encodings
+            <deepreduce_hvd.torch.cuda.device.DevicePath.start_encodings>`.
     """
 
-    def __init__(self, members):
+    def __init__(self, members, start):
         self.reports = CopiesToHost()
         self._groups = []  # (stream, its members)
         self._read: list[tuple] = []  # (member, its report in a copy to the host)
@@ -102,16 +100,22 @@ class DeviceEncodings:
             stream = torch.cuda.current_stream(device)
             for other in {member.ready_on for member in there} - {stream}:
                 stream.wait_stream(other)
-            started = [
-                (member, report)
-                for member in there
-                for report in [member.start()]
-                if report is not None
-            ]
-            if started:
-                rows = self.reports.start(torch.stack([report for _, report in started]), stream)
-                self._read += zip((member for member, _ in started), rows)
+            self._start([member for member in there if not member.held], start, stream)
             self._groups.append((stream, there))
+
+    def _start(self, members, start, stream):
+        if not members:
+            return
+        try:
+            rooms, reports = start(members)
+        # catch everything: the other ranks must get a notice instead of waiting
+        except Exception as error:
+            for member in members:
+                member.failure = error
+            return
+        for member, room in zip(members, rooms):
+            member.room = room
+        self._read += zip(members, self.reports.start(reports, stream))
 
     def finish(self):
         """Read the reports; their copies must be done."""
@@ -144,18 +148,20 @@ class DeviceAllgather(Allgather):
     """Allgather of payloads that are made on GPUs.
 
     Args:
+        start: as for :class:`DeviceEncodings`.
         device: device of all payloads, if collectives take them from there. Their headers then go
             through the host in a second collective. None if payloads go through pinned memory.
     """
 
-    def __init__(self, device=None):
+    def __init__(self, start, device=None):
+        self.start = start
         self.device = device
 
     def __repr__(self):
         return repr(Allgather())
 
     def exchange(self, bucket, channel):
-        encodings = DeviceEncodings(bucket.members)
+        encodings = DeviceEncodings(bucket.members, self.start)
         if encodings.reports:
             yield encodings.reports
         encodings.finish()

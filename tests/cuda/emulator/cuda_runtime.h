@@ -182,21 +182,32 @@ void __stcs(T* at, T value) {
   *at = value;
 }
 
-// The runtime: device memory is host memory, and a stream executes everything at once.
+// The runtime: device memory is host memory, and a stream executes everything at once, unless a
+// graph is recorded. All streams belong to the recording.
 typedef struct EmulatedStream* cudaStream_t;
 enum cudaError_t { cudaSuccess = 0 };
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline cudaError_t cudaMemsetAsync(void* to, int byte, size_t bytes, cudaStream_t) {
-  if (bytes != 0) std::memset(to, byte, bytes);
+  deepreduce::emulation::submit([=] {
+    if (bytes != 0) std::memset(to, byte, bytes);
+  });
   return cudaSuccess;
 }
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3, cudaMemcpyDefault = 4 };
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind,
                                    cudaStream_t) {
-  if (bytes != 0) std::memmove(to, from, bytes);
+  deepreduce::emulation::submit([=] {
+    if (bytes != 0) std::memmove(to, from, bytes);
+  });
   return cudaSuccess;
 }
+enum { cudaStreamNonBlocking = 1 };
+inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 typedef struct EmulatedEvent* cudaEvent_t;
 enum { cudaEventBlockingSync = 1, cudaEventDisableTiming = 2 };
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -206,5 +217,32 @@ inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
 inline cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+
+typedef void* cudaGraph_t;
+typedef void* cudaGraphExec_t;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeRelaxed = 2 };
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
+  deepreduce::emulation::begin_recording();
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  *graph = deepreduce::emulation::end_recording();
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* instance, cudaGraph_t graph,
+                                        unsigned long long) {
+  *instance = graph;
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
+inline cudaError_t cudaGraphLaunch(cudaGraphExec_t instance, cudaStream_t) {
+  deepreduce::emulation::replay(instance);
+  return cudaSuccess;
+}
+inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t instance) {
+  deepreduce::emulation::forget(instance);
+  return cudaSuccess;
+}
 
 #endif

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fiber.h"
@@ -176,10 +177,24 @@ void run_fibers(uint32_t threads, uint64_t salt) {
   }
 }
 
+using Recorded = std::vector<std::function<void()>>;
+thread_local Recorded* recording = nullptr;  // of the graph that this thread records
+
 }  // namespace
 
 Options& options() { return the_options; }
 void* dynamic_shared() { return shared_memory; }
+
+void submit(std::function<void()> work) {
+  if (recording == nullptr) return work();
+  recording->push_back(std::move(work));
+}
+void begin_recording() { recording = new Recorded; }
+void* end_recording() { return std::exchange(recording, nullptr); }
+void replay(void* recorded) {
+  for (const std::function<void()>& work : *static_cast<Recorded*>(recorded)) work();
+}
+void forget(void* recorded) { delete static_cast<Recorded*>(recorded); }
 
 uint32_t block_barrier(bool predicate) {
   Thread& mine = block.threads[block.current];

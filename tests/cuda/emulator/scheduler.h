@@ -32,6 +32,14 @@ Options& options();
 void run(uint32_t blocks, uint32_t threads, uint32_t shared_bytes, bool fibers,
          const std::function<void()>& kernel);
 
+// Does the work of a stream: at once, or only in replay() if a graph is being recorded.
+void submit(std::function<void()> work);
+void begin_recording();
+// Returns the work since begin_recording, for replay() and forget().
+void* end_recording();
+void replay(void* recorded);
+void forget(void* recorded);
+
 void* dynamic_shared();
 // Waits for all threads of the block. Returns the number of threads with a true predicate.
 uint32_t block_barrier(bool predicate);

@@ -7,11 +7,7 @@ import horovod.torch as hvd
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.torch.cuda import (
-    copies as torch_copies,
-    device as torch_device,
-    exchange as torch_device_exchange,
-)
+from deepreduce_hvd.torch.cuda import copies as torch_copies, device as torch_device
 
 ranks = runpy.run_path(
     str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py")
@@ -54,20 +50,19 @@ def expect(error, *words):
 
 
 # one rank cannot start to encode one of a bucket's gradients
-begin = torch_device_exchange.DeviceMember.start
+start_encodings = torch_device.DevicePath.start_encodings
 
 
-def fails(self):
-    if self.name == "second" and hvd.rank() == 1:
-        self._start = lambda: torch.ops.deepreduce.start_encode_(
-            torch.zeros(3), None, None, rice.fields(dr.NoMemory()), 0, 0, 0, 0
-        )
-    return begin(self)
+def fails(self, members):
+    for member in members:
+        if member.name == "second" and hvd.rank() == 1:
+            member.on_device = member.on_device.cpu()
+    return start_encodings(self, members)
 
 
-torch_device_exchange.DeviceMember.start = fails
-expect(dr.PeerFailedError, "parameter second: rank 1: ")
-torch_device_exchange.DeviceMember.start = begin
+torch_device.DevicePath.start_encodings = fails
+expect(dr.PeerFailedError, "rank 1: ", "parameter second: gradient: expected contiguous 1-D ")
+torch_device.DevicePath.start_encodings = start_encodings
 
 # the message of one rank is corrupted, which is known when the next step begins
 bytes_on = torch_device._SumOnDevices.bytes_on

@@ -305,7 +305,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
 
 extern const DeviceIndexCodec bloom_device_codec;
 const DeviceIndexCodec bloom_device_codec = {
-    kBloom, "Bloom", false, section_capacity, decoded_capacity, encode, most_count, decode};
+    kBloom, "Bloom", false, section_capacity, decoded_capacity, encode, most_count, decode, true};
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -9,7 +9,7 @@ namespace cuda {
 namespace {
 
 constexpr uint32_t kMagnitude = 0x7FFFFFFFu;
-constexpr uint32_t kEach = 64;  // values per thread in kernels whose blocks add to one place
+constexpr uint32_t kEach = 16;  // values per thread in kernels whose blocks add to one place
 
 // What the kernels of an encoder share; it starts as zeros.
 struct Fit {
@@ -36,25 +36,33 @@ __global__ void find_extent(const float* values, const uint32_t* count_at, Fit* 
   if (threadIdx.x % 32 == 0 && most != 0) atomicMax(&fit->largest, most);
 }
 
+// The sums of one tile fit into 32 bits. Shared memory has no atomic addition of 64 bits, only a
+// loop, which is slow because most values are in a few bins.
+static_assert(uint64_t{kThreads} * kEach * kLloydWithin <= UINT32_MAX, "sums of a tile overflow");
 __global__ void count_bins(const float* values, const uint32_t* count_at, Fit* fit) {
-  __shared__ uint64_t within[kLloydBins];
+  __shared__ uint32_t within[kLloydBins];
   __shared__ uint32_t counts[kLloydBins];
-  const uint32_t count = *count_at, first = lloyd_first_bin(fit->largest);
-  for (uint32_t b = threadIdx.x; b < kLloydBins; b += blockDim.x) within[b] = counts[b] = 0;
-  __syncthreads();
-  for (uint64_t i = grid_index(); i < count; i += grid_stride()) {
-    const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
-    const uint32_t place = (magnitude >> kLloydBinShift) - first;
-    if (place < kLloydBins) {
-      atomicAdd(counts + place, 1u);
-      atomic_add(within + place, magnitude & kLloydWithin);
+  constexpr uint64_t tile = uint64_t{kThreads} * kEach;
+  const uint32_t count = *count_at, lowest = lloyd_first_bin(fit->largest);
+  for (uint64_t start = blockIdx.x * tile; start < count; start += gridDim.x * tile) {
+    for (uint32_t b = threadIdx.x; b < kLloydBins; b += kThreads) within[b] = counts[b] = 0;
+    __syncthreads();
+    const uint64_t end = start + tile < count ? start + tile : count;
+    for (uint64_t i = start + threadIdx.x; i < end; i += kThreads) {
+      const uint32_t magnitude = float_bits(values[i]) & kMagnitude;
+      const uint32_t place = (magnitude >> kLloydBinShift) - lowest;
+      if (place < kLloydBins) {
+        atomicAdd(counts + place, 1u);
+        atomicAdd(within + place, magnitude & kLloydWithin);
+      }
     }
-  }
-  __syncthreads();
-  for (uint32_t b = threadIdx.x; b < kLloydBins; b += blockDim.x) {
-    if (counts[b] == 0) continue;
-    atomicAdd(fit->counts + b, counts[b]);
-    atomic_add(fit->within + b, within[b]);
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < kLloydBins; b += kThreads) {
+      if (counts[b] == 0) continue;
+      atomicAdd(fit->counts + b, counts[b]);
+      atomic_add(fit->within + b, uint64_t{within[b]});
+    }
+    __syncthreads();
   }
 }
 

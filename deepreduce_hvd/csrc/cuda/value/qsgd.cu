@@ -155,7 +155,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec qsgd_device_codec;
 const DeviceValueCodec qsgd_device_codec = {
-    kQSGD, "QSGD", false, qsgd_bits_per_value, section_capacity, encode, most_codes, decode};
+    kQSGD, "QSGD", false, qsgd_bits_per_value, section_capacity, encode, most_codes, decode, true};
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -1,0 +1,60 @@
+"""Test graphs that encode several tensors: random programs against the core on the host."""
+
+import numpy as np
+import pytest
+from emulation import SCHEDULES, Recorded, placed, repeats, set_schedule
+
+import deepreduce_hvd as dr
+from deepreduce_hvd import container
+from deepreduce_hvd.numpy_backend import encode_numpy
+
+CODECS = (
+    dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=dr.LloydMax(bits=1)),
+    dr.Codec(dr.NoneSparsifier(), value=dr.LloydMax(bits=4)),
+    dr.Codec(dr.TopK(0.1), index=dr.EliasFano(), value=dr.Float16()),
+    dr.Codec(dr.Threshold(1.0), index=dr.Bitmap(), value=dr.RawValue()),
+    dr.Codec(dr.TopK(0.05), value=dr.FitPoly()),
+)
+MEMORIES = (dr.NoMemory(), dr.Residual(), dr.MomentumCorrection(0.9))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_graph_encodes_what_is_in_its_memory(seed):
+    random = np.random.default_rng(seed)
+    set_schedule(*SCHEDULES[seed % len(SCHEDULES)])
+    count = int(random.integers(1, 13))
+    codecs = [CODECS[random.integers(len(CODECS))] for _ in range(count)]
+    memories = [MEMORIES[random.integers(len(MEMORIES))] for _ in range(count)]
+    sizes = [int(d) for d in random.choice([1, 5, 64, 700, 3001], count)]
+    gradients = [placed(np.zeros(d, np.float32)) for d in sizes]
+    states = [
+        tuple(placed(np.zeros(d, np.float32)) for _ in memory.state)
+        for memory, d in zip(memories, sizes)
+    ]
+    graph = Recorded(codecs, memories, gradients, states, step=0)
+    expected_states = [tuple(part.copy() for part in state) for state in states]
+    for _ in range(3):
+        for gradient in gradients:
+            gradient[:] = random.standard_normal(gradient.size) * random.choice([0, 1, 1e-3])
+        if random.random() < 0.3:
+            gradients[random.integers(count)][0] = np.nan
+        made = graph.launch()
+        for i in range(count):
+            expected, _ = encode_numpy(
+                codecs[i], memories[i], gradients[i], expected_states[i], 0.0, 0, 0, 0, 0
+            )
+            payload, header = made[i]
+            np.testing.assert_array_equal(payload, expected)
+            np.testing.assert_array_equal(header, expected[: container.HEADER.size])
+            for mine, other in zip(states[i], expected_states[i]):
+                np.testing.assert_array_equal(mine.view(np.uint32), other.view(np.uint32))
+
+
+def test_codecs_that_draw_random_numbers_do_not_repeat():
+    assert all(map(repeats, CODECS))
+    for codec in (
+        dr.Codec(dr.RandomK(0.1)),
+        dr.Codec(dr.TopK(0.1), value=dr.QSGD(bits=4)),
+        dr.Codec(dr.TopK(0.1), index=dr.Bloom(fpr=0.01)),
+    ):
+        assert not repeats(codec)
