@@ -163,7 +163,7 @@ def measure(job, name, device, small):
     for row, (_, _, compressor) in trained.items():
         sent = None
         if compressor is not None:
-            sent = compressor.totals()["sent_bytes"]
+            sent = sum(one["sent_bytes"] for one in compressor.stats().values())
         found[row] = {"seconds": seconds[row], "bytes": sent}
     return found
 

@@ -275,10 +275,11 @@ def placed(array, misalignment=0, alignment=256):
     return copy
 
 
-def _in_workspace(function):
+def _in_workspace(function, between=lambda: None):
     """Call function(workspace, size), a status, without a workspace and then with one.
 
-    The workspace has exactly the size that the first call returns, and is poisoned.
+    The workspace has exactly the size that the first call returns, and is poisoned. ``between()``
+    is called before the second call.
     """
     context, size = _Context(), ctypes.c_size_t()
 
@@ -287,6 +288,7 @@ def _in_workspace(function):
             raise OF_STATUS[status](text)
 
     check(function(ctypes.byref(context), None, ctypes.byref(size)), context.message.decode())
+    between()
     workspace = placed(np.full(size.value, 0xA5, dtype=np.uint8))
     check(
         function(ctypes.byref(context), _pointer(workspace), ctypes.byref(size)),
@@ -313,9 +315,7 @@ def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank
         placed(gradient, misalignment),
         tuple(placed(array, misalignment) for array in state),
     )
-    library().dr_cuda_payload_capacity.restype = ctypes.c_uint64
-    capacity = library().dr_cuda_payload_capacity(ctypes.c_uint64(gradient.size), dtype)
-    payload, result = placed(np.full(capacity, 0xA5, dtype=np.uint8)), Result()
+    result = Result()
     pointers = [array.ctypes.data for array in state] + [None] * (2 - len(state))
     encoding = _Encoding(
         gradient.ctypes.data,
@@ -326,15 +326,23 @@ def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank
         step,
         tensor,
         rank,
-        payload.ctypes.data,
-        capacity,
+        None,
+        0,
         ctypes.addressof(result),
     )
+    payload = None
+
+    def give_memory():
+        nonlocal payload
+        payload = placed(np.full(encoding.payload_capacity, 0xA5, dtype=np.uint8))
+        encoding.payload = payload.ctypes.data
+
     one = ctypes.c_uint64(1)
     context, check, _ = _in_workspace(
         lambda context, workspace, size: library().dr_cuda_encode(
             context, ctypes.byref(fields), ctypes.byref(encoding), one, workspace, size, None
-        )
+        ),
+        give_memory,
     )
     _finish(context, check, result)
     assert (payload[result.payload_bytes :] == 0xA5).all(), "bytes beyond the payload were written"
@@ -364,44 +372,51 @@ class Recorded:
     Args:
         codecs: list of codecs, one for each tensor.
         memories: list of their memories.
-        gradients: list of (d,) float32 arrays. Each launch reads what they contain then.
+        sizes: list of their numbers of elements.
         states: list of tuples of (d,) float32 arrays, which each launch updates.
-        step: the step of the codecs' schedules.
     """
 
-    def __init__(self, codecs, memories, gradients, states, step):
-        library().dr_cuda_payload_capacity.restype = ctypes.c_uint64
+    def __init__(self, codecs, memories, sizes, states):
         count = len(codecs)
         self._results = (Result * count)()
         self._payloads, self._headers = [], []
         self._encodings = (_Encoding * count)()
-        for number, (gradient, state) in enumerate(zip(gradients, states)):
-            capacity = library().dr_cuda_payload_capacity(ctypes.c_uint64(gradient.size), 0)
-            self._payloads.append(placed(np.full(capacity, 0xA5, dtype=np.uint8)))
+        for number, (d, state) in enumerate(zip(sizes, states)):
             self._headers.append(placed(np.full(container.HEADER.size, 0xA5, dtype=np.uint8)))
             self._encodings[number] = _Encoding(
-                gradient.ctypes.data, 0, gradient.size,
-                *[array.ctypes.data for array in state], *[None] * (2 - len(state)), 0, 0, 0, 0,
-                self._payloads[-1].ctypes.data, capacity,
+                None, 0, d, *[array.ctypes.data for array in state], *[None] * (2 - len(state)),
+                0, 0, 0, 0, None, 0,
                 ctypes.addressof(self._results[number]), self._headers[-1].ctypes.data,
             )  # fmt: skip
         fields = (_Codec * count)(
-            *[_codec(codec, memory, step) for codec, memory in zip(codecs, memories)]
+            *[_codec(codec, memory, 0) for codec, memory in zip(codecs, memories)]
         )
-        self._kept = gradients, states, fields
+        self._kept = states, fields
         self._graph = ctypes.c_void_p()
         self._context, self._check, self._workspace = _in_workspace(
             lambda context, workspace, size: library().dr_cuda_record(
                 context, fields, self._encodings, ctypes.c_uint64(count), workspace, size,
                 ctypes.byref(self._graph),
-            )
+            ),
+            self._give_memory,
         )  # fmt: skip
         weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
 
-    def launch(self):
-        """Encode all tensors; return (payload, header) of each."""
+    def _give_memory(self):
+        for encoding in self._encodings:
+            self._payloads.append(placed(np.full(encoding.payload_capacity, 0xA5, np.uint8)))
+            encoding.payload = self._payloads[-1].ctypes.data
+
+    def launch(self, gradients, seed, step):
+        """Encode (d,) float32 arrays; return (payload, header) of each."""
+        for number, gradient in enumerate(gradients):
+            self._encodings[number].gradient = gradient.ctypes.data
+            self._encodings[number].seed, self._encodings[number].step = seed, step
+            self._encodings[number].tensor = number
         self._check(
-            library().dr_cuda_launch(ctypes.byref(self._context), self._graph, None),
+            library().dr_cuda_launch(
+                ctypes.byref(self._context), self._graph, self._encodings, None
+            ),
             self._context.message.decode(),
         )
         made = []

@@ -142,7 +142,7 @@ int dr_test_index_encode(int id, uint32_t d, uint32_t count, uint32_t capacity,
                                 ? capacity
                                 : codec.decoded_capacity(d, capacity, parameters);
       DeviceIndexEncoding encoding{d,          capacity,    given.count,  given.values,
-                                   parameters, value_bits,  key,          out,
+                                   parameters, value_bits,  &key,         out,
                                    most,       given.count, given.values, false};
       codec.encode(device, encoding);
       take_section(measuring, out, section, section_bytes);
@@ -189,7 +189,7 @@ int dr_test_value_encode(int id, uint32_t count, uint32_t capacity, const float*
       float* device_decoded = device.array<float>(capacity);
       uint32_t* device_order = codec.sorts ? device.array<uint32_t>(capacity) : nullptr;
       DeviceValueEncoding encoding{capacity, given.count, given.values,   parameters,
-                                   key,      out,         device_decoded, device_order};
+                                   &key,     out,         device_decoded, device_order};
       codec.encode(device, encoding);
       take_section(measuring, out, section, section_bytes);
       if (measuring || count == 0) return;

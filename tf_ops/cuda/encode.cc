@@ -52,7 +52,6 @@ class EncodeOnDeviceOp : public WaitingKernel {
                                 device.stream());
     if (status != DR_OK) return status_of(status, call.context.message);
 
-    encoding.payload_capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
     Tensor room;
     TF_RETURN_IF_ERROR(kernel->allocate_temp(
         tensorflow::DT_UINT8,

@@ -1,7 +1,7 @@
 // The encodings of the gradients of one bucket on a CUDA device. Launching their kernels takes the
-// host longer than running them takes the device. So if the same memory is encoded with the same
-// codecs as in an earlier step, the launches are recorded as a CUDA graph, which later steps start
-// by a single call.
+// host longer than running them takes the device. So if a step has the same codecs and memories as
+// an earlier one, its launches are recorded as a CUDA graph, which later steps start by a single
+// call.
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/custom_class.h>
@@ -20,8 +20,6 @@ namespace {
 constexpr int64_t kFields = 20;  // numbers that describe a codec
 constexpr int64_t kReportBytes = sizeof(dr_cuda_result) + DR_HEADER_BYTES;
 constexpr int64_t kRoomAlignment = 256;
-// of a bucket; memory for gradients may alternate between two places
-constexpr size_t kMostGraphs = 2;
 
 using OptionalTensors = std::vector<std::optional<at::Tensor>>;
 
@@ -33,7 +31,7 @@ struct FreeGraph {
   void operator()(dr_cuda_graph* graph) const { dr_cuda_free(graph); }
 };
 
-// Everything that the host decides about a step. Graphs are for steps in which it is the same.
+// What a graph depends on: everything of a step except gradients and random numbers.
 using Key = std::vector<uint64_t>;
 
 uint64_t bits_of(double number) {
@@ -50,11 +48,11 @@ struct Step {
   std::vector<at::Tensor> rooms;
   at::Tensor reports;
 
+  // Allocates memory for payloads of the encodings' capacities, and for reports.
   void allocate(at::Device device) {
     int64_t bytes = 0;
     std::vector<int64_t> starts;
-    for (dr_cuda_encoding& encoding : encodings) {
-      encoding.payload_capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
+    for (const dr_cuda_encoding& encoding : encodings) {
       starts.push_back(bytes);
       const int64_t capacity = static_cast<int64_t>(encoding.payload_capacity);
       bytes += (capacity + kRoomAlignment - 1) / kRoomAlignment * kRoomAlignment;
@@ -111,21 +109,19 @@ class BucketEncodings : public torch::CustomClassHolder {
           position_of(seed, steps[i], keys[i], rank));
       repeats = repeats && dr_cuda_repeats(&step.codecs[i]) != 0;
     }
-    const auto known = std::find_if(recorded_.begin(), recorded_.end(),
-                                    [&](const Recorded& one) { return one.key == key; });
-    if (known != recorded_.end()) {
-      launch(*known, stream);
-      return {known->step.rooms, known->step.reports};
+    if (recorded_.has_value() && recorded_->key == key) {
+      launch(step, stream);
+    } else {
+      const bool again = repeats && key == last_;
+      last_ = key;
+      if (again && may_record_ && record(step, key, device)) {
+        launch(step, stream);
+      } else {
+        encode(step, device, stream);
+        return {step.rooms, step.reports};
+      }
     }
-    const bool again = repeats && key == last_;
-    last_ = key;
-    step.allocate(device);
-    if (again && may_record_ && record(step, key, device)) {
-      launch(recorded_.back(), stream);
-      return {step.rooms, step.reports};
-    }
-    encode(step, device, stream);
-    return {step.rooms, step.reports};
+    return {recorded_->step.rooms, recorded_->step.reports};
   }
 
  private:
@@ -149,13 +145,12 @@ class BucketEncodings : public torch::CustomClassHolder {
     DR_EXPECT(dr_cuda_supports(&step.codecs.back()) != 0, of,
               "codec: expected one with CUDA kernels, got one that works only on the host");
     step.encodings.push_back(encoding);
-    key.insert(key.end(), {bits_of(encoding.gradient), static_cast<uint64_t>(encoding.dtype),
-                           encoding.d, bits_of(static_cast<const void*>(encoding.residual)),
-                           bits_of(static_cast<const void*>(encoding.velocity))});
+    key.insert(key.end(), {static_cast<uint64_t>(encoding.dtype), encoding.d,
+                           bits_of(encoding.residual), bits_of(encoding.velocity)});
     for (const double number : fields) key.push_back(bits_of(number));
   }
 
-  void encode(const Step& step, at::Device device, void* stream) const {
+  static void encode(Step& step, at::Device device, void* stream) {
     dr_context context{};
     size_t bytes = 0;
     const auto call = [&](void* workspace) {
@@ -164,6 +159,7 @@ class BucketEncodings : public torch::CustomClassHolder {
       DR_CHECK_STATUS(status, context.message);
     };
     call(nullptr);
+    step.allocate(device);
     const at::Tensor workspace = device_bytes(static_cast<int64_t>(bytes), device);
     call(workspace.mutable_data_ptr());
   }
@@ -171,35 +167,34 @@ class BucketEncodings : public torch::CustomClassHolder {
   // Returns whether the step was recorded. If not, a driver cannot do it, and it is not tried
   // again.
   bool record(const Step& step, const Key& key, at::Device device) {
+    recorded_.reset();
+    Recorded made{key, step, at::Tensor(), nullptr};
     dr_context context{};
     size_t bytes = 0;
     dr_cuda_graph* graph = nullptr;
-    int status = dr_cuda_record(&context, step.codecs.data(), step.encodings.data(),
-                                step.encodings.size(), nullptr, &bytes, &graph);
+    const auto call = [&](void* workspace) {
+      return dr_cuda_record(&context, made.step.codecs.data(), made.step.encodings.data(),
+                            made.step.encodings.size(), workspace, &bytes, &graph);
+    };
+    const int status = call(nullptr);
     DR_CHECK_STATUS(status, context.message);
-    const at::Tensor workspace = device_bytes(static_cast<int64_t>(bytes), device);
-    status = dr_cuda_record(&context, step.codecs.data(), step.encodings.data(),
-                            step.encodings.size(), workspace.mutable_data_ptr(), &bytes, &graph);
-    if (status == DR_CUDA_ERROR) return may_record_ = false;
-    DR_CHECK_STATUS(status, context.message);
-    if (recorded_.size() == kMostGraphs) recorded_.erase(recorded_.begin());
-    Recorded made;
-    made.key = key;
-    made.step = step;
-    made.workspace = workspace;
+    made.step.allocate(device);
+    made.workspace = device_bytes(static_cast<int64_t>(bytes), device);
+    if (call(made.workspace.mutable_data_ptr()) != DR_OK) return may_record_ = false;
     made.graph.reset(graph);
-    recorded_.push_back(std::move(made));
+    recorded_ = std::move(made);
     return true;
   }
 
-  static void launch(const Recorded& recorded, void* stream) {
+  void launch(const Step& step, void* stream) const {
     dr_context context{};
-    const int status = dr_cuda_launch(&context, recorded.graph.get(), stream);
+    const int status =
+        dr_cuda_launch(&context, recorded_->graph.get(), step.encodings.data(), stream);
     DR_CHECK_STATUS(status, context.message);
   }
 
   const std::vector<std::string> names_;
-  std::vector<Recorded> recorded_;
+  std::optional<Recorded> recorded_;
   Key last_;
   bool may_record_ = true;
 };

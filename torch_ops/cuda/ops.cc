@@ -120,22 +120,21 @@ at::Tensor encode(const at::Tensor& gradient, const std::optional<at::Tensor>& r
   encoding.residual = state_data(residual, gradient.numel(), gradient.device(), "residual");
   encoding.velocity = state_data(velocity, gradient.numel(), gradient.device(), "velocity");
   encoding.position = position_of(seed, step, tensor, rank);
-  encoding.payload_capacity = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
-  const at::Tensor room = device_bytes(encoding.payload_capacity, gradient.device());
-  const at::Tensor report = device_bytes(sizeof(dr_cuda_result), gradient.device());
-  encoding.payload = room.mutable_data_ptr<uint8_t>();
-  encoding.result = static_cast<dr_cuda_result*>(report.mutable_data_ptr());
   dr_context context{};
   size_t workspace_bytes = 0;
   check(context, dr_cuda_encode(&context, &codec, &encoding, 1, nullptr, &workspace_bytes,
                                 current_stream(gradient)));
+  const at::Tensor room = device_bytes(encoding.payload_capacity, gradient.device());
+  const at::Tensor report = device_bytes(sizeof(dr_cuda_result), gradient.device());
+  encoding.payload = room.mutable_data_ptr<uint8_t>();
+  encoding.result = static_cast<dr_cuda_result*>(report.mutable_data_ptr());
   const at::Tensor workspace = device_bytes(workspace_bytes, gradient.device());
   check(context, dr_cuda_encode(&context, &codec, &encoding, 1, workspace.mutable_data_ptr(),
                                 &workspace_bytes, current_stream(gradient)));
   const at::Tensor result = to_host({report})[0];
   raise_failure(result, "");
   const int64_t bytes = static_cast<int64_t>(as_result(result).payload_bytes);
-  // copy it, unless it nearly fills the memory, which has room for all elements
+  // copy it, unless it nearly fills the memory
   const at::Tensor payload = room.narrow(0, 0, bytes);
   return bytes < room.numel() / 2 ? payload.clone() : payload;
 }

@@ -6,7 +6,12 @@
 #include "cuda/graph.cuh"
 
 struct dr_cuda_graph : deepreduce::cuda::Graph {
-  using Graph::Graph;
+  template <class Work>
+  dr_cuda_graph(uint64_t count, void* workspace, uint32_t branches, Work work)
+      : Graph(branches, work), count(count), workspace(workspace) {}
+
+  const uint64_t count;
+  void* const workspace;
 };
 
 namespace deepreduce {
@@ -29,6 +34,12 @@ int guarded(dr_context* context, Work work) {
 
 // An earlier error of other code in this thread is not a failure of this call.
 void forget_earlier_error() { static_cast<void>(cudaGetLastError()); }
+
+void return_sizes(const Encodings& work, dr_cuda_encoding* encodings, uint64_t count,
+                  size_t* workspace_bytes) {
+  for (uint64_t i = 0; i < count; ++i) encodings[i].payload_capacity = work.payload_capacity(i);
+  *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
+}
 
 void expect_workspace(const Encodings& work, size_t bytes) {
   if (bytes < work.workspace_bytes())
@@ -74,48 +85,51 @@ using namespace deepreduce::cuda;
 
 extern "C" {
 
-uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype) {
-  return kHeaderBytes + d * dense_element_bytes(dtype);
-}
-
-int dr_cuda_encode(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream) {
   return guarded(context, [&] {
     forget_earlier_error();
     const Encodings work(codecs, encodings, count, 1);
     if (workspace == nullptr) {
-      *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
+      return_sizes(work, encodings, count, workspace_bytes);
     } else {
       expect_workspace(work, *workspace_bytes);
-      work.encode(0, workspace, static_cast<cudaStream_t>(cuda_stream));
+      const auto stream = static_cast<cudaStream_t>(cuda_stream);
+      Encodings::set_inputs(encodings, count, workspace, stream);
+      work.encode(0, workspace, stream);
     }
   });
 }
 
-int dr_cuda_record(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+int dr_cuda_record(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes,
                    dr_cuda_graph** graph) {
   return guarded(context, [&] {
     forget_earlier_error();
     const Encodings work(codecs, encodings, count, kBranches);
     if (workspace == nullptr) {
-      *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
+      return_sizes(work, encodings, count, workspace_bytes);
     } else {
       expect_workspace(work, *workspace_bytes);
-      *graph = new dr_cuda_graph(work.branches(), [&](uint32_t branch, cudaStream_t stream) {
-        work.encode(branch, workspace, stream);
-      });
+      *graph = new dr_cuda_graph(
+          count, workspace, work.branches(),
+          [&](uint32_t branch, cudaStream_t stream) { work.encode(branch, workspace, stream); });
     }
   });
 }
 
-int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph, void* cuda_stream) {
-  return guarded(context, [&] { graph->launch(static_cast<cudaStream_t>(cuda_stream)); });
+int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph,
+                   const dr_cuda_encoding* encodings, void* cuda_stream) {
+  return guarded(context, [&] {
+    const auto stream = static_cast<cudaStream_t>(cuda_stream);
+    Encodings::set_inputs(encodings, graph->count, graph->workspace, stream);
+    graph->launch(stream);
+  });
 }
 
 void dr_cuda_free(dr_cuda_graph* graph) { delete graph; }
 
-int dr_cuda_repeats(const dr_codec* codec) { return repeats(*codec); }
+int dr_cuda_repeats(const dr_codec* codec) { return codec->sparsifier.id != kRandomK; }
 
 int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads,
                        const uint64_t* sizes, uint64_t payload_count, float* out, uint64_t d,

@@ -34,7 +34,7 @@ struct DeviceIndexEncoding {
   const uint32_t* indices;   // (count,) below d; ascending, unless the codec accepts any order
   const double* parameters;  // host: parameters of the stage
   double value_bits;         // host: bits per additional value in the payload, for fpr="auto"
-  uint64_t key;              // host: key of Purpose::bloom_policy
+  const uint64_t* key;       // of Purpose::bloom_policy
   SectionOut section;
   // Out, for a lossy codec: the indices that the receiver will derive. Lossless codecs do not
   // change these fields.
@@ -96,7 +96,6 @@ struct DeviceIndexCodec {
   // anything.
   void (*decode)(Device&, const DeviceSection* section, uint32_t d, uint32_t capacity,
                  uint64_t most_bytes, const double* parameters, uint32_t* indices);
-  bool random = false;  // whether the encoder draws random numbers, with its key
 };
 
 struct DeviceValueEncoding {
@@ -104,7 +103,7 @@ struct DeviceValueEncoding {
   const uint32_t* count;     // at most capacity
   const float* values;       // (capacity,) the first `count` are finite, the others have any value
   const double* parameters;  // host
-  uint64_t key;              // host: key of Purpose::rounding
+  const uint64_t* key;       // of Purpose::rounding
   SectionOut section;
   float* decoded;  // out, (capacity,): decoded[i] is the decoded value of values[i]
   // out, (capacity,), if the codec sorts: order[j] = position in `values` of the j-th value sent
@@ -125,7 +124,6 @@ struct DeviceValueCodec {
   // Fills values (capacity,), in the order sent. Refuses everything that the CPU core refuses.
   void (*decode)(Device&, const DeviceSection* section, uint32_t capacity, uint64_t most_bytes,
                  float* values);
-  bool random = false;  // as in DeviceIndexCodec
 };
 
 // Returns null if the id is unknown or the codec has no CUDA kernels.

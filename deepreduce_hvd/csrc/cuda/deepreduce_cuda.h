@@ -36,35 +36,33 @@ typedef struct dr_cuda_encoding {
   float* velocity;  // (d,) or null
   dr_position position;
   uint8_t* payload;  // device memory, 8-byte aligned
-  // size of the memory at payload; dr_cuda_payload_capacity returns a size that is always enough
+  // size of the memory at payload; dr_cuda_encode returns a size that is always enough
   uint64_t payload_capacity;
   dr_cuda_result* result;  // device memory
   uint8_t* header;  // device memory for a copy of the payload's first DR_HEADER_BYTES, or null
 } dr_cuda_encoding;
-
-// Returns the maximum size of a payload of d elements of this dtype, with any codec: 40 bytes plus
-// the size of the dense elements.
-uint64_t dr_cuda_payload_capacity(uint64_t d, int32_t dtype);
 
 // Encodes `count` tensors of one device; codecs and encodings have one entry for each. With a null
 // workspace, only sets *workspace_bytes to the required size; then payload, result and header are
 // not read. Returns the failures that are known without the device; the others are in
 // encoding->result. A codec without device support is DR_UNKNOWN_CODEC. cuda_stream is a
 // cudaStream_t. Of `context`, only `message` is used.
-int dr_cuda_encode(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream);
 
 // Records the same work of the current device as a graph in place of doing it. dr_cuda_launch then
-// does it, as often as it is called, with what is in the same memory at that time. So the graph is
-// for encodings of which dr_cuda_repeats is true, while all arrays and the workspace exist. With a
-// null workspace, only sets *workspace_bytes, which is larger than for dr_cuda_encode: small
+// does it, as often as it is called, with the gradients and positions of its own `encodings`; their
+// other fields must be the recorded ones, and all arrays and the workspace must still exist. Two
+// launches must not run at the same time. dr_cuda_repeats must be true of each codec. With a null
+// workspace, only sets *workspace_bytes. It is larger than for dr_cuda_encode, because several
 // tensors are encoded at the same time.
 typedef struct dr_cuda_graph dr_cuda_graph;
-int dr_cuda_record(dr_context* context, const dr_codec* codecs, const dr_cuda_encoding* encodings,
+int dr_cuda_record(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, dr_cuda_graph** graph);
-int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph, void* cuda_stream);
+int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph,
+                   const dr_cuda_encoding* encodings, void* cuda_stream);
 void dr_cuda_free(dr_cuda_graph* graph);
-// Returns whether encoding draws no random numbers, so that it is the same in each step.
+// Returns whether a graph may encode with this codec. RandomK's permutations are made on the host.
 int dr_cuda_repeats(const dr_codec* codec);
 
 // Adds scale * the dense tensor of each payload to out (d,), in the given order. `payloads`, in

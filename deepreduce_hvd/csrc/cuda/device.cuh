@@ -59,6 +59,9 @@ class Device {
   cudaStream_t stream() const { return stream_; }
   dr_cuda_result* result() const { return result_; }  // device memory; null while measuring
   uint64_t most_used() const { return most_used_; }   // peak size of the workspace in bytes
+  // The maximum size of the payload of this encoding.
+  void set_payload_capacity(uint64_t bytes) { payload_capacity_ = bytes; }
+  uint64_t payload_capacity() const { return payload_capacity_; }
 
   // Returns memory for `count` elements, at least one. It is not initialized (the emulator poisons
   // it), and aligned to 256 bytes.
@@ -94,7 +97,7 @@ class Device {
   void* take(uint64_t bytes);
   bool measuring_;
   uint8_t* memory_ = nullptr;
-  uint64_t capacity_ = 0, used_ = 0, most_used_ = 0;
+  uint64_t capacity_ = 0, used_ = 0, most_used_ = 0, payload_capacity_ = 0;
   cudaStream_t stream_ = nullptr;
   dr_cuda_result* result_ = nullptr;
 };

@@ -82,8 +82,7 @@ void check(const dr_codec& codec, const dr_cuda_encoding& encoding) {
   check_selection(codec);
 }
 
-void check_room(const dr_cuda_encoding& encoding) {
-  const uint64_t needed = dr_cuda_payload_capacity(encoding.d, encoding.dtype);
+void check_room(const dr_cuda_encoding& encoding, uint64_t needed) {
   if (encoding.payload_capacity < needed)
     invalid_argument("payload: expected room for %llu bytes, got %llu",
                      static_cast<unsigned long long>(needed),
@@ -93,7 +92,12 @@ void check_room(const dr_cuda_encoding& encoding) {
                      static_cast<void*>(encoding.payload));
 }
 
-void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding) {
+Inputs inputs_of(const dr_cuda_encoding& encoding) {
+  return {encoding.gradient, key_of(encoding.position, Purpose::bloom_policy),
+          key_of(encoding.position, Purpose::rounding)};
+}
+
+void encode(Device& device, const dr_codec& codec, const Encoding& encoding) {
   const Stages stages = stages_of(codec);
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const Accumulated sum = accumulated(encoding);
@@ -119,7 +123,7 @@ void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encod
                             selected.indices,
                             codec.index.parameters,
                             stages.value->bits_per_value(codec.value.parameters),
-                            key_of(encoding.position, Purpose::bloom_policy),
+                            &encoding.inputs->policy_key,
                             SectionOut{},
                             selected.capacity,
                             &plan->index_count,
@@ -152,7 +156,7 @@ void encode(Device& device, const dr_codec& codec, const dr_cuda_encoding& encod
                             sent.count,
                             sent.values,
                             codec.value.parameters,
-                            key_of(encoding.position, Purpose::rounding),
+                            &encoding.inputs->rounding_key,
                             parts.value,
                             decoded,
                             order};

@@ -136,13 +136,14 @@ __device__ void forget_at(const Plan* plan, const uint32_t* indices, const float
 // subtracts its share of the gradient here, and forget_sent runs next; other memories subtract the
 // sent values.
 template <class Number>
-__global__ void forget(const Plan* plan, const typename Number::Storage* gradient, uint32_t d,
-                       int dtype, const uint32_t* indices, const float* sent, float* residual,
-                       float* velocity, float weight, const dr_cuda_result* result) {
+__global__ void forget(const Plan* plan, const Inputs* inputs, uint32_t d, int dtype,
+                       const uint32_t* indices, const float* sent, float* residual, float* velocity,
+                       float weight, const dr_cuda_result* result) {
   if (result->non_finite != 0 || refused(result)) return;
   const bool all = plan->all != 0 || plan->dense != 0;
   const float rest = 1.0f - weight;
   if (!all && weight == 1.0f) return forget_at(plan, indices, sent, residual, velocity, weight);
+  const auto* gradient = static_cast<const typename Number::Storage*>(inputs->gradient);
   for (uint32_t i = grid_index(); i < d; i += grid_stride()) {
     const float sum = residual[i];
     float kept = weight == 1.0f ? sum : without(sum, rest, Number::to_float(gradient[i]));
@@ -172,12 +173,13 @@ void assemble(Device& device, const Parts& parts, const Accumulated& sum, uint32
               Plan* plan, uint8_t* payload) {
   const uint64_t sections = parts.index.capacity + parts.value.capacity + parts.order.capacity;
   const uint64_t most = std::min<uint64_t>(sections, d * dense_element_bytes(dtype)) + kHeaderBytes;
+  device.set_payload_capacity(most);
   launch(device, write_words, blocks_for((most + 7) / 8, 2), kThreads, 0, parts, sum, d, dtype,
          plan, payload);
   launch(device, seal, 1, 1, 0, plan, payload, device.result());
 }
 
-void remember_rest(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding,
+void remember_rest(Device& device, const dr_codec& codec, const Encoding& encoding,
                    const Plan* plan, const uint32_t* indices, const float* values,
                    uint32_t capacity) {
   if (codec.memory.id == kNoMemory) return;
@@ -186,8 +188,7 @@ void remember_rest(Device& device, const dr_codec& codec, const dr_cuda_encoding
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
-    launch_elementwise(device, forget<Number>, blocks_for(d, 4), plan,
-                       static_cast<const typename Number::Storage*>(encoding.gradient), d,
+    launch_elementwise(device, forget<Number>, blocks_for(d, 4), plan, encoding.inputs, d,
                        encoding.dtype, indices, values, encoding.residual, encoding.velocity,
                        weight, device.result());
   });

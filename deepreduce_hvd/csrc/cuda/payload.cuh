@@ -38,7 +38,7 @@ void assemble(Device&, const Parts&, const Accumulated&, uint32_t d, int dtype, 
 
 // Subtracts the decoded values of the payload from the memory: `values` at `indices` (null: all
 // elements). A dense payload decodes to the tensor itself.
-void remember_rest(Device&, const dr_codec&, const dr_cuda_encoding&, const Plan* plan,
+void remember_rest(Device&, const dr_codec&, const Encoding&, const Plan* plan,
                    const uint32_t* indices, const float* values, uint32_t capacity);
 
 // Returns element i of a dense tensor as the payload stores it.

@@ -20,8 +20,7 @@ __global__ void gather_values(Accumulated sum, const uint32_t* indices, const ui
     values[i] = sum.at(indices == nullptr ? i : indices[i]);
 }
 
-DeviceSelection select_all(Device& device, const dr_codec& codec,
-                           const dr_cuda_encoding& encoding) {
+DeviceSelection select_all(Device& device, const dr_codec& codec, const Encoding& encoding) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   accumulate(device, codec, encoding, Candidates{});
   uint32_t* count = device.zeros<uint32_t>(1);
@@ -38,7 +37,7 @@ void gather(Device& device, const Accumulated& sum, const uint32_t* indices, con
   launch_elementwise(device, gather_values, blocks_for(capacity), sum, indices, count, values);
 }
 
-DeviceSelection select(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding) {
+DeviceSelection select(Device& device, const dr_codec& codec, const Encoding& encoding) {
   find_non_finite(device, encoding);
   const dr_stage& sparsifier = codec.sparsifier;
   if (encoding.d == 0) return select_all(device, codec, encoding);

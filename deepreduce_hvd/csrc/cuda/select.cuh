@@ -4,7 +4,7 @@
 #define DEEPREDUCE_CUDA_SELECT_CUH
 
 #include "cuda/codecs.cuh"
-#include "cuda/deepreduce_cuda.h"
+#include "cuda/encode.cuh"
 #include "select/element.h"
 
 namespace deepreduce {
@@ -51,11 +51,12 @@ void with_numbers(int dtype, Work work) {
 
 // The accumulated gradient. Kernels take it by value.
 struct Accumulated {
-  const void* gradient;
+  const Inputs* inputs;
   const float* residual;  // null if there is no memory: only the gradient counts
   int dtype;
 
   __device__ float gradient_at(uint64_t i) const {
+    const void* gradient = inputs->gradient;
     switch (dtype) {
       case DR_FLOAT16:
         return float16_to_float(static_cast<const uint16_t*>(gradient)[i]);
@@ -72,8 +73,8 @@ struct Accumulated {
   }
 };
 
-inline Accumulated accumulated(const dr_cuda_encoding& encoding) {
-  return {encoding.gradient, encoding.residual, encoding.dtype};
+inline Accumulated accumulated(const Encoding& encoding) {
+  return {encoding.inputs, encoding.residual, encoding.dtype};
 }
 
 struct DeviceSelection {
@@ -90,7 +91,7 @@ inline uint32_t tiles_of(uint64_t d) { return static_cast<uint32_t>((d + kTile -
 
 // Sets result()->non_finite if the gradient has NaN or Inf. It runs first, and everything else
 // depends on its result.
-void find_non_finite(Device&, const dr_cuda_encoding&);
+void find_non_finite(Device&, const Encoding&);
 
 // Elements of the sum that are collected while it is computed: those with magnitude bits of at
 // least *limit (which is at least 1). The elements of a tile are adjacent and in ascending order:
@@ -107,18 +108,17 @@ struct Candidates {
 };
 
 // Adds the gradient to the memory.
-void accumulate(Device&, const dr_codec&, const dr_cuda_encoding&, const Candidates&);
+void accumulate(Device&, const dr_codec&, const Encoding&, const Candidates&);
 
 // Accumulates and selects, like accumulate_and_select in csrc/select/select.h. Arguments must be
 // checked before.
-DeviceSelection select(Device&, const dr_codec&, const dr_cuda_encoding&);
+DeviceSelection select(Device&, const dr_codec&, const Encoding&);
 
 // The sparsifiers. Each one also accumulates.
-DeviceSelection select_largest(Device&, const dr_codec&, const dr_cuda_encoding&, uint32_t k);
-DeviceSelection select_above(Device&, const dr_codec&, const dr_cuda_encoding&, float threshold);
-DeviceSelection select_largest_of_chunks(Device&, const dr_codec&, const dr_cuda_encoding&,
-                                         uint32_t chunk);
-DeviceSelection select_random(Device&, const dr_codec&, const dr_cuda_encoding&, uint32_t k);
+DeviceSelection select_largest(Device&, const dr_codec&, const Encoding&, uint32_t k);
+DeviceSelection select_above(Device&, const dr_codec&, const Encoding&, float threshold);
+DeviceSelection select_largest_of_chunks(Device&, const dr_codec&, const Encoding&, uint32_t chunk);
+DeviceSelection select_random(Device&, const dr_codec&, const Encoding&, uint32_t k);
 
 // values[i] = the accumulated gradient at indices[i] (null: at i), for i < *count
 void gather(Device&, const Accumulated&, const uint32_t* indices, const uint32_t* count,

@@ -211,7 +211,7 @@ __global__ void write_selected(Accumulated sum, uint32_t d, uint32_t tiles, cons
 
 // Writes the elements above the k-th magnitude of `state` (null: of `kth`). *count must be 0
 // before.
-DeviceSelection write(Device& device, const dr_cuda_encoding& encoding, const State* state, Kth kth,
+DeviceSelection write(Device& device, const Encoding& encoding, const State* state, Kth kth,
                       const Candidates& candidates, uint32_t* count, uint32_t capacity) {
   const uint32_t d = static_cast<uint32_t>(encoding.d), tiles = tiles_of(d),
                  blocks = blocks_for(uint64_t{32} * tiles);
@@ -229,8 +229,8 @@ DeviceSelection write(Device& device, const dr_cuda_encoding& encoding, const St
 
 }  // namespace
 
-DeviceSelection select_largest(Device& device, const dr_codec& codec,
-                               const dr_cuda_encoding& encoding, uint32_t k) {
+DeviceSelection select_largest(Device& device, const dr_codec& codec, const Encoding& encoding,
+                               uint32_t k) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const Accumulated sum = accumulated(encoding);
   const uint32_t capacity =
@@ -262,8 +262,8 @@ DeviceSelection select_largest(Device& device, const dr_codec& codec,
   return write(device, encoding, state, Kth{}, candidates, &state->selected, k);
 }
 
-DeviceSelection select_above(Device& device, const dr_codec& codec,
-                             const dr_cuda_encoding& encoding, float threshold) {
+DeviceSelection select_above(Device& device, const dr_codec& codec, const Encoding& encoding,
+                             float threshold) {
   accumulate(device, codec, encoding, Candidates{});
   return write(device, encoding, nullptr, Kth{magnitude_bits(threshold), 0}, Candidates{},
                device.zeros<uint32_t>(1), static_cast<uint32_t>(encoding.d));

@@ -80,8 +80,8 @@ __global__ void write_chunks(Accumulated sum, const uint64_t* best, uint32_t chu
 
 }  // namespace
 
-DeviceSelection select_random(Device& device, const dr_codec& codec,
-                              const dr_cuda_encoding& encoding, uint32_t k) {
+DeviceSelection select_random(Device& device, const dr_codec& codec, const Encoding& encoding,
+                              uint32_t k) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const dr_position& at = encoding.position;
   // the key has rank 0 on all ranks, so that they choose the same indices
@@ -102,7 +102,7 @@ DeviceSelection select_random(Device& device, const dr_codec& codec,
 }
 
 DeviceSelection select_largest_of_chunks(Device& device, const dr_codec& codec,
-                                         const dr_cuda_encoding& encoding, uint32_t chunk) {
+                                         const Encoding& encoding, uint32_t chunk) {
   const uint32_t d = static_cast<uint32_t>(encoding.d);
   const uint32_t chunks = static_cast<uint32_t>((encoding.d + chunk - 1) / chunk);
   const Accumulated sum = accumulated(encoding);

@@ -33,7 +33,9 @@ __device__ void store(T* at, uint32_t n, bool aligned, const Four<T>& four) {
     if (i < n) at[i] = four.each[i];
 }
 
-bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+__device__ bool is_aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
 
 // Return where vector `v` of this thread begins in the tile, and how many elements it has there, up
 // to 4.
@@ -45,8 +47,14 @@ __device__ uint32_t length_at(uint32_t first, uint32_t d) {
 }
 
 template <class Number>
-__global__ void finite(const typename Number::Storage* gradient, uint32_t d, uint32_t tiles,
-                       bool aligned, dr_cuda_result* result) {
+__device__ const typename Number::Storage* gradient_of(const Inputs* inputs) {
+  return static_cast<const typename Number::Storage*>(inputs->gradient);
+}
+
+template <class Number>
+__global__ void finite(const Inputs* inputs, uint32_t d, uint32_t tiles, dr_cuda_result* result) {
+  const auto* gradient = gradient_of<Number>(inputs);
+  const bool aligned = is_aligned(gradient);
   bool bad = false;
   // from the last tile down (below 0 the counter wraps): `add` begins with the first tiles, which
   // are then still in the cache
@@ -63,12 +71,13 @@ __global__ void finite(const typename Number::Storage* gradient, uint32_t d, uin
 }
 
 template <class Number, int memory>
-__global__ void add(const typename Number::Storage* gradient, uint32_t d, float* residual,
-                    float* velocity, float momentum, bool aligned, Candidates candidates,
-                    const dr_cuda_result* result) {
+__global__ void add(const Inputs* inputs, uint32_t d, float* residual, float* velocity,
+                    float momentum, Candidates candidates, const dr_cuda_result* result) {
   __shared__ uint64_t sums[33];
   __shared__ uint32_t place;
   if (result->non_finite != 0) return;
+  const auto* gradient = gradient_of<Number>(inputs);
+  const bool aligned = is_aligned(gradient) && is_aligned(residual) && is_aligned(velocity);
   const bool collects = candidates.limit != nullptr;
   const uint32_t limit = collects ? *candidates.limit : UINT32_MAX;
   const uint32_t tiles = (d + kTile - 1) / kTile;
@@ -130,30 +139,26 @@ __global__ void add(const typename Number::Storage* gradient, uint32_t d, float*
 
 }  // namespace
 
-void find_non_finite(Device& device, const dr_cuda_encoding& encoding) {
+void find_non_finite(Device& device, const Encoding& encoding) {
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
     launch_elementwise(device, finite<Number>, blocks_for(encoding.d, 4 * kVectors),
-                       static_cast<const typename Number::Storage*>(encoding.gradient),
-                       static_cast<uint32_t>(encoding.d), tiles_of(encoding.d),
-                       is_aligned(encoding.gradient), device.result());
+                       encoding.inputs, static_cast<uint32_t>(encoding.d), tiles_of(encoding.d),
+                       device.result());
   });
 }
 
-void accumulate(Device& device, const dr_codec& codec, const dr_cuda_encoding& encoding,
+void accumulate(Device& device, const dr_codec& codec, const Encoding& encoding,
                 const Candidates& candidates) {
   if (encoding.d == 0 || (encoding.residual == nullptr && candidates.limit == nullptr)) return;
-  const bool aligned = is_aligned(encoding.gradient) && is_aligned(encoding.residual) &&
-                       is_aligned(encoding.velocity);
   with_numbers(encoding.dtype, [&](auto number) {
     using Number = decltype(number);
     const auto kernel = codec.memory.id == kNoMemory             ? add<Number, kNone>
                         : codec.memory.id == kMomentumCorrection ? add<Number, kMomentum>
                                                                  : add<Number, kAdds>;
     launch(device, kernel, std::min(tiles_of(encoding.d), kMostBlocks), kThreads, 0,
-           static_cast<const typename Number::Storage*>(encoding.gradient),
-           static_cast<uint32_t>(encoding.d), encoding.residual, encoding.velocity,
-           static_cast<float>(codec.memory.parameters[0]), aligned, candidates, device.result());
+           encoding.inputs, static_cast<uint32_t>(encoding.d), encoding.residual, encoding.velocity,
+           static_cast<float>(codec.memory.parameters[0]), candidates, device.result());
   });
 }
 

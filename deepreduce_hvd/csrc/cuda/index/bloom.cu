@@ -103,9 +103,9 @@ uint32_t most_indices_of(BloomSettings settings, uint32_t d, uint32_t k, uint64_
 
 // Runs in one thread.
 __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, BloomSettings settings,
-                              double value_bits, uint32_t seed, uint64_t capacity, BloomPlan* plan,
-                              uint32_t* decoded_count, uint8_t* section, uint64_t* section_bytes,
-                              dr_cuda_result* result) {
+                              double value_bits, const uint64_t* key, uint64_t capacity,
+                              BloomPlan* plan, uint32_t* decoded_count, uint8_t* section,
+                              uint64_t* section_bytes, dr_cuda_result* result) {
   const uint32_t count = *count_at, policy = settings.policy;
   *plan = BloomPlan{};
   *section_bytes = 0;
@@ -124,6 +124,7 @@ __global__ void plan_encoding(const uint32_t* count_at, uint32_t d, BloomSetting
   plan->hashes = size.hashes;
   plan->bits = static_cast<uint32_t>(size.bits);
   plan->count = count;
+  const uint32_t seed = random_policy(policy) ? static_cast<uint32_t>(*key) : 0;
   plan->key = mix64(seed);
   section[0] = static_cast<uint8_t>(policy);
   section[1] = static_cast<uint8_t>(size.hashes);
@@ -255,9 +256,8 @@ void encode(Device& device, DeviceIndexEncoding& encoding) {
   const uint64_t most_bits = k == 0 ? 0 : most_filter_bits(settings, d, k),
                  most_members = k == 0 ? 0 : most_set_members(settings, d, k);
   uint32_t* filter = device.zeros<uint32_t>(most_bits / 32 + 1);
-  const uint32_t seed = random_policy(settings.policy) ? static_cast<uint32_t>(encoding.key) : 0;
-  launch(device, plan_encoding, 1, 1, 0, encoding.count, d, settings, encoding.value_bits, seed,
-         encoding.section.capacity, plan, decoded_count, encoding.section.data,
+  launch(device, plan_encoding, 1, 1, 0, encoding.count, d, settings, encoding.value_bits,
+         encoding.key, encoding.section.capacity, plan, decoded_count, encoding.section.data,
          encoding.section.bytes, device.result());
   insert_indices(device, plan, encoding.indices, encoding.capacity, filter);
   launch_elementwise(device, write_filter, blocks_for(most_bits / 32 + 1), plan, filter,
@@ -305,7 +305,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t d, uint32_t c
 
 extern const DeviceIndexCodec bloom_device_codec;
 const DeviceIndexCodec bloom_device_codec = {
-    kBloom, "Bloom", false, section_capacity, decoded_capacity, encode, most_count, decode, true};
+    kBloom, "Bloom", false, section_capacity, decoded_capacity, encode, most_count, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce

@@ -55,12 +55,13 @@ __device__ float decoded_of(uint8_t code, float norm, unsigned bits, float level
   return bits == 1 ? qsgd_sign_value(code, norm) : qsgd_value(code, norm, levels, bits - 1);
 }
 
-__global__ void quantize(const float* values, const uint32_t* count_at, uint64_t key, unsigned bits,
-                         uint32_t bucket, const float* norms, uint8_t* section,
+__global__ void quantize(const float* values, const uint32_t* count_at, const uint64_t* key_at,
+                         unsigned bits, uint32_t bucket, const float* norms, uint8_t* section,
                          uint64_t* section_bytes, float* decoded) {
   __shared__ uint8_t codes[kTile];
   __shared__ uint8_t packed[kTile];
   const uint32_t count = *count_at;
+  const uint64_t key = *key_at;
   const float levels = qsgd_levels(bits);
   const uint64_t code_bytes = packed_bytes(count, bits), head = qsgd_head_bytes(count, bucket);
   if (grid_index() == 0) {
@@ -155,7 +156,7 @@ void decode(Device& device, const DeviceSection* section, uint32_t capacity, uin
 
 extern const DeviceValueCodec qsgd_device_codec;
 const DeviceValueCodec qsgd_device_codec = {
-    kQSGD, "QSGD", false, qsgd_bits_per_value, section_capacity, encode, most_codes, decode, true};
+    kQSGD, "QSGD", false, qsgd_bits_per_value, section_capacity, encode, most_codes, decode};
 
 }  // namespace cuda
 }  // namespace deepreduce
