@@ -73,6 +73,7 @@ class GatheredPayloads(BucketSum):
         size: number of ranks.
 
     Attributes:
+        members: the bucket's members.
         messages: for each bucket member, the positions of its payloads in ``gathered``, in rank
             order.
 
@@ -100,7 +101,7 @@ class GatheredPayloads(BucketSum):
                 f"parameter {bucket.name}: expected {count} payloads from each of {size} ranks, got"
                 f" {len(messages)} in all"
             )
-        self._names = [member.name for member in bucket.members]
+        self.members = bucket.members
         self._offsets = bucket.offsets
         self.messages = [messages[number::count] for number in range(count)]
         for member, messages in zip(bucket.members, self.messages):
@@ -158,7 +159,7 @@ class GatheredPayloads(BucketSum):
                 decode_sum_sparse([payload], self._size_of(member))
             except CorruptPayloadError as error:
                 raise CorruptPayloadError(
-                    f"parameter {self._names[member]}: rank {rank}: {error}"
+                    f"parameter {self.members[member].name}: rank {rank}: {error}"
                 ) from None
 
 

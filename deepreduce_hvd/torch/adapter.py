@@ -268,7 +268,7 @@ class Adapter(TorchAdapter):
             self._look_at(step, result.values(), slot.name)
             return result
         if self.device_path.takes(memory):
-            step.device_sums.decode(slot, memory, total, number, scale)
+            step.device_sums.decode(memory, total, number, scale, step.owned)
             if step.loss_scale is not None:
                 self._look_at(step, memory)
             return memory

@@ -1,9 +1,9 @@
 """PyTorch tensors: operators over the native core, and the backend for the neutral layers.
 
 ``torch.ops.deepreduce`` has encode, decode, decode_sum_ and decode_sparse, with fake kernels for
-tracing. A build with CUDA also works on tensors of a CUDA device. It adds start_decode_sum_ and the
-class BucketEncodings, which do not wait for the device, and cuda_supports and raise_failure
-(docs/gpu.md).
+tracing. A build with CUDA also works on tensors of a CUDA device. It adds the classes
+BucketEncodings and BucketSums, which do not wait for the device, and cuda_supports and
+raise_failure (docs/gpu.md).
 
 If the installation has no operators for the installed PyTorch, the core's NumPy binding is used
 instead. Payloads and results are the same, bit for bit. Only tensors on a GPU and ``torch.compile``
@@ -39,7 +39,7 @@ def _load_operators():
 #: why this installation has no operators for this PyTorch; None if it has them
 WHY_NO_OPERATORS = _load_operators()
 #: whether this installation has the operators for CUDA devices
-HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, "start_decode_sum_")
+HAS_CUDA_OPERATORS = WHY_NO_OPERATORS is None and hasattr(torch.ops.deepreduce, "cuda_supports")
 
 #: PyTorch's types of gradients -> their codes in docs/format.md
 DTYPES = {getattr(torch, name): code for name, code in container.DTYPES.items()}

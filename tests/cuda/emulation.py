@@ -233,6 +233,17 @@ class _Encoding(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _Sum(ctypes.Structure):
+    """The struct dr_cuda_sum."""
+
+    _fields_ = [
+        ("payloads", ctypes.POINTER(ctypes.c_void_p)), ("sizes", ctypes.POINTER(ctypes.c_uint64)),
+        ("most_sizes", ctypes.POINTER(ctypes.c_uint64)), ("payload_count", ctypes.c_uint64),
+        ("out", ctypes.c_void_p), ("d", ctypes.c_uint64), ("scale", ctypes.c_float),
+        ("result", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
 def _codec(codec, memory, step):
     fields, result = codec.fields(memory, step), _Codec()
     for stage, at in zip(result.stages, range(0, 20, 5)):
@@ -355,19 +366,22 @@ def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
     payloads = [placed(payload, misalignment) for payload in payloads]
     pointers = (ctypes.c_void_p * len(payloads))(*[payload.ctypes.data for payload in payloads])
     sizes = (ctypes.c_uint64 * len(payloads))(*[payload.size for payload in payloads])
+    sums = _Sum(
+        pointers, sizes, sizes, len(payloads), out.ctypes.data, out.size, scale,
+        ctypes.addressof(result),
+    )  # fmt: skip
     context, check, _ = _in_workspace(
         lambda context, workspace, size: library().dr_cuda_decode_sum(
-            context, ctypes.byref(fields), pointers, sizes, ctypes.c_uint64(len(payloads)),
-            _pointer(out), ctypes.c_uint64(out.size), ctypes.c_float(scale),
-            ctypes.byref(result), workspace, size, None,
+            context, ctypes.byref(fields), ctypes.byref(sums), ctypes.c_uint64(1), workspace,
+            size, None,
         )
     )  # fmt: skip
     _finish(context, check, result)
     return out
 
 
-class Recorded:
-    """A graph that encodes several tensors, as dr_cuda_record makes it.
+class RecordedEncodings:
+    """A graph that encodes several tensors, as dr_cuda_record_encodings makes it.
 
     Args:
         codecs: list of codecs, one for each tensor.
@@ -394,7 +408,7 @@ class Recorded:
         self._kept = states, fields
         self._graph = ctypes.c_void_p()
         self._context, self._check, self._workspace = _in_workspace(
-            lambda context, workspace, size: library().dr_cuda_record(
+            lambda context, workspace, size: library().dr_cuda_record_encodings(
                 context, fields, self._encodings, ctypes.c_uint64(count), workspace, size,
                 ctypes.byref(self._graph),
             ),
@@ -414,7 +428,7 @@ class Recorded:
             self._encodings[number].seed, self._encodings[number].step = seed, step
             self._encodings[number].tensor = number
         self._check(
-            library().dr_cuda_launch(
+            library().dr_cuda_launch_encodings(
                 ctypes.byref(self._context), self._graph, self._encodings, None
             ),
             self._context.message.decode(),
@@ -429,3 +443,51 @@ class Recorded:
 def repeats(codec):
     """Return whether a graph may encode with a codec: see dr_cuda_repeats."""
     return bool(library().dr_cuda_repeats(ctypes.byref(_codec(codec, dr.NoMemory(), 0))))
+
+
+class RecordedSums:
+    """A graph of the sums of several tensors, as dr_cuda_record_sums makes it.
+
+    Args:
+        codec: the codec of all payloads.
+        sizes: list of the numbers of elements.
+        most_sizes: for each tensor, a list of the maximum sizes of its payloads in bytes.
+    """
+
+    def __init__(self, codec, sizes, most_sizes):
+        count = len(sizes)
+        self._fields = _codec(codec, dr.NoMemory(), 0)
+        self._results = (Result * count)()
+        self._most = [(ctypes.c_uint64 * len(most))(*most) for most in most_sizes]
+        self._sums = (_Sum * count)(*[
+            _Sum(None, None, most, len(most), None, d, 0.0, ctypes.addressof(result))
+            for d, most, result in zip(sizes, self._most, self._results)
+        ])  # fmt: skip
+        self._graph = ctypes.c_void_p()
+        self._context, self._check, self._workspace = _in_workspace(
+            lambda context, workspace, size: library().dr_cuda_record_sums(
+                context, ctypes.byref(self._fields), self._sums, ctypes.c_uint64(count),
+                workspace, size, ctypes.byref(self._graph),
+            )
+        )  # fmt: skip
+        weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
+
+    def launch(self, payloads, outs, scale):
+        """Add lists of payloads, one for each tensor, to ``outs`` in place."""
+        kept = []
+        for own, payloads_of_one, out in zip(self._sums, payloads, outs):
+            pointers = (ctypes.c_void_p * len(payloads_of_one))(
+                *[payload.ctypes.data for payload in payloads_of_one]
+            )
+            sizes = (ctypes.c_uint64 * len(pointers))(*[one.size for one in payloads_of_one])
+            kept.append((pointers, sizes))
+            own.payloads, own.sizes, own.out, own.scale = pointers, sizes, out.ctypes.data, scale
+        self._check(
+            library().dr_cuda_launch_sums(
+                ctypes.byref(self._context), self._graph, ctypes.byref(self._fields), self._sums,
+                None,
+            ),
+            self._context.message.decode(),
+        )  # fmt: skip
+        for result in self._results:
+            _finish(self._context, self._check, result)

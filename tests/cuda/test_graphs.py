@@ -1,12 +1,12 @@
-"""Test graphs that encode several tensors: random programs against the core on the host."""
+"""Test graphs that encode and sum several tensors: random programs against the core on the host."""
 
 import numpy as np
 import pytest
-from emulation import SCHEDULES, Recorded, placed, repeats, set_schedule
+from emulation import SCHEDULES, RecordedEncodings, RecordedSums, placed, repeats, set_schedule
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container
-from deepreduce_hvd.numpy_backend import encode_numpy
+from deepreduce_hvd.numpy_backend import decode_sum_numpy, encode_numpy
 
 CODECS = (
     dr.Codec(dr.TopK(0.02), index=dr.Rice(), value=dr.LloydMax(bits=1)),
@@ -31,7 +31,7 @@ def test_a_graph_encodes_the_gradients_of_each_launch(seed):
         tuple(placed(np.zeros(d, np.float32)) for _ in memory.state)
         for memory, d in zip(memories, sizes)
     ]
-    graph = Recorded(codecs, memories, sizes, states)
+    graph = RecordedEncodings(codecs, memories, sizes, states)
     expected_states = [tuple(part.copy() for part in state) for state in states]
     for step in range(3):
         # in other places each time, and of any alignment
@@ -54,6 +54,37 @@ def test_a_graph_encodes_the_gradients_of_each_launch(seed):
             np.testing.assert_array_equal(header, expected[: container.HEADER.size])
             for mine, other in zip(states[i], expected_states[i]):
                 np.testing.assert_array_equal(mine.view(np.uint32), other.view(np.uint32))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_graph_sums_the_payloads_of_each_launch(seed):
+    random = np.random.default_rng(100 + seed)
+    set_schedule(*SCHEDULES[seed % len(SCHEDULES)])
+    codec, ranks = CODECS[seed % len(CODECS)], int(random.integers(1, 5))
+    sizes = [int(d) for d in random.choice([1, 5, 64, 700, 3001], int(random.integers(1, 9)))]
+    steps = []
+    for _ in range(3):
+        gradients = [random.standard_normal((ranks, d)).astype(np.float32) for d in sizes]
+        if random.random() < 0.3:
+            gradients[0][-1, 0] = np.inf
+        steps.append([[codec.encode(one) for one in of_ranks] for of_ranks in gradients])
+    most_sizes = [
+        [max(step[i][rank].size for step in steps) for rank in range(ranks)]
+        for i in range(len(sizes))
+    ]
+    graph = RecordedSums(codec, sizes, most_sizes)
+    for number, step in enumerate(steps):
+        outs = [placed(random.standard_normal(d).astype(np.float32)) for d in sizes]
+        expected = [
+            decode_sum_numpy(payloads, out.copy(), 1 / (1 + number))
+            for payloads, out in zip(step, outs)
+        ]
+        there = [
+            [placed(payload, int(random.integers(8))) for payload in payloads] for payloads in step
+        ]
+        graph.launch(there, outs, 1 / (1 + number))
+        for out, one in zip(outs, expected):
+            np.testing.assert_array_equal(out, one)
 
 
 def test_permutations_of_the_host_do_not_repeat():

@@ -91,11 +91,16 @@ class DecodeSumOnDeviceOp : public WaitingKernel {
     void *result, *workspace;
     TF_RETURN_IF_ERROR(device.on_device(sizeof(dr_cuda_result), &result));
     size_t workspace_bytes = 0;
+    dr_cuda_sum one{};
+    one.payloads = payloads.data.data();
+    one.sizes = one.most_sizes = payloads.sizes.data();
+    one.payload_count = payloads.sizes.size();
+    one.out = sum->flat<float>().data();
+    one.d = static_cast<uint64_t>(sum->NumElements());
+    one.scale = decode_.scale(kernel);
+    one.result = static_cast<dr_cuda_result*>(result);
     const auto start = [&](void* memory) {
-      return dr_cuda_decode_sum(&call.context, &codec, payloads.data.data(), payloads.sizes.data(),
-                                payloads.data.size(), sum->flat<float>().data(),
-                                static_cast<uint64_t>(sum->NumElements()), decode_.scale(kernel),
-                                static_cast<dr_cuda_result*>(result), memory, &workspace_bytes,
+      return dr_cuda_decode_sum(&call.context, &codec, &one, 1, memory, &workspace_bytes,
                                 device.stream());
     };
     int status = start(nullptr);

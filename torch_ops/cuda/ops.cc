@@ -8,8 +8,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "../arguments.h"
-#include "cuda/deepreduce_cuda.h"
+#include "repeated.h"
 
 namespace deepreduce_torch {
 namespace {
@@ -20,13 +19,6 @@ void check(const dr_context& context, int status) { DR_CHECK_STATUS(status, cont
 
 void* current_stream(const at::Tensor& tensor) {
   return c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
-}
-
-// Allocates at least one byte: a null pointer would be a size query.
-at::Tensor device_bytes(uint64_t bytes, at::Device device) {
-  DR_EXPECT(bytes < uint64_t{1} << 62, "memory: expected less than 2^62 bytes, got ", bytes);
-  return at::empty({static_cast<int64_t>(bytes == 0 ? 1 : bytes)},
-                   at::TensorOptions(at::kByte).device(device));
 }
 
 // Allocates pinned host memory of the same shape, for asynchronous copies.
@@ -71,11 +63,6 @@ void raise_failure(const at::Tensor& host, c10::string_view parameter) {
 bool supports(at::ArrayRef<double> codec_fields) {
   const dr_codec codec = codec_of(codec_fields);
   return dr_cuda_supports(&codec) != 0;
-}
-
-void expect_of_the_device(const dr_codec& codec) {
-  DR_EXPECT(dr_cuda_supports(&codec) != 0,
-            "codec: expected one with CUDA kernels, got one that works only on the host");
 }
 
 at::Tensor encode_on_host(const at::Tensor& gradient, const std::optional<at::Tensor>& residual,
@@ -168,16 +155,20 @@ void decode_sum_on_host(const at::Tensor& out, const std::vector<at::Tensor>& pa
 // outcome.
 at::Tensor start_decode_sum(const at::Tensor& out, const DevicePayloads& payloads, double scale,
                             const dr_codec& codec) {
-  float* sum = state_data(out, out.numel(), out.device(), "out");
   const at::Tensor result = device_bytes(sizeof(dr_cuda_result), out.device());
+  dr_cuda_sum sum{};
+  sum.payloads = payloads.data.data();
+  sum.sizes = sum.most_sizes = payloads.sizes.data();
+  sum.payload_count = payloads.sizes.size();
+  sum.out = state_data(out, out.numel(), out.device(), "out");
+  sum.d = static_cast<uint64_t>(out.numel());
+  sum.scale = static_cast<float>(scale);
+  sum.result = static_cast<dr_cuda_result*>(result.mutable_data_ptr());
   dr_context context{};
   size_t workspace_bytes = 0;
   const auto call = [&](void* workspace) {
-    check(context, dr_cuda_decode_sum(&context, &codec, payloads.data.data(), payloads.sizes.data(),
-                                      payloads.data.size(), sum, static_cast<uint64_t>(out.numel()),
-                                      static_cast<float>(scale),
-                                      static_cast<dr_cuda_result*>(result.mutable_data_ptr()),
-                                      workspace, &workspace_bytes, current_stream(out)));
+    check(context, dr_cuda_decode_sum(&context, &codec, &sum, 1, workspace, &workspace_bytes,
+                                      current_stream(out)));
   };
   call(nullptr);
   const at::Tensor workspace = device_bytes(workspace_bytes, out.device());
@@ -242,17 +233,6 @@ void decode_sum_unknown(const at::Tensor& out, const std::vector<at::Tensor>& pa
   }
 }
 
-// out += scale * each payload, all of one codec, without waiting. Returns the dr_cuda_result for
-// raise_failure, to be called once it is on the host.
-at::Tensor start_decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale,
-                             at::ArrayRef<double> codec_fields) {
-  expect_on_device(out);
-  const c10::cuda::CUDAGuard guard(out.device());
-  const dr_codec codec = codec_of(codec_fields);
-  expect_of_the_device(codec);
-  return start_decode_sum(out, DevicePayloads(payloads, out.device()), scale, codec);
-}
-
 void decode_sum_(at::Tensor out, const std::vector<at::Tensor>& payloads, double scale,
                  std::optional<at::ArrayRef<double>> codec_fields) {
   expect_on_device(out);
@@ -290,14 +270,11 @@ TORCH_LIBRARY_FRAGMENT(deepreduce, library) {
   library.def("cuda_supports(float[] codec) -> bool", &deepreduce_torch::supports);
   library.def("raise_failure(Tensor result, str parameter='') -> ()",
               &deepreduce_torch::raise_failure);
-  library.def(
-      "start_decode_sum_(Tensor(a!) out, Tensor[] payloads, float scale, float[] codec) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(deepreduce, CUDA, library) {
   library.impl("encode", &deepreduce_torch::encode);
   library.impl("decode_sum_", &deepreduce_torch::decode_sum_);
-  library.impl("start_decode_sum_", &deepreduce_torch::start_decode_sum_);
   library.impl("decode", &deepreduce_torch::decode);
   library.impl("decode_sparse", &deepreduce_torch::decode_sparse);
 }

@@ -2,8 +2,8 @@
 #include <cstdio>
 
 #include "container/payload.h"
-#include "cuda/encode.cuh"
 #include "cuda/graph.cuh"
+#include "cuda/several.cuh"
 
 struct dr_cuda_graph : deepreduce::cuda::Graph {
   template <class Work>
@@ -23,6 +23,8 @@ constexpr uint32_t kBranches = 8;  // of a graph; a device runs more kernels at 
 template <class Work>
 int guarded(dr_context* context, Work work) {
   context->message[0] = '\0';
+  // an earlier error of other code in this thread is not a failure of this call
+  static_cast<void>(cudaGetLastError());
   try {
     work();
     return DR_OK;
@@ -32,36 +34,33 @@ int guarded(dr_context* context, Work work) {
   }
 }
 
-// An earlier error of other code in this thread is not a failure of this call.
-void forget_earlier_error() { static_cast<void>(cudaGetLastError()); }
+void expect_workspace(const Branches& branches, size_t bytes) {
+  if (bytes < branches.workspace_bytes())
+    invalid_argument("workspace: expected at least %llu bytes, got %llu",
+                     static_cast<unsigned long long>(branches.workspace_bytes()),
+                     static_cast<unsigned long long>(bytes));
+}
+
+// Starts the work on one stream.
+template <class Work>
+void start(const Work& work, void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+  expect_workspace(work.branches(), workspace_bytes);
+  work.start(0, workspace, stream);
+}
+
+// Records the work on several branches.
+template <class Work>
+dr_cuda_graph* recorded(const Work& work, uint64_t count, void* workspace, size_t workspace_bytes) {
+  expect_workspace(work.branches(), workspace_bytes);
+  return new dr_cuda_graph(
+      count, workspace, work.branches().count(),
+      [&](uint32_t branch, cudaStream_t stream) { work.start(branch, workspace, stream); });
+}
 
 void return_sizes(const Encodings& work, dr_cuda_encoding* encodings, uint64_t count,
                   size_t* workspace_bytes) {
   for (uint64_t i = 0; i < count; ++i) encodings[i].payload_capacity = work.payload_capacity(i);
-  *workspace_bytes = static_cast<size_t>(work.workspace_bytes());
-}
-
-void expect_workspace(const Encodings& work, size_t bytes) {
-  if (bytes < work.workspace_bytes())
-    invalid_argument("workspace: expected at least %llu bytes, got %llu",
-                     static_cast<unsigned long long>(work.workspace_bytes()),
-                     static_cast<unsigned long long>(bytes));
-}
-
-// Runs work(device). Without a workspace, returns the required size instead. The size is never 0,
-// so that the caller's workspace is not null.
-template <class Work>
-void with_device(void* workspace, size_t* workspace_bytes, void* stream, dr_cuda_result* result,
-                 Work work) {
-  forget_earlier_error();
-  if (workspace == nullptr) {
-    Device device;
-    work(device);
-    *workspace_bytes = static_cast<size_t>(std::max(device.most_used(), kAlignment));
-    return;
-  }
-  Device device(workspace, *workspace_bytes, static_cast<cudaStream_t>(stream), result);
-  work(device);
+  *workspace_bytes = static_cast<size_t>(work.branches().workspace_bytes());
 }
 
 const char* text_of(int32_t code) {
@@ -88,69 +87,73 @@ extern "C" {
 int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream) {
   return guarded(context, [&] {
-    forget_earlier_error();
     const Encodings work(codecs, encodings, count, 1);
-    if (workspace == nullptr) {
-      return_sizes(work, encodings, count, workspace_bytes);
-    } else {
-      expect_workspace(work, *workspace_bytes);
-      const auto stream = static_cast<cudaStream_t>(cuda_stream);
-      Encodings::set_inputs(encodings, count, workspace, stream);
-      work.encode(0, workspace, stream);
-    }
+    if (workspace == nullptr) return return_sizes(work, encodings, count, workspace_bytes);
+    const auto stream = static_cast<cudaStream_t>(cuda_stream);
+    Encodings::set_table(encodings, count, workspace, stream);
+    start(work, workspace, *workspace_bytes, stream);
   });
 }
 
-int dr_cuda_record(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
-                   uint64_t count, void* workspace, size_t* workspace_bytes,
-                   dr_cuda_graph** graph) {
+int dr_cuda_record_encodings(dr_context* context, const dr_codec* codecs,
+                             dr_cuda_encoding* encodings, uint64_t count, void* workspace,
+                             size_t* workspace_bytes, dr_cuda_graph** graph) {
   return guarded(context, [&] {
-    forget_earlier_error();
     const Encodings work(codecs, encodings, count, kBranches);
-    if (workspace == nullptr) {
-      return_sizes(work, encodings, count, workspace_bytes);
-    } else {
-      expect_workspace(work, *workspace_bytes);
-      *graph = new dr_cuda_graph(
-          count, workspace, work.branches(),
-          [&](uint32_t branch, cudaStream_t stream) { work.encode(branch, workspace, stream); });
-    }
+    if (workspace == nullptr) return return_sizes(work, encodings, count, workspace_bytes);
+    *graph = recorded(work, count, workspace, *workspace_bytes);
   });
 }
 
-int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph,
-                   const dr_cuda_encoding* encodings, void* cuda_stream) {
+int dr_cuda_launch_encodings(dr_context* context, const dr_cuda_graph* graph,
+                             const dr_cuda_encoding* encodings, void* cuda_stream) {
   return guarded(context, [&] {
     const auto stream = static_cast<cudaStream_t>(cuda_stream);
-    Encodings::set_inputs(encodings, graph->count, graph->workspace, stream);
+    Encodings::set_table(encodings, graph->count, graph->workspace, stream);
+    graph->launch(stream);
+  });
+}
+
+int dr_cuda_repeats(const dr_codec* codec) { return codec->sparsifier.id != kRandomK; }
+
+int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const dr_cuda_sum* sums,
+                       uint64_t count, void* workspace, size_t* workspace_bytes,
+                       void* cuda_stream) {
+  return guarded(context, [&] {
+    const Sums work(*codec, sums, count, 1);
+    if (workspace == nullptr) {
+      *workspace_bytes = static_cast<size_t>(work.branches().workspace_bytes());
+      return;
+    }
+    const auto stream = static_cast<cudaStream_t>(cuda_stream);
+    Sums::set_table(*codec, sums, count, workspace, stream);
+    start(work, workspace, *workspace_bytes, stream);
+  });
+}
+
+int dr_cuda_record_sums(dr_context* context, const dr_codec* codec, const dr_cuda_sum* sums,
+                        uint64_t count, void* workspace, size_t* workspace_bytes,
+                        dr_cuda_graph** graph) {
+  return guarded(context, [&] {
+    const Sums work(*codec, sums, count, kBranches);
+    if (workspace == nullptr) {
+      *workspace_bytes = static_cast<size_t>(work.branches().workspace_bytes());
+      return;
+    }
+    *graph = recorded(work, count, workspace, *workspace_bytes);
+  });
+}
+
+int dr_cuda_launch_sums(dr_context* context, const dr_cuda_graph* graph, const dr_codec* codec,
+                        const dr_cuda_sum* sums, void* cuda_stream) {
+  return guarded(context, [&] {
+    const auto stream = static_cast<cudaStream_t>(cuda_stream);
+    Sums::set_table(*codec, sums, graph->count, graph->workspace, stream);
     graph->launch(stream);
   });
 }
 
 void dr_cuda_free(dr_cuda_graph* graph) { delete graph; }
-
-int dr_cuda_repeats(const dr_codec* codec) { return codec->sparsifier.id != kRandomK; }
-
-int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads,
-                       const uint64_t* sizes, uint64_t payload_count, float* out, uint64_t d,
-                       float scale, dr_cuda_result* result, void* workspace,
-                       size_t* workspace_bytes, void* cuda_stream) {
-  return guarded(context, [&] {
-    if (d > kMaxElements)
-      invalid_argument("out: expected at most %llu elements, got %llu",
-                       static_cast<unsigned long long>(kMaxElements),
-                       static_cast<unsigned long long>(d));
-    with_device(workspace, workspace_bytes, cuda_stream, result, [&](Device& device) {
-      device.zero(result, sizeof(dr_cuda_result));
-      for (uint64_t p = 0; p < payload_count; ++p) {
-        const uint64_t mark = device.mark();
-        decode_sum(device, *codec, p, payloads == nullptr ? nullptr : payloads[p], sizes[p], out, d,
-                   scale);
-        device.release(mark);
-      }
-    });
-  });
-}
 
 int dr_cuda_supports(const dr_codec* codec) {
   return find_device_index_codec(codec->index.id) != nullptr &&

@@ -26,7 +26,6 @@ struct Expected {
   int32_t index_id, value_id;
   uint32_t sorts, any_order;  // booleans
   uint32_t d;
-  uint32_t most, most_indices;  // maximum numbers of values and of indices for this size
 };
 
 // Returns 8 bytes, with zeros beyond the end. Reads whole words in the middle, and single bytes at
@@ -44,8 +43,10 @@ __device__ uint64_t word_of(const uint8_t* data, uint64_t size, uint64_t at) {
   return word;
 }
 
-__global__ void sum_words(const uint8_t* payload, uint64_t size, uint64_t* checksum) {
+__global__ void sum_words(const Payload* from, uint64_t* checksum) {
   __shared__ uint64_t shared[33];
+  const uint8_t* payload = from->data;
+  const uint64_t size = from->size;
   const uint64_t words = (size + 7) / 8;
   uint64_t terms = 0;
   for (uint64_t i = grid_index(); i < words; i += grid_stride())
@@ -72,12 +73,13 @@ __device__ Refused refused_of(HeaderFault fault) {
 
 // Runs in one thread. After the checks of the header, the order of the checks is that of
 // csrc/container/decode.cc.
-__global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, Expected expected,
-                     Opened* opened, dr_cuda_result* result) {
+__global__ void open(const Payload* from, uint64_t position, Expected expected, Opened* opened,
+                     dr_cuda_result* result) {
   if (refused(result)) return;
+  const uint8_t* payload = from->data;
   result->payload = position;
   const Header header = load_header(payload);
-  const HeaderRefusal refusal = check_header(header, size, opened->checksum);
+  const HeaderRefusal refusal = check_header(header, from->size, opened->checksum);
   if (refusal.fault != HeaderFault::nothing)
     return refuse(result, refused_of(refusal.fault), refusal.expected, refusal.got);
   const uint32_t d = header.d, count = header.count, order = header.order;
@@ -102,7 +104,7 @@ __global__ void open(const uint8_t* payload, uint64_t size, uint64_t position, E
                   static_cast<uint64_t>(index_id));
   if (index_id != 0 && order == kIndicesInValueOrder && expected.any_order == 0)
     return refuse(result, Refused::order_of_indices, kPermutation, order);
-  const uint32_t most = index_id != 0 ? expected.most_indices : expected.most;
+  const uint32_t most = index_id != 0 ? from->most_indices : from->most;
   if (!dense && count > most) return refuse(result, Refused::count_of_bytes, most, count);
   const uint8_t* const index = payload + kHeaderBytes;
   const uint8_t* const values = index + header.index_bytes;
@@ -147,9 +149,11 @@ __global__ void check_dense(const Opened* opened, dr_cuda_result* result) {
 
 // The indices of a payload are distinct, so no two threads write the same element.
 __global__ void add(const Opened* opened, const uint32_t* indices, const uint32_t* order,
-                    const float* values, float* out, uint32_t d, float scale,
+                    const float* values, const SumInputs* inputs, uint32_t d,
                     const dr_cuda_result* result) {
   if (refused(result)) return;
+  float* const out = inputs->out;
+  const float scale = inputs->scale;
   if (opened->non_finite != 0) {
     for (uint32_t i = grid_index(); i < d; i += grid_stride()) out[i] = bits_float(0x7FC00000u);
   } else if (opened->dense.active != 0) {
@@ -183,41 +187,46 @@ uint64_t most_ordered(uint64_t bytes) {
 
 }  // namespace
 
-void decode_sum(Device& device, const dr_codec& codec, uint64_t position, const uint8_t* payload,
-                uint64_t size, float* out, uint64_t d, float scale) {
+Payload described(const dr_codec& codec, uint64_t d, const uint8_t* data, uint64_t size) {
   if (size < kHeaderBytes)
     corrupt_payload("payload: expected at least %llu bytes, got %llu",
                     static_cast<unsigned long long>(kHeaderBytes),
                     static_cast<unsigned long long>(size));
   const Stages stages = stages_of(codec);
   const uint64_t bytes = size - kHeaderBytes;
-  const uint32_t elements = static_cast<uint32_t>(d);
   const uint64_t ordered = stages.value->sorts ? most_ordered(bytes) : d;
   const uint32_t most =
       static_cast<uint32_t>(std::min<uint64_t>({d, ordered, stages.value->most_count(bytes)}));
-  const uint32_t most_indices = std::min(most, stages.index->most_count(bytes, elements));
-  const Expected expected{
-      codec.index.id, codec.value.id, stages.value->sorts, stages.index->any_order,
-      elements,       most,           most_indices};
+  return {data, size, most,
+          std::min(most, stages.index->most_count(bytes, static_cast<uint32_t>(d)))};
+}
+
+void decode_sum(Device& device, const dr_codec& codec, uint64_t position, const Payload* payload,
+                const Payload& most, const SumInputs* inputs, uint64_t d) {
+  const Stages stages = stages_of(codec);
+  const uint64_t bytes = most.size - kHeaderBytes;
+  const uint32_t elements = static_cast<uint32_t>(d);
+  const Expected expected{codec.index.id, codec.value.id, stages.value->sorts,
+                          stages.index->any_order, elements};
 
   Opened* opened = device.zeros<Opened>(1);
-  launch(device, sum_words, blocks_for((size + 7) / 8, 4), kThreads, 0, payload, size,
+  launch(device, sum_words, blocks_for((most.size + 7) / 8, 4), kThreads, 0, payload,
          &opened->checksum);
-  launch(device, open, 1, 1, 0, payload, size, position, expected, opened, device.result());
-  uint32_t* indices = device.array<uint32_t>(most_indices);
-  stages.index->decode(device, &opened->index, elements, most_indices, bytes,
+  launch(device, open, 1, 1, 0, payload, position, expected, opened, device.result());
+  uint32_t* indices = device.array<uint32_t>(most.most_indices);
+  stages.index->decode(device, &opened->index, elements, most.most_indices, bytes,
                        codec.index.parameters, indices);
   if (stages.index->any_order)
-    launch_elementwise(device, expect_ascending, blocks_for(most_indices), opened, indices,
+    launch_elementwise(device, expect_ascending, blocks_for(most.most_indices), opened, indices,
                        device.result());
-  float* values = device.array<float>(most);
-  stages.value->decode(device, &opened->value, most, bytes, values);
-  uint32_t* order = stages.value->sorts ? device.array<uint32_t>(most) : nullptr;
-  if (stages.value->sorts) read_order(device, &opened->order, most, order);
+  float* values = device.array<float>(most.most);
+  stages.value->decode(device, &opened->value, most.most, bytes, values);
+  uint32_t* order = stages.value->sorts ? device.array<uint32_t>(most.most) : nullptr;
+  if (stages.value->sorts) read_order(device, &opened->order, most.most, order);
   launch_elementwise(device, check_dense, blocks_for(std::min<uint64_t>(d, bytes / 2), 4), opened,
                      device.result());
-  launch_elementwise(device, add, blocks_for(std::max<uint64_t>(most, d / 16)), opened, indices,
-                     order, values, out, elements, scale, device.result());
+  launch_elementwise(device, add, blocks_for(std::max<uint64_t>(most.most, d / 16)), opened,
+                     indices, order, values, inputs, elements, device.result());
 }
 
 }  // namespace cuda

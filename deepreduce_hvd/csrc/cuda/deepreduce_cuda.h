@@ -50,30 +50,49 @@ typedef struct dr_cuda_encoding {
 int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream);
 
-// Records the same work of the current device as a graph in place of doing it. dr_cuda_launch then
-// does it, as often as it is called, with the gradients and positions of its own `encodings`; their
-// other fields must be the recorded ones, and all arrays and the workspace must still exist. Two
-// launches must not run at the same time. dr_cuda_repeats must be true of each codec. With a null
-// workspace, only sets *workspace_bytes. It is larger than for dr_cuda_encode, because several
-// tensors are encoded at the same time.
+// Launches that were recorded for the current device. All arrays and the workspace that they use
+// must exist as long as the graph. Two launches of a graph must not run at the same time.
 typedef struct dr_cuda_graph dr_cuda_graph;
-int dr_cuda_record(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
-                   uint64_t count, void* workspace, size_t* workspace_bytes, dr_cuda_graph** graph);
-int dr_cuda_launch(dr_context* context, const dr_cuda_graph* graph,
-                   const dr_cuda_encoding* encodings, void* cuda_stream);
 void dr_cuda_free(dr_cuda_graph* graph);
-// Returns whether a graph may encode with this codec. RandomK's permutations are made on the host.
+
+// Records what dr_cuda_encode does, in place of doing it. dr_cuda_launch_encodings then does it
+// with the gradients and positions of its own `encodings`, whose other fields are the recorded
+// ones. dr_cuda_repeats must be true of each codec: the permutations of RandomK are made on the
+// host. The workspace is larger than for dr_cuda_encode, because several tensors are encoded at the
+// same time.
+int dr_cuda_record_encodings(dr_context* context, const dr_codec* codecs,
+                             dr_cuda_encoding* encodings, uint64_t count, void* workspace,
+                             size_t* workspace_bytes, dr_cuda_graph** graph);
+int dr_cuda_launch_encodings(dr_context* context, const dr_cuda_graph* graph,
+                             const dr_cuda_encoding* encodings, void* cuda_stream);
 int dr_cuda_repeats(const dr_codec* codec);
 
-// Adds scale * the dense tensor of each payload to out (d,), in the given order. `payloads`, in
-// host memory, has device pointers of any alignment; `sizes` is in host memory. Payloads must be of
-// `codec`, dense or non-finite. Others are recorded as DR_UNKNOWN_CODEC, so that dr_decode_sum can
-// decode them. If a payload is refused, the payloads before it are in the sum and those after it
-// are not.
-int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const uint8_t* const* payloads,
-                       const uint64_t* sizes, uint64_t payload_count, float* out, uint64_t d,
-                       float scale, dr_cuda_result* result, void* workspace,
-                       size_t* workspace_bytes, void* cuda_stream);
+// The sum of the payloads of one tensor. Pointers to payloads and sizes are in host memory.
+typedef struct dr_cuda_sum {
+  const uint8_t* const* payloads;  // device memory of any alignment
+  const uint64_t* sizes;
+  // at least as large as `sizes`; of a graph: equal to the recorded ones
+  const uint64_t* most_sizes;
+  uint64_t payload_count;
+  float* out;  // (d,) device memory
+  uint64_t d;
+  float scale;
+  dr_cuda_result* result;  // device memory
+} dr_cuda_sum;
+
+// Adds, for each of `count` tensors of one device, scale * the dense tensor of each payload to out,
+// in the given order. Payloads must be of `codec`, dense or non-finite. Others are recorded as
+// DR_UNKNOWN_CODEC, so that dr_decode_sum can decode them. If a payload is refused, the payloads
+// before it are in the sum and those after it are not. With a null workspace, only sets
+// *workspace_bytes; then payloads, sizes, out and result are not read.
+int dr_cuda_decode_sum(dr_context* context, const dr_codec* codec, const dr_cuda_sum* sums,
+                       uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream);
+// The same as graphs: the payloads, outputs and scales are those of each launch.
+int dr_cuda_record_sums(dr_context* context, const dr_codec* codec, const dr_cuda_sum* sums,
+                        uint64_t count, void* workspace, size_t* workspace_bytes,
+                        dr_cuda_graph** graph);
+int dr_cuda_launch_sums(dr_context* context, const dr_cuda_graph* graph, const dr_codec* codec,
+                        const dr_cuda_sum* sums, void* cuda_stream);
 
 // Returns whether encode and decode support the codec's stages.
 int dr_cuda_supports(const dr_codec* codec);

@@ -2,8 +2,6 @@
 #ifndef DEEPREDUCE_CUDA_ENCODE_CUH
 #define DEEPREDUCE_CUDA_ENCODE_CUH
 
-#include <vector>
-
 #include "cuda/codecs.cuh"
 #include "cuda/deepreduce_cuda.h"
 
@@ -36,38 +34,25 @@ struct Encoding : dr_cuda_encoding {
 
 void encode(Device&, const dr_codec&, const Encoding&);
 
-// The encodings of several tensors. They are divided among `branches`, which have workspaces of
-// their own, one after another.
-class Encodings {
- public:
-  // Throws if the host can see that an argument is invalid.
-  Encodings(const dr_codec* codecs, const dr_cuda_encoding* encodings, uint64_t count,
-            uint32_t branches);
-  uint64_t workspace_bytes() const { return workspace_bytes_; }
-  // Returns the maximum size of a payload.
-  uint64_t payload_capacity(uint64_t i) const { return payload_capacities_[i]; }
-  uint32_t branches() const { return static_cast<uint32_t>(branches_.size()); }
-  // Copies the inputs of a step to the workspace, of all branches.
-  static void set_inputs(const dr_cuda_encoding* encodings, uint64_t count, void* workspace,
-                         cudaStream_t stream);
-  // Starts the work of a branch. It reads the inputs when it runs.
-  void encode(uint32_t branch, void* workspace, cudaStream_t stream) const;
+// A payload to decode, in device memory.
+struct Payload {
+  const uint8_t* data;
+  uint64_t size;
+  uint32_t most, most_indices;  // maximum numbers of values and of indices for this size
+};
+// Throws if the payload is shorter than a header.
+Payload described(const dr_codec&, uint64_t d, const uint8_t* data, uint64_t size);
 
- private:
-  struct Branch {
-    std::vector<uint64_t> members;
-    uint64_t elements, start, bytes;  // of its workspace
-  };
-  std::vector<uint64_t> payload_capacities_;
-  const dr_codec* codecs_;
-  const dr_cuda_encoding* encodings_;
-  std::vector<Branch> branches_;
-  uint64_t workspace_bytes_ = 0;
+// What is another in each step, in device memory.
+struct SumInputs {
+  float* out;
+  float scale;
 };
 
-// out (d,) += scale * the dense tensor of payload number `position`.
-void decode_sum(Device&, const dr_codec&, uint64_t position, const uint8_t* payload, uint64_t size,
-                float* out, uint64_t d, float scale);
+// inputs->out (d,) += inputs->scale * the dense tensor of payload number `position`. `payload` is
+// in device memory. `most`: of the largest payload that can be there.
+void decode_sum(Device&, const dr_codec&, uint64_t position, const Payload* payload,
+                const Payload& most, const SumInputs* inputs, uint64_t d);
 
 }  // namespace cuda
 }  // namespace deepreduce

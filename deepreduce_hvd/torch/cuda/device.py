@@ -12,80 +12,119 @@ from deepreduce_hvd.torch.cuda.exchange import DeviceAllgather, DeviceMember
 from deepreduce_hvd.torch.results import as_float32
 
 
-class _SumOnDevices:
-    """The sums of one bucket, made on its gradients' devices."""
+class _BucketSums:
+    """The sums of a bucket's gradients on one device, all started together.
 
-    def __init__(self, total):
-        self._gathered = total.gathered  # payloads of all ranks, on the device or the host
-        self._left = len(total.messages)
-        self._results = {}  # device -> [(name, dr_cuda_result there)]
+    Args:
+        total: the bucket's :class:`~deepreduce_hvd.communicators.sums.GatheredPayloads`.
+        device: the device.
+        scale: factor of the sums.
+        in_place: whether sums may replace gradients.
+        calls: torch.classes.deepreduce.BucketSums, of earlier steps of the same gradients.
 
-    def bytes_on(self, device):
-        if not isinstance(self._gathered, torch.Tensor):
-            host = pinned(self._gathered.size, torch.uint8)
-            host.numpy()[:] = self._gathered
-            self._gathered = host.to(device, non_blocking=True)
-        return self._gathered.to(device)
+    Attributes:
+        names: names of the parameters.
+        results: (n, m) uint8 on the device: a dr_cuda_result for each.
+    """
 
-    def add(self, name, result):
-        """Store a result; return whether it was the last one of the bucket."""
-        self._results.setdefault(result.device, []).append((name, result))
-        self._left -= 1
-        return self._left == 0
+    def __init__(self, total, device, scale, in_place, calls):
+        self.scale = scale
+        numbers = [
+            number
+            for number, member in enumerate(total.members)
+            if isinstance(member, DeviceMember) and member.device == device
+        ]
+        members = [total.members[number] for number in numbers]
+        self.names = [member.name for member in members]
+        self._outs = dict(zip(numbers, _zeros_for(members, device, in_place)))
+        messages = [message for number in numbers for message in total.messages[number]]
+        policy = members[0].slot.policy  # all members of a bucket have the same
+        self.results = operators.checked(
+            calls.start,
+            list(self._outs.values()),
+            _bytes_on(device, total.gathered),
+            [message.start for message in messages],
+            [message.end - message.start for message in messages],
+            scale,
+            policy.codec.fields(policy.memory),
+        )
 
-    def send_results(self):
-        """Start copies of the results to the host.
+    def take(self, number):
+        """Return the sum of a member, (d,) float32, for the only time."""
+        return self._outs.pop(number)
 
-        Returns:
-            One tuple per device: names, pinned rows of results, handle of the copies.
-        """
-        sent = []
-        for device, results in self._results.items():
-            names, rows = zip(*results)
-            copies = CopiesToHost()
-            sent.append(
-                (names, copies.start(torch.stack(rows), torch.cuda.current_stream(device)), copies)
-            )
-        self._results = {}
-        return sent
+    def has(self, number, scale):
+        return self.scale == scale and number in self._outs
+
+
+def _zeros_for(members, device, in_place):
+    """Return zeros for the sums, (d,) float32 each; with ``in_place``, in gradients if possible."""
+    replaced = [member.on_device for member in members if in_place and member.replaceable]
+    if replaced:
+        torch._foreach_zero_(replaced)
+    others = [member for member in members if not (in_place and member.replaceable)]
+    sizes = [member.on_device.numel() for member in others]
+    apart = iter(torch.zeros(sum(sizes), dtype=torch.float32, device=device).split(sizes))
+    return [
+        member.on_device if in_place and member.replaceable else next(apart) for member in members
+    ]
+
+
+def _bytes_on(device, gathered):
+    """Return the payloads of all ranks, which are on a device or the host, on this device."""
+    if not isinstance(gathered, torch.Tensor):
+        host = pinned(gathered.size, torch.uint8)
+        host.numpy()[:] = gathered
+        gathered = host
+    return gathered.to(device, non_blocking=True)
 
 
 class DeviceSums:
     """Sums on devices in one step of one optimizer.
 
     Errors and non-finite results are checked only when the step is over.
+
+    Args:
+        calls_of: function of the names of parameters that returns the
+            torch.classes.deepreduce.BucketSums of their bucket.
     """
 
-    def __init__(self):
-        self._sums = {}  # GatheredPayloads -> _SumOnDevices
+    def __init__(self, calls_of):
+        self._calls_of = calls_of
+        self._sums = {}  # (GatheredPayloads, device) -> _BucketSums
         self._finite = {}  # device -> (1,) bool there: whether all checked tensors are finite
         self._sent = []
         self._verdicts = []
 
-    def decode(self, slot, result, total, number, scale):
+    def decode(self, result, total, number, scale, in_place):
         """Fill ``result`` with the sum of one gradient.
 
-        ``result`` may be the gradient's own memory, because the gradient is encoded already.
+        The sums of the whole bucket start together with the first one that is requested.
+
+        Args:
+            result: a tensor on a device. It may be the gradient's own memory, because the gradient
+                is encoded already.
+            total: sum of the gradient's bucket.
+            number: number of the gradient's bucket member.
+            scale: factor of the sum.
+            in_place: whether sums may replace all gradients of the bucket.
         """
-        flat = as_float32(result)
-        out = (
-            torch.zeros(result.numel(), dtype=torch.float32, device=result.device)
-            if flat is None
-            else flat.zero_()
-        )
-        sums = self._sums.get(total)
+        sums = self._sums.get((total, result.device))
         if sums is None:
-            sums = self._sums[total] = _SumOnDevices(total)
-        bytes_there = sums.bytes_on(result.device)
-        payloads = [bytes_there[message.start : message.end] for message in total.messages[number]]
-        fields = slot.policy.codec.fields(slot.policy.memory)
-        if sums.add(
-            slot.name,
-            operators.checked(torch.ops.deepreduce.start_decode_sum_, out, payloads, scale, fields),
-        ):
-            self._sent += self._sums.pop(total).send_results()
-        if flat is None:
+            sums = self._start(total, result.device, scale, in_place)
+        if not sums.has(number, scale):  # another operation than that of the first one
+            sums = self._start(total, result.device, scale, in_place=False)
+        out = sums.take(number)
+        if as_float32(result) is None or result.data_ptr() != out.data_ptr():
             result.copy_(out.view(result.shape))
+
+    def _start(self, total, device, scale, in_place):
+        calls = self._calls_of(tuple(member.name for member in total.members), device)
+        sums = self._sums[total, device] = _BucketSums(total, device, scale, in_place, calls)
+        copies = CopiesToHost()
+        rows = copies.start(sums.results, torch.cuda.current_stream(device))
+        self._sent.append((sums.names, rows, copies))
+        return sums
 
     def look_at(self, result):
         """Record, without waiting, whether a tensor on a device is finite."""
@@ -94,9 +133,7 @@ class DeviceSums:
         self._finite[result.device] = finite if known is None else known & finite
 
     def send(self):
-        """Start copies of results and finite flags to the host."""
-        for sums in self._sums.values():
-            self._sent += sums.send_results()
+        """Start copies of finite flags to the host. No result is requested after this."""
         self._sums = {}
         for device, finite in self._finite.items():
             copies = CopiesToHost()
@@ -132,10 +169,16 @@ class DevicePath(BaseDevicePath):
         )
         self.side_streams = SideStreams()
         self._encodings = {}  # names of members -> BucketEncodings
+        self._sums = {}  # names of a bucket's members, device -> BucketSums
 
     def sums(self):
         """Return the :class:`DeviceSums` of a new step."""
-        return DeviceSums()
+        return DeviceSums(self._calls_of)
+
+    def _calls_of(self, *bucket):
+        if bucket not in self._sums:
+            self._sums[bucket] = torch.classes.deepreduce.BucketSums()
+        return self._sums[bucket]
 
     def takes(self, tensor):
         """Return whether a tensor is compressed on its device."""
@@ -150,7 +193,9 @@ class DevicePath(BaseDevicePath):
         codec, memory = slot.policy.codec, slot.policy.memory
         if held:
             return DeviceMember(slot, flat, nothing=payload_of_nothing(codec, flat.numel()))
-        return DeviceMember(slot, flat, codec.fields(memory, slot.steps - 1))
+        return DeviceMember(
+            slot, flat, codec.fields(memory, slot.steps - 1), as_float32(gradient) is not None
+        )
 
     def start_encodings(self, members):
         """Start to encode gradients of one device, on its current stream.

@@ -30,16 +30,19 @@ class DeviceMember(BucketMember):
         slot: slot of the parameter.
         gradient: (d,) tensor on a GPU.
         fields: the numbers of its codec and memory.
+        replaceable: whether ``gradient`` has the memory of the parameter's gradient, in float32, so
+            that the sum can replace it.
         nothing: the payload of a held member, (n,) uint8 NumPy; None for other members.
     """
 
-    def __init__(self, slot, gradient, fields=None, nothing=None):
+    def __init__(self, slot, gradient, fields=None, replaceable=False, nothing=None):
         super().__init__(
             slot.name, _shape_only(gradient.numel()), (), slot.key, held=fields is None
         )
         self.slot = slot
         self.on_device = gradient
         self.fields = fields
+        self.replaceable = replaceable
         self.device = gradient.device
         self.ready_on = torch.cuda.current_stream(gradient.device)  # computes the gradient
         #: memory that begins with the payload, on the device

@@ -65,15 +65,15 @@ expect(dr.PeerFailedError, "rank 1: ", "parameter second: gradient: expected con
 torch_device.DevicePath.start_encodings = start_encodings
 
 # the message of one rank is corrupted, which is known when the next step begins
-bytes_on = torch_device._SumOnDevices.bytes_on
+bytes_on = torch_device._bytes_on
 
 
-def damaged(self, device):
-    there = bytes_on(self, device)
+def damaged(device, gathered):
+    there = bytes_on(device, gathered)
     there[-1] ^= 1  # in the last gradient of the last rank
     return there
 
 
-torch_device._SumOnDevices.bytes_on = damaged
+torch_device._bytes_on = damaged
 expect(dr.CorruptPayloadError, "parameter ", ": rank 1: payload checksum: expected ")
 print("as expected")

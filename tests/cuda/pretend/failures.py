@@ -55,13 +55,14 @@ assert indices.is_cuda and torch.equal(
 # the error of a sum that does not wait is raised later
 broken = payload.clone()
 broken[30:].zero_()
-result = torch.ops.deepreduce.start_decode_sum_(
-    torch.zeros(10).to("cuda"), [broken], 1.0, codec.fields(dr.NoMemory())
-)
+sums, fields = torch.classes.deepreduce.BucketSums(), codec.fields(dr.NoMemory())
+result = sums.start(
+    [torch.zeros(10).to("cuda")], broken.contiguous(), [0], [broken.numel()], 1.0, fields
+)[0]
 with pytest.raises(dr.CorruptPayloadError):
     operators.checked(torch.ops.deepreduce.raise_failure, result.cpu())
 with pytest.raises(dr.InvalidArgumentError, match="expected one with CUDA kernels"):
     fields = dr.Codec(dr.TopK(0.5), value=dr.Deflate()).fields(dr.NoMemory())
     operators.checked(
-        torch.ops.deepreduce.start_decode_sum_, torch.zeros(10).to("cuda"), [payload], 1.0, fields
+        sums.start, [torch.zeros(10).to("cuda")], payload, [0], [payload.numel()], 1.0, fields
     )
