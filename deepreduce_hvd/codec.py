@@ -81,6 +81,8 @@ class Codec:
         self.value = _expect(RawValue() if value is None else value, ValueCodec, "Codec value")
         for stage in (self.sparsifier, self.index, self.value):
             expect_usable(stage)
+        #: the numbers of the index codec and the value codec, once they are known
+        self._encoding: list[float] | None = None
 
     def __repr__(self) -> str:
         return f"Codec({self.sparsifier!r}, index={self.index!r}, value={self.value!r})"
@@ -126,12 +128,9 @@ class Codec:
             index codec, the value codec and the memory, in this order. All stages must be built-in
             ones (:meth:`is_native`).
         """
-        return [
-            *self.sparsifier.fields(step),
-            *self.index.fields(),
-            *self.value.fields(),
-            *memory.fields(),
-        ]
+        if self._encoding is None:  # each gradient of each step needs it
+            self._encoding = [*self.index.fields(), *self.value.fields()]
+        return [*self.sparsifier.fields(step), *self._encoding, *memory.fields()]
 
     def encode(
         self,

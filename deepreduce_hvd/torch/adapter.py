@@ -90,12 +90,12 @@ class Adapter(TorchAdapter):
     def compress(self, tensor):
         """Start the exchange of one gradient, as :meth:`Compressor.compress`."""
         started = time.perf_counter()
-        reduced, pending = self._compress(tensor)
+        reduced, pending = self._compress(tensor, started)
         name = pending.slot.name
         self.times.gradients((name,), name, started, time.perf_counter())
         return reduced, pending
 
-    def _compress(self, tensor):
+    def _compress(self, tensor, started):
         caller = current_caller()
         wire.expect_process_set(self.process_set, caller.process_set)
         slot = self._parameters.slot_for(tensor, caller.parameter)
@@ -127,22 +127,16 @@ class Adapter(TorchAdapter):
             self._exchanges.encode_early(flight, slot, member)
             if flight.full:
                 self._exchanges.start_early(flight, self.transport)
-            self._exchanges.advance()
+            self._exchanges.advance(started)
         elif step.owned:
             self._exchanges.wait_until_sent(step.flights, self.transport)
-        kept = self._probes.take(self._probe_of(slot, step), _probe_device(caller, tensor))
+        numbers = wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1)
+        kept = self._probes.take(numbers, _probe_device(caller, tensor))
         return kept.tensors[0], Pending(slot, tensor, made, step, kept, flight)
 
     def _call_ranks(self, label):
         """Start a roll call."""
         return RollCall(self.transport, collective_name(self.compressor.number, label))
-
-    @staticmethod
-    def _probe_of(slot, step):
-        """Return the probe of a gradient, (4,) float32."""
-        return torch.tensor(
-            wire.probe(hvd.rank(), step.buckets.fingerprint, slot.steps - 1), dtype=torch.float32
-        )
 
     def _member(self, slot, tensor, copies, loss_scale, held):
         """Return the bucket member of a gradient, or one that failed."""

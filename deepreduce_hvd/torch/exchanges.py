@@ -6,6 +6,8 @@ import horovod.torch as hvd
 
 from deepreduce_hvd.communicators.encoding_threads import EncodingThreads
 
+#: exchanges are not tested more often in backward; Horovod itself works once per millisecond
+_SECONDS_BETWEEN = 5e-4
 #: maximum time in seconds to wait for the other ranks' backward passes
 _MOST_SECONDS = 5.0
 
@@ -30,6 +32,7 @@ class Exchanges:
         """Forget all exchanges in flight, and that the communicator is prepared."""
         self._threads.settle()
         self._in_flight = []
+        self._advanced_at = 0.0
         self._prepared = False
 
     def settle(self):
@@ -60,8 +63,15 @@ class Exchanges:
         if self._prepared:
             self._start(flight, transport)
 
-    def advance(self):
-        """Advance all exchanges as far as possible without waiting."""
+    def advance(self, now):
+        """Advance all exchanges as far as possible without waiting, if it is time to.
+
+        Args:
+            now: time of ``time.perf_counter``.
+        """
+        if now - self._advanced_at < _SECONDS_BETWEEN:
+            return
+        self._advanced_at = now
         for exchange in self._in_flight:
             exchange.advance()
         self._drop_done()

@@ -47,6 +47,22 @@ class Kept:
         _in_flight.discard(self)
 
 
+class Probe(Kept):
+    """A probe, (4,) float32, that Horovod reduces."""
+
+    def __init__(self, device):
+        tensor = torch.empty(4, dtype=torch.float32, device=device)
+        super().__init__(tensor)
+        # a view; writing to it takes a tenth of the time of making a tensor and copying that
+        self._numbers = tensor.numpy() if tensor.device.type == "cpu" else None
+
+    def write(self, numbers):
+        if self._numbers is None:
+            self.tensors[0].copy_(torch.tensor(numbers, dtype=torch.float32))
+        else:
+            self._numbers[:] = numbers
+
+
 class Probes:
     """A pool of the probes that Horovod reduces."""
 
@@ -54,10 +70,10 @@ class Probes:
         self._free = {}  # device -> probes that are not in use
 
     def take(self, numbers, device):
-        """Return a held :class:`Kept` with ``numbers``, (4,) float32, on a device."""
+        """Return a held :class:`Probe` with four numbers on a device."""
         free = self._free.get(device)
-        probe = free.pop() if free else Kept(torch.empty_like(numbers, device=device))
-        probe.tensors[0].copy_(numbers)
+        probe = free.pop() if free else Probe(device)
+        probe.write(numbers)
         probe.hold()
         return probe
 

@@ -18,7 +18,7 @@ from deepreduce_hvd.communicators.sums import GatheredPayloads
 from deepreduce_hvd.errors import CorruptPayloadError
 from deepreduce_hvd.numpy_backend import add_payloads, decode_sum_sparse
 from deepreduce_hvd.torch import ops as operators
-from deepreduce_hvd.torch.cuda.copies import CopiesToHost
+from deepreduce_hvd.torch.cuda.copies import CopiesToHost, stream_number
 
 _LENGTH = struct.Struct("<I")
 
@@ -44,7 +44,7 @@ class DeviceMember(BucketMember):
         self.fields = fields
         self.replaceable = replaceable
         self.device = gradient.device
-        self.ready_on = torch.cuda.current_stream(gradient.device)  # computes the gradient
+        self.ready_on = stream_number(gradient.device)  # computes the gradient
         #: memory that begins with the payload, on the device
         self.room: Any = None
         self.payload: Any = None  # (n,) uint8 tensor, on the device
@@ -101,8 +101,10 @@ class DeviceEncodings:
         for device in dict.fromkeys(member.device for member in on_device):
             there = [member for member in on_device if member.device == device]
             stream = torch.cuda.current_stream(device)
-            for other in {member.ready_on for member in there} - {stream}:
-                stream.wait_stream(other)
+            for member in there:
+                if member.ready_on != stream_number(device):
+                    stream.wait_stream(torch.cuda.ExternalStream(member.ready_on, device))
+                    member.on_device.record_stream(stream)
             self._start([member for member in there if not member.held], start, stream)
             self._groups.append((stream, there))
 
