@@ -87,23 +87,6 @@ def raise_notices(name, messages):
         raise PeerFailedError(f"parameter {name}: {'; '.join(failures)}")
 
 
-class Present(NamedTuple):
-    """The ranks whose gradients take part in a reduction.
-
-    Attributes:
-        ranks: the number of ranks.
-        rank_sum: the sum of (global rank + 1) over these ranks.
-    """
-
-    ranks: int
-    rank_sum: int
-
-    @classmethod
-    def of(cls, ranks):
-        """Return the value for a list of global ranks."""
-        return cls(len(ranks), sum(ranks) + len(ranks))
-
-
 def expect_process_set(own, of_horovod):
     """Raise InvalidArgumentError if Horovod reduces over another process set than the compressor.
 
@@ -131,7 +114,7 @@ def probe(rank, fingerprint, step):
     return _native.make_probe(rank, fingerprint, step)
 
 
-def scale_of(name, reduced, present, fingerprint, step):
+def scale_of(name, reduced, ranks, fingerprint, step):
     """Return the factor that Horovod's reduction applies to the gradient of each rank.
 
     The factor is 1/size with Average and 1 with Sum.
@@ -139,7 +122,7 @@ def scale_of(name, reduced, present, fingerprint, step):
     Args:
         name: the name of the parameter.
         reduced: the probe after Horovod's reduction, four floats.
-        present: the ranks that take part, a :class:`Present`.
+        ranks: the global numbers of the ranks that take part.
         fingerprint: 32 bits of this rank's configuration.
         step: the step of this rank's probe.
 
@@ -148,6 +131,6 @@ def scale_of(name, reduced, present, fingerprint, step):
             the compressor of another rank has another configuration or is at another step.
     """
     try:
-        return _native.scale(reduced, *present, fingerprint, step)
+        return _native.scale(reduced, ranks, fingerprint, step)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"parameter {name}: {error}") from None

@@ -170,10 +170,10 @@ void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* p
   make_probe(rank, fingerprint, step, probe);
 }
 
-int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count,
-             uint64_t rank_sum, uint32_t fingerprint, uint64_t step, double* scale) {
+int dr_scale(dr_context* context, const double* reduced_probe, const uint64_t* ranks,
+             uint64_t rank_count, uint32_t fingerprint, uint64_t step, double* scale) {
   return guarded(context, [&](Context&) {
-    *scale = scale_of(reduced_probe, rank_count, rank_sum, fingerprint, step);
+    *scale = scale_of(reduced_probe, ranks, rank_count, fingerprint, step);
   });
 }
 
