@@ -16,6 +16,7 @@ from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
 from deepreduce_hvd.coordination.collective_names import collective_name, process_set_key
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec
 from deepreduce_hvd.stages.index_codecs import Rice
@@ -378,7 +379,8 @@ def _finite_sum(label, total, divisor):
         indices, values = total.sparse(0, 1.0)
         if np.isfinite(values).all():
             values = values / np.float32(divisor)
-            return indices[values != 0], values[values != 0]
+            nonzero = is_nonzero(values)
+            return indices[nonzero], values[nonzero]
     raise InvalidArgumentError(
         f"{label}: expected a sum within float32, got one that is not finite"
     )

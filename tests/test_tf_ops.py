@@ -262,6 +262,22 @@ def test_slices_that_cancel_the_residual_leave_nothing_behind(dtype):
     np.testing.assert_array_equal(residual.numpy(), np.repeat(np.float32([0.5, 0.25]), 100))
 
 
+def test_denormal_slices_are_not_lost_in_a_graph():
+    """TensorFlow's threads flush denormal numbers, which slices and residual keep."""
+    random = np.random.default_rng(4)
+    for _ in range(10):
+        start = random.integers(-3, 4, 200).astype(np.float32) * np.float32(1e-40)
+        residual, rows = tf.Variable(start), random.integers(0, 50, 20)
+        values = random.integers(-3, 4, (20, 4)).astype(np.float32) * np.float32(1e-40)
+        encode = tf.function(
+            lambda rows, values, residual=residual: slices(rows, values, residual=residual)
+        )
+        payload = encode(tf.constant(rows), tf.constant(values)).numpy()
+        expected = start.reshape(50, 4).copy()
+        np.add.at(expected, rows, values)
+        np.testing.assert_array_equal(dr.decode(payload) + residual.numpy(), expected.reshape(-1))
+
+
 @pytest.mark.parametrize(("messages", "ranks"), [(0, 1), (2, 1), (1, 2), (3, 2), (4, 2), (2, 4)])
 def test_the_number_of_messages_must_be_that_of_the_ranks(messages, ranks):
     """A missing payload does not count as zeros, and no payload is added twice."""

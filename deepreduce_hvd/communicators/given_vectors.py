@@ -15,6 +15,7 @@ from deepreduce_hvd.communicators.hierarchical import Hierarchical
 from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import TopK
 
@@ -66,7 +67,7 @@ class GivenVector(Bucket):
         return self.code(self._given, 0, self.rank)
 
     def put_back(self, indices, values):
-        lost = values != 0
+        lost = is_nonzero(values)
         self._lost.append((indices[lost], values[lost]))
 
     def rest(self):
@@ -83,7 +84,8 @@ class GivenVector(Bucket):
         found, places = np.unique(indices, return_inverse=True)
         sums = np.zeros(found.size, dtype=np.float32)
         np.add.at(sums, places, values)
-        return found[sums != 0], sums[sums != 0]
+        left = is_nonzero(sums)
+        return found[left], sums[left]
 
 
 class GivenVectorSum(Communicator):

@@ -9,10 +9,7 @@
 #include "container/payload.h"
 #include "container/wire.h"
 #include "select/sparse.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "support/floating_point.h"
 
 namespace deepreduce {
 namespace {
@@ -34,18 +31,6 @@ Simd allowed_simd(int32_t wanted) {
   const Simd best = best_simd();
   return wanted < 0 || wanted >= static_cast<int>(best) ? best : static_cast<Simd>(wanted);
 }
-
-// Frameworks run their threads with denormals flushed to zero; the payload must not depend on that.
-class DefaultFloatingPoint {
- public:
-#if defined(__x86_64__)
-  DefaultFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
-  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#endif
-};
 
 template <class Work>
 int guarded(dr_context* context, Work work) {
