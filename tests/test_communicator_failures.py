@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from codecs_table import gradient
+from codecs_table import MEMORIES, gradient
 from sampling import parametrize_product
 from simulated_ranks import (
     LOSSY,
@@ -20,6 +20,9 @@ import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import BucketMember
 from deepreduce_hvd.communicators.simulator import PeerGone, Simulator
 
+#: those that send a bucket as one tensor
+WHOLE_BUCKETS = [name for name, scheme in SCHEMES.items() if not scheme.sends_payloads]
+
 
 @parametrize_product(scheme=SCHEMES, shapes=[None, [60, 140]], who=[0, 1, 4], bad=[np.nan, np.inf])
 def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
@@ -35,10 +38,37 @@ def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
     )
     for total in totals:
         assert np.isnan(total[60:]).all()
-    # the memory of the rank is unchanged; adding a selected element back is exact, except for the
-    # part selected from the gradient
-    kept = kept_of(buckets[who])
-    same_bits(kept[60:] if shapes else kept, residuals[who][60:] if shapes else residuals[who])
+    # the memory of the rank is unchanged, that of another member too if they are one tensor
+    unchanged = slice(60 if shapes and scheme not in WHOLE_BUCKETS else 0, None)
+    same_bits(kept_of(buckets[who])[unchanged], residuals[who][unchanged])
+
+
+@parametrize_product(scheme=WHOLE_BUCKETS, memory=MEMORIES, bad=[np.nan, None])
+def test_the_order_of_a_bucket_does_not_decide_which_memories_change(scheme, memory, bad):
+    """Members with NaN, and others that have failed, are found before any memory changes."""
+    random = np.random.default_rng(sorted(SCHEMES).index(scheme))
+    codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
+    for _ in range(10):
+        shapes = random.integers(1, 60, random.integers(2, 6)).tolist()
+        who, which = int(random.integers(3)), int(random.integers(len(shapes)))
+        buckets = jobs_of(codec, MEMORIES[memory], gradients_of(3, sum(shapes)), shapes=shapes)
+        members = buckets[who].members
+        for member in members:
+            for part in member.state:
+                part[...] = random.standard_normal(part.size)
+        states = [part.copy() for member in members for part in member.state]
+        if bad is None:
+            members[which].failure = ValueError("gone")
+        else:
+            members[which].gradient[random.integers(shapes[which])] = bad
+        for outcome in Simulator(3).run(SCHEMES[scheme], buckets):
+            assert (
+                isinstance(outcome, dr.PeerFailedError)
+                if bad is None
+                else np.isnan(dense_of(outcome, buckets)).all()
+            )
+        for before, after in zip(states, [part for member in members for part in member.state]):
+            same_bits(before, after)
 
 
 class Unprintable(Exception):
