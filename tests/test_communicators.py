@@ -129,6 +129,24 @@ def test_threads_that_flush_denormal_numbers_change_nothing(scheme, value):
         assert runs[0] == runs[1]
 
 
+@pytest.mark.parametrize("scheme", ["gtopk", "gtopk_tree"])
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_velocities_of_elements_that_come_back_stay_zero(scheme, size):
+    codec, gradients = dr.Codec(dr.TopK(0.1)), gradients_of(size, 200)
+    _, buckets = run(scheme, codec, gradients, memory=dr.MomentumCorrection(0.5))
+    for bucket, whole in zip(buckets, gradients):
+        (member,) = bucket.members
+        sent = dr.TopK(0.1).select(whole, 0)
+        assert not member.state[1][sent].any()
+        rest = np.setdiff1d(np.arange(200), sent)
+        same_bits(member.state[1][rest], whole[rest])
+    if size > 1:  # some of what was sent has come back
+        assert any(
+            bucket.members[0].state[0][dr.TopK(0.1).select(whole, 0)].any()
+            for bucket, whole in zip(buckets, gradients)
+        )
+
+
 #: schemes that take more than a second with 1024 ranks use 200 ranks in the default run
 QUICK = [name for name in SCHEMES if name in ("cltk", "shared_random_k")]
 #: SplitAllgather is tested on 200 ranks: on 1024 it takes a minute
