@@ -127,8 +127,8 @@ def sparse_allreduce(
     call, or drop it. It is not divided by the number of ranks.
 
     Time and memory do not depend on ``d``, with these exceptions: the codecs :class:`Bitmap` and
-    :class:`Bloom`, value codecs that sort (:class:`FitPoly`, :class:`FitDExp`, :class:`Quantile`),
-    and vectors or sums so full that all elements take fewer bytes.
+    :class:`Bloom`, :class:`RawIndex` with value codecs that sort (:class:`FitPoly`,
+    :class:`FitDExp`), and vectors or sums so full that all elements take fewer bytes.
 
     Args:
         indices: (n,) distinct integers in [0, d), in any order; int32, int64, uint32 or uint64. A
