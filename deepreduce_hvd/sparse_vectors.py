@@ -142,7 +142,7 @@ def sparse_allreduce(
         communicator: :class:`Allgather` (the default), :class:`SplitAllgather`,
             :class:`RecursiveDoubling`, :class:`GTopK`, :class:`Auto`, or a custom communicator that
             sums what a bucket selects. ``GTopK`` keeps as many elements as the longest vector has.
-            Use one ``Auto()`` for all calls, because it measures the link once.
+            Use one ``Auto()`` for all calls, because it measures the links of a process set once.
         index: the codec of the indices. Default: :class:`Rice`.
         value: the codec of the values. Default: :class:`RawValue`.
         process_set: the Horovod process set of the ranks that take part. Default: all ranks.

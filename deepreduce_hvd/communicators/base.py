@@ -199,6 +199,28 @@ class Communicator:
             transport: the transport of the group of ranks.
         """
 
+    def generation(self, transport: Transport) -> int:
+        """Return how often this rank has prepared for exchanges of these ranks.
+
+        Some ranks may have prepared with other partners, or not at all, for instance a rank that
+        has joined an elastic job. If the numbers differ, all ranks call :meth:`renew`.
+
+        Args:
+            transport: the transport of the group of ranks.
+
+        Returns:
+            The number; 0 for a communicator that remembers nothing about the ranks.
+        """
+        return 0
+
+    def renew(self, transport: Transport, generation: int) -> None:
+        """Prepare again, unless that has been done for this generation.
+
+        Args:
+            transport: the transport of the group of ranks.
+            generation: what :meth:`generation` returns afterwards; the same on all ranks.
+        """
+
     def reset(self) -> None:
         """Forget all facts about the ranks.
 
