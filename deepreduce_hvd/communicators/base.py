@@ -1,5 +1,6 @@
 """Base classes of communicators and transports, independent of any framework."""
 
+import math
 import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ class Transport:
     rank: int
     #: The number of ranks on this host.
     local_size: int
+    #: The most bytes that a rank can send, and the most that it can receive, in one collective.
+    most_bytes: float = math.inf
 
     @property
     def ranks(self) -> list[int]:

@@ -56,6 +56,28 @@ def write_notice(text):
     return _native.write_notice(text.encode(errors="backslashreplace"))
 
 
+def size_notice(size, senders, most, rank):
+    """Return the notice of messages that are too large for a collective, (n,) uint8.
+
+    Args:
+        size: the number of bytes of the messages.
+        senders: the number of ranks that may send as much to the same rank.
+        most: the most bytes that a rank can receive.
+        rank: the global number of the rank that sends the messages.
+    """
+    return _native.size_notice(size, senders, most, rank)
+
+
+def refusal_of(messages, refusal):
+    """Return notices to send in place of messages: all ranks raise the error, and none waits.
+
+    Args:
+        messages: (n,) uint8, one or more messages one after another.
+        refusal: the notice that says why they cannot be sent.
+    """
+    return np.concatenate([refusal] * len(split(messages)))
+
+
 def split(gathered):
     """Split the concatenated messages of all ranks.
 

@@ -151,6 +151,11 @@ int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes) 
   return guarded(context, [&](Context&) { write_notice(context, text, text_bytes); });
 }
 
+int dr_write_size_notice(dr_context* context, uint64_t size, uint64_t senders, uint64_t most,
+                         uint64_t rank) {
+  return guarded(context, [&](Context&) { write_size_notice(context, size, senders, most, rank); });
+}
+
 void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
   make_probe(rank, fingerprint, step, probe);
 }

@@ -171,6 +171,12 @@ int dr_read_message(dr_context* context, const uint8_t* messages, uint64_t size,
 // Writes a notice to context->output.
 int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes);
 
+// Writes the notice of messages of `size` bytes that are too large to send: `senders` ranks may
+// send as much to one rank, which can receive `most` bytes. rank: global number of the rank that
+// sends.
+int dr_write_size_notice(dr_context* context, uint64_t size, uint64_t senders, uint64_t most,
+                         uint64_t rank);
+
 // The probe that compress gives to Horovod's reduction: four numbers, exact in float32. They are 1,
 // a hash of the rank, from 0 to 2, and the low and the high 16 bits of a mark of configuration and
 // step, each divided by 65536.

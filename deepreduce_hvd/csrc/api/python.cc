@@ -316,6 +316,12 @@ Bytes write_notice(const std::string& text) {
   return call.result();
 }
 
+Bytes size_notice(uint64_t size, uint64_t senders, uint64_t most, uint64_t rank) {
+  Call call(-1);
+  call.check(dr_write_size_notice(&call.context, size, senders, most, rank));
+  return call.result();
+}
+
 std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step) {
   std::vector<double> probe(DR_PROBE_LENGTH);
   dr_make_probe(rank, fingerprint, step, probe.data());
@@ -380,6 +386,8 @@ PYBIND11_MODULE(_native, module) {
   module.def("inspect", &inspect, py::arg("payload"));
   module.def("read_messages", &read_messages, py::arg("messages"));
   module.def("write_notice", &write_notice, py::arg("text"));
+  module.def("size_notice", &size_notice, py::arg("size"), py::arg("senders"), py::arg("most"),
+             py::arg("rank"));
   module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"), py::arg("step"));
   module.def("scale", &scale, py::arg("reduced_probe"), py::arg("ranks"), py::arg("fingerprint"),
              py::arg("step"));

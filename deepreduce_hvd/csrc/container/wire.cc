@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 
 #include "container/payload.h"
 #include "support/random.h"
@@ -49,6 +50,15 @@ struct Halves {
   double low, high;
 };
 
+// Writes a notice with a text of at most kLongestText bytes.
+void put_notice(dr_context* context, const char* text, uint32_t length) {
+  uint8_t* out = static_cast<uint8_t*>(context->output(context->user, kNoticeHeaderBytes + length));
+  if (out == nullptr) Arena::out_of_memory(kNoticeHeaderBytes + length, 1);
+  std::memcpy(out, kNoticeMagic, sizeof(kNoticeMagic));
+  std::memcpy(out + 4, &length, sizeof(length));
+  std::memcpy(out + kNoticeHeaderBytes, text, length);
+}
+
 }  // namespace
 
 dr_message read_message(const uint8_t* messages, uint64_t size) {
@@ -70,11 +80,21 @@ void write_notice(dr_context* context, const char* text, uint64_t text_bytes) {
   if (length < text_bytes)  // not within a UTF-8 character
     while (length > kLongestText - 4 && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80)
       --length;
-  uint8_t* out = static_cast<uint8_t*>(context->output(context->user, kNoticeHeaderBytes + length));
-  if (out == nullptr) Arena::out_of_memory(kNoticeHeaderBytes + length, 1);
-  std::memcpy(out, kNoticeMagic, sizeof(kNoticeMagic));
-  std::memcpy(out + 4, &length, sizeof(length));
-  std::memcpy(out + kNoticeHeaderBytes, text, length);
+  put_notice(context, text, length);
+}
+
+void write_size_notice(dr_context* context, uint64_t size, uint64_t senders, uint64_t most,
+                       uint64_t rank) {
+  using Number = unsigned long long;
+  char text[512];
+  const int length = std::snprintf(
+      text, sizeof(text),
+      "InvalidArgumentError: messages of rank %llu: expected at most %llu bytes, because Horovod can "
+      "bring %llu bytes to a rank, from %llu ranks in total, got %llu; use smaller buckets "
+      "(bucket_bytes=), send fewer elements, or use another communicator",
+      static_cast<Number>(rank), static_cast<Number>(most / senders), static_cast<Number>(most),
+      static_cast<Number>(senders), static_cast<Number>(size));
+  put_notice(context, text, static_cast<uint32_t>(length));
 }
 
 void make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
