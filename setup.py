@@ -50,19 +50,11 @@ SHIPPED_FILES = (
 )
 SHIPPED_FOLDERS = (CORE, TORCH_OPS, TENSORFLOW_OPS)
 
+COMMON_FLAGS = ["-O3", "-g1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 # With contraction or fast-math, the bytes of a payload would depend on the compiler and the
-# processor. For the same reason there is no -march=native: the core selects its SIMD level at run
-# time.
-COMMON_FLAGS = [
-    "-O3",
-    "-g1",
-    "-fPIC",
-    "-ffp-contract=off",
-    "-fno-fast-math",
-    "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
-]
+# processor. So these are the last flags, after CXXFLAGS. For the same reason there is no
+# -march=native: the core selects its SIMD level at run time.
+EXACT_FLAGS = ["-ffp-contract=off", "-fno-fast-math"]
 # The same rules on the device. -lineinfo lets tools show the source line of a kernel at no cost in
 # speed.
 CUDA_FLAGS = [
@@ -70,7 +62,7 @@ CUDA_FLAGS = [
     "-std=c++17",
     *nvcc.EXACT,
     "-lineinfo",
-    "-Xcompiler=-fPIC,-ffp-contract=off,-fno-fast-math,-fvisibility=hidden",
+    f"-Xcompiler={','.join(['-fPIC', *EXACT_FLAGS, '-fvisibility=hidden'])}",
 ]
 
 TORCH_EXTENSION, TENSORFLOW_EXTENSION = "deepreduce_hvd._torch_ops", "deepreduce_hvd._tf_ops"
@@ -97,7 +89,7 @@ def jobs():
 
 
 def compile_host(sources, folder, flags):
-    command = [*compiler(), *flags, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+    command = [*compiler(), *flags, *shlex.split(os.environ.get("CXXFLAGS", "")), *EXACT_FLAGS]
     return incremental_build.compile_all(sources, folder, command, jobs(), report=say)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from deepreduce_hvd import container, reference
 from deepreduce_hvd.arrays import expect_apart, expect_array
 from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.base import FIRST_USER_ID, is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
@@ -318,7 +319,7 @@ def put_back_numpy(memory, state, indices, values, start=0, native=True):
         if memory.state:
             _native.put_back(memory.fields(), indices, values, state[0], start)
         return
-    lost = values != 0
+    lost = is_nonzero(values)
     if lost.any():
         memory.put_back(state, indices[lost] - np.uint32(start), values[lost])
 

@@ -13,6 +13,7 @@ from deepreduce_hvd import container
 from deepreduce_hvd.arrays import describe
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError
 from deepreduce_hvd.numerics import bits
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.numerics.random import Purpose, random_key
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec, find, is_built_in
 from deepreduce_hvd.stages.memories.saturated import saturated_difference
@@ -275,7 +276,7 @@ def encode_sparse(stages, indices, values, d, dtype=0, seed=0, step=0, tensor=0,
     lacks[sent] = saturated_difference(dense[sent], decoded)
     given = np.zeros(d, dtype=bool)
     given[indices] = True
-    added = ~given[sent] & (decoded != 0)
+    added = ~given[sent] & is_nonzero(decoded)
     return (
         container.write(result),
         lacks[indices],

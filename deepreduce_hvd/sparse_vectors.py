@@ -16,6 +16,7 @@ from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
 from deepreduce_hvd.coordination.collective_names import collective_name, process_set_key
 from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import IndexCodec, ValueCodec
 from deepreduce_hvd.stages.index_codecs import Rice
@@ -126,8 +127,8 @@ def sparse_allreduce(
     call, or drop it. It is not divided by the number of ranks.
 
     Time and memory do not depend on ``d``, with these exceptions: the codecs :class:`Bitmap` and
-    :class:`Bloom`, value codecs that sort (:class:`FitPoly`, :class:`FitDExp`, :class:`Quantile`),
-    and vectors or sums so full that all elements take fewer bytes.
+    :class:`Bloom`, :class:`RawIndex` with value codecs that sort (:class:`FitPoly`,
+    :class:`FitDExp`), and vectors or sums so full that all elements take fewer bytes.
 
     Args:
         indices: (n,) distinct integers in [0, d), in any order; int32, int64, uint32 or uint64. A
@@ -141,7 +142,7 @@ def sparse_allreduce(
         communicator: :class:`Allgather` (the default), :class:`SplitAllgather`,
             :class:`RecursiveDoubling`, :class:`GTopK`, :class:`Auto`, or a custom communicator that
             sums what a bucket selects. ``GTopK`` keeps as many elements as the longest vector has.
-            Use one ``Auto()`` for all calls, because it measures the link once.
+            Use one ``Auto()`` for all calls, because it measures the links of a process set once.
         index: the codec of the indices. Default: :class:`Rice`.
         value: the codec of the values. Default: :class:`RawValue`.
         process_set: the Horovod process set of the ranks that take part. Default: all ranks.
@@ -378,7 +379,8 @@ def _finite_sum(label, total, divisor):
         indices, values = total.sparse(0, 1.0)
         if np.isfinite(values).all():
             values = values / np.float32(divisor)
-            return indices[values != 0], values[values != 0]
+            nonzero = is_nonzero(values)
+            return indices[nonzero], values[nonzero]
     raise InvalidArgumentError(
         f"{label}: expected a sum within float32, got one that is not finite"
     )

@@ -51,6 +51,14 @@ def build(package, **environment):
     return subprocess.run(command, cwd=package, env=variables, capture_output=True, text=True)
 
 
+def used(package):
+    """Return what the module that was built prints."""
+    program = "from deepreduce_hvd import _native; print(_native.one())"
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=package, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 @pytest.mark.slow
 def test_only_what_changed_is_compiled_again(package):
     first = build(package)
@@ -75,13 +83,26 @@ def test_only_what_changed_is_compiled_again(package):
     (package / "deepreduce_hvd/csrc/index/two.cc").unlink()
     removed = build(package, CXXFLAGS="-O1")
     assert "compiling" not in removed.stdout and "linked deepreduce_hvd._native" in removed.stdout
-    use = subprocess.run(
-        [sys.executable, "-c", "from deepreduce_hvd import _native; print(_native.one())"],
-        cwd=package,
-        capture_output=True,
-        text=True,
+    assert used(package) == "1"
+
+
+def test_cxxflags_cannot_change_the_arithmetic(package):
+    """The difference is 0 if the product is rounded, and 2^-54 if it is contracted."""
+    (package / "deepreduce_hvd/csrc/one.cc").write_text(
+        """#include "one.h"
+        #ifdef __FAST_MATH__
+        #error "fast-math"
+        #endif
+        int one() {
+          volatile double number = 1 + 0x1p-27;
+          const double x = number;
+          return x * x - (1 + 0x1p-26) == 0;
+        }
+        """
     )
-    assert use.stdout.strip() == "1", use.stderr
+    done = build(package, CXXFLAGS="-O2 -ffast-math -ffp-contract=fast -march=native")
+    assert done.returncode == 0, done.stderr
+    assert used(package) == "1"
 
 
 def test_a_compile_error_is_shown_and_leaves_no_object(package):

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from codecs_table import gradient
 from simulated_ranks import dense_of, gradients_of, jobs_of, same_bits
+from threaded_ranks import Group, ThreadedTransport, on_all
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators.auto import costs, message_bytes
+from deepreduce_hvd.communicators.auto import _Facts, costs, message_bytes
+from deepreduce_hvd.communicators.exchange import Exchange
+from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
 from deepreduce_hvd.communicators.simulator import SimulatedTransport, Simulator
 
 
@@ -42,7 +45,7 @@ def test_auto_chooses_alike_on_all_ranks_and_says_why(sparsifier):
     codec = dr.Codec(sparsifier, dr.Rice(), dr.RawValue())
     communicators = [dr.Auto() for _ in range(8)]
     for one in communicators:
-        one._latency, one._seconds_per_byte = 1e-6, 1e-6
+        one._facts[tuple(range(8))] = _Facts(1, 1e-6, 1e-6)
     chosen = []
     for step in range(3):
         buckets = jobs_of(codec, dr.Residual(), gradients_of(8, 2000), step=step)
@@ -77,5 +80,40 @@ def test_auto_measures_once_and_takes_what_rank_0_says():
     auto = dr.Auto()
     for _ in range(2):
         auto.prepare(Recording(range(4), 1))
-    assert (auto._latency, auto._seconds_per_byte) == (2e-3, 3e-9)
+    facts = auto._facts[0, 1, 2, 3]
+    assert (facts.latency, facts.seconds_per_byte) == (2e-3, 3e-9)
     assert Recording.calls == 15
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_auto_in_process_sets_whose_ranks_are_replaced(seed):
+    """Each rank has one Auto for all sets, also of equal size; a new rank has another one."""
+    random = np.random.default_rng(seed)
+    autos = [dr.Auto() for _ in range(5)]
+    for step in range(12):
+        ranks = sorted(random.choice(5, int(random.choice([2, 2, 3])), replace=False).tolist())
+        if random.integers(3) == 0:
+            autos[random.choice(ranks)] = dr.Auto()
+        d = int(random.choice([50, 5000]))
+        given = [np.sort(random.choice(d, 30, replace=False)).astype(np.uint32) for _ in ranks]
+        group = Group(len(ranks))
+
+        def sum_of(number, step=step, ranks=ranks, d=d, given=given, group=group):
+            values = np.full(30, ranks[number] + 1, dtype=np.float32)
+            vector = GivenVector("v", given[number], values, d, number, step)
+            total = GivenVectorSum(autos[ranks[number]], dr.Rice(), dr.RawValue(), {})
+            transport = ThreadedTransport(group, number, ranks)
+            exchange = Exchange(total, vector, transport, f"exchange.{step}")
+            return (*exchange.finish().sparse(0, 1.0), vector.scheme)
+
+        outcomes = on_all(
+            group, [lambda number=number: sum_of(number) for number in range(len(ranks))]
+        )
+        expected = np.zeros(d)
+        for rank, indices in zip(ranks, given):
+            expected[indices] += rank + 1
+        for outcome in outcomes:
+            assert not isinstance(outcome, Exception), (step, ranks, outcomes)
+            np.testing.assert_array_equal(outcome[0], np.flatnonzero(expected))
+            np.testing.assert_array_equal(outcome[1], expected[outcome[0]])
+            assert outcome[2] == outcomes[0][2]

@@ -1,8 +1,11 @@
 """Test that failures of simulated ranks, and values that are not finite, reach all ranks."""
 
+import math
+import re
+
 import numpy as np
 import pytest
-from codecs_table import gradient
+from codecs_table import MEMORIES, gradient
 from sampling import parametrize_product
 from simulated_ranks import (
     LOSSY,
@@ -18,7 +21,10 @@ from simulated_ranks import (
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import BucketMember
-from deepreduce_hvd.communicators.simulator import PeerGone, Simulator
+from deepreduce_hvd.communicators.simulator import PeerGone, SimulatedTransport, Simulator
+
+#: those that send a bucket as one tensor
+WHOLE_BUCKETS = [name for name, scheme in SCHEMES.items() if not scheme.sends_payloads]
 
 
 @parametrize_product(scheme=SCHEMES, shapes=[None, [60, 140]], who=[0, 1, 4], bad=[np.nan, np.inf])
@@ -35,10 +41,88 @@ def test_not_finite_on_one_rank_is_nan_on_all(scheme, who, bad, shapes):
     )
     for total in totals:
         assert np.isnan(total[60:]).all()
-    # the memory of the rank is unchanged; adding a selected element back is exact, except for the
-    # part selected from the gradient
-    kept = kept_of(buckets[who])
-    same_bits(kept[60:] if shapes else kept, residuals[who][60:] if shapes else residuals[who])
+    # the memory of the rank is unchanged, that of another member too if they are one tensor
+    unchanged = slice(60 if shapes and scheme not in WHOLE_BUCKETS else 0, None)
+    same_bits(kept_of(buckets[who])[unchanged], residuals[who][unchanged])
+
+
+@parametrize_product(scheme=WHOLE_BUCKETS, memory=MEMORIES, bad=[np.nan, None])
+def test_the_order_of_a_bucket_does_not_decide_which_memories_change(scheme, memory, bad):
+    """Members with NaN, and others that have failed, are found before any memory changes."""
+    random = np.random.default_rng(sorted(SCHEMES).index(scheme))
+    codec = dr.Codec(sparsifier_of(scheme), *LOSSY)
+    for _ in range(10):
+        shapes = random.integers(1, 60, random.integers(2, 6)).tolist()
+        who, which = int(random.integers(3)), int(random.integers(len(shapes)))
+        buckets = jobs_of(codec, MEMORIES[memory], gradients_of(3, sum(shapes)), shapes=shapes)
+        members = buckets[who].members
+        for member in members:
+            for part in member.state:
+                part[...] = random.standard_normal(part.size)
+        states = [part.copy() for member in members for part in member.state]
+        if bad is None:
+            members[which].failure = ValueError("gone")
+        else:
+            members[which].gradient[random.integers(shapes[which])] = bad
+        for outcome in Simulator(3).run(SCHEMES[scheme], buckets):
+            assert (
+                isinstance(outcome, dr.PeerFailedError)
+                if bad is None
+                else np.isnan(dense_of(outcome, buckets)).all()
+            )
+        for before, after in zip(states, [part for member in members for part in member.state]):
+            same_bits(before, after)
+
+
+class LimitedSimulator(Simulator):
+    """Simulator whose collectives fail if a rank sends or receives too much."""
+
+    def _perform(self, group, calls):
+        results = super()._perform(group, calls)
+        for call, result in zip(calls, results):
+            assert call.kind == "allreduce" or max(bytes_of(call.data), bytes_of(result)) <= (
+                SimulatedTransport.most_bytes
+            )
+        return results
+
+
+def bytes_of(data):
+    return 0 if data is None else sum(part.nbytes for part in data)
+
+
+@parametrize_product(
+    scheme=[*SCHEMES, "hierarchical"], shapes=[None, [6000, 14_000]], size=[2, 4, 6]
+)
+def test_messages_that_are_too_large_are_refused_on_all_ranks(monkeypatch, scheme, shapes, size):
+    random = np.random.default_rng(size)
+    communicator = {**SCHEMES, "hierarchical": dr.Hierarchical(dr.Allgather(), 2)}[scheme]
+    codec = dr.Codec(sparsifier_of(scheme, 0.4), *LOSSY)
+    endings = set()
+    for most in random.permutation(np.geomspace(1000 * size, 400_000, 7).astype(int)).tolist():
+        gradients = gradients_of(size, 20_000)
+        for whole in gradients:  # some ranks send much less than others
+            whole[random.integers(20_000) :] *= random.integers(2)
+
+        def outcomes(most):
+            monkeypatch.setattr(SimulatedTransport, "most_bytes", most)
+            buckets = jobs_of(codec, dr.Residual(), gradients, shapes=shapes)
+            ends = LimitedSimulator(size).run(communicator, buckets)
+            refused = [isinstance(end, dr.PeerFailedError) for end in ends]
+            assert len(set(refused)) == 1, ends
+            return ends if refused[0] else [dense_of(end, buckets) for end in ends]
+
+        ends = outcomes(most)
+        endings.add(isinstance(ends[0], Exception))
+        for end, whole in zip(ends, outcomes(math.inf)):
+            if isinstance(end, Exception):
+                assert re.search(r"rank \d: expected at most \d+ bytes, .*, got \d+; use", str(end))
+            else:
+                same_bits(end, whole)
+    assert True in endings or scheme in (
+        "cltk",
+        "shared_random_k",
+    )  # they send few indices, or none
+    assert False in endings
 
 
 class Unprintable(Exception):

@@ -10,7 +10,9 @@ from simulated_ranks import (
     RAW,
     SCHEMES,
     assert_mass_balance,
+    dense_of,
     gradients_of,
+    jobs_of,
     kept_of,
     run,
     same_bits,
@@ -19,6 +21,7 @@ from simulated_ranks import (
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.gtopk import keep_largest
+from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 
 SIZES = [*range(1, 18), 64, 100]
@@ -76,6 +79,72 @@ def test_nothing_is_lost_over_steps(scheme, size, value, index):
         assert np.abs(totals[0]).sum() > 0
         assert_mass_balance(gradients, residuals, totals[0], buckets, terms=12 * size)
         residuals = [kept_of(bucket) for bucket in buckets]
+
+
+class _FlushingRanks(dr.Communicator):
+    """Communicator whose steps run, on some ranks, on a thread that flushes denormal numbers."""
+
+    def __init__(self, inner, ranks, flush):
+        self.inner = inner
+        self.ranks = ranks
+        self.flush = flush
+
+    def exchange(self, bucket, channel):
+        steps, received = self.inner.exchange(bucket, channel), None
+        while True:
+            self.flush(channel.rank in self.ranks)
+            try:
+                handle = steps.send(received)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self.flush(False)
+            received = yield handle
+
+
+@parametrize_product(scheme=SCHEMES, value=["raw_value", "qsgd_4", "fit_poly", "lloyd_max_4"])
+def test_threads_that_flush_denormal_numbers_change_nothing(scheme, value):
+    flush = pytest.importorskip("torch").set_flush_denormal
+    if not flush(False):
+        pytest.skip("this processor cannot flush denormal numbers")
+    random = np.random.default_rng(sorted(SCHEMES).index(scheme))
+    for _ in range(10):
+        size, d = int(random.integers(2, 7)), int(random.integers(20, 400))
+        scales = random.choice(np.array([0, 1e-44, 1e-39, 1, 1e3], dtype=np.float32), (size, d))
+        gradients = list(scales * random.choice(np.array([-1, 1, 3], dtype=np.float32), (size, d)))
+        codec = dr.Codec(sparsifier_of(scheme, 0.5), dr.Rice(), VALUE[value])
+        runs = []
+        for ranks in (), set(random.choice(size, int(random.integers(1, size))).tolist()):
+            buckets = jobs_of(codec, dr.Residual(), gradients)
+            outcomes = Simulator(size).run(_FlushingRanks(SCHEMES[scheme], ranks, flush), buckets)
+            states = [kept_of(bucket) for bucket in buckets]
+            sums = []
+            for rank, outcome in enumerate(outcomes):
+                flush(rank in ranks)
+                try:
+                    sums += [dense_of(outcome, buckets), *outcome.sparse(0, 0.75)]
+                finally:
+                    flush(False)
+            runs.append([array.tobytes() for array in states + sums])
+        assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("scheme", ["gtopk", "gtopk_tree"])
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+def test_velocities_of_elements_that_come_back_stay_zero(scheme, size):
+    codec, gradients = dr.Codec(dr.TopK(0.1)), gradients_of(size, 200)
+    _, buckets = run(scheme, codec, gradients, memory=dr.MomentumCorrection(0.5))
+    for bucket, whole in zip(buckets, gradients):
+        (member,) = bucket.members
+        sent = dr.TopK(0.1).select(whole, 0)
+        assert not member.state[1][sent].any()
+        rest = np.setdiff1d(np.arange(200), sent)
+        same_bits(member.state[1][rest], whole[rest])
+    if size > 1:  # some of what was sent has come back
+        assert any(
+            bucket.members[0].state[0][dr.TopK(0.1).select(whole, 0)].any()
+            for bucket, whole in zip(buckets, gradients)
+        )
 
 
 #: schemes that take more than a second with 1024 ranks use 200 ranks in the default run

@@ -3,6 +3,9 @@
 The native core equals the NumPy oracle bit for bit.
 """
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from codecs_table import MEMORIES, gradient
@@ -109,6 +112,29 @@ def test_merging_adds_in_the_order_of_the_messages(index):
         for payload in payloads:
             dr.decode_sum([payload], again)
         np.testing.assert_array_equal(again[found], sums)
+
+
+def test_the_memory_of_a_sum_grows_with_the_payloads_and_not_with_their_square():
+    program = """if True:
+        import resource
+        import numpy as np
+        import deepreduce_hvd as dr
+
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+        codec, d, k, ranks = dr.Codec(dr.TopK(k=1), index=dr.Rice()), 2**31 - 1, 20_000, 200
+        starts = np.arange(k, dtype=np.uint32) * np.uint32(d // k)
+        values = np.ones(k, dtype=np.float32)
+        payloads = [codec.encode_sparse(starts + np.uint32(r), values, d)[0] for r in range(ranks)]
+        before = peak()
+        found, sums = dr.decode_sum_sparse(payloads, d)
+        assert found.size == sums.size == ranks * k
+        print((peak() - before) / (8 * found.size))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # two partial sums, the result, and what each payload decodes to
+    assert float(done.stdout) < 6
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import deepreduce_hvd as dr
 from deepreduce_hvd import sparse_vectors
 from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.given_vectors import GivenVector, GivenVectorSum
-from deepreduce_hvd.communicators.simulator import Simulator
+from deepreduce_hvd.communicators.simulator import SimulatedTransport, Simulator
 
 SCHEMES = {
     "allgather": dr.Allgather(),
@@ -23,6 +23,7 @@ SCHEMES = {
     "gtopk": dr.GTopK(),
     "gtopk_tree": dr.GTopK(form="tree"),
 }
+PAIR = SimulatedTransport((0, 1), 0)
 CODECS = {
     "lossless": (dr.Rice(), dr.RawValue()),
     "lossy_values": (dr.Rice(), dr.QSGD(bits=4)),
@@ -189,7 +190,9 @@ def test_an_overflow_raises_on_all(scheme):
         b"[]",
         b"{}",
         b'{"count": "3", "settings": {}}',
-        b'{"count": 3, "step": 0, "settings": []}',
+        b'{"count": 3, "step": 0, "generation": 0, "settings": []}',
+        b'{"count": 3, "step": 0, "settings": {}}',
+        b'{"count": 3, "step": 0, "generation": 1.5, "settings": {}}',
         b'{"count": 3, "settings": {}}',
         b'{"count": 3, "step": "0", "settings": {}}',
         b"[" * 4000,
@@ -199,7 +202,7 @@ def test_an_overflow_raises_on_all(scheme):
 )
 def test_descriptions_of_other_ranks_are_checked(text):
     vector = GivenVector("v", *vectors_of(1, 10, [3], 1)[0], 10)
-    own = GivenVectorSum(dr.Allgather(), *CODECS["lossless"], {})._description(vector)
+    own = GivenVectorSum(dr.Allgather(), *CODECS["lossless"], {})._description(vector, PAIR)
     hostile = np.concatenate([own, dr._native.write_notice(text)])
     with pytest.raises(dr.CorruptPayloadError, match="expected a description from each of 2 ranks"):
         GivenVectorSum._compare(vector, hostile, 2)
@@ -232,7 +235,7 @@ def test_long_settings_fit_and_differ():
     vector = GivenVector("v", *vectors_of(1, 10, [3], 1)[0], 10)
     described = [
         GivenVectorSum(dr.Allgather(), *CODECS["lossless"], {"op": 5000 * "é" + end})._description(
-            vector
+            vector, PAIR
         )
         for end in "ab"
     ]
@@ -241,7 +244,7 @@ def test_long_settings_fit_and_differ():
         GivenVectorSum._compare(vector, np.concatenate(described), 2)
     failed = GivenVector.failed("v", ValueError(5000 * "\x00"))
     (message,) = wire.split(
-        GivenVectorSum(dr.Allgather(), *CODECS["lossless"], {})._description(failed)
+        GivenVectorSum(dr.Allgather(), *CODECS["lossless"], {})._description(failed, PAIR)
     )
     assert message.notice.endswith(b'"}')
 

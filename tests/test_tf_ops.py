@@ -8,6 +8,7 @@ from codecs_table import INDEX, VALUE, gradient
 from sampling import parametrize_product
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.numpy_backend import encode_numpy
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -260,6 +261,46 @@ def test_slices_that_cancel_the_residual_leave_nothing_behind(dtype):
     residual.assign(np.repeat(np.float32([0.5, 0.25]), 100))
     slices(tf.constant([3], tf.int64), tf.cast([[-0.5, np.nan, 0, 0]], dtype), residual=residual)
     np.testing.assert_array_equal(residual.numpy(), np.repeat(np.float32([0.5, 0.25]), 100))
+
+
+def test_messages_that_are_too_large_become_notices():
+    random = np.random.default_rng(5)
+    for _ in range(30):
+        count, ranks = int(random.integers(1, 5)), int(random.integers(1, 6))
+        messages = np.concatenate(
+            [
+                dr.Codec(dr.TopK(0.5)).encode(gradient(int(random.integers(1, 90))))
+                for _ in range(count)
+            ]
+        )
+        most = ranks * messages.size + int(random.integers(-2 * ranks, 2 * ranks))
+        sent = tensorflow_adapter.operators.deepreduce_limit_messages(
+            messages, ranks, 3, most=most
+        ).numpy()
+        if ranks * messages.size <= most:
+            np.testing.assert_array_equal(sent, messages)
+        else:
+            expected = wire.size_notice(messages.size, ranks, most, 3)
+            np.testing.assert_array_equal(sent, np.tile(expected, count))
+            text = f"messages of rank 3: expected at most {most // ranks} bytes, because"
+            assert text in wire.split(sent)[0].notice.decode()
+            assert f"got {messages.size};" in wire.split(sent)[0].notice.decode()
+
+
+def test_denormal_slices_are_not_lost_in_a_graph():
+    """TensorFlow's threads flush denormal numbers, which slices and residual keep."""
+    random = np.random.default_rng(4)
+    for _ in range(10):
+        start = random.integers(-3, 4, 200).astype(np.float32) * np.float32(1e-40)
+        residual, rows = tf.Variable(start), random.integers(0, 50, 20)
+        values = random.integers(-3, 4, (20, 4)).astype(np.float32) * np.float32(1e-40)
+        encode = tf.function(
+            lambda rows, values, residual=residual: slices(rows, values, residual=residual)
+        )
+        payload = encode(tf.constant(rows), tf.constant(values)).numpy()
+        expected = start.reshape(50, 4).copy()
+        np.add.at(expected, rows, values)
+        np.testing.assert_array_equal(dr.decode(payload) + residual.numpy(), expected.reshape(-1))
 
 
 @pytest.mark.parametrize(("messages", "ranks"), [(0, 1), (2, 1), (1, 2), (3, 2), (4, 2), (2, 4)])

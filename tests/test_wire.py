@@ -26,10 +26,10 @@ def probes_of(steps, fingerprint=FINGERPRINT):
     return [wire.probe(rank, fingerprint, step) for rank, step in enumerate(steps)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 100, 1024])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 100, 1024, 4096])
 @pytest.mark.parametrize("step", [0, 1, 65536, 10**9, 2**40 + 5])
 def test_the_scale_of_every_reduction(ranks, step):
-    present = wire.Present.of(range(ranks))
+    present = list(range(ranks))
     probes = probes_of([step] * ranks)
     for before, after in (
         (1, 1),
@@ -45,7 +45,7 @@ def test_the_scale_of_every_reduction(ranks, step):
 @pytest.mark.parametrize("ranks", [2, 3, 8, 100])
 @pytest.mark.parametrize("other", [1, 2, 3, 10, 100, 1000, 12345, 65536, 2**31, 2**32 - 1, 2**33])
 def test_every_rank_sees_that_one_is_at_another_step(ranks, other):
-    present = wire.Present.of(range(ranks))
+    present = list(range(ranks))
     for step, odd in itertools.product((0, 7, 70000), {0, ranks - 1}):
         steps = [step + other * (rank == odd) for rank in range(ranks)]
         total = reduced(probes_of(steps), 1, 1 / ranks)
@@ -66,16 +66,33 @@ def test_every_rank_sees_another_configuration():
                 f"the same compressor configuration.*here configuration {fingerprint:08x} at step 5"
             ),
         ):
-            wire.scale_of("w", total, wire.Present.of([0, 1]), fingerprint, 5)
+            wire.scale_of("w", total, [0, 1], fingerprint, 5)
 
 
 def test_ranks_that_are_absent_must_be_known():
     probes = probes_of([4, 4, 4])
     probes[2] = [0.0] * 4
     total = reduced(probes, 1, 1 / 3)
-    assert wire.scale_of("w", total, wire.Present(2, 1 + 2), FINGERPRINT, 4) == pytest.approx(1 / 3)
+    assert wire.scale_of("w", total, [0, 1], FINGERPRINT, 4) == pytest.approx(1 / 3)
     with pytest.raises(dr.InvalidArgumentError, match="sum or average over the 3 ranks"):
-        wire.scale_of("w", total, wire.Present.of(range(3)), FINGERPRINT, 4)
+        wire.scale_of("w", total, [0, 1, 2], FINGERPRINT, 4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_missing_rank_is_found(seed):
+    """Any missing rank is found, also in the middle, and in process sets of any ranks."""
+    random = np.random.default_rng(seed)
+    for size in {2, 3, 5, 9, 4096, *(2 ** random.uniform(1, 12, 10)).astype(int).tolist()}:
+        everyone = range(size if random.integers(2) else 10 * size)
+        ranks = sorted(random.choice(everyone, size, replace=False).tolist())
+        probes = np.array([wire.probe(rank, FINGERPRINT, 3) for rank in ranks])
+        wire.scale_of("w", reduced(probes), ranks, FINGERPRINT, 3)
+        closest = np.argsort(np.abs(probes[:, 1] - probes[:, 1].mean()))  # to the mean
+        for missing in {0, size // 2, size - 1, *closest[:3].tolist()}:
+            present = np.delete(probes, missing, axis=0)
+            before, after = random.choice([(1, 1), (1, 1 / size), (1 / 3, 3 / size)])
+            with pytest.raises(dr.InvalidArgumentError, match=f"average over the {size} ranks"):
+                wire.scale_of("w", reduced(present, before, after), ranks, FINGERPRINT, 3)
 
 
 def test_names_of_collectives_differ_as_labels_do():

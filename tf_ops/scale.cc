@@ -1,5 +1,7 @@
 // DeepreduceProbe and DeepreduceScale: the probe that Horovod reduces, and the factor that the
 // reduced probe shows.
+#include <numeric>
+
 #include "core.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -97,8 +99,7 @@ class ScaleOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("ranks", &ranks));
     OP_REQUIRES_OK(construction, construction->GetAttr("fingerprint", &fingerprint_));
     OP_REQUIRES_OK(construction, construction->GetAttr("variable", &variable_));
-    rank_count_ = ranks.size();
-    for (const int64_t rank : ranks) rank_sum_ += static_cast<uint64_t>(rank) + 1;
+    ranks_.assign(ranks.begin(), ranks.end());
   }
 
   void Compute(OpKernelContext* kernel) override {
@@ -108,10 +109,10 @@ class ScaleOp : public tensorflow::OpKernel {
                     kernel->input(2).dims() == 0,
                 absl::InvalidArgumentError(absl::StrCat("reduced_probe: expected shape [4], got ",
                                                         probe.shape().DebugString())));
-    uint64_t count = rank_count_, sum = rank_sum_;
-    if (count == 0) {
-      count = static_cast<uint64_t>(kernel->input(1).scalar<int32_t>()());
-      sum = count * (count + 1) / 2;
+    std::vector<uint64_t> ranks = ranks_;
+    if (ranks.empty()) {
+      ranks.resize(static_cast<size_t>(kernel->input(1).scalar<int32_t>()()));
+      std::iota(ranks.begin(), ranks.end(), 0);
     }
     Call call;
     Tensor* scale = nullptr;
@@ -120,16 +121,16 @@ class ScaleOp : public tensorflow::OpKernel {
     for (int i = 0; i < DR_PROBE_LENGTH; ++i)
       numbers[i] =
           probe.dtype() == tensorflow::DT_FLOAT ? probe.flat<float>()(i) : probe.flat<double>()(i);
-    const int status =
-        dr_scale(&call.context, numbers, count, sum, static_cast<uint32_t>(fingerprint_),
-                 static_cast<uint64_t>(kernel->input(2).scalar<int64_t>()()),
-                 scale->scalar<double>().data());
+    const int status = dr_scale(&call.context, numbers, ranks.data(), ranks.size(),
+                                static_cast<uint32_t>(fingerprint_),
+                                static_cast<uint64_t>(kernel->input(2).scalar<int64_t>()()),
+                                scale->scalar<double>().data());
     OP_REQUIRES_OK(kernel, status_of(status, absl::StrCat("parameter ", variable_, ": ",
                                                           call.context.message)));
   }
 
  private:
-  uint64_t rank_count_ = 0, rank_sum_ = 0;
+  std::vector<uint64_t> ranks_;
   int64_t fingerprint_;
   std::string variable_;
 };

@@ -7,6 +7,7 @@
 
 #include "messages.h"
 #include "slot.h"
+#include "support/floating_point.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -57,6 +58,7 @@ class EncodeSlicesOp : public tensorflow::OpKernel {
 
   void Compute(OpKernelContext* kernel) override {
     const Stopwatch watch;
+    const deepreduce::DefaultFloatingPoint guard;  // for the sums of slices, as in the core
     const Tensor& values = kernel->input(0);
     const Tensor& indices = kernel->input(1);
     OP_REQUIRES(

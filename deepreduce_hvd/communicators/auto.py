@@ -106,6 +106,25 @@ def costs(k, d, size, latency, seconds_per_byte, value_bits, union=None):
     }
 
 
+class _Facts:
+    """What all ranks of a group know alike, on which their choices depend.
+
+    Attributes:
+        generation: how often these ranks have measured.
+        latency: seconds per collective.
+        seconds_per_byte: seconds per byte that a rank receives.
+        unions: {key of a bucket: number of elements of its last sum}.
+        counts: {key of a bucket: average number of elements that a rank sends}.
+    """
+
+    def __init__(self, generation: int, latency: float, seconds_per_byte: float) -> None:
+        self.generation = generation
+        self.latency = latency
+        self.seconds_per_byte = seconds_per_byte
+        self.unions: dict[int, int] = {}
+        self.counts: dict[int, float] = {}
+
+
 class Auto(Communicator):
     """Communicator that uses the fastest of three others for each bucket (``communicator="auto"``).
 
@@ -120,20 +139,24 @@ class Auto(Communicator):
     """
 
     def __init__(self) -> None:
-        self._measured_size: int | None = None
-        self._latency: float | None = None
-        self._seconds_per_byte: float | None = None
-        self._unions: dict[int, int] = {}
-        self._counts: dict[int, float] = {}
+        # of each group of global ranks; a number of ranks would not tell process sets apart
+        self._facts: dict[tuple[int, ...], _Facts] = {}
 
     def __repr__(self) -> str:
         return "Auto()"
 
     def reset(self) -> None:
-        self._measured_size = None
+        self._facts = {}
 
     def prepare(self, transport: Transport) -> None:
-        if self._measured_size == transport.size:
+        self.renew(transport, 1)
+
+    def generation(self, transport: Transport) -> int:
+        facts = self._facts.get(tuple(transport.ranks))
+        return 0 if facts is None else facts.generation
+
+    def renew(self, transport: Transport, generation: int) -> None:
+        if self.generation(transport) >= generation:
             return
         small = [
             self._seconds(transport, 1, f"deepreduce.measure.small.{number}")
@@ -150,9 +173,9 @@ class Auto(Communicator):
         # all ranks use the numbers of rank 0, so that they make the same choice
         own = np.array([latency, per_byte]).view(np.uint8) if transport.rank == 0 else None
         agreed = transport.wait(transport.broadcast(own, 0, "deepreduce.measure.result"))
-        self._latency, self._seconds_per_byte = np.array(agreed).view(np.float64).tolist()
-        self._measured_size = transport.size
-        self._unions, self._counts = {}, {}
+        self._facts[tuple(transport.ranks)] = _Facts(
+            generation, *np.array(agreed).view(np.float64).tolist()
+        )
 
     @staticmethod
     def _seconds(transport, size, name):
@@ -160,12 +183,14 @@ class Auto(Communicator):
         transport.wait(transport.allgather(np.zeros(size, dtype=np.uint8), name))
         return time.perf_counter() - started
 
-    def choose(self, bucket: Bucket, size: int) -> tuple[str, str]:
+    @staticmethod
+    def choose(bucket: Bucket, size: int, facts: _Facts) -> tuple[str, str]:
         """Choose the communicator of one bucket.
 
         Args:
             bucket: the bucket.
             size: the number of ranks.
+            facts: what these ranks know.
 
         Returns:
             A tuple (class name of the communicator, text with the reason).
@@ -175,46 +200,48 @@ class Auto(Communicator):
             bucket.codec.sparsifier.most_selected(member.gradient.size, bucket.step)
             for member in bucket.members
         ]
-        k = self._counts.get(key) if None in counts else sum(counts)
+        k = facts.counts.get(key) if None in counts else sum(counts)
         if k is None:
             return "Allgather", "k is not known before the first exchange"
-        assert self._latency is not None and self._seconds_per_byte is not None  # by prepare()
+        union = facts.unions.get(key)
         predicted = costs(
             k,
             bucket.d,
             size,
-            self._latency,
-            self._seconds_per_byte,
+            facts.latency,
+            facts.seconds_per_byte,
             bucket.codec.value.bits_per_value(),
-            self._unions.get(key),
+            union,
         )
         best = min(predicted, key=predicted.get)
-        union = self._unions.get(key)
         times = ", ".join(f"{name} {1e3 * seconds:.3f} ms" for name, seconds in predicted.items())
         return (
             best,
             (
                 f"{times} predicted for k = {k:.0f} of d = {bucket.d}, P = {size},"
-                f" {1e3 * self._latency:.3f} ms per collective, {1e9 * self._seconds_per_byte:.3f}"
+                f" {1e3 * facts.latency:.3f} ms per collective, {1e9 * facts.seconds_per_byte:.3f}"
                 f" ns per byte, union {'not known yet' if union is None else union}"
             ),
         )
 
     def exchange(self, bucket: Bucket, channel: Channel) -> Generator[Any, Any, BucketSum]:
-        best, why = self.choose(bucket, channel.size)
+        facts = self._facts[tuple(channel.transport.ranks)]
+        best, why = self.choose(bucket, channel.size, facts)
         bucket.scheme = f"{best}: {why}"
         total = yield from EXACT_SUMS[best].exchange(bucket, channel)
-        self._remember(bucket, total, channel.size)
+        # to the facts that the choice was made from: ranks renew them at different moments
+        self._remember(bucket, total, channel.size, facts)
         return total
 
-    def _remember(self, bucket, total, size):
+    @staticmethod
+    def _remember(bucket, total, size, facts):
         key = bucket.members[0].key
         if any(total.non_finite(number) for number in range(len(bucket.members))):
             return
         if not isinstance(total, GatheredPayloads):
-            self._unions[key] = total.sparse_sum.indices.size
-        elif key not in self._unions or bucket.step % _COUNT_UNION_EVERY == 0:
-            self._unions[key] = sum(
+            facts.unions[key] = total.sparse_sum.indices.size
+        elif key not in facts.unions or bucket.step % _COUNT_UNION_EVERY == 0:
+            facts.unions[key] = sum(
                 total.sparse(number, 1.0)[0].size for number in range(len(bucket.members))
             )
             sent = sum(
@@ -222,4 +249,4 @@ class Auto(Communicator):
                 for number in range(len(bucket.members))
                 for payload in total.payloads(number)
             )
-            self._counts[key] = sent / size
+            facts.counts[key] = sent / size

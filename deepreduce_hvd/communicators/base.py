@@ -1,5 +1,6 @@
 """Base classes of communicators and transports, independent of any framework."""
 
+import math
 import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ class Transport:
     rank: int
     #: The number of ranks on this host.
     local_size: int
+    #: The most bytes that a rank can send, and the most that it can receive, in one collective.
+    most_bytes: float = math.inf
 
     @property
     def ranks(self) -> list[int]:
@@ -197,6 +200,28 @@ class Communicator:
 
         Args:
             transport: the transport of the group of ranks.
+        """
+
+    def generation(self, transport: Transport) -> int:
+        """Return how often this rank has prepared for exchanges of these ranks.
+
+        Some ranks may have prepared with other partners, or not at all, for instance a rank that
+        has joined an elastic job. If the numbers differ, all ranks call :meth:`renew`.
+
+        Args:
+            transport: the transport of the group of ranks.
+
+        Returns:
+            The number; 0 for a communicator that remembers nothing about the ranks.
+        """
+        return 0
+
+    def renew(self, transport: Transport, generation: int) -> None:
+        """Prepare again, unless that has been done for this generation.
+
+        Args:
+            transport: the transport of the group of ranks.
+            generation: what :meth:`generation` returns afterwards; the same on all ranks.
         """
 
     def reset(self) -> None:

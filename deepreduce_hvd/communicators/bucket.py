@@ -222,7 +222,8 @@ class Bucket:
     def select(self, given: np.ndarray | None = None, places_of_held: bool = False) -> SparseSum:
         """Take elements out of gradient plus memory. The memory keeps the rest.
 
-        Members that are held contribute nothing.
+        Members that are held contribute nothing. If a member has failed or contains NaN or Inf, the
+        memories of all members are unchanged.
 
         Args:
             given: (n,) uint32, ascending indices to take instead of the sparsifier's selection.
@@ -231,8 +232,12 @@ class Bucket:
 
         Returns:
             The elements as a :class:`~deepreduce_hvd.communicators.sparse_sum.SparseSum`. If a
-            member has failed, it is a failure.
+            member has failed, it is a failure. If a member contains NaN or Inf, ``non_finite`` is
+            True.
         """
+        refusal = self._refusal()
+        if refusal is not None:
+            return refusal
         indices: list[np.ndarray] = []
         values: list[np.ndarray] = []
         cuts = [] if given is None else self.cuts(given)
@@ -243,8 +248,6 @@ class Bucket:
             if given is not None:
                 taken = given[cuts[number] : cuts[number + 1]] - np.uint32(start)
             try:
-                if member.failure is not None:
-                    raise member.failure
                 if member.held:
                     if taken is not None:
                         found = taken
@@ -256,18 +259,37 @@ class Bucket:
             except Exception as error:
                 member.failure = error
                 return failed(self.rank, error)
-            if found is None:
-                try:
-                    for done, kept in zip(indices, values):
-                        self.put_back(done, kept)
-                except Exception as error:
-                    return failed(self.rank, error)
+            if found is None:  # the first member, see _refusal
                 return SparseSum(non_finite=True)
             indices.append(found + np.uint32(start))
             values.append(selected)
         if len(indices) == 1:
             return SparseSum(indices[0], values[0])
         return SparseSum(np.concatenate(indices), np.concatenate(values))
+
+    def _refusal(self) -> SparseSum | None:
+        """Return why no element can be taken, before any memory changes, or None.
+
+        The first member is left out of the search for NaN and Inf, because its selection, which
+        comes before all others, begins with that.
+        """
+        finite = True
+        for number, member in enumerate(self.members):
+            try:
+                if member.failure is not None:
+                    raise member.failure
+                finite &= number == 0 or member.held or self._is_finite(member)
+            except Exception as error:
+                member.failure = error
+                return failed(self.rank, error)
+        return None if finite else SparseSum(non_finite=True)
+
+    def _is_finite(self, member: BucketMember) -> bool:
+        """Return whether a gradient has neither NaN nor Inf, as the core sees it."""
+        found, _, _ = select_numpy(
+            self.codec, NoMemory(), member.gradient, (), given=_NOTHING, dtype=member.dtype
+        )
+        return found is not None
 
     def _select(
         self, member: BucketMember, taken: np.ndarray | None

@@ -20,12 +20,12 @@ def folded(size):
 def send(channel, message, to):
     """Start an alltoall in which this rank sends ``message`` only to rank ``to``.
 
-    If ``to`` is None, this rank sends nothing.
+    If ``to`` is None, this rank sends nothing. No rank receives more than one message.
     """
     parts = [_NOTHING] * channel.size
     if to is not None:
         parts[to] = message
-    return channel.alltoall(parts)
+    return channel.alltoall(parts, senders=1)
 
 
 def _trimmed(bucket, total, trim, rank, keeps):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from deepreduce_hvd.communicators import wire
 from deepreduce_hvd.communicators.base import Communicator, Transport
 from deepreduce_hvd.communicators.bucket import Bucket
 
@@ -20,7 +21,9 @@ _NAMES_SHOWN = 3
 class Channel:
     """The transport of one exchange. It makes the names of collectives and counts bytes.
 
-    Each method that starts a collective returns a handle, which ``exchange`` yields.
+    Each method that starts a collective returns a handle, which ``exchange`` yields. Messages are
+    what :meth:`Bucket.code` and :meth:`Bucket.encode` return. If they are too large for a
+    collective, notices take their place, so that all ranks raise an error.
 
     Args:
         transport: the :class:`~deepreduce_hvd.Transport` of the group of ranks.
@@ -80,23 +83,27 @@ class Channel:
         """Start an allgather.
 
         Args:
-            array: (n,) uint8. Lengths can differ between ranks.
+            array: (n,) uint8, messages one after another. Lengths can differ between ranks.
 
         Returns:
             A handle. The result is the concatenation of all arrays in rank order, (m,) uint8.
         """
+        array = self._limited(array, self.size)
         return self.transport.allgather(array, self._next(array.nbytes))
 
-    def alltoall(self, parts: Sequence[np.ndarray]) -> Any:
+    def alltoall(self, parts: Sequence[np.ndarray], senders: int | None = None) -> Any:
         """Start an alltoall.
 
         Args:
-            parts: one (n,) uint8 array for each rank. Lengths can differ.
+            parts: one (n,) uint8 array for each rank, empty or a message. Lengths can differ.
+            senders: the most ranks that send a part that is not empty to the same rank. The default
+                is the number of ranks.
 
         Returns:
             A handle. The result is a list of (n,) uint8 arrays, the parts for this rank in rank
             order.
         """
+        parts = [self._limited(part, self.size if senders is None else senders) for part in parts]
         return self.transport.alltoall(
             parts,
             self._next(sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)),
@@ -106,15 +113,35 @@ class Channel:
         """Start a broadcast.
 
         Args:
-            array: (n,) uint8 on rank ``root``, None on all other ranks.
+            array: (n,) uint8 on rank ``root``, a message; None on all other ranks.
             root: the rank that sends.
 
         Returns:
             A handle. The result is the array of rank ``root``, (n,) uint8.
         """
+        array = None if array is None else self._limited(array, 1)
         return self.transport.broadcast(
             array, root, self._next(0 if array is None else array.nbytes)
         )
+
+    def size_notice(self, size: int, senders: int) -> np.ndarray | None:
+        """Return the notice of messages that are too large for a collective, or None.
+
+        A rank does not know how much the others send. So it compares its own messages with the part
+        that each sender may take.
+
+        Args:
+            size: the number of bytes of the messages.
+            senders: the number of ranks that may send as much to the same rank.
+        """
+        most = self.transport.most_bytes
+        if size * senders <= most:
+            return None
+        return wire.size_notice(size, senders, int(most), self.transport.ranks[self.rank])
+
+    def _limited(self, messages: np.ndarray, senders: int) -> np.ndarray:
+        refusal = self.size_notice(messages.nbytes, senders)
+        return messages if refusal is None else wire.refusal_of(messages, refusal)
 
     def allreduce(self, array: np.ndarray) -> Any:
         """Start a sum over all ranks.

@@ -15,6 +15,7 @@ from deepreduce_hvd.communicators.hierarchical import Hierarchical
 from deepreduce_hvd.communicators.shared_random_k import SharedRandomK
 from deepreduce_hvd.communicators.sparse_sum import SparseSum
 from deepreduce_hvd.errors import CorruptPayloadError, InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.sparsifiers import TopK
 
@@ -66,7 +67,7 @@ class GivenVector(Bucket):
         return self.code(self._given, 0, self.rank)
 
     def put_back(self, indices, values):
-        lost = values != 0
+        lost = is_nonzero(values)
         self._lost.append((indices[lost], values[lost]))
 
     def rest(self):
@@ -83,7 +84,8 @@ class GivenVector(Bucket):
         found, places = np.unique(indices, return_inverse=True)
         sums = np.zeros(found.size, dtype=np.float32)
         np.add.at(sums, places, values)
-        return found[sums != 0], sums[sums != 0]
+        left = is_nonzero(sums)
+        return found[left], sums[left]
 
 
 class GivenVectorSum(Communicator):
@@ -116,15 +118,18 @@ class GivenVectorSum(Communicator):
         expect_exchange("communicator", communicator)
 
     def exchange(self, bucket, channel):
-        described = yield channel.allgather(self._description(bucket))
-        most, bucket.step = self._compare(bucket, described, channel.size)
+        described = yield channel.allgather(self._description(bucket, channel.transport))
+        most, bucket.step, generations = self._compare(bucket, described, channel.size)
         # GTopK keeps as many elements as the longest vector has
         bucket.codec = Codec(TopK(k=max(most, 1)), self.index, self.value)
         self.communicator.check(bucket.codec, bucket.memory)
-        self.communicator.prepare(channel.transport)
+        if len(generations) > 1:  # some ranks are new, or use another object than before
+            self.communicator.renew(channel.transport, max(generations) + 1)
+        else:
+            self.communicator.prepare(channel.transport)
         return (yield from self.communicator.exchange(bucket, channel))
 
-    def _description(self, bucket):
+    def _description(self, bucket, transport):
         """Return the arguments of this rank, or the error that it met, as a message."""
         failure = bucket.members[0].failure
         if failure is not None:
@@ -140,15 +145,19 @@ class GivenVectorSum(Communicator):
             described = {
                 "count": bucket.count,
                 "step": bucket.step,
+                "generation": self.communicator.generation(transport),
                 "settings": {what: _short(text) for what, text in settings.items()},
             }
         return wire.write_notice(json.dumps(described))
 
     @staticmethod
     def _compare(bucket, described, size):
-        """Return the largest number of elements that a rank gives, and the largest step.
+        """Return what this rank needs to know of all ranks; raise an error if settings differ.
 
-        Raises an error if ranks differ. Steps differ in elastic training, after ranks have joined.
+        Returns:
+            A tuple (largest number of elements that a rank gives, largest step, set of the
+            generations of the communicator). Steps and generations differ in elastic training,
+            after ranks have joined.
         """
         ranks = _read(bucket.name, described, size)
         failures = [
@@ -167,7 +176,8 @@ class GivenVectorSum(Communicator):
                         f"{bucket.name}: expected the same {what} on all ranks, got {expected} on"
                         f" rank 0 and {got} on rank {rank}"
                     )
-        return tuple(max(one[what] for one in ranks) for what in ("count", "step"))
+        most, step = (max(one[what] for one in ranks) for what in ("count", "step"))
+        return most, step, {one["generation"] for one in ranks}
 
 
 def _short(text):
@@ -187,7 +197,7 @@ def _read(name, described, size):
             and (
                 isinstance(one.get("failure"), str)
                 or (
-                    type(one.get("count")) is type(one.get("step")) is int
+                    all(type(one.get(what)) is int for what in ("count", "step", "generation"))
                     and isinstance(one.get("settings"), dict)
                 )
             )

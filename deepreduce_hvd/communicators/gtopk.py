@@ -38,7 +38,8 @@ class GTopK(Communicator):
 
     The published algorithm puts elements back on every rank and can lose an element that one merge
     drops and another one keeps. Here, only the rank that drops a part of a partial sum adds this
-    part to its memory, so nothing is lost.
+    part to its memory, so nothing is lost. With :class:`MomentumCorrection` the part goes back to
+    the residual. The velocities of its elements stay 0, on all ranks that sent them.
 
     Args:
         form: "butterfly" exchanges partial sums between pairs in ceil(log2 P) rounds. "tree" sums

@@ -14,6 +14,7 @@ from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.sparse_sum import SparseSum, failed, merged
 from deepreduce_hvd.communicators.sums import BucketSum, CompleteSum
 from deepreduce_hvd.errors import DeepReduceError, InvalidArgumentError
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.settings import is_integer
 from deepreduce_hvd.stages.base import Memory
 from deepreduce_hvd.stages.index_codecs import RawIndex
@@ -153,7 +154,8 @@ def _host_bucket(bucket, local):
                 else local.values[start:end],
                 None,
             )
-        held = member.held and not values.any()  # no rank of this host has a gradient for it
+        # no rank of this host has a gradient for it
+        held = member.held and not is_nonzero(values).any()
         members.append(
             BucketMember(
                 member.name, values, member.state, member.key, 0, member.threshold, held=held

@@ -20,6 +20,8 @@ class ProcessSetTransport(Transport):
     """
 
     horovod: Any
+    #: Horovod stores positions in gathered data, and lengths in an alltoall, in 31 bits.
+    most_bytes = 2**31 - 1
 
     def __init__(self, process_set=None):
         self.process_set = self.horovod.global_process_set if process_set is None else process_set

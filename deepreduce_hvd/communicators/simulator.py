@@ -39,6 +39,10 @@ class SimulatedTransport(Transport):
         self.size = len(self.group)
         self.rank = self.group.index(rank)
 
+    @property
+    def ranks(self) -> list[int]:
+        return list(self.group)
+
     def by_host(
         self, ranks_per_host: int | None
     ) -> "tuple[SimulatedTransport, SimulatedTransport | None]":

@@ -6,6 +6,7 @@ import numpy as np
 
 from deepreduce_hvd import container
 from deepreduce_hvd.communicators import wire
+from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.numpy_backend import decode_sum_sparse
 
 _NO_INDICES = np.zeros(0, dtype=np.uint32)
@@ -50,7 +51,7 @@ class SparseSum:
         Returns:
             A :class:`SparseSum`; this one if it has no zeros.
         """
-        kept = self.values != 0
+        kept = is_nonzero(self.values)
         return self if kept.all() else SparseSum(self.indices[kept], self.values[kept])
 
     def message(self, d: int) -> np.ndarray:

@@ -37,8 +37,9 @@ class SplitAllgather(Communicator):
             the number of bits per index; V and W are the bits per value of the codec and of the
             dense form. "auto" uses the value codec of the :class:`Codec`, but float32 if that codec
             sorts values, and 2-bit LloydMax if it cannot send zeros. 2, 4 or 8 uses QSGD with that
-            many bits. None never does this. Each owner decides for its own slice. Payloads are
-            self-describing, so ranks need not agree in advance.
+            many bits. None leaves only the rule of every payload: all elements are sent if the
+            payload would otherwise be larger than the slice. Each owner decides for its own slice.
+            Payloads are self-describing, so ranks need not agree in advance.
 
     Raises:
         InvalidArgumentError: ``dense`` is not one of these.

@@ -205,4 +205,7 @@ class CompleteSum(BucketSum):
     def sparse(self, member: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
         """Return the sum of the member as a sparse tensor, see :meth:`BucketSum.sparse`."""
         indices, values, start = self._cut(member)
-        return indices - np.uint32(start), np.float32(scale) * values
+        # in the core, because NumPy would flush denormal numbers on some threads
+        scaled = np.zeros(values.size, dtype=np.float32)
+        add_sparse_numpy(np.arange(values.size, dtype=np.uint32), values, scaled, scale)
+        return indices - np.uint32(start), scaled

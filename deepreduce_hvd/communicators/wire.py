@@ -56,6 +56,28 @@ def write_notice(text):
     return _native.write_notice(text.encode(errors="backslashreplace"))
 
 
+def size_notice(size, senders, most, rank):
+    """Return the notice of messages that are too large for a collective, (n,) uint8.
+
+    Args:
+        size: the number of bytes of the messages.
+        senders: the number of ranks that may send as much to the same rank.
+        most: the most bytes that a rank can receive.
+        rank: the global number of the rank that sends the messages.
+    """
+    return _native.size_notice(size, senders, most, rank)
+
+
+def refusal_of(messages, refusal):
+    """Return notices to send in place of messages: all ranks raise the error, and none waits.
+
+    Args:
+        messages: (n,) uint8, one or more messages one after another.
+        refusal: the notice that says why they cannot be sent.
+    """
+    return np.concatenate([refusal] * len(split(messages)))
+
+
 def split(gathered):
     """Split the concatenated messages of all ranks.
 
@@ -87,23 +109,6 @@ def raise_notices(name, messages):
         raise PeerFailedError(f"parameter {name}: {'; '.join(failures)}")
 
 
-class Present(NamedTuple):
-    """The ranks whose gradients take part in a reduction.
-
-    Attributes:
-        ranks: the number of ranks.
-        rank_sum: the sum of (global rank + 1) over these ranks.
-    """
-
-    ranks: int
-    rank_sum: int
-
-    @classmethod
-    def of(cls, ranks):
-        """Return the value for a list of global ranks."""
-        return cls(len(ranks), sum(ranks) + len(ranks))
-
-
 def expect_process_set(own, of_horovod):
     """Raise InvalidArgumentError if Horovod reduces over another process set than the compressor.
 
@@ -131,7 +136,7 @@ def probe(rank, fingerprint, step):
     return _native.make_probe(rank, fingerprint, step)
 
 
-def scale_of(name, reduced, present, fingerprint, step):
+def scale_of(name, reduced, ranks, fingerprint, step):
     """Return the factor that Horovod's reduction applies to the gradient of each rank.
 
     The factor is 1/size with Average and 1 with Sum.
@@ -139,7 +144,7 @@ def scale_of(name, reduced, present, fingerprint, step):
     Args:
         name: the name of the parameter.
         reduced: the probe after Horovod's reduction, four floats.
-        present: the ranks that take part, a :class:`Present`.
+        ranks: the global numbers of the ranks that take part.
         fingerprint: 32 bits of this rank's configuration.
         step: the step of this rank's probe.
 
@@ -148,6 +153,6 @@ def scale_of(name, reduced, present, fingerprint, step):
             the compressor of another rank has another configuration or is at another step.
     """
     try:
-        return _native.scale(reduced, *present, fingerprint, step)
+        return _native.scale(reduced, ranks, fingerprint, step)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"parameter {name}: {error}") from None

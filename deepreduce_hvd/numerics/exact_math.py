@@ -19,6 +19,18 @@ _RECIPROCAL_FACTORIALS = [
 ]  # fmt: skip
 
 
+def is_nonzero(values):
+    """Return which float32 numbers are not zero, as an array of bool.
+
+    Threads of frameworks may treat denormal numbers as zeros, which changes ``values != 0``. So
+    this compares bits.
+
+    >>> is_nonzero(np.array([0.0, -0.0, 1e-45], dtype=np.float32)).tolist()
+    [False, False, True]
+    """
+    return values.view(np.uint32) & np.uint32(0x7FFFFFFF) != 0
+
+
 def exp(x):
     """Return e^x for (n,) float64 with abs(x) <= 700, within 2 units in the last place.
 

@@ -294,11 +294,10 @@ class Adapter(BaseAdapter):
 
     def _gather(self, group):
         name = self.collectives.name_for(group.slots[0])
-        allgather = self.collectives.allgather
         if any(slot.home is not None for slot in group.slots):
-            group.gathered, group.lengths = self.device_path.gather(group, name, allgather)
+            group.gathered, group.lengths = self.device_path.gather(group, name, self.collectives)
         else:
-            group.gathered = allgather(group.message, name)
+            group.gathered = self.collectives.gather_messages(group.message, name)
 
     @staticmethod
     def _shape_of(pending):

@@ -3,6 +3,7 @@
 import horovod.tensorflow as hvd
 
 from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.tensorflow.exchange import HorovodTransport
 from deepreduce_hvd.tensorflow.graph import rank_of_job, ranks_of, size_of
 from deepreduce_hvd.tensorflow.ops import checked, operators
 
@@ -48,6 +49,18 @@ class Collectives:
             ranks=ranks_of(self._process_set),
             fingerprint=self._compressor.fingerprint, variable=slot.label,
         )  # fmt: skip
+
+    def gather_messages(self, messages, name):
+        """Gather the messages of all ranks, (n,) uint8, on the host.
+
+        If they are too large for Horovod, notices take their place, as in a
+        :class:`~deepreduce_hvd.communicators.exchange.Channel`.
+        """
+        messages = checked(
+            operators.deepreduce_limit_messages, messages, self.size, rank_of_job(),
+            most=HorovodTransport.most_bytes,
+        )  # fmt: skip
+        return self.allgather(messages, name)
 
     def allgather(self, message, name):
         """Gather the messages of all ranks, (n,) uint8 or int64."""

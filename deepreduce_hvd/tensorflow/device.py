@@ -78,7 +78,7 @@ class DevicePath(BaseDevicePath):
         with tf.device(slot.home), after(updates):
             return tf.identity(message)
 
-    def gather(self, group, name, allgather):
+    def gather(self, group, name, collectives):
         """Gather the messages of a group.
 
         Returns:
@@ -87,14 +87,14 @@ class DevicePath(BaseDevicePath):
         """
         homes = {slot.home for slot in group.slots}
         on_device = self.nccl and len(homes) == 1 and None not in homes
-        with tf.device(homes.pop() if on_device else HOST):
-            gathered = allgather(group.message, name)
-            sizes = (
-                [tf.size(message, tf.int64) for message in group.payloads] if on_device else None
-            )
+        if on_device:
+            with tf.device(homes.pop()):
+                gathered = collectives.allgather(group.message, name)
+                sizes = [tf.size(message, tf.int64) for message in group.payloads]
+            with tf.device(HOST):
+                return gathered, collectives.allgather(tf.stack(sizes), f"{name}_lengths")
         with tf.device(HOST):
-            if on_device:
-                return gathered, allgather(tf.stack(sizes), f"{name}_lengths")
+            gathered = collectives.gather_messages(group.message, name)
             return gathered, checked(
                 operators.deepreduce_lengths, gathered, variable=group.slots[0].label
             )

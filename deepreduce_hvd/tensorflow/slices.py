@@ -67,7 +67,7 @@ def reduce_slices(adapter, slices, variable, op):
         reduced = collectives.allreduce(probe, op, f"{name}.probe")
         scale = collectives.scale_of(slot, reduced, step)
         with tf.control_dependencies([scale]):  # then all ranks take part
-            gathered = collectives.allgather(payload, name)
+            gathered = collectives.gather_messages(payload, name)
         values, indices = checked(
             operators.deepreduce_decode_slices, gathered, scale, collectives.size,
             slot.seconds.variable.handle,

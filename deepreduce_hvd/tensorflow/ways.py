@@ -138,7 +138,7 @@ class Undecided(Pending):
         group.payloads.append(self._host_path.encode(slot, self.gradient, numbers, self.step))
         encoded = time_after(group.message)
         with after([slot.choice.remembers.assign(True)]):
-            group.gathered = self._collectives.allgather(group.message, self._name)
+            group.gathered = self._collectives.gather_messages(group.message, self._name)
         result = self._host_path.decode(
             slot, group, self.gradient, 0, self.shape, self._scale, self._collectives.size
         )

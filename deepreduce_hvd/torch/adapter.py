@@ -217,10 +217,10 @@ class Adapter(TorchAdapter):
         # Check the probe first: ranks with different configurations could wait for each other in an
         # exchange forever.
         try:
-            present = wire.Present.of(self.transport.ranks)
             scale = wire.scale_of(
-                slot.name, tensor.tolist(), present, step.buckets.fingerprint, slot.steps - 1
-            )
+                slot.name, tensor.tolist(), self.transport.ranks, step.buckets.fingerprint,
+                slot.steps - 1,
+            )  # fmt: skip
         except InvalidArgumentError:
             flight.roll_call.wait()
             raise

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import torch
 
+from deepreduce_hvd.numerics.exact_math import is_nonzero
+
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -79,7 +81,7 @@ def sparse_like(like, indices, values):
         indices: (n,) NumPy array of distinct flat indices in the dense tensor.
         values: (n,) float32 NumPy array.
     """
-    nonzero = values != 0
+    nonzero = is_nonzero(values)
     flat = torch.from_numpy(indices[nonzero].astype(np.int64))
     values = torch.from_numpy(values[nonzero])
     sparse_shape = like.shape[: like.sparse_dim()]

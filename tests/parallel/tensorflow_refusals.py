@@ -3,6 +3,8 @@
 Every rank must get an error and continue with the next scenario. Run by tensorflow_scenarios.py.
 """
 
+import itertools
+
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from scenario_runner import refused
@@ -18,6 +20,7 @@ from tensorflow_tools import (
 
 import deepreduce_hvd as dr
 import deepreduce_hvd.tensorflow
+from deepreduce_hvd.tensorflow.exchange import HorovodTransport
 
 
 def scenario_xla(directory):
@@ -36,6 +39,34 @@ def scenario_slices_out_of_range_on_one_rank(directory):
             lambda: dr.tensorflow.allreduce_gradients([slices], [table], compression=compressor)
         )
         reduce()
+
+
+def scenario_messages_too_large_on_one_rank(directory):
+    """One rank believes that Horovod carries only 100 bytes, instead of 2 GiB."""
+    right, message = HorovodTransport.most_bytes, r"messages of rank 1: expected at most 50 bytes, "
+    table = tf.Variable(tf.ones([1000, 16]))
+    slices = tf.IndexedSlices(tf.ones([20, 16]), tf.range(20), tf.constant([1000, 16]))
+    try:
+        if hvd.rank() == 1:
+            HorovodTransport.most_bytes = 100
+        for communicator, options in itertools.product(
+            (dr.Allgather(), dr.SplitAllgather()), ({}, {"groups": 1})
+        ):
+            for wrap in (tf.function, lambda step: step):
+                named = model()
+                compressor = compressor_of(named, communicator=communicator)
+                with refused(message):
+                    wrap(make_step(named, compressor, **options))(batch(0))
+        for wrap in (tf.function, lambda step: step):
+            compressor = dr.Compressor(parameters=[("table", table)])
+            with refused(message):
+                wrap(
+                    lambda compressor=compressor: dr.tensorflow.allreduce_gradients(
+                        [slices], [table], compression=compressor
+                    )
+                )()
+    finally:
+        HorovodTransport.most_bytes = right
 
 
 def scenario_other_process_set(directory):

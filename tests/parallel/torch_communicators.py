@@ -11,6 +11,7 @@ import horovod.torch as hvd
 import numpy as np
 import sparse_vectors
 import torch
+from scenario_runner import refused
 from torch_tools import (
     assert_equal_everywhere,
     backward,
@@ -24,6 +25,7 @@ from torch_tools import (
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
+from deepreduce_hvd.torch.transport import HorovodTransport
 
 hvd.init()  # the schemes below depend on the number of ranks
 COMMUNICATORS = [
@@ -249,6 +251,26 @@ def scenario_a_rank_that_fails_makes_all_raise(directory):
             assert f"rank {hvd.size() - 1}: MemoryError: none left" in str(error), error
         else:
             raise AssertionError(f"{communicator}: went on silently")
+
+
+def scenario_messages_too_large_on_one_rank(directory):
+    """One rank believes that Horovod carries only 100 bytes, instead of 2 GiB."""
+    last, right = hvd.size() - 1, HorovodTransport.most_bytes
+    for number, communicator in enumerate(COMMUNICATORS):
+        if communicator in (dr.CLTK(), dr.SharedRandomK()):  # they send few bytes, or none
+            continue
+        network = model()
+        optimizer, _ = distributed(
+            network, communicator, codec_for(communicator), prefix=f"large{number}."
+        )
+        try:
+            if hvd.rank() == last:
+                HorovodTransport.most_bytes = 100
+            with refused(rf"messages of rank {last}: expected at most \d+ bytes, .* got \d+; use"):
+                backward(network, 0)
+                optimizer.synchronize()
+        finally:
+            HorovodTransport.most_bytes = right
 
 
 class BreakingTransport:

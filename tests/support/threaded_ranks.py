@@ -44,9 +44,22 @@ class Group:
 
 
 class ThreadedTransport(Transport):
-    def __init__(self, group, rank):
+    """The transport of one rank of a group.
+
+    Args:
+        group: the :class:`Group`.
+        rank: the number of the rank in the group.
+        ranks: the global numbers of its ranks; by default, they are the numbers in the group.
+    """
+
+    def __init__(self, group, rank, ranks=None):
         self.group = group
         self.rank = rank
+        self._ranks = ranks
+
+    @property
+    def ranks(self):
+        return super().ranks if self._ranks is None else list(self._ranks)
 
     @property
     def size(self):

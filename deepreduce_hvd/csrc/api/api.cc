@@ -9,10 +9,7 @@
 #include "container/payload.h"
 #include "container/wire.h"
 #include "select/sparse.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "support/floating_point.h"
 
 namespace deepreduce {
 namespace {
@@ -34,18 +31,6 @@ Simd allowed_simd(int32_t wanted) {
   const Simd best = best_simd();
   return wanted < 0 || wanted >= static_cast<int>(best) ? best : static_cast<Simd>(wanted);
 }
-
-// Frameworks run their threads with denormals flushed to zero; the payload must not depend on that.
-class DefaultFloatingPoint {
- public:
-#if defined(__x86_64__)
-  DefaultFloatingPoint() : saved_(_mm_getcsr()) { _mm_setcsr(0x1F80); }
-  ~DefaultFloatingPoint() { _mm_setcsr(saved_); }
-
- private:
-  unsigned saved_;
-#endif
-};
 
 template <class Work>
 int guarded(dr_context* context, Work work) {
@@ -166,14 +151,19 @@ int dr_write_notice(dr_context* context, const char* text, uint64_t text_bytes) 
   return guarded(context, [&](Context&) { write_notice(context, text, text_bytes); });
 }
 
+int dr_write_size_notice(dr_context* context, uint64_t size, uint64_t senders, uint64_t most,
+                         uint64_t rank) {
+  return guarded(context, [&](Context&) { write_size_notice(context, size, senders, most, rank); });
+}
+
 void dr_make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step, double* probe) {
   make_probe(rank, fingerprint, step, probe);
 }
 
-int dr_scale(dr_context* context, const double* reduced_probe, uint64_t rank_count,
-             uint64_t rank_sum, uint32_t fingerprint, uint64_t step, double* scale) {
+int dr_scale(dr_context* context, const double* reduced_probe, const uint64_t* ranks,
+             uint64_t rank_count, uint32_t fingerprint, uint64_t step, double* scale) {
   return guarded(context, [&](Context&) {
-    *scale = scale_of(reduced_probe, rank_count, rank_sum, fingerprint, step);
+    *scale = scale_of(reduced_probe, ranks, rank_count, fingerprint, step);
   });
 }
 

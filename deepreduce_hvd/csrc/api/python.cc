@@ -316,20 +316,26 @@ Bytes write_notice(const std::string& text) {
   return call.result();
 }
 
+Bytes size_notice(uint64_t size, uint64_t senders, uint64_t most, uint64_t rank) {
+  Call call(-1);
+  call.check(dr_write_size_notice(&call.context, size, senders, most, rank));
+  return call.result();
+}
+
 std::vector<double> make_probe(uint64_t rank, uint32_t fingerprint, uint64_t step) {
   std::vector<double> probe(DR_PROBE_LENGTH);
   dr_make_probe(rank, fingerprint, step, probe.data());
   return probe;
 }
 
-double scale(const std::vector<double>& reduced_probe, uint64_t rank_count, uint64_t rank_sum,
+double scale(const std::vector<double>& reduced_probe, const std::vector<uint64_t>& ranks,
              uint32_t fingerprint, uint64_t step) {
   if (reduced_probe.size() != DR_PROBE_LENGTH)
     throw py::value_error("probe: expected 4 numbers, got " + std::to_string(reduced_probe.size()));
   Call call(-1);
   double result;
-  call.check(dr_scale(&call.context, reduced_probe.data(), rank_count, rank_sum, fingerprint, step,
-                      &result));
+  call.check(dr_scale(&call.context, reduced_probe.data(), ranks.data(), ranks.size(), fingerprint,
+                      step, &result));
   return result;
 }
 
@@ -380,9 +386,11 @@ PYBIND11_MODULE(_native, module) {
   module.def("inspect", &inspect, py::arg("payload"));
   module.def("read_messages", &read_messages, py::arg("messages"));
   module.def("write_notice", &write_notice, py::arg("text"));
+  module.def("size_notice", &size_notice, py::arg("size"), py::arg("senders"), py::arg("most"),
+             py::arg("rank"));
   module.def("make_probe", &make_probe, py::arg("rank"), py::arg("fingerprint"), py::arg("step"));
-  module.def("scale", &scale, py::arg("reduced_probe"), py::arg("rank_count"), py::arg("rank_sum"),
-             py::arg("fingerprint"), py::arg("step"));
+  module.def("scale", &scale, py::arg("reduced_probe"), py::arg("ranks"), py::arg("fingerprint"),
+             py::arg("step"));
   module.def("default_max_elements", &dr_default_max_elements, py::arg("payload_bytes"));
   module.attr("probe_length") = DR_PROBE_LENGTH;
   module.def("stages", &stages);

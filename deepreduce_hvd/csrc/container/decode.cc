@@ -94,12 +94,17 @@ void decode_sum(Context& context, const uint8_t* data, uint64_t size, float* out
 
 namespace {
 
-// Returns the union of two ascending streams. Values of equal indices are added, the left one
-// first.
-Selection merge(Arena& arena, const Selection& left, const Selection& right) {
-  const uint64_t capacity = uint64_t{left.count} + right.count;
-  uint32_t* indices = arena.array<uint32_t>(capacity);
-  float* values = arena.array<float>(capacity);
+// Memory for a selection.
+struct Room {
+  uint32_t* indices;
+  float* values;
+};
+
+// Writes the union of two ascending streams to `room` and returns it. Values of equal indices are
+// added, the left one first.
+Selection merge(const Room& room, const Selection& left, const Selection& right) {
+  uint32_t* indices = room.indices;
+  float* values = room.values;
   uint32_t i = 0, j = 0, n = 0;
   // which side is next is random: bit masks instead of branches to mispredict
   while (i < left.count && j < right.count) {
@@ -156,16 +161,28 @@ Selection ascending_scaled(Context& context, const Payload& payload, float scale
 
 void decode_sparse(dr_context* caller, Context& context, const uint8_t* const* payloads,
                    const uint64_t* sizes, uint64_t payload_count, uint64_t d, float scale) {
-  Selection sum;
+  Payload* opened = context.arena.array<Payload>(payload_count);
+  uint64_t counts = 0;
   for (uint64_t p = 0; p < payload_count; ++p) {
-    const Payload payload = open(payloads[p], sizes[p], d);
-    if ((payload.flags & kNonFinite) != 0)
+    opened[p] = open(payloads[p], sizes[p], d);
+    if ((opened[p].flags & kNonFinite) != 0)
       invalid_argument(
           "payloads: expected finite ones, got a non-finite payload at position %llu, whose sum has "
           "no sparse form",
           static_cast<unsigned long long>(p));
-    const Selection next = ascending_scaled(context, payload, scale);
-    sum = p == 0 ? next : merge(context.arena, sum, next);
+    counts += opened[p].count;
+  }
+  // Two partial sums take turns: memory for each of them would be quadratic in the number of
+  // payloads.
+  Room rooms[2];
+  if (payload_count > 1)
+    for (Room& room : rooms)
+      room = {context.arena.array<uint32_t>(std::min(d, counts)),
+              context.arena.array<float>(std::min(d, counts))};
+  Selection sum;
+  for (uint64_t p = 0; p < payload_count; ++p) {
+    const Selection next = ascending_scaled(context, opened[p], scale);
+    sum = p == 0 ? next : merge(rooms[p % 2], sum, next);
   }
   uint8_t* out = static_cast<uint8_t*>(caller->output(caller->user, size_t{8} * sum.count));
   if (sum.count == 0) return;

@@ -19,6 +19,7 @@ uint64_t key_of(const dr_position& at, Purpose purpose) {
 }
 
 void finish(dr_context* context, const Payload& payload) {
+  expect_section_lengths(payload);
   void* out = context->output(context->user, static_cast<size_t>(payload.total_bytes()));
   if (out == nullptr) Arena::out_of_memory(payload.total_bytes(), 1);
   write_payload(payload, static_cast<uint8_t*>(out));

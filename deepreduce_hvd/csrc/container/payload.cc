@@ -75,10 +75,13 @@ void expect_section_length(uint64_t bytes, const char* section) {
 
 }  // namespace
 
-void write_payload(const Payload& payload, uint8_t* out) {
+void expect_section_lengths(const Payload& payload) {
   expect_section_length(payload.index_bytes, "index");
   expect_section_length(payload.value_bytes, "value");
   expect_section_length(payload.order_bytes, "order");
+}
+
+void write_payload(const Payload& payload, uint8_t* out) {
   uint64_t words[kHeaderBytes / 8] = {};
   store_header(payload, words);
   std::memcpy(out, words, kHeaderBytes);

@@ -24,7 +24,11 @@ struct Payload : Header {
   const uint8_t *index = nullptr, *values = nullptr, *order_map = nullptr;
 };
 
-// Writes header, sections and checksum to `out`, total_bytes() in all.
+// Raises an error if a section is longer than a header can say.
+void expect_section_lengths(const Payload& payload);
+
+// Writes header, sections and checksum to `out`, total_bytes() in all. The lengths of the sections
+// are checked before.
 void write_payload(const Payload& payload, uint8_t* out);
 
 // Returns the fields of a header; raises an error only if there are not kHeaderBytes bytes.

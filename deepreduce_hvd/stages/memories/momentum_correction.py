@@ -14,7 +14,9 @@ class MomentumCorrection(Memory):
     Momentum is applied before the residual accumulates: first ``velocity = momentum * velocity +
     gradient``, then ``residual = residual + velocity``. The sparsifier selects from the residual.
     Where an element is sent, the decoded value is subtracted from the residual, and the velocity is
-    set to 0 (momentum factor masking). Use an optimizer that :func:`deepreduce_hvd.prepare` has
+    set to 0 (momentum factor masking). It stays 0 if the sent value comes back because a
+    communicator such as :class:`GTopK` drops it: the value is kept in the residual, and momentum
+    starts again. Use an optimizer that :func:`deepreduce_hvd.prepare` has
     prepared, or one with momentum 0.
 
     Args:

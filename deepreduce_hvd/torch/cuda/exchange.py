@@ -185,16 +185,21 @@ class DeviceAllgather(Allgather):
         return (yield from super().exchange(bucket, channel))
 
     def _from_device(self, encodings, bucket, channel):
-        entries = []
-        for member in bucket.members:
-            header = member.header if member.failure is None else wire.notice(member.failure)
-            entries += [np.frombuffer(_LENGTH.pack(header.size), dtype=np.uint8), header]
         payloads, stream = (
             torch.empty(0, dtype=torch.uint8, device=self.device),
             torch.cuda.current_stream(self.device),
         )
         for stream, members, payloads in encodings.joined():  # noqa: B007  # the last stream
             _keep_parts(members, payloads)
+        refusal = channel.size_notice(payloads.nbytes, channel.size)
+        if refusal is not None:
+            payloads = payloads[:0]
+        entries = []
+        for member in bucket.members:
+            header = member.header if refusal is None else refusal
+            if member.failure is not None:
+                header = wire.notice(member.failure)
+            entries += [np.frombuffer(_LENGTH.pack(header.size), dtype=np.uint8), header]
         with torch.cuda.stream(stream):  # the collective waits for the stream's work so far
             # start both before waiting for either
             headers, sums = channel.allgather(np.concatenate(entries)), channel.allgather(payloads)

@@ -7,7 +7,9 @@ import pathlib
 import runpy
 
 import horovod.torch as hvd
+import torch
 
+import deepreduce_hvd as dr
 from deepreduce_hvd.torch import transport as torch_transport
 from deepreduce_hvd.torch.cuda import device as torch_device
 
@@ -42,10 +44,21 @@ class _Horovod:
 
 torch_transport.hvd, torch_transport.mpi_ops = _Horovod(), _Functions()
 assert torch_device.hvd.nccl_built()
-runpy.run_path(str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py"))[
-    "main"
-]()
+ranks = runpy.run_path(
+    str(pathlib.Path(__file__).resolve().parents[3] / "scripts" / "gpu_ranks.py")
+)
+ranks["main"]()
 assert True in on_device and False in on_device, (
     "expected payloads on the device and headers on the host"
 )
+
+# one rank believes that Horovod carries less
+if hvd.rank() == 1:
+    torch_transport.HorovodTransport.most_bytes = 5000
+try:
+    ranks["train"](torch.device("cuda:0"), ranks["CODECS"]["Rice, raw"])
+except dr.PeerFailedError as error:
+    assert "rank 1: expected at most 2500 bytes, " in str(error), error
+else:
+    raise SystemExit("expected PeerFailedError, got none")
 print("payloads went from the device to the collective")
