@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.tensorflow.prepare import momentum_of
 
 SETTINGS = {
     "SGD": ("momentum", "nesterov"),
@@ -118,6 +119,54 @@ def test_a_learning_rate_that_a_callback_sets_counts(library):
     np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
 
 
+def test_a_momentum_that_is_a_variable_is_replaced_too():
+    own, expected = variables(), variables()
+    momentum = tf.Variable(0.9, trainable=False)
+    optimizer = tf_keras.optimizers.Adam(0.01, beta_1=momentum)
+    dr.prepare(optimizer, dr.Compressor(parameters=own))
+    plain = tf_keras.optimizers.Adam(0.01, beta_1=0.0)
+    optimizer.build(own)
+
+    @tf.function
+    def step(large):
+        optimizer.apply_gradients([(large, own[0])])
+
+    for number in range(3):
+        large, _ = gradients(number)
+        step(large)
+        plain.apply_gradients([(large, expected[0])])
+    np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
+    assert optimizer.beta_1 is momentum
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "momentum"),
+    [
+        ("SGD", {"momentum": 0.5}, 0.5),
+        ("SGD", {}, 0.0),
+        ("RMSprop", {"momentum": 0.25}, 0.25),
+        ("Adam", {"beta_1": 0.5}, 0.5),
+        ("Adam", {"beta_1": lambda: 0.5}, 0.5),
+        ("Adagrad", {}, 0.0),
+    ],
+)
+def test_the_momentum_of_a_legacy_optimizer_is_a_number_while_a_function_is_traced(
+    kind, settings, momentum
+):
+    optimizer = getattr(tf_keras.optimizers.legacy, kind)(0.01, **settings)
+    found = []
+
+    @tf.function
+    def step():
+        found.append(momentum_of(optimizer))
+
+    step()
+    assert set(found) == {momentum}  # traced twice, as the first call makes variables
+    with tf.Graph().as_default():  # nothing can be read in a tf.compat.v1 graph
+        again = getattr(tf_keras.optimizers.legacy, kind)(0.01, **settings)
+        assert momentum_of(again) in (momentum, 0.0)
+
+
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
 def test_none_undoes_it(library):
     own = variables()
@@ -141,7 +190,9 @@ def test_what_cannot_be_prepared_is_refused():
             dr.InvalidArgumentError, match="another optimizer than Nadam, .*; use Adam"
         ):
             dr.prepare(library.optimizers.Nadam(), compressor)
-    with pytest.raises(dr.InvalidArgumentError, match="no legacy optimizers"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match=r"in place of tf\.keras\.optimizers\.legacy\."
+    ):
         dr.prepare(tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9), compressor)
     wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compressor)
     with pytest.raises(dr.InvalidArgumentError, match=r"before hvd\.DistributedOptimizer wraps"):

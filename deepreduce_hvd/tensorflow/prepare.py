@@ -3,6 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import tensorflow as tf
+
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, undo, warning
@@ -52,8 +54,11 @@ class _Prepared(_Optimizer):
         self.original_class.learning_rate.fset(self, rate)
 
     def update_step(self, gradient, variable, *learning_rate):
-        momentum = getattr(self, self.momentum_name)
-        if not momentum or not self.preparation.compresses(variable):
+        if not self.preparation.compresses(variable):
+            return super().update_step(gradient, variable, *learning_rate)
+        setting = getattr(self, self.momentum_name)
+        momentum = momentum_of(self)
+        if not momentum:
             return super().update_step(gradient, variable, *learning_rate)
         scales = self.momentum_name == "momentum"
         policy = self.preparation.policy_of(variable)
@@ -66,7 +71,7 @@ class _Prepared(_Optimizer):
                 gradient, variable, *(rate * factor for rate in learning_rate)
             )
         finally:
-            setattr(self, self.momentum_name, momentum)
+            setattr(self, self.momentum_name, setting)
             self._factors.pop(id(self), None)
 
 
@@ -76,9 +81,22 @@ def is_prepared(optimizer):
 
 
 def momentum_of(optimizer):
-    """Return the momentum of a Keras optimizer; 0 if it has none or is not known."""
+    """Return the momentum of a Keras optimizer as a number.
+
+    Return 0 if the optimizer has none or is not known, or if the value is not known while a graph
+    is built, as that of a variable in a tf.compat.v1 graph.
+    """
     name = _KNOWN.get(_kind(optimizer))
-    return 0.0 if name is None else getattr(optimizer, name, 0.0)
+    if name is None:
+        return 0.0
+    # legacy optimizers have a variable, whose value can be read outside of the traced function only
+    with tf.init_scope():
+        setting = getattr(optimizer, name, 0.0)
+        setting = setting() if callable(setting) else setting
+        if not tf.is_tensor(setting):
+            return setting
+        value = tf.get_static_value(tf.convert_to_tensor(setting))
+    return 0.0 if value is None else float(value)
 
 
 def _kind(optimizer):
@@ -104,12 +122,19 @@ def momentum_warning(compressor):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
-            momentum = momentum_of(optimizer)
             delayed = [policy for policy in compressor.policies.values() if policy.delays]
-            if not momentum or is_prepared(optimizer) or not delayed:
+            momentum = momentum_of(optimizer) if delayed and not is_prepared(optimizer) else 0.0
+            if not momentum:
                 return None
             kind = _kind(optimizer)
-            return warning(kind, _KNOWN[kind], momentum, delayed[0].memory)
+            legacy = not hasattr(optimizer, "update_step")
+            return warning(
+                f"legacy.{kind}" if legacy else kind,
+                _KNOWN[kind],
+                momentum,
+                delayed[0].memory,
+                f"tf.keras.optimizers.{kind}(...)" if legacy else "optimizer",
+            )
     return None
 
 
@@ -123,7 +148,8 @@ def prepare(optimizer, compressor):
         raise InvalidArgumentError(
             f"prepare: expected one of {', '.join(_KNOWN)} of tf.keras.optimizers, got"
             f" {type(optimizer).__module__}.{type(optimizer).__name__}; prepare the optimizer"
-            " inside of a LossScaleOptimizer, and use no legacy optimizers"
+            " inside of a LossScaleOptimizer, and tf.keras.optimizers.Adam in place of"
+            " tf.keras.optimizers.legacy.Adam"
         )
     if kind == "Nadam":
         raise InvalidArgumentError(

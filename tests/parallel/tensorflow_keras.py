@@ -1,0 +1,56 @@
+"""Test optimizers of Keras on stock Horovod. Run by tensorflow_scenarios.py."""
+
+import os
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
+
+import warnings
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import tensorflow as tf
+
+import deepreduce_hvd as dr
+
+
+def made(kind=tf.keras.Sequential, **options):
+    """Return a model with one large variable, and its compressor."""
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(3)
+    network = kind([tf.keras.layers.Input((48,)), tf.keras.layers.Dense(40, use_bias=False)])
+    codec = dr.Codec(dr.TopK(0.1))
+    return network, dr.Compressor(codec, parameters=network.trainable_variables, **options)
+
+
+def fit(network, optimizer, compressor):
+    """Train for four steps, and return the warnings of the package."""
+    random = np.random.default_rng(hvd.rank())
+    inputs = random.standard_normal([64, 48]).astype(np.float32)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        network.compile(
+            hvd_keras.DistributedOptimizer(optimizer, compression=compressor), loss="mse"
+        )
+        network.fit(inputs, inputs[:, :40], batch_size=16, shuffle=False, verbose=0)
+    texts = [str(one.message) for one in said]
+    return [text for text in texts if text.startswith("deepreduce_hvd: ")]
+
+
+def scenario_legacy_optimizers(directory):
+    """They train, and a warning names the class that can be prepared in their place."""
+    legacy = tf.keras.optimizers.legacy
+    for optimizer, warned in (
+        (legacy.SGD(0.01, momentum=0.9), True),
+        (legacy.SGD(0.01), False),
+        (legacy.Adam(0.01), True),
+        (legacy.RMSprop(0.01, momentum=0.9), True),
+        (legacy.Adagrad(0.01), False),
+    ):
+        network, compressor = made()
+        kind = type(optimizer).__name__
+        said = fit(network, optimizer, compressor)
+        assert compressor.state_dict()["parameters"]["dense/kernel:0"]["steps"] == 4, kind
+        assert len(said) == warned, said
+        if warned:
+            assert f"dr.prepare(tf.keras.optimizers.{kind}(...), compressor)" in said[0], said
