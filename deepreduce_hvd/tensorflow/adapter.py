@@ -207,7 +207,7 @@ class Adapter(BaseAdapter):
 
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
-        begun = self.void_steps.begin(slot)
+        begun = self.void_steps.begin(slot, tensor)
         if slot.dense and slot.choice is None:
             if slot.policy.way == FP16 and reduces_several():
                 raise InvalidArgumentError(
