@@ -51,6 +51,7 @@ def reduce_slices(adapter, slices, variable, op):
     if slot.home is not None:
         slot.move_to_host()
     slot.dtype = slices.dtype
+    adapter.note_reduction(slot)
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
         step = slot.steps_taken.read_value()  # before the encoder increments it

@@ -4,6 +4,8 @@ import os
 
 os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
 
+import contextlib
+import io
 import warnings
 
 import horovod.tensorflow as hvd
@@ -21,6 +23,22 @@ def made(kind=tf.keras.Sequential, **options):
     network = kind([tf.keras.layers.Input((48,)), tf.keras.layers.Dense(40, use_bias=False)])
     codec = dr.Codec(dr.TopK(0.1))
     return network, dr.Compressor(codec, parameters=network.trainable_variables, **options)
+
+
+class OwnStep(tf.keras.Sequential):
+    """A model whose step calls apply_gradients, which Horovod's optimizer does not reduce in."""
+
+    def train_step(self, data):
+        inputs, answers = data
+        with tf.GradientTape() as tape:
+            loss = self.compiled_loss(answers, self(inputs, training=True))
+        tape = self.tape_of(tape)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+    def tape_of(self, tape):
+        return tape
 
 
 def fit(network, optimizer, compressor):
@@ -54,3 +72,19 @@ def scenario_legacy_optimizers(directory):
         assert len(said) == warned, said
         if warned:
             assert f"dr.prepare(tf.keras.optimizers.{kind}(...), compressor)" in said[0], said
+
+
+def scenario_only_what_was_exchanged_is_counted(directory):
+    for dense_below in (0, 10_000):
+        network, compressor = made(OwnStep, dense_below=dense_below)
+        fit(network, tf.keras.optimizers.SGD(0.01), compressor)
+        for row in compressor.stats().values():
+            assert (row["path"], row["sent_bytes"]) == ("none", 0), row
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            compressor.summary()
+        assert "Nothing has been exchanged yet." in printed.getvalue(), printed.getvalue()
+        network.tape_of = lambda tape: hvd.DistributedGradientTape(tape, compression=compressor)
+        fit(network, tf.keras.optimizers.SGD(0.01), compressor)
+        (row,) = compressor.stats().values()
+        assert row["path"] == ("dense" if dense_below else "compressed"), row
+        assert row["sent_bytes"] > 0, row
