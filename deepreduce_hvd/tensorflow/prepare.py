@@ -39,6 +39,7 @@ class _Prepared(_Optimizer):
     preparation: Preparation
     momentum_name: str
     original_class: Any
+    slot_of: Any
     # not an attribute of instances: Keras saves what these have
     _factors: ClassVar[dict[int, float]] = {}
 
@@ -54,6 +55,7 @@ class _Prepared(_Optimizer):
         self.original_class.learning_rate.fset(self, rate)
 
     def update_step(self, gradient, variable, *learning_rate):
+        self._expect_exchange(variable)
         if not self.preparation.compresses(variable):
             return super().update_step(gradient, variable, *learning_rate)
         setting = getattr(self, self.momentum_name)
@@ -73,6 +75,28 @@ class _Prepared(_Optimizer):
         finally:
             setattr(self, self.momentum_name, setting)
             self._factors.pop(id(self), None)
+
+    def _expect_exchange(self, variable):
+        """Raise InvalidArgumentError if Horovod's optimizer has never reduced gradients.
+
+        Its class sets an attribute to False, and to True when it first reduces. Gradients that a
+        tape of Horovod or the compressor itself reduced are correct without it.
+        """
+        slot = self.slot_of(variable)
+        if (
+            getattr(self, "_aggregated_gradients", True)
+            or slot is None
+            or slot.reduced
+            or self.preparation.compressor.adapter.transport.size == 1
+        ):
+            return
+        raise InvalidArgumentError(
+            f"prepare: expected the gradient of {slot.label} after a reduction over the ranks, got"
+            " one of this rank only, because apply_gradients of hvd.DistributedOptimizer does not"
+            " reduce; in a train_step of tf-keras write self.optimizer.minimize(loss, variables,"
+            " tape=tape); under Keras 3, where this optimizer never reduces, set"
+            " TF_USE_LEGACY_KERAS=1, or use hvd.DistributedGradientTape and the optimizer itself"
+        )
 
 
 def is_prepared(optimizer):
@@ -178,6 +202,7 @@ def prepare(optimizer, compressor):
                 "preparation": preparation,
                 "momentum_name": name,
                 "original_class": original,
+                "slot_of": staticmethod(known.slot_of),
                 "__module__": original.__module__,
             },
         )

@@ -88,3 +88,49 @@ def scenario_only_what_was_exchanged_is_counted(directory):
         (row,) = compressor.stats().values()
         assert row["path"] == ("dense" if dense_below else "compressed"), row
         assert row["sent_bytes"] > 0, row
+
+
+def scenario_a_prepared_optimizer_that_does_not_reduce(directory):
+    """It is refused in a step that calls apply_gradients, unless something else reduces."""
+
+    def prepared(**options):
+        network, compressor = made(OwnStep, **options)
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.9)
+        return network, dr.prepare(optimizer, compressor), compressor
+
+    for options in ({}, {"dense_below": 10_000}):
+        network, optimizer, compressor = prepared(**options)
+        try:
+            fit(network, optimizer, compressor)
+        except Exception as error:  # AutoGraph wraps our error in its own
+            assert "after a reduction over the ranks, got one of this rank only" in str(error)
+            assert "self.optimizer.minimize(" in str(error)
+        else:
+            raise AssertionError("gradients that were not reduced were applied")
+    for wrap in (True, False):
+        network, optimizer, compressor = prepared()
+        network.tape_of = lambda tape, compressor=compressor: hvd.DistributedGradientTape(
+            tape, compression=compressor
+        )
+        if wrap:
+            fit(network, optimizer, compressor)
+        else:
+            network.compile(optimizer, loss="mse")
+            network.fit(np.zeros([16, 48]), np.ones([16, 40]), verbose=0)
+        assert compressor.stats()["dense/kernel:0"]["path"] == "compressed"
+
+
+def scenario_keras_3_fit_with_the_optimizer_of_horovod(directory):
+    """Horovod's optimizer never reduces under Keras 3, so a prepared one is refused."""
+    import keras
+
+    network = keras.Sequential([keras.layers.Input((48,)), keras.layers.Dense(40)])
+    compressor = dr.Compressor(parameters=network.trainable_variables)
+    optimizer = dr.prepare(keras.optimizers.SGD(0.01, momentum=0.9), compressor)
+    network.compile(hvd_keras.DistributedOptimizer(optimizer, compression=compressor), "mse")
+    try:
+        network.fit(np.zeros([16, 48]), np.zeros([16, 40]), verbose=0)
+    except dr.InvalidArgumentError as error:
+        assert "under Keras 3, where this optimizer never reduces" in str(error)
+    else:
+        raise AssertionError("gradients that were not reduced were applied")
