@@ -2,6 +2,8 @@
 
 import random
 
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import pytest
@@ -23,8 +25,6 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def horovod():
-    import horovod.tensorflow as hvd
-
     hvd.init()
 
 
@@ -167,6 +167,20 @@ def test_the_momentum_of_a_legacy_optimizer_is_a_number_while_a_function_is_trac
         assert momentum_of(again) in (momentum, 0.0)
 
 
+def test_what_a_job_of_one_process_is_told(capsys):
+    own = variables()
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=own)
+    dr.prepare(keras.optimizers.SGD(0.1, momentum=0.9), compressor)
+    assert "a job of one process, which compresses nothing" in capsys.readouterr().out
+    dr.prepare(keras.optimizers.SGD(0.1), compressor)
+    assert "one process" not in capsys.readouterr().out
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(variable) for variable in own])
+    hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, own)
+    for row in compressor.stats().values():
+        assert (row["path"], row["sent_bytes"]) == ("none", 0)
+
+
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
 def test_none_undoes_it(library):
     own = variables()
@@ -179,8 +193,6 @@ def test_none_undoes_it(library):
 
 
 def test_what_cannot_be_prepared_is_refused():
-    import horovod.tensorflow.keras as hvd
-
     own = variables()
     compressor = dr.Compressor(parameters=own)
     with pytest.raises(dr.InvalidArgumentError, match=r"expected one of SGD, .* got .*Ftrl"):
@@ -194,6 +206,6 @@ def test_what_cannot_be_prepared_is_refused():
         dr.InvalidArgumentError, match=r"in place of tf\.keras\.optimizers\.legacy\."
     ):
         dr.prepare(tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9), compressor)
-    wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compressor)
+    wrapped = hvd_keras.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compressor)
     with pytest.raises(dr.InvalidArgumentError, match=r"before hvd\.DistributedOptimizer wraps"):
         dr.prepare(wrapped, compressor)

@@ -55,8 +55,11 @@ class _Prepared(_Optimizer):
         self.original_class.learning_rate.fset(self, rate)
 
     def update_step(self, gradient, variable, *learning_rate):
-        self._expect_exchange(variable)
-        if not self.preparation.compresses(variable):
+        slot = self.slot_of(variable)
+        self._expect_exchange(slot)
+        # Horovod gathers slices in full if the compressor does not take them
+        complete = isinstance(gradient, tf.IndexedSlices) and slot is not None and not slot.reduced
+        if complete or not self.preparation.compresses(variable):
             return super().update_step(gradient, variable, *learning_rate)
         setting = getattr(self, self.momentum_name)
         momentum = momentum_of(self)
@@ -76,13 +79,12 @@ class _Prepared(_Optimizer):
             setattr(self, self.momentum_name, setting)
             self._factors.pop(id(self), None)
 
-    def _expect_exchange(self, variable):
+    def _expect_exchange(self, slot):
         """Raise InvalidArgumentError if Horovod's optimizer has never reduced gradients.
 
         Its class sets an attribute to False, and to True when it first reduces. Gradients that a
         tape of Horovod or the compressor itself reduced are correct without it.
         """
-        slot = self.slot_of(variable)
         if (
             getattr(self, "_aggregated_gradients", True)
             or slot is None
@@ -194,6 +196,8 @@ def prepare(optimizer, compressor):
         [(momentum_of(optimizer), 0.0, list(compressor.policies.values()))],
         scales_learning_rate=name == "momentum",
     )
+    if momentum_of(optimizer) and compressor.adapter.transport.size == 1:
+        changes += "; this also applies to a job of one process, which compresses nothing"
     if name is not None:
         optimizer.__class__ = type(
             original.__name__,

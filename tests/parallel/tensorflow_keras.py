@@ -134,3 +134,34 @@ def scenario_keras_3_fit_with_the_optimizer_of_horovod(directory):
         assert "under Keras 3, where this optimizer never reduces" in str(error)
     else:
         raise AssertionError("gradients that were not reduced were applied")
+
+
+def scenario_slices_that_horovod_gathers_are_stepped_with_momentum(directory):
+    """Nothing of them is delayed, so a prepared optimizer steps them as it was configured."""
+
+    def trained(prepare, sparse_as_dense):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(3)
+        network = tf.keras.Sequential(
+            [tf.keras.layers.Input((2,)), tf.keras.layers.Embedding(200, 16)]
+        )
+        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables)
+        optimizer = tf.keras.optimizers.SGD(1.0, momentum=0.5)
+        network.compile(
+            hvd_keras.DistributedOptimizer(
+                dr.prepare(optimizer, compressor) if prepare else optimizer,
+                compression=compressor if prepare else hvd.Compression.none,
+                sparse_as_dense=sparse_as_dense,
+            ),
+            loss="mse",
+        )
+        rows = np.random.default_rng(hvd.rank()).integers(0, 200, [64, 2])
+        network.fit(rows, np.ones([64, 2, 16]), batch_size=16, shuffle=False, verbose=0)
+        (momentum,) = network.optimizer.momentums
+        return network.get_weights()[0], momentum.numpy()
+
+    weights, momentum = trained(True, False)
+    expected, expected_momentum = trained(False, False)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    np.testing.assert_allclose(momentum, expected_momentum, rtol=1e-6)
+    assert np.abs(trained(True, True)[0] - expected).max() > 1e-3
