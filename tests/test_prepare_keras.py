@@ -167,6 +167,20 @@ def test_the_momentum_of_a_legacy_optimizer_is_a_number_while_a_function_is_trac
         assert momentum_of(again) in (momentum, 0.0)
 
 
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
+@pytest.mark.parametrize("setting", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_a_hint_on_clipping(library, setting, capsys):
+    own = variables()
+    compressor = dr.Compressor(parameters=own)
+    dr.prepare(library.optimizers.SGD(0.1, **{setting: 0.5}), compressor)
+    assert f"; {setting}=0.5 clips averages" in capsys.readouterr().out
+    dr.prepare(library.optimizers.Adagrad(0.1), compressor)
+    assert "clips" not in capsys.readouterr().out
+    complete = dr.Compressor(dr.Codec(dr.NoneSparsifier()), dr.NoMemory(), parameters=own)
+    dr.prepare(library.optimizers.SGD(0.1, **{setting: 0.5}), complete)
+    assert "clips" not in capsys.readouterr().out
+
+
 def test_what_a_job_of_one_process_is_told(capsys):
     own = variables()
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=own)

@@ -21,6 +21,9 @@ _KNOWN = {
     "Adadelta": None,
 }
 
+#: settings of Keras optimizers that clip gradients
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
 if TYPE_CHECKING:
@@ -164,6 +167,18 @@ def momentum_warning(compressor):
     return None
 
 
+def _hint_on_clipping(optimizer, compressor):
+    """Return what to know if an optimizer clips gradients that are delayed; empty otherwise."""
+    limits = {name: getattr(optimizer, name, None) for name in _CLIPPING}
+    found = [f"{name}={limit:g}" for name, limit in limits.items() if limit is not None]
+    if not found or not any(policy.delays for policy in compressor.policies.values()):
+        return ""
+    return (
+        f"; {', '.join(found)} clips averages that contain delayed gradients, and what it cuts off"
+        " is lost"
+    )
+
+
 def prepare(optimizer, compressor):
     """Implement :func:`deepreduce_hvd.prepare` for a Keras optimizer."""
     undo(optimizer, is_prepared(optimizer), wrapped=hasattr(optimizer, "_allreduce_grads"))
@@ -196,6 +211,7 @@ def prepare(optimizer, compressor):
         [(momentum_of(optimizer), 0.0, list(compressor.policies.values()))],
         scales_learning_rate=name == "momentum",
     )
+    changes += _hint_on_clipping(optimizer, compressor)
     if momentum_of(optimizer) and compressor.adapter.transport.size == 1:
         changes += "; this also applies to a job of one process, which compresses nothing"
     if name is not None:
