@@ -59,7 +59,10 @@ class _Prepared(_Optimizer):
 
     def update_step(self, gradient, variable, *learning_rate):
         slot = self.slot_of(variable)
-        self._expect_exchange(slot)
+        if slot is not None:
+            self._expect_exchange(slot)
+            # Horovod keeps its graphs, so a second optimizer is not seen when it reduces
+            self.preparation.compressor.adapter.void_steps.expect_scale(slot)
         # Horovod gathers slices in full if the compressor does not take them
         complete = isinstance(gradient, tf.IndexedSlices) and slot is not None and not slot.reduced
         if complete or not self.preparation.compresses(variable):
@@ -90,7 +93,6 @@ class _Prepared(_Optimizer):
         """
         if (
             getattr(self, "_aggregated_gradients", True)
-            or slot is None
             or slot.reduced
             or self.preparation.compressor.adapter.transport.size == 1
         ):

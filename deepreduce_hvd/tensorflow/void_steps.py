@@ -21,8 +21,8 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.variables import reducing_frame
 from deepreduce_hvd.validation import expect_loss_scale
 
-#: methods of Keras' LossScaleOptimizer that call Horovod's
-_COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients")
+#: methods of Keras' LossScaleOptimizer that call those of the optimizer inside
+_CALLING = ("compute_gradients", "_compute_gradients", "get_gradients", "apply_gradients")
 
 
 class OptimizerStep:
@@ -107,6 +107,20 @@ class VoidSteps:
             self._tracing = None  # the frame would keep gradients and variables alive
         return tracing.reduction
 
+    def expect_scale(self, slot):
+        """Raise InvalidArgumentError if a dynamic loss scale is in use that the memory ignores.
+
+        Only the LossScaleOptimizer of Keras 2 is detected: it is then among the callers.
+        """
+        optimizer = _scaling_optimizer() if slot.state and not self.active else None
+        if getattr(optimizer, "dynamic", False):
+            raise InvalidArgumentError(
+                f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__},"
+                f" got None; the optimizer scales the gradient of {slot.label}, and without its"
+                " scale the residual would be in units of earlier scales; give Compressor"
+                " loss_scale=lambda: model.optimizer.loss_scale"
+            )
+
     # --- operators ---
 
     def begin(self, slot, gradient):
@@ -120,8 +134,8 @@ class VoidSteps:
         Returns:
             List of tensors that must be computed before the memory is used.
         """
+        self.expect_scale(slot)
         if not self.active:
-            _expect_no_scaling(slot)
             return []
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise InvalidArgumentError(
@@ -214,27 +228,12 @@ class VoidSteps:
         self._tracing = self._together = None
 
 
-def _expect_no_scaling(slot):
-    """Raise InvalidArgumentError if a dynamic loss scale is in use that the memory does not follow.
-
-    Only Keras' LossScaleOptimizer is detected: it is then among the callers.
-    """
-    optimizer = _scaling_optimizer() if slot.state else None
-    if optimizer is not None and optimizer.dynamic:
-        raise InvalidArgumentError(
-            f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__}, got"
-            f" None; the optimizer scales the gradient of {slot.label}, and without its scale the"
-            " residual would be in units of earlier scales; give Compressor loss_scale=lambda:"
-            " model.optimizer.loss_scale"
-        )
-
-
 def _scaling_optimizer():
-    """Return the Keras LossScaleOptimizer that is computing the gradients, or None."""
+    """Return the Keras LossScaleOptimizer that computes or applies the gradients, or None."""
     for frame in frames_of(sys._getframe(1)):
         caller = (
             frame.f_locals.get("self")
-            if frame.f_code.co_name.removeprefix("tf__") in _COMPUTING
+            if frame.f_code.co_name.removeprefix("tf__") in _CALLING
             else None
         )
         if type(caller).__name__.startswith("LossScaleOptimizer"):

@@ -213,6 +213,28 @@ def scenario_keras_without_loss_scale_is_refused(directory):
             assert not dynamic or memory == dr.NoMemory()
 
 
+def scenario_a_model_that_is_compiled_again_without_loss_scale_is_refused(directory):
+    """A prepared optimizer notices the scale, though Horovod keeps the graph of the first one."""
+    batches = _Batches()
+    network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)])
+    network.build([None, 48])
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables)
+
+    def fit(around):
+        optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.9), compressor)
+        optimizer = hvd_keras.DistributedOptimizer(optimizer, compression=compressor)
+        network.compile(around(optimizer), loss="mse")
+        network.fit(batches.inputs[-32:], batches.answers[-32:], batch_size=16, verbose=0)
+
+    fit(lambda optimizer: optimizer)
+    try:
+        fit(tf.keras.mixed_precision.LossScaleOptimizer)
+    except Exception as error:  # AutoGraph wraps our error in its own
+        assert "give Compressor loss_scale=lambda: model.optimizer.loss_scale" in str(error), error
+    else:
+        raise AssertionError("a loss scale that the residual does not follow was taken")
+
+
 def scenario_keras_3_with_a_loss_scale_optimizer(directory):
     import keras
 
