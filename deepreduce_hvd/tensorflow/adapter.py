@@ -207,7 +207,6 @@ class Adapter(BaseAdapter):
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
         begun = self.void_steps.begin(slot, tensor)
-        is_first = not slot.reduced
         self.note_reduction(slot)
         if slot.dense and slot.choice is None:
             if slot.policy.way == FP16 and reduces_several():
@@ -219,8 +218,7 @@ class Adapter(BaseAdapter):
             with tf.control_dependencies(begun):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
-        if is_first:
-            self._warn_of_momentum()
+        self._warn_of_momentum()
         if variable is not None:
             tensor = expect_variable(tensor, slot, variable)
         if self.auto is not None and slot.choice is not None:
@@ -255,8 +253,10 @@ class Adapter(BaseAdapter):
         slot.reduced = slot.reduced or self.transport.size > 1 or is_elastic()
 
     def _warn_of_momentum(self):
-        """Warn once of an optimizer that was not prepared."""
-        message = None if self._momentum_warned else momentum_warning(self.compressor)
+        """Warn once of an optimizer that was not prepared; optimizers reduce in graphs only."""
+        if self._momentum_warned or tf.executing_eagerly():
+            return
+        message = momentum_warning(self.compressor)
         if message is not None:
             self._momentum_warned = True
             warnings.warn(f"deepreduce_hvd: {message}", stacklevel=3)

@@ -41,14 +41,14 @@ class OwnStep(tf.keras.Sequential):
         return tape
 
 
-def fit(network, optimizer, compressor):
+def fit(network, optimizer, compressor, name=None):
     """Train for four steps, and return the warnings of the package."""
     random = np.random.default_rng(hvd.rank())
     inputs = random.standard_normal([64, 48]).astype(np.float32)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         network.compile(
-            hvd_keras.DistributedOptimizer(optimizer, compression=compressor), loss="mse"
+            hvd_keras.DistributedOptimizer(optimizer, name, compression=compressor), loss="mse"
         )
         network.fit(inputs, inputs[:, :40], batch_size=16, shuffle=False, verbose=0)
     texts = [str(one.message) for one in said]
@@ -72,6 +72,13 @@ def scenario_legacy_optimizers(directory):
         assert len(said) == warned, said
         if warned:
             assert f"dr.prepare(tf.keras.optimizers.{kind}(...), compressor)" in said[0], said
+
+
+def scenario_a_second_optimizer_with_a_name_of_its_own_is_checked(directory):
+    network, compressor = made()
+    assert not fit(network, tf.keras.optimizers.SGD(0.01), compressor)
+    (said,) = fit(network, tf.keras.optimizers.SGD(0.01, momentum=0.9), compressor, name="second")
+    assert "SGD steps compressed parameters with momentum 0.9" in said, said
 
 
 def scenario_only_what_was_exchanged_is_counted(directory):
