@@ -181,6 +181,16 @@ def test_a_hint_on_clipping(library, setting, capsys):
     assert "clips" not in capsys.readouterr().out
 
 
+def test_a_prepared_optimizer_steps_after_its_compressor_is_closed():
+    own = variables()
+    compressor = dr.Compressor(parameters=own)
+    optimizer = dr.prepare(keras.optimizers.SGD(0.1, momentum=0.9), compressor)
+    compressor.close()
+    before = own[0].numpy()
+    optimizer.apply_gradients(zip(gradients(0), own))
+    assert not np.array_equal(own[0].numpy(), before)
+
+
 def test_what_a_job_of_one_process_is_told(capsys):
     own = variables()
     compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=own)

@@ -42,7 +42,8 @@ class _Prepared(_Optimizer):
     preparation: Preparation
     momentum_name: str
     original_class: Any
-    slot_of: Any
+    #: the compressor's adapter, also after ``close``, which replaces it
+    adapter: Any
     # not an attribute of instances: Keras saves what these have
     _factors: ClassVar[dict[int, float]] = {}
 
@@ -58,11 +59,11 @@ class _Prepared(_Optimizer):
         self.original_class.learning_rate.fset(self, rate)
 
     def update_step(self, gradient, variable, *learning_rate):
-        slot = self.slot_of(variable)
+        slot = self.adapter.variables.slot_of(variable)
         if slot is not None:
             self._expect_exchange(slot)
             # Horovod keeps its graphs, so a second optimizer is not seen when it reduces
-            self.preparation.compressor.adapter.void_steps.expect_scale(slot)
+            self.adapter.void_steps.expect_scale(slot)
         # Horovod gathers slices in full if the compressor does not take them
         complete = isinstance(gradient, tf.IndexedSlices) and slot is not None and not slot.reduced
         if complete or not self.preparation.compresses(variable):
@@ -94,7 +95,7 @@ class _Prepared(_Optimizer):
         if (
             getattr(self, "_aggregated_gradients", True)
             or slot.reduced
-            or self.preparation.compressor.adapter.transport.size == 1
+            or self.adapter.transport.size == 1
         ):
             return
         raise InvalidArgumentError(
@@ -224,7 +225,7 @@ def prepare(optimizer, compressor):
                 "preparation": preparation,
                 "momentum_name": name,
                 "original_class": original,
-                "slot_of": staticmethod(known.slot_of),
+                "adapter": compressor.adapter,
                 "__module__": original.__module__,
             },
         )
