@@ -86,10 +86,10 @@ class Compressor:
             all ranks. On TensorFlow, compressors whose process sets share ranks must be used for
             the first time in the same order on every rank.
         loss_scale: for loss scaling, a function that returns the current scale:
-            ``scaler.get_scale`` on PyTorch, or one that returns a variable or tensor on TensorFlow
-            (``lambda: optimizer.dynamic_scale``). Residuals are then rescaled when the scale
-            changes. A step that overflows on any rank, or in the sum, leaves the residuals of all
-            ranks unchanged. This needs a second copy of the residuals.
+            ``scaler.get_scale`` on PyTorch, ``lambda: optimizer.dynamic_scale`` on TensorFlow. It
+            is called in each step. Residuals are then rescaled when the scale changes. A step that
+            overflows on any rank, or in the sum, leaves the residuals of all ranks unchanged. This
+            needs a second copy of the residuals.
         writer: on PyTorch, a TensorBoard ``SummaryWriter`` for scalars.
         writer_interval: number of steps between two writes of scalars.
 

@@ -26,7 +26,7 @@ def undo(optimizer, prepared, wrapped):
         optimizer.__class__ = optimizer.original_class
 
 
-def warning(optimizer, name, momentum, memory):
+def warning(optimizer, name, momentum, memory, prepared="optimizer"):
     """Return the warning for an optimizer with momentum that was not prepared.
 
     Args:
@@ -34,11 +34,12 @@ def warning(optimizer, name, momentum, memory):
         name: name of its momentum setting.
         momentum: value of that setting.
         memory: the memory of a parameter that it steps.
+        prepared: what the user can prepare in its place, as code.
     """
     return (
         f"{optimizer} steps compressed parameters with {name} {momentum:g}, which costs accuracy"
-        f" together with {memory!r}; write optimizer = dr.prepare(optimizer, compressor) before"
-        " hvd.DistributedOptimizer"
+        f" together with {memory!r}; write optimizer = dr.prepare({prepared}, compressor)"
+        " before hvd.DistributedOptimizer"
     )
 
 

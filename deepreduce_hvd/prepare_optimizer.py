@@ -25,8 +25,12 @@ def prepare(optimizer: Any, compression: Any) -> Any:
     0, and divide the learning rate by 1 - momentum, so that the step size does not change. Adam and
     AdamW use 0 as the first of ``betas``. Adagrad has no momentum, so nothing changes. Without a
     memory, or with :class:`NoneSparsifier`, nothing is delayed, so nothing changes either.
-    Parameters that the compressor does not compress are stepped as before. On PyTorch this does not
-    depend on whether a plan of ``schedule=`` sends a parameter uncompressed.
+    Parameters that the compressor does not compress are stepped as before. A parameter that only a
+    plan sends uncompressed counts as compressed, except on TensorFlow with a plan that is given.
+    On TensorFlow, ``tf.IndexedSlices`` that Horovod itself gathers are stepped as before.
+
+    A job of one process compresses nothing, but a prepared optimizer makes the same steps there as
+    in a larger job.
 
     The settings that you read from the optimizer do not change. Learning rate schedulers can change
     them, and each step uses the current ones.
@@ -38,7 +42,8 @@ def prepare(optimizer: Any, compression: Any) -> Any:
 
     Args:
         optimizer: a PyTorch or Keras optimizer, before ``hvd.DistributedOptimizer`` wraps it and
-            before a learning rate scheduler is made for it. It is changed in place.
+            before a learning rate scheduler is made for it; on TensorFlow also before a training
+            function that uses it is traced. It is changed in place.
         compression: the :class:`Compressor`, or None to undo the preparation.
 
     Returns:

@@ -192,7 +192,10 @@ def why_nothing(stats, ranks):
             "Nothing was exchanged: there is one rank here. Start the script with "
             "`horovodrun -np 2 python ...`, or with `torchrun` and register(ddp_model)."
         )
-    return "Nothing has been exchanged yet."
+    return (
+        "Nothing has been exchanged yet. If the model was trained, its gradients did not reach the "
+        "compressor: see 'Nothing is compressed' in docs/troubleshooting.md."
+    )
 
 
 def notes(stats, frozen=()):

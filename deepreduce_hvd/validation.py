@@ -163,7 +163,8 @@ def named_parameters(parameters):
             )
     if not named:
         raise InvalidArgumentError(
-            "Compressor parameters: expected at least one (name, parameter) pair, got none"
+            "Compressor parameters: expected at least one parameter, got none; a Keras model has "
+            "them after model.build(shape) or a first call"
         )
     counts = collections.Counter(name for name, _ in named)
     repeated = sorted(name for name, count in counts.items() if count > 1)

@@ -2,6 +2,8 @@
 
 import random
 
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import deepreduce_hvd as dr
+from deepreduce_hvd.tensorflow.prepare import momentum_of
 
 SETTINGS = {
     "SGD": ("momentum", "nesterov"),
@@ -22,8 +25,6 @@ SETTINGS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def horovod():
-    import horovod.tensorflow as hvd
-
     hvd.init()
 
 
@@ -118,6 +119,92 @@ def test_a_learning_rate_that_a_callback_sets_counts(library):
     np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
 
 
+def test_a_momentum_that_is_a_variable_is_replaced_too():
+    own, expected = variables(), variables()
+    momentum = tf.Variable(0.9, trainable=False)
+    optimizer = tf_keras.optimizers.Adam(0.01, beta_1=momentum)
+    dr.prepare(optimizer, dr.Compressor(parameters=own))
+    plain = tf_keras.optimizers.Adam(0.01, beta_1=0.0)
+    optimizer.build(own)
+
+    @tf.function
+    def step(large):
+        optimizer.apply_gradients([(large, own[0])])
+
+    for number in range(3):
+        large, _ = gradients(number)
+        step(large)
+        plain.apply_gradients([(large, expected[0])])
+    np.testing.assert_allclose(own[0].numpy(), expected[0].numpy(), rtol=2e-4, atol=1e-5)
+    assert optimizer.beta_1 is momentum
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "momentum"),
+    [
+        ("SGD", {"momentum": 0.5}, 0.5),
+        ("SGD", {}, 0.0),
+        ("RMSprop", {"momentum": 0.25}, 0.25),
+        ("Adam", {"beta_1": 0.5}, 0.5),
+        ("Adam", {"beta_1": lambda: 0.5}, 0.5),
+        ("Adagrad", {}, 0.0),
+    ],
+)
+def test_the_momentum_of_a_legacy_optimizer_is_a_number_while_a_function_is_traced(
+    kind, settings, momentum
+):
+    optimizer = getattr(tf_keras.optimizers.legacy, kind)(0.01, **settings)
+    found = []
+
+    @tf.function
+    def step():
+        found.append(momentum_of(optimizer))
+
+    step()
+    assert set(found) == {momentum}  # traced twice, as the first call makes variables
+    with tf.Graph().as_default():  # nothing can be read in a tf.compat.v1 graph
+        again = getattr(tf_keras.optimizers.legacy, kind)(0.01, **settings)
+        assert momentum_of(again) in (momentum, 0.0)
+
+
+@pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
+@pytest.mark.parametrize("setting", ["clipnorm", "clipvalue", "global_clipnorm"])
+def test_a_hint_on_clipping(library, setting, capsys):
+    own = variables()
+    compressor = dr.Compressor(parameters=own)
+    dr.prepare(library.optimizers.SGD(0.1, **{setting: 0.5}), compressor)
+    assert f"; {setting}=0.5 clips averages" in capsys.readouterr().out
+    dr.prepare(library.optimizers.Adagrad(0.1), compressor)
+    assert "clips" not in capsys.readouterr().out
+    complete = dr.Compressor(dr.Codec(dr.NoneSparsifier()), dr.NoMemory(), parameters=own)
+    dr.prepare(library.optimizers.SGD(0.1, **{setting: 0.5}), complete)
+    assert "clips" not in capsys.readouterr().out
+
+
+def test_a_prepared_optimizer_steps_after_its_compressor_is_closed():
+    own = variables()
+    compressor = dr.Compressor(parameters=own)
+    optimizer = dr.prepare(keras.optimizers.SGD(0.1, momentum=0.9), compressor)
+    compressor.close()
+    before = own[0].numpy()
+    optimizer.apply_gradients(zip(gradients(0), own))
+    assert not np.array_equal(own[0].numpy(), before)
+
+
+def test_what_a_job_of_one_process_is_told(capsys):
+    own = variables()
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=own)
+    dr.prepare(keras.optimizers.SGD(0.1, momentum=0.9), compressor)
+    assert "a job of one process, which compresses nothing" in capsys.readouterr().out
+    dr.prepare(keras.optimizers.SGD(0.1), compressor)
+    assert "one process" not in capsys.readouterr().out
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(variable) for variable in own])
+    hvd.DistributedGradientTape(tape, compression=compressor).gradient(loss, own)
+    for row in compressor.stats().values():
+        assert (row["path"], row["sent_bytes"]) == ("none", 0)
+
+
 @pytest.mark.parametrize("library", [tf_keras, keras], ids=["keras2", "keras3"])
 def test_none_undoes_it(library):
     own = variables()
@@ -130,8 +217,6 @@ def test_none_undoes_it(library):
 
 
 def test_what_cannot_be_prepared_is_refused():
-    import horovod.tensorflow.keras as hvd
-
     own = variables()
     compressor = dr.Compressor(parameters=own)
     with pytest.raises(dr.InvalidArgumentError, match=r"expected one of SGD, .* got .*Ftrl"):
@@ -141,8 +226,10 @@ def test_what_cannot_be_prepared_is_refused():
             dr.InvalidArgumentError, match="another optimizer than Nadam, .*; use Adam"
         ):
             dr.prepare(library.optimizers.Nadam(), compressor)
-    with pytest.raises(dr.InvalidArgumentError, match="no legacy optimizers"):
+    with pytest.raises(
+        dr.InvalidArgumentError, match=r"in place of tf\.keras\.optimizers\.legacy\."
+    ):
         dr.prepare(tf_keras.optimizers.legacy.SGD(0.1, momentum=0.9), compressor)
-    wrapped = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compressor)
+    wrapped = hvd_keras.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), compression=compressor)
     with pytest.raises(dr.InvalidArgumentError, match=r"before hvd\.DistributedOptimizer wraps"):
         dr.prepare(wrapped, compressor)

@@ -104,7 +104,7 @@ def test_a_summary_names_what_was_not_compressed():
     assert "not compressed for b." in sparse and "sparse_as_dense=True" in sparse
     assert statistics.notes({"a": stats["a"]}) == []
     table, why = statistics.summary_lines({"c": stats["c0"]}, 2, frozen={"c"})
-    assert "parameter" in table and why == "Nothing has been exchanged yet."
+    assert "parameter" in table and why.startswith("Nothing has been exchanged yet. ")
 
 
 STATS = {

@@ -87,7 +87,6 @@ class Adapter(BaseAdapter):
         self._expecting: weakref.WeakSet = weakref.WeakSet()
         self._groups = {}  # messages to which gradients are added: policy, or None -> GradientGroup
         self._momentum_warned = False
-        self._met = set()  # slots that had a gradient
         self._agreement = Agreement(self)
         self.watcher = watch(self)
 
@@ -207,7 +206,8 @@ class Adapter(BaseAdapter):
 
     def _begin(self, slot, tensor, variable):
         """Build what Horovod reduces for a gradient: the gradient itself, or a probe."""
-        begun = self.void_steps.begin(slot)
+        begun = self.void_steps.begin(slot, tensor)
+        self.note_reduction(slot)
         if slot.dense and slot.choice is None:
             if slot.policy.way == FP16 and reduces_several():
                 raise InvalidArgumentError(
@@ -218,7 +218,7 @@ class Adapter(BaseAdapter):
             with tf.control_dependencies(begun):
                 reduced = tf.cast(tensor, sent_dtype(tensor.dtype, slot.policy.way))
                 return reduced, Pending(slot, tensor, None, 0)
-        self._warn_of_momentum(slot)
+        self._warn_of_momentum()
         if variable is not None:
             tensor = expect_variable(tensor, slot, variable)
         if self.auto is not None and slot.choice is not None:
@@ -248,11 +248,14 @@ class Adapter(BaseAdapter):
         group.payloads.append(payload)
         return probe, Pending(slot, tensor, group, len(group.payloads) - 1, step)
 
-    def _warn_of_momentum(self, slot):
-        """Warn once, in the first call for a slot, of an optimizer that was not prepared."""
-        if self._momentum_warned or slot in self._met:
+    def note_reduction(self, slot):
+        """Note that the gradients of a slot are exchanged; one process alone exchanges nothing."""
+        slot.reduced = slot.reduced or self.transport.size > 1 or is_elastic()
+
+    def _warn_of_momentum(self):
+        """Warn once of an optimizer that was not prepared; optimizers reduce in graphs only."""
+        if self._momentum_warned or tf.executing_eagerly():
             return
-        self._met.add(slot)
         message = momentum_warning(self.compressor)
         if message is not None:
             self._momentum_warned = True

@@ -3,6 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import tensorflow as tf
+
 from deepreduce_hvd.coordination.watch import frames_of
 from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.preparation import Preparation, undo, warning
@@ -18,6 +20,9 @@ _KNOWN = {
     "Adagrad": None,
     "Adadelta": None,
 }
+
+#: settings of Keras optimizers that clip gradients
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 # For type checkers, the mixin derives from the class that it is combined with at run time.
@@ -37,6 +42,8 @@ class _Prepared(_Optimizer):
     preparation: Preparation
     momentum_name: str
     original_class: Any
+    #: the compressor's adapter, also after ``close``, which replaces it
+    adapter: Any
     # not an attribute of instances: Keras saves what these have
     _factors: ClassVar[dict[int, float]] = {}
 
@@ -52,8 +59,18 @@ class _Prepared(_Optimizer):
         self.original_class.learning_rate.fset(self, rate)
 
     def update_step(self, gradient, variable, *learning_rate):
-        momentum = getattr(self, self.momentum_name)
-        if not momentum or not self.preparation.compresses(variable):
+        slot = self.adapter.variables.slot_of(variable)
+        if slot is not None:
+            self._expect_exchange(slot)
+            # Horovod keeps its graphs, so a second optimizer is not seen when it reduces
+            self.adapter.void_steps.expect_scale(slot)
+        # Horovod gathers slices in full if the compressor does not take them
+        complete = isinstance(gradient, tf.IndexedSlices) and slot is not None and not slot.reduced
+        if complete or not self.preparation.compresses(variable):
+            return super().update_step(gradient, variable, *learning_rate)
+        setting = getattr(self, self.momentum_name)
+        momentum = momentum_of(self)
+        if not momentum:
             return super().update_step(gradient, variable, *learning_rate)
         scales = self.momentum_name == "momentum"
         policy = self.preparation.policy_of(variable)
@@ -66,8 +83,28 @@ class _Prepared(_Optimizer):
                 gradient, variable, *(rate * factor for rate in learning_rate)
             )
         finally:
-            setattr(self, self.momentum_name, momentum)
+            setattr(self, self.momentum_name, setting)
             self._factors.pop(id(self), None)
+
+    def _expect_exchange(self, slot):
+        """Raise InvalidArgumentError if Horovod's optimizer has never reduced gradients.
+
+        Its class sets an attribute to False, and to True when it first reduces. Gradients that a
+        tape of Horovod or the compressor itself reduced are correct without it.
+        """
+        if (
+            getattr(self, "_aggregated_gradients", True)
+            or slot.reduced
+            or self.adapter.transport.size == 1
+        ):
+            return
+        raise InvalidArgumentError(
+            f"prepare: expected the gradient of {slot.label} after a reduction over the ranks, got"
+            " one of this rank only, because apply_gradients of hvd.DistributedOptimizer does not"
+            " reduce; in a train_step of tf-keras write self.optimizer.minimize(loss, variables,"
+            " tape=tape); under Keras 3, where this optimizer never reduces, set"
+            " TF_USE_LEGACY_KERAS=1, or use hvd.DistributedGradientTape and the optimizer itself"
+        )
 
 
 def is_prepared(optimizer):
@@ -76,9 +113,22 @@ def is_prepared(optimizer):
 
 
 def momentum_of(optimizer):
-    """Return the momentum of a Keras optimizer; 0 if it has none or is not known."""
+    """Return the momentum of a Keras optimizer as a number.
+
+    Return 0 if the optimizer has none or is not known, or if the value is not known while a graph
+    is built, as that of a variable in a tf.compat.v1 graph.
+    """
     name = _KNOWN.get(_kind(optimizer))
-    return 0.0 if name is None else getattr(optimizer, name, 0.0)
+    if name is None:
+        return 0.0
+    # legacy optimizers have a variable, whose value can be read outside of the traced function only
+    with tf.init_scope():
+        setting = getattr(optimizer, name, 0.0)
+        setting = setting() if callable(setting) else setting
+        if not tf.is_tensor(setting):
+            return setting
+        value = tf.get_static_value(tf.convert_to_tensor(setting))
+    return 0.0 if value is None else float(value)
 
 
 def _kind(optimizer):
@@ -104,13 +154,32 @@ def momentum_warning(compressor):
         of_horovod = frame.f_globals.get("__name__", "").startswith("horovod.")
         optimizer = frame.f_locals.get("self") if of_horovod else None
         if "_allreduce_grads" in getattr(optimizer, "__dict__", ()):
-            momentum = momentum_of(optimizer)
             delayed = [policy for policy in compressor.policies.values() if policy.delays]
-            if not momentum or is_prepared(optimizer) or not delayed:
+            momentum = momentum_of(optimizer) if delayed and not is_prepared(optimizer) else 0.0
+            if not momentum:
                 return None
             kind = _kind(optimizer)
-            return warning(kind, _KNOWN[kind], momentum, delayed[0].memory)
+            legacy = not hasattr(optimizer, "update_step")
+            return warning(
+                f"legacy.{kind}" if legacy else kind,
+                _KNOWN[kind],
+                momentum,
+                delayed[0].memory,
+                f"tf.keras.optimizers.{kind}(...)" if legacy else "optimizer",
+            )
     return None
+
+
+def _hint_on_clipping(optimizer, compressor):
+    """Return what to know if an optimizer clips gradients that are delayed; empty otherwise."""
+    limits = {name: getattr(optimizer, name, None) for name in _CLIPPING}
+    found = [f"{name}={limit:g}" for name, limit in limits.items() if limit is not None]
+    if not found or not any(policy.delays for policy in compressor.policies.values()):
+        return ""
+    return (
+        f"; {', '.join(found)} clips averages that contain delayed gradients, and what it cuts off"
+        " is lost"
+    )
 
 
 def prepare(optimizer, compressor):
@@ -123,7 +192,8 @@ def prepare(optimizer, compressor):
         raise InvalidArgumentError(
             f"prepare: expected one of {', '.join(_KNOWN)} of tf.keras.optimizers, got"
             f" {type(optimizer).__module__}.{type(optimizer).__name__}; prepare the optimizer"
-            " inside of a LossScaleOptimizer, and use no legacy optimizers"
+            " inside of a LossScaleOptimizer, and tf.keras.optimizers.Adam in place of"
+            " tf.keras.optimizers.legacy.Adam"
         )
     if kind == "Nadam":
         raise InvalidArgumentError(
@@ -144,6 +214,9 @@ def prepare(optimizer, compressor):
         [(momentum_of(optimizer), 0.0, list(compressor.policies.values()))],
         scales_learning_rate=name == "momentum",
     )
+    changes += _hint_on_clipping(optimizer, compressor)
+    if momentum_of(optimizer) and compressor.adapter.transport.size == 1:
+        changes += "; this also applies to a job of one process, which compresses nothing"
     if name is not None:
         optimizer.__class__ = type(
             original.__name__,
@@ -152,6 +225,7 @@ def prepare(optimizer, compressor):
                 "preparation": preparation,
                 "momentum_name": name,
                 "original_class": original,
+                "adapter": compressor.adapter,
                 "__module__": original.__module__,
             },
         )

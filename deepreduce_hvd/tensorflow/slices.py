@@ -51,11 +51,12 @@ def reduce_slices(adapter, slices, variable, op):
     if slot.home is not None:
         slot.move_to_host()
     slot.dtype = slices.dtype
+    adapter.note_reduction(slot)
     collectives = adapter.collectives
     with tf.device("CPU:0"), tf.control_dependencies(agreed):
         step = slot.steps_taken.read_value()  # before the encoder increments it
         position = position_of(adapter.compressor, slot, 0)  # the records have the step
-        with tf.control_dependencies([step, *adapter.void_steps.begin(slot)]):
+        with tf.control_dependencies([step, *adapter.void_steps.begin(slot, slices.values)]):
             payload = checked(
                 operators.deepreduce_encode_slices, slices.values,
                 tf.cast(slices.indices, tf.int64), adapter.numbers[slot.policy].at(step),

@@ -91,6 +91,8 @@ class Slot(tf.Module):
         self.payload_home = self.home if payload_on_gpu and self.home else "CPU:0"
         # dtype of the last gradient traced
         self.dtype = tf.as_dtype(parameter.dtype)
+        #: whether its gradients are exchanged, as eager calls and traced graphs show
+        self.reduced = False
         self.follows_loss_scale = follows_loss_scale
         #: last OptimizerStep with a gradient of this variable
         self.step = None
@@ -273,7 +275,7 @@ class Slot(tf.Module):
         probe_bytes = wire.PROBE_BYTES * reduced_dtype(self.dtype).size // 4
         sent_bytes += probe_bytes
         path = "compressed"
-        if self.dense:
+        if self.dense and self.reduced:
             sent_bytes, rounds, communicator, path = (
                 self.elements * sent_dtype(self.dtype, self.policy.way).size,
                 0,
@@ -282,7 +284,7 @@ class Slot(tf.Module):
             )
             if self.choice is not None:
                 sent_bytes += probe_bytes
-        elif payload.size == 0 and not last.rounds:
+        elif self.dense or (payload.size == 0 and not last.rounds):
             sent_bytes, rounds, communicator, path = 0, 0, None, "none"
         keeps_everything = not self.dense and self.policy.memory.keeps_everything
         return statistics.row(

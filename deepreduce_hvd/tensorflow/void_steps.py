@@ -5,6 +5,9 @@ each gradient into a separate branch of the graph, and a tensor of one branch ca
 another. A variable shared by all branches would make their exchanges wait for each other. So the
 graph calls Python when a gradient's step begins and when a result is not finite, and a memory is
 restored at the beginning of its next step.
+
+Python also reads the loss scale. Horovod keeps its graphs when a model is compiled again, so a
+graph that had the variable of an optimizer would read it after that optimizer was replaced.
 """
 
 import sys
@@ -18,8 +21,8 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.tensorflow.variables import reducing_frame
 from deepreduce_hvd.validation import expect_loss_scale
 
-#: methods of Keras' LossScaleOptimizer that call Horovod's
-_COMPUTING = ("compute_gradients", "_compute_gradients", "get_gradients")
+#: methods of Keras' LossScaleOptimizer that call those of the optimizer inside
+_CALLING = ("compute_gradients", "_compute_gradients", "get_gradients", "apply_gradients")
 
 
 class OptimizerStep:
@@ -28,9 +31,13 @@ class OptimizerStep:
     Attributes:
         slots: slots whose gradients have come.
         void: whether some result has NaN or Inf.
+
+    Args:
+        scale: the loss scale of its gradients.
     """
 
-    def __init__(self):
+    def __init__(self, scale):
+        self.scale = scale
         self.slots = set()
         self.void = False
 
@@ -100,16 +107,35 @@ class VoidSteps:
             self._tracing = None  # the frame would keep gradients and variables alive
         return tracing.reduction
 
+    def expect_scale(self, slot):
+        """Raise InvalidArgumentError if a dynamic loss scale is in use that the memory ignores.
+
+        Only the LossScaleOptimizer of Keras 2 is detected: it is then among the callers.
+        """
+        optimizer = _scaling_optimizer() if slot.state and not self.active else None
+        if getattr(optimizer, "dynamic", False):
+            raise InvalidArgumentError(
+                f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__},"
+                f" got None; the optimizer scales the gradient of {slot.label}, and without its"
+                " scale the residual would be in units of earlier scales; give Compressor"
+                " loss_scale=lambda: model.optimizer.loss_scale"
+            )
+
     # --- operators ---
 
-    def begin(self, slot):
+    def begin(self, slot, gradient):
         """Restore the memory if the last step was void, and rescale it to the current loss scale.
+
+        Args:
+            slot: the slot of the memory.
+            gradient: its gradient, a tensor. The scale is read when it is ready: the loss was
+                scaled before, and optimizers change the scale after they have all results.
 
         Returns:
             List of tensors that must be computed before the memory is used.
         """
+        self.expect_scale(slot)
         if not self.active:
-            _expect_no_scaling(slot)
             return []
         if not tf.compat.v1.executing_eagerly_outside_functions():
             raise InvalidArgumentError(
@@ -118,15 +144,14 @@ class VoidSteps:
             )
         reduction = self.reduction()
 
-        def begun(scale, last_scale):
-            return self._begin(slot, reduction, float(scale), float(last_scale))
+        def begun(last_scale):
+            return self._begin(slot, reduction, float(last_scale))
 
         with tf.device("CPU:0"):
-            scale = tf.cast(tf.convert_to_tensor(self._loss_scale()), tf.float64)
-            found = tf.numpy_function(
-                begun, [scale, slot.scale.read_value()], [tf.bool, tf.float32]
-            )
-            undo, factor = (tf.ensure_shape(one, []) for one in found)
+            with tf.control_dependencies([gradient]):
+                last_scale = slot.scale.read_value()
+            found = tf.numpy_function(begun, [last_scale], [tf.bool, tf.float32, tf.float64])
+            undo, factor, scale = (tf.ensure_shape(one, []) for one in found)
             with tf.control_dependencies([undo, factor]):
                 updates = [slot.scale.assign(scale)]
         for part, copy in zip(slot.state, slot.copies):
@@ -163,16 +188,31 @@ class VoidSteps:
 
     # --- called by the graph ---
 
-    def _begin(self, slot, reduction, scale, last_scale):
-        """Return whether the slot's last step was void, and the factor for its memory."""
-        expect_loss_scale(scale)
+    def _begin(self, slot, reduction, last_scale):
+        """Begin a step of a slot.
+
+        Returns:
+            Whether the slot's last step was void, the factor for its memory, and the loss scale.
+        """
         with self._lock:
             if reduction.step is None or slot in reduction.step.slots:
-                reduction.step = OptimizerStep()
+                reduction.step = OptimizerStep(self._current_scale())
             undo = slot.step is not None and slot.step.void
             slot.step = reduction.step
             slot.step.slots.add(slot)
-        return undo, np.float32(scale / last_scale if last_scale > 0 else 1)
+        scale = slot.step.scale
+        return undo, np.float32(scale / last_scale if last_scale > 0 else 1), np.float64(scale)
+
+    def _current_scale(self):
+        try:
+            scale = self._loss_scale()
+        except AttributeError as error:
+            raise InvalidArgumentError(
+                "Compressor loss_scale: expected a function that returns the current scale, got"
+                f" AttributeError: {error}; an optimizer of Keras 3 has its scale after"
+                " optimizer.build(model.trainable_variables)"
+            ) from error
+        return expect_loss_scale(float(np.asarray(scale)))
 
     def settle(self, slots):
         """Restore the memories of void steps, before anything else reads or changes them."""
@@ -188,27 +228,12 @@ class VoidSteps:
         self._tracing = self._together = None
 
 
-def _expect_no_scaling(slot):
-    """Raise InvalidArgumentError if a dynamic loss scale is in use that the memory does not follow.
-
-    Only Keras' LossScaleOptimizer is detected: it is then among the callers.
-    """
-    optimizer = _scaling_optimizer() if slot.state else None
-    if optimizer is not None and optimizer.dynamic:
-        raise InvalidArgumentError(
-            f"Compressor loss_scale: expected the scale of Keras' {type(optimizer).__name__}, got"
-            f" None; the optimizer scales the gradient of {slot.label}, and without its scale the"
-            " residual would be in units of earlier scales; give Compressor loss_scale=lambda:"
-            " model.optimizer.loss_scale"
-        )
-
-
 def _scaling_optimizer():
-    """Return the Keras LossScaleOptimizer that is computing the gradients, or None."""
+    """Return the Keras LossScaleOptimizer that computes or applies the gradients, or None."""
     for frame in frames_of(sys._getframe(1)):
         caller = (
             frame.f_locals.get("self")
-            if frame.f_code.co_name.removeprefix("tf__") in _COMPUTING
+            if frame.f_code.co_name.removeprefix("tf__") in _CALLING
             else None
         )
         if type(caller).__name__.startswith("LossScaleOptimizer"):

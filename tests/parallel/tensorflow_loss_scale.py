@@ -127,6 +127,59 @@ def scenario_keras_fit_with_a_loss_scale_optimizer(directory):
     )
 
 
+def scenario_a_model_that_is_compiled_again_with_another_scale(directory):
+    """The residual follows the scale of the new optimizer, though Horovod keeps its graph."""
+    batches = _Batches()
+
+    def train(scales):
+        network = tf.keras.Sequential(
+            [tf.keras.layers.Dense(40, use_bias=False, kernel_initializer="zeros")]
+        )
+        network.build([None, 48])
+        compressor = dr.Compressor(
+            dr.Codec(dr.TopK(0.1)),
+            parameters=network.trainable_variables,
+            loss_scale=lambda: network.optimizer.loss_scale,
+        )
+        for scale in scales:
+            optimizer = hvd_keras.DistributedOptimizer(
+                tf.keras.optimizers.SGD(0.01), compression=compressor
+            )
+            network.compile(
+                tf.keras.mixed_precision.LossScaleOptimizer(optimizer, initial_scale=scale),
+                loss="mse",
+            )
+            rows = slice(VOID * 16, None)
+            network.fit(batches.inputs[rows], batches.answers[rows], batch_size=16, verbose=0)
+            (part,) = compressor.state_dict()["parameters"].values()
+            assert part["loss_scale"] == scale, part["loss_scale"]
+        return network.get_weights()[0]
+
+    tf.keras.utils.set_random_seed(0)
+    changed = train((1024.0, 8.0))
+    tf.keras.utils.set_random_seed(0)
+    np.testing.assert_array_equal(changed, train((1024.0, 1024.0)))
+
+
+def scenario_an_optimizer_without_a_scale_yet(directory):
+    """The loss scale of Keras 3 exists after ``build``, so an eager step before it is refused."""
+    import keras
+
+    network = made()
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    compressor = compressor_of(network, loss_scale=lambda: optimizer.dynamic_scale)
+    with tf.GradientTape() as tape:
+        loss = tf.add_n([tf.reduce_sum(variable) for variable in network.values()])
+    try:
+        hvd.DistributedGradientTape(tape, compression=compressor).gradient(
+            loss, list(network.values())
+        )
+    except tf.errors.OpError as error:
+        assert "got AttributeError: " in str(error) and "optimizer.build(" in str(error), error
+    else:
+        raise AssertionError("a loss scale that does not exist was taken")
+
+
 def scenario_keras_without_loss_scale_is_refused(directory):
     """A dynamic scale needs ``loss_scale=``.
 
@@ -158,6 +211,28 @@ def scenario_keras_without_loss_scale_is_refused(directory):
             ), error
         else:
             assert not dynamic or memory == dr.NoMemory()
+
+
+def scenario_a_model_that_is_compiled_again_without_loss_scale_is_refused(directory):
+    """A prepared optimizer notices the scale, though Horovod keeps the graph of the first one."""
+    batches = _Batches()
+    network = tf.keras.Sequential([tf.keras.layers.Dense(40, use_bias=False)])
+    network.build([None, 48])
+    compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables)
+
+    def fit(around):
+        optimizer = dr.prepare(tf.keras.optimizers.SGD(0.01, momentum=0.9), compressor)
+        optimizer = hvd_keras.DistributedOptimizer(optimizer, compression=compressor)
+        network.compile(around(optimizer), loss="mse")
+        network.fit(batches.inputs[-32:], batches.answers[-32:], batch_size=16, verbose=0)
+
+    fit(lambda optimizer: optimizer)
+    try:
+        fit(tf.keras.mixed_precision.LossScaleOptimizer)
+    except Exception as error:  # AutoGraph wraps our error in its own
+        assert "give Compressor loss_scale=lambda: model.optimizer.loss_scale" in str(error), error
+    else:
+        raise AssertionError("a loss scale that the residual does not follow was taken")
 
 
 def scenario_keras_3_with_a_loss_scale_optimizer(directory):

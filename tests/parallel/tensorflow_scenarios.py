@@ -13,6 +13,7 @@ import horovod.tensorflow as hvd
 import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import tensorflow as tf
+import tensorflow_keras
 import tensorflow_refusals
 import tensorflow_several
 import tensorflow_states
@@ -351,6 +352,7 @@ if __name__ == "__main__":
             **vars(tensorflow_states),
             **vars(tensorflow_variables),
             **vars(tensorflow_refusals),
+            **vars(tensorflow_keras),
         },
         sys.argv[1],
     )

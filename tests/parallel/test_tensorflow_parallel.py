@@ -9,6 +9,7 @@ reports, test_scenario = scenario_tests(
     "tensorflow_states.py",
     "tensorflow_variables.py",
     "tensorflow_refusals.py",
+    "tensorflow_keras.py",
     slow_scenarios=(
         "resumed_equals_uninterrupted",
         "two_compressors_in_one_function",

@@ -1,0 +1,174 @@
+"""Test optimizers of Keras on stock Horovod. Run by tensorflow_scenarios.py."""
+
+import os
+
+os.environ["TF_USE_LEGACY_KERAS"] = "1"  # Horovod's Keras optimizers need Keras 2
+
+import contextlib
+import io
+import warnings
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import tensorflow as tf
+
+import deepreduce_hvd as dr
+
+
+def made(kind=tf.keras.Sequential, **options):
+    """Return a model with one large variable, and its compressor."""
+    tf.keras.backend.clear_session()
+    tf.keras.utils.set_random_seed(3)
+    network = kind([tf.keras.layers.Input((48,)), tf.keras.layers.Dense(40, use_bias=False)])
+    codec = dr.Codec(dr.TopK(0.1))
+    return network, dr.Compressor(codec, parameters=network.trainable_variables, **options)
+
+
+class OwnStep(tf.keras.Sequential):
+    """A model whose step calls apply_gradients, which Horovod's optimizer does not reduce in."""
+
+    def train_step(self, data):
+        inputs, answers = data
+        with tf.GradientTape() as tape:
+            loss = self.compiled_loss(answers, self(inputs, training=True))
+        tape = self.tape_of(tape)
+        variables = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+        return {"loss": loss}
+
+    def tape_of(self, tape):
+        return tape
+
+
+def fit(network, optimizer, compressor, name=None):
+    """Train for four steps, and return the warnings of the package."""
+    random = np.random.default_rng(hvd.rank())
+    inputs = random.standard_normal([64, 48]).astype(np.float32)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        network.compile(
+            hvd_keras.DistributedOptimizer(optimizer, name, compression=compressor), loss="mse"
+        )
+        network.fit(inputs, inputs[:, :40], batch_size=16, shuffle=False, verbose=0)
+    texts = [str(one.message) for one in said]
+    return [text for text in texts if text.startswith("deepreduce_hvd: ")]
+
+
+def scenario_legacy_optimizers(directory):
+    """They train, and a warning names the class that can be prepared in their place."""
+    legacy = tf.keras.optimizers.legacy
+    for optimizer, warned in (
+        (legacy.SGD(0.01, momentum=0.9), True),
+        (legacy.SGD(0.01), False),
+        (legacy.Adam(0.01), True),
+        (legacy.RMSprop(0.01, momentum=0.9), True),
+        (legacy.Adagrad(0.01), False),
+    ):
+        network, compressor = made()
+        kind = type(optimizer).__name__
+        said = fit(network, optimizer, compressor)
+        assert compressor.state_dict()["parameters"]["dense/kernel:0"]["steps"] == 4, kind
+        assert len(said) == warned, said
+        if warned:
+            assert f"dr.prepare(tf.keras.optimizers.{kind}(...), compressor)" in said[0], said
+
+
+def scenario_a_second_optimizer_with_a_name_of_its_own_is_checked(directory):
+    network, compressor = made()
+    assert not fit(network, tf.keras.optimizers.SGD(0.01), compressor)
+    (said,) = fit(network, tf.keras.optimizers.SGD(0.01, momentum=0.9), compressor, name="second")
+    assert "SGD steps compressed parameters with momentum 0.9" in said, said
+
+
+def scenario_only_what_was_exchanged_is_counted(directory):
+    for dense_below in (0, 10_000):
+        network, compressor = made(OwnStep, dense_below=dense_below)
+        fit(network, tf.keras.optimizers.SGD(0.01), compressor)
+        for row in compressor.stats().values():
+            assert (row["path"], row["sent_bytes"]) == ("none", 0), row
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            compressor.summary()
+        assert "Nothing has been exchanged yet." in printed.getvalue(), printed.getvalue()
+        network.tape_of = lambda tape: hvd.DistributedGradientTape(tape, compression=compressor)
+        fit(network, tf.keras.optimizers.SGD(0.01), compressor)
+        (row,) = compressor.stats().values()
+        assert row["path"] == ("dense" if dense_below else "compressed"), row
+        assert row["sent_bytes"] > 0, row
+
+
+def scenario_a_prepared_optimizer_that_does_not_reduce(directory):
+    """It is refused in a step that calls apply_gradients, unless something else reduces."""
+
+    def prepared(**options):
+        network, compressor = made(OwnStep, **options)
+        optimizer = tf.keras.optimizers.SGD(0.01, momentum=0.9)
+        return network, dr.prepare(optimizer, compressor), compressor
+
+    for options in ({}, {"dense_below": 10_000}):
+        network, optimizer, compressor = prepared(**options)
+        try:
+            fit(network, optimizer, compressor)
+        except Exception as error:  # AutoGraph wraps our error in its own
+            assert "after a reduction over the ranks, got one of this rank only" in str(error)
+            assert "self.optimizer.minimize(" in str(error)
+        else:
+            raise AssertionError("gradients that were not reduced were applied")
+    for wrap in (True, False):
+        network, optimizer, compressor = prepared()
+        network.tape_of = lambda tape, compressor=compressor: hvd.DistributedGradientTape(
+            tape, compression=compressor
+        )
+        if wrap:
+            fit(network, optimizer, compressor)
+        else:
+            network.compile(optimizer, loss="mse")
+            network.fit(np.zeros([16, 48]), np.ones([16, 40]), verbose=0)
+        assert compressor.stats()["dense/kernel:0"]["path"] == "compressed"
+
+
+def scenario_keras_3_fit_with_the_optimizer_of_horovod(directory):
+    """Horovod's optimizer never reduces under Keras 3, so a prepared one is refused."""
+    import keras
+
+    network = keras.Sequential([keras.layers.Input((48,)), keras.layers.Dense(40)])
+    compressor = dr.Compressor(parameters=network.trainable_variables)
+    optimizer = dr.prepare(keras.optimizers.SGD(0.01, momentum=0.9), compressor)
+    network.compile(hvd_keras.DistributedOptimizer(optimizer, compression=compressor), "mse")
+    try:
+        network.fit(np.zeros([16, 48]), np.zeros([16, 40]), verbose=0)
+    except dr.InvalidArgumentError as error:
+        assert "under Keras 3, where this optimizer never reduces" in str(error)
+    else:
+        raise AssertionError("gradients that were not reduced were applied")
+
+
+def scenario_slices_that_horovod_gathers_are_stepped_with_momentum(directory):
+    """Nothing of them is delayed, so a prepared optimizer steps them as it was configured."""
+
+    def trained(prepare, sparse_as_dense):
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(3)
+        network = tf.keras.Sequential(
+            [tf.keras.layers.Input((2,)), tf.keras.layers.Embedding(200, 16)]
+        )
+        compressor = dr.Compressor(dr.Codec(dr.TopK(0.1)), parameters=network.trainable_variables)
+        optimizer = tf.keras.optimizers.SGD(1.0, momentum=0.5)
+        network.compile(
+            hvd_keras.DistributedOptimizer(
+                dr.prepare(optimizer, compressor) if prepare else optimizer,
+                compression=compressor if prepare else hvd.Compression.none,
+                sparse_as_dense=sparse_as_dense,
+            ),
+            loss="mse",
+        )
+        rows = np.random.default_rng(hvd.rank()).integers(0, 200, [64, 2])
+        network.fit(rows, np.ones([64, 2, 16]), batch_size=16, shuffle=False, verbose=0)
+        (momentum,) = network.optimizer.momentums
+        return network.get_weights()[0], momentum.numpy()
+
+    weights, momentum = trained(True, False)
+    expected, expected_momentum = trained(False, False)
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    np.testing.assert_allclose(momentum, expected_momentum, rtol=1e-6)
+    assert np.abs(trained(True, True)[0] - expected).max() > 1e-3
