@@ -8,11 +8,13 @@ are medians between CUDA events around whole operator calls, including their wor
 """
 
 import argparse
+import math
 import pathlib
 import statistics
 import sys
 import time
 
+import resnet50
 import torch
 from measure import RESNET50, row, write
 
@@ -24,6 +26,7 @@ LARGE = 350_000_000
 VALUES = 3_500_000
 SECTOR = 32  # minimum number of bytes of a GPU memory access
 SUMMED = 8
+WARMED_UP = 1000  # a step in which the density of the default has fallen
 COMPRESS = dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.RawValue())
 
 
@@ -221,6 +224,61 @@ def decode_sum(bench, d):
     )
 
 
+def bucket(bench):
+    """Measure all gradients of ResNet-50 with the default codecs, and the sums of eight ranks.
+
+    After two calls that do not count, both are CUDA graphs. They are compared with calls of the
+    operators for single gradients, which launch each kernel and wait for each payload.
+    """
+    gradients = [bench.gradient(math.prod(shape), 30) for _, shape in resnet50.shapes()]
+    codecs = [dr.recommended_codec(tuple(gradient.shape)) for gradient in gradients]
+    memory = dr.Residual()
+    residuals = [torch.zeros_like(gradient) for gradient in gradients]
+    fields = [codec.fields(memory, WARMED_UP) for codec in codecs]
+    count = len(gradients)
+    calls = torch.classes.deepreduce.BucketEncodings([str(number) for number in range(count)])
+
+    def together():
+        return calls.start(
+            gradients, residuals, [None] * count, [one for row in fields for one in row],
+            0, [WARMED_UP] * count, list(range(count)), 0,
+        )  # fmt: skip
+
+    def each():
+        return [
+            encode(codec, memory, gradient, (residual,), WARMED_UP)
+            for codec, gradient, residual in zip(codecs, gradients, residuals)
+        ]
+
+    spent, alone = bench.seconds(together), bench.seconds(each)
+    what = f"ResNet-50's {count} gradients, default"
+    bench.report(f"{what}: encoding", 1e3 * spent, unit="ms", one_by_one=1e3 * alone)
+    bench.report(f"{what}: encoding one by one / together", alone / spent)
+    payloads = each()
+    outs = [torch.zeros_like(gradient) for gradient in gradients]
+    # payloads of one codec are summed together, as in a bucket
+    spent = alone = 0.0
+    for codec in dict.fromkeys(codecs):
+        mine = [number for number in range(count) if codecs[number] == codec]
+        sizes = [payloads[number].numel() for number in mine for _ in range(SUMMED)]
+        starts = [sum(sizes[:at]) for at in range(len(sizes))]
+        joined = torch.cat([payloads[number] for number in mine for _ in range(SUMMED)])
+        sums, row = torch.classes.deepreduce.BucketSums(), codec.fields(memory, WARMED_UP)
+        some = [outs[number] for number in mine]
+        spent += bench.seconds(lambda: sums.start(some, joined, starts, sizes, 1 / SUMMED, row))
+
+        def one_by_one():
+            for number in mine:
+                operators.checked(
+                    torch.ops.deepreduce.decode_sum_, outs[number], [payloads[number]] * SUMMED,
+                    1 / SUMMED, row,
+                )  # fmt: skip
+
+        alone += bench.seconds(one_by_one)
+    bench.report(f"{what}: sums of {SUMMED} ranks", 1e3 * spent, unit="ms", one_by_one=1e3 * alone)
+    bench.report(f"{what}: sums one by one / together", alone / spent)
+
+
 def draw(rows, path):
     """Plot value / target of every row that has a target; better is to the right.
 
@@ -261,6 +319,8 @@ def measure(bench, elements, large, values):
         ("FitPoly", lambda: fit_poly(bench, values)),
         ("decode-and-sum", lambda: decode_sum(bench, large)),
     ]  # fmt: skip
+    if bench.cuda:
+        parts.append(("bucket", lambda: bucket(bench)))
     missing = []
     for name, part in parts:
         try:

@@ -36,7 +36,7 @@ ROWS = {
     # its values have no kernels, so gradients are compressed on the host
     "Rice, Deflate": {"codec": dr.Codec(dr.TopK(0.01), index=dr.Rice(), value=dr.Deflate())},
 }
-STEPS, TURNS = 8, 5
+STEPS, TURNS = 6, 3
 WARM_UP = 60  # the density of the default falls in its first 50 steps
 WORDS = 30_522
 

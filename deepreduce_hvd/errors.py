@@ -40,7 +40,7 @@ class Status(enum.IntEnum):
 
 
 #: {status of the core: the error that Python raises for it}
-OF_STATUS = {
+OF_STATUS: dict[int, type[Exception]] = {
     Status.CORRUPT_PAYLOAD: CorruptPayloadError,
     Status.INVALID_ARGUMENT: InvalidArgumentError,
     Status.UNKNOWN_CODEC: UnknownCodecError,
