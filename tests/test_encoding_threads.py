@@ -16,6 +16,7 @@ import pytest
 
 import deepreduce_hvd as dr
 from deepreduce_hvd.communicators import encoding_threads, wire
+from deepreduce_hvd.communicators.base import Transport
 from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.encoding_threads import Encodings, EncodingThreads
 
@@ -150,7 +151,7 @@ def flight_of(bucket, transport, threads):
     return flight
 
 
-class Alone:
+class Alone(Transport):
     """A transport of one rank. Its collectives are recorded and complete at once."""
 
     size, rank = 1, 0
