@@ -304,7 +304,8 @@ def draw(rows, path):
         color=["tab:green" if one["met"] else "tab:red" for one in rows],
     )
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.invert_yaxis()
     axes.set_xlabel(f"times better than the target, {rows[0]['device']}")
     figure.tight_layout()

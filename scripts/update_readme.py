@@ -104,6 +104,23 @@ def network_bytes_table(rows):
     return lines
 
 
+def gpu_step_table(rows):
+    """Compare training steps on a GPU: alone, uncompressed and compressed."""
+    jobs = list(dict.fromkeys((row["framework"], row["network"]) for row in rows))
+    found = {(row["framework"], row["network"], row["row"]): row for row in rows}
+    names = {"horovod": "Horovod", "ddp": "DDP", "resnet50": "ResNet-50"}
+    lines = [
+        "| milliseconds per step | "
+        + " | ".join(", ".join(names.get(one, one) for one in job) for job in jobs)
+        + " |",
+        "|---|" + "---:|" * len(jobs),
+    ]
+    for row in dict.fromkeys(row["row"] for row in rows):
+        cells = [f"{1e3 * found[(*job, row)]['seconds']:.1f}" for job in jobs]
+        lines.append(f"| {row} | " + " | ".join(cells) + " |")
+    return lines
+
+
 class Stage(NamedTuple):
     """A row of csrc/stages.def."""
 
@@ -203,6 +220,8 @@ def generated():
         ("demo", "demo.json", demo_table),
         ("ddp demo", "demo-ddp.json", demo_table),
         ("bench", "bench.json", bench_table),
+        ("gpu", "gpu.json", bench_table),
+        ("gpu step", "gpu-step.json", gpu_step_table),
         *(
             (name, "accuracy-lab.json", table)
             for name, table in accuracy_tables.of_laboratory().items()
