@@ -11,7 +11,6 @@ It writes results/gpu.json and gpu.png.
 """
 
 import argparse
-import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -25,11 +24,8 @@ import tempfile
 import time
 
 import nvcc
+from gpu_parts import FOLDERS, ROOT, Parts, Stop, expect_success, part, run, say, script
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-#: PYTHONPATH of all scripts: the package, which is not installed in this Python, and the tests'
-#: tables of codecs
-FOLDERS = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "support")))
 #: modules that a build needs, by import name
 MODULES = ("torch", "numpy", "setuptools")
 OLDEST_SETUPTOOLS = 77  # the first that supports pyproject.toml
@@ -47,61 +43,6 @@ FOUND = ("========= Invalid", "========= Error", "========= Program hit")
 SANITIZER_SECONDS = 90
 DDP_SECONDS = 120
 CANNOT = 2  # exit status of gpu_tensorflow.py if there is nothing to compare
-
-
-class Stop(Exception):
-    """The check cannot continue, or it found an error."""
-
-
-def say(message):
-    print(f"[gpu-check] {message}", flush=True)
-
-
-@contextlib.contextmanager
-def part(title, expected):
-    say(f"{title} ({expected})")
-    started = time.perf_counter()
-    yield
-    say(f"{title}: {time.perf_counter() - started:.0f} s")
-
-
-class Parts:
-    """The parts of the check after the build.
-
-    Each part runs even if an earlier one failed, so that one run gives as much information as
-    possible.
-    """
-
-    def __init__(self):
-        self.not_run = []
-        self.failed = []
-
-    def run(self, title, expected, work):
-        """Run one part of the check and report it.
-
-        ``work()`` returns why it did not run, or None, and raises Stop for an error.
-        """
-        try:
-            with part(title, expected):
-                reason = work()
-        except (Stop, subprocess.TimeoutExpired) as stop:
-            say(f"FAILED: {title}: {stop}")
-            self.failed.append(title)
-        else:
-            if reason is not None:
-                self.not_run.append(f"{title}: {reason}")
-
-
-def run(*command, timeout=None, **environment):
-    variables = {**os.environ, "PYTHONPATH": FOLDERS, "PYTHONUNBUFFERED": "1", **environment}
-    return subprocess.run(
-        list(map(str, command)), cwd=ROOT, env=variables, timeout=timeout, check=False
-    )
-
-
-def expect_success(what, finished):
-    if finished.returncode != 0:
-        raise Stop(f"{what}: expected exit status 0, got {finished.returncode}")
 
 
 def expect_modules():
@@ -293,10 +234,6 @@ def tensorflow(architecture):
         return done.stdout.strip().splitlines()[-1]
     expect_success("scripts/gpu_tensorflow.py", done)
     return None
-
-
-def script(path, *arguments):
-    expect_success(path, run(sys.executable, path, *arguments))
 
 
 def check():

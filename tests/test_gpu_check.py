@@ -1,6 +1,7 @@
 """Test make gpu-check on a machine without a GPU: its errors, and its dry run."""
 
 import importlib.util
+import json
 import os
 import pathlib
 import subprocess
@@ -103,6 +104,28 @@ def test_a_sanitizer_that_cannot_work_here_is_no_failure(tmp_path, monkeypatch):
         gpu_check.Stop, match="compute-sanitizer memcheck: expected exit status 0, got 99"
     ):
         gpu_check.sanitize("memcheck")
+
+
+def test_a_sanitizer_that_is_stopped_keeps_what_it_found():
+    output = "========= COMPUTE-SANITIZER\n"
+    assert "found nothing" in gpu_check.verdict_of("memcheck", -9, output)
+    with pytest.raises(gpu_check.Stop, match="memcheck: expected exit status 0, got -9"):
+        gpu_check.verdict_of("memcheck", -9, output + "========= Invalid __global__ write")
+
+
+@pytest.mark.slow
+def test_steps_are_measured_on_the_host_too(tmp_path):
+    output = tmp_path / "steps.json"
+    options = ["--device", "cpu", "--small", "--networks", "transformer", "--output", output]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for framework in ("ddp", "ddp"):  # the second run replaces the rows of the first one
+        command = [sys.executable, "benchmarks/gpu_step.py", framework, *map(str, options)]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+    rows = {row["row"]: row for row in json.loads(output.read_text())}
+    assert list(rows) == ["no exchange", "none", "fp16", "default", "Rice, QSGD", "Rice, Deflate"]
+    assert rows["none"]["sent_bytes"] is None
+    assert 0 < rows["Rice, QSGD"]["sent_bytes"] < rows["Rice, Deflate"]["sent_bytes"]
 
 
 def expect_a_difference(script, device, code):

@@ -20,8 +20,6 @@ import weakref
 import numpy as np
 from emulation_build import SANITIZERS, build
 
-import deepreduce_hvd as dr
-from deepreduce_hvd import container
 from deepreduce_hvd.errors import OF_STATUS
 
 #: sections are decoded from addresses of any alignment
@@ -216,11 +214,11 @@ class _Stage(ctypes.Structure):
     _fields_ = [("id", ctypes.c_int32), ("parameters", ctypes.c_double * 4)]
 
 
-class _Codec(ctypes.Structure):
+class Codec(ctypes.Structure):
     _fields_ = [("stages", _Stage * 4)]
 
 
-class _Encoding(ctypes.Structure):
+class Encoding(ctypes.Structure):
     """The struct dr_cuda_encoding."""
 
     _fields_ = [
@@ -233,7 +231,7 @@ class _Encoding(ctypes.Structure):
     ]  # fmt: skip
 
 
-class _Sum(ctypes.Structure):
+class Sum(ctypes.Structure):
     """The struct dr_cuda_sum."""
 
     _fields_ = [
@@ -244,8 +242,8 @@ class _Sum(ctypes.Structure):
     ]  # fmt: skip
 
 
-def _codec(codec, memory, step):
-    fields, result = codec.fields(memory, step), _Codec()
+def codec_numbers(codec, memory, step):
+    fields, result = codec.fields(memory, step), Codec()
     for stage, at in zip(result.stages, range(0, 20, 5)):
         stage.id = int(fields[at])
         stage.parameters[:] = fields[at + 1 : at + 5]
@@ -286,7 +284,7 @@ def placed(array, misalignment=0, alignment=256):
     return copy
 
 
-def _in_workspace(function, between=lambda: None):
+def in_workspace(function, between=lambda: None):
     """Call function(workspace, size), a status, without a workspace and then with one.
 
     The workspace has exactly the size that the first call returns, and is poisoned. ``between()``
@@ -308,7 +306,7 @@ def _in_workspace(function, between=lambda: None):
     return context, check, workspace
 
 
-def _finish(context, check, result):
+def finish(context, check, result):
     check(
         library().dr_cuda_message(ctypes.byref(context), ctypes.byref(result)),
         context.message.decode(),
@@ -321,14 +319,14 @@ def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank
     ``gradient`` is (d,) in the storage type of the ``dtype`` code. ``state`` are (d,) float32
     arrays.
     """
-    fields = _codec(codec, memory, step)
+    fields = codec_numbers(codec, memory, step)
     gradient, state = (
         placed(gradient, misalignment),
         tuple(placed(array, misalignment) for array in state),
     )
     result = Result()
     pointers = [array.ctypes.data for array in state] + [None] * (2 - len(state))
-    encoding = _Encoding(
+    encoding = Encoding(
         gradient.ctypes.data,
         dtype,
         gradient.size,
@@ -349,145 +347,32 @@ def encode(codec, memory, gradient, state, dtype, seed=0, step=0, tensor=0, rank
         encoding.payload = payload.ctypes.data
 
     one = ctypes.c_uint64(1)
-    context, check, _ = _in_workspace(
+    context, check, _ = in_workspace(
         lambda context, workspace, size: library().dr_cuda_encode(
             context, ctypes.byref(fields), ctypes.byref(encoding), one, workspace, size, None
         ),
         give_memory,
     )
-    _finish(context, check, result)
+    finish(context, check, result)
     assert (payload[result.payload_bytes :] == 0xA5).all(), "bytes beyond the payload were written"
     return payload[: result.payload_bytes].copy(), state, result
 
 
 def decode_sum(codec, memory, payloads, out, scale=1.0, misalignment=0):
     """Call dr_cuda_decode_sum, which adds to ``out`` in place; return ``out``."""
-    fields, result = _codec(codec, memory, 0), Result()
+    fields, result = codec_numbers(codec, memory, 0), Result()
     payloads = [placed(payload, misalignment) for payload in payloads]
     pointers = (ctypes.c_void_p * len(payloads))(*[payload.ctypes.data for payload in payloads])
     sizes = (ctypes.c_uint64 * len(payloads))(*[payload.size for payload in payloads])
-    sums = _Sum(
+    sums = Sum(
         pointers, sizes, sizes, len(payloads), out.ctypes.data, out.size, scale,
         ctypes.addressof(result),
     )  # fmt: skip
-    context, check, _ = _in_workspace(
+    context, check, _ = in_workspace(
         lambda context, workspace, size: library().dr_cuda_decode_sum(
             context, ctypes.byref(fields), ctypes.byref(sums), ctypes.c_uint64(1), workspace,
             size, None,
         )
     )  # fmt: skip
-    _finish(context, check, result)
+    finish(context, check, result)
     return out
-
-
-class RecordedEncodings:
-    """A graph that encodes several tensors, as dr_cuda_record_encodings makes it.
-
-    Args:
-        codecs: list of codecs, one for each tensor.
-        memories: list of their memories.
-        sizes: list of their numbers of elements.
-        states: list of tuples of (d,) float32 arrays, which each launch updates.
-    """
-
-    def __init__(self, codecs, memories, sizes, states):
-        count = len(codecs)
-        self._results = (Result * count)()
-        self._payloads, self._headers = [], []
-        self._encodings = (_Encoding * count)()
-        for number, (d, state) in enumerate(zip(sizes, states)):
-            self._headers.append(placed(np.full(container.HEADER.size, 0xA5, dtype=np.uint8)))
-            self._encodings[number] = _Encoding(
-                None, 0, d, *[array.ctypes.data for array in state], *[None] * (2 - len(state)),
-                0, 0, 0, 0, None, 0,
-                ctypes.addressof(self._results[number]), self._headers[-1].ctypes.data,
-            )  # fmt: skip
-        fields = (_Codec * count)(
-            *[_codec(codec, memory, 0) for codec, memory in zip(codecs, memories)]
-        )
-        self._kept = states, fields
-        self._graph = ctypes.c_void_p()
-        self._context, self._check, self._workspace = _in_workspace(
-            lambda context, workspace, size: library().dr_cuda_record_encodings(
-                context, fields, self._encodings, ctypes.c_uint64(count), workspace, size,
-                ctypes.byref(self._graph),
-            ),
-            self._give_memory,
-        )  # fmt: skip
-        weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
-
-    def _give_memory(self):
-        for encoding in self._encodings:
-            self._payloads.append(placed(np.full(encoding.payload_capacity, 0xA5, np.uint8)))
-            encoding.payload = self._payloads[-1].ctypes.data
-
-    def launch(self, gradients, seed, step):
-        """Encode (d,) float32 arrays; return (payload, header) of each."""
-        for number, gradient in enumerate(gradients):
-            self._encodings[number].gradient = gradient.ctypes.data
-            self._encodings[number].seed, self._encodings[number].step = seed, step
-            self._encodings[number].tensor = number
-        self._check(
-            library().dr_cuda_launch_encodings(
-                ctypes.byref(self._context), self._graph, self._encodings, None
-            ),
-            self._context.message.decode(),
-        )
-        made = []
-        for payload, header, result in zip(self._payloads, self._headers, self._results):
-            _finish(self._context, self._check, result)
-            made.append((payload[: result.payload_bytes].copy(), header.copy()))
-        return made
-
-
-def repeats(codec):
-    """Return whether a graph may encode with a codec: see dr_cuda_repeats."""
-    return bool(library().dr_cuda_repeats(ctypes.byref(_codec(codec, dr.NoMemory(), 0))))
-
-
-class RecordedSums:
-    """A graph of the sums of several tensors, as dr_cuda_record_sums makes it.
-
-    Args:
-        codec: the codec of all payloads.
-        sizes: list of the numbers of elements.
-        most_sizes: for each tensor, a list of the maximum sizes of its payloads in bytes.
-    """
-
-    def __init__(self, codec, sizes, most_sizes):
-        count = len(sizes)
-        self._fields = _codec(codec, dr.NoMemory(), 0)
-        self._results = (Result * count)()
-        self._most = [(ctypes.c_uint64 * len(most))(*most) for most in most_sizes]
-        self._sums = (_Sum * count)(*[
-            _Sum(None, None, most, len(most), None, d, 0.0, ctypes.addressof(result))
-            for d, most, result in zip(sizes, self._most, self._results)
-        ])  # fmt: skip
-        self._graph = ctypes.c_void_p()
-        self._context, self._check, self._workspace = _in_workspace(
-            lambda context, workspace, size: library().dr_cuda_record_sums(
-                context, ctypes.byref(self._fields), self._sums, ctypes.c_uint64(count),
-                workspace, size, ctypes.byref(self._graph),
-            )
-        )  # fmt: skip
-        weakref.finalize(self, library().dr_cuda_free, ctypes.c_void_p(self._graph.value))
-
-    def launch(self, payloads, outs, scale):
-        """Add lists of payloads, one for each tensor, to ``outs`` in place."""
-        kept = []
-        for own, payloads_of_one, out in zip(self._sums, payloads, outs):
-            pointers = (ctypes.c_void_p * len(payloads_of_one))(
-                *[payload.ctypes.data for payload in payloads_of_one]
-            )
-            sizes = (ctypes.c_uint64 * len(pointers))(*[one.size for one in payloads_of_one])
-            kept.append((pointers, sizes))
-            own.payloads, own.sizes, own.out, own.scale = pointers, sizes, out.ctypes.data, scale
-        self._check(
-            library().dr_cuda_launch_sums(
-                ctypes.byref(self._context), self._graph, ctypes.byref(self._fields), self._sums,
-                None,
-            ),
-            self._context.message.decode(),
-        )  # fmt: skip
-        for result in self._results:
-            _finish(self._context, self._check, result)

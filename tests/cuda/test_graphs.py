@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from emulation import SCHEDULES, RecordedEncodings, RecordedSums, placed, repeats, set_schedule
+from emulation import SCHEDULES, placed, set_schedule
+from emulation_graphs import RecordedEncodings, RecordedSums, repeats
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import container
