@@ -125,7 +125,7 @@ class Channel:
         )
 
     def size_notice(self, size: int, senders: int) -> np.ndarray | None:
-        """Return the notice of messages that are too large for a collective, or None.
+        """Compare the size of messages with what a collective can bring to a rank.
 
         A rank does not know how much the others send. So it compares its own messages with the part
         that each sender may take.
@@ -133,6 +133,9 @@ class Channel:
         Args:
             size: the number of bytes of the messages.
             senders: the number of ranks that may send as much to the same rank.
+
+        Returns:
+            None, or the notice to send in place of messages that are too large, (n,) uint8.
         """
         most = self.transport.most_bytes
         if size * senders <= most:
