@@ -270,8 +270,8 @@ class Bucket:
     def _refusal(self) -> SparseSum | None:
         """Return why no element can be taken, before any memory changes, or None.
 
-        The first member is left out of the search for NaN and Inf, because its selection, which
-        comes before all others, begins with that.
+        The first member is not searched for NaN and Inf here. Its selection comes first, and checks
+        it before it changes a memory.
         """
         finite = True
         for number, member in enumerate(self.members):

@@ -43,9 +43,9 @@ typedef struct dr_cuda_encoding {
 } dr_cuda_encoding;
 
 // Encodes `count` tensors of one device; codecs and encodings have one entry for each. With a null
-// workspace, only sets *workspace_bytes to the required size; then payload, result and header are
-// not read. Returns the failures that are known without the device; the others are in
-// encoding->result. A codec without device support is DR_UNKNOWN_CODEC. cuda_stream is a
+// workspace, only sets *workspace_bytes and each payload_capacity to the required sizes; then the
+// other memory is not read. Returns the failures that are known without the device; the others are
+// in encoding->result. A codec without device support is DR_UNKNOWN_CODEC. cuda_stream is a
 // cudaStream_t. Of `context`, only `message` is used.
 int dr_cuda_encode(dr_context* context, const dr_codec* codecs, dr_cuda_encoding* encodings,
                    uint64_t count, void* workspace, size_t* workspace_bytes, void* cuda_stream);

@@ -50,10 +50,11 @@ class _BucketSums:
         )
 
     def take(self, number):
-        """Return the sum of a member, (d,) float32, for the only time."""
+        """Return the sum of a member, (d,) float32. It can be taken once."""
         return self._outs.pop(number)
 
     def has(self, number, scale):
+        """Return whether the sum of a member is here, with this factor, and was not taken yet."""
         return self.scale == scale and number in self._outs
 
 
@@ -85,8 +86,8 @@ class DeviceSums:
     Errors and non-finite results are checked only when the step is over.
 
     Args:
-        calls_of: function of the names of parameters that returns the
-            torch.classes.deepreduce.BucketSums of their bucket.
+        calls_of: function that takes the names of a bucket's parameters and a device, and returns
+            their torch.classes.deepreduce.BucketSums, which lasts over all steps.
     """
 
     def __init__(self, calls_of):
