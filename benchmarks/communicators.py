@@ -32,6 +32,7 @@ from measure import default_codec, heavy_tailed, row, verdict, write  # noqa: E4
 import deepreduce_hvd as dr  # noqa: E402
 from deepreduce_hvd.communicators import bucket, doubling, gtopk, split_allgather, sums  # noqa: E402
 from deepreduce_hvd.communicators.simulator import Simulator  # noqa: E402
+from deepreduce_hvd.planning.layout import assign_to_buckets  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).resolve().parent.parent / "results" / "communicators.json"
 SCHEMES = (dr.GTopK(), dr.GTopK(form="tree"), dr.RecursiveDoubling(), dr.SplitAllgather())
@@ -88,7 +89,7 @@ class Job:
         self.scheme = scheme
         self.gradients = gradients
         self.sizes = [gradient.size for gradient in gradients[0]]
-        self.groups = bucket.assign_to_buckets(self.sizes, BUCKET_BYTES)
+        self.groups = assign_to_buckets(self.sizes, BUCKET_BYTES)
         self.codec, self.memory = default_codec(), dr.Residual()
         self.states = [[np.zeros(d, np.float32) for d in self.sizes] for _ in gradients]
         self.thresholds = [[np.zeros(1, np.float32) for _ in self.sizes] for _ in gradients]

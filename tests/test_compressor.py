@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import deepreduce_hvd as dr
-from deepreduce_hvd.communicators.bucket import assign_to_buckets
+from deepreduce_hvd.planning.layout import assign_to_buckets
 
 
 def named():

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 from bucket_topk import BucketTopK
-from layerwise import layerwise_codecs, recommended_codecs
+from layerwise import layerwise_codecs, recommended_codecs, sizes, tables
 from oracles import LargestOfSelections, LargestOfSum
 
 import deepreduce_hvd as dr
@@ -17,7 +17,9 @@ class Candidate:
     Attributes:
         codec: codec of the compressed tensors; None averages gradients uncompressed. A function
             of the task returns a dictionary with the codec of each compressed tensor.
-        memory, communicator, dense_below: as of :class:`~deepreduce_hvd.Compressor`.
+        memory: memory of the compressed tensors. A function of the task returns a dictionary with
+            the memory of each tensor that has another one than the default.
+        communicator, dense_below: as of :class:`~deepreduce_hvd.Compressor`.
         prepared: whether :func:`~deepreduce_hvd.prepare` is applied to the optimizer; without a
             codec, as if large tensors had the default codec.
         estimates: None, or the momentum of EF21-SGDM in place of a memory; 1 is EF21.
@@ -28,7 +30,7 @@ class Candidate:
     """
 
     codec: dr.Codec | Callable[..., dict] | None = None
-    memory: dr.Memory | None = None
+    memory: dr.Memory | Callable[..., dict] | None = None
     communicator: dr.Communicator | None = None
     prepared: bool = True
     estimates: float | None = None
@@ -46,6 +48,49 @@ def _codec(ratio=0.01, value=None, warmup_steps=50, sparsifier=None, index=None)
     )
 
 
+def _embeddings(codec, memory=None):
+    """Return the default with another codec, and perhaps another memory, for embedding tables."""
+
+    def codecs(task):
+        return recommended_codecs(task) | dict.fromkeys(tables(task), codec)
+
+    def memories(task):
+        return dict.fromkeys(tables(task), memory)
+
+    return Candidate(codecs, None if memory is None else memories, dense_below=32)
+
+
+def _rows(value):
+    """Return the default, but with all non-zero elements of the gradients of embedding tables."""
+    return _embeddings(dr.Codec(dr.Threshold(0), index=dr.RLE(), value=value), dr.NoMemory())
+
+
+def _only(names, others=False):
+    """Return a function of the task: the default's codecs of some tensors, or of all others."""
+
+    def codecs(task):
+        chosen = names(task)
+        return {
+            name: codec
+            for name, codec in recommended_codecs(task).items()
+            if (name in chosen) != others
+        }
+
+    return codecs
+
+
+def _large_tensors(codec):
+    """Return the default with another codec for large tensors."""
+
+    def codecs(task):
+        return {
+            name: codec if elements >= 1024 else dr.recommended_codec((elements,))
+            for name, elements in sizes(task).items()
+        }
+
+    return Candidate(codecs, dense_below=32)
+
+
 _LARGE = dr.recommended_codec()
 _GTOPK, _CLTK = dr.GTopK(), dr.CLTK()
 _CHUNKS = dr.ChunkTopK(0.01)
@@ -54,6 +99,7 @@ CANDIDATES = {
     "none": Candidate(prepared=False),
     "none, prepared": Candidate(),
     "default": Candidate(recommended_codecs, dense_below=32),
+    "default, LloydMax 2": _large_tensors(_codec(value=dr.LloydMax(2))),
     # what each part of the default does, with small tensors uncompressed
     "large tensors": Candidate(_LARGE),
     "not prepared": Candidate(_LARGE, prepared=False),
@@ -89,6 +135,13 @@ CANDIDATES = {
     "buckets": Candidate(_codec(value=dr.RawValue(), sparsifier=BucketTopK(0.01, warmup_steps=50))),
     "buckets, no warm-up": Candidate(_codec(value=dr.RawValue(), sparsifier=BucketTopK(0.01))),
     "LAGS": Candidate(lambda task: layerwise_codecs(task, _codec, 0.01)),
+    # embedding tables, whose gradients are zero in the rows that a batch does not use
+    "only tables": Candidate(_only(tables)),
+    "all but tables": Candidate(_only(tables, others=True), dense_below=32),
+    "tables: 5 %, LloydMax 2": _embeddings(_codec(0.05, value=dr.LloydMax(2))),
+    "tables: 10 %, LloydMax 2": _embeddings(_codec(0.1, value=dr.LloydMax(2))),
+    "tables: rows, QSGD 4": _rows(dr.QSGD(4)),
+    "tables: rows, QSGD 7": _rows(dr.QSGD(7)),
     # clipping of gradients that arrive in spikes
     "clip at 4 times the norm": Candidate(_LARGE, clip_factor=4.0),
     "clip before compression": Candidate(_LARGE, clips_before=True),

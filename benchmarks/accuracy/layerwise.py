@@ -21,6 +21,17 @@ def recommended_codecs(task):
     return {name: recommended_codec((d,)) for name, d in sizes(task).items()}
 
 
+def tables(task):
+    """Return the names of the weights of a task's embedding tables."""
+    with torch.random.fork_rng():
+        modules = dict(task.model().named_modules())
+    return [
+        f"{name}.weight"
+        for name, module in modules.items()
+        if isinstance(module, torch.nn.Embedding)
+    ]
+
+
 def multiplications(task):
     """Return {parameter name: multiplications of a forward pass} of a task's model, on one batch.
 

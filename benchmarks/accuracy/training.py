@@ -34,7 +34,8 @@ def train(task, candidate, size, seed, learning_rate, on_progress=None, make_ran
     named = dict(model.named_parameters())
     shapes = {name: parameter.numel() for name, parameter in named.items()}
     codec = candidate.codec(task) if callable(candidate.codec) else candidate.codec
-    stages = codec, candidate.memory, candidate.communicator
+    memory = candidate.memory(task) if callable(candidate.memory) else candidate.memory
+    stages = codec, memory, candidate.communicator
     settings = {"dense_below": candidate.dense_below, "seed": seed}
     if candidate.estimates is None:
         ranks = make_ranks(size, shapes, *stages, **settings)
@@ -88,7 +89,9 @@ def _prepare(optimizer, ranks, named):
     codecs = ranks.codecs or dict.fromkeys(ranks.large, dr.recommended_codec())
     compressor = types.SimpleNamespace(
         policies={
-            name: Policy(CODEC, codecs[name], ranks.memory) if name in codecs else Policy(DENSE)
+            name: Policy(CODEC, codecs[name], ranks.memories.get(name, dr.Residual()))
+            if name in codecs
+            else Policy(DENSE)
             for name in named
         },
         adapter=types.SimpleNamespace(

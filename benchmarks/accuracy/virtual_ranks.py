@@ -17,13 +17,15 @@ class VirtualRanks:
         shapes: {parameter name: number of elements}.
         codec: codec of the compressed tensors; or a dictionary with the codec of each parameter
             that has one; or None, which averages the gradients uncompressed.
-        memory, communicator: as of :class:`~deepreduce_hvd.Compressor`.
+        memory: as of :class:`~deepreduce_hvd.Compressor`; or a dictionary with the memory of each
+            parameter that has another one than the default.
+        communicator: as of :class:`~deepreduce_hvd.Compressor`.
         dense_below: tensors with fewer elements are not compressed.
         seed: seed of all random choices.
 
     Attributes:
         large: {name: elements} of the tensors that a codec can compress.
-        codecs: {name: codec} of the tensors that are compressed.
+        codecs, memories: {name: codec} and {name: memory} of the tensors that are compressed.
         sent_bytes: bytes that one rank has handed to collectives so far, the mean over the ranks.
         steps: number of steps so far.
     """
@@ -32,7 +34,6 @@ class VirtualRanks:
         self, size, shapes, codec, memory=None, communicator=None, dense_below=1024, seed=0
     ):
         self.size = size
-        self.memory = dr.Residual() if memory is None else memory
         self.communicator = dr.Allgather() if communicator is None else communicator
         self.seed = seed
         # in the order in which backward makes gradients ready: that of a bucket's members
@@ -42,9 +43,12 @@ class VirtualRanks:
         codec_of = codec if isinstance(codec, dict) else dict.fromkeys(shapes, codec)
         self.codecs = {name: codec_of[name] for name in self.large if codec_of.get(name)}
         self.compressed = {name: self.large[name] for name in self.codecs}
+        default = dr.Residual() if memory is None or isinstance(memory, dict) else memory
+        memory_of = memory if isinstance(memory, dict) else {}
+        self.memories = {name: memory_of.get(name, default) for name in self.codecs}
         self._states = [
             {
-                name: tuple(np.zeros(d, dtype=np.float32) for _ in self.memory.state)
+                name: tuple(np.zeros(d, dtype=np.float32) for _ in self.memories[name].state)
                 for name, d in self.compressed.items()
             }
             for _ in range(size)
@@ -76,13 +80,14 @@ class VirtualRanks:
         return result
 
     def _parts(self):
-        """Return (codec, names) of each bucket: its members have one codec."""
+        """Return (codec, memory, names) of each bucket: its members have the same stages."""
         parts = {}
         for name, codec in self.codecs.items():
-            parts.setdefault(repr(codec), (codec, []))[1].append(name)
+            memory = self.memories[name]
+            parts.setdefault(repr((codec, memory)), (codec, memory, []))[2].append(name)
         return list(parts.values())
 
-    def _buckets(self, gradients, codec, names):
+    def _buckets(self, gradients, codec, memory, names):
         """Return the bucket of each rank with these members."""
         buckets = []
         for rank, own in enumerate(gradients):
@@ -93,14 +98,15 @@ class VirtualRanks:
                 )
                 for name in names
             ]  # fmt: skip
-            buckets.append(Bucket(codec, self.memory, members, self.seed, self.steps, rank))
+            buckets.append(Bucket(codec, memory, members, self.seed, self.steps, rank))
         return buckets
 
     def _exchange(self, gradients):
         result = {}
-        for codec, names in self._parts():
+        for codec, memory, names in self._parts():
             simulator = Simulator(self.size)
-            outcomes = simulator.run(self.communicator, self._buckets(gradients, codec, names))
+            buckets = self._buckets(gradients, codec, memory, names)
+            outcomes = simulator.run(self.communicator, buckets)
             for outcome in outcomes:
                 if isinstance(outcome, Exception):
                     raise outcome

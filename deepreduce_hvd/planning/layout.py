@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from deepreduce_hvd.codec import Codec
 from deepreduce_hvd.communicators import Allgather, Communicator
@@ -187,3 +187,27 @@ def expect_schedule(schedule, policies, communicator):
                 "Compressor schedule: expected Residual or NoMemory with schedule='auto', got"
                 f" {memory!r}"
             )
+
+
+def assign_to_buckets(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
+    """Group tensors into buckets, in the order in which they become ready.
+
+    A bucket is complete once it has at least ``bucket_bytes``. With 0, each tensor has its own
+    bucket.
+
+    Args:
+        sizes: the number of float32 elements of each tensor.
+        bucket_bytes: the size of a bucket in bytes.
+
+    Returns:
+        A list of lists of positions in ``sizes``.
+    """
+    buckets: list[list[int]] = []
+    filled = 0
+    for position, size in enumerate(sizes):
+        if not buckets or filled >= bucket_bytes:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(position)
+        filled += 4 * size
+    return buckets

@@ -5,10 +5,11 @@ import weakref
 import zlib
 from typing import Any
 
-from deepreduce_hvd.communicators.bucket import Bucket, assign_to_buckets
+from deepreduce_hvd.communicators.bucket import Bucket
 from deepreduce_hvd.communicators.encoding_threads import Encodings
 from deepreduce_hvd.communicators.exchange import Exchange
 from deepreduce_hvd.coordination.collective_names import collective_name
+from deepreduce_hvd.planning.layout import assign_to_buckets
 from deepreduce_hvd.torch.caller import DIRECT
 from deepreduce_hvd.torch.cuda.copies import CopiesToHost
 from deepreduce_hvd.torch.slot import Slot

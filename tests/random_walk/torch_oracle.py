@@ -13,9 +13,10 @@ import torch
 
 import deepreduce_hvd as dr
 from deepreduce_hvd import reference
-from deepreduce_hvd.communicators.bucket import Bucket, BucketMember, assign_to_buckets
+from deepreduce_hvd.communicators.bucket import Bucket, BucketMember
 from deepreduce_hvd.communicators.simulator import Simulator
 from deepreduce_hvd.numpy_backend import as_float32
+from deepreduce_hvd.planning.layout import assign_to_buckets
 
 _CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
 _EPSILON = 2.0**-23
