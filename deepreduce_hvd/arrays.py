@@ -56,6 +56,12 @@ def expect_array(name, array, dtypes, shape=None, contiguous=True, writable=Fals
         )
 
 
+def expect_finite(name, all_finite):
+    """Raise InvalidArgumentError unless ``all_finite``, of the array with this name, is true."""
+    if not all_finite:
+        raise InvalidArgumentError(f"{name}: expected finite numbers, got NaN or Inf")
+
+
 def expect_apart(**arrays):
     """Raise InvalidArgumentError if any arrays share memory.
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from deepreduce_hvd import numpy_backend
+from deepreduce_hvd.arrays import expect_finite
 from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
 
 
@@ -34,8 +35,11 @@ _REGISTRATION = "deepreduce_hvd.torch.registration"
 
 
 class _NumPy:
-    def encode(self, *arguments):
-        return numpy_backend.encode_numpy(*arguments)
+    def encode(self, codec, memory, gradient, state, *numbers):
+        for name, part in zip(memory.state, state):
+            if isinstance(part, np.ndarray) and part.dtype == np.float32:
+                expect_finite(name, np.isfinite(part).all())
+        return numpy_backend.encode_numpy(codec, memory, gradient, state, *numbers)
 
     def decode(self, payload, max_elements):
         return numpy_backend.decode_numpy(payload, max_elements)

@@ -165,9 +165,10 @@ class Codec:
             instead.
 
         Raises:
-            InvalidArgumentError: ``gradient`` or ``residual`` has a wrong dtype, shape or kind, the
-                tensor has more than 2^31 - 1 elements, or ``step``, ``seed``, ``tensor`` or
-                ``rank`` is not an integer in [0, 2^63).
+            InvalidArgumentError: ``gradient`` or ``residual`` has a wrong dtype, shape or kind,
+                ``residual`` contains NaN or Inf (a ``tf.function`` does not check this), the tensor
+                has more than 2^31 - 1 elements, or ``step``, ``seed``, ``tensor`` or ``rank`` is
+                not an integer in [0, 2^63).
         """
         expect_keys(step=step, seed=seed, tensor=tensor, rank=rank)
         state = () if residual is None else residual if isinstance(residual, tuple) else (residual,)
@@ -276,6 +277,10 @@ def decode_sum(payloads: Sequence[Any], out: Any, scale: float = 1.0) -> Any:
             has a wrong dtype or shape.
     """
     expect_scale(scale)
+    if hasattr(payloads, "dtype"):
+        raise InvalidArgumentError(
+            "payloads: expected a list of payloads, got one; write [payload]"
+        )
     return backends.of(out).decode_sum(list(payloads), out, scale)
 
 

@@ -10,20 +10,14 @@ import numpy as np
 
 from deepreduce_hvd import container, reference
 from deepreduce_hvd.arrays import expect_apart, expect_array
-from deepreduce_hvd.errors import InvalidArgumentError, NativeMissingError
+from deepreduce_hvd.errors import InvalidArgumentError
+from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.numerics.exact_math import is_nonzero
 from deepreduce_hvd.settings import is_integer, is_number
 from deepreduce_hvd.stages.base import FIRST_USER_ID, is_built_in
 from deepreduce_hvd.stages.index_codecs import RawIndex
 from deepreduce_hvd.stages.memories import NoMemory
 from deepreduce_hvd.stages.value_codecs import RawValue
-
-try:
-    from deepreduce_hvd import _native
-except ImportError as error:
-    raise NativeMissingError(
-        f"deepreduce_hvd._native: expected the built extension, got {error}; run `pip install .`"
-    ) from error
 
 _BFLOAT16 = container.DTYPES["bfloat16"]
 #: {code of a gradient's dtype: NumPy dtype}, for the dtypes that NumPy has

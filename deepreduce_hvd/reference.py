@@ -125,7 +125,8 @@ def _expect_float32(memory, method, array, d):
         _refuse(
             memory,
             method,
-            "finite numbers (memory.saturated.saturated_sum stops at the largest)",
+            "finite numbers (saturated_sum of deepreduce_hvd.stages.memories.saturated stops at the"
+            " largest)",
             "NaN or Inf",
         )
     return array
@@ -215,6 +216,10 @@ def _encoded_values(codec, values, key):
                     f"{type(codec).__name__}.encode: expected a {dtype.__name__} array of shape "
                     f"{values.shape}, got {describe(array)}"
                 )
+        if not np.isfinite(decoded).all():  # it would remain in the memory
+            raise InvalidArgumentError(
+                f"{type(codec).__name__}.encode: expected finite decoded values, got NaN or Inf"
+            )
     return section, decoded, order
 
 

@@ -257,7 +257,14 @@ def _module(framework):
                 "sparse_allreduce: expected hvd.init() of horovod.torch or horovod.tensorflow"
                 " before the first call, got none"
             )
-    module = importlib.import_module(_FRAMEWORKS[framework])
+    try:
+        module = importlib.import_module(_FRAMEWORKS[framework])
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "horovod":
+            raise
+        raise InvalidArgumentError(
+            f"sparse_allreduce: expected horovod.{framework}, got {error}; it needs Horovod"
+        ) from error
     if not module.HorovodTransport.horovod.is_initialized():
         raise InvalidArgumentError(
             f"sparse_allreduce: expected hvd.init() of horovod.{framework} before the first call,"

@@ -171,7 +171,7 @@ def named_parameters(parameters):
     if repeated:
         raise InvalidArgumentError(
             f"Compressor parameters: expected unique names, got {', '.join(repeated)} "
-            "more than once"
+            "more than once; pass (name, parameter) pairs with other names"
         )
     return named
 

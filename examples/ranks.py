@@ -25,6 +25,12 @@ def _passes(text):
     return int(number) if number.is_integer() else number
 
 
+def _processes(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1 process, got {text}")
+    return int(text)
+
+
 def command_line(description, passes_over, epochs, output):
     """Return the parser of the options that every example has.
 
@@ -33,7 +39,7 @@ def command_line(description, passes_over, epochs, output):
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
-        "--processes", type=int, default=2, help="ranks on this machine (default 2)"
+        "--processes", type=_processes, default=2, help="ranks on this machine (default 2)"
     )
     parser.add_argument(
         "--epochs",

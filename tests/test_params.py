@@ -245,10 +245,6 @@ def test_auto_by_name():
         ),
         ({**TOPK, "communicator": "allreduce"}, "got allreduce, which needs the same indices"),
         (
-            {"compressor": "fp16", "communicator": "allreduce"},
-            r"expected one that encodes with Float16\(\), got allreduce",
-        ),
-        (
             {**TOPK, "communicator": "cltk", "deepreduce": "value"},
             "got cltk, which does not use it",
         ),

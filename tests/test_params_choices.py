@@ -38,3 +38,12 @@ def test_policies_with_which_a_memory_grows():
     with pytest.raises(dr.InvalidArgumentError, match="keeps values at their indices, got .*naive"):
         made({**bloom, "policy": "naive"})
     quiet({**bloom, "policy": "naive", "memory": "none"})
+
+
+@pytest.mark.parametrize("memory", ["none", "residual"])
+def test_half_precision_through_allreduce(memory):
+    compressor, texts = made({"compressor": "fp16", "memory": memory})
+    assert {policy.way for policy in compressor.policies.values()} == {"fp16"}
+    assert ["not kept" in text for text in texts] == [True] * (memory == "residual")
+    ways = made({"layers": {"weight": {"compressor": "fp16"}}})[0].policies.values()
+    assert [policy.way for policy in ways] == ["fp16", "dense"]

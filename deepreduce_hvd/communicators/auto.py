@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from deepreduce_hvd import _native, container
+from deepreduce_hvd import container
 from deepreduce_hvd.communicators.allgather import Allgather
 from deepreduce_hvd.communicators.base import Communicator, Transport
 from deepreduce_hvd.communicators.bucket import Bucket
@@ -16,6 +16,7 @@ from deepreduce_hvd.communicators.exchange import Channel
 from deepreduce_hvd.communicators.recursive_doubling import RecursiveDoubling
 from deepreduce_hvd.communicators.split_allgather import SplitAllgather
 from deepreduce_hvd.communicators.sums import BucketSum, GatheredPayloads
+from deepreduce_hvd.native import core as _native
 
 #: {name: communicator} of those that sum exactly what every rank sends
 EXACT_SUMS: dict[str, Communicator] = {

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from deepreduce_hvd import _native
 from deepreduce_hvd.errors import InvalidArgumentError, PeerFailedError
+from deepreduce_hvd.native import core as _native
 
 #: The size of a probe in bytes; it is four float32 numbers.
 PROBE_BYTES = 4 * _native.probe_length

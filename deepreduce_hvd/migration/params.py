@@ -11,7 +11,7 @@ from deepreduce_hvd.errors import InvalidArgumentError
 from deepreduce_hvd.migration.params_table import CHOICES, DEFAULTS, OTHER_NAMES, WITHOUT_EFFECT
 from deepreduce_hvd.stages.index_codecs import Bloom, RawIndex
 from deepreduce_hvd.stages.sparsifiers import NoneSparsifier, RandomK
-from deepreduce_hvd.stages.value_codecs import RawValue
+from deepreduce_hvd.stages.value_codecs import Float16, RawValue
 
 _PARTS = ("index", "value", "both", None)
 #: settings that all layers share
@@ -127,8 +127,8 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
             here, because GRACE compresses small tensors too.
 
     Returns:
-        A :class:`Compressor`. With the compressor "none" and the communicator "allreduce", all
-        gradients go through Horovod's own allreduce.
+        A :class:`Compressor`. With the compressors "none" and "fp16" and the communicator
+        "allreduce", all gradients go through Horovod's own allreduce.
 
     Raises:
         InvalidArgumentError: a setting or value is unknown, has no equivalent here, or does not
@@ -144,9 +144,17 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     if memory.state:
         _note_unsent_ends(settings, [codec, *layers.values()])
     chosen = {**layers, "*": codec} if layers else codec
-    if settings("communicator") == "allreduce" and layers:
-        chosen = {pattern: _as_it_is(own) for pattern, own in chosen.items()}
-    everything = not layers and settings("communicator") == "allreduce" and _sends_all(codec)
+    everything = False
+    if settings("communicator") == "allreduce":
+        halves = [own for own in (codec, *layers.values()) if _way(own) == "fp16"]
+        if halves and memory.state:
+            settings.differ("memory: the errors of rounding to fp16 are not kept")
+        if layers:
+            chosen = {pattern: _way(own) for pattern, own in chosen.items()}
+        elif halves:
+            chosen = "fp16"
+        else:
+            everything = _way(codec) == "dense"
     options.setdefault("dense_below", container.MAX_ELEMENTS + 1 if everything else 0)
     compressor = Compressor(chosen, memory, communicator, parameters, **options)
     for text in settings.differences:
@@ -154,13 +162,11 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     return compressor
 
 
-def _sends_all(codec):
-    return isinstance(codec, Codec) and isinstance(codec.sparsifier, NoneSparsifier)
-
-
-def _as_it_is(codec):
-    """Return "dense" for a codec that sends all elements, or what was given."""
-    return "dense" if _sends_all(codec) else codec
+def _way(codec):
+    """Return how allreduce sends a layer: "dense" or "fp16" for all elements, or as given."""
+    if not isinstance(codec, Codec) or not isinstance(codec.sparsifier, NoneSparsifier):
+        return codec
+    return "fp16" if isinstance(codec.value, Float16) else "dense"
 
 
 def _note_unsent_ends(settings, codecs):
@@ -248,6 +254,8 @@ def _communicator(settings, codec):
             " and randomk; write 'communicator': 'allgather'"
         )
     for stage in choice.unused_stages:
+        if name == "allreduce" and _way(codec) == "fp16":
+            continue
         if getattr(codec, stage) != _RAW[stage]:
             raise InvalidArgumentError(
                 f"communicator: expected one that encodes with {getattr(codec, stage)!r}, got"

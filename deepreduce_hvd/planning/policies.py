@@ -41,7 +41,8 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
 
     For large tensors, it sends the 1 % of elements of largest magnitude. In the first 50 steps the
     ratio falls from 25 % to 1 %. From then on, each sent element takes about 9 bits. For tensors
-    with fewer than 1,024 elements, it sends all elements in 4 bits each, without delay.
+    with fewer than 1,024 elements, it sends all elements in 4 bits each, without delay. (A
+    compressor sends tensors with fewer than 32 elements uncompressed.)
     docs/accuracy.md gives the measurements behind this choice.
 
     Args:
@@ -51,7 +52,12 @@ def recommended_codec(shape: _Shape | None = None) -> Codec:
         ``Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))``, or
         ``Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))`` for a small tensor. Only
         sparse gradients of TensorFlow have indices then.
+
+    Raises:
+        InvalidArgumentError: ``shape`` is not a sequence of sizes.
     """
+    if shape is not None and not isinstance(shape, Iterable):
+        raise InvalidArgumentError(f"shape: expected sizes such as (64, 10), got {shape!r}")
     if shape is not None and math.prod(shape) < _LARGE:
         return Codec(NoneSparsifier(), index=Rice(), value=LloydMax(bits=4))
     return Codec(TopK(0.01, warmup_steps=50), index=Rice(), value=LloydMax(bits=1))

@@ -66,7 +66,7 @@ class Stage:
         return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
-        return hash((type(self), tuple(sorted(vars(self).items()))))
+        return hash((type(self), repr(self)))  # custom stages may have lists and dictionaries
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
@@ -336,7 +336,8 @@ _registry: dict[type, dict[int, Any]] = {IndexCodec: {}, ValueCodec: {}}
 def register(codec_class: Registered) -> Registered:
     """Register a custom index or value codec, so that payloads can be decoded by its stage id.
 
-    Use it as a class decorator.
+    Use it as a class decorator. A class that is defined again, such as by a cell of a notebook,
+    replaces the class of the same module, name and id.
 
     Args:
         codec_class: a subclass of :class:`IndexCodec` or :class:`ValueCodec` with a ``stage_id``
@@ -347,12 +348,10 @@ def register(codec_class: Registered) -> Registered:
 
     Raises:
         InvalidArgumentError: ``codec_class`` is neither an :class:`IndexCodec` nor a
-            :class:`ValueCodec`, its id is not in 128 to 255, or its id or name is already
-            registered.
+            :class:`ValueCodec`, its id is not in 128 to 255, or another class has its id or name.
     """
-    table = next(
-        (table for kind, table in _registry.items() if issubclass(codec_class, kind)), None
-    )
+    kinds = codec_class.__mro__ if isinstance(codec_class, type) else ()
+    table = next((table for kind, table in _registry.items() if kind in kinds), None)
     if table is None:
         raise InvalidArgumentError(
             f"register: expected an IndexCodec or a ValueCodec, got {codec_class!r}"
@@ -365,6 +364,11 @@ def register(codec_class: Registered) -> Registered:
             f"{stage_id!r}"
         )
     for taken in table.values():
+        again = (taken.__module__, taken.__qualname__, taken.stage_id) == (
+            codec_class.__module__, codec_class.__qualname__, stage_id
+        )  # fmt: skip
+        if again and not _is_ours(codec_class):  # a cell of a notebook that runs again
+            continue
         if taken.stage_id == stage_id or taken.__name__ == codec_class.__name__:
             raise InvalidArgumentError(
                 f"{codec_class.__name__} (id {stage_id}): expected an unused name and id, "

@@ -41,6 +41,12 @@ def expect_usable(stage):
             f"{name}: expected attributes with a repr that is the same on all ranks, such "
             f"as numbers, got {stage!r}"
         )
+    for attribute, value in vars(stage).items():
+        if hasattr(value, "dtype") and getattr(value, "shape", ()):
+            raise InvalidArgumentError(
+                f"{name}.{attribute}: expected numbers, strings, tuples, lists or dictionaries,"
+                f" got {type(value).__name__}; write {attribute}.tolist()"
+            )
     if kind is Memory:
         _expect_names(name, stage.state)
     elif kind is not Sparsifier:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from deepreduce_hvd import _native, backends, container, errors, numpy_backend as neutral
+from deepreduce_hvd import backends, container, errors, numpy_backend as neutral
+from deepreduce_hvd.arrays import expect_finite
+from deepreduce_hvd.native import core as _native
 from deepreduce_hvd.stages.base import Memory
 
 if TYPE_CHECKING:
@@ -208,6 +210,13 @@ class _TensorFlow:
                     f"{name}: expected a float32 tf.Variable of shape {gradient.shape}, got"
                     f" {_describe(part)}"
                 )
+        if len({id(part) for part in state}) < len(state):  # the operator would wait for itself
+            raise errors.InvalidArgumentError(
+                f"{', '.join(memory.state)}: expected a variable for each, got the same one"
+            )
+        if tf.executing_eagerly():
+            for name, part in zip(memory.state, state):
+                expect_finite(name, bool(tf.reduce_all(tf.math.is_finite(part))))
         return encode_flat(codec, memory, gradient, state, seed, step, tensor, rank), 0.0
 
     def decode(self, payload: Any, max_elements: int | None) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from deepreduce_hvd import backends, container, errors, numpy_backend as neutral
+from deepreduce_hvd.arrays import expect_finite
 
 
 def _load_operators():
@@ -163,6 +164,8 @@ class _Torch:
                 f" {state[0].device}"
             )
         _expect_apart(gradient=gradient, **dict(zip(memory.state, state)))
+        for name, part in zip(memory.state, state):
+            expect_finite(name, bool(torch.isfinite(part).all()))
         if on_device(gradient) and codec.is_native(memory):
             return encode_flat(
                 codec, memory, gradient.detach().contiguous(), state, None, seed, step, tensor, rank

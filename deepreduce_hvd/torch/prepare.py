@@ -167,7 +167,8 @@ def prepare(optimizer, compressor):
     if not isinstance(optimizer, _KNOWN):
         raise InvalidArgumentError(
             f"prepare: expected one of {', '.join(kind.__name__ for kind in _KNOWN)}, got "
-            f"{type(optimizer).__name__}; set its momentum to 0 for the compressed parameters"
+            f"{type(optimizer).__name__}; use it without prepare, and if it has momentum, set that"
+            " to 0 for the compressed parameters"
         )
     original = type(optimizer)
     policies = _policies(compressor)

@@ -1,0 +1,81 @@
+"""Test custom stages: attributes of all kinds, decoded values, and classes defined again."""
+
+import numpy as np
+import pytest
+import torch
+from own_stages import OwnResidual
+
+import deepreduce_hvd as dr
+from deepreduce_hvd.stages import base
+
+
+class Levels(OwnResidual):
+    def __init__(self, levels):
+        self.levels = levels
+
+
+def test_attributes_that_are_not_hashable():
+    hvd = pytest.importorskip("horovod.torch")
+    hvd.init()
+    memory = Levels([1, {"two": 2}])
+    assert memory == Levels([1, {"two": 2}]) and hash(memory) == hash(Levels([1, {"two": 2}]))
+    assert memory != Levels([1, {"two": 3}])
+    weight = torch.nn.Parameter(torch.ones(2000))
+    dr.Compressor(memory=memory, parameters=[("weight", weight)])
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_an_array_as_an_attribute(make):
+    """The settings of two ranks are compared as text, which leaves out parts of long arrays."""
+    with pytest.raises(dr.InvalidArgumentError, match=r"Levels.levels: expected .*levels.tolist()"):
+        dr.Codec(dr.TopK(0.5)).encode(
+            np.ones(9, np.float32), np.zeros(9, np.float32), memory=Levels(make([1.0, 2.0]))
+        )
+
+
+@pytest.fixture
+def register(monkeypatch):
+    monkeypatch.setattr(base, "_registry", {k: dict(v) for k, v in base._registry.items()})
+    return dr.register
+
+
+def logarithm(factor):
+    class Logarithm(dr.ValueCodec):
+        stage_id = 211
+
+        def encode(self, values, key):
+            with np.errstate(all="ignore"):
+                decoded = np.log(values * np.float32(factor))
+            return values.astype(np.float32).tobytes(), decoded, None
+
+        @classmethod
+        def decode(cls, data, count):
+            return np.log(np.frombuffer(data, np.float32))
+
+    return Logarithm
+
+
+def test_decoded_values_are_finite(register):
+    """NaN would stay in the residual for good."""
+    codec = dr.Codec(dr.NoneSparsifier(), value=register(logarithm(1))())
+    residual = np.zeros(5, np.float32)
+    with pytest.raises(dr.InvalidArgumentError, match="Logarithm.encode: expected finite decoded"):
+        codec.encode(np.array([1, 2, 0, 3, 4], np.float32), residual)
+    assert not residual.any()
+
+
+def test_a_class_that_is_defined_again(register):
+    register(logarithm(1))
+    again = register(logarithm(2))
+    assert base.find(dr.ValueCodec, 211) is again
+
+    class Other(dr.ValueCodec):
+        stage_id = 211
+
+    with pytest.raises(dr.InvalidArgumentError, match="expected an unused name and id"):
+        register(Other)
+
+
+def test_an_instance_in_place_of_a_class():
+    with pytest.raises(dr.InvalidArgumentError, match="register: expected an IndexCodec or"):
+        dr.register(dr.RawValue())
