@@ -42,3 +42,12 @@ def test_layers_with_their_own_settings():
 def test_layers_that_are_refused(layers, message):
     with pytest.raises(dr.InvalidArgumentError, match=message):
         with_layers(layers)
+
+
+def test_a_pattern_for_all_other_layers():
+    """The settings of "*" replace those of the dictionary, and None stands for the latter."""
+    half = with_layers({"*.bias": None, "*": {"compress_ratio": 0.5}}).policies
+    assert half["0.bias"].codec.sparsifier == dr.TopK(0.01)
+    assert half["0.weight"].codec.sparsifier == dr.TopK(0.5)
+    dense = with_layers({"0.weight": {"compress_ratio": 0.5}, "*": "dense"}).policies
+    assert [policy.dense for policy in dense.values()] == [False, True, True, True]

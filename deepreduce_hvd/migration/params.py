@@ -139,11 +139,13 @@ def from_params(params: Mapping[str, Any], parameters: Iterable[Any], **options:
     codec = _codec(settings)
     memory = settings.make("memory")
     communicator = _communicator(settings, codec)
-    layers = _layers(settings, params)
+    layers = {
+        pattern: codec if own is None else own for pattern, own in _layers(settings, params).items()
+    }
     settings.finish()
     if memory.state:
         _note_unsent_ends(settings, [codec, *layers.values()])
-    chosen = {**layers, "*": codec} if layers else codec
+    chosen = {**layers, "*": layers.get("*", codec)} if layers else codec
     everything = False
     if settings("communicator") == "allreduce":
         halves = [own for own in (codec, *layers.values()) if _way(own) == "fp16"]
